@@ -1,0 +1,50 @@
+# make run [PROMPT="..."]   build, fetch the default model, answer
+# make test                 everything CI checks, with its own set-up
+# make check                lint, types and the tests that take seconds
+# make soak | bench | wheel the long tests | the comparison with peers | a wheel in dist/
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= smollm2
+PROMPT ?= Why is the sky blue? Answer in two sentences.
+SOURCES := $(shell find tandem -name '*.c' -o -name '*.h')
+
+.PHONY: run test check soak bench wheel core clean
+.DELETE_ON_ERROR:
+
+run: $(VENV)/installed core
+	@$(BIN)/tandem run $(MODEL) "$(PROMPT)"
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'setuptools>=68' wheel
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/dev-installed: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[dev,peers]'
+	@touch $@
+
+core: tandem/devices/cpu/libtandem.so
+tandem/devices/cpu/libtandem.so: $(SOURCES) setup.py $(VENV)/installed
+	@$(BIN)/python -c "import setup; from pathlib import Path; setup.compile_core(Path('build/core'), Path('$@'))"
+
+test: $(VENV)/dev-installed core
+	$(BIN)/python -m pytest
+
+check: $(VENV)/dev-installed core
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "fast and not soak"
+
+soak: $(VENV)/dev-installed core
+	$(BIN)/python -m pytest -m soak
+
+wheel: $(VENV)/installed
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist
+
+clean:
+	rm -rf build dist *.egg-info tandem/devices/cpu/libtandem.so

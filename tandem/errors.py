@@ -1,0 +1,62 @@
+"""Every error Tandem raises on purpose. Each message is one sentence that says what to do.
+
+TandemError
+├── ModelFileError        a model file is damaged or not what it says; names file, field and offset
+├── ModelNotFoundError    no such file, short name or repository
+├── UnsupportedModelError a sound file of a kind this engine does not run; lists the kinds it does
+├── DownloadError         a pull failed: network, disk, permission, checksum
+├── TemplateError         a chat template is broken, reaches out, or does not end
+├── RequestError          a request cannot be served as asked
+│   └── ContextError      the prompt is longer than the context
+├── DeviceError           a device that was asked for is not there or failed
+│   └── DoesNotFitError   the model, its context or its cache is larger than the memory
+└── ProgramError          a Program breaks a rule (shape, overlap, lifetime, missing barrier); a bug in Tandem
+"""
+
+
+class TandemError(Exception):
+    """Base of all errors below."""
+
+
+class ModelFileError(TandemError):
+    """A model file is damaged. `field` and `offset` say where."""
+
+    def __init__(self, path: object, field: str, offset: int, problem: str) -> None:
+        super().__init__(f"{path}: {field} at byte {offset}: {problem}")
+        self.path, self.field, self.offset, self.problem = str(path), field, offset, problem
+
+
+class ModelNotFoundError(TandemError):
+    """No such model."""
+
+
+class UnsupportedModelError(TandemError):
+    """A sound file of a kind this engine does not run."""
+
+
+class DownloadError(TandemError):
+    """A pull failed; nothing half-written is left under the final name."""
+
+
+class TemplateError(TandemError):
+    """A chat template is broken, reaches out of its sandbox, or does not end."""
+
+
+class RequestError(TandemError):
+    """A request cannot be served as asked."""
+
+
+class ContextError(RequestError):
+    """The prompt is longer than the context."""
+
+
+class DeviceError(TandemError):
+    """A device that was asked for is not there, or failed."""
+
+
+class DoesNotFitError(DeviceError):
+    """The model, its context or its cache is larger than the memory."""
+
+
+class ProgramError(TandemError):
+    """A Program breaks a rule of its device; always a bug in Tandem."""
