@@ -1,0 +1,20 @@
+// The activation functions of gated layers, to 1e-6 of the result; GELU's left tail (below -3) to 1e-8.
+#pragma once
+#include "simd.h"
+
+enum { ACTIVATION_SILU = 0, ACTIVATION_GELU = 1 };
+
+// x * sigmoid(x)
+ALWAYS_INLINE f32x16 f_silu(f32x16 x) {
+    return f_div(x, f_add(f_set(1.0f), f_exp(f_sub(f_zero(), x))));
+}
+
+// GELU in its tanh form: x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), which is x * sigmoid(2u).
+ALWAYS_INLINE f32x16 f_gelu(f32x16 x) {
+    f32x16 minus_two_u_over_x = f_fma(f_mul(x, x), f_set(-0.0713548162726f), f_set(-1.59576912161f));
+    return f_div(x, f_add(f_set(1.0f), f_exp(f_mul(x, minus_two_u_over_x))));
+}
+
+ALWAYS_INLINE f32x16 f_activate(f32x16 x, int32_t activation) {
+    return activation == ACTIVATION_GELU ? f_gelu(x) : f_silu(x);
+}
