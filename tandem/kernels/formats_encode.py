@@ -1,0 +1,128 @@
+"""float32 to blocks of GGUF formats: each function takes [n, block] and returns uint8 [n, block bytes].
+
+Scales come from the extremes of a group and values are rounded to nearest: for tests and synthetic models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tandem.kernels.kernel import Array
+
+
+def _half(values: Array) -> Array:
+    return values.astype("<f2").view(np.uint8)
+
+
+def _rounded_half(values: Array) -> Array:
+    """What a reader will see of a scale stored in float16."""
+    return values.astype(np.float16).astype(np.float32)
+
+
+def _pack(fields: Array, bits: int, group: int) -> Array:
+    """The inverse of `formats_decode.planes`."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    grouped = fields.astype(np.uint8).reshape(len(fields), -1, 8 // bits, group) << shifts
+    packed: Array = np.bitwise_or.reduce(grouped, axis=2).reshape(len(fields), -1)
+    return packed
+
+
+def _steps(values: Array, step: Array, low: int, high: int) -> Array:
+    """values / step, rounded and clipped; a step of zero gives zero."""
+    quotient = np.divide(values, step, out=np.zeros_like(values), where=step != 0)
+    return np.clip(np.rint(quotient), low, high)
+
+
+def _extreme(groups: Array) -> Array:
+    """The value of largest magnitude, with its sign: it gets the longer side of the range."""
+    largest = np.abs(groups).argmax(axis=-1, keepdims=True)
+    return np.take_along_axis(groups, largest, axis=-1)
+
+
+def bf16(values: Array) -> Array:
+    bits = values.view(np.uint32)
+    rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+    quiet = bits >> 16 | 0x40
+    return np.where(np.isnan(values), quiet, rounded).astype("<u2").view(np.uint8)
+
+
+def _symmetric(values: Array, bits: int) -> tuple[Array, Array]:
+    middle = 1 << (bits - 1)
+    scale = _rounded_half(_extreme(values) / -middle)
+    return scale, _steps(values, scale, -middle, middle - 1) + middle
+
+
+def _affine(values: Array, bits: int) -> tuple[Array, Array, Array]:
+    low = _rounded_half(values.min(axis=1, keepdims=True))
+    scale = _rounded_half((values.max(axis=1, keepdims=True) - low) / ((1 << bits) - 1))
+    return scale, low, _steps(values - low, scale, 0, (1 << bits) - 1)
+
+
+def q4_0(values: Array) -> Array:
+    scale, q = _symmetric(values, 4)
+    return np.concatenate([_half(scale), _pack(q, 4, 16)], axis=1)
+
+
+def q4_1(values: Array) -> Array:
+    scale, low, q = _affine(values, 4)
+    return np.concatenate([_half(scale), _half(low), _pack(q, 4, 16)], axis=1)
+
+
+def q5_0(values: Array) -> Array:
+    scale, q = _symmetric(values, 5)
+    return np.concatenate([_half(scale), _pack(q // 16, 1, 1), _pack(q % 16, 4, 16)], axis=1)
+
+
+def q5_1(values: Array) -> Array:
+    scale, low, q = _affine(values, 5)
+    return np.concatenate([_half(scale), _half(low), _pack(q // 16, 1, 1), _pack(q % 16, 4, 16)], axis=1)
+
+
+def q8_0(values: Array) -> Array:
+    scale = _rounded_half(np.abs(values).max(axis=1, keepdims=True) / 127)
+    return np.concatenate(
+        [_half(scale), _steps(values, scale, -127, 127).astype(np.int8).view(np.uint8)], axis=1
+    )
+
+
+def _k_affine(values: Array, bits: int) -> tuple[Array, Array]:
+    """The head of a Q4_K or Q5_K block (two halves, 8 scales and 8 minima of 6 bits), and the values."""
+    groups = values.reshape(len(values), 8, 32)
+    low = np.maximum(-groups.min(axis=2), 0)  # minima are stored as what is subtracted, never below zero
+    step = (groups.max(axis=2) + low) / ((1 << bits) - 1)
+    scale = _rounded_half(step.max(axis=1, keepdims=True) / 63)
+    minimum = _rounded_half(low.max(axis=1, keepdims=True) / 63)
+    scales, minima = _steps(step, scale, 0, 63), _steps(low, minimum, 0, 63)
+    offset, step = (minimum * minima)[:, :, None], (scale * scales)[:, :, None]
+    q = _steps(groups + offset, np.broadcast_to(step, groups.shape), 0, (1 << bits) - 1)
+    s, m = scales.astype(np.uint8), minima.astype(np.uint8)
+    packed = [s[:, :4] | s[:, 4:] >> 4 << 6, m[:, :4] | m[:, 4:] >> 4 << 6, s[:, 4:] & 15 | m[:, 4:] << 4]
+    return np.concatenate([_half(scale), _half(minimum), *packed], axis=1), q.reshape(values.shape)
+
+
+def q4_k(values: Array) -> Array:
+    head, q = _k_affine(values, 4)
+    return np.concatenate([head, _pack(q, 4, 32)], axis=1)
+
+
+def q5_k(values: Array) -> Array:
+    head, q = _k_affine(values, 5)
+    return np.concatenate([head, _pack(q // 16, 1, 32), _pack(q % 16, 4, 32)], axis=1)
+
+
+def q6_k(values: Array) -> Array:
+    groups = values.reshape(len(values), 16, 16)
+    step = _extreme(groups)[:, :, 0] / -32
+    scale = _rounded_half(np.abs(step).max(axis=1, keepdims=True) / 127)
+    scales = _steps(step, scale, -127, 127)
+    q = _steps(groups, np.broadcast_to((scale * scales)[:, :, None], groups.shape), -32, 31) + 32
+    q = q.reshape(values.shape)
+    packed = [_pack(q % 16, 4, 64), _pack(q // 16, 2, 32), scales.astype(np.int8).view(np.uint8)]
+    return np.concatenate([*packed, _half(scale)], axis=1)
+
+
+ENCODERS: dict[str, Callable[[Array], Array]] = {
+    encoder.__name__.upper(): encoder for encoder in (bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k)
+}
