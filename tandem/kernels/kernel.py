@@ -7,7 +7,7 @@ A kernel `name` lives in `kernels/name.py` (this declaration), `kernels/name.c` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -65,11 +65,8 @@ class Kernel:
     # (arrays by name, scalars, counts) -> the outputs by name, each of the array's full shape
     reference: Callable[[Mapping[str, Array], Scalars, Counts], dict[str, Array]]
     cases: Callable[[np.random.Generator], Iterator[Case]]
-    # Kernels that share source and declaration but differ in a constant (a weight format) name their symbol here.
-    symbol: Callable[[Scalars], str] | None = field(default=None)
+    # (scalars, counts) -> bytes each bound buffer must have from its address on; what the null device checks
+    extents: Callable[[Scalars, Counts], dict[str, int]] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.buffers) <= 8 and len(self.scalars) <= 16, f"{self.name}: a launch has 128 bytes"
-
-    def symbol_for(self, scalars: Scalars) -> str:
-        return self.symbol(scalars) if self.symbol else self.name

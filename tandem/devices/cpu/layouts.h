@@ -22,7 +22,8 @@ ALWAYS_INLINE void q8_write(void *base, int32_t columns, int32_t token, int32_t 
     q8_block *block = q8_at(base, columns, token, column);
     int32_t t = token % TILE;
     float largest = f_reduce_max(f_max(f_abs(a), f_abs(b)));
-    float scale = largest / 127.0f, inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    // Below 1e-30 the inverse would overflow; such a block is 0 for every purpose.
+    float scale = largest / 127.0f, inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
     i32x16 qa = f_round(f_mul(a, f_set(inverse))), qb = f_round(f_mul(b, f_set(inverse)));
     float low = f_reduce_add(f_from_int(qa)), high = f_reduce_add(f_from_int(qb));  // integers: exact in any order
     i_to_bytes(block->q[t], qa);

@@ -1,0 +1,69 @@
+"""Token ids to rows of the embedding table, times a scale. The table is in panels: it is often the head too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import numpy as np
+
+from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
+from tandem.kernels.matmul import random_panels, unpack_panels
+from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
+
+TOKEN_BYTES = 32  # a row of StepInputs' token table; the id is its first field
+
+
+def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
+    rows, columns, n = int(s["rows"]), int(s["columns"]), counts["tokens"]
+    return {
+        "tokens": TOKEN_BYTES * n,
+        "table": LAYOUTS[LAYOUT_NAMES[int(s["format"])]].matrix_bytes(rows, columns),
+        "out": 4 * ((n - 1) * int(s["out_stride"]) + columns),
+    }
+
+
+def _cost(s: Scalars, counts: Counts) -> Cost:
+    values = counts["tokens"] * s["columns"]
+    layout = LAYOUTS[LAYOUT_NAMES[int(s["format"])]]
+    return Cost(bytes=values * (4 + layout.chunk_bytes / layout.span), ops=2 * values)
+
+
+def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[str, Array]:
+    layout, columns = LAYOUT_NAMES[int(s["format"])], int(s["columns"])
+    table = unpack_panels(layout, arrays["table"], int(s["rows"]), columns)
+    out = arrays["out"].copy()
+    for t in range(counts["tokens"]):
+        out[t, :columns] = table[arrays["tokens"][t, 0]] * np.float32(s["scale"])
+    return {"out": out}
+
+
+def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
+    for tokens, rows, columns in ((1, 16, 256), (9, 50, 512)):
+        ids = np.zeros((tokens, 8), np.int32)
+        ids[:, 0] = rng.integers(0, rows, tokens)
+        arrays = {
+            "tokens": ids,
+            "table": random_panels(layout, rows, columns, rng),
+            "out": np.zeros((tokens, columns + 5), np.float32),
+        }
+        scalars = dict(format=LAYOUT_NAMES.index(layout), rows=rows, columns=columns, out_stride=columns + 5, scale=1.5)
+        label = f"{layout} T={tokens} {rows}x{columns}"
+        yield Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0}, atol=1e-5, rtol=1e-5)
+
+
+def _kernel(layout: str) -> Kernel:
+    return Kernel(
+        name=f"embed_{layout}",
+        buffers=(Buffer("tokens", "r"), Buffer("table", "r"), Buffer("out", "w")),
+        scalars=(("format", "i"), ("rows", "i"), ("columns", "i"), ("out_stride", "i"), ("scale", "f")),
+        grid=lambda s: Grid(1, "tokens"),
+        cost=_cost,
+        extents=_extents,
+        reference=_reference,
+        cases=partial(_cases, layout),
+    )
+
+
+BY_LAYOUT = {layout: _kernel(layout) for layout in LAYOUTS}
+KERNELS = list(BY_LAYOUT.values())

@@ -1,0 +1,190 @@
+// out[t, n] = sum over k of weights[n, k] * x[t, k] (+ bias[n]), then an epilogue. One item is `panels_per_item`
+// panels of 16 rows, for all tokens of the step.
+//
+// A row is a lane and columns are walked in order, in one chain a (row, token): the sum does not depend on how
+// many tokens share a register tile, which is what makes the engine's output independent of batching.
+#include "activations.h"
+#include "panels.h"
+
+enum { X, WEIGHTS, BIAS, OUT };
+enum { FORMAT, ROWS, COLUMNS, X_STRIDE, OUT_STRIDE, PANELS_PER_ITEM, COUNT, EPILOGUE, OUT_Q8, SOFTCAP };
+enum { STORE = 0, SILU_GLU = 1, GELU_GLU = 2 };  // GLU: panels come as 2 of gate, 2 of up, so 4 make 32 outputs
+
+#if defined(ISA_avx512)
+#define WIDEST 16  // tokens a register tile: 16 sums + 8 weights + scales fill the 32 registers
+#else
+#define WIDEST 4
+#endif
+
+typedef void quants_fn(const uint8_t *, int, i32x16 *);
+typedef void scales_fn(const uint8_t *, f32x16 *, f32x16 *);
+typedef struct {
+    int span, bytes, fine, small;  // columns and bytes a chunk; a scale per 16 columns; quants fit in 7 bits
+    quants_fn *quants;
+    scales_fn *scales;
+} format;
+
+ALWAYS_INLINE i32x16 dot16(int small, i32x16 sum, const i32x16 *w, const int8_t *x) {
+    for (int s = 0; s < 4; s++) sum = small ? i_dot4_small(sum, w[s], x + 4 * s) : i_dot4(sum, w[s], x + 4 * s);
+    return sum;
+}
+
+// sums[t] += 16 rows x all columns, for `tokens` (a constant) tokens from `first` of the tile at x.
+ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, const q8_block *x, int first, int columns,
+                                    f32x16 *sums) {
+    f32x16 acc[WIDEST];
+#pragma GCC unroll 16
+    for (int t = 0; t < tokens; t++) acc[t] = f_zero();
+    for (int column = 0; column < columns; column += f.span, panel += f.bytes) {
+        f32x16 scale[16], minimum[16];
+        f.scales(panel, scale, minimum);
+#pragma GCC unroll 1
+        for (int block = 0; block < f.span / 32; block++, x++) {
+            i32x16 w[8];
+            f.quants(panel, block, w);
+            if (tokens == 1)  // one pass over the weights, at memory speed: ask for what comes next
+                for (int line = 0; line < f.bytes * 32 / f.span; line += 64)
+                    __builtin_prefetch(panel + block * (f.bytes * 32 / f.span) + 2560 + line);
+#pragma GCC unroll 16
+            for (int t = 0; t < tokens; t++) {
+                const int8_t *q = x->q[first + t];
+                f32x16 x_scale = f_set(x->scale[first + t]);
+                if (f.fine) {
+                    f32x16 low = f_from_int(dot16(f.small, i_zero(), w, q));
+                    f32x16 high = f_from_int(dot16(f.small, i_zero(), w + 4, q + 16));
+                    f32x16 v = f_fma(high, scale[2 * block + 1], f_mul(low, scale[2 * block]));
+                    acc[t] = f_fma(v, x_scale, acc[t]);
+                    acc[t] = f_fma(minimum[2 * block], f_set(x->low[first + t]), acc[t]);
+                    acc[t] = f_fma(minimum[2 * block + 1], f_set(x->high[first + t]), acc[t]);
+                } else {
+                    i32x16 dot = dot16(f.small, dot16(f.small, i_zero(), w, q), w + 4, q + 16);
+                    acc[t] = f_fma(f_mul(f_from_int(dot), x_scale), scale[block], acc[t]);
+                    acc[t] = f_fma(minimum[block], f_set(x->sum[first + t]), acc[t]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < tokens; t++) sums[t] = acc[t];
+}
+
+ALWAYS_INLINE void quantised_panel(format f, const uint8_t *panel, const q8_block *x, int tokens, int columns, f32x16 *sums) {
+    int first = 0;
+    if (WIDEST == 16 && tokens == 16) { panel_times_tile(f, WIDEST, panel, x, 0, columns, sums); return; }
+    for (; WIDEST == 16 && tokens - first >= 8; first += 8) panel_times_tile(f, 8 < WIDEST ? 8 : WIDEST, panel, x, first, columns, sums + first);
+    for (; tokens - first >= 4; first += 4) panel_times_tile(f, 4, panel, x, first, columns, sums + first);
+    for (; tokens - first >= 2; first += 2) panel_times_tile(f, 2, panel, x, first, columns, sums + first);
+    if (tokens - first) panel_times_tile(f, 1, panel, x, first, columns, sums + first);
+}
+
+typedef f32x16 load_fn(const void *);
+ALWAYS_INLINE f32x16 load_f32(const void *p) { return f_load(p); }
+ALWAYS_INLINE f32x16 load_f16(const void *p) { return f_from_half(p); }
+ALWAYS_INLINE f32x16 load_bf16(const void *p) { return f_from_bf16(p); }
+
+ALWAYS_INLINE void float_tile(load_fn *load, int bytes, int tokens, const uint8_t *panel, const float *x, int x_stride,
+                              int columns, f32x16 *sums) {
+    f32x16 acc[8];
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; t++) acc[t] = f_zero();
+    for (int k = 0; k < columns; k++, panel += bytes) {
+        f32x16 w = load(panel);
+#pragma GCC unroll 8
+        for (int t = 0; t < tokens; t++) acc[t] = f_fma(w, f_set(x[(size_t)t * x_stride + k]), acc[t]);
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; t++) sums[t] = acc[t];
+}
+
+ALWAYS_INLINE void float_panel(load_fn *load, int bytes, const uint8_t *panel, const float *x, int x_stride, int tokens,
+                               int columns, f32x16 *sums) {
+    int first = 0;
+    for (; tokens - first >= 8; first += 8)
+        float_tile(load, bytes, 8, panel, x + (size_t)first * x_stride, x_stride, columns, sums + first);
+    for (; tokens - first >= 4; first += 4)
+        float_tile(load, bytes, 4, panel, x + (size_t)first * x_stride, x_stride, columns, sums + first);
+    for (; tokens - first >= 1; first += 1)
+        float_tile(load, bytes, 1, panel, x + (size_t)first * x_stride, x_stride, columns, sums + first);
+}
+
+static void store(const launch_args *args, int panel, int token, int tokens, const f32x16 *sums) {
+    float *out = (float *)args->buffer[OUT] + (size_t)token * args->scalar[OUT_STRIDE].i + panel * LANES;
+    const float *bias = args->buffer[BIAS];
+    float softcap = args->scalar[SOFTCAP].f;
+    int rows = args->scalar[ROWS].i - panel * LANES;
+    f32x16 b = f_zero();
+    if (bias) b = f_load(bias + panel * LANES);  // bias is padded to whole panels
+    for (int t = 0; t < tokens; t++, out += args->scalar[OUT_STRIDE].i) {
+        f32x16 v = bias ? f_add(sums[t], b) : sums[t];
+        if (softcap > 0.0f) v = f_mul(f_tanh(f_div(v, f_set(softcap))), f_set(softcap));
+        if (rows >= LANES) f_store(out, v);
+        else {
+            float last[LANES];
+            f_store(last, v);
+            memcpy(out, last, sizeof(float) * rows);
+        }
+    }
+}
+
+// sums: [4 panels][TILE tokens]: 32 rows of gate, then 32 of up.
+static void store_glu(const launch_args *args, int panel, int token, int tokens, const f32x16 *sums) {
+    int column = panel / 4 * 32, outputs = args->scalar[ROWS].i / 2, gelu = args->scalar[EPILOGUE].i == GELU_GLU;
+    for (int t = 0; t < tokens; t++) {
+        f32x16 v[2];
+        for (int i = 0; i < 2; i++) {
+            f32x16 gate = sums[i * TILE + t], up = sums[(2 + i) * TILE + t];
+            v[i] = f_mul(gelu ? f_gelu(gate) : f_silu(gate), up);
+        }
+        if (args->scalar[OUT_Q8].i) q8_write(args->buffer[OUT], outputs, token + t, column, v[0], v[1]);
+        else {
+            float *out = (float *)args->buffer[OUT] + (size_t)(token + t) * args->scalar[OUT_STRIDE].i + column;
+            f_store(out, v[0]);
+            f_store(out + LANES, v[1]);
+        }
+    }
+}
+
+// Walks the item's panels for each tile of tokens: a tile's activations stay in L2 for all panels of the item,
+// and the item's weights for all tiles.
+#define WALK(panel_bytes, multiply) \
+    int panels = (args->scalar[ROWS].i + LANES - 1) / LANES, columns = args->scalar[COLUMNS].i; \
+    int begin = item * args->scalar[PANELS_PER_ITEM].i, end = begin + args->scalar[PANELS_PER_ITEM].i; \
+    if (end > panels) end = panels; \
+    int total = step[args->scalar[COUNT].i], glu = args->scalar[EPILOGUE].i != STORE; \
+    for (int token = 0; token < total; token += TILE) { \
+        int tokens = total - token < TILE ? total - token : TILE; \
+        f32x16 sums[4 * TILE]; \
+        for (int p = begin; p < end; p++) { \
+            const uint8_t *panel = (const uint8_t *)args->buffer[WEIGHTS] + (size_t)p * (panel_bytes); \
+            f32x16 *mine = sums + (glu ? p % 4 * TILE : 0); \
+            multiply; \
+            if (!glu) store(args, p, token, tokens, mine); \
+            else if (p % 4 == 3) store_glu(args, p - 3, token, tokens, sums); \
+        } \
+    }
+
+#define QUANTISED(name, small) \
+    KERNEL(matmul_##name) { \
+        const format f = {name##_SPAN, name##_BYTES, name##_FINE, small, name##_quants, name##_scales}; \
+        WALK((size_t)columns / f.span * f.bytes, \
+             const q8_block *x = q8_at(args->buffer[X], columns, token, 0); \
+             quantised_panel(f, panel, x, tokens, columns, mine)) \
+    }
+QUANTISED(q4_0, 1)
+QUANTISED(q4_1, 1)
+QUANTISED(q5_0, 1)
+QUANTISED(q5_1, 1)
+QUANTISED(q8_0, 0)
+QUANTISED(q4_k, 1)
+QUANTISED(q5_k, 1)
+QUANTISED(q6_k, 1)
+
+#define FLOAT(name, bytes) \
+    KERNEL(matmul_##name) { \
+        WALK((size_t)columns * (bytes), \
+             const float *x = (const float *)args->buffer[X] + (size_t)token * args->scalar[X_STRIDE].i; \
+             float_panel(load_##name, bytes, panel, x, args->scalar[X_STRIDE].i, tokens, columns, mine)) \
+    }
+FLOAT(f32, 64)
+FLOAT(f16, 32)
+FLOAT(bf16, 32)

@@ -1,0 +1,229 @@
+"""out = x weightsᵀ (+ bias), with GLU, soft cap and re-quantisation as epilogues. The bulk of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import numpy as np
+
+from tandem.kernels import formats
+from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
+from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS, q8_bytes
+
+STORE, SILU_GLU, GELU_GLU = range(3)  # the `epilogue` scalar
+
+
+def panels(rows: int) -> int:
+    return -(-rows // LANES)
+
+
+def panels_per_item(rows: int, glu: bool) -> int:
+    """Enough items to balance threads, enough panels an item to reuse a tile of activations."""
+    return 4 if glu else max(1, min(4, panels(rows) // 32))
+
+
+def _grid(s: Scalars) -> Grid:
+    return Grid(-(-panels(int(s["rows"])) // int(s["panels_per_item"])))
+
+
+def _count(s: Scalars, counts: Counts) -> int:
+    return counts["rows" if s["count"] else "tokens"]
+
+
+def _x_bytes(s: Scalars, n: int) -> int:
+    columns = int(s["columns"])
+    quantised = LAYOUTS[LAYOUT_NAMES[int(s["format"])]].quantised
+    return q8_bytes(n, columns) if quantised else 4 * ((n - 1) * int(s["x_stride"]) + columns)
+
+
+def _out_bytes(s: Scalars, n: int) -> int:
+    width = int(s["rows"]) // (2 if s["epilogue"] else 1)
+    return q8_bytes(n, width) if s["out_q8"] else 4 * ((n - 1) * int(s["out_stride"]) + width)
+
+
+def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
+    n, rows = _count(s, counts), int(s["rows"])
+    layout = LAYOUTS[LAYOUT_NAMES[int(s["format"])]]
+    return {
+        "x": _x_bytes(s, n),
+        "weights": layout.matrix_bytes(rows, int(s["columns"])),
+        "bias": 4 * panels(rows) * LANES,
+        "out": _out_bytes(s, n),
+    }
+
+
+def _cost(s: Scalars, counts: Counts) -> Cost:
+    extents = _extents(s, counts)
+    return Cost(
+        bytes=extents["x"] + extents["weights"] + extents["out"],
+        ops=2.0 * _count(s, counts) * int(s["rows"]) * int(s["columns"]),
+    )
+
+
+def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[str, Array]:
+    from tandem.kernels.layouts import q8_pack, q8_unpack  # NumPy twins of layouts.h
+
+    n, rows, columns = _count(s, counts), int(s["rows"]), int(s["columns"])
+    layout = LAYOUT_NAMES[int(s["format"])]
+    weights = unpack_panels(layout, arrays["weights"], rows, columns).astype(np.float64)
+    if LAYOUTS[layout].quantised:
+        x = q8_unpack(arrays["x"], n, columns)
+    else:
+        stride = int(s["x_stride"])
+        x = np.stack([arrays["x"].ravel()[t * stride : t * stride + columns] for t in range(n)])
+    y = x.astype(np.float64) @ weights.T
+    if "bias" in arrays and arrays["bias"].size:
+        y += arrays["bias"][:rows]
+    if s["softcap"] > 0:
+        y = np.tanh(y / s["softcap"]) * s["softcap"]
+    if s["epilogue"]:
+        pairs = y.reshape(n, -1, 2, 32)
+        gate, up = pairs[:, :, 0].reshape(n, -1), pairs[:, :, 1].reshape(n, -1)
+        if s["epilogue"] == SILU_GLU:
+            act = gate / (1 + np.exp(-gate))
+        else:
+            act = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+        y = act * up
+    out = arrays["out"].copy()
+    if s["out_q8"]:
+        packed = q8_pack(y.astype(np.float32))
+        out.reshape(-1)[: packed.size] = packed.reshape(-1)
+    else:
+        for t in range(n):
+            begin = t * int(s["out_stride"])
+            out.reshape(-1)[begin : begin + y.shape[1]] = y[t]
+    return {"out": out}
+
+
+def unpack_panels(layout: str, packed: Array, rows: int, columns: int) -> Array:
+    """The weights of a packed matrix as float32 [rows, columns]: the NumPy reading of panels.h."""
+    info, count = LAYOUTS[layout], panels(rows)
+    chunks = packed.reshape(-1).view(np.uint8)[: info.matrix_bytes(rows, columns)]
+    chunks = chunks.reshape(count, columns // info.span, info.chunk_bytes)
+    if not info.quantised:
+        lanes = chunks.reshape(count, columns, -1)
+        if layout == "bf16":
+            values = (lanes.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = lanes.view(np.float16 if layout == "f16" else np.float32).astype(np.float32)
+        return values.transpose(0, 2, 1).reshape(-1, columns)[:rows]
+    blocks = info.span // 32
+    quants = _panel_quants(layout, chunks, blocks)  # [panels, chunks, blocks, 32 columns, 16 rows]
+    scale, minimum = _panel_scales(layout, chunks, blocks)  # [panels, chunks, blocks, 1 or 2, 16 rows]
+    parts = scale.shape[3]
+    w = quants.reshape(*quants.shape[:3], parts, 32 // parts, LANES) * scale[..., None, :] + minimum[..., None, :]
+    return w.reshape(count, columns, LANES).transpose(0, 2, 1).reshape(-1, columns)[:rows].astype(np.float32)
+
+
+def _panel_quants(layout: str, chunks: Array, blocks: int) -> Array:
+    shape = chunks.shape[:2]
+    if layout == "q8_0":
+        w = chunks[..., :512].reshape(*shape, 1, 8, LANES, 4)
+    else:
+        nibbles = chunks[..., : 256 * blocks].reshape(*shape, blocks, 4, LANES, 4)
+        w = np.concatenate([nibbles & 15, nibbles >> 4], axis=3)  # [..., 8 steps, 16 rows, 4]
+        rest = chunks[..., 256 * blocks :]
+        if layout.startswith("q5"):
+            bits = rest[..., : 64 * blocks].reshape(*shape, blocks, 1, LANES, 4)
+            w = w | ((bits >> np.arange(8, dtype=np.uint8)[:, None, None]) & 1) << 4
+        if layout == "q6_k":
+            bits = rest[..., : 128 * blocks].reshape(*shape, blocks, 2, 1, LANES, 4)
+            upper = (bits >> (2 * np.arange(4, dtype=np.uint8))[:, None, None]) & 3
+            w = w | upper.reshape(*shape, blocks, 8, LANES, 4) << 4
+    return w.transpose(0, 1, 2, 3, 5, 4).reshape(*shape, blocks, 32, LANES).astype(np.float32)
+
+
+def _panel_scales(layout: str, chunks: Array, blocks: int) -> tuple[Array, Array]:
+    def halves(begin: int) -> Array:
+        return np.ascontiguousarray(chunks[..., begin : begin + 32]).view(np.float16).astype(np.float32)
+
+    if layout == "q6_k":
+        scales = chunks[..., 3072:3328].view(np.int8).reshape(*chunks.shape[:2], 8, 2, LANES).astype(np.float32)
+        scale = scales * halves(3328)[:, :, None, None]
+        return scale, -32 * scale
+    if blocks == 8:
+        begin = 2048 + (512 if layout == "q5_k" else 0)
+        words = np.ascontiguousarray(chunks[..., begin : begin + 192]).view(np.uint32).reshape(*chunks.shape[:2], 3, LANES)
+        shift = 8 * np.arange(4, dtype=np.uint32)[:, None]
+        byte = [(words[:, :, i, None] >> shift) & 255 for i in range(3)]  # [panels, chunks, 4, 16]
+        s = np.concatenate([byte[0] & 63, (byte[2] & 15) | (byte[0] >> 6) << 4], axis=2)
+        m = np.concatenate([byte[1] & 63, (byte[2] >> 4) | (byte[1] >> 6) << 4], axis=2)
+        d, dmin = halves(begin + 192)[:, :, None], halves(begin + 224)[:, :, None]
+        return (s * d)[:, :, :, None], (-(m * dmin))[:, :, :, None]
+    begin = {"q4_0": 256, "q4_1": 256, "q5_0": 320, "q5_1": 320, "q8_0": 512}[layout]
+    scale = halves(begin)[:, :, None, None]
+    zero = {"q4_0": 8, "q5_0": 16, "q8_0": 128}.get(layout)
+    return scale, -zero * scale if zero else halves(begin + 32)[:, :, None, None]
+
+
+def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
+    from tandem.kernels.layouts import q8_pack
+
+    info = LAYOUTS[layout]
+    for tokens, rows, columns, epilogue, out_q8, bias, softcap in (
+        (1, 16, 256, STORE, 0, False, 0.0),
+        (5, 40, 512, STORE, 0, True, 0.0),
+        (16, 33, 256, STORE, 0, False, 3.0),
+        (33, 80, 256, STORE, 0, False, 0.0),
+        (7, 128, 256, SILU_GLU, 0, False, 0.0),
+        (19, 64, 512, GELU_GLU, 1, False, 0.0),
+    ):
+        x = rng.standard_normal((tokens, columns)).astype(np.float32)
+        width = rows // (2 if epilogue else 1)
+        out = np.zeros(q8_bytes(tokens, width), np.uint8) if out_q8 else np.zeros((tokens, width + 3), np.float32)
+        arrays: dict[str, Array] = {
+            "x": q8_pack(x) if info.quantised else x,
+            "weights": random_panels(layout, rows, columns, rng),
+            "out": out,
+        }
+        if bias:
+            arrays["bias"] = np.zeros(panels(rows) * LANES, np.float32)
+            arrays["bias"][:rows] = rng.standard_normal(rows)
+        scalars = dict(format=LAYOUT_NAMES.index(layout), rows=rows, columns=columns, x_stride=columns,
+                       out_stride=width + 3, panels_per_item=4 if epilogue else 2, count=0, epilogue=epilogue,
+                       out_q8=out_q8, softcap=softcap)  # fmt: skip
+        label = f"{layout} T={tokens} {rows}x{columns} epilogue={epilogue} q8={out_q8}"
+        yield Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0}, atol=2e-4, rtol=1e-4)
+
+
+def random_panels(layout: str, rows: int, columns: int, rng: np.random.Generator) -> Array:
+    """Random bytes with sane float16 scales, so that sums are of order 1 to 100."""
+    info = LAYOUTS[layout]
+    count = panels(rows)
+    if not info.quantised:
+        values = rng.standard_normal((count, columns, LANES)).astype(np.float32) * 0.1
+        if layout == "bf16":
+            return np.ascontiguousarray(values.view(np.uint32) >> 16).astype(np.uint16)
+        return values.astype(np.float16 if layout == "f16" else np.float32)
+    data = rng.integers(0, 256, (count, columns // info.span, info.chunk_bytes), dtype=np.uint8)
+    halves = {"q4_0": 1, "q5_0": 1, "q8_0": 1, "q6_k": 1}.get(layout, 2)
+    scales = (rng.uniform(0.2, 1.0, (*data.shape[:2], halves * LANES)) * (0.002 if info.span == 256 else 0.01)).astype(np.float16)
+    data[..., -2 * halves * LANES :] = scales.view(np.uint8)
+    return data
+
+
+def _kernel(layout: str) -> Kernel:
+    return Kernel(
+        name=f"matmul_{layout}",
+        buffers=(Buffer("x", "r"), Buffer("weights", "r"), Buffer("bias", "r"), Buffer("out", "w")),
+        scalars=(
+            ("format", "i"), ("rows", "i"), ("columns", "i"), ("x_stride", "i"), ("out_stride", "i"),
+            ("panels_per_item", "i"), ("count", "i"), ("epilogue", "i"), ("out_q8", "i"), ("softcap", "f"),
+        ),
+        grid=_grid,
+        cost=_cost,
+        extents=_extents,
+        reference=_reference,
+        cases=partial(_cases, layout),
+    )  # fmt: skip
+
+
+BY_LAYOUT = {layout: _kernel(layout) for layout in LAYOUTS}
+KERNELS = list(BY_LAYOUT.values())
+
+
+def layout_of(format: formats.Format) -> str:
+    """The layout a file's format becomes on the CPU: its own panels, or 8 bits (see model/weights.py)."""
+    name = format.name.lower()
+    return name if name in LAYOUTS else "q8_0"

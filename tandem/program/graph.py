@@ -1,0 +1,171 @@
+"""A model as a flat list of named operations, before any device: what architectures/* build and fuse.py rewrites.
+
+Values have one row per token of the step ("tokens") or per sampled row ("rows"). `SHAPES` below is the op
+vocabulary; each entry checks its inputs and gives the width of its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.errors import ProgramError
+
+
+@dataclass(eq=False)
+class Value:
+    name: str
+    width: int  # columns, float32
+    count: str = "tokens"  # or "rows"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight matrix by its name in the file."""
+
+    name: str
+    rows: int  # outputs
+    columns: int  # inputs
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Float32 constants by name: a tensor of the file, or a table the architecture computes."""
+
+    name: str
+    size: int
+
+
+@dataclass(eq=False)
+class Op:
+    kind: str
+    inputs: list[Value]
+    outputs: list[Value]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{', '.join(v.name for v in self.outputs)} = {self.kind}({', '.join(v.name for v in self.inputs)})"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention shape of a layer, shared by its rope, store and attention ops."""
+
+    layer: int
+    group: int  # KV group: layers that keep the same positions share block tables
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    rot_dim: int
+    interleaved: bool  # RoPE pairs (2i, 2i+1) instead of (i, i + rot_dim / 2)
+    table: Vector  # RoPE's cosines and sines: [positions][rot_dim / 2][2]
+    window: int  # 0: all positions
+    scale: float
+    softcap: float = 0.0
+    eps: float = 1e-6
+
+
+def _same(op: Op) -> list[int]:
+    return [op.inputs[0].width]
+
+
+def _norm(op: Op) -> list[int]:
+    _require(op, op.attrs["weight"].size == op.inputs[0].width, "weight and input differ in width")
+    return [op.inputs[0].width]
+
+
+def _matmul(op: Op) -> list[int]:
+    for matrix in op.attrs["matrices"]:
+        _require(op, matrix.columns == op.inputs[0].width, f"{matrix.name} has {matrix.columns} columns, "
+                 f"its input {op.inputs[0].name} is {op.inputs[0].width} wide")  # fmt: skip
+    return [matrix.rows for matrix in op.attrs["matrices"]]
+
+
+def _add(op: Op) -> list[int]:
+    _require(op, op.inputs[0].width == op.inputs[1].width, "summands differ in width")
+    return [op.inputs[0].width]
+
+
+def _heads(op: Op) -> list[int]:
+    heads: Heads = op.attrs["heads"]
+    widths = {heads.q_heads * heads.head_dim, heads.kv_heads * heads.head_dim}
+    _require(op, all(v.width in widths for v in op.inputs), "width is not heads x head size")
+    return [v.width for v in op.inputs] if op.kind in ("head_norm", "rope") else []
+
+
+def _attention(op: Op) -> list[int]:
+    heads: Heads = op.attrs["heads"]
+    _require(op, op.inputs[0].width == heads.q_heads * heads.head_dim, "query width is not heads x head size")
+    _require(op, heads.q_heads % heads.kv_heads == 0, "query heads are not a multiple of KV heads")
+    return [op.inputs[0].width]
+
+
+SHAPES: dict[str, Callable[[Op], list[int]]] = {
+    "embed": lambda op: [op.attrs["matrix"].columns],  # token ids -> rows of a table, times attrs["scale"]
+    "norm": _norm,  # RMS norm times a weight
+    "matmul": _matmul,  # x times each of attrs["matrices"], plus its bias
+    "head_norm": _heads,  # RMS norm of each head of q and k
+    "rope": _heads,  # rotates q and k by position
+    "store": _heads,  # k and v to the KV cache
+    "attention": _attention,  # q over the cached k and v of its sequence
+    "glu": _add,  # activation(gate) * up
+    "add": _add,
+    "select_rows": _same,  # the rows that will be sampled
+    "sample": lambda op: [],  # logits -> token ids
+}
+
+
+def _require(op: Op, holds: bool, problem: str) -> None:
+    if not holds:
+        raise ProgramError(f"{op}: {problem}")
+
+
+class Builder:
+    """Collects the ops of a model; architectures call its methods in the order of the computation."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+
+    def _emit(self, kind: str, inputs: list[Value], names: list[str], **attrs: Any) -> list[Value]:
+        op = Op(kind, inputs, [], attrs)
+        widths = SHAPES[kind](op)
+        count = inputs[0].count if inputs else "tokens"
+        op.outputs = [Value(name, width, count) for name, width in zip(names, widths, strict=True)]
+        self.ops.append(op)
+        return op.outputs
+
+    def embed(self, matrix: Matrix, name: str, *, scale: float = 1.0) -> Value:
+        return self._emit("embed", [], [name], matrix=matrix, scale=scale)[0]
+
+    def norm(self, x: Value, weight: Vector, eps: float, name: str) -> Value:
+        return self._emit("norm", [x], [name], weight=weight, eps=eps)[0]
+
+    def matmul(self, x: Value, matrix: Matrix, name: str, *, bias: Vector | None = None, softcap: float = 0.0) -> Value:
+        return self._emit("matmul", [x], [name], matrices=[matrix], biases=[bias], softcap=softcap)[0]
+
+    def head_norm(self, q: Value, k: Value, weights: tuple[Vector, Vector], heads: Heads) -> tuple[Value, Value]:
+        out = self._emit("head_norm", [q, k], [f"{q.name}_norm", f"{k.name}_norm"], weights=weights, heads=heads)
+        return out[0], out[1]
+
+    def rope(self, q: Value, k: Value, heads: Heads) -> tuple[Value, Value]:
+        out = self._emit("rope", [q, k], [f"{q.name}_rope", f"{k.name}_rope"], heads=heads)
+        return out[0], out[1]
+
+    def attention(self, q: Value, k: Value, v: Value, heads: Heads, name: str) -> Value:
+        self._emit("store", [k, v], [], heads=heads)
+        return self._emit("attention", [q], [name], heads=heads)[0]
+
+    def glu(self, gate: Value, up: Value, activation: str, name: str) -> Value:
+        return self._emit("glu", [gate, up], [name], activation=activation)[0]
+
+    def add(self, a: Value, b: Value, name: str) -> Value:
+        return self._emit("add", [a, b], [name])[0]
+
+    def select_rows(self, x: Value, name: str) -> Value:
+        selected = self._emit("select_rows", [x], [name])[0]
+        selected.count = "rows"
+        return selected
+
+    def sample(self, logits: Value) -> None:
+        self._emit("sample", [logits], [])

@@ -1,0 +1,86 @@
+"""A Program: a flat list of launches over planned memory. Devices record it once and replay it each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tandem.kernels.kernel import Cost, Counts, Grid, Kernel
+
+
+@dataclass(eq=False)
+class Tensor:
+    """A named range of bytes in an arena.
+
+    Arenas: "weights", "kv", "step" (StepInputs), "output" (what the host reads) and "activations". A view has a
+    `base` and lies `offset` bytes into it; otherwise plan_memory or the owner of the arena sets `offset`.
+    """
+
+    name: str
+    arena: str
+    dtype: str  # f32, i32, q8 (activation tiles), f16, or the layout of packed weights
+    nbytes: int
+    stride: int = 0  # elements from row to row, where rows are addressed
+    offset: int = -1
+    base: Tensor | None = None
+
+    @property
+    def start(self) -> int:
+        return self.offset if self.base is None else self.base.start + self.offset
+
+    @property
+    def root(self) -> Tensor:
+        return self if self.base is None else self.base.root
+
+    @property
+    def region(self) -> tuple[str, int, int]:
+        """(arena, first byte, byte after the last)."""
+        return self.arena, self.start, self.start + self.nbytes
+
+
+@dataclass(eq=False)
+class Launch:
+    kernel: Kernel
+    buffers: Mapping[str, Tensor | None]  # by the kernel's names; None: absent
+    scalars: Mapping[str, float]
+    name: str  # of the value it produces
+    barrier: bool = False  # all launches before this one must have finished
+
+    @property
+    def grid(self) -> Grid:
+        return self.kernel.grid(self.scalars)
+
+    def cost(self, counts: Counts) -> Cost:
+        return self.kernel.cost(self.scalars, counts)
+
+    def touched(self, access: str) -> list[Tensor]:
+        """The tensors read ("r") or written ("w")."""
+        bound = ((b, self.buffers[b.name]) for b in self.kernel.buffers)
+        return [tensor for buffer, tensor in bound if tensor is not None and access in buffer.access]
+
+
+@dataclass(eq=False)
+class Program:
+    launches: list[Launch]
+    max_counts: Counts  # the bucket: largest "tokens", "rows" and "work" of a step
+    arena_bytes: dict[str, int]
+    values: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # name -> (launch that completes it, tensor)
+
+    def text(self, counts: Counts | None = None, seconds: list[float] | None = None) -> str:
+        """One line a launch: what runs, over which memory, at what cost, and after a run how fast."""
+        counts = counts or self.max_counts
+        lines = [f"{'':5}{'kernel':14}{'value':26}{'items':>7}{'MB':>10}{'Mop':>10}" + ("      us    GB/s" if seconds else "")]
+        for i, launch in enumerate(self.launches):
+            cost = launch.cost(counts)
+            line = f"{i:4}{'|' if launch.barrier else ' '}{launch.kernel.name:14}{launch.name:26}"
+            line += f"{launch.grid.total(counts):7}{cost.bytes / 1e6:10.3f}{cost.ops / 1e6:10.2f}"
+            if seconds:
+                line += f"{seconds[i] * 1e6:8.1f}{cost.bytes / max(seconds[i], 1e-9) / 1e9:8.1f}"
+            lines.append(line)
+        total = [launch.cost(counts) for launch in self.launches]
+        lines.append(
+            f"{len(self.launches)} launches, {sum(launch.barrier for launch in self.launches)} barriers, "
+            f"{sum(c.bytes for c in total) / 1e6:.1f} MB, {sum(c.ops for c in total) / 1e6:.1f} Mop; "
+            + ", ".join(f"{arena} {size / 1e6:.1f} MB" for arena, size in self.arena_bytes.items())
+        )
+        return "\n".join(lines)

@@ -1,0 +1,85 @@
+"""StepInputs: the one small buffer that varies from step to step, and what comes back.
+
+The host overwrites it before each replay; layouts.h and core.h name the same fields for the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tandem.kernels.kernel import COUNTS
+from tandem.program.program import Tensor
+from tandem.program.weight_plan import align
+
+KV_BLOCK = 16  # tokens a KV block
+HEADER_INTS = 16
+TOKEN_INTS = 8
+TOKEN_ID, TOKEN_POSITION, TOKEN_SEQUENCE, TOKEN_SOURCE, TOKEN_SLOT = range(5)  # TOKEN_SLOT + KV group
+WORK_INTS = 4
+PARAM_INTS = 16
+EDIT_INTS = 4
+RESULT_INTS = 64
+
+Ints = np.ndarray[Any, np.dtype[np.int32]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    tokens: int  # rows of a step
+    rows: int  # of them sampled
+    sequences: int
+    blocks: int  # of a sequence's block table
+    groups: int = 1  # KV groups
+    edits: int = 32768  # entries of logit bias and token history over all rows
+
+    @property
+    def work(self) -> int:
+        return self.tokens  # at most one attention item a token
+
+
+class StepLayout:
+    """Where each table lies in the "step" and "output" arenas."""
+
+    def __init__(self, limits: StepLimits) -> None:
+        self.limits = limits
+        self.nbytes = 0
+        self.header = self._table("header", HEADER_INTS, 1)
+        self.tokens = self._table("tokens", TOKEN_INTS, limits.tokens)
+        self.work = self._table("work", WORK_INTS, limits.work)
+        self.rows = self._table("rows", 1, limits.rows)
+        self.params = self._table("params", PARAM_INTS, limits.rows)
+        self.edits = self._table("edits", EDIT_INTS, limits.edits)
+        self.tables = [self._table(f"tables.{g}", limits.blocks, limits.sequences) for g in range(limits.groups)]
+
+    def _table(self, name: str, width: int, rows: int) -> Tensor:
+        tensor = Tensor(f"step.{name}", "step", "i32", 4 * width * rows, width, self.nbytes)
+        self.nbytes += align(tensor.nbytes)
+        return tensor
+
+
+class StepInputs:
+    """NumPy views of a StepLayout in a device's memory, for the host to write."""
+
+    def __init__(self, layout: StepLayout, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        def view(tensor: Tensor) -> Ints:
+            ints = memory[tensor.start : tensor.start + tensor.nbytes].view(np.int32)
+            return ints.reshape(-1, tensor.stride)
+
+        self.limits = layout.limits
+        self.header = view(layout.header)[0]
+        self.tokens = view(layout.tokens)
+        self.work = view(layout.work)
+        self.rows = view(layout.rows)[:, 0]
+        self.params = view(layout.params)
+        self.params_f32: Floats = self.params.view(np.float32)
+        self.edits = view(layout.edits)
+        self.edits_f32: Floats = self.edits.view(np.float32)
+        self.tables = [view(table) for table in layout.tables]
+
+    def set_counts(self, **counts: int) -> None:
+        for index, name in enumerate(COUNTS):
+            self.header[index] = counts[name]
