@@ -1,0 +1,20 @@
+"""One stem a kernel: name.py declares it (as KERNEL, or several as KERNELS), name.c runs it on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from tandem.kernels.kernel import Kernel
+
+
+def all_kernels() -> dict[str, Kernel]:
+    """Every kernel declared in this folder, by name."""
+    kernels: list[Kernel] = []
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        kernels += getattr(module, "KERNELS", [])
+        kernels += [module.KERNEL] if hasattr(module, "KERNEL") else []
+    by_name = {kernel.name: kernel for kernel in kernels}
+    assert len(by_name) == len(kernels), f"two kernels share a name: {sorted(k.name for k in kernels)}"
+    return by_name

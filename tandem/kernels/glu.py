@@ -1,0 +1,103 @@
+"""The gate of a feed-forward layer: out = activation(gate) * up, as float32 rows or quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
+from tandem.kernels.layouts import padded, q8_pack, q8_store, rows_bytes
+from tandem.kernels.panels import q8_bytes
+
+SILU, GELU = 0, 1  # GELU in its tanh form
+
+
+def activate(x: Array, activation: int) -> Array:
+    exact = x.astype(np.float64)
+    if activation == GELU:
+        gelu: Array = 0.5 * exact * (1 + np.tanh(np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)))
+        return gelu
+    with np.errstate(over="ignore"):
+        silu: Array = exact / (1 + np.exp(-exact))
+    return silu
+
+
+def cost(scalars: Scalars, counts: Counts) -> Cost:
+    elements = counts["tokens"] * scalars["dim"]
+    return Cost(bytes=elements * (8 + (1.5 if scalars["out_q8"] else 4)), ops=elements * 16)
+
+
+def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
+    dim, n = int(scalars["dim"]), counts["tokens"]
+    return {
+        "gate": rows_bytes(n, dim, scalars["gate_stride"]),
+        "up": rows_bytes(n, dim, scalars["up_stride"]),
+        "out": q8_bytes(n, dim) if scalars["out_q8"] else rows_bytes(n, dim, scalars["out_stride"]),
+    }
+
+
+def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
+    dim, n = int(scalars["dim"]), counts["tokens"]
+    out = arrays["out"].copy()
+    result = activate(arrays["gate"][:n, :dim], int(scalars["activation"])) * arrays["up"][:n, :dim]
+    if scalars["out_q8"]:
+        q8_store(out, result)
+    else:
+        out[:n, :dim] = result
+    return {"out": out}
+
+
+def cases(rng: np.random.Generator) -> Iterator[Case]:
+    def case(label: str, gate: Array, activation: int, out_q8: int, gap: int = 0) -> Case:
+        n, dim = gate.shape
+        up, old = rng.uniform(-2, 2, (2, n, dim))
+        arrays = {
+            "gate": padded(gate, dim + gap),
+            "up": padded(up, dim + 2 * gap),
+            "out": q8_pack(old) if out_q8 else padded(old, dim + gap),
+        }
+        scalars = {
+            "dim": dim,
+            "gate_stride": dim + gap,
+            "up_stride": dim + 2 * gap,
+            "out_stride": 0 if out_q8 else dim + gap,
+            "activation": activation,
+            "out_q8": out_q8,
+        }
+        full_label = f"{label} {('silu', 'gelu')[activation]}{' q8' * out_q8}"
+        counts = {"tokens": n, "rows": 1, "work": 0}
+        return Case(full_label, arrays, scalars, counts, atol=2e-8, rtol=2e-6)  # 2e-8: GELU's left tail
+
+    for activation in (SILU, GELU):
+        for n, dim, gap in ((1, 1, 0), (2, 17, 3), (5, 48, 0), (16, 100, 4), (17, 256, 0), (33, 31, 1)):
+            yield case(f"{n}x{dim}", rng.standard_normal((n, dim)) * 4, activation, 0, gap)
+        for n, dim, gap in ((1, 32, 0), (5, 96, 5), (17, 64, 0), (33, 160, 16)):
+            yield case(f"{n}x{dim}", rng.standard_normal((n, dim)) * 4, activation, 1, gap)
+        for size in (0, 1e-20, 100, 1e4, 1e30):
+            yield case(f"2x64 to size {size:g}", rng.uniform(-size, size, (2, 64)), activation, 0)
+        yield case("every exponent", np.linspace(-95, 95, 1999)[None], activation, 0)
+        yield case("1x2048", rng.standard_normal((1, 2048)), activation, 1)
+
+
+KERNEL = Kernel(
+    name="glu",
+    buffers=(
+        Buffer("gate", "r"),  # float32 [T, gate_stride]
+        Buffer("up", "r"),  # float32 [T, up_stride]
+        Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, dim]
+    ),
+    scalars=(
+        ("dim", "i"),
+        ("gate_stride", "i"),
+        ("up_stride", "i"),
+        ("out_stride", "i"),
+        ("activation", "i"),
+        ("out_q8", "i"),
+    ),
+    grid=lambda scalars: Grid(1, "tokens"),
+    cost=cost,
+    extents=extents,
+    reference=reference,
+    cases=cases,
+)

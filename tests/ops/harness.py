@@ -1,0 +1,159 @@
+"""Runs a C kernel on one of its cases and compares it with its NumPy reference.
+
+`python -m tests.ops.harness KERNEL` prints time and GB/s of each case on the best instruction set.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from tandem.devices.cpu import library
+from tandem.devices.cpu.device import CPUDevice
+from tandem.kernels import all_kernels
+from tandem.kernels.kernel import COUNTS, Array, Case, Kernel
+from tandem.kernels.layouts import Q8_BLOCK
+from tandem.kernels.panels import Q8_COLUMNS
+
+ALIGNMENT = 64
+GUARD = 256  # bytes before and after each buffer
+# What guards hold. Inputs: NaN in every float format, so that reading it shows; outputs: no NaN's bits.
+INPUT_GUARD, OUTPUT_GUARD = 0xFF, 0x5A
+STEP_INTS = 16
+
+
+class Placed:
+    """An aligned copy of an array between two guard zones."""
+
+    def __init__(self, array: Array, guard: int) -> None:
+        self.guard = guard
+        self.memory = np.full(array.nbytes + 2 * GUARD + ALIGNMENT, guard, np.uint8)
+        self.begin = GUARD + -(self.memory.ctypes.data + GUARD) % ALIGNMENT
+        self.end = self.begin + array.nbytes
+        self.array = self.memory[self.begin : self.end].view(array.dtype).reshape(array.shape)
+        self.array[...] = array
+
+    def guards_are_intact(self) -> bool:
+        before, after = self.memory[: self.begin], self.memory[self.end :]
+        return bool((before == self.guard).all() and (after == self.guard).all())
+
+
+def place(kernel: Kernel, case: Case) -> dict[str, Placed]:
+    guards = {b.name: INPUT_GUARD if b.access == "r" else OUTPUT_GUARD for b in kernel.buffers}
+    assert set(case.arrays) <= set(guards), f"{case.label}: an array that is no buffer of {kernel.name}"
+    return {name: Placed(array, guards[name]) for name, array in case.arrays.items()}
+
+
+def make_args(kernel: Kernel, case: Case, placed: dict[str, Placed]) -> Any:
+    names = {name for name, _ in kernel.scalars}
+    assert set(case.scalars) == names, f"{case.label}: scalars differ from the kernel's"
+    args = library.ffi.new("launch_args *")
+    for i, buffer in enumerate(kernel.buffers):
+        if buffer.name in placed:
+            args.buffer[i] = library.ffi.cast("void *", placed[buffer.name].array.ctypes.data)
+    for i, (name, kind) in enumerate(kernel.scalars):
+        value = case.scalars[name]
+        setattr(args.scalar[i], kind, int(value) if kind == "i" else float(value))
+    return args
+
+
+def make_step(case: Case) -> Any:
+    return library.ffi.new(f"int32_t[{STEP_INTS}]", [case.counts[name] for name in COUNTS])
+
+
+def run_once(kernel: Kernel, isa: str, case: Case, backwards: bool) -> dict[str, Array]:
+    placed = place(kernel, case)
+    args, step = make_args(kernel, case, placed), make_step(case)
+    function = library.kernel(kernel.name, isa)
+    items = range(kernel.grid(case.scalars).total(case.counts))
+    for item in items[::-1] if backwards else items:
+        function(args, item, step)
+    outputs = {}
+    for buffer in kernel.buffers:
+        if buffer.name not in placed:
+            continue
+        got = placed[buffer.name]
+        assert got.guards_are_intact(), f"{kernel.name} writes outside of {buffer.name}"
+        if "w" in buffer.access:
+            outputs[buffer.name] = got.array
+        else:
+            assert got.array.tobytes() == case.arrays[buffer.name].tobytes(), (
+                f"{kernel.name} changes {buffer.name}"
+            )
+    return outputs
+
+
+def run_kernel(kernel: Kernel, isa: str, case: Case) -> dict[str, Array]:
+    """The outputs by name; also holds that items are independent (any order gives the same bits)."""
+    outputs, reversed_outputs = (run_once(kernel, isa, case, backwards) for backwards in (False, True))
+    for name, array in outputs.items():
+        assert array.tobytes() == reversed_outputs[name].tobytes(), (
+            f"{kernel.name}: {name} depends on the order of items"
+        )
+    return outputs
+
+
+def assert_matches(case: Case, got: dict[str, Array], expected: dict[str, Array]) -> None:
+    assert set(got) == set(expected), "the reference returns every output that is present, and no other"
+    for name, want in expected.items():
+        compare = assert_q8_matches if want.dtype == Q8_BLOCK else assert_array_matches
+        compare(name, got[name], want, case.atol, case.rtol)
+
+
+def assert_array_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
+    """Within the case's bound, float16 within one unit more, integers equal; gaps between rows untouched."""
+    if want.dtype.kind != "f":
+        np.testing.assert_array_equal(got, want, err_msg=name)
+        return
+    if want.dtype == np.float16:
+        atol, rtol = atol + 2.0**-24, rtol + 2.0**-10
+    np.testing.assert_allclose(
+        got.astype(np.float64), want.astype(np.float64), rtol, atol, equal_nan=True, err_msg=name
+    )
+
+
+def assert_q8_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
+    """Scales within the bound; quants equal, or 1 off in a few if values are inexact; sums exactly theirs."""
+    np.testing.assert_allclose(got["scale"], want["scale"], rtol, atol / 127, err_msg=f"{name}.scale")
+    off = np.abs(got["q"].astype(int) - want["q"])
+    exact = atol == 0 and rtol == 0
+    assert off.max(initial=0) <= (0 if exact else 1), f"{name}: a quant is off by {off.max()}"
+    assert off.mean() <= max(0.002, 2 / off.size), f"{name}: {off.sum()} of {off.size} quants differ"
+    half = Q8_COLUMNS // 2
+    for field, columns in {"sum": slice(None), "low": slice(half), "high": slice(half, None)}.items():
+        total = got["q"][..., columns].sum(axis=-1, dtype=np.int32).astype(np.float32)
+        np.testing.assert_array_equal(got[field], got["scale"] * total, err_msg=f"{name}.{field}")
+
+
+def time_case(device: CPUDevice, kernel: Kernel, case: Case, repeats: int = 200) -> float:
+    """The best time of a launch in seconds."""
+    placed, grid = place(kernel, case), kernel.grid(case.scalars)
+    launches, args = library.ffi.new("launch[]", repeats), make_args(kernel, case, placed)
+    for launch in launches:
+        launch.kernel, launch.args = library.kernel(kernel.name, device.isa), args[0]
+        launch.items, launch.count_step = grid.items, grid.step
+        launch.count = -1 if grid.count is None else COUNTS.index(grid.count)
+    device.memory("step").view(np.int32)[: len(COUNTS)] = [case.counts[name] for name in COUNTS]
+    seconds = []
+    for _ in range(10):
+        begin = time.perf_counter()
+        device.run(launches, repeats, library.ffi.NULL)
+        seconds.append((time.perf_counter() - begin) / repeats)
+    return min(seconds)
+
+
+def main() -> None:
+    kernel, device = all_kernels()[sys.argv[1]], CPUDevice(threads=1)
+    device.allocate("step", 4 * STEP_INTS)
+    print(f"{kernel.name} on {device.isa}, one thread")
+    for case in kernel.cases(np.random.default_rng(0)):
+        cost, best = kernel.cost(case.scalars, case.counts), time_case(device, kernel, case)
+        rates = f"{cost.bytes / best / 1e9:8.2f} GB/s {cost.ops / best / 1e9:8.2f} GOP/s"
+        print(f"{best * 1e6:10.2f} us {rates}  {case.label}")
+
+
+if __name__ == "__main__":
+    main()
