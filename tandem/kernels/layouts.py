@@ -54,11 +54,10 @@ def q8_pack(x: Array) -> Array:
     return blocks
 
 
-def q8_unpack(blocks: Array, tokens: int, columns: int) -> Array:
-    """float32 [tokens, columns] from Q8_BLOCKs or their bytes."""
-    tiles = blocks.reshape(-1).view(Q8_BLOCK).reshape(-1, columns // Q8_COLUMNS)
-    x: Array = tiles["q"] * tiles["scale"][..., None]  # [tiles, K / 32, TILE, 32]
-    return x.swapaxes(1, 2).reshape(-1, columns)[:tokens]
+def q8_unpack(blocks: Array, tokens: int) -> Array:
+    """The first `tokens` rows as float32 [tokens, K]."""
+    x: Array = blocks["q"] * blocks["scale"][..., None]  # [tiles, K / 32, TILE, 32]
+    return x.swapaxes(1, 2).reshape(-1, blocks.shape[1] * Q8_COLUMNS)[:tokens]
 
 
 def kv_zeros(blocks: int, kv_heads: int, head_dim: int, dtype: type[np.float16] | type[np.float32]) -> Array:
