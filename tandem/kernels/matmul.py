@@ -9,6 +9,7 @@ import numpy as np
 
 from tandem.kernels import formats
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
+from tandem.kernels.layouts import q8_pack, q8_store, q8_unpack, q8_zeros
 from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS, q8_bytes
 
 STORE, SILU_GLU, GELU_GLU = range(3)  # the `epilogue` scalar
@@ -62,13 +63,11 @@ def _cost(s: Scalars, counts: Counts) -> Cost:
 
 
 def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[str, Array]:
-    from tandem.kernels.layouts import q8_pack, q8_unpack  # NumPy twins of layouts.h
-
     n, rows, columns = _count(s, counts), int(s["rows"]), int(s["columns"])
     layout = LAYOUT_NAMES[int(s["format"])]
     weights = unpack_panels(layout, arrays["weights"], rows, columns).astype(np.float64)
     if LAYOUTS[layout].quantised:
-        x = q8_unpack(arrays["x"], n, columns)
+        x = q8_unpack(arrays["x"], n)
     else:
         stride = int(s["x_stride"])
         x = np.stack([arrays["x"].ravel()[t * stride : t * stride + columns] for t in range(n)])
@@ -87,8 +86,7 @@ def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[
         y = act * up
     out = arrays["out"].copy()
     if s["out_q8"]:
-        packed = q8_pack(y.astype(np.float32))
-        out.reshape(-1)[: packed.size] = packed.reshape(-1)
+        q8_store(out, y.astype(np.float32))
     else:
         for t in range(n):
             begin = t * int(s["out_stride"])
@@ -158,8 +156,6 @@ def _panel_scales(layout: str, chunks: Array, blocks: int) -> tuple[Array, Array
 
 
 def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
-    from tandem.kernels.layouts import q8_pack
-
     info = LAYOUTS[layout]
     for tokens, rows, columns, epilogue, out_q8, bias, softcap in (
         (1, 16, 256, STORE, 0, False, 0.0),
@@ -171,7 +167,7 @@ def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
     ):
         x = rng.standard_normal((tokens, columns)).astype(np.float32)
         width = rows // (2 if epilogue else 1)
-        out = np.zeros(q8_bytes(tokens, width), np.uint8) if out_q8 else np.zeros((tokens, width + 3), np.float32)
+        out = q8_zeros(tokens, width) if out_q8 else np.zeros((tokens, width + 3), np.float32)
         arrays: dict[str, Array] = {
             "x": q8_pack(x) if info.quantised else x,
             "weights": random_panels(layout, rows, columns, rng),

@@ -1,0 +1,130 @@
+"""The CPU device: arenas in ordinary memory, launches in an array of C structs, a step in one C call."""
+
+from __future__ import annotations
+
+import mmap
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from tandem.devices.cpu import library
+from tandem.devices.cpu.library import ffi
+from tandem.errors import DeviceError, DoesNotFitError
+from tandem.kernels.kernel import COUNTS
+from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.program.program import Program, Tensor
+
+ffi.cdef("""
+typedef struct pool pool;
+pool *tandem_pool_create(int32_t threads, int32_t most_launches);
+void tandem_pool_destroy(pool *p);
+int tandem_pool_run(pool *p, const launch *launches, int32_t count, const int32_t *step, double *seconds);
+int tandem_repack(const char *name, const uint8_t *file, int64_t rows, int64_t columns, uint8_t *out);
+""")
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+MOST_LAUNCHES = 4096
+REPACK_BYTES = 4 << 20  # a thread's share of a repack: large enough to hide the call, small enough to balance
+
+
+class CPUDevice:
+    name = "cpu"
+
+    def __init__(self, threads: int) -> None:
+        self._library = library.load()
+        self.isa = library.best_isa()
+        self.threads = threads
+        self._arenas: dict[str, tuple[mmap.mmap, Bytes]] = {}
+        pool = self._library.tandem_pool_create(threads, MOST_LAUNCHES)
+        if pool == ffi.NULL:
+            raise DeviceError(f"cannot start {threads} threads: ask for between 1 and 256")
+        self._pool = ffi.gc(pool, self._library.tandem_pool_destroy)
+        self._repackers = ThreadPoolExecutor(threads, thread_name_prefix="repack")
+
+    def allocate(self, arena: str, nbytes: int) -> Bytes:
+        """Memory for an arena, zeroed and not yet resident: pages cost nothing until they are touched."""
+        try:
+            memory = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise DoesNotFitError(
+                f"{nbytes / 1e9:.1f} GB for {arena} is more than this machine has: use a smaller context or model"
+            ) from error
+        if arena == "weights":  # read front to back each step: large pages spare the TLB
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._arenas[arena] = memory, np.frombuffer(memory, np.uint8)
+        return self._arenas[arena][1]
+
+    def memory(self, arena: str) -> Bytes:
+        return self._arenas[arena][1]
+
+    def view(self, tensor: Tensor) -> Bytes:
+        return self.memory(tensor.arena)[tensor.start : tensor.start + tensor.nbytes]
+
+    def repack(self, layout: str, rows: Bytes, columns: int, target: Bytes) -> None:
+        """Rows of the file [rows, row bytes] into panels at `target`, over all threads."""
+        panel_bytes = LAYOUTS[layout].matrix_bytes(LANES, columns)
+        step = max(1, REPACK_BYTES // panel_bytes) * LANES
+        source, out = rows.ctypes.data, target.ctypes.data
+
+        def part(begin: int) -> None:
+            count = min(step, len(rows) - begin)
+            self._library.tandem_repack(
+                layout.encode(), ffi.cast("uint8_t *", source + begin * rows.strides[0]), count, columns,
+                ffi.cast("uint8_t *", out + begin // LANES * panel_bytes),
+            )  # fmt: skip
+
+        if len(rows) <= step:
+            part(0)
+        else:
+            list(self._repackers.map(part, range(0, len(rows), step)))
+
+    def record(self, program: Program) -> Recording:
+        return Recording(self, program)
+
+    def address(self, tensor: Tensor | None) -> Any:
+        if tensor is None:
+            return ffi.NULL
+        return ffi.cast("void *", self.memory(tensor.arena).ctypes.data + tensor.start)
+
+    def run(self, launches: Any, count: int, seconds: Any) -> None:
+        step = ffi.cast("int32_t *", self.memory("step").ctypes.data)
+        if self._library.tandem_pool_run(self._pool, launches, count, step, seconds):
+            raise DeviceError(f"a Program of {count} launches is more than {MOST_LAUNCHES}: report this as a bug")
+
+    def close(self) -> None:
+        """Ends the threads. Memory goes when the last NumPy view of it does."""
+        ffi.release(self._pool)
+        self._repackers.shutdown()
+
+
+class Recording:
+    """A Program's launches as C structs. Replaying them allocates nothing."""
+
+    def __init__(self, device: CPUDevice, program: Program) -> None:
+        self.device, self.program = device, program
+        self._launches = ffi.new("launch[]", max(1, len(program.launches)))
+        self._seconds = ffi.new("double[]", max(1, len(program.launches)))
+        for out, launch in zip(self._launches, program.launches, strict=False):
+            grid = launch.grid
+            out.kernel = library.kernel(launch.kernel.name, device.isa)
+            out.items, out.count_step, out.barrier = grid.items, grid.step, launch.barrier
+            out.count = -1 if grid.count is None else COUNTS.index(grid.count)
+            for i, buffer in enumerate(launch.kernel.buffers):
+                out.args.buffer[i] = device.address(launch.buffers[buffer.name])
+            for i, (name, kind) in enumerate(launch.kernel.scalars):
+                if kind == "f":
+                    out.args.scalar[i].f = launch.scalars[name]
+                else:
+                    out.args.scalar[i].i = int(launch.scalars[name])
+
+    def replay(self, begin: int = 0, end: int | None = None) -> None:
+        """Runs launches [begin, end) with the StepInputs as they are now."""
+        count = (len(self.program.launches) if end is None else end) - begin
+        self.device.run(self._launches + begin, count, ffi.NULL)
+
+    def replay_timed(self) -> list[float]:
+        """Seconds of each launch, run one at a time."""
+        ffi.memmove(self._seconds, b"\0" * ffi.sizeof(self._seconds), ffi.sizeof(self._seconds))
+        self.device.run(self._launches, len(self.program.launches), self._seconds)
+        return list(self._seconds)

@@ -1,0 +1,38 @@
+"""Llama 1 to 3, Mistral, SmolLM, TinyLlama: pre-norm, grouped queries, SiLU-gated feed-forward."""
+
+from __future__ import annotations
+
+from tandem.model.architectures import blocks
+from tandem.model.config import Metadata, ModelConfig
+from tandem.program.graph import Builder
+
+
+def config(m: Metadata) -> ModelConfig:
+    head_dim = m.count("attention.key_length", m.count("embedding_length") // m.count("attention.head_count"))
+    window = m.count("attention.sliding_window", 0) if m.key("attention.sliding_window") in m.gguf.metadata else 0
+    layers = m.count("block_count", most=1024)
+    return m.config(
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        ropes=(m.rope(head_dim),),
+        layer_window=(window,) * layers,
+        interleaved=True,  # the file's Q and K rows are ordered for pairs (2i, 2i+1)
+    )
+
+
+def tensors(c: ModelConfig) -> blocks.Shapes:
+    return blocks.common_tensors(c)
+
+
+def build(b: Builder, c: ModelConfig, context: int) -> None:
+    x = b.embed(c.matrix("token_embd", c.vocab, c.dim), "embedding")
+    for i in range(c.layers):
+        heads = c.heads(i, context)
+        h = blocks.norm(b, c, x, f"blk.{i}.attn_norm")
+        q, k, v = blocks.qkv(b, c, i, h)
+        q, k = b.rope(q, k, heads)
+        attended = b.attention(q, k, v, heads, f"blk.{i}.attn")
+        x = b.add(x, blocks.attention_output(b, c, i, attended), f"blk.{i}.attn_residual")
+        h = blocks.norm(b, c, x, f"blk.{i}.ffn_norm")
+        x = b.add(x, blocks.feed_forward(b, c, i, h, "silu"), f"blk.{i}.out")
+    blocks.head(b, c, x)

@@ -1,0 +1,162 @@
+"""What an architecture reads from a file's metadata, in one shape for all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.kernels.kernel import Array
+from tandem.model.gguf import GGUF
+from tandem.program.graph import Heads, Matrix, Vector
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: frequencies base^(-2i/rot_dim), scaled as the file says."""
+
+    base: float
+    rot_dim: int
+    linear: float = 1.0  # positions are divided by this
+    yarn: tuple[float, float, float, float, float] | None = None  # factor, trained context, beta fast, beta slow, magnitude
+    factors: tuple[float, ...] = ()  # each frequency divided by its own (Llama 3)
+
+    def table(self, positions: int) -> Array:
+        """float32 [positions, rot_dim / 2, 2]: cosine and sine of each angle."""
+        half = self.rot_dim // 2
+        frequency = self.base ** (-2.0 * np.arange(half) / self.rot_dim)
+        magnitude = 1.0
+        if self.factors:
+            frequency = frequency / np.array(self.factors)
+        frequency = frequency / self.linear
+        if self.yarn:
+            frequency, magnitude = self._yarn(frequency, *self.yarn)
+        angles = np.outer(np.arange(positions), frequency)
+        return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32) * np.float32(magnitude)
+
+    def _yarn(
+        self, frequency: Array, factor: float, context: float, fast: float, slow: float, magnitude: float
+    ) -> tuple[Array, float]:
+        """Fast frequencies stay, slow ones are divided by `factor`, those between are blended."""
+
+        def dimension(rotations: float) -> float:
+            return float(self.rot_dim * np.log(context / (rotations * 2 * np.pi)) / (2 * np.log(self.base)))
+
+        low = max(np.floor(dimension(fast)), 0.0)
+        high = min(np.ceil(dimension(slow)), self.rot_dim - 1.0)
+        ramp = np.clip((np.arange(len(frequency)) - low) / max(high - low, 0.001), 0.0, 1.0)
+        return frequency / factor * ramp + frequency * (1.0 - ramp), magnitude * (0.1 * np.log(factor) + 1.0)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    architecture: str
+    layers: int
+    dim: int
+    ffn_dim: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    trained_context: int
+    eps: float
+    scale: float  # of attention scores
+    ropes: tuple[Rope, ...]
+    layer_rope: tuple[int, ...]  # which of `ropes` a layer uses
+    layer_window: tuple[int, ...]  # positions a layer looks back on; 0: all
+    interleaved: bool = False
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    tied_head: bool = False
+    qkv_bias: bool = False
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The KV groups: layers with the same window share block tables."""
+        return tuple(sorted(set(self.layer_window)))
+
+    def heads(self, layer: int, context: int) -> Heads:
+        rope = self.ropes[self.layer_rope[layer]]
+        return Heads(
+            layer, self.windows.index(self.layer_window[layer]), self.q_heads, self.kv_heads, self.head_dim,
+            rope.rot_dim, self.interleaved, Vector(f"rope.{self.layer_rope[layer]}", context * rope.rot_dim),
+            self.layer_window[layer], self.scale, self.attention_softcap, self.eps,
+        )  # fmt: skip
+
+    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        return Matrix(f"{name}.weight", rows, columns)
+
+
+class Metadata:
+    """Typed, checked access to the keys of one architecture ("llama.block_count" and the like)."""
+
+    def __init__(self, gguf: GGUF) -> None:
+        self.gguf = gguf
+        self.architecture = gguf.require("general.architecture", str)
+
+    def key(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
+
+    def count(self, name: str, default: int | None = None, most: int = 1 << 24) -> int:
+        """A positive integer; some files give one per layer, which must then agree."""
+        value = self.gguf.get(self.key(name))
+        if value is None and default is not None:
+            return default
+        if isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all():
+            value = value.flat[0].item()
+        if value is None:
+            return self.gguf.require(self.key(name), int)
+        if not isinstance(value, int) or not 0 < value <= most:
+            self.gguf.fail(self.key(name), f"{value} is not a size from 1 to {most}: convert the model again")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        key = self.key(name)
+        if default is not None and key not in self.gguf.metadata:
+            return default
+        value = self.gguf.require(key, float)
+        if not np.isfinite(value):
+            self.gguf.fail(key, "this is not a finite number: convert the model again")
+        return value
+
+    def vocab(self) -> int:
+        return int(self.gguf.tensor("token_embd.weight").shape[0])
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.gguf.tensors
+
+    def rope(self, head_dim: int, default_base: float = 10000.0) -> Rope:
+        """RoPE with the file's scaling: none, linear, yarn, or factors in `rope_freqs.weight`."""
+        kind = self.gguf.get(self.key("rope.scaling.type"), "none")
+        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 1.0))
+        yarn = None
+        if kind == "yarn":
+            trained = self.number("rope.scaling.original_context_length", float(self.count("context_length")))
+            yarn = (factor, trained, self.number("rope.scaling.yarn_beta_fast", 32.0),
+                    self.number("rope.scaling.yarn_beta_slow", 1.0), self.number("rope.scaling.attn_factor", 1.0))  # fmt: skip
+        elif kind not in ("none", "linear"):
+            self.gguf.fail(self.key("rope.scaling.type"), f"{kind!r} is unknown: use a model with none, linear or yarn")
+        factors: tuple[float, ...] = ()
+        if self.has("rope_freqs.weight"):
+            factors = tuple(np.frombuffer(self.gguf.raw("rope_freqs.weight").tobytes(), np.float32).tolist())
+        return Rope(
+            self.number("rope.freq_base", default_base), self.count("rope.dimension_count", head_dim),
+            factor if kind != "yarn" else 1.0, yarn, factors,
+        )  # fmt: skip
+
+    def config(self, *, head_dim: int, scale: float, ropes: tuple[Rope, ...], **special: object) -> ModelConfig:
+        """The part of a config that every family reads the same way."""
+        layers, q_heads = self.count("block_count", most=1024), self.count("attention.head_count", most=4096)
+        tied = not self.has("output.weight")
+        fields: dict[str, object] = {
+            "architecture": self.architecture, "layers": layers, "dim": self.count("embedding_length"),
+            "ffn_dim": self.count("feed_forward_length"), "q_heads": q_heads,
+            "kv_heads": self.count("attention.head_count_kv", q_heads, most=4096), "head_dim": head_dim, "vocab": self.vocab(),
+            "trained_context": self.count("context_length"), "eps": self.number("attention.layer_norm_rms_epsilon"),
+            "scale": scale, "ropes": ropes, "layer_rope": (0,) * layers, "layer_window": (0,) * layers,
+            "tied_head": tied, "qkv_bias": self.has("blk.0.attn_q.bias"),
+        }  # fmt: skip
+        config = ModelConfig(**(fields | special))  # type: ignore[arg-type]
+        if config.q_heads % config.kv_heads:
+            self.gguf.fail(self.key("attention.head_count"), f"{config.q_heads} heads are not a multiple of {config.kv_heads} KV heads")
+        return config

@@ -1,0 +1,48 @@
+"""Which launches must wait for earlier ones: read after write, write after read, write after write, over bytes.
+
+The memory plan lets buffers share bytes, so names do not tell; ranges do.
+"""
+
+from __future__ import annotations
+
+from tandem.program.program import Launch, Tensor
+
+
+class Unordered:
+    """What the launches since the last barrier read and wrote."""
+
+    def __init__(self) -> None:
+        self.read: list[Tensor] = []
+        self.written: list[Tensor] = []
+
+    def conflict(self, launch: Launch) -> str | None:
+        """The first hazard this launch would have without a barrier, in words."""
+        for kind, mine, theirs in (
+            ("reads {} after it was written", launch.touched("r"), self.written),
+            ("writes {} after it was read", launch.touched("w"), self.read),
+            ("writes {} after it was written", launch.touched("w"), self.written),
+        ):
+            for a in mine:
+                for b in theirs:
+                    if overlap(a, b):
+                        return kind.format(b.name if a.name == b.name else f"{a.name} (bytes of {b.name})")
+        return None
+
+    def add(self, launch: Launch) -> None:
+        self.read += launch.touched("r")
+        self.written += launch.touched("w")
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    (arena_a, begin_a, end_a), (arena_b, begin_b, end_b) = a.region, b.region
+    return arena_a == arena_b and begin_a < end_b and begin_b < end_a
+
+
+def place_barriers(launches: list[Launch]) -> None:
+    """A barrier before each launch that would conflict with one since the last barrier, and nowhere else."""
+    since = Unordered()
+    for launch in launches:
+        launch.barrier = since.conflict(launch) is not None
+        if launch.barrier:
+            since = Unordered()
+        since.add(launch)

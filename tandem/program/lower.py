@@ -1,0 +1,276 @@
+"""Ops to launches: picks the kernel of each op, its buffers and scalars, and who quantises activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem.kernels import attention, embed, glu, matmul, norm, quantise, rope, sample
+from tandem.kernels.kernel import Kernel
+from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS, Layout, q8_bytes
+from tandem.program.fuse import PASSES, consumers
+from tandem.program.graph import Heads, Matrix, Op, Value, Vector
+from tandem.program.hazards import place_barriers
+from tandem.program.plan_memory import plan_memory
+from tandem.program.program import Launch, Program, Tensor
+from tandem.program.step_inputs import KV_BLOCK, RESULT_INTS, TOKEN_SLOT, StepLayout
+from tandem.program.weight_plan import WeightPlan, align
+
+ACTIVATIONS = {"silu": 0, "gelu": 1}
+PART_NORM, PART_ROPE, PART_STORE = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class KVPlan:
+    """How much KV cache there is: blocks of KV_BLOCK tokens for each group of layers."""
+
+    blocks: tuple[int, ...]  # per group
+    f32: bool = False
+
+    def block_bytes(self, heads: Heads) -> int:
+        return 2 * KV_BLOCK * heads.kv_heads * heads.head_dim * (4 if self.f32 else 2)
+
+
+def lower(ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVPlan, passes: Iterable[str] = PASSES) -> Program:
+    lowering = _Lowering(ops, plan, step, kv, "quantise" in set(passes))
+    for op in ops:
+        getattr(lowering, f"_{op.kind}")(op)
+    launches = lowering.launches
+    activations = plan_memory(launches)
+    place_barriers(launches)
+    sizes = {"weights": plan.nbytes, "kv": lowering.kv_bytes, "step": step.nbytes,
+             "activations": activations, "output": lowering.output_bytes}  # fmt: skip
+    limits = step.limits
+    counts = {"tokens": limits.tokens, "rows": limits.rows, "work": limits.work}
+    return Program(launches, counts, sizes, lowering.values)
+
+
+class _Lowering:
+    def __init__(self, ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVPlan, fuse_quantise: bool) -> None:
+        self.plan, self.step, self.kv, self.fuse_quantise = plan, step, kv, fuse_quantise
+        self.counts = {"tokens": step.limits.tokens, "rows": step.limits.rows}
+        self.consumers = consumers(ops)
+        self.launches: list[Launch] = []
+        self.values: dict[str, tuple[int, Tensor]] = {}
+        self.f32: dict[Value, Tensor] = {}
+        self.q8: dict[Value, Tensor] = {}
+        self.selected: dict[Value, Value] = {}  # rows of -> the value they are selected from
+        self.caches: dict[int, Tensor] = {}  # layer -> KV cache
+        self.kv_bytes = self.output_bytes = 0
+
+    # ---- tensors
+
+    def _rows(self, value: Value, arena: str = "activations") -> Tensor:
+        """A new float32 tensor for a value; rows start on a vector."""
+        stride = -(-value.width // LANES) * LANES
+        self.f32[value] = Tensor(value.name, arena, "f32", 4 * stride * self.counts[value.count], stride)
+        return self.f32[value]
+
+    def _tiles(self, value: Value) -> Tensor:
+        size = q8_bytes(self.counts[value.count], value.width)
+        self.q8[value] = Tensor(f"{value.name}.q8", "activations", "q8", size, value.width)
+        return self.q8[value]
+
+    def _output(self, value: Value, unit: int = 32) -> tuple[Tensor, bool]:
+        """Where a kernel that can quantise writes: int8 tiles if nobody reads float32.
+
+        `unit` columns are written by one work item; a tile's scale covers 32. Returns (tensor, is q8).
+        """
+        readers = self.consumers.get(value, [])
+        whole = value.width % 32 == 0 and unit % 32 == 0
+        if self.fuse_quantise and whole and readers and all(map(self._reads_q8, readers)):
+            return self._tiles(value), True
+        return self._rows(value), False
+
+    def _reads_q8(self, op: Op) -> bool:
+        return op.kind == "matmul" and self._layout(op.attrs["matrices"][0]).quantised
+
+    def _layout(self, matrix: Matrix) -> Layout:
+        return LAYOUTS[self.plan.layouts[matrix.name]]
+
+    def _view(self, base: Tensor, value: Value, column: int) -> None:
+        rows = self.counts[value.count]
+        size = 4 * ((rows - 1) * base.stride + value.width)
+        self.f32[value] = Tensor(value.name, base.arena, "f32", size, base.stride, 4 * column, base)
+
+    def _cache(self, heads: Heads) -> Tensor:
+        if heads.layer not in self.caches:
+            size = self.kv.blocks[heads.group] * self.kv.block_bytes(heads)
+            self.caches[heads.layer] = Tensor(f"kv.{heads.layer}", "kv", "f32" if self.kv.f32 else "f16", size, offset=self.kv_bytes)
+            self.kv_bytes += align(size)
+        return self.caches[heads.layer]
+
+    def _host_tensor(self, tensor: Tensor) -> Tensor:
+        """Moves a tensor to the arena that the host reads."""
+        tensor.arena, tensor.offset = "output", self.output_bytes
+        self.output_bytes += align(tensor.nbytes)
+        return tensor
+
+    def _launch(self, kernel: Kernel, name: str, buffers: dict[str, Tensor | None], **scalars: float) -> None:
+        bound = {b.name: buffers.get(b.name) for b in kernel.buffers}
+        self.launches.append(Launch(kernel, bound, {key: scalars.get(key, 0) for key, _ in kernel.scalars}, name))
+
+    def _done(self, *values: Value) -> None:
+        """Values complete with the last launch: what `capture` reads."""
+        for value in values:
+            tensor = self.f32.get(value) or self.q8.get(value)
+            if tensor is not None:
+                self.values[value.name] = (len(self.launches) - 1, tensor)
+
+    # ---- one method an op
+
+    def _embed(self, op: Op) -> None:
+        matrix: Matrix = op.attrs["matrix"]
+        table, out = self.plan.matrix([matrix]), self._rows(op.outputs[0])
+        self._launch(
+            embed.BY_LAYOUT[table.dtype], op.outputs[0].name, {"tokens": self.step.tokens, "table": table, "out": out},
+            format=LAYOUT_NAMES.index(table.dtype), rows=matrix.rows, columns=matrix.columns,
+            out_stride=out.stride, scale=op.attrs["scale"],
+        )  # fmt: skip
+        self._done(op.outputs[0])
+
+    def _norm(self, op: Op) -> None:
+        self._norm_launch(op.inputs[0], None, None, op.attrs["weight"], op.outputs[0], op.attrs["eps"])
+
+    def _add(self, op: Op) -> None:
+        self._add_norm(Op("add_norm", op.inputs, op.outputs, {"post": None, "weight": None, "eps": 0.0}))
+
+    def _add_norm(self, op: Op) -> None:
+        x, y = op.inputs
+        self.f32[op.outputs[0]] = self.f32[x]  # in place: the residual stream is one buffer
+        normed = op.outputs[1] if len(op.outputs) > 1 else None
+        self._norm_launch(x, y, op.attrs["post"], op.attrs["weight"], normed, op.attrs["eps"])
+        self._done(op.outputs[0])
+
+    def _norm_launch(
+        self, x: Value, y: Value | None, post: Vector | None, weight: Vector | None, normed: Value | None, eps: float
+    ) -> None:
+        source = self.selected.get(x, x)
+        x_tensor = self.f32[source]
+        y_tensor = self.f32[y] if y else None
+        out, out_q8 = self._output(normed) if normed else (None, False)
+        self._launch(
+            norm.KERNEL, (normed or y or x).name,
+            {"x": x_tensor, "add": y_tensor, "post_weight": self.plan.vector(post) if post else None,
+             "weight": self.plan.vector(weight) if weight else None, "out": out,
+             "rows": self.step.rows if source is not x else None},
+            dim=x.width, x_stride=x_tensor.stride, add_stride=y_tensor.stride if y_tensor else 0,
+            out_stride=out.stride if out else 0, eps=eps, out_q8=out_q8, use_rows=source is not x,
+        )  # fmt: skip
+        if normed:
+            self._done(normed)
+
+    def _select_rows(self, op: Op) -> None:
+        self.selected[op.outputs[0]] = op.inputs[0]  # the norm that follows picks the rows
+
+    def _matmul(self, op: Op) -> None:
+        matrices: list[Matrix] = op.attrs["matrices"]
+        x, layout = op.inputs[0], self._layout(matrices[0])
+        rows, columns = sum(m.rows for m in matrices), matrices[0].columns
+        activation = op.attrs.get("activation")
+        epilogue = ACTIVATIONS[activation] + 1 if activation else matmul.STORE
+        out_q8 = False
+        if activation:
+            out, out_q8 = self._output(op.outputs[0])
+        elif len(op.outputs) == 1:
+            out = self._rows(op.outputs[0])
+        else:
+            out = self._stack(op.outputs)
+        if self.consumers.get(op.outputs[0], [op])[0].kind == "sample":
+            self._host_tensor(out)
+        biases = op.attrs["biases"]
+        parts = [b or m.rows for b, m in zip(biases, matrices, strict=True)]
+        x_tensor = self._quantised(x) if layout.quantised else self.f32[x]
+        self._launch(
+            matmul.BY_LAYOUT[layout.name], "+".join(v.name for v in op.outputs),
+            {"x": x_tensor, "weights": self.plan.matrix(matrices, glu=bool(activation)),
+             "bias": self.plan.vector(*parts) if any(biases) else None, "out": out},
+            format=LAYOUT_NAMES.index(layout.name), rows=rows, columns=columns, x_stride=x_tensor.stride,
+            out_stride=out.stride, panels_per_item=matmul.panels_per_item(rows, bool(activation)),
+            count=x.count == "rows", epilogue=epilogue, out_q8=out_q8, softcap=op.attrs["softcap"],
+        )  # fmt: skip
+        self._done(*op.outputs)
+
+    def _stack(self, outputs: list[Value]) -> Tensor:
+        """One tensor for the outputs of a merged matmul, and a view for each."""
+        whole = Value("+".join(v.name for v in outputs), sum(v.width for v in outputs), outputs[0].count)
+        base, column = self._rows(whole), 0
+        for value in outputs:
+            self._view(base, value, column)
+            column += value.width
+        return base
+
+    def _quantised(self, x: Value) -> Tensor:
+        if x not in self.q8:
+            source, out = self.f32[x], self._tiles(x)
+            self._launch(quantise.KERNEL, out.name, {"x": source, "out": out},
+                         dim=x.width, x_stride=source.stride, count_rows=x.count == "rows")  # fmt: skip
+        return self.q8[x]
+
+    def _glu(self, op: Op) -> None:
+        gate, up = (self.f32[v] for v in op.inputs)
+        out, out_q8 = self._output(op.outputs[0])
+        self._launch(
+            glu.KERNEL, op.outputs[0].name, {"gate": gate, "up": up, "out": out},
+            dim=op.inputs[0].width, gate_stride=gate.stride, up_stride=up.stride, out_stride=out.stride,
+            activation=ACTIVATIONS[op.attrs["activation"]], out_q8=out_q8,
+        )  # fmt: skip
+        self._done(op.outputs[0])
+
+    def _head_norm(self, op: Op) -> None:
+        self._heads_launch(op.attrs["heads"], op.inputs[0], op.inputs[1], None, op.attrs["weights"], PART_NORM, op.outputs)
+
+    def _rope(self, op: Op) -> None:
+        self._heads_launch(op.attrs["heads"], op.inputs[0], op.inputs[1], None, None, PART_ROPE, op.outputs)
+
+    def _store(self, op: Op) -> None:
+        self._heads_launch(op.attrs["heads"], None, op.inputs[0], op.inputs[1], None, PART_STORE, [])
+
+    def _heads(self, op: Op) -> None:
+        q, k, *v = op.inputs
+        weights = op.attrs["norm"]
+        parts = PART_NORM * bool(weights) + PART_ROPE * op.attrs["rope"] + PART_STORE * op.attrs["store"]
+        self._heads_launch(op.attrs["heads"], q, k, v[0] if v else None, weights, parts, op.outputs)
+
+    def _heads_launch(
+        self, heads: Heads, q: Value | None, k: Value, v: Value | None, weights: tuple[Vector, Vector] | None,
+        parts: int, outputs: list[Value],
+    ) -> None:  # fmt: skip
+        tensors = {name: self.f32[value] for name, value in (("q", q), ("k", k), ("v", v)) if value}
+        for name, value in zip(("q", "k"), outputs, strict=False):
+            self.f32[value] = tensors[name]  # in place
+        self._launch(
+            rope.KERNEL, f"kv.{heads.layer}" if parts & PART_STORE else outputs[1].name,
+            {**tensors, "cache": self._cache(heads) if parts & PART_STORE else None,
+             "table": self.plan.vector(heads.table) if parts & PART_ROPE else None,
+             "norms": self.plan.vector(*weights) if weights else None, "tokens": self.step.tokens},
+            q_heads=heads.q_heads, kv_heads=heads.kv_heads, head_dim=heads.head_dim, rot_dim=heads.rot_dim,
+            q_stride=tensors["q"].stride if q else 0, k_stride=tensors["k"].stride,
+            v_stride=tensors["v"].stride if v else 0, eps=heads.eps, interleaved=heads.interleaved,
+            slot_field=TOKEN_SLOT + heads.group, kv_f32=self.kv.f32, parts=parts,
+        )  # fmt: skip
+        self._done(*outputs)
+
+    def _attention(self, op: Op) -> None:
+        heads: Heads = op.attrs["heads"]
+        q = self.f32[op.inputs[0]]
+        out, out_q8 = self._output(op.outputs[0], heads.head_dim)
+        table = self.step.tables[heads.group]
+        self._launch(
+            attention.KERNEL, op.outputs[0].name,
+            {"q": q, "cache": self._cache(heads), "tables": table, "work": self.step.work, "out": out},
+            q_heads=heads.q_heads, kv_heads=heads.kv_heads, head_dim=heads.head_dim, q_stride=q.stride,
+            out_stride=out.stride, table_stride=table.stride, window=heads.window, scale=heads.scale,
+            softcap=heads.softcap, kv_f32=self.kv.f32, out_q8=out_q8,
+        )  # fmt: skip
+        self._done(op.outputs[0])
+
+    def _sample(self, op: Op) -> None:
+        logits = self.f32[op.inputs[0]]
+        result = self._host_tensor(Tensor("result", "output", "i32", 4 * RESULT_INTS * self.counts["rows"], RESULT_INTS))
+        self._launch(
+            sample.KERNEL, "result",
+            {"logits": logits, "params": self.step.params, "edits": self.step.edits, "out": result},
+            vocab=op.inputs[0].width, stride=logits.stride,
+        )  # fmt: skip
+        self.values["result"] = (len(self.launches) - 1, result)
