@@ -80,19 +80,23 @@ def run_once(kernel: Kernel, isa: str, case: Case, backwards: bool) -> dict[str,
         if "w" in buffer.access:
             outputs[buffer.name] = got.array
         else:
-            assert got.array.tobytes() == case.arrays[buffer.name].tobytes(), (
-                f"{kernel.name} changes {buffer.name}"
-            )
+            same = got.array.tobytes() == case.arrays[buffer.name].tobytes()
+            assert same, f"{kernel.name} changes {buffer.name}"
     return outputs
 
 
 def run_kernel(kernel: Kernel, isa: str, case: Case) -> dict[str, Array]:
-    """The outputs by name; also holds that items are independent (any order gives the same bits)."""
+    """The outputs by name. Also: items in reverse order give the same bits, and writes stay in the extents."""
     outputs, reversed_outputs = (run_once(kernel, isa, case, backwards) for backwards in (False, True))
+    extents = kernel.extents(case.scalars, case.counts) if kernel.extents else {}
     for name, array in outputs.items():
-        assert array.tobytes() == reversed_outputs[name].tobytes(), (
+        after, before = array.tobytes(), case.arrays[name].tobytes()
+        assert after == reversed_outputs[name].tobytes(), (
             f"{kernel.name}: {name} depends on the order of items"
         )
+        size = extents.get(name, len(after))
+        assert size <= len(after), f"{kernel.name} declares more bytes of {name} than the case has"
+        assert after[size:] == before[size:], f"{kernel.name} writes past its extent of {name}"
     return outputs
 
 
@@ -146,7 +150,10 @@ def time_case(device: CPUDevice, kernel: Kernel, case: Case, repeats: int = 200)
 
 
 def main() -> None:
-    kernel, device = all_kernels()[sys.argv[1]], CPUDevice(threads=1)
+    kernels = all_kernels()
+    if len(sys.argv) != 2 or sys.argv[1] not in kernels:
+        sys.exit(f"usage: python -m tests.ops.harness KERNEL, one of {', '.join(kernels)}")
+    kernel, device = kernels[sys.argv[1]], CPUDevice(threads=1)
     device.allocate("step", 4 * STEP_INTS)
     print(f"{kernel.name} on {device.isa}, one thread")
     for case in kernel.cases(np.random.default_rng(0)):
