@@ -125,9 +125,7 @@ def assert_q8_matches(name: str, got: Array, want: Array, atol: float, rtol: flo
     off = np.abs(got["q"].astype(int) - want["q"])
     exact = atol == 0 and rtol == 0
     assert off.max(initial=0) <= (0 if exact else 1), f"{name}: a quant is off by {off.max()}"
-    few = max(
-        0.002, 254 * rtol, 2 / off.size
-    )  # an error of e steps crosses a rounding border in about 2e of all
+    few = max(0.002, 254 * rtol, 2 / off.size)  # an error of e steps makes about 2e of them round elsewhere
     assert off.mean() <= few, f"{name}: {off.sum()} of {off.size} quants differ"
     half = Q8_COLUMNS // 2
     for field, columns in {"sum": slice(None), "low": slice(half), "high": slice(half, None)}.items():
