@@ -14,20 +14,20 @@ GLU_ROWS = 32  # gate and up alternate by this many rows, so that one work item 
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Rows [begin, end) of a matrix of the file."""
-
-    name: str
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True)
 class PackedMatrix:
+    """Matrices of the file stacked by rows; with `glu` two of equal shape alternate by GLU_ROWS."""
+
     tensor: Tensor
-    rows: int
-    columns: int
-    pieces: tuple[Piece, ...]  # stacked in this order
+    parts: tuple[Matrix, ...]
+    glu: bool
+
+    def placement(self, part: int) -> tuple[int, int, int]:
+        """(first place, run, period) in panels: panel p of a part goes to first + p // run * period + p % run."""
+        if self.glu:
+            run = GLU_ROWS // LANES
+            return part * run, run, run * len(self.parts)
+        panels = self.parts[part].rows // LANES + 1
+        return sum(m.rows // LANES for m in self.parts[:part]), panels, panels
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,20 @@ def align(n: int) -> int:
 @dataclass
 class WeightPlan:
     layouts: Mapping[str, str]  # matrix name -> layout on this device
-    matrices: dict[tuple[Piece, ...], PackedMatrix] = field(default_factory=dict)
+    matrices: dict[tuple[tuple[Matrix, ...], bool], PackedMatrix] = field(default_factory=dict)
     vectors: dict[tuple[Vector | int, ...], PackedVector] = field(default_factory=dict)
     nbytes: int = 0
 
     def matrix(self, parts: list[Matrix], *, glu: bool = False) -> Tensor:
         """`parts` stacked into one matrix (all of one layout); shared if asked for again, as a tied head is."""
-        if glu:
-            steps = range(0, parts[0].rows, GLU_ROWS)
-            pieces = tuple(Piece(part.name, r, r + GLU_ROWS) for r in steps for part in parts)
-        else:
-            pieces = tuple(Piece(part.name, 0, part.rows) for part in parts)
-        if pieces not in self.matrices:
+        key = (tuple(parts), glu)
+        if key not in self.matrices:
             layout = self.layouts[parts[0].name]
-            rows, columns = sum(part.rows for part in parts), parts[0].columns
-            tensor = Tensor("+".join(part.name for part in parts), "weights", layout,
-                            LAYOUTS[layout].matrix_bytes(rows, columns))  # fmt: skip
+            nbytes = LAYOUTS[layout].matrix_bytes(sum(part.rows for part in parts), parts[0].columns)
+            tensor = Tensor("+".join(part.name for part in parts), "weights", layout, nbytes)
             self._place(tensor)
-            self.matrices[pieces] = PackedMatrix(tensor, rows, columns, pieces)
-        return self.matrices[pieces].tensor
+            self.matrices[key] = PackedMatrix(tensor, tuple(parts), glu)
+        return self.matrices[key].tensor
 
     def vector(self, *parts: Vector | int) -> Tensor:
         """`parts` one after the other, padded with zeros to whole panels."""

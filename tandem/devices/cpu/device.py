@@ -20,7 +20,8 @@ typedef struct pool pool;
 pool *tandem_pool_create(int32_t threads, int32_t most_launches);
 void tandem_pool_destroy(pool *p);
 int tandem_pool_run(pool *p, const launch *launches, int32_t count, const int32_t *step, double *seconds);
-int tandem_repack(const char *name, const uint8_t *file, int64_t rows, int64_t columns, uint8_t *out);
+int tandem_repack(const char *name, const uint8_t *file, int64_t rows, int64_t columns, uint8_t *out,
+                  int64_t first_panel, int64_t run, int64_t period);
 """)
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -61,18 +62,18 @@ class CPUDevice:
     def view(self, tensor: Tensor) -> Bytes:
         return self.memory(tensor.arena)[tensor.start : tensor.start + tensor.nbytes]
 
-    def repack(self, layout: str, rows: Bytes, columns: int, target: Bytes) -> None:
-        """Rows of the file [rows, row bytes] into panels at `target`, over all threads."""
-        panel_bytes = LAYOUTS[layout].matrix_bytes(LANES, columns)
-        step = max(1, REPACK_BYTES // panel_bytes) * LANES
-        source, out = rows.ctypes.data, target.ctypes.data
+    def repack(self, layout: str, rows: Bytes, columns: int, target: Bytes, first: int, run: int, period: int) -> None:
+        """Rows of the file [rows, row bytes] into panels of `target`, over all threads.
+
+        The rows begin at panel `first` of their matrix; panel p goes to place p // run * period + p % run.
+        """
+        step = max(1, REPACK_BYTES // LAYOUTS[layout].matrix_bytes(LANES, columns)) * LANES
+        source, out = rows.ctypes.data, ffi.cast("uint8_t *", target.ctypes.data)
 
         def part(begin: int) -> None:
+            start = ffi.cast("uint8_t *", source + begin * rows.strides[0])
             count = min(step, len(rows) - begin)
-            self._library.tandem_repack(
-                layout.encode(), ffi.cast("uint8_t *", source + begin * rows.strides[0]), count, columns,
-                ffi.cast("uint8_t *", out + begin // LANES * panel_bytes),
-            )  # fmt: skip
+            self._library.tandem_repack(layout.encode(), start, count, columns, out, first + begin // LANES, run, period)
 
         if len(rows) <= step:
             part(0)

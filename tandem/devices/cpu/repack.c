@@ -158,27 +158,25 @@ static const struct { const char *name; repack_fn *repack; int span, file_bytes,
     EACH_PANEL_FORMAT(ENTRY)
 };
 
-// Repacks `rows` rows of `columns` columns at `file` into ceil(rows / 16) panels at `out`. Returns 0, or -1 for
-// a format without panels. Row blocks are the file's; panels are independent, so callers may cut rows by 16s.
-EXPORT int tandem_repack(const char *name, const uint8_t *file, int64_t rows, int64_t columns, uint8_t *out) {
+// Repacks `rows` rows of `columns` columns at `file` into ceil(rows / 16) panels. Panel p of them goes to place
+// p / run * period + p % run at `out`, so that gate and up can alternate; run = period for a plain matrix.
+// Returns 0, or -1 for a format without panels. Panels are independent: callers may cut rows by 16s.
+EXPORT int tandem_repack(const char *name, const uint8_t *file, int64_t rows, int64_t columns, uint8_t *out,
+                         int64_t first_panel, int64_t run, int64_t period) {
     int float_size = !strcmp(name, "f32") ? 4 : !strcmp(name, "f16") || !strcmp(name, "bf16") ? 2 : 0;
-    if (float_size) {
-        for (int64_t row = 0; row < rows; row += ROWS) {
-            blocks b = {file + row * columns * float_size, columns * float_size, rows - row < ROWS ? (int)(rows - row) : ROWS};
-            transpose_floats(b, out + row * columns * float_size, (int)columns, float_size);
+    size_t f = 0, known = sizeof formats / sizeof *formats;
+    while (!float_size && f < known && strcmp(name, formats[f].name)) f++;
+    if (!float_size && f == known) return -1;
+    int64_t chunks = float_size ? 1 : columns / formats[f].span;
+    int64_t chunk_bytes = float_size ? columns * float_size * ROWS : formats[f].bytes;
+    for (int64_t row = 0, p = first_panel; row < rows; row += ROWS, p++) {
+        uint8_t *panel = out + (p / run * period + p % run) * chunks * chunk_bytes;
+        blocks b = {file + row * chunks * chunk_bytes / ROWS, (size_t)(chunks * chunk_bytes / ROWS),
+                    rows - row < ROWS ? (int)(rows - row) : ROWS};
+        for (int64_t chunk = 0; chunk < chunks; chunk++, panel += chunk_bytes, b.at += chunk_bytes / ROWS) {
+            if (float_size) transpose_floats(b, panel, (int)columns, float_size);
+            else formats[f].repack(b, panel);
         }
-        return 0;
     }
-    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
-        if (strcmp(name, formats[f].name)) continue;
-        int64_t chunks = columns / formats[f].span, row_bytes = chunks * formats[f].file_bytes;
-        for (int64_t row = 0; row < rows; row += ROWS)
-            for (int64_t chunk = 0; chunk < chunks; chunk++, out += formats[f].bytes) {
-                blocks b = {file + row * row_bytes + chunk * formats[f].file_bytes, row_bytes,
-                            rows - row < ROWS ? (int)(rows - row) : ROWS};
-                formats[f].repack(b, out);
-            }
-        return 0;
-    }
-    return -1;
+    return 0;
 }

@@ -1,0 +1,5 @@
+"""One file a family, three parts each: config (from metadata), tensors (names and shapes), build (the ops)."""
+
+from tandem.model.architectures import gemma2, gemma3, llama, qwen2, qwen3
+
+ARCHITECTURES = {"gemma2": gemma2, "gemma3": gemma3, "llama": llama, "qwen2": qwen2, "qwen3": qwen3}

@@ -9,7 +9,7 @@ from tandem.program.graph import Builder
 
 def config(m: Metadata) -> ModelConfig:
     head_dim = m.count("attention.key_length", m.count("embedding_length") // m.count("attention.head_count"))
-    window = m.count("attention.sliding_window", 0) if m.key("attention.sliding_window") in m.gguf.metadata else 0
+    window = m.count("attention.sliding_window", 0)
     layers = m.count("block_count", most=1024)
     return m.config(
         head_dim=head_dim,

@@ -1,0 +1,184 @@
+"""The engine: a model compiled for a device, and the step that serves every request.
+
+Load: ops -> fuse -> plan weights -> lower -> check on the null device -> allocate -> repack -> record.
+Step: schedule -> write inputs -> replay -> read tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import numpy as np
+
+from tandem.devices import null
+from tandem.devices.cpu.device import CPUDevice
+from tandem.engine.batch import BatchWriter
+from tandem.engine.kv_cache import KVCache
+from tandem.engine.params import SamplingParams
+from tandem.engine.scheduler import Chunk, Scheduler
+from tandem.engine.sequence import Sequence
+from tandem.errors import ContextError, DoesNotFitError, RequestError
+from tandem.kernels.kernel import Array
+from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
+from tandem.model.config import ModelConfig
+from tandem.model.model import Model
+from tandem.model.weights import load_weights
+from tandem.program.fuse import PASSES, fuse
+from tandem.program.lower import KVPlan, lower
+from tandem.program.program import Program
+from tandem.program.step_inputs import KV_BLOCK, RESULT_INTS, StepInputs, StepLayout, StepLimits
+from tandem.program.weight_plan import WeightPlan
+
+STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
+KV_SHARE = 0.25  # of the free memory, for sequences beyond the first
+HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
+
+
+class Engine:
+    def __init__(
+        self, model: Model, device: CPUDevice, *, context: int, batch: int, kv_f32: bool = False,
+        passes: Iterable[str] = PASSES,
+    ) -> None:  # fmt: skip
+        self.model, self.device, self.context = model, device, context
+        passes = tuple(passes)
+        config = model.config
+        blocks = -(-context // KV_BLOCK)
+        limits = StepLimits(min(STEP_TOKENS, blocks * KV_BLOCK), batch, batch, blocks, len(config.windows))
+        layout = StepLayout(limits)
+        plan = WeightPlan(model.layouts())
+        ops = fuse(model.ops(context), lambda matrix: plan.layouts[matrix.name], passes)
+        kv = KVPlan(plan_kv(config, limits, context, batch, model.gguf.file_size, 4 if kv_f32 else 2), kv_f32)
+        self.program: Program = lower(ops, plan, layout, kv, passes)
+        null.check(self.program)
+        for arena, nbytes in self.program.arena_bytes.items():
+            device.allocate(arena, nbytes)
+        load_weights(model.gguf, plan, device, model.tables(context))
+        self.recording = device.record(self.program)
+        self.cache = KVCache(config.windows, kv.blocks)
+        self.scheduler = Scheduler(limits, self.cache)
+        results = device.view(self.program.values["result"][1]).view(np.int32).reshape(-1, RESULT_INTS)
+        self.batch = BatchWriter(StepInputs(layout, device.memory("step")), results, config.q_heads // config.kv_heads)
+
+    def submit(self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset()) -> Sequence:
+        """Queues a request; step() serves it until it has a finish_reason."""
+        self._check_prompt(prompt)
+        if len(prompt) >= self.context:
+            raise ContextError(
+                f"the prompt has {len(prompt)} tokens and the context holds {self.context}, one of them for the answer: "
+                f"shorten it, or load the model with a larger context (it was trained for {self.model.config.trained_context})"
+            )
+        if any(not 0 <= token < self.model.config.vocab for token in params.logit_bias):
+            raise RequestError(f"logit_bias names a token outside 0 to {self.model.config.vocab - 1}")
+        sequence = Sequence(prompt, params, stop_ids, self.cache.new_tables())
+        self.scheduler.waiting.append(sequence)
+        return sequence
+
+    def step(self) -> list[Sequence]:
+        """Runs one step; returns the sequences that got a token."""
+        chunks = self.scheduler.schedule()
+        if not chunks:
+            return []
+        self.batch.write(chunks)
+        self.recording.replay()
+        return self._collect(chunks)
+
+    def _collect(self, chunks: list[Chunk]) -> list[Sequence]:
+        sampled = [chunk.sequence for chunk in chunks if chunk.sampled]
+        for row, sequence in enumerate(sampled):
+            sequence.append(self.batch.read(row, sequence))
+            if len(sequence.tokens) >= self.context:
+                sequence.finish("length")
+        self.scheduler.complete(chunks)
+        return sampled
+
+    def cancel(self, sequence: Sequence) -> None:
+        sequence.finish("cancelled")
+        self.scheduler.remove(sequence)
+
+    def logits(self, ids: list[int]) -> Array:
+        """float32 [len(ids), vocab]: the logits after each token, teacher-forced."""
+        _, tensor = self.program.values["logits"]
+        vocab, out = self.model.config.vocab, np.empty((len(ids), self.model.config.vocab), np.float32)
+        rows = self.device.view(tensor).view(np.float32).reshape(-1, tensor.stride)
+        for begin, count in self._forced(ids):
+            self.recording.replay()
+            out[begin : begin + count] = rows[:count, :vocab]
+        return out
+
+    def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
+        """Named intermediates for each token of `ids`, read right after the launch that completes them."""
+        names = list(names)
+        unknown = [name for name in names if name not in self.program.values]
+        if unknown:
+            raise RequestError(f"no intermediate {unknown[0]!r}; there is: {', '.join(self.program.values)}")
+        found: dict[str, list[Array]] = {name: [] for name in names}
+        for _, count in self._forced(ids):
+            done = 0
+            for name in sorted(names, key=lambda name: self.program.values[name][0]):
+                index, tensor = self.program.values[name]
+                self.recording.replay(done, index + 1)
+                done = index + 1
+                found[name].append(self._read(name, count))
+            self.recording.replay(done)
+        return {name: np.concatenate(parts) for name, parts in found.items()}
+
+    def _read(self, name: str, count: int) -> Array:
+        _, tensor = self.program.values[name]
+        memory = self.device.view(tensor)
+        if tensor.dtype == "q8":
+            return q8_unpack(memory.view(Q8_BLOCK).reshape(-1, tensor.stride // 32), count)
+        floats = memory.view(np.float32)
+        width = tensor.nbytes // 4 - (len(floats) // tensor.stride) * tensor.stride or tensor.stride
+        return np.stack([floats[t * tensor.stride : t * tensor.stride + width] for t in range(count)])
+
+    def _forced(self, ids: list[int]) -> Iterable[tuple[int, int]]:
+        """Writes StepInputs for `ids` chunk by chunk, every row sampled; yields (first token, count) of each."""
+        self._check_prompt(ids)
+        if len(ids) > self.context:
+            raise ContextError(f"{len(ids)} tokens are more than the context of {self.context}: load with a larger one")
+        if self.scheduler.running or self.scheduler.waiting:
+            raise RequestError("logits and capture need an idle engine: finish or close the streams first")
+        limits = self.scheduler.limits
+        sequence = Sequence(ids, SamplingParams(), frozenset(), self.cache.new_tables(), slot=0)
+        try:
+            while sequence.computed < len(ids):
+                count = min(limits.rows, limits.tokens, len(ids) - sequence.computed)
+                self.cache.reserve(sequence.tables, sequence.computed + count)
+                self.batch.write_all_rows(sequence, count)
+                yield sequence.computed, count
+                sequence.computed += count
+                self.cache.slide(sequence.tables, sequence.computed)
+        finally:
+            self.cache.release(sequence.tables)
+
+    def _check_prompt(self, ids: list[int]) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty: give at least one token")
+        if any(not 0 <= token < self.model.config.vocab for token in ids):
+            raise RequestError(f"a token id is outside 0 to {self.model.config.vocab - 1}")
+
+
+def plan_kv(
+    config: ModelConfig, limits: StepLimits, context: int, batch: int, weights: int, element: int
+) -> tuple[int, ...]:
+    """Blocks of each KV group: one full context at least, up to `batch` of them within a share of the free memory."""
+    available = available_memory() - weights - HEADROOM
+    per_block = [2 * KV_BLOCK * config.kv_heads * config.head_dim * element * config.layer_window.count(w) for w in config.windows]
+    # A sliding group keeps its window, the step's own tokens, and a part of a block at either end.
+    per_sequence = [min(limits.blocks, (w + limits.tokens) // KV_BLOCK + 2) if w else limits.blocks for w in config.windows]
+    one = sum(n * size for n, size in zip(per_sequence, per_block, strict=True))
+    if available < one:
+        raise DoesNotFitError(
+            f"the model ({weights / 1e9:.1f} GB) with a context of {context} ({one / 1e9:.1f} GB) does not fit in the "
+            f"{available_memory() / 1e9:.1f} GB that are free: use a smaller context or quantisation"
+        )
+    sequences = max(1, min(batch, int(available * KV_SHARE / one)))
+    return tuple(n * sequences for n in per_sequence)
+
+
+def available_memory() -> float:
+    with open("/proc/meminfo") as lines:
+        fields = dict(line.split(":") for line in lines)
+    page_cache_aware = fields.get("MemAvailable", fields["MemFree"])
+    return min(int(page_cache_aware.split()[0]) * 1024.0, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

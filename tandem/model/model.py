@@ -1,0 +1,51 @@
+"""A model opened from its file and checked: everything that is known before memory is spent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from tandem.errors import UnsupportedModelError
+from tandem.kernels.kernel import Array
+from tandem.model.architectures import ARCHITECTURES
+from tandem.model.config import Metadata, ModelConfig
+from tandem.model.gguf import GGUF
+from tandem.model.weights import matrix_layouts
+from tandem.program.graph import Builder, Op
+
+
+@dataclass
+class Model:
+    gguf: GGUF
+    config: ModelConfig
+    architecture: ModuleType
+
+    def ops(self, context: int) -> list[Op]:
+        """The model's op list, for contexts up to `context`."""
+        builder = Builder()
+        self.architecture.build(builder, self.config, context)
+        return builder.ops
+
+    def tables(self, context: int) -> dict[str, Array]:
+        """The constants that the ops name but the file does not have."""
+        return {f"rope.{i}": rope.table(context) for i, rope in enumerate(self.config.ropes)}
+
+    def layouts(self) -> dict[str, str]:
+        return matrix_layouts(self.gguf)
+
+
+def open_model(path: str | Path) -> Model:
+    gguf = GGUF.open(path)
+    metadata = Metadata(gguf)
+    if metadata.architecture not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{gguf.path.name} is a {metadata.architecture!r} model; this version runs {', '.join(sorted(ARCHITECTURES))}"
+        )
+    architecture = ARCHITECTURES[metadata.architecture]
+    config = architecture.config(metadata)
+    for name, shape in architecture.tensors(config).items():
+        found = gguf.tensor(name).shape
+        if found != shape:
+            gguf.fail(name, f"shape is {found}, the metadata asks for {shape}: fetch or convert the file again")
+    return Model(gguf, config, architecture)

@@ -1,0 +1,75 @@
+"""From the file into the device's layout: matrices are repacked as they are read, and read pages given back.
+
+A format with panels of its own keeps every bit. The others become 8 bits with a scale per 32 (q8_0), which
+loses less than a hundredth of what their own quantisation did; `tandem inspect` shows which tensor takes which path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tandem.devices.cpu.device import CPUDevice
+from tandem.kernels import formats
+from tandem.kernels.kernel import Array
+from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.model.gguf import GGUF
+from tandem.program.graph import Vector
+from tandem.program.weight_plan import PackedMatrix, PackedVector, WeightPlan
+
+CONVERT_ROWS = 64 * LANES  # rows converted at a time: bounds the float32 copy
+
+
+def layout_of(format: formats.Format) -> str:
+    """The layout a format of the file becomes on the CPU."""
+    name = format.name.lower()
+    return name if name in LAYOUTS else "q8_0"
+
+
+def matrix_layouts(gguf: GGUF) -> dict[str, str]:
+    return {name: layout_of(info.format) for name, info in gguf.tensors.items() if len(info.shape) == 2}
+
+
+def load_weights(gguf: GGUF, plan: WeightPlan, device: CPUDevice, tables: Mapping[str, Array]) -> None:
+    """Fills the device's "weights" arena; `tables` are the constants that are not in the file."""
+    for matrix in plan.matrices.values():
+        _load_matrix(gguf, matrix, device)
+    for vector in plan.vectors.values():
+        _load_vector(gguf, vector, device, tables)
+
+
+def _load_matrix(gguf: GGUF, packed: PackedMatrix, device: CPUDevice) -> None:
+    target, layout = device.view(packed.tensor), packed.tensor.dtype
+    for index, part in enumerate(packed.parts):
+        first, run, period = packed.placement(index)
+        begin = first * LAYOUTS[layout].matrix_bytes(LANES, part.columns)
+        for row, rows in _rows_in(layout, gguf, part.name):
+            device.repack(layout, rows, part.columns, target[begin:], row // LANES, run, period)
+        gguf.forget(part.name)
+
+
+def _rows_in(layout: str, gguf: GGUF, name: str):  # type: ignore[no-untyped-def]
+    """(first row, rows) of a matrix, in the blocks of `layout`."""
+    info, raw = gguf.tensor(name), gguf.raw(name)
+    if info.format.name.lower() == layout:
+        yield 0, raw
+        return
+    target = formats.by_name(layout.upper())
+    for row in range(0, len(raw), CONVERT_ROWS):
+        yield row, formats.quantise(target, formats.dequantise(info.format, raw[row : row + CONVERT_ROWS]))
+
+
+def _load_vector(gguf: GGUF, packed: PackedVector, device: CPUDevice, tables: Mapping[str, Array]) -> None:
+    target, at = device.view(packed.tensor).view(np.float32), 0
+    for part in packed.parts:
+        if isinstance(part, Vector):
+            values = tables[part.name].ravel() if part.name in tables else _vector(gguf, part.name)
+            target[at : at + part.size] = values
+            at += part.size
+        else:
+            at += part
+
+
+def _vector(gguf: GGUF, name: str) -> Array:
+    return formats.dequantise(gguf.tensor(name).format, gguf.raw(name)).ravel()
