@@ -18,6 +18,7 @@ from tandem.model.gguf import GGUF
 
 Array = np.ndarray[Any, np.dtype[Any]]  # float32, unless said otherwise
 Capture = dict[str, Array]
+PERIOD = {"gemma2": 2, "gemma3": 6}  # every n-th layer is global; in other models with a window, none
 QUERY_BLOCK = 256  # rows of the score matrix held at once
 
 
@@ -25,6 +26,10 @@ class ReferenceModel:
     def __init__(self, path: str | Path) -> None:
         self.file = GGUF.open(path)
         self.metadata, self.tensors = self.file.metadata, self.file.tensors
+        self.head_weight: Array | None = None
+        self.read_sizes()
+
+    def read_sizes(self) -> None:
         self.architecture: str = self.metadata["general.architecture"]
         self.is_gemma = self.architecture in ("gemma2", "gemma3")
         self.layers: int = self.get("block_count")
@@ -33,7 +38,7 @@ class ReferenceModel:
         self.kv_heads: int = self.get("attention.head_count_kv", self.heads)
         self.head_size: int = self.get("attention.key_length", self.hidden_size // self.heads)
         self.epsilon = np.float32(self.get("attention.layer_norm_rms_epsilon"))
-        self.head_weight: Array | None = None
+        self.window: int = self.get("attention.sliding_window", 4096 if self.architecture == "gemma2" else 0)
 
     def logits(self, ids: Sequence[int], capture: Capture | None = None) -> Array:
         """Logits [tokens, vocabulary]; `capture`, if given, receives the named intermediates."""
@@ -41,20 +46,20 @@ class ReferenceModel:
 
     def final_hidden(self, ids: Sequence[int], capture: Capture | None = None) -> Array:
         """The residual stream after the last norm, [tokens, hidden]: what `head` turns into logits."""
-        seen = {} if capture is None else capture
+        seen: Capture = {} if capture is None else capture
         x = self.weight("token_embd.weight", np.asarray(ids))
         if self.is_gemma:
             x *= np.float32(math.sqrt(self.hidden_size))
         for i in range(self.layers):
-            seen[f"blk.{i}.attn_norm"] = normed = self.norm(x, f"blk.{i}.attn_norm")
-            attended = self.linear(self.attention(normed, i), f"blk.{i}.attn_output")
-            seen[f"blk.{i}.attn_out"] = attended = self.norm(attended, f"blk.{i}.post_attention_norm")
-            x = x + attended
-            seen[f"blk.{i}.ffn_norm"] = normed = self.norm(x, f"blk.{i}.ffn_norm")
-            gate = (gelu if self.is_gemma else silu)(self.linear(normed, f"blk.{i}.ffn_gate"))
-            ffn = self.linear(gate * self.linear(normed, f"blk.{i}.ffn_up"), f"blk.{i}.ffn_down")
-            seen[f"blk.{i}.ffn_out"] = ffn = self.norm(ffn, f"blk.{i}.post_ffw_norm")
-            seen[f"blk.{i}.out"] = x = x + ffn
+            seen[f"blk.{i}.attn_norm"] = h = self.norm(x, f"blk.{i}.attn_norm")
+            seen[f"blk.{i}.attn"] = h = self.attention(h, i)
+            seen[f"blk.{i}.attn_out"] = h = self.linear(h, f"blk.{i}.attn_output")
+            seen[f"blk.{i}.attn_residual"] = x = x + self.norm(h, f"blk.{i}.post_attention_norm")
+            seen[f"blk.{i}.ffn_norm"] = h = self.norm(x, f"blk.{i}.ffn_norm")
+            gate, up = self.linear(h, f"blk.{i}.ffn_gate"), self.linear(h, f"blk.{i}.ffn_up")
+            seen[f"blk.{i}.ffn_act"] = h = (gelu if self.is_gemma else silu)(gate) * up
+            seen[f"blk.{i}.ffn_out"] = h = self.linear(h, f"blk.{i}.ffn_down")
+            seen[f"blk.{i}.out"] = x = x + self.norm(h, f"blk.{i}.post_ffw_norm")
         seen["result_norm"] = x = self.norm(x, "output_norm")
         return x
 
@@ -67,7 +72,7 @@ class ReferenceModel:
     def attention(self, x: Array, layer: int) -> Array:
         tokens = len(x)
         sliding = self.is_sliding(layer)
-        window: int = self.get("attention.sliding_window", 4096) if sliding else tokens
+        window = self.window if sliding else tokens
         # [heads, tokens, head_size]; the query heads that share a KV head are neighbours
         q, k, v = (
             self.linear(x, f"blk.{layer}.attn_{name}").reshape(tokens, -1, self.head_size).swapaxes(0, 1)
@@ -91,12 +96,10 @@ class ReferenceModel:
         return out.reshape(tokens, -1)
 
     def is_sliding(self, layer: int) -> bool:
-        if self.architecture == "gemma3":
-            period = 6 if self.get("attention.sliding_window", 0) else 1
-        else:
-            period = 2 if self.architecture == "gemma2" else 1
-        pattern = self.get("attention.sliding_window_pattern", period)
-        return bool(layer % pattern < pattern - 1 if isinstance(pattern, int) else pattern[layer])
+        if not self.window:
+            return False
+        pattern = self.get("attention.sliding_window_pattern", PERIOD.get(self.architecture, self.layers + 1))
+        return bool((layer + 1) % pattern if isinstance(pattern, int) else pattern[layer])
 
     def score_scale(self) -> float:
         is_27b = (self.architecture, self.layers) in (("gemma3", 62), ("gemma2", 46))
@@ -110,9 +113,10 @@ class ReferenceModel:
         frequency = base ** (-2.0 * pair / self.head_size)
         if "rope_freqs.weight" in self.tensors:
             frequency /= self.weight("rope_freqs.weight")
-        factor = 1.0 if local else self.get("rope.scaling.factor", 1.0)
+        scaling = "none" if local else self.get("rope.scaling.type", "linear")
+        factor = 1.0 if scaling == "none" else self.get("rope.scaling.factor", 1.0)
         magnitude = 1.0
-        if self.get("rope.scaling.type", "none") == "yarn":
+        if scaling == "yarn":
             # Pairs that turn often within the original context keep their frequency; slow ones are stretched.
             trained = self.get("rope.scaling.original_context_length")
 

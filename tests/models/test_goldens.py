@@ -1,0 +1,34 @@
+"""The engine agrees with transformers on tiny models of every architecture, in float32 throughout."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tandem import LLM
+from tests.models.reference import Capture, ReferenceModel
+from tests.models.test_reference import GOLDENS, NAMES, golden_prompts
+
+pytestmark = pytest.mark.fast
+
+
+def load(name: str) -> LLM:
+    return LLM(GOLDENS / f"{name}.gguf", device="cpu", threads=2, context=128, kv="f32")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_engine_equals_transformers(name: str) -> None:
+    llm = load(name)
+    for ids, logits in golden_prompts(name):
+        assert np.abs(llm.logits(ids) - logits).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gemma3-pattern3", "gemma2", "llama", "qwen2", "qwen3"])
+def test_intermediates_equal_the_reference(name: str) -> None:
+    """The first layer to differ says where a model went wrong."""
+    [*_, (ids, _)] = golden_prompts(name)
+    expected: Capture = {}
+    ReferenceModel(GOLDENS / f"{name}.gguf").logits(ids, expected)
+    captured = load(name).capture(ids, list(expected))
+    for intermediate, values in expected.items():
+        assert np.abs(captured[intermediate] - values).max() < 1e-4, intermediate
