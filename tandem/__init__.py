@@ -1,1 +1,27 @@
-"""Tandem: a local LLM engine for AMD APUs, any Vulkan GPU and plain CPUs."""
+"""Tandem: a local LLM engine for AMD APUs, any Vulkan GPU and plain CPUs.
+
+    from tandem import LLM
+    with LLM("smollm2") as llm:
+        print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tandem.engine.llm import LLM, Result, Token, Usage
+    from tandem.engine.params import SamplingParams
+    from tandem.errors import TandemError
+
+__all__ = ["LLM", "Result", "SamplingParams", "TandemError", "Token", "Usage"]
+__version__ = "0.1.0"
+
+_HOMES = {"SamplingParams": "tandem.engine.params", "TandemError": "tandem.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports on first use, so that `tandem --help` does not wait for NumPy."""
+    if name not in __all__:
+        raise AttributeError(f"module 'tandem' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES.get(name, "tandem.engine.llm")), name)
