@@ -1,0 +1,286 @@
+"""Text to token ids and back, with the vocabulary of the model file. The merging itself is in C (merge.c).
+
+Two kinds: SentencePiece (`tokenizer.ggml.model` = llama: Gemma, Llama 2, Mistral) and byte-level BPE (gpt2: Llama 3,
+Qwen, SmolLM). Text that is not valid UTF-8 is read with one U+FFFD for each byte that does not belong.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
+
+import numpy as np
+
+from tandem.devices.cpu.library import ffi, load
+from tandem.errors import RequestError, UnsupportedModelError
+from tandem.kernels.kernel import Array
+from tandem.model.gguf import GGUF, StringArray
+from tandem.model.pretokenize import PreTokenizer, pre_tokenizer
+
+ffi.cdef("""
+typedef struct {
+    int32_t byte_level, whole_words, unknown, longest;
+    uint8_t *bytes; int64_t *starts; uint8_t *types; const float *scores; void *slots, *merges, *trie;
+    int64_t slot_mask, merge_mask; int32_t byte_ids[256]; uint8_t adjacent[65536];
+} tokenizer;
+void tandem_tokenizer_add_tokens(tokenizer *, const uint8_t *blob, const int64_t *, const int64_t *, int64_t);
+void tandem_tokenizer_add_merges(tokenizer *, const uint8_t *blob, const int64_t *, const int64_t *, int64_t,
+                                 uint8_t *scratch);
+int32_t tandem_tokenizer_add_special(tokenizer *, int32_t id, int32_t room);
+int32_t tandem_tokenizer_find(const tokenizer *, const uint8_t *, int64_t);
+int32_t tandem_tokenizer_next_special(const tokenizer *, const uint8_t *, int64_t, int64_t from, int32_t controls,
+                                      int64_t *span);
+int64_t tandem_tokenizer_encode(const tokenizer *, const uint8_t *, int64_t, const int32_t *words, int64_t,
+                                int32_t *ids);
+""")
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
+HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # say nothing unless asked for
+MAX_TEXT = 1 << 30  # bytes; the core counts in 32 bits
+
+# Tokens that end an answer, whatever the file says of them.
+ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
+    "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+)  # fmt: skip
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Tokenizer:
+    """The vocabulary of a model. Any number of threads may use it at the same time."""
+
+    def __init__(self, core: Any, memory: list[Array], pre: PreTokenizer | None) -> None:
+        """`from_gguf` makes one."""
+        self._core, self._memory, self._pre = core, memory, pre
+        self._bytes, self._starts, self._types = memory[:3]
+        self._byte_tokens = {} if pre else {id: byte for byte, id in enumerate(core.byte_ids) if id >= 0}
+        self.vocab_size = len(self._types)
+        self.bos_id: int | None = None
+        self.eos_id: int | None = None
+        self.add_bos = self.add_eos = self.add_space_prefix = False
+        self.stop_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def from_gguf(cls, gguf: GGUF) -> Self:
+        kind = gguf.require("tokenizer.ggml.model", str)
+        if kind not in ("llama", "gpt2"):
+            raise UnsupportedModelError(
+                f"{gguf.path}: the tokenizer is {kind!r}; this engine runs 'llama' (SentencePiece) and 'gpt2' "
+                "(byte-level BPE): choose another model"
+            )
+        pre = pre_tokenizer(gguf.get("tokenizer.ggml.pre", "default")) if kind == "gpt2" else None
+        self = cls(*_load_vocabulary(gguf, pre), pre)
+        default = (1, 2) if kind == "llama" else (None, None)
+        self.bos_id = _token_id(gguf, "bos", default[0], self.vocab_size)
+        self.eos_id = _token_id(gguf, "eos", default[1], self.vocab_size)
+        self.add_bos = gguf.get("tokenizer.ggml.add_bos_token", pre.add_bos if pre else True)
+        self.add_eos = gguf.get("tokenizer.ggml.add_eos_token", False)
+        self.add_space_prefix = pre is None and gguf.get("tokenizer.ggml.add_space_prefix", True)
+        ends = [_token_id(gguf, name, None, self.vocab_size) for name in ("eot", "eom")]
+        ends += [self.eos_id, *map(self.find, ENDS)]
+        if (end := self.find("</s>")) is not None and self._types[end] == CONTROL:  # in Gemma's, it is HTML
+            ends.append(end)
+        self.stop_ids = frozenset(id for id in ends if id is not None)
+        self._types[list(self.stop_ids)] = CONTROL
+        _add_merges(self._core, self._memory, gguf)
+        _add_specials(self._core, self._memory)
+        return self
+
+    def find(self, text: str) -> int | None:
+        """The token that is written so in the file, special or not."""
+        raw = text.encode()
+        id = load().tandem_tokenizer_find(self._core, raw, len(raw))
+        return id if id >= 0 else None
+
+    def encode(self, text: str | bytes, *, special: bool = False, bos: bool | None = None) -> list[int]:
+        """The ids of `text`. With `special`, control tokens written in it count as such; otherwise they are text.
+
+        `bos` adds the token that begins a text or leaves it out; None does as the file says, but never twice.
+        """
+        data = _valid_utf8(text)
+        if len(data) > MAX_TEXT:
+            raise RequestError(f"the text has {len(data)} bytes: give {MAX_TEXT} at most")
+        ids: list[int] = []
+        if self._pre is None:
+            data = data.replace("\u2581".encode(), b" ")  # how SentencePiece writes a space
+        for start, end, token in self._special_spans(data, special):
+            if token is not None:
+                ids.append(token)
+            elif start < end:
+                ids += self._encode_plain(data[start:end])
+        if bos is None:
+            bos = self.add_bos and ids[:1] != [self.bos_id]
+            if self.add_eos and self.eos_id is not None:
+                ids.append(self.eos_id)
+        return [self.bos_id, *ids] if bos and self.bos_id is not None else ids
+
+    def _special_spans(self, data: bytes, special: bool) -> Iterator[tuple[int, int, int | None]]:
+        """Cuts text into special tokens and plain stretches: start, end, and the token."""
+        at, core, span, next_special = (
+            0,
+            self._core,
+            ffi.new("int64_t[2]"),
+            load().tandem_tokenizer_next_special,
+        )
+        while at < len(data):
+            token = next_special(core, data, len(data), at, special, span)
+            yield at, span[0], None
+            if token >= 0:
+                yield span[0], span[1], token
+            at = span[1]
+
+    def _encode_plain(self, data: bytes) -> list[int]:
+        words = np.array(self._pre.word_lengths(data.decode()) if self._pre else [], np.int32)
+        if self.add_space_prefix:
+            data = b" " + data
+        ids = np.empty(len(data), np.int32)
+        count = load().tandem_tokenizer_encode(
+            self._core, data, len(data), _pointer("int32_t *", words), len(words), _pointer("int32_t *", ids)
+        )
+        if count < 0:
+            raise MemoryError
+        tokens: list[int] = ids[:count].tolist()
+        return tokens
+
+    def decode(self, ids: Iterable[int], *, special: bool = False, continues: bool = False) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD. With `special`, control tokens are shown.
+
+        `continues`: the ids follow others, so a space at their start is text and not the one `encode` adds.
+        """
+        stream = StreamDecoder(self, special=special, continues=continues)
+        return "".join(map(stream.push, ids)) + stream.flush()
+
+    def token_bytes(self, id: int) -> bytes:
+        """What a token stands for; not always whole characters."""
+        if not 0 <= id < self.vocab_size:
+            raise RequestError(f"token {id} is not in the vocabulary: it has 0 to {self.vocab_size - 1}")
+        if id in self._byte_tokens:
+            return bytes([self._byte_tokens[id]])
+        return self._bytes[self._starts[id] : self._starts[id + 1]].tobytes()
+
+    def piece(self, id: int) -> str:
+        """What a token stands for, as far as it is text."""
+        return self.token_bytes(id).decode(errors="replace")
+
+    def is_hidden(self, id: int) -> bool:
+        """Control tokens and the like, which `decode` leaves out."""
+        return 0 <= id < self.vocab_size and int(self._types[id]) in HIDDEN
+
+
+class StreamDecoder:
+    """Decodes token by token. What `push` and `flush` return, put together, is what `decode` gives; an incomplete
+    character is held back until it is complete or certainly will not be."""
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False, continues: bool = False) -> None:
+        self._tokenizer, self._special = tokenizer, special
+        self._strip_space = tokenizer.add_space_prefix and not continues
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, id: int) -> str:
+        if not self._special and self._tokenizer.is_hidden(id):
+            return ""
+        data = self._tokenizer.token_bytes(id)
+        if self._strip_space:
+            data, self._strip_space = data.removeprefix(b" "), False
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """What is still held back: the text ends here."""
+        return self._decoder.decode(b"", True)
+
+
+def _pointer(kind: str, array: Array) -> Any:
+    return ffi.cast(kind, array.ctypes.data)
+
+
+def _valid_utf8(text: str | bytes) -> bytes:
+    if isinstance(text, bytes):
+        try:
+            text.decode()
+            return text
+        except UnicodeDecodeError:
+            text = text.decode(errors="surrogateescape")  # one surrogate for each bad byte
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return LONE_SURROGATE.sub("\ufffd", text).encode()
+
+
+def _token_id(gguf: GGUF, name: str, default: int | None, vocab_size: int) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    if key not in gguf.metadata:
+        return default if default is not None and default < vocab_size else None
+    id = gguf.require(key, int)
+    if not 0 <= id < vocab_size:
+        gguf.fail(key, f"token {id} is not in the vocabulary of {vocab_size}: convert the model again")
+    return id
+
+
+def _per_token(gguf: GGUF, key: str, count: int, default: int, dtype: str) -> Array:
+    values = gguf.require(key, np.ndarray) if key in gguf.metadata else np.full(count, default)
+    if len(values) != count:
+        gguf.fail(key, f"there are {len(values)} values for {count} tokens: convert the model again")
+    return np.ascontiguousarray(values, dtype)
+
+
+def _slots(count: int, width: int) -> Array:
+    """An empty hash table (ids are -1) at most two thirds full, a power of two in size."""
+    return np.full((1 << (count * 3 // 2).bit_length(), width), -1, np.int32)
+
+
+def _load_vocabulary(gguf: GGUF, pre: PreTokenizer | None) -> tuple[Any, list[Array]]:
+    """The core's structure with all tokens in it, and the memory it points to."""
+    tokens = gguf.require("tokenizer.ggml.tokens", StringArray)
+    count = len(tokens)
+    types = _per_token(gguf, "tokenizer.ggml.token_type", count, NORMAL, "uint8")
+    types = types.copy()  # some are corrected later
+    data, starts = np.empty(int(tokens.lengths.sum()) + 1, np.uint8), np.zeros(count + 1, np.int64)
+    scores = (
+        _per_token(gguf, "tokenizer.ggml.scores", 0 if pre else count, 0, "float32") if not pre else types
+    )
+    slots = _slots(count, 2)
+    core = ffi.new("tokenizer *")
+    core.byte_level, core.whole_words = pre is not None, pre is not None and pre.whole_words
+    unknown = _token_id(gguf, "unknown", 0, count)
+    core.unknown = -1 if pre or unknown is None else unknown
+    core.bytes, core.starts = _pointer("uint8_t *", data), _pointer("int64_t *", starts)
+    core.types, core.scores = _pointer("uint8_t *", types), _pointer("float *", scores)
+    core.slots, core.slot_mask = _pointer("void *", slots), len(slots) - 1
+    load().tandem_tokenizer_add_tokens(core, *_strings(tokens))
+    return core, [data, starts, types, scores, slots]
+
+
+def _add_merges(core: Any, memory: list[Array], gguf: GGUF) -> None:
+    merges = gguf.require("tokenizer.ggml.merges", StringArray) if core.byte_level else None
+    if merges is None:
+        return
+    slots = _slots(len(merges), 4)
+    scratch = np.empty(int(merges.lengths.max(initial=0)) + 1, np.uint8)
+    core.merges, core.merge_mask = _pointer("void *", slots), len(slots) - 1
+    load().tandem_tokenizer_add_merges(core, *_strings(merges), _pointer("uint8_t *", scratch))
+    memory.append(slots)
+
+
+def _add_specials(core: Any, memory: list[Array]) -> None:
+    data, starts, types = memory[:3]
+    ids = np.flatnonzero(np.isin(types, (CONTROL, USER_DEFINED, UNKNOWN)))
+    nodes = np.zeros((256 + int((starts[ids + 1] - starts[ids]).sum()), 4), np.int32)
+    nodes[:, 2] = -1
+    core.trie = _pointer("void *", nodes)
+    memory.append(nodes)
+    room, raw = 256, data.tobytes()
+    for id, start, end in zip(ids.tolist(), starts[ids].tolist(), starts[ids + 1].tolist(), strict=True):
+        try:
+            raw[start:end].decode()
+        except UnicodeDecodeError:
+            continue  # would cut a character in two
+        room = load().tandem_tokenizer_add_special(core, id, room)
+
+
+def _strings(strings: StringArray) -> tuple[Any, ...]:
+    pointers = _pointer("int64_t *", strings.offsets), _pointer("int64_t *", strings.lengths)
+    return _pointer("uint8_t *", strings.blob), *pointers, len(strings)
