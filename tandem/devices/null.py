@@ -51,7 +51,9 @@ def _check_extents(where: str, launch: Launch, program: Program) -> None:
         if tensor.offset < 0 or end > program.arena_bytes[arena]:
             raise ProgramError(f"{where}: {name} ({tensor.name}) lies outside the {arena} arena")
         if needed.get(name, 0) > tensor.nbytes:
-            raise ProgramError(f"{where} touches {needed[name]} bytes of {name}; {tensor.name} has {tensor.nbytes}")
+            raise ProgramError(
+                f"{where} touches {needed[name]} bytes of {name}; {tensor.name} has {tensor.nbytes}"
+            )
 
 
 def costs(program: Program, counts: Counts) -> list[Cost]:

@@ -65,11 +65,15 @@ class BatchWriter:
         begin, end = sequence.computed, sequence.computed + count
         for group, table in enumerate(sequence.tables):
             if table.written < len(table.blocks):
-                self.inputs.tables[group][sequence.slot, table.written : len(table.blocks)] = table.blocks[table.written :]
+                self.inputs.tables[group][sequence.slot, table.written : len(table.blocks)] = table.blocks[
+                    table.written :
+                ]
                 table.written = len(table.blocks)
         tokens = self.inputs.tokens
         if count == 1:
-            slots = [table.blocks[begin // KV_BLOCK] * KV_BLOCK + begin % KV_BLOCK for table in sequence.tables]
+            slots = [
+                table.blocks[begin // KV_BLOCK] * KV_BLOCK + begin % KV_BLOCK for table in sequence.tables
+            ]
             tokens[at, : TOKEN_SLOT + len(slots)] = [sequence.tokens[begin], begin, sequence.slot, 0, *slots]
             return
         positions = np.arange(begin, end)
@@ -98,11 +102,17 @@ class BatchWriter:
         tokens = sequence.params.logit_bias.keys() | sequence.history.keys()
         if tokens:
             # When the table is full the oldest history counts for less than a crash: newest tokens are kept.
-            kept = list(tokens)[-(self.inputs.limits.edits - first_edit) :] if first_edit < self.inputs.limits.edits else []
+            kept = (
+                list(tokens)[-(self.inputs.limits.edits - first_edit) :]
+                if first_edit < self.inputs.limits.edits
+                else []
+            )
             last = first_edit + len(kept)
             self.inputs.edits[first_edit:last, 0] = kept
             self.inputs.edits[first_edit:last, 1] = [sequence.history.get(token, 0) for token in kept]
-            self.inputs.edits_f32[first_edit:last, 2] = [sequence.params.logit_bias.get(token, 0.0) for token in kept]
+            self.inputs.edits_f32[first_edit:last, 2] = [
+                sequence.params.logit_bias.get(token, 0.0) for token in kept
+            ]
             params[PARAM_FIRST_EDIT], params[PARAM_EDITS] = first_edit, len(kept)
             first_edit = last
         return first_edit

@@ -58,9 +58,13 @@ class Engine:
         self.cache = KVCache(config.windows, kv.blocks)
         self.scheduler = Scheduler(limits, self.cache)
         results = device.view(self.program.values["result"][1]).view(np.int32).reshape(-1, RESULT_INTS)
-        self.batch = BatchWriter(StepInputs(layout, device.memory("step")), results, config.q_heads // config.kv_heads)
+        self.batch = BatchWriter(
+            StepInputs(layout, device.memory("step")), results, config.q_heads // config.kv_heads
+        )
 
-    def submit(self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset()) -> Sequence:
+    def submit(
+        self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset()
+    ) -> Sequence:
         """Queues a request; step() serves it until it has a finish_reason."""
         self._check_prompt(prompt)
         if len(prompt) >= self.context:
@@ -136,7 +140,9 @@ class Engine:
         """Writes StepInputs for `ids` chunk by chunk, every row sampled; yields (first token, count) of each."""
         self._check_prompt(ids)
         if len(ids) > self.context:
-            raise ContextError(f"{len(ids)} tokens are more than the context of {self.context}: load with a larger one")
+            raise ContextError(
+                f"{len(ids)} tokens are more than the context of {self.context}: load with a larger one"
+            )
         if self.scheduler.running or self.scheduler.waiting:
             raise RequestError("logits and capture need an idle engine: finish or close the streams first")
         limits = self.scheduler.limits
@@ -164,9 +170,15 @@ def plan_kv(
 ) -> tuple[int, ...]:
     """Blocks of each KV group: one full context at least, up to `batch` of them within a share of the free memory."""
     available = available_memory() - weights - HEADROOM
-    per_block = [2 * KV_BLOCK * config.kv_heads * config.head_dim * element * config.layer_window.count(w) for w in config.windows]
+    per_block = [
+        2 * KV_BLOCK * config.kv_heads * config.head_dim * element * config.layer_window.count(w)
+        for w in config.windows
+    ]
     # A sliding group keeps its window, the step's own tokens, and a part of a block at either end.
-    per_sequence = [min(limits.blocks, (w + limits.tokens) // KV_BLOCK + 2) if w else limits.blocks for w in config.windows]
+    per_sequence = [
+        min(limits.blocks, (w + limits.tokens) // KV_BLOCK + 2) if w else limits.blocks
+        for w in config.windows
+    ]
     one = sum(n * size for n, size in zip(per_sequence, per_block, strict=True))
     if available < one:
         raise DoesNotFitError(
@@ -181,4 +193,6 @@ def available_memory() -> float:
     with open("/proc/meminfo") as lines:
         fields = dict(line.split(":") for line in lines)
     page_cache_aware = fields.get("MemAvailable", fields["MemFree"])
-    return min(int(page_cache_aware.split()[0]) * 1024.0, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(
+        int(page_cache_aware.split()[0]) * 1024.0, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )

@@ -92,7 +92,9 @@ class LLM:
         config = self._model.config
         self.context = min(context or DEFAULT_CONTEXT, config.trained_context)
         if context and context > config.trained_context:
-            raise RequestError(f"context={context}: this model was trained for {config.trained_context} at most")
+            raise RequestError(
+                f"context={context}: this model was trained for {config.trained_context} at most"
+            )
         self.tokenizer = Tokenizer.from_gguf(self._model.gguf)
         self._template: ChatTemplate | None = None
         self.device = CPUDevice(threads or read_settings().threads)
@@ -110,7 +112,9 @@ class LLM:
     def generate(self, prompt: list[int], **params: Any) -> Result: ...
     @overload
     def generate(self, prompt: list[str] | list[list[int]], **params: Any) -> list[Result]: ...
-    def generate(self, prompt: str | list[int] | list[str] | list[list[int]], **params: Any) -> Result | list[Result]:
+    def generate(
+        self, prompt: str | list[int] | list[str] | list[list[int]], **params: Any
+    ) -> Result | list[Result]:
         """Continues a text or token ids, or each of a list of them in one batch. Parameters as in SamplingParams."""
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
             return self._run([self._submit(self._ids(prompt), params)])[0]
@@ -165,8 +169,18 @@ class LLM:
         for name, info in self._model.gguf.tensors.items():
             layout = layouts.get(name, "f32")
             exact = layout == info.format.name.lower()
-            path = "vector" if len(info.shape) == 1 else f"matmul_{layout}" + ("" if exact else " (converted)")
-            rows.append({"name": name, "shape": info.shape, "format": info.format.name, "bytes": info.nbytes, "path": path})
+            path = (
+                "vector" if len(info.shape) == 1 else f"matmul_{layout}" + ("" if exact else " (converted)")
+            )
+            rows.append(
+                {
+                    "name": name,
+                    "shape": info.shape,
+                    "format": info.format.name,
+                    "bytes": info.nbytes,
+                    "path": path,
+                }
+            )
         return rows
 
     def program_text(self, *, tokens: int = 1) -> str:
@@ -184,7 +198,9 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # ---- a request's life
@@ -201,7 +217,9 @@ class LLM:
         known = {f.name for f in dataclasses.fields(SamplingParams)}
         unknown = params.keys() - known
         if unknown:
-            raise RequestError(f"unknown parameter {sorted(unknown)[0]!r}; there is: {', '.join(sorted(known))}")
+            raise RequestError(
+                f"unknown parameter {sorted(unknown)[0]!r}; there is: {', '.join(sorted(known))}"
+            )
         return self.engine.submit(ids, SamplingParams(**params), self.tokenizer.stop_ids)
 
     def _stream(self, sequence: Sequence) -> Iterator[Token]:
@@ -235,7 +253,9 @@ class LLM:
             while any(sequence.finish_reason is None for sequence in sequences):
                 for sequence in self.engine.step():
                     if sequence in texts:
-                        parts[sequence].append(self._token(sequence, sequence.generated[-1], texts[sequence]).text)
+                        parts[sequence].append(
+                            self._token(sequence, sequence.generated[-1], texts[sequence]).text
+                        )
         finally:
             for sequence in sequences:
                 if sequence.finish_reason is None:

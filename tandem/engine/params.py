@@ -35,14 +35,24 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         _check(self.max_tokens >= 1, "max_tokens must be 1 or more")
-        for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty"):
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "repeat_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ):
             _check(math.isfinite(getattr(self, name)), f"{name} must be a finite number")
         _check(self.temperature >= 0, "temperature must be 0 or more")
         _check(self.top_k >= 0, "top_k must be 0 (off) or more")
         _check(0 < self.top_p <= 1, "top_p must be above 0 and at most 1")
         _check(0 <= self.min_p <= 1, "min_p must be between 0 and 1")
         _check(self.repeat_penalty > 0, "repeat_penalty must be above 0")
-        _check(self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS, f"logprobs must be 0 to {MOST_LOGPROBS}")
+        _check(
+            self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
+            f"logprobs must be 0 to {MOST_LOGPROBS}",
+        )
         _check(all(isinstance(s, str) and s for s in stop), "stop strings must not be empty")
         _check(all(not math.isnan(bias) for bias in self.logit_bias.values()), "logit_bias must be numbers")
 

@@ -110,7 +110,10 @@ def unpack_panels(layout: str, packed: Array, rows: int, columns: int) -> Array:
     quants = _panel_quants(layout, chunks, blocks)  # [panels, chunks, blocks, 32 columns, 16 rows]
     scale, minimum = _panel_scales(layout, chunks, blocks)  # [panels, chunks, blocks, 1 or 2, 16 rows]
     parts = scale.shape[3]
-    w = quants.reshape(*quants.shape[:3], parts, 32 // parts, LANES) * scale[..., None, :] + minimum[..., None, :]
+    w = (
+        quants.reshape(*quants.shape[:3], parts, 32 // parts, LANES) * scale[..., None, :]
+        + minimum[..., None, :]
+    )
     return w.reshape(count, columns, LANES).transpose(0, 2, 1).reshape(-1, columns)[:rows].astype(np.float32)
 
 
@@ -137,12 +140,18 @@ def _panel_scales(layout: str, chunks: Array, blocks: int) -> tuple[Array, Array
         return np.ascontiguousarray(chunks[..., begin : begin + 32]).view(np.float16).astype(np.float32)
 
     if layout == "q6_k":
-        scales = chunks[..., 3072:3328].view(np.int8).reshape(*chunks.shape[:2], 8, 2, LANES).astype(np.float32)
+        scales = (
+            chunks[..., 3072:3328].view(np.int8).reshape(*chunks.shape[:2], 8, 2, LANES).astype(np.float32)
+        )
         scale = scales * halves(3328)[:, :, None, None]
         return scale, -32 * scale
     if blocks == 8:
         begin = 2048 + (512 if layout == "q5_k" else 0)
-        words = np.ascontiguousarray(chunks[..., begin : begin + 192]).view(np.uint32).reshape(*chunks.shape[:2], 3, LANES)
+        words = (
+            np.ascontiguousarray(chunks[..., begin : begin + 192])
+            .view(np.uint32)
+            .reshape(*chunks.shape[:2], 3, LANES)
+        )
         shift = 8 * np.arange(4, dtype=np.uint32)[:, None]
         byte = [(words[:, :, i, None] >> shift) & 255 for i in range(3)]  # [panels, chunks, 4, 16]
         s = np.concatenate([byte[0] & 63, (byte[2] & 15) | (byte[0] >> 6) << 4], axis=2)
@@ -194,7 +203,9 @@ def random_panels(layout: str, rows: int, columns: int, rng: np.random.Generator
         return values.astype(np.float16 if layout == "f16" else np.float32)
     data = rng.integers(0, 256, (count, columns // info.span, info.chunk_bytes), dtype=np.uint8)
     halves = {"q4_0": 1, "q5_0": 1, "q8_0": 1, "q6_k": 1}.get(layout, 2)
-    scales = (rng.uniform(0.2, 1.0, (*data.shape[:2], halves * LANES)) * (0.002 if info.span == 256 else 0.01)).astype(np.float16)
+    scales = (
+        rng.uniform(0.2, 1.0, (*data.shape[:2], halves * LANES)) * (0.002 if info.span == 256 else 0.01)
+    ).astype(np.float16)
     data[..., -2 * halves * LANES :] = scales.view(np.uint8)
     return data
 

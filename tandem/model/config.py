@@ -18,7 +18,9 @@ class Rope:
     base: float
     rot_dim: int
     linear: float = 1.0  # positions are divided by this
-    yarn: tuple[float, float, float, float, float] | None = None  # factor, trained context, beta fast, beta slow, magnitude
+    yarn: tuple[float, float, float, float, float] | None = (
+        None  # factor, trained context, beta fast, beta slow, magnitude
+    )
     factors: tuple[float, ...] = ()  # each frequency divided by its own (Llama 3)
 
     def table(self, positions: int) -> Array:
@@ -135,7 +137,9 @@ class Metadata:
             yarn = (factor, trained, self.number("rope.scaling.yarn_beta_fast", 32.0),
                     self.number("rope.scaling.yarn_beta_slow", 1.0), self.number("rope.scaling.attn_factor", 1.0))  # fmt: skip
         elif kind not in ("none", "linear"):
-            self.gguf.fail(self.key("rope.scaling.type"), f"{kind!r} is unknown: use a model with none, linear or yarn")
+            self.gguf.fail(
+                self.key("rope.scaling.type"), f"{kind!r} is unknown: use a model with none, linear or yarn"
+            )
         factors: tuple[float, ...] = ()
         if self.has("rope_freqs.weight"):
             factors = tuple(np.frombuffer(self.gguf.raw("rope_freqs.weight").tobytes(), np.float32).tolist())
@@ -144,7 +148,9 @@ class Metadata:
             factor if kind != "yarn" else 1.0, yarn, factors,
         )  # fmt: skip
 
-    def config(self, *, head_dim: int, scale: float, ropes: tuple[Rope, ...], **special: object) -> ModelConfig:
+    def config(
+        self, *, head_dim: int, scale: float, ropes: tuple[Rope, ...], **special: object
+    ) -> ModelConfig:
         """The part of a config that every family reads the same way."""
         layers, q_heads = self.count("block_count", most=1024), self.count("attention.head_count", most=4096)
         tied = not self.has("output.weight")
@@ -158,5 +164,8 @@ class Metadata:
         }  # fmt: skip
         config = ModelConfig(**(fields | special))  # type: ignore[arg-type]
         if config.q_heads % config.kv_heads:
-            self.gguf.fail(self.key("attention.head_count"), f"{config.q_heads} heads are not a multiple of {config.kv_heads} KV heads")
+            self.gguf.fail(
+                self.key("attention.head_count"),
+                f"{config.q_heads} heads are not a multiple of {config.kv_heads} KV heads",
+            )
         return config

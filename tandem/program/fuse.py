@@ -55,7 +55,12 @@ def glu_into_matmul(ops: list[Op], layout_of: LayoutOf) -> list[Op]:
     out: list[Op] = []
     for op in ops:
         source = maker.get(id(op.inputs[0])) if op.kind == "glu" else None
-        if source and source.outputs == op.inputs and op.inputs[0].width % GLU_ROWS == 0 and not any(source.attrs["biases"]):
+        if (
+            source
+            and source.outputs == op.inputs
+            and op.inputs[0].width % GLU_ROWS == 0
+            and not any(source.attrs["biases"])
+        ):
             source.outputs = op.outputs
             source.attrs["activation"] = op.attrs["activation"]
         else:
@@ -69,7 +74,13 @@ def residual_norm(ops: list[Op]) -> list[Op]:
     out: list[Op] = []
     for op in ops:
         last = out[-1] if out else None
-        if op.kind == "add" and last and last.kind == "norm" and last.outputs[0] is op.inputs[1] and uses[id(op.inputs[1])] == 1:
+        if (
+            op.kind == "add"
+            and last
+            and last.kind == "norm"
+            and last.outputs[0] is op.inputs[1]
+            and uses[id(op.inputs[1])] == 1
+        ):
             out[-1] = Op("add_norm", [op.inputs[0], last.inputs[0]], op.outputs,
                          {"post": last.attrs["weight"], "weight": None, "eps": last.attrs["eps"]})  # fmt: skip
         elif op.kind == "add":
@@ -92,7 +103,12 @@ def heads(ops: list[Op]) -> list[Op]:
                 last.outputs = op.outputs
                 last.attrs["rope"] = True
             else:
-                attrs = {"heads": op.attrs["heads"], "norm": op.attrs.get("weights"), "rope": op.kind == "rope", "store": False}
+                attrs = {
+                    "heads": op.attrs["heads"],
+                    "norm": op.attrs.get("weights"),
+                    "rope": op.kind == "rope",
+                    "store": False,
+                }
                 out.append(Op("heads", op.inputs, op.outputs, attrs))
         elif op.kind == "store" and last and last.kind == "heads" and last.outputs[1] is op.inputs[0]:
             last.inputs = [*last.inputs, op.inputs[1]]

@@ -141,11 +141,17 @@ class Builder:
     def norm(self, x: Value, weight: Vector, eps: float, name: str) -> Value:
         return self._emit("norm", [x], [name], weight=weight, eps=eps)[0]
 
-    def matmul(self, x: Value, matrix: Matrix, name: str, *, bias: Vector | None = None, softcap: float = 0.0) -> Value:
+    def matmul(
+        self, x: Value, matrix: Matrix, name: str, *, bias: Vector | None = None, softcap: float = 0.0
+    ) -> Value:
         return self._emit("matmul", [x], [name], matrices=[matrix], biases=[bias], softcap=softcap)[0]
 
-    def head_norm(self, q: Value, k: Value, weights: tuple[Vector, Vector], heads: Heads) -> tuple[Value, Value]:
-        out = self._emit("head_norm", [q, k], [f"{q.name}_norm", f"{k.name}_norm"], weights=weights, heads=heads)
+    def head_norm(
+        self, q: Value, k: Value, weights: tuple[Vector, Vector], heads: Heads
+    ) -> tuple[Value, Value]:
+        out = self._emit(
+            "head_norm", [q, k], [f"{q.name}_norm", f"{k.name}_norm"], weights=weights, heads=heads
+        )
         return out[0], out[1]
 
     def rope(self, q: Value, k: Value, heads: Heads) -> tuple[Value, Value]:

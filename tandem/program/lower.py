@@ -31,7 +31,9 @@ class KVPlan:
         return 2 * KV_BLOCK * heads.kv_heads * heads.head_dim * (4 if self.f32 else 2)
 
 
-def lower(ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVPlan, passes: Iterable[str] = PASSES) -> Program:
+def lower(
+    ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVPlan, passes: Iterable[str] = PASSES
+) -> Program:
     lowering = _Lowering(ops, plan, step, kv, "quantise" in set(passes))
     for op in ops:
         getattr(lowering, f"_{op.kind}")(op)
@@ -46,7 +48,9 @@ def lower(ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVPlan, passes:
 
 
 class _Lowering:
-    def __init__(self, ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVPlan, fuse_quantise: bool) -> None:
+    def __init__(
+        self, ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVPlan, fuse_quantise: bool
+    ) -> None:
         self.plan, self.step, self.kv, self.fuse_quantise = plan, step, kv, fuse_quantise
         self.counts = {"tokens": step.limits.tokens, "rows": step.limits.rows}
         self.consumers = consumers(ops)
@@ -96,7 +100,9 @@ class _Lowering:
     def _cache(self, heads: Heads) -> Tensor:
         if heads.layer not in self.caches:
             size = self.kv.blocks[heads.group] * self.kv.block_bytes(heads)
-            self.caches[heads.layer] = Tensor(f"kv.{heads.layer}", "kv", "f32" if self.kv.f32 else "f16", size, offset=self.kv_bytes)
+            self.caches[heads.layer] = Tensor(
+                f"kv.{heads.layer}", "kv", "f32" if self.kv.f32 else "f16", size, offset=self.kv_bytes
+            )
             self.kv_bytes += align(size)
         return self.caches[heads.layer]
 
@@ -108,7 +114,9 @@ class _Lowering:
 
     def _launch(self, kernel: Kernel, name: str, buffers: dict[str, Tensor | None], **scalars: float) -> None:
         bound = {b.name: buffers.get(b.name) for b in kernel.buffers}
-        self.launches.append(Launch(kernel, bound, {key: scalars.get(key, 0) for key, _ in kernel.scalars}, name))
+        self.launches.append(
+            Launch(kernel, bound, {key: scalars.get(key, 0) for key, _ in kernel.scalars}, name)
+        )
 
     def _done(self, *values: Value) -> None:
         """Values complete with the last launch: what `capture` reads."""
@@ -143,7 +151,13 @@ class _Lowering:
         self._done(op.outputs[0])
 
     def _norm_launch(
-        self, x: Value, y: Value | None, post: Vector | None, weight: Vector | None, normed: Value | None, eps: float
+        self,
+        x: Value,
+        y: Value | None,
+        post: Vector | None,
+        weight: Vector | None,
+        normed: Value | None,
+        eps: float,
     ) -> None:
         source = self.selected.get(x, x)
         x_tensor = self.f32[source]
@@ -218,7 +232,9 @@ class _Lowering:
         self._done(op.outputs[0])
 
     def _head_norm(self, op: Op) -> None:
-        self._heads_launch(op.attrs["heads"], op.inputs[0], op.inputs[1], None, op.attrs["weights"], PART_NORM, op.outputs)
+        self._heads_launch(
+            op.attrs["heads"], op.inputs[0], op.inputs[1], None, op.attrs["weights"], PART_NORM, op.outputs
+        )
 
     def _rope(self, op: Op) -> None:
         self._heads_launch(op.attrs["heads"], op.inputs[0], op.inputs[1], None, None, PART_ROPE, op.outputs)
@@ -267,7 +283,9 @@ class _Lowering:
 
     def _sample(self, op: Op) -> None:
         logits = self.f32[op.inputs[0]]
-        result = self._host_tensor(Tensor("result", "output", "i32", 4 * RESULT_INTS * self.counts["rows"], RESULT_INTS))
+        result = self._host_tensor(
+            Tensor("result", "output", "i32", 4 * RESULT_INTS * self.counts["rows"], RESULT_INTS)
+        )
         self._launch(
             sample.KERNEL, "result",
             {"logits": logits, "params": self.step.params, "edits": self.step.edits, "out": result},

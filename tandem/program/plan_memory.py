@@ -23,7 +23,11 @@ def plan_memory(launches: list[Launch]) -> int:
     placed: list[Tensor] = []
     for tensor in sorted(lives, key=lambda t: (-t.nbytes, lives[t])):
         first, last = lives[tensor]
-        taken = sorted((t.start, t.start + align(t.nbytes)) for t in placed if lives[t][0] <= last and first <= lives[t][1])
+        taken = sorted(
+            (t.start, t.start + align(t.nbytes))
+            for t in placed
+            if lives[t][0] <= last and first <= lives[t][1]
+        )
         offset = 0
         for begin, end in taken:
             if begin - offset >= align(tensor.nbytes):

@@ -64,12 +64,17 @@ class Program:
     launches: list[Launch]
     max_counts: Counts  # the bucket: largest "tokens", "rows" and "work" of a step
     arena_bytes: dict[str, int]
-    values: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # name -> (launch that completes it, tensor)
+    values: dict[str, tuple[int, Tensor]] = field(
+        default_factory=dict
+    )  # name -> (launch that completes it, tensor)
 
     def text(self, counts: Counts | None = None, seconds: list[float] | None = None) -> str:
         """One line a launch: what runs, over which memory, at what cost, and after a run how fast."""
         counts = counts or self.max_counts
-        lines = [f"{'':5}{'kernel':14}{'value':26}{'items':>7}{'MB':>10}{'Mop':>10}" + ("      us    GB/s" if seconds else "")]
+        lines = [
+            f"{'':5}{'kernel':14}{'value':26}{'items':>7}{'MB':>10}{'Mop':>10}"
+            + ("      us    GB/s" if seconds else "")
+        ]
         for i, launch in enumerate(self.launches):
             cost = launch.cost(counts)
             line = f"{i:4}{'|' if launch.barrier else ' '}{launch.kernel.name:14}{launch.name:26}"

@@ -53,7 +53,9 @@ class StepLayout:
         self.rows = self._table("rows", 1, limits.rows)
         self.params = self._table("params", PARAM_INTS, limits.rows)
         self.edits = self._table("edits", EDIT_INTS, limits.edits)
-        self.tables = [self._table(f"tables.{g}", limits.blocks, limits.sequences) for g in range(limits.groups)]
+        self.tables = [
+            self._table(f"tables.{g}", limits.blocks, limits.sequences) for g in range(limits.groups)
+        ]
 
     def _table(self, name: str, width: int, rows: int) -> Tensor:
         tensor = Tensor(f"step.{name}", "step", "i32", 4 * width * rows, width, self.nbytes)

@@ -62,7 +62,9 @@ class CPUDevice:
     def view(self, tensor: Tensor) -> Bytes:
         return self.memory(tensor.arena)[tensor.start : tensor.start + tensor.nbytes]
 
-    def repack(self, layout: str, rows: Bytes, columns: int, target: Bytes, first: int, run: int, period: int) -> None:
+    def repack(
+        self, layout: str, rows: Bytes, columns: int, target: Bytes, first: int, run: int, period: int
+    ) -> None:
         """Rows of the file [rows, row bytes] into panels of `target`, over all threads.
 
         The rows begin at panel `first` of their matrix; panel p goes to place p // run * period + p % run.
@@ -73,7 +75,9 @@ class CPUDevice:
         def part(begin: int) -> None:
             start = ffi.cast("uint8_t *", source + begin * rows.strides[0])
             count = min(step, len(rows) - begin)
-            self._library.tandem_repack(layout.encode(), start, count, columns, out, first + begin // LANES, run, period)
+            self._library.tandem_repack(
+                layout.encode(), start, count, columns, out, first + begin // LANES, run, period
+            )
 
         if len(rows) <= step:
             part(0)
@@ -91,7 +95,9 @@ class CPUDevice:
     def run(self, launches: Any, count: int, seconds: Any) -> None:
         step = ffi.cast("int32_t *", self.memory("step").ctypes.data)
         if self._library.tandem_pool_run(self._pool, launches, count, step, seconds):
-            raise DeviceError(f"a Program of {count} launches is more than {MOST_LAUNCHES}: report this as a bug")
+            raise DeviceError(
+                f"a Program of {count} launches is more than {MOST_LAUNCHES}: report this as a bug"
+            )
 
     def close(self) -> None:
         """Ends the threads. Memory goes when the last NumPy view of it does."""

@@ -30,7 +30,9 @@ int tandem_isa_supported(const char *name);
 def load() -> Any:
     """The library; other modules add their declarations with `ffi.cdef` at import."""
     if not LIBRARY.exists():
-        raise DeviceError(f"the C core is not built: run `make core` in the source tree ({LIBRARY} is missing)")
+        raise DeviceError(
+            f"the C core is not built: run `make core` in the source tree ({LIBRARY} is missing)"
+        )
     return ffi.dlopen(str(LIBRARY))
 
 

@@ -1,50 +1,57 @@
 // Turns rows of GGUF blocks into the panels of panels.h, as the file is read. Same bytes, other order.
-#include "layouts.h"
+//
+// Loading waits for this, so it works on 16 bytes at a time (SSE2, which every x86-64 has): a row's 32 quants are
+// two vectors q[0], q[1]; four rows' vectors of 4 words are transposed into the panel, where a row is a lane.
+#include <emmintrin.h>
+
 #include "panels.h"
 
 enum { ROWS = LANES };
+typedef __m128i bytes16;
 
-// quants: [16 rows][32 columns], below 16 -> 256 bytes
-static void pack_nibbles(uint8_t *panel, uint8_t quants[ROWS][32]) {
-    uint32_t *out = (uint32_t *)panel;
-    for (int r = 0; r < ROWS; r++) {
-        uint32_t words[8];
-        memcpy(words, quants[r], 32);
-        for (int i = 0; i < 4; i++) out[i * ROWS + r] = (words[i] & 0x0f0f0f0f) | (words[4 + i] & 0x0f0f0f0f) << 4;
+static bytes16 load16(const void *p) { return _mm_loadu_si128((const bytes16 *)p); }
+static bytes16 mask(bytes16 v, int m) { return _mm_and_si128(v, _mm_set1_epi8((char)m)); }
+static bytes16 shifted_right(bytes16 v, int n, int m) { return mask(_mm_srli_epi16(v, n), m); }  // of each byte
+
+// Word i of each of 4 rows -> out[i * ROWS .. + 3].
+static void store_transposed(uint32_t *out, const bytes16 *rows) {
+    bytes16 a = _mm_unpacklo_epi32(rows[0], rows[1]), b = _mm_unpackhi_epi32(rows[0], rows[1]);
+    bytes16 c = _mm_unpacklo_epi32(rows[2], rows[3]), d = _mm_unpackhi_epi32(rows[2], rows[3]);
+    _mm_storeu_si128((bytes16 *)(out + 0 * ROWS), _mm_unpacklo_epi64(a, c));
+    _mm_storeu_si128((bytes16 *)(out + 1 * ROWS), _mm_unpackhi_epi64(a, c));
+    _mm_storeu_si128((bytes16 *)(out + 2 * ROWS), _mm_unpacklo_epi64(b, d));
+    _mm_storeu_si128((bytes16 *)(out + 3 * ROWS), _mm_unpackhi_epi64(b, d));
+}
+
+// quants: [16 rows][2], the low 4 bits of each byte -> 256 bytes
+static void pack_nibbles(uint8_t *panel, bytes16 quants[ROWS][2]) {
+    for (int r = 0; r < ROWS; r += 4) {
+        bytes16 packed[4];
+        for (int i = 0; i < 4; i++)
+            packed[i] = _mm_or_si128(mask(quants[r + i][0], 15), _mm_slli_epi16(mask(quants[r + i][1], 15), 4));
+        store_transposed((uint32_t *)panel + r, packed);
     }
 }
 
-// Bit 4 of each quant -> 64 bytes, bit s of byte 4*row + j is column 4*s + j.
-static void pack_fifth_bits(uint8_t *panel, uint8_t quants[ROWS][32]) {
-    uint32_t *out = (uint32_t *)panel;
+// Bit 4 of each quant -> 64 bytes: bit s of byte 4*row + j is column 4*s + j.
+static void pack_fifth_bits(uint8_t *panel, bytes16 quants[ROWS][2]) {
     for (int r = 0; r < ROWS; r++) {
-        uint32_t words[8], bits = 0;
-        memcpy(words, quants[r], 32);
-        for (int s = 0; s < 8; s++) bits |= (words[s] >> 4 & 0x01010101) << s;
-        out[r] = bits;
+        uint32_t w[4], bits;
+        _mm_storeu_si128((bytes16 *)w, _mm_or_si128(shifted_right(quants[r][0], 4, 1), mask(quants[r][1], 16)));
+        bits = w[0] | w[1] << 1 | w[2] << 2 | w[3] << 3;
+        memcpy(panel + 4 * r, &bits, 4);
     }
 }
 
 // Bits 4 and 5 of each quant -> 128 bytes, see q6_k_quants.
-static void pack_upper_bits(uint8_t *panel, uint8_t quants[ROWS][32]) {
-    uint32_t *out = (uint32_t *)panel;
-    for (int r = 0; r < ROWS; r++) {
-        uint32_t words[8];
-        memcpy(words, quants[r], 32);
+static void pack_upper_bits(uint8_t *panel, bytes16 quants[ROWS][2]) {
+    for (int r = 0; r < ROWS; r++)
         for (int h = 0; h < 2; h++) {
-            uint32_t bits = 0;
-            for (int f = 0; f < 4; f++) bits |= (words[4 * h + f] >> 4 & 0x03030303) << 2 * f;
-            out[h * ROWS + r] = bits;
+            uint32_t w[4], bits;
+            _mm_storeu_si128((bytes16 *)w, shifted_right(quants[r][h], 4, 3));
+            bits = w[0] | w[1] << 2 | w[2] << 4 | w[3] << 6;
+            memcpy(panel + 64 * h + 4 * r, &bits, 4);
         }
-    }
-}
-
-static void spread_nibbles(const uint8_t *packed, uint8_t *quants) {  // 16 bytes -> 32 quants, halves apart
-    for (int i = 0; i < 16; i++) quants[i] = packed[i] & 15, quants[16 + i] = packed[i] >> 4;
-}
-
-static void add_fifth_bits(uint32_t bits, uint8_t *quants) {
-    for (int i = 0; i < 32; i++) quants[i] |= (bits >> i & 1) << 4;
 }
 
 // A row's blocks at the same columns lie `stride` bytes apart; rows past `rows` read as zero blocks.
@@ -55,28 +62,35 @@ static void copy_halves(uint8_t *panel, blocks b, int offset) {
     for (int r = 0; r < ROWS; r++) memcpy(panel + 2 * r, row_block(b, r) + offset, 2);
 }
 
-static void repack_q4_0(blocks b, uint8_t *panel) {  // half d, 16 bytes
-    uint8_t quants[ROWS][32];
-    for (int r = 0; r < ROWS; r++) spread_nibbles(row_block(b, r) + 2, quants[r]);
-    pack_nibbles(panel, quants);
-    copy_halves(panel + NIBBLES, b, 0);
+static void split_nibbles(const uint8_t *packed, bytes16 q[2]) {  // low nibbles are the first 16 columns
+    q[0] = mask(load16(packed), 15);
+    q[1] = shifted_right(load16(packed), 4, 15);
 }
 
-static void repack_q4_1(blocks b, uint8_t *panel) {  // half d, half m, 16 bytes
-    uint8_t quants[ROWS][32];
-    for (int r = 0; r < ROWS; r++) spread_nibbles(row_block(b, r) + 4, quants[r]);
+static void repack_four(blocks b, uint8_t *panel, int header) {  // half d (half m), 16 bytes
+    bytes16 quants[ROWS][2];
+    for (int r = 0; r < ROWS; r++) split_nibbles(row_block(b, r) + header, quants[r]);
     pack_nibbles(panel, quants);
     copy_halves(panel + NIBBLES, b, 0);
-    copy_halves(panel + NIBBLES + 32, b, 2);
+    if (header == 4) copy_halves(panel + NIBBLES + 32, b, 2);
+}
+static void repack_q4_0(blocks b, uint8_t *panel) { repack_four(b, panel, 2); }
+static void repack_q4_1(blocks b, uint8_t *panel) { repack_four(b, panel, 4); }
+
+// 16 bits to 16 bytes, each 16 where its bit is set.
+static bytes16 spread_bits(const uint8_t *bits) {
+    bytes16 select = _mm_set1_epi64x((long long)0x8040201008040201ull);
+    uint64_t low = bits[0] * 0x0101010101010101ull, high = bits[1] * 0x0101010101010101ull;
+    bytes16 v = _mm_and_si128(_mm_set_epi64x((long long)high, (long long)low), select);
+    return mask(_mm_cmpeq_epi8(v, select), 16);
 }
 
-static void repack_five(blocks b, uint8_t *panel, int header) {  // header, 4 bytes of fifth bits, 16 bytes
-    uint8_t quants[ROWS][32];
+static void repack_five(blocks b, uint8_t *panel, int header) {  // half d (half m), 4 bytes of fifth bits, 16 bytes
+    bytes16 quants[ROWS][2];
     for (int r = 0; r < ROWS; r++) {
-        uint32_t bits;
-        memcpy(&bits, row_block(b, r) + header, 4);
-        spread_nibbles(row_block(b, r) + header + 4, quants[r]);
-        add_fifth_bits(bits, quants[r]);
+        const uint8_t *bits = row_block(b, r) + header;
+        split_nibbles(bits + 4, quants[r]);
+        for (int i = 0; i < 2; i++) quants[r][i] = _mm_or_si128(quants[r][i], spread_bits(bits + 2 * i));
     }
     pack_nibbles(panel, quants);
     pack_fifth_bits(panel + NIBBLES, quants);
@@ -86,13 +100,14 @@ static void repack_five(blocks b, uint8_t *panel, int header) {  // header, 4 by
 static void repack_q5_0(blocks b, uint8_t *panel) { repack_five(b, panel, 2); }
 static void repack_q5_1(blocks b, uint8_t *panel) { repack_five(b, panel, 4); }
 
-static void repack_q8_0(blocks b, uint8_t *panel) {  // half d, 32 int8
-    uint32_t *out = (uint32_t *)panel;
-    for (int r = 0; r < ROWS; r++) {
-        uint32_t words[8];
-        memcpy(words, row_block(b, r) + 2, 32);
-        for (int s = 0; s < 8; s++) out[s * ROWS + r] = words[s] ^ 0x80808080;  // int8 + 128
-    }
+static void repack_q8_0(blocks b, uint8_t *panel) {  // half d, 32 int8, kept as int8 + 128
+    for (int r = 0; r < ROWS; r += 4)
+        for (int h = 0; h < 2; h++) {
+            bytes16 rows[4];
+            for (int i = 0; i < 4; i++)
+                rows[i] = _mm_xor_si128(load16(row_block(b, r + i) + 2 + 16 * h), _mm_set1_epi8((char)0x80));
+            store_transposed((uint32_t *)panel + 4 * h * ROWS + r, rows);
+        }
     copy_halves(panel + 512, b, 0);
 }
 
@@ -107,13 +122,17 @@ static void copy_k_scales(uint8_t *panel, blocks b) {  // half d, half dmin, 12 
 // columns 64c to 64c+31 in their low nibbles and the next 32 in their high ones.
 static void repack_k(blocks b, uint8_t *panel, int five) {
     for (int block = 0; block < 8; block++) {
-        uint8_t quants[ROWS][32];
-        for (int r = 0; r < ROWS; r++) {
-            const uint8_t *nibbles = row_block(b, r) + (five ? 48 : 16) + 32 * (block / 2), *fifth = row_block(b, r) + 16;
-            if (block % 2 == 0) for (int i = 0; i < 32; i++) quants[r][i] = nibbles[i] & 15;
-            else for (int i = 0; i < 32; i++) quants[r][i] = nibbles[i] >> 4;
-            if (five) for (int i = 0; i < 32; i++) quants[r][i] |= (fifth[i] >> block & 1) << 4;
-        }
+        bytes16 quants[ROWS][2];
+        for (int r = 0; r < ROWS; r++)
+            for (int i = 0; i < 2; i++) {
+                const uint8_t *nibbles = row_block(b, r) + (five ? 48 : 16) + 32 * (block / 2) + 16 * i;
+                bytes16 q = shifted_right(load16(nibbles), block % 2 * 4, 15);
+                if (five) {
+                    bytes16 fifth = shifted_right(load16(row_block(b, r) + 16 + 16 * i), block, 1);
+                    q = _mm_or_si128(q, _mm_slli_epi16(fifth, 4));
+                }
+                quants[r][i] = q;
+            }
         pack_nibbles(panel + NIBBLES * block, quants);
         if (five) pack_fifth_bits(panel + 8 * NIBBLES + 64 * block, quants);
     }
@@ -126,14 +145,15 @@ static void repack_q5_k(blocks b, uint8_t *panel) { repack_k(b, panel, 1); }
 // nibbles holds columns i (low) and i + 64 (high), and byte i of the upper bits columns i, i+32, i+64, i+96.
 static void repack_q6_k(blocks b, uint8_t *panel) {
     for (int block = 0; block < 8; block++) {
-        uint8_t quants[ROWS][32];
+        bytes16 quants[ROWS][2];
         int quarter = block % 4, half_block = block / 4;
-        for (int r = 0; r < ROWS; r++) {
-            const uint8_t *low = row_block(b, r) + 64 * half_block + 32 * (quarter % 2);
-            const uint8_t *upper = row_block(b, r) + 128 + 32 * half_block;
-            for (int i = 0; i < 32; i++)
-                quants[r][i] = (uint8_t)((low[i] >> (quarter / 2 * 4) & 15) | (upper[i] >> 2 * quarter & 3) << 4);
-        }
+        for (int r = 0; r < ROWS; r++)
+            for (int i = 0; i < 2; i++) {
+                const uint8_t *low = row_block(b, r) + 64 * half_block + 32 * (quarter % 2) + 16 * i;
+                const uint8_t *upper = row_block(b, r) + 128 + 32 * half_block + 16 * i;
+                bytes16 q = shifted_right(load16(low), quarter / 2 * 4, 15);
+                quants[r][i] = _mm_or_si128(q, _mm_slli_epi16(shifted_right(load16(upper), 2 * quarter, 3), 4));
+            }
         pack_nibbles(panel + NIBBLES * block, quants);
         pack_upper_bits(panel + 8 * NIBBLES + 128 * block, quants);
     }
@@ -144,12 +164,12 @@ static void repack_q6_k(blocks b, uint8_t *panel) {
 }
 
 static void transpose_floats(blocks b, uint8_t *panel, int columns, int size) {
-    for (int r = 0; r < ROWS; r++) {
-        if (size == 4)
-            for (int k = 0; k < columns; k++) ((uint32_t *)panel)[k * ROWS + r] = r < b.rows ? ((const uint32_t *)row_block(b, r))[k] : 0;
-        else
-            for (int k = 0; k < columns; k++) ((uint16_t *)panel)[k * ROWS + r] = r < b.rows ? ((const uint16_t *)row_block(b, r))[k] : 0;
-    }
+    for (int r = 0; r < ROWS; r++)
+        for (int k = 0; k < columns; k++) {
+            uint8_t *to = panel + (size_t)(k * ROWS + r) * size;
+            if (r < b.rows) memcpy(to, row_block(b, r) + (size_t)k * size, size);
+            else memset(to, 0, size);
+        }
 }
 
 typedef void repack_fn(blocks, uint8_t *);
