@@ -17,13 +17,16 @@ except ImportError:  # setuptools before 70.1 leaves the command to the package 
     from wheel.bdist_wheel import bdist_wheel
 
 ROOT = Path(__file__).parent
-CFLAGS = "-std=gnu11 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror=implicit".split()
+CFLAGS = [
+    *("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=implicit"),
+    *("-ffp-contract=off", "-fno-math-errno"),  # the order and rounding of every sum is the source's
+]
 ISAS = {
-    "avx512": (
-        "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c -mbmi2 "
-        "-mprefer-vector-width=512"
-    ).split(),
-    "avx2": "-mavx2 -mfma -mf16c -mbmi2".split(),
+    "avx512": [
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+        *("-mavx2", "-mfma", "-mf16c", "-mbmi2", "-mprefer-vector-width=512"),
+    ],
+    "avx2": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
     "plain": [],
 }
 
@@ -37,7 +40,9 @@ def compile_core(build: Path, library: Path) -> None:
     for source in sorted((ROOT / "tandem").rglob("*.c")):
         if source.parent.name == "kernels":
             for isa, flags in ISAS.items():
-                jobs.append((source, build / f"{source.stem}_{isa}.o", [*flags, f"-DISA={isa}", f"-DISA_{isa}"]))
+                jobs.append(
+                    (source, build / f"{source.stem}_{isa}.o", [*flags, f"-DISA={isa}", f"-DISA_{isa}"])
+                )
         else:
             jobs.append((source, build / f"{source.stem}.o", []))
     build.mkdir(parents=True, exist_ok=True)
@@ -51,7 +56,9 @@ def compile_core(build: Path, library: Path) -> None:
         list(pool.map(run, jobs))
     library.parent.mkdir(parents=True, exist_ok=True)
     partial = library.with_suffix(".partial")
-    subprocess.run([cc, "-shared", "-o", str(partial), *(str(job[1]) for job in jobs), "-lm", "-lpthread"], check=True)
+    subprocess.run(
+        [cc, "-shared", "-o", str(partial), *(str(job[1]) for job in jobs), "-lm", "-lpthread"], check=True
+    )
     partial.replace(library)  # a running process keeps the library it has mapped
 
 

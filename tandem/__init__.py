@@ -1,8 +1,8 @@
 """Tandem: a local LLM engine for AMD APUs, any Vulkan GPU and plain CPUs.
 
-    from tandem import LLM
-    with LLM("smollm2") as llm:
-        print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text)
+from tandem import LLM
+with LLM("smollm2") as llm:
+    print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text)
 """
 
 from typing import TYPE_CHECKING, Any

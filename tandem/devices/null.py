@@ -47,7 +47,7 @@ def _check_extents(where: str, launch: Launch, program: Program) -> None:
     for name, tensor in launch.buffers.items():
         if tensor is None:
             continue
-        arena, begin, end = tensor.region
+        arena, _, end = tensor.region
         if tensor.offset < 0 or end > program.arena_bytes[arena]:
             raise ProgramError(f"{where}: {name} ({tensor.name}) lies outside the {arena} arena")
         if needed.get(name, 0) > tensor.nbytes:

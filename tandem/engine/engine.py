@@ -69,8 +69,8 @@ class Engine:
         self._check_prompt(prompt)
         if len(prompt) >= self.context:
             raise ContextError(
-                f"the prompt has {len(prompt)} tokens and the context holds {self.context}, one of them for the answer: "
-                f"shorten it, or load the model with a larger context (it was trained for {self.model.config.trained_context})"
+                f"the prompt has {len(prompt)} tokens and the context holds {self.context}, at least one of them for "
+                f"the answer: shorten it, or use a larger context (up to {self.model.config.trained_context})"
             )
         if any(not 0 <= token < self.model.config.vocab for token in params.logit_bias):
             raise RequestError(f"logit_bias names a token outside 0 to {self.model.config.vocab - 1}")
@@ -120,7 +120,7 @@ class Engine:
         for _, count in self._forced(ids):
             done = 0
             for name in sorted(names, key=lambda name: self.program.values[name][0]):
-                index, tensor = self.program.values[name]
+                index, _ = self.program.values[name]
                 self.recording.replay(done, index + 1)
                 done = index + 1
                 found[name].append(self._read(name, count))

@@ -47,7 +47,9 @@ def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
             "table": random_panels(layout, rows, columns, rng),
             "out": np.zeros((tokens, columns + 5), np.float32),
         }
-        scalars = dict(format=LAYOUT_NAMES.index(layout), rows=rows, columns=columns, out_stride=columns + 5, scale=1.5)
+        scalars = dict(
+            format=LAYOUT_NAMES.index(layout), rows=rows, columns=columns, out_stride=columns + 5, scale=1.5
+        )
         label = f"{layout} T={tokens} {rows}x{columns}"
         yield Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0}, atol=1e-5, rtol=1e-5)
 

@@ -39,13 +39,16 @@ def open_model(path: str | Path) -> Model:
     gguf = GGUF.open(path)
     metadata = Metadata(gguf)
     if metadata.architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedModelError(
-            f"{gguf.path.name} is a {metadata.architecture!r} model; this version runs {', '.join(sorted(ARCHITECTURES))}"
+            f"{gguf.path.name} is a {metadata.architecture!r} model, which this version does not run; it runs {known}"
         )
     architecture = ARCHITECTURES[metadata.architecture]
     config = architecture.config(metadata)
     for name, shape in architecture.tensors(config).items():
         found = gguf.tensor(name).shape
         if found != shape:
-            gguf.fail(name, f"shape is {found}, the metadata asks for {shape}: fetch or convert the file again")
+            gguf.fail(
+                name, f"shape is {found}, the metadata asks for {shape}: fetch or convert the file again"
+            )
     return Model(gguf, config, architecture)

@@ -27,7 +27,11 @@ def common_tensors(c: ModelConfig) -> Shapes:
             f"blk.{i}.ffn_down.weight": (c.dim, c.ffn_dim),
         }
         if c.qkv_bias:
-            shapes |= {f"blk.{i}.attn_q.bias": (q,), f"blk.{i}.attn_k.bias": (kv,), f"blk.{i}.attn_v.bias": (kv,)}
+            shapes |= {
+                f"blk.{i}.attn_q.bias": (q,),
+                f"blk.{i}.attn_k.bias": (kv,),
+                f"blk.{i}.attn_v.bias": (kv,),
+            }
     return shapes
 
 
@@ -49,11 +53,15 @@ def qkv(b: Builder, c: ModelConfig, layer: int, h: Value) -> tuple[Value, Value,
 
 
 def head_norms(c: ModelConfig, layer: int) -> tuple[Vector, Vector]:
-    return Vector(f"blk.{layer}.attn_q_norm.weight", c.head_dim), Vector(f"blk.{layer}.attn_k_norm.weight", c.head_dim)
+    return Vector(f"blk.{layer}.attn_q_norm.weight", c.head_dim), Vector(
+        f"blk.{layer}.attn_k_norm.weight", c.head_dim
+    )
 
 
 def attention_output(b: Builder, c: ModelConfig, layer: int, attended: Value) -> Value:
-    return b.matmul(attended, c.matrix(f"blk.{layer}.attn_output", c.dim, c.q_heads * c.head_dim), f"blk.{layer}.attn_out")
+    return b.matmul(
+        attended, c.matrix(f"blk.{layer}.attn_output", c.dim, c.q_heads * c.head_dim), f"blk.{layer}.attn_out"
+    )
 
 
 def feed_forward(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) -> Value:

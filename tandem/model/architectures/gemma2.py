@@ -12,7 +12,11 @@ LAYERS_OF_27B = 46  # scales scores by the width a head would have
 
 
 def config(m: Metadata) -> ModelConfig:
-    layers, dim, heads = m.count("block_count", most=1024), m.count("embedding_length"), m.count("attention.head_count")
+    layers, dim, heads = (
+        m.count("block_count", most=1024),
+        m.count("embedding_length"),
+        m.count("attention.head_count"),
+    )
     head_dim = m.count("attention.key_length", 256)
     window = m.count("attention.sliding_window", 4096)
     return m.config(
@@ -26,7 +30,9 @@ def config(m: Metadata) -> ModelConfig:
 
 
 def tensors(c: ModelConfig) -> blocks.Shapes:
-    return blocks.common_tensors(c) | blocks.layer_vectors(c, {"post_attention_norm": c.dim, "post_ffw_norm": c.dim})
+    return blocks.common_tensors(c) | blocks.layer_vectors(
+        c, {"post_attention_norm": c.dim, "post_ffw_norm": c.dim}
+    )
 
 
 def build(b: Builder, c: ModelConfig, context: int) -> None:

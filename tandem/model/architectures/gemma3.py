@@ -17,7 +17,11 @@ PATTERN = 6  # every sixth layer is global, unless the file says otherwise
 
 
 def config(m: Metadata) -> ModelConfig:
-    layers, dim, heads = m.count("block_count", most=1024), m.count("embedding_length"), m.count("attention.head_count")
+    layers, dim, heads = (
+        m.count("block_count", most=1024),
+        m.count("embedding_length"),
+        m.count("attention.head_count"),
+    )
     head_dim = m.count("attention.key_length", 256)
     window = m.count("attention.sliding_window", 512)
     sliding = _sliding_layers(m, layers)
@@ -36,14 +40,22 @@ def _sliding_layers(m: Metadata, layers: int) -> list[bool]:
     pattern = m.gguf.get(m.key("attention.sliding_window_pattern"), None)
     if isinstance(pattern, (list, np.ndarray)):  # one flag a layer
         if len(pattern) != layers:
-            m.gguf.fail(m.key("attention.sliding_window_pattern"), f"{len(pattern)} flags for {layers} layers: convert the model again")
+            m.gguf.fail(
+                m.key("attention.sliding_window_pattern"),
+                f"{len(pattern)} flags for {layers} layers: convert the model again",
+            )
         return [bool(flag) for flag in pattern]
     every = pattern if isinstance(pattern, int) and pattern > 0 else PATTERN
     return [(i + 1) % every != 0 for i in range(layers)]
 
 
 def tensors(c: ModelConfig) -> blocks.Shapes:
-    vectors = {"attn_q_norm": c.head_dim, "attn_k_norm": c.head_dim, "post_attention_norm": c.dim, "post_ffw_norm": c.dim}
+    vectors = {
+        "attn_q_norm": c.head_dim,
+        "attn_k_norm": c.head_dim,
+        "post_attention_norm": c.dim,
+        "post_ffw_norm": c.dim,
+    }
     return blocks.common_tensors(c) | blocks.layer_vectors(c, vectors)
 
 

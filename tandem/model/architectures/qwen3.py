@@ -13,7 +13,9 @@ def config(m: Metadata) -> ModelConfig:
 
 
 def tensors(c: ModelConfig) -> blocks.Shapes:
-    return blocks.common_tensors(c) | blocks.layer_vectors(c, {"attn_q_norm": c.head_dim, "attn_k_norm": c.head_dim})
+    return blocks.common_tensors(c) | blocks.layer_vectors(
+        c, {"attn_q_norm": c.head_dim, "attn_k_norm": c.head_dim}
+    )
 
 
 def build(b: Builder, c: ModelConfig, context: int) -> None:
