@@ -1,0 +1,57 @@
+"""The command line. Exit codes: 0, 1 for an error (one sentence on stderr), 2 for usage, 130 for Ctrl-C.
+
+Nothing heavy is imported here: each command's module is, when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; `arguments` are those of the process if None."""
+    if arguments is None:
+        signal.signal(signal.SIGINT, _leave)
+    from importlib import import_module
+
+    from tandem.cli.arguments import parse
+    from tandem.cli.terminal import printable
+    from tandem.errors import TandemError
+
+    options = parse(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a character the terminal cannot show is no error
+    try:
+        code = import_module(f"tandem.cli.{options.module}").main(options)
+        sys.stdout.flush()
+        return int(code or 0)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (TandemError, OSError, MemoryError) as error:
+        print(f"tandem: {printable(str(error) or 'out of memory')}", file=sys.stderr)
+        return 1
+
+
+def _leave(*_: object) -> None:
+    """Ctrl-C while the program starts or loads: nothing is half done, so go at once and quietly."""
+    if sys.stderr.isatty():
+        os.write(2, b"\n")
+    os._exit(130)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, Ctrl-C raises KeyboardInterrupt, for work that has something to tidy up."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

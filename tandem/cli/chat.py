@@ -1,0 +1,78 @@
+"""`tandem run MODEL` on a terminal: a conversation."""
+
+from __future__ import annotations
+
+import readline  # gives input() a line editor
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tandem.cli import interruptible
+from tandem.cli.run import stream, system_message
+from tandem.cli.terminal import dim, note, printable
+from tandem.errors import TandemError
+
+if TYPE_CHECKING:
+    from tandem.engine.llm import LLM
+
+PROMPT = "\001\033[1m\002> \001\033[0m\002"  # bold; \001 and \002 tell readline what takes no room
+MORE = ". "
+FENCE = '"""'
+HELP = """\
+/clear    forget the conversation
+/stats    speed of the last answer, and how full the context is
+/help     this
+/exit     leave, as do Ctrl-D and Ctrl-C twice
+A line that ends in \\ goes on in the next; three double quotes begin and end a longer text.
+Ctrl-C stops an answer."""
+
+
+def chat(llm: LLM, system: str | None, parameters: dict[str, Any]) -> int:
+    """Asks and answers until the person leaves."""
+    history = system_message(system)
+    last = ""
+    note("/help shows what there is besides talking; Ctrl-D leaves.")
+    while True:
+        try:
+            text = _read()
+        except EOFError:
+            print()
+            return 0
+        if text == "/exit":
+            return 0
+        if text == "/clear":
+            history = system_message(system)
+        elif text == "/stats":
+            print(dim(last or "no answer yet"))
+        elif text.startswith("/"):
+            print(dim(HELP))
+        elif text:
+            history.append({"role": "user", "content": text})
+            try:
+                answer = stream(llm, history, parameters)
+                history.append({"role": "assistant", "content": answer.text})
+                last = answer.statistic or last
+            except TandemError as error:
+                history.pop()
+                print(f"tandem: {printable(str(error))}", file=sys.stderr)
+
+
+def _read() -> str:
+    """One message, of one line or several. Ctrl-C drops what was typed; on an empty line it leaves."""
+    lines: list[str] = []
+    while True:
+        with interruptible():
+            try:
+                lines.append(input(MORE if lines else PROMPT))
+            except KeyboardInterrupt:
+                print()
+                if not lines and not readline.get_line_buffer():
+                    raise
+                lines.clear()
+                continue
+        fenced = lines[0].startswith(FENCE)
+        if fenced and (len(lines) > 1 or len(lines[0]) > 5) and lines[-1].endswith(FENCE):
+            return "\n".join(lines)[3:-3].strip("\n")
+        if lines[-1].endswith("\\") and not fenced:
+            lines[-1] = lines[-1][:-1]
+        elif not fenced:
+            return "\n".join(lines).strip()

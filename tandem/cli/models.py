@@ -1,0 +1,62 @@
+"""`tandem pull`, `tandem list` and `tandem rm`; and the way other commands come to their model's file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from tandem.cli import interruptible
+from tandem.cli.terminal import human_size, print_json, print_table, printable, progress_bar
+from tandem.errors import RequestError
+from tandem.model import registry
+
+
+def main(options: argparse.Namespace) -> int:
+    return {"pull": pull, "list": list_, "rm": remove}[options.command](options)
+
+
+def model_file(model: str) -> Path:
+    """The file of MODEL, fetched with a progress bar if it is not on this machine."""
+    with interruptible(), progress_bar() as progress:
+        return registry.resolve(model, pull=True, progress=progress)
+
+
+def pull(options: argparse.Namespace) -> int:
+    path = model_file(options.model)
+    if options.json:
+        print_json({"model": options.model, "path": str(path)})
+    else:
+        print(path)
+    return 0
+
+
+def list_(options: argparse.Namespace) -> int:
+    models = registry.list_models()
+    if options.json:
+        keys = ("name", "size", "modified", "files")
+        print_json([{key: getattr(model, key) for key in keys} for model in models])
+    elif models:
+        dates = [f"{datetime.fromtimestamp(model.modified):%Y-%m-%d %H:%M}" for model in models]
+        rows = [(m.name, human_size(m.size), date) for m, date in zip(models, dates, strict=True)]
+        print_table(("MODEL", "SIZE:", "FETCHED"), rows)
+    else:
+        print("no models yet: `tandem pull smollm2` fetches a small one", file=sys.stderr)
+    return 0
+
+
+def remove(options: argparse.Namespace) -> int:
+    model = registry.find(options.model)
+    what = f"{model.name} ({human_size(model.size)})"
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise RequestError(f"add --yes to delete {what} without being asked")
+        if input(f"Delete {printable(what)}? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 0
+    registry.remove(model)
+    if options.json:
+        print_json({"deleted": model.name, "size": model.size})
+    else:
+        print(f"deleted {printable(what)}")
+    return 0

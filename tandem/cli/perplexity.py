@@ -1,0 +1,86 @@
+"""`tandem perplexity`: how surprised a model is by a text, defined as llama.cpp's tool of that name does.
+
+The text is cut into chunks, each begun as the model wants a text to begin; the second half of each is scored, so
+that every scored token has at least half a chunk before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandem.cli.run import open_llm
+from tandem.cli.terminal import print_json, read_text
+from tandem.errors import RequestError
+
+if TYPE_CHECKING:
+    from tandem.engine.llm import LLM
+
+
+@dataclass
+class Surprise:
+    """Sums over the scored tokens of -log p and its square."""
+
+    total: float = 0.0
+    squares: float = 0.0
+    tokens: int = 0
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.total / self.tokens)
+
+    @property
+    def error(self) -> float:
+        """One standard error of the perplexity, from the spread over tokens."""
+        mean = self.total / self.tokens
+        variance = max(0.0, self.squares / self.tokens - mean * mean)
+        return self.perplexity * math.sqrt(variance / max(1, self.tokens - 1))
+
+
+def main(options: argparse.Namespace) -> int:
+    text = read_text(Path(options.file))
+    with open_llm(options, context=options.chunk) as llm:
+        ids = llm.tokenize(text)
+        size = min(options.chunk, len(ids))
+        if size < 4:
+            raise RequestError(f"{options.file} has {len(ids)} tokens: give a longer text")
+        chunks = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)][
+            : options.chunks
+        ]
+        surprise = Surprise()
+        for number, chunk in enumerate(chunks, 1):
+            _score(llm, chunk, surprise)
+            _show(f"chunk {number} of {len(chunks)}: {surprise.perplexity:.4f}")
+        _show("")
+    if options.json:
+        data = {"perplexity": surprise.perplexity, "error": surprise.error, "tokens": surprise.tokens}
+        print_json({"model": options.model, **data, "chunk": size, "chunks": len(chunks)})
+    else:
+        print(
+            f"perplexity {surprise.perplexity:.4f} ± {surprise.error:.4f} ({surprise.tokens} tokens scored)"
+        )
+    return 0
+
+
+def _score(llm: LLM, chunk: Sequence[int], surprise: Surprise) -> None:
+    import numpy as np
+
+    bos = [llm.tokenizer.bos_id] if llm.tokenizer.add_bos and llm.tokenizer.bos_id is not None else []
+    ids = [*bos, *chunk[len(bos) :]]
+    logits = llm.logits(ids)
+    for row in range(len(ids) // 2, len(ids) - 1):
+        scores: Any = logits[row].astype(np.float64)
+        nats = float(np.logaddexp.reduce(scores) - scores[ids[row + 1]])
+        surprise.total += nats
+        surprise.squares += nats * nats
+        surprise.tokens += 1
+
+
+def _show(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,127 @@
+"""`tandem run`: one answer, streamed; or a chat."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tandem.cli import interruptible
+from tandem.cli.models import model_file
+from tandem.cli.terminal import note, print_json, printable, read_text
+from tandem.errors import RequestError
+
+if TYPE_CHECKING:
+    from tandem.engine.llm import LLM, Usage
+
+SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+PARAMETERS = ("max_tokens", "stop", "seed", *SAMPLING)
+
+
+def main(options: argparse.Namespace) -> int:
+    prompt = _prompt(options)
+    parameters = {key: value for key in PARAMETERS if (value := getattr(options, key)) is not None}
+    with open_llm(options) as llm:
+        if prompt is None:
+            from tandem.cli.chat import chat
+
+            return chat(llm, options.system, parameters)
+        request = (
+            prompt if options.raw else [*system_message(options.system), {"role": "user", "content": prompt}]
+        )
+        if options.json:
+            _print_result(llm, options.model, request, parameters)
+            return 0
+        answer = stream(llm, request, parameters)
+        return 130 if answer.stopped else 0
+
+
+def open_llm(options: argparse.Namespace, context: int | None = None) -> LLM:
+    path = model_file(options.model)
+    from tandem.engine.llm import LLM
+
+    llm = LLM(path, device=options.device, threads=options.threads, context=context or options.context)
+    if options.device == "auto":
+        note(f"on the {llm.device.name.upper()}: {llm.device.isa}, {llm.device.threads} threads")
+    return llm
+
+
+def system_message(text: str | None) -> list[dict[str, str]]:
+    return [{"role": "system", "content": text}] if text else []
+
+
+@dataclasses.dataclass
+class Answer:
+    text: str = ""
+    statistic: str = ""  # of one that came to its end
+    stopped: bool = False  # by Ctrl-C
+
+
+def stream(llm: LLM, request: str | list[dict[str, str]], parameters: dict[str, Any]) -> Answer:
+    """Prints an answer token by token, and to a person how fast it was. Ctrl-C ends it early."""
+    answer, on_terminal = Answer(), sys.stdout.isatty()
+    try:
+        with interruptible():
+            for token in llm.stream(request, **parameters):
+                text = printable(token.text) if on_terminal else token.text
+                answer.text += text
+                sys.stdout.write(text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        answer.stopped = True
+    if not answer.text.endswith("\n"):
+        print(flush=True)
+    if answer.stopped:
+        note("stopped")
+    elif token.usage:
+        if token.finish_reason == "length":
+            note(f"cut after {token.usage.completion_tokens} tokens: --max-tokens and --context allow more")
+        answer.statistic = statistic(llm, token.usage)
+        note(answer.statistic)
+    return answer
+
+
+def statistic(llm: LLM, usage: Usage) -> str:
+    """Tokens and speed of prompt and answer in one line."""
+    one = {"tokens": 1, "rows": 1, "work": 1}
+    bytes_per_token = sum(launch.cost(one).bytes for launch in llm.engine.program.launches)
+    decoded, seconds = usage.completion_tokens - 1, usage.decode_seconds
+    parts = [f"prompt {usage.prompt_tokens} tokens, {usage.prompt_tokens / usage.first_token_seconds:.0f}/s"]
+    parts.append(f"answer {usage.completion_tokens} tokens")
+    if decoded and seconds:
+        parts[-1] += f", {decoded / seconds:.0f}/s, {decoded / seconds * bytes_per_token / 1e9:.1f} GB/s"
+    parts.append(f"first after {usage.first_token_seconds:.2f} s")
+    return " · ".join(parts)
+
+
+def _prompt(options: argparse.Namespace) -> str | None:
+    """The prompt, from the arguments or a pipe; None if there is a person to ask."""
+    prompt: str | None = options.prompt
+    if prompt is None:
+        if sys.stdin.isatty() and sys.stdout.isatty() and not options.json and not options.raw:
+            return None
+        prompt = read_text(None).removesuffix("\n")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:  # how Python passes on arguments it could not decode
+        raise RequestError("the prompt is not UTF-8 text: check the terminal's encoding") from None
+    if not prompt.strip():
+        raise RequestError("the prompt is empty: write one after MODEL or pipe one in")
+    return prompt
+
+
+def _print_result(llm: LLM, model: str, request: Any, parameters: dict[str, Any]) -> None:
+    result = (
+        llm.generate(request, **parameters) if isinstance(request, str) else llm.chat(request, **parameters)
+    )
+    data = {key: value for key, value in dataclasses.asdict(result).items() if value is not None}
+    print_json({"model": model, **data})

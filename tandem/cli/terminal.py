@@ -1,0 +1,110 @@
+"""What commands share to talk to a person or to a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tandem.errors import RequestError
+from tandem.model.catalogue import Progress
+
+# Files and models are not to steer the terminal: of the control characters only newline and tab get through.
+CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    return text.translate(CONTROLS)
+
+
+def dim(text: str) -> str:
+    return f"\033[2m{text}\033[0m"
+
+
+def note(text: str) -> None:
+    """A remark for a person; a pipe or a log file is spared it."""
+    if sys.stderr.isatty():
+        print(dim(printable(text)), file=sys.stderr, flush=True)
+
+
+def print_json(data: Any) -> None:
+    print(json.dumps(data, ensure_ascii=False, indent=2, default=str))
+
+
+def human_size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as their widest cell; those of numbers (header ends in a colon) to the right."""
+    right = [title.endswith(":") for title in header]
+    cells = [[title.rstrip(":") for title in header], *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    for row in cells:
+        line = (
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        )
+        print("  ".join(line).rstrip())
+
+
+def read_text(source: Path | None) -> str:
+    """The text of a file or, for None, of stdin; both are to be UTF-8."""
+    data = sys.stdin.buffer.read() if source is None else source.read_bytes()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        name = "stdin" if source is None else str(source)
+        raise RequestError(
+            f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}): convert it with iconv"
+        ) from None
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar a file on a terminal, a line a file elsewhere; nothing if nothing is fetched."""
+    tasks: dict[str, Any] = {}
+    with ExitStack() as at_end:
+        bars: Any = None
+
+        def advance(name: str, done: int, total: int) -> None:
+            nonlocal bars
+            if not sys.stderr.isatty():
+                if name not in tasks:
+                    tasks[name] = print(
+                        f"fetching {printable(name)} ({human_size(total)})", file=sys.stderr, flush=True
+                    )
+                return
+            bars = bars or at_end.enter_context(_bars())
+            if name not in tasks:
+                tasks[name] = bars.add_task(printable(name), total=total, completed=done)
+            bars.update(tasks[name], completed=done)
+
+        yield advance
+
+
+def _bars() -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    return Progress(*columns, TimeRemainingColumn(compact=True), console=Console(stderr=True))
