@@ -1,13 +1,15 @@
 """The null device runs no kernel: it checks a Program, and counts what each launch costs.
 
 Rules, each a ProgramError that names the launch:
-- shape: every bound tensor has at least the bytes its kernel touches, inside its arena;
-- overlap: nothing is written over bytes that a later launch still reads under another name;
+- shape: every bound tensor has at least the bytes its kernel touches, inside its arena (a view: inside its base);
+- overlap: nothing is written over bytes that a later launch, or another buffer of the same one, still needs;
 - use before write: an activation is read only after a launch has written it;
 - barrier: a launch that reads or writes what an earlier one wrote, or writes what it read, waits for it.
 """
 
 from __future__ import annotations
+
+from itertools import combinations
 
 from tandem.errors import ProgramError
 from tandem.kernels.kernel import Cost, Counts
@@ -15,19 +17,20 @@ from tandem.program.hazards import Unordered, overlap
 from tandem.program.program import Launch, Program, Tensor
 
 HOST_WRITTEN = ("weights", "kv", "step")  # arenas whose bytes are there before the first launch
+READ_ONLY = ("weights", "step")
 
 
 def check(program: Program) -> None:
     since = Unordered()
-    owner: list[Tensor] = []  # activations written so far whose bytes are still theirs
+    intact: dict[Tensor, None] = {}  # written so far, and not written over since; in that order
     for i, launch in enumerate(program.launches):
         where = f"launch {i} ({launch.kernel.name} -> {launch.name})"
+        _check_bindings(where, launch)
         _check_extents(where, launch, program)
+        _check_buffers_are_apart(where, launch)
         for tensor in launch.touched("r"):
-            if tensor.arena not in HOST_WRITTEN and not any(t.root is tensor.root for t in owner):
-                lost = next((t for t in owner if overlap(t, tensor)), None)
-                why = f"{lost.name} has been written over it" if lost else "nothing has written it"
-                raise ProgramError(f"{where} reads {tensor.name}, but {why}")
+            if tensor.arena not in HOST_WRITTEN:
+                _check_written(where, tensor, intact)
         conflict = None if launch.barrier else since.conflict(launch)
         if conflict:
             raise ProgramError(f"{where} {conflict}, without a barrier")
@@ -35,25 +38,55 @@ def check(program: Program) -> None:
             since = Unordered()
         since.add(launch)
         for tensor in launch.touched("w"):
-            owner = [t for t in owner if t.root is tensor.root or not overlap(t.root, tensor)] + [tensor]
+            lost = [t for t in intact if t.root is not tensor.root and overlap(t, tensor)]
+            for t in lost:
+                del intact[t]
+            intact[tensor] = None
 
 
-def _check_extents(where: str, launch: Launch, program: Program) -> None:
+def _check_bindings(where: str, launch: Launch) -> None:
     if set(launch.buffers) != {b.name for b in launch.kernel.buffers}:
         raise ProgramError(f"{where} binds {sorted(launch.buffers)}, not the buffers its kernel declares")
     if set(launch.scalars) != {name for name, _ in launch.kernel.scalars}:
         raise ProgramError(f"{where} gives {sorted(launch.scalars)}, not the scalars its kernel declares")
+    for tensor in launch.touched("w"):
+        if tensor.arena in READ_ONLY:
+            raise ProgramError(
+                f"{where} writes {tensor.name}, but kernels only read the {tensor.arena} arena"
+            )
+
+
+def _check_extents(where: str, launch: Launch, program: Program) -> None:
     needed = launch.kernel.extents(launch.scalars, program.max_counts) if launch.kernel.extents else {}
     for name, tensor in launch.buffers.items():
         if tensor is None:
             continue
-        arena, _, end = tensor.region
-        if tensor.offset < 0 or end > program.arena_bytes[arena]:
-            raise ProgramError(f"{where}: {name} ({tensor.name}) lies outside the {arena} arena")
+        if tensor.base and not 0 <= tensor.offset <= tensor.base.nbytes - tensor.nbytes:
+            raise ProgramError(f"{where}: {name} ({tensor.name}) lies outside of {tensor.base.name}")
+        if not 0 <= tensor.root.offset <= program.arena_bytes[tensor.arena] - tensor.root.nbytes:
+            raise ProgramError(f"{where}: {name} ({tensor.name}) lies outside the {tensor.arena} arena")
         if needed.get(name, 0) > tensor.nbytes:
             raise ProgramError(
                 f"{where} touches {needed[name]} bytes of {name}; {tensor.name} has {tensor.nbytes}"
             )
+
+
+def _check_buffers_are_apart(where: str, launch: Launch) -> None:
+    """Items run in any order, so what a launch writes is nothing else that it touches."""
+    bound = [(b.access, launch.buffers[b.name]) for b in launch.kernel.buffers]
+    for (access_a, a), (access_b, b) in combinations(bound, 2):
+        if a and b and "w" in access_a + access_b and overlap(a, b):
+            raise ProgramError(f"{where} writes over its own operand: {a.name} and {b.name} share bytes")
+
+
+def _check_written(where: str, tensor: Tensor, intact: dict[Tensor, None]) -> None:
+    _, begin, end = tensor.region
+    for t in intact:
+        if t.root is tensor.root and t.start <= begin and end <= t.start + t.nbytes:
+            return
+    lost = next((t for t in reversed(intact) if overlap(t, tensor)), None)
+    why = f"{lost.name} has been written over it" if lost else "nothing has written it"
+    raise ProgramError(f"{where} reads {tensor.name}, but {why}")
 
 
 def costs(program: Program, counts: Counts) -> list[Cost]:

@@ -34,11 +34,11 @@ class Scheduler:
         budget, chunks = self.limits.tokens, []
         for sequence in sorted(self.running, key=lambda s: len(s.tokens) - s.computed > 1):
             pending = len(sequence.tokens) - sequence.computed
-            count = min(pending, budget)
+            count = min(pending, budget) if sequence.slot >= 0 else 0  # it may have been put back meanwhile
             if count and self._make_room(sequence, sequence.computed + count):
                 chunks.append(Chunk(sequence, count, count == pending))
                 budget -= count
-        return [chunk for chunk in chunks if chunk.sequence.slot >= 0]  # one may have been put back meanwhile
+        return [chunk for chunk in chunks if chunk.sequence.slot >= 0]
 
     def complete(self, chunks: list[Chunk]) -> None:
         """After the step: counts what is computed, and lets finished sequences go."""

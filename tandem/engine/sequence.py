@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -10,8 +9,6 @@ from typing import Any
 
 from tandem.engine.kv_cache import BlockTable
 from tandem.engine.params import SamplingParams
-
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,6 @@ class Sequence:
     finish_reason: str | None = None  # "stop", "length", "cancelled"
     history: dict[int, int] = field(default_factory=dict)  # token -> count, where penalties need it
     param_row: Any = None  # the sampling parameters as StepInputs has them, made once
-    number: int = field(default_factory=lambda: next(_numbers))
     submitted: float = field(default_factory=time.perf_counter)
     first_token: float = 0.0
     finished: float = 0.0

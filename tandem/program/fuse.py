@@ -70,22 +70,22 @@ def glu_into_matmul(ops: list[Op], layout_of: LayoutOf) -> list[Op]:
 
 def residual_norm(ops: list[Op]) -> list[Op]:
     """x += norm(y); h = norm(x): one op, as is common between the halves of a layer."""
-    uses = _uses(ops)
+    readers = consumers(ops)
     out: list[Op] = []
     for op in ops:
         last = out[-1] if out else None
-        if (
-            op.kind == "add"
-            and last
-            and last.kind == "norm"
-            and last.outputs[0] is op.inputs[1]
-            and uses[id(op.inputs[1])] == 1
-        ):
-            out[-1] = Op("add_norm", [op.inputs[0], last.inputs[0]], op.outputs,
-                         {"post": last.attrs["weight"], "weight": None, "eps": last.attrs["eps"]})  # fmt: skip
+        if op.kind == "add" and last and last.kind == "norm" and readers[last.outputs[0]] == [op]:
+            attrs = {"post": last.attrs["weight"], "weight": None, "eps": last.attrs["eps"]}
+            out[-1] = Op("add_norm", [op.inputs[0], last.inputs[0]], op.outputs, attrs)
         elif op.kind == "add":
-            out.append(Op("add_norm", op.inputs, op.outputs, {"post": None, "weight": None, "eps": 0.0}))
-        elif op.kind == "norm" and last and last.kind == "add_norm" and last.outputs == op.inputs:
+            out.append(Op("add_norm", op.inputs, op.outputs, {"weight": None, "eps": 0.0}))
+        elif (
+            op.kind == "norm"
+            and last
+            and last.kind == "add_norm"
+            and last.outputs == op.inputs
+            and last.attrs["eps"] in (0.0, op.attrs["eps"])  # the kernel has one for both norms
+        ):
             last.outputs = [*last.outputs, *op.outputs]
             last.attrs |= {"weight": op.attrs["weight"], "eps": op.attrs["eps"]}
         else:
@@ -99,7 +99,7 @@ def heads(ops: list[Op]) -> list[Op]:
     for op in ops:
         last = out[-1] if out else None
         if op.kind in ("head_norm", "rope"):
-            if last and last.kind == "heads" and last.outputs == op.inputs:
+            if op.kind == "rope" and last and last.kind == "heads" and last.outputs == op.inputs:
                 last.outputs = op.outputs
                 last.attrs["rope"] = True
             else:
@@ -116,14 +116,6 @@ def heads(ops: list[Op]) -> list[Op]:
         else:
             out.append(op)
     return out
-
-
-def _uses(ops: list[Op]) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for op in ops:
-        for value in op.inputs:
-            counts[id(value)] = counts.get(id(value), 0) + 1
-    return counts
 
 
 def consumers(ops: list[Op]) -> dict[Value, list[Op]]:

@@ -76,22 +76,29 @@ def _norm(op: Op) -> list[int]:
 
 
 def _matmul(op: Op) -> list[int]:
-    for matrix in op.attrs["matrices"]:
+    for matrix, bias in zip(op.attrs["matrices"], op.attrs["biases"], strict=True):
         _require(op, matrix.columns == op.inputs[0].width, f"{matrix.name} has {matrix.columns} columns, "
                  f"its input {op.inputs[0].name} is {op.inputs[0].width} wide")  # fmt: skip
+        _require(op, bias is None or bias.size == matrix.rows, f"{matrix.name} and its bias differ in rows")
     return [matrix.rows for matrix in op.attrs["matrices"]]
 
 
-def _add(op: Op) -> list[int]:
-    _require(op, op.inputs[0].width == op.inputs[1].width, "summands differ in width")
-    return [op.inputs[0].width]
+def _pair(op: Op) -> list[int]:
+    a, b = op.inputs
+    _require(op, (a.width, a.count) == (b.width, b.count), f"{a.name} and {b.name} differ in shape")
+    return [a.width]
 
 
 def _heads(op: Op) -> list[int]:
+    """Two inputs: q and k, of which `store` has k and v instead."""
     heads: Heads = op.attrs["heads"]
-    widths = {heads.q_heads * heads.head_dim, heads.kv_heads * heads.head_dim}
-    _require(op, all(v.width in widths for v in op.inputs), "width is not heads x head size")
-    return [v.width for v in op.inputs] if op.kind in ("head_norm", "rope") else []
+    first = heads.kv_heads if op.kind == "store" else heads.q_heads
+    widths = [first * heads.head_dim, heads.kv_heads * heads.head_dim]
+    _require(op, [v.width for v in op.inputs] == widths, f"widths are not heads x head size, {widths}")
+    for weight in op.attrs.get("weights", ()):
+        _require(op, weight.size == heads.head_dim, f"{weight.name} is not as long as a head")
+    _require(op, heads.rot_dim % 2 == 0 and heads.rot_dim <= heads.head_dim, "RoPE turns more than a head")
+    return [] if op.kind == "store" else widths
 
 
 def _attention(op: Op) -> list[int]:
@@ -99,6 +106,11 @@ def _attention(op: Op) -> list[int]:
     _require(op, op.inputs[0].width == heads.q_heads * heads.head_dim, "query width is not heads x head size")
     _require(op, heads.q_heads % heads.kv_heads == 0, "query heads are not a multiple of KV heads")
     return [op.inputs[0].width]
+
+
+def _sample(op: Op) -> list[int]:
+    _require(op, op.inputs[0].count == "rows", "logits are for the selected rows, not for every token")
+    return []
 
 
 SHAPES: dict[str, Callable[[Op], list[int]]] = {
@@ -109,10 +121,10 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "rope": _heads,  # rotates q and k by position
     "store": _heads,  # k and v to the KV cache
     "attention": _attention,  # q over the cached k and v of its sequence
-    "glu": _add,  # activation(gate) * up
-    "add": _add,
+    "glu": _pair,  # activation(gate) * up
+    "add": _pair,
     "select_rows": _same,  # the rows that will be sampled
-    "sample": lambda op: [],  # logits -> token ids
+    "sample": _sample,  # logits -> token ids
 }
 
 

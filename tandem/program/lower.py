@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tandem.errors import ProgramError
 from tandem.kernels import attention, embed, glu, matmul, norm, quantise, rope, sample
 from tandem.kernels.kernel import Kernel
 from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS, Layout, q8_bytes
@@ -112,6 +113,13 @@ class _Lowering:
         self.output_bytes += align(tensor.nbytes)
         return tensor
 
+    def _in_place(self, op: Op, value: Value, output: Value) -> None:
+        """The output takes the bytes of an input that nobody needs any more."""
+        last = self.consumers[value][-1]
+        if last is not op:
+            raise ProgramError(f"{op} changes {value.name} in place, but {last} still reads it")
+        self.f32[output] = self.f32[value]
+
     def _launch(self, kernel: Kernel, name: str, buffers: dict[str, Tensor | None], **scalars: float) -> None:
         bound = {b.name: buffers.get(b.name) for b in kernel.buffers}
         self.launches.append(
@@ -138,38 +146,31 @@ class _Lowering:
         self._done(op.outputs[0])
 
     def _norm(self, op: Op) -> None:
-        self._norm_launch(op.inputs[0], None, None, op.attrs["weight"], op.outputs[0], op.attrs["eps"])
+        self._norm_launch(op, op.inputs[0], None, op.outputs[0])
 
     def _add(self, op: Op) -> None:
-        self._add_norm(Op("add_norm", op.inputs, op.outputs, {"post": None, "weight": None, "eps": 0.0}))
+        op.attrs |= {"weight": None, "eps": 0.0}
+        self._add_norm(op)
 
     def _add_norm(self, op: Op) -> None:
         x, y = op.inputs
-        self.f32[op.outputs[0]] = self.f32[x]  # in place: the residual stream is one buffer
-        normed = op.outputs[1] if len(op.outputs) > 1 else None
-        self._norm_launch(x, y, op.attrs["post"], op.attrs["weight"], normed, op.attrs["eps"])
+        self._in_place(op, x, op.outputs[0])  # the residual stream is one buffer
+        self._norm_launch(op, x, y, op.outputs[1] if len(op.outputs) > 1 else None)
         self._done(op.outputs[0])
 
-    def _norm_launch(
-        self,
-        x: Value,
-        y: Value | None,
-        post: Vector | None,
-        weight: Vector | None,
-        normed: Value | None,
-        eps: float,
-    ) -> None:
+    def _norm_launch(self, op: Op, x: Value, y: Value | None, normed: Value | None) -> None:
+        post, weight = op.attrs.get("post"), op.attrs["weight"]
         source = self.selected.get(x, x)
         x_tensor = self.f32[source]
         y_tensor = self.f32[y] if y else None
         out, out_q8 = self._output(normed) if normed else (None, False)
         self._launch(
-            norm.KERNEL, (normed or y or x).name,
+            norm.KERNEL, op.outputs[-1].name,
             {"x": x_tensor, "add": y_tensor, "post_weight": self.plan.vector(post) if post else None,
              "weight": self.plan.vector(weight) if weight else None, "out": out,
              "rows": self.step.rows if source is not x else None},
             dim=x.width, x_stride=x_tensor.stride, add_stride=y_tensor.stride if y_tensor else 0,
-            out_stride=out.stride if out else 0, eps=eps, out_q8=out_q8, use_rows=source is not x,
+            out_stride=out.stride if out else 0, eps=op.attrs["eps"], out_q8=out_q8, use_rows=source is not x,
         )  # fmt: skip
         if normed:
             self._done(normed)
@@ -232,31 +233,29 @@ class _Lowering:
         self._done(op.outputs[0])
 
     def _head_norm(self, op: Op) -> None:
-        self._heads_launch(
-            op.attrs["heads"], op.inputs[0], op.inputs[1], None, op.attrs["weights"], PART_NORM, op.outputs
-        )
+        self._heads_launch(op, *op.inputs, weights=op.attrs["weights"], parts=PART_NORM)
 
     def _rope(self, op: Op) -> None:
-        self._heads_launch(op.attrs["heads"], op.inputs[0], op.inputs[1], None, None, PART_ROPE, op.outputs)
+        self._heads_launch(op, *op.inputs, parts=PART_ROPE)
 
     def _store(self, op: Op) -> None:
-        self._heads_launch(op.attrs["heads"], None, op.inputs[0], op.inputs[1], None, PART_STORE, [])
+        self._heads_launch(op, None, *op.inputs, parts=PART_STORE)
 
     def _heads(self, op: Op) -> None:
-        q, k, *v = op.inputs
         weights = op.attrs["norm"]
         parts = PART_NORM * bool(weights) + PART_ROPE * op.attrs["rope"] + PART_STORE * op.attrs["store"]
-        self._heads_launch(op.attrs["heads"], q, k, v[0] if v else None, weights, parts, op.outputs)
+        self._heads_launch(op, *op.inputs, weights=weights, parts=parts)
 
     def _heads_launch(
-        self, heads: Heads, q: Value | None, k: Value, v: Value | None, weights: tuple[Vector, Vector] | None,
-        parts: int, outputs: list[Value],
+        self, op: Op, q: Value | None, k: Value, v: Value | None = None, *,
+        weights: tuple[Vector, Vector] | None = None, parts: int,
     ) -> None:  # fmt: skip
+        heads: Heads = op.attrs["heads"]
         tensors = {name: self.f32[value] for name, value in (("q", q), ("k", k), ("v", v)) if value}
-        for name, value in zip(("q", "k"), outputs, strict=False):
-            self.f32[value] = tensors[name]  # in place
+        for value, output in zip(op.inputs, op.outputs, strict=False):
+            self._in_place(op, value, output)
         self._launch(
-            rope.KERNEL, f"kv.{heads.layer}" if parts & PART_STORE else outputs[1].name,
+            rope.KERNEL, f"kv.{heads.layer}" if parts & PART_STORE else op.outputs[1].name,
             {**tensors, "cache": self._cache(heads) if parts & PART_STORE else None,
              "table": self.plan.vector(heads.table) if parts & PART_ROPE else None,
              "norms": self.plan.vector(*weights) if weights else None, "tokens": self.step.tokens},
@@ -265,7 +264,7 @@ class _Lowering:
             v_stride=tensors["v"].stride if v else 0, eps=heads.eps, interleaved=heads.interleaved,
             slot_field=TOKEN_SLOT + heads.group, kv_f32=self.kv.f32, parts=parts,
         )  # fmt: skip
-        self._done(*outputs)
+        self._done(*op.outputs)
 
     def _attention(self, op: Op) -> None:
         heads: Heads = op.attrs["heads"]

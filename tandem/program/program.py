@@ -37,6 +37,12 @@ class Tensor:
         """(arena, first byte, byte after the last)."""
         return self.arena, self.start, self.start + self.nbytes
 
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Of rows `stride` apart: this tensor's first column in its root, and the one after its last."""
+        first = (self.start - self.root.start) // 4 % self.stride
+        return first, first + (self.nbytes // 4 - 1) % self.stride + 1
+
 
 @dataclass(eq=False)
 class Launch:
