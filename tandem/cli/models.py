@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tandem.cli import interruptible
-from tandem.cli.terminal import human_size, print_json, print_table, printable, progress_bar
+from tandem.cli.terminal import human_size, note, print_json, print_table, printable, progress_bar
 from tandem.errors import RequestError
 from tandem.model import registry
 
@@ -19,8 +19,12 @@ def main(options: argparse.Namespace) -> int:
 
 def model_file(model: str) -> Path:
     """The file of MODEL, fetched with a progress bar if it is not on this machine."""
-    with interruptible(), progress_bar() as progress:
-        return registry.resolve(model, pull=True, progress=progress)
+    try:
+        with interruptible(), progress_bar() as progress:
+            return registry.resolve(model, pull=True, progress=progress)
+    except KeyboardInterrupt:
+        note("stopped; the next pull goes on from here")
+        raise
 
 
 def pull(options: argparse.Namespace) -> int:
@@ -52,7 +56,8 @@ def remove(options: argparse.Namespace) -> int:
     if not options.yes:
         if not sys.stdin.isatty():
             raise RequestError(f"add --yes to delete {what} without being asked")
-        if input(f"Delete {printable(what)}? [y/N] ").strip().lower() not in ("y", "yes"):
+        print(f"Delete {printable(what)}? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return 0
     registry.remove(model)
     if options.json:

@@ -1,0 +1,191 @@
+"""Whatever is given to the command line: one sentence on stderr that says what to do, and the exit code 1."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import COMMAND, environment, tandem
+from tests.cli.tiny_model import write_tiny_model
+from tests.loopback_hub import LoopbackHub
+
+MODEL = bytes(range(256)) * 1000
+
+
+@pytest.fixture
+def hub() -> Iterator[LoopbackHub]:
+    with LoopbackHub({"user/repo": {"model-Q4_0.gguf": MODEL}}) as hub:
+        yield hub
+
+
+def refused(*arguments: str | Path, env: dict[str, str] | None = None, stdin: bytes = b"") -> str:
+    """The sentence a command fails with."""
+    done = tandem(*arguments, env=env, stdin=stdin)
+    problem = [line for line in done.stderr.splitlines() if not line.startswith("fetching ")]
+    assert done.returncode == 1 and done.stdout == "" and len(problem) == 1, done
+    assert problem[0].startswith("tandem: ")
+    return problem[0]
+
+
+def whole_files(home: Path) -> list[Path]:
+    return [path for path in home.rglob("*") if path.is_file() and path.suffix != ".incomplete"]
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    path = tmp_path / "missing.gguf"
+    assert refused("run", path, "hello") == f"tandem: there is no file {path}: check the path"
+
+
+def test_directory(tmp_path: Path) -> None:
+    assert refused("run", tmp_path, "hello") == f"tandem: {tmp_path} is a directory: name a .gguf file in it"
+
+
+def test_not_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "text.gguf"
+    path.write_text("This is not a model.")
+    assert f"{path}: magic at byte 0" in refused("run", path, "hello")
+
+
+def test_wrong_architecture_lists_the_known_ones(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "bird.gguf", architecture="dodo")
+    problem = refused("run", path, "hello")
+    assert "'dodo'" in problem and "gemma2, gemma3, llama, qwen2, qwen3" in problem
+
+
+def test_prompt_longer_than_the_context(tiny: Path) -> None:
+    problem = refused("run", tiny, "a" * 100, "--context", "64")
+    assert "tokens and the context holds 64" in problem and "shorten it" in problem
+
+
+def test_context_longer_than_the_model_was_trained_for(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "short.gguf", context=128)
+    assert "trained for 128" in refused("run", path, "hello", "--context", "129")
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n"])
+def test_empty_prompt(tiny: Path, prompt: str) -> None:
+    says = "tandem: the prompt is empty: write one after MODEL or pipe one in"
+    assert refused("run", tiny, prompt) == says
+    assert refused("run", tiny, stdin=prompt.encode()) == says
+
+
+def test_invalid_utf8_on_stdin(tiny: Path) -> None:
+    says = "tandem: stdin is not UTF-8 text (byte 0xff at offset 5): convert it with iconv"
+    assert refused("run", tiny, stdin=b"hello\xff") == says
+
+
+def test_invalid_utf8_in_a_file(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "latin1.txt"
+    path.write_bytes("Ångström".encode("latin1"))
+    assert f"{path} is not UTF-8 text (byte 0xc5 at offset 0)" in refused("perplexity", tiny, path)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(999999999) %}{% for j in range(999999999) %}{% endfor %}{% endfor %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ 'a' * 10 ** 12 }}",
+    ],
+)
+def test_a_template_that_does_not_end(tmp_path: Path, template: str) -> None:
+    assert "template" in refused("run", write_tiny_model(tmp_path / "loop.gguf", template=template), "hello")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ self.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_that_reaches_out(tmp_path: Path, template: str) -> None:
+    problem = refused("run", write_tiny_model(tmp_path / "out.gguf", template=template), "hello")
+    assert "template" in problem and "root:" not in problem
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--temperature", "-1"], "temperature"),
+        (["--temperature", "nan"], "temperature"),
+        (["--top-p", "2"], "top_p"),
+        (["--stop", ""], "stop"),
+        (["--threads", "100000"], "threads"),
+    ],
+)
+def test_parameters_out_of_range(tiny: Path, options: list[str], says: str) -> None:
+    assert says in refused("run", tiny, "hello", *options)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["frobnicate"],
+        ["run"],
+        ["run", "m", "p", "--max-tokens", "0"],
+        ["run", "m", "p", "--device", "gpu"],
+    ],
+)
+def test_usage(arguments: list[str]) -> None:
+    done = tandem(*arguments)
+    assert done.returncode == 2 and done.stderr.startswith("usage: tandem")
+
+
+def test_unknown_name(tmp_path: Path) -> None:
+    assert "no model is called smolm2: use smollm2," in refused(
+        "run", "smolm2", "hello", env=environment(tmp_path)
+    )
+
+
+def test_sum_mismatch_during_a_pull(hub: LoopbackHub, tmp_path: Path) -> None:
+    hub.wrong_bytes = {"model-Q4_0.gguf"}
+    problem = refused("pull", "hf.co/user/repo:Q4_0", env=environment(tmp_path, HF_ENDPOINT=hub.url))
+    assert problem == (
+        "tandem: model-Q4_0.gguf arrived damaged (its SHA-256 differs from the hub's); pull it again"
+    )
+    assert whole_files(tmp_path) == []
+
+
+def test_disk_full_during_a_pull(hub: LoopbackHub, tmp_path: Path) -> None:
+    blobs = tmp_path / "hub" / "models--user--repo" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{hashlib.sha256(MODEL).hexdigest()}.incomplete").symlink_to("/dev/full")
+    problem = refused("pull", "user/repo", env=environment(tmp_path, HF_ENDPOINT=hub.url))
+    assert "the disk is full: free some space and pull again" in problem
+    assert whole_files(tmp_path) == []
+
+
+def test_disk_full_for_the_answer(tiny: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "run", str(tiny), "hello", "-n", "5"], stdout=full, stderr=subprocess.PIPE
+        )
+    assert (
+        done.returncode == 1 and b"No space left on device" in done.stderr and b"Traceback" not in done.stderr
+    )
+
+
+def test_no_write_permission(hub: LoopbackHub, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.write_text("a file where a folder should be, which not even root can write into")
+    problem = refused("pull", "user/repo", env=environment(home, HF_ENDPOINT=hub.url))
+    assert problem.endswith("Not a directory: set HF_HOME to a folder you may write to")
+
+
+def test_no_network(tmp_path: Path) -> None:
+    with LoopbackHub({}) as gone:
+        pass
+    problem = refused("run", "gemma-3-27b", "hello", env=environment(tmp_path, HF_ENDPOINT=gone.url))
+    assert "cannot be reached" in problem and "check the network" in problem
+
+
+def test_rm_deletes_nothing_outside_the_cache(tiny: Path, tmp_path: Path) -> None:
+    assert "is not in the cache" in refused("rm", "--yes", tiny, env=environment(tmp_path))
+    assert tiny.exists()
