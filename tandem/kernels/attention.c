@@ -1,0 +1,293 @@
+// Attention over the paged KV cache. One item: one KV head, a few consecutive rows of one sequence, all their heads.
+//
+// A query's bits do not depend on what shares its item. Keys are taken in chunks at fixed absolute positions; in
+// a chunk every (query, 16 keys) sums over the head in order, every (query, 16 columns) over keys in order, and a
+// masked key adds exactly 0. Chunks of a split (512 positions) share one running maximum; splits start afresh and
+// are folded in order by one formula, so that they may also run apart and be folded afterwards.
+#include "layouts.h"
+#include "rows.h"
+
+enum {
+    CHUNK = 64, CHUNK_BLOCKS = CHUNK / KV_BLOCK, SPLIT = 512,
+    MOST_QUERIES = 64,     // taken together; an item with more is walked several times
+    MOST_HEAD_DIM = 512,
+    MOST_STATE = 64 * (256 + LANES),  // floats of queries taken together; room to keep rows a line apart
+    FEW_QUERIES = 8,       // to here float16 is converted where it is used; above, once for all queries
+#if defined(ISA_avx512)
+    TILE_QUERIES = 8,      // sums held in registers, 8 are enough to hide an FMA's latency
+#elif defined(ISA_avx2)
+    TILE_QUERIES = 4,
+#else
+    TILE_QUERIES = 1,
+#endif
+};
+
+static const float NOTHING_YET = -1e30f;  // the maximum before any key: finite, so that differences are not NaN
+
+typedef struct {
+    const char *cache;  // this KV head in block 0
+    size_t block_bytes;
+    const int32_t *table;
+    const float *q;  // first row, first head of the group
+    int32_t f32, head_dim, group, q_stride, position, window;
+    float scale, softcap, base;  // a weight is 2^(score * base)
+} item_view;
+
+// The queries taken together and what is known of them after the keys seen so far.
+typedef struct {
+    int32_t count, padded, stride;     // queries, and with padding of tiles; floats from row to row of queries and sums
+    int32_t position[MOST_QUERIES];
+    float highest[MOST_QUERIES], total[MOST_QUERIES], rescale[MOST_QUERIES];  // of the split
+    float all_highest[MOST_QUERIES], all_total[MOST_QUERIES];                 // of the splits before it
+    float scores[MOST_QUERIES][CHUNK];                                        // then weights
+    float queries[MOST_STATE], sums[MOST_STATE], all_sums[MOST_STATE];
+    float stage[MOST_HEAD_DIM * LANES];  // keys of a block or 16 columns of a chunk's values, as float32
+} state;
+
+// The keys of a chunk that some query sees, counted from its beginning, and their blocks.
+typedef struct {
+    int first_block, end_block, first_key, end_key;
+    const char *blocks[CHUNK_BLOCKS], *ahead[CHUNK_BLOCKS];  // of this chunk and of the next
+} chunk_view;
+
+// 2^x for x <= 0, to 1e-7; below -126.5 exactly 0, which 2^-127 turns into by its bits.
+ALWAYS_INLINE f32x16 exp2_negative(f32x16 x) {
+    x = f_max(x, f_set(-127.0f));
+    i32x16 n = f_round(x);
+    f32x16 r = f_sub(x, f_from_int(n)), p = f_set(0.000153533619f);
+    p = f_fma(p, r, f_set(0.00133988745f));
+    p = f_fma(p, r, f_set(0.00961843736f));
+    p = f_fma(p, r, f_set(0.0555033247f));
+    p = f_fma(p, r, f_set(0.240226479f));
+    p = f_fma(p, r, f_set(0.693147203f));
+    p = f_fma(p, r, f_set(1.0f));
+    return f_mul(p, f_exp2_int(n));
+}
+
+ALWAYS_INLINE float exp2_scalar(float x) {
+    float lanes[LANES];
+    f_store(lanes, exp2_negative(f_set(x)));
+    return lanes[0];
+}
+
+ALWAYS_INLINE const void *element(const void *base, size_t index, int f32) {
+    return (const char *)base + index * (f32 ? sizeof(float) : sizeof(half));
+}
+
+ALWAYS_INLINE f32x16 load(const void *base, size_t index, int f32) {
+    return f32 ? f_load((const float *)base + index) : f_from_half((const half *)base + index);
+}
+
+// Copies rows of 16 elements to s->stage from its row `to` on; of each only the first `n` exist, the rest are zeros.
+static void stage(state *s, int to, const void *from, int stride, int rows, int n, int f32) {
+    float *out = s->stage + (size_t)to * LANES;
+    if (n >= LANES && f32) {
+        for (int i = 0; i < rows; i++) f_store(out + i * LANES, load(from, (size_t)i * stride, 1));
+    } else if (n >= LANES) {
+        for (int i = 0; i < rows; i++) f_store(out + i * LANES, load(from, (size_t)i * stride, 0));
+    } else {
+        for (int i = 0; i < rows * LANES; i++) {
+            const void *x = element(from, (size_t)(i / LANES) * stride + i % LANES, f32);
+            out[i] = i % LANES >= n ? 0.0f : f32 ? *(const float *)x : half_to_float(*(const half *)x);
+        }
+    }
+}
+
+// The queries of the next tile when `left` remain. A tile may be larger than that: its rest is padding.
+ALWAYS_INLINE int tile_size(int left) {
+    if (left > 4 && TILE_QUERIES >= 8) return left > 6 ? 8 : 6;
+    return TILE_QUERIES < 4 ? 1 : left > 4 ? 4 : left;
+}
+
+// Calls tile(constant size, ...): each size is compiled with its sums in registers.
+#define FOR_SIZE(size, tile, ...) \
+    switch (size) { \
+    case 1: tile(1, __VA_ARGS__); break; \
+    case 2: if (TILE_QUERIES >= 2) tile(2, __VA_ARGS__); break; \
+    case 3: if (TILE_QUERIES >= 3) tile(3, __VA_ARGS__); break; \
+    case 4: if (TILE_QUERIES >= 4) tile(4, __VA_ARGS__); break; \
+    case 6: if (TILE_QUERIES >= 6) tile(6, __VA_ARGS__); break; \
+    default: if (TILE_QUERIES >= 8) tile(8, __VA_ARGS__); \
+    }
+#if defined(ISA_plain)
+#define FOR_TILE(q, n) for (int q = 0; q < n; q++)
+#else
+#define FOR_TILE(q, n) _Pragma("GCC unroll 8") for (int q = 0; q < n; q++)
+#endif
+
+// scores[q][lane] = sum over d of queries[q][d] * keys[d][lane]. Values follow keys in memory: what will be wanted next.
+ALWAYS_INLINE void score_tile(int n, int f32, const float *queries, int stride, const void *keys, int head_dim, float (*scores)[CHUNK]) {
+    f32x16 sum[8];
+    FOR_TILE(q, n) sum[q] = f_zero();
+    for (int d = 0; d < head_dim; d++) {
+        f32x16 k = load(keys, (size_t)d * KV_BLOCK, f32);
+        if (!f32) __builtin_prefetch(element(keys, (size_t)(head_dim + d) * KV_BLOCK, 0), 0, 2);
+        FOR_TILE(q, n) sum[q] = f_fma(f_set(queries[q * stride + d]), k, sum[q]);
+    }
+    FOR_TILE(q, n) f_store(scores[q], sum[q]);
+}
+
+// sums[q][lane] = sums[q][lane] * rescale[q] + sum over keys of weights[q][key] * value(key)[lane]
+ALWAYS_INLINE void value_tile(int n, int staged, const state *s, const chunk_view *c, int q0, int column, int head_dim, float *sums) {
+    f32x16 sum[8];
+    const float (*weights)[CHUNK] = s->scores + q0;
+    FOR_TILE(q, n) sum[q] = f_mul(f_load(sums + q * s->stride), f_set(s->rescale[q0 + q]));
+    for (int key = c->first_key; key < c->end_key; key++) {
+        const char *block = c->blocks[key / KV_BLOCK];
+        f32x16 x = staged ? f_load(s->stage + key * LANES)
+                          : f_from_half((const half *)block + (size_t)(KV_BLOCK + key % KV_BLOCK) * head_dim + column);
+        if (!staged) __builtin_prefetch(c->ahead[key / KV_BLOCK] + (size_t)(column + key % KV_BLOCK) * KV_BLOCK * sizeof(half), 0, 2);
+        FOR_TILE(q, n) sum[q] = f_fma(f_set(weights[q][key]), x, sum[q]);
+    }
+    FOR_TILE(q, n) f_store(sums + q * s->stride, sum[q]);
+}
+
+// Scores to weights: the mask, the running maximum and total, and by how much older sums shrink.
+static void weigh(state *s, const item_view *item, int q, int chunk, int masked) {
+    static const float lane[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    f32x16 x[CHUNK_BLOCKS], highest = f_set(NOTHING_YET), none = f_set(-__builtin_inff());
+    f32x16 first = f_set((float)(item->window ? s->position[q] - item->window + 1 - chunk : 0));
+    f32x16 last = f_set((float)(s->position[q] - chunk));
+    FOR_TILE(v, CHUNK_BLOCKS) {
+        x[v] = f_load(s->scores[q] + v * LANES);
+        if (item->softcap > 0.0f) {  // cap * tanh(x / cap)
+            f32x16 e = f_exp(f_mul(x[v], f_set(2.0f * item->scale / item->softcap)));
+            f32x16 tanh = f_sub(f_set(1.0f), f_div(f_set(2.0f), f_add(e, f_set(1.0f))));
+            x[v] = f_mul(tanh, f_set(item->softcap));
+        }
+        if (masked) {
+            f32x16 key = f_add(f_load(lane), f_set((float)(v * LANES)));
+            x[v] = f_select_less(last, key, none, f_select_less(key, first, none, x[v]));
+        }
+        highest = f_max(highest, x[v]);
+    }
+    float before = s->highest[q], now = f_reduce_max(highest);
+    now = now > before ? now : before;
+    f32x16 total = f_zero();
+    FOR_TILE(v, CHUNK_BLOCKS) {
+        x[v] = exp2_negative(f_fma(x[v], f_set(item->base), f_set(-now * item->base)));
+        f_store(s->scores[q] + v * LANES, x[v]);
+        total = f_add(total, x[v]);
+    }
+    s->rescale[q] = before == now ? 1.0f : exp2_scalar((before - now) * item->base);
+    s->highest[q] = now;
+    s->total[q] = s->total[q] * s->rescale[q] + f_reduce_add(total);
+}
+
+ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int first_key, int end_key, int staged) {
+    chunk_view c;
+    const int head_dim = item->head_dim, last_block = (end_key - 1) / KV_BLOCK;
+    c.first_block = first_key > chunk ? (first_key - chunk) / KV_BLOCK : 0;
+    c.first_key = c.first_block * KV_BLOCK;
+    c.end_key = end_key - chunk < CHUNK ? end_key - chunk : CHUNK;
+    c.end_block = (c.end_key + KV_BLOCK - 1) / KV_BLOCK;
+    for (int b = c.first_block; b < c.end_block; b++) {
+        int block = chunk / KV_BLOCK + b, ahead = block + CHUNK_BLOCKS < last_block ? block + CHUNK_BLOCKS : last_block;
+        c.blocks[b] = item->cache + (size_t)item->table[block] * item->block_bytes;
+        c.ahead[b] = item->cache + (size_t)item->table[ahead] * item->block_bytes;
+        if (staged) stage(s, 0, c.blocks[b], KV_BLOCK, head_dim, LANES, item->f32);
+        for (int q = 0, size; q < s->count; q += size) {
+            size = tile_size(s->count - q);
+            float (*scores)[CHUNK] = (float (*)[CHUNK])(s->scores[q] + b * KV_BLOCK);
+            FOR_SIZE(size, score_tile, staged, s->queries + q * s->stride, s->stride, staged ? (void *)s->stage : c.blocks[b], head_dim, scores)
+        }
+    }
+    const int masked = chunk + CHUNK - 1 > s->position[0] ||
+                       (item->window && chunk <= s->position[s->count - 1] - item->window);
+    for (int q = 0; q < s->count; q++) weigh(s, item, q, chunk, masked);
+
+    for (int column = 0; column < head_dim; column += LANES) {
+        for (int b = c.first_block; staged && b < c.end_block; b++)
+            stage(s, b * KV_BLOCK, element(c.blocks[b], (size_t)KV_BLOCK * head_dim + column, item->f32), head_dim, KV_BLOCK,
+                  head_dim - column, item->f32);
+        for (int q = 0, size; q < s->count; q += size) {
+            size = tile_size(s->count - q);
+            FOR_SIZE(size, value_tile, staged, s, &c, q, column, head_dim, s->sums + q * s->stride + column)
+        }
+    }
+}
+
+// The finished split into the splits before it; a split with nothing visible changes no bit.
+static void fold_split(state *s, const item_view *item) {
+    for (int q = 0; q < s->count; q++) {
+        float before = s->all_highest[q], split = s->highest[q], now = split > before ? split : before;
+        float old = exp2_scalar((before - now) * item->base), new = exp2_scalar((split - now) * item->base);
+        s->all_highest[q] = now;
+        s->all_total[q] = s->all_total[q] * old + s->total[q] * new;
+        float *sums = s->sums + q * s->stride, *all = s->all_sums + q * s->stride;
+        for (int i = 0; i < item->head_dim; i += LANES)
+            f_store(all + i, f_fma(f_load(all + i), f_set(old), f_mul(f_load(sums + i), f_set(new))));
+    }
+}
+
+ALWAYS_INLINE void attend(state *s, const item_view *item, int staged) {
+    int first_key = item->window && s->position[0] >= item->window ? s->position[0] - item->window + 1 : 0;
+    int end_key = s->position[s->count - 1] + 1;
+    for (int split = first_key / SPLIT * SPLIT; split < end_key; split += SPLIT) {
+        int chunk = split > first_key ? split : first_key / CHUNK * CHUNK;
+        int end = split + SPLIT < end_key ? split + SPLIT : end_key;
+        memset(s->sums, 0, sizeof(float) * s->padded * s->stride);
+        for (int q = 0; q < s->count; q++) s->highest[q] = NOTHING_YET, s->total[q] = 0.0f;
+        for (; chunk < end; chunk += CHUNK) take_chunk(s, item, chunk, first_key, end_key, staged);
+        fold_split(s, item);
+    }
+}
+
+static void attend_staged(state *s, const item_view *item) { attend(s, item, 1); }
+static void attend_directly(state *s, const item_view *item) { attend(s, item, 0); }
+
+// Queries `first` to first + count - 1 of the item; a query is row * group + head. Tiles are padded with the last one.
+static void take_queries(state *s, const item_view *item, int first, int count) {
+    s->count = count;
+    for (s->padded = 0; s->padded < count;) s->padded += tile_size(count - s->padded);
+    for (int i = 0; i < s->padded; i++) {
+        int query = first + (i < count ? i : count - 1), row = query / item->group, head = query % item->group;
+        memcpy(s->queries + i * s->stride, item->q + (size_t)row * item->q_stride + (size_t)head * item->head_dim,
+               sizeof(float) * item->head_dim);
+        s->position[i] = item->position + row;
+        s->rescale[i] = 1.0f;
+        s->all_highest[i] = NOTHING_YET;
+        s->all_total[i] = 0.0f;
+    }
+    memset(s->all_sums, 0, sizeof(float) * count * s->stride);
+}
+
+KERNEL(attention) {
+    (void)step;
+    const int32_t q_heads = args->scalar[0].i, kv_heads = args->scalar[1].i, head_dim = args->scalar[2].i;
+    const int32_t q_stride = args->scalar[3].i, out_stride = args->scalar[4].i, table_stride = args->scalar[5].i;
+    const int32_t f32 = args->scalar[9].i, out_q8 = args->scalar[10].i, group = q_heads / kv_heads;
+    const int32_t *work = (const int32_t *)args->buffer[3] + (size_t)(item / kv_heads) * WORK_INTS;
+    const int32_t kv_head = item % kv_heads, first_column = kv_head * group * head_dim;
+    const size_t head_bytes = (size_t)2 * KV_BLOCK * head_dim * (f32 ? sizeof(float) : sizeof(half));
+    const float scale = args->scalar[7].f, softcap = args->scalar[8].f;
+    const item_view view = {
+        .cache = (const char *)args->buffer[1] + kv_head * head_bytes, .block_bytes = kv_heads * head_bytes,
+        .table = (const int32_t *)args->buffer[2] + (size_t)work[WORK_SEQUENCE] * table_stride,
+        .q = (const float *)args->buffer[0] + (size_t)work[WORK_ROW] * q_stride + first_column,
+        .f32 = f32, .head_dim = head_dim, .group = group, .q_stride = q_stride,
+        .position = work[WORK_POSITION], .window = args->scalar[6].i,
+        .scale = scale, .softcap = softcap, .base = 1.44269504f * (softcap > 0.0f ? 1.0f : scale),
+    };
+    state s;  // 250 KB: parts are cleared where they are used
+    s.stride = (head_dim + LANES - 1) / LANES * LANES + LANES;  // not a power of two: rows fall in different cache sets
+    const int32_t room = MOST_STATE / s.stride / 8 * 8, together = room < MOST_QUERIES ? room : MOST_QUERIES;
+    const int32_t queries = work[WORK_ROWS] * group;
+    for (int first = 0; first < queries; first += together) {
+        take_queries(&s, &view, first, queries - first < together ? queries - first : together);
+        if (f32 || s.count > FEW_QUERIES || head_dim % LANES) attend_staged(&s, &view);
+        else attend_directly(&s, &view);
+        for (int q = 0; q < s.count; q++) {
+            const int32_t token = work[WORK_ROW] + (first + q) / group;
+            const int32_t column = first_column + (first + q) % group * head_dim;
+            const float *sums = s.all_sums + q * s.stride;
+            const f32x16 inverse = f_set(1.0f / s.all_total[q]);
+            for (int i = 0; out_q8 && i < head_dim; i += Q8_COLUMNS)
+                q8_write(args->buffer[4], out_stride, token, column + i, f_mul(f_load(sums + i), inverse),
+                         f_mul(f_load(sums + i + LANES), inverse));
+            for (int i = 0; !out_q8 && i < head_dim; i += LANES)
+                f_store_first((float *)args->buffer[4] + (size_t)token * out_stride + column + i,
+                              f_mul(f_load(sums + i), inverse), head_dim - i);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+"""Causal attention over the paged KV cache, with grouped heads, a sliding window and a soft cap on scores.
+
+The work list says what to compute: each entry is some consecutive rows of one sequence, and each (entry, KV head)
+is one item. About 64 queries (rows times heads of the group) an entry are best; a query's bits do not depend on how
+rows are cut into entries. A row's own key and value are in the cache already. Table entries of blocks before the
+window of an entry's first row are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
+from tandem.kernels.layouts import KV_BLOCK, kv_load, kv_store, kv_zeros, padded, q8_store, q8_zeros, rows_bytes
+from tandem.kernels.panels import q8_bytes
+
+WORK_ROW, WORK_ROWS, WORK_SEQUENCE, WORK_POSITION, WORK_INTS = range(5)
+
+
+def cost(scalars: Scalars, counts: Counts) -> Cost:
+    """Queries and results alone: how many keys a row sees is in the work list, not in scalars or counts."""
+    columns = scalars["q_heads"] * scalars["head_dim"]
+    return Cost(bytes=counts["tokens"] * columns * (4 + (1.5 if scalars["out_q8"] else 4)), ops=0)
+
+
+def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
+    """All but `cache` and `tables`: how many blocks and sequences there are, no scalar says."""
+    tokens, columns = counts["tokens"], int(scalars["q_heads"] * scalars["head_dim"])
+    out_stride = int(scalars["out_stride"])
+    return {
+        "q": rows_bytes(tokens, columns, scalars["q_stride"]),
+        "work": 4 * WORK_INTS * counts["work"],
+        "out": q8_bytes(tokens, out_stride) if scalars["out_q8"] else rows_bytes(tokens, columns, out_stride),
+    }
+
+
+def attend(q: Array, keys: Array, values: Array, position: int, scalars: Scalars) -> Array:
+    """One row: q [q_heads, head_dim] over keys and values [n, kv_heads, head_dim], the last of which is its own."""
+    group = q.shape[0] // keys.shape[1]
+    keys, values = (np.repeat(x.astype(np.float64), group, axis=1) for x in (keys, values))
+    scores = np.einsum("hd,nhd->hn", q.astype(np.float64), keys) * scalars["scale"]
+    if scalars["softcap"]:
+        scores = scalars["softcap"] * np.tanh(scores / scalars["softcap"])
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    out: Array = np.einsum("hn,nhd->hd", weights / weights.sum(axis=1, keepdims=True), values)
+    return out
+
+
+def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
+    heads, dim, window = int(scalars["q_heads"]), int(scalars["head_dim"]), int(scalars["window"])
+    rows = np.zeros((counts["tokens"], heads * dim))
+    for row, n, sequence, position in arrays["work"][: counts["work"]]:
+        first = max(0, position - window + 1) if window else 0
+        seen = np.arange(first, position + n)
+        slots = arrays["tables"][sequence, seen // KV_BLOCK] * KV_BLOCK + seen % KV_BLOCK
+        keys, values = kv_load(arrays["cache"], slots)
+        for i in range(n):
+            own = position + i
+            visible = (seen <= own) & (seen > own - window if window else True)
+            q = arrays["q"][row + i, : heads * dim].reshape(heads, dim)
+            rows[row + i] = attend(q, keys[visible], values[visible], own, scalars).reshape(-1)
+    out = arrays["out"].copy()
+    if scalars["out_q8"]:
+        q8_store(out, rows)
+    else:
+        out[: counts["tokens"], : heads * dim] = rows
+    return {"out": out}
+
+
+def cut(rows: Sequence[tuple[int, int]], most: int) -> Array:
+    """The work list of sequences with (position of the first new token, new tokens), at most `most` rows an entry."""
+    work, row = [], 0
+    for sequence, (position, new) in enumerate(rows):
+        for i in range(0, new, most):
+            work.append((row + i, min(most, new - i), sequence, position + i))
+        row += new
+    return np.array(work, np.int32)
+
+
+def make_case(
+    rng: np.random.Generator,
+    label: str,
+    heads: tuple[int, int, int],
+    rows: Sequence[tuple[int, int]],
+    window: int = 0,
+    softcap: float = 0.0,
+    kv_f32: int = 0,
+    out_q8: int = 0,
+    most: int = 16,
+    size: float = 1.0,
+) -> Case:
+    """A cache whose unused slots are NaN; blocks before a window are -1 in the tables."""
+    q_heads, kv_heads, dim = heads
+    tokens, columns = sum(new for _, new in rows), q_heads * dim
+    lengths = [-(-(position + new) // KV_BLOCK) for position, new in rows]
+    free = list(rng.permutation(sum(lengths) + 3))
+    cache = kv_zeros(len(free), kv_heads, dim, np.float32 if kv_f32 else np.float16)
+    cache[...] = np.nan
+    tables = np.full((len(rows), max(lengths) + 1), -1, np.int32)
+    for sequence, (position, new) in enumerate(rows):
+        first = max(0, position - window + 1) // KV_BLOCK if window else 0
+        for block in range(first, lengths[sequence]):
+            tables[sequence, block] = free.pop()
+        seen = np.arange(first * KV_BLOCK, position + new)
+        slots = tables[sequence, seen // KV_BLOCK] * KV_BLOCK + seen % KV_BLOCK
+        k, v = (rng.standard_normal((len(seen), kv_heads, dim)) for _ in range(2))
+        kv_store(cache, slots, k * size, v)
+    work = cut(rows, most)
+    gap = 0 if out_q8 else 5
+    arrays = {
+        "q": padded(rng.standard_normal((tokens, columns)), columns + 3),
+        "cache": cache,
+        "tables": tables,
+        "work": work,
+        "out": q8_zeros(tokens, columns) if out_q8 else padded(np.zeros((tokens, columns)), columns + gap),
+    }
+    scalars = {
+        "q_heads": q_heads,
+        "kv_heads": kv_heads,
+        "head_dim": dim,
+        "q_stride": columns + 3,
+        "out_stride": columns + gap,
+        "table_stride": tables.shape[1],
+        "window": window,
+        "scale": dim**-0.5,
+        "softcap": softcap,
+        "kv_f32": kv_f32,
+        "out_q8": out_q8,
+    }
+    # A score errs by float32's 6e-8 of |q||k| a term; a weight by as much as its score, a result by its weights.
+    return Case(label, arrays, scalars, {"tokens": tokens, "rows": 1, "work": len(work)}, atol=4e-6 * size, rtol=4e-6)
+
+
+def cases(rng: np.random.Generator) -> Iterator[Case]:
+    for dim in (8, 16, 20, 40, 64, 72, 80, 96, 128, 256):
+        yield make_case(rng, f"head_dim {dim}", (2, 1, dim), [(0, 17), (70, 1)])
+        yield make_case(rng, f"head_dim {dim} float32", (2, 2, dim), [(15, 2), (0, 1)], kv_f32=1)
+    for group in range(1, 9):
+        yield make_case(rng, f"{group} heads a group", (2 * group, 2, 32), [(30, 40), (5, 1)], out_q8=group % 2)
+    for window in (1, 15, 16, 17, 64, 100, 1000):
+        rows = [(0, 33), (90, 20), (200, 1)]
+        yield make_case(rng, f"window {window}", (3, 1, 32), rows, window=window)
+        yield make_case(rng, f"window {window} by 3 rows", (2, 1, 16), rows, window=window, most=3)
+    yield make_case(rng, "softcap", (4, 2, 32), [(100, 9)], softcap=2.0)
+    yield make_case(rng, "softcap, window, float32", (4, 2, 32), [(100, 9)], window=50, softcap=5.0, kv_f32=1)
+    for position in (62, 511, 512, 1023, 1300):
+        yield make_case(rng, f"context {position}", (4, 1, 64), [(position, 3)], kv_f32=position % 2)
+    yield make_case(rng, "window over splits", (2, 1, 32), [(1290, 16)], window=700)
+    yield make_case(rng, "chunk of a prompt", (9, 3, 64), [(450, 100)], out_q8=1)
+    yield make_case(rng, "more queries than are taken together", (16, 2, 16), [(3, 20), (0, 16)], most=20)
+    yield make_case(rng, "very large head", (4, 1, 512), [(20, 17)], window=30)
+    yield make_case(rng, "sharp scores", (4, 2, 64), [(600, 5)], size=8.0)
+    yield make_case(rng, "large odd head", (4, 1, 328), [(20, 17)])
+
+
+KERNEL = Kernel(
+    name="attention",
+    buffers=(
+        Buffer("q", "r"),  # float32 [T, q_stride], heads of head_dim
+        Buffer("cache", "r"),  # one layer's KV blocks (layouts.h), float16 or float32
+        Buffer("tables", "r"),  # int32 [sequences][table_stride]: the block of positions 16 i to 16 i + 15
+        Buffer("work", "r"),  # int32 [W][first row, rows, sequence, position of the first row]
+        Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]
+    ),
+    scalars=(
+        ("q_heads", "i"),
+        ("kv_heads", "i"),
+        ("head_dim", "i"),
+        ("q_stride", "i"),
+        ("out_stride", "i"),
+        ("table_stride", "i"),
+        ("window", "i"),  # keys a query sees, its own included; 0: all
+        ("scale", "f"),
+        ("softcap", "f"),  # c: scores s become c tanh(s / c); 0: as they are
+        ("kv_f32", "i"),
+        ("out_q8", "i"),  # head_dim is then a multiple of 32
+    ),
+    grid=lambda scalars: Grid(int(scalars["kv_heads"]), "work"),
+    cost=cost,
+    extents=extents,
+    reference=reference,
+    cases=cases,
+)
