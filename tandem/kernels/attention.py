@@ -13,7 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
-from tandem.kernels.layouts import KV_BLOCK, kv_load, kv_store, kv_zeros, padded, q8_store, q8_zeros, rows_bytes
+from tandem.kernels.layouts import (
+    KV_BLOCK,
+    kv_bytes,
+    kv_load,
+    kv_store,
+    kv_zeros,
+    padded,
+    q8_store,
+    q8_zeros,
+    rows_bytes,
+)
 from tandem.kernels.panels import q8_bytes
 
 WORK_ROW, WORK_ROWS, WORK_SEQUENCE, WORK_POSITION, WORK_INTS = range(5)
@@ -26,11 +36,12 @@ def cost(scalars: Scalars, counts: Counts) -> Cost:
 
 
 def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
-    """All but `cache` and `tables`: how many blocks and sequences there are, no scalar says."""
     tokens, columns = counts["tokens"], int(scalars["q_heads"] * scalars["head_dim"])
     out_stride = int(scalars["out_stride"])
     return {
         "q": rows_bytes(tokens, columns, scalars["q_stride"]),
+        "cache": kv_bytes(scalars["blocks"], scalars["kv_heads"], scalars["head_dim"], scalars["kv_f32"]),
+        "tables": 4 * int(scalars["sequences"] * scalars["table_stride"]),
         "work": 4 * WORK_INTS * counts["work"],
         "out": q8_bytes(tokens, out_stride) if scalars["out_q8"] else rows_bytes(tokens, columns, out_stride),
     }
@@ -128,9 +139,13 @@ def make_case(
         "softcap": softcap,
         "kv_f32": kv_f32,
         "out_q8": out_q8,
+        "sequences": len(tables),
+        "blocks": len(cache),
     }
     # A score errs by float32's 6e-8 of |q||k| a term; a weight by as much as its score, a result by its weights.
-    return Case(label, arrays, scalars, {"tokens": tokens, "rows": 1, "work": len(work)}, atol=4e-6 * size, rtol=4e-6)
+    return Case(
+        label, arrays, scalars, {"tokens": tokens, "rows": 1, "work": len(work)}, atol=4e-6 * size, rtol=4e-6
+    )
 
 
 def cases(rng: np.random.Generator) -> Iterator[Case]:
@@ -138,7 +153,9 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield make_case(rng, f"head_dim {dim}", (2, 1, dim), [(0, 17), (70, 1)])
         yield make_case(rng, f"head_dim {dim} float32", (2, 2, dim), [(15, 2), (0, 1)], kv_f32=1)
     for group in range(1, 9):
-        yield make_case(rng, f"{group} heads a group", (2 * group, 2, 32), [(30, 40), (5, 1)], out_q8=group % 2)
+        yield make_case(
+            rng, f"{group} heads a group", (2 * group, 2, 32), [(30, 40), (5, 1)], out_q8=group % 2
+        )
     for window in (1, 15, 16, 17, 64, 100, 1000):
         rows = [(0, 33), (90, 20), (200, 1)]
         yield make_case(rng, f"window {window}", (3, 1, 32), rows, window=window)
@@ -176,6 +193,8 @@ KERNEL = Kernel(
         ("softcap", "f"),  # c: scores s become c tanh(s / c); 0: as they are
         ("kv_f32", "i"),
         ("out_q8", "i"),  # head_dim is then a multiple of 32
+        ("sequences", "i"),  # rows of `tables`, and blocks of the cache: their sizes, for the null device
+        ("blocks", "i"),
     ),
     grid=lambda scalars: Grid(int(scalars["kv_heads"]), "work"),
     cost=cost,

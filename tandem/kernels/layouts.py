@@ -65,6 +65,11 @@ def kv_zeros(blocks: int, kv_heads: int, head_dim: int, dtype: type[np.float16] 
     return np.zeros((blocks, kv_heads, 2, head_dim * KV_BLOCK), dtype)
 
 
+def kv_bytes(blocks: float, kv_heads: float, head_dim: float, f32: float) -> int:
+    """The size of kv_zeros."""
+    return int(blocks * kv_heads * 2 * head_dim * KV_BLOCK * (4 if f32 else 2))
+
+
 def kv_views(cache: Array) -> tuple[Array, Array]:
     """Keys [blocks, kv_heads, head_dim, KV_BLOCK] and values [blocks, kv_heads, KV_BLOCK, head_dim]."""
     blocks, heads, _, size = cache.shape

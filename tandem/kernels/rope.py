@@ -17,6 +17,7 @@ from tandem.kernels.layouts import (
     TOKEN_INTS,
     TOKEN_POSITION,
     TOKEN_SLOT,
+    kv_bytes,
     kv_store,
     kv_zeros,
     padded,
@@ -40,11 +41,16 @@ def cost(scalars: Scalars, counts: Counts) -> Cost:
 
 
 def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
-    """All but `cache` and `table`: how many blocks and positions there are, no scalar says."""
     tokens, dim = counts["tokens"], int(scalars["head_dim"])
     heads = {"q": scalars["q_heads"], "k": scalars["kv_heads"], "v": scalars["kv_heads"]}
     rows = {name: rows_bytes(tokens, int(n) * dim, scalars[f"{name}_stride"]) for name, n in heads.items()}
-    return {**rows, "norms": 8 * dim, "tokens": 4 * TOKEN_INTS * tokens}
+    return {
+        **rows,
+        "cache": kv_bytes(scalars["blocks"], scalars["kv_heads"], dim, scalars["kv_f32"]),
+        "table": 4 * int(scalars["positions"] * scalars["rot_dim"]),
+        "norms": 8 * dim,
+        "tokens": 4 * TOKEN_INTS * tokens,
+    }
 
 
 def turn(heads: Array, angles: Array, interleaved: bool) -> Array:
@@ -129,6 +135,8 @@ def make_case(
         "slot_field": TOKEN_SLOT + group,
         "kv_f32": kv_f32,
         "parts": parts,
+        "positions": len(angles),
+        "blocks": blocks,
     }
     # A turned value is a difference of products, each to 3e-6 of its size: 5 deviations, or 10 if normed.
     largest = 5 * size if not parts & NORM or "norms" in absent else 10.0
@@ -186,6 +194,8 @@ KERNEL = Kernel(
         ("slot_field", "i"),  # the column of `tokens` with the KV slot
         ("kv_f32", "i"),
         ("parts", "i"),
+        ("positions", "i"),  # rows of `table`, and blocks of the cache: their sizes, for the null device
+        ("blocks", "i"),
     ),
     grid=lambda scalars: Grid(1, "tokens"),
     cost=cost,

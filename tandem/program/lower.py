@@ -263,6 +263,7 @@ class _Lowering:
             q_stride=tensors["q"].stride if q else 0, k_stride=tensors["k"].stride,
             v_stride=tensors["v"].stride if v else 0, eps=heads.eps, interleaved=heads.interleaved,
             slot_field=TOKEN_SLOT + heads.group, kv_f32=self.kv.f32, parts=parts,
+            positions=heads.table.size // heads.rot_dim, blocks=self.kv.blocks[heads.group],
         )  # fmt: skip
         self._done(*op.outputs)
 
@@ -276,7 +277,8 @@ class _Lowering:
             {"q": q, "cache": self._cache(heads), "tables": table, "work": self.step.work, "out": out},
             q_heads=heads.q_heads, kv_heads=heads.kv_heads, head_dim=heads.head_dim, q_stride=q.stride,
             out_stride=out.stride, table_stride=table.stride, window=heads.window, scale=heads.scale,
-            softcap=heads.softcap, kv_f32=self.kv.f32, out_q8=out_q8,
+            softcap=heads.softcap, kv_f32=self.kv.f32, out_q8=out_q8, sequences=self.step.limits.sequences,
+            blocks=self.kv.blocks[heads.group],
         )  # fmt: skip
         self._done(op.outputs[0])
 

@@ -1,0 +1,78 @@
+"""The rules that keep the source readable: imports go down, one place reads the environment, files stay small."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tandem
+
+pytestmark = pytest.mark.fast
+
+PACKAGE = Path(tandem.__file__).parent
+# Each may import from itself and from what follows it.
+LAYERS = ["cli", "server", "bench", "engine", "model", "devices", "program", "kernels"]
+COMMON = {"errors", "settings"}  # for all
+MOST_LINES = 600
+
+
+def imported(source: Path) -> Iterator[str]:
+    """The layers that a file imports from, at its top or inside a function."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{source}: write imports in full, so that the layer shows"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top == "tandem" and rest:
+                layer = rest.split(".")[0]
+                yield "engine" if layer in tandem.__all__ else layer
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_go_down(layer: str) -> None:
+    allowed = COMMON | {"__version__"} | set(LAYERS[LAYERS.index(layer) :])
+    for source in (PACKAGE / layer).rglob("*.py"):
+        above = set(imported(source)) - allowed
+        assert not above, f"{source.relative_to(PACKAGE)} imports from {above}, which is above {layer}"
+
+
+def test_everything_has_a_layer() -> None:
+    assert {path.parent.name for path in PACKAGE.glob("*/*.py")} <= set(LAYERS)
+    assert {path.stem for path in PACKAGE.glob("*.py")} == COMMON | {"__init__", "__main__"}
+
+
+def test_only_settings_reads_the_environment() -> None:
+    words = ("os.environ", "getenv", "import environ")
+    readers = [p.name for p in PACKAGE.rglob("*.py") if any(word in p.read_text() for word in words)]
+    assert readers == ["settings.py"]
+
+
+def test_files_are_short() -> None:
+    folders = (PACKAGE, Path(__file__).parent)
+    sources = [p for folder in folders for p in folder.rglob("*") if p.suffix in (".py", ".c", ".h")]
+    long = {p.name: n for p in sources if (n := len(p.read_text().splitlines())) > MOST_LINES}
+    assert sources and not long, f"more than {MOST_LINES} lines: {long}"
+
+
+def test_every_kernel_has_its_declaration_and_its_c_file() -> None:
+    folder = PACKAGE / "kernels"
+    modules = {p.stem: importlib.import_module(f"tandem.kernels.{p.stem}") for p in folder.glob("[!_]*.py")}
+    declared = {
+        stem for stem, module in modules.items() if hasattr(module, "KERNEL") or hasattr(module, "KERNELS")
+    }
+    assert declared == {p.stem for p in folder.glob("*.c")}
+
+
+def test_the_public_surface() -> None:
+    """A name here is a promise to users."""
+    assert sorted(tandem.__all__) == ["LLM", "Result", "SamplingParams", "TandemError", "Token", "Usage"]
+    for name in tandem.__all__:
+        assert getattr(tandem, name).__name__ == name
