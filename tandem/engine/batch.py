@@ -99,21 +99,14 @@ class BatchWriter:
         params = self.inputs.params[row]
         params[:] = sequence.param_row
         params[PARAM_COUNTER] = len(sequence.generated)
-        tokens = sequence.params.logit_bias.keys() | sequence.history.keys()
-        if tokens:
-            # When the table is full the oldest history counts for less than a crash: newest tokens are kept.
-            kept = (
-                list(tokens)[-(self.inputs.limits.edits - first_edit) :]
-                if first_edit < self.inputs.limits.edits
-                else []
-            )
-            last = first_edit + len(kept)
-            self.inputs.edits[first_edit:last, 0] = kept
-            self.inputs.edits[first_edit:last, 1] = [sequence.history.get(token, 0) for token in kept]
-            self.inputs.edits_f32[first_edit:last, 2] = [
-                sequence.params.logit_bias.get(token, 0.0) for token in kept
-            ]
-            params[PARAM_FIRST_EDIT], params[PARAM_EDITS] = first_edit, len(kept)
+        bias, history = sequence.params.logit_bias, sequence.history
+        changed = sorted(bias.keys() | history.keys())  # the kernel looks tokens up
+        if changed:
+            last = first_edit + len(changed)
+            self.inputs.edits[first_edit:last, 0] = changed
+            self.inputs.edits[first_edit:last, 1] = [history.get(token, 0) for token in changed]
+            self.inputs.edits_f32[first_edit:last, 2] = [bias.get(token, 0.0) for token in changed]
+            params[PARAM_FIRST_EDIT], params[PARAM_EDITS] = first_edit, len(changed)
             first_edit = last
         return first_edit
 

@@ -27,7 +27,7 @@ from tandem.model.weights import load_weights
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.lower import KVPlan, lower
 from tandem.program.program import Program
-from tandem.program.step_inputs import KV_BLOCK, RESULT_INTS, StepInputs, StepLayout, StepLimits
+from tandem.program.step_inputs import KV_BLOCK, MOST_BIASES, RESULT_INTS, StepInputs, StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
 
 STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
@@ -74,6 +74,8 @@ class Engine:
             )
         if any(not 0 <= token < self.model.config.vocab for token in params.logit_bias):
             raise RequestError(f"logit_bias names a token outside 0 to {self.model.config.vocab - 1}")
+        if len(params.logit_bias) > MOST_BIASES:
+            raise RequestError(f"logit_bias has {len(params.logit_bias)} entries: give {MOST_BIASES} at most")
         sequence = Sequence(prompt, params, stop_ids, self.cache.new_tables())
         self.scheduler.waiting.append(sequence)
         return sequence

@@ -21,6 +21,7 @@ TOKEN_ID, TOKEN_POSITION, TOKEN_SEQUENCE, TOKEN_SOURCE, TOKEN_SLOT = range(5)  #
 WORK_INTS = 4
 PARAM_INTS = 16
 EDIT_INTS = 4
+MOST_BIASES = 1024  # of a request
 RESULT_INTS = 64
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -34,11 +35,15 @@ class StepLimits:
     sequences: int
     blocks: int  # of a sequence's block table
     groups: int = 1  # KV groups
-    edits: int = 32768  # entries of logit bias and token history over all rows
 
     @property
     def work(self) -> int:
         return self.tokens  # at most one attention item a token
+
+    @property
+    def edits(self) -> int:
+        """Logits that are changed by bias or history, over all rows: each may have a context full of tokens."""
+        return self.rows * (self.blocks * KV_BLOCK + MOST_BIASES)
 
 
 class StepLayout:

@@ -1,0 +1,114 @@
+"""The engine without kernels: steps are checked as a device would see them, and answered by a hash of the context.
+
+Each KV group's cache holds (token, position) where a device holds keys and values. A row's answer depends on all
+that each group can see, so a wrong block, slot, position or window changes the tokens.
+"""
+
+from __future__ import annotations
+
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+
+from tandem.engine.batch import BatchWriter
+from tandem.engine.engine import Engine
+from tandem.engine.kv_cache import KVCache
+from tandem.engine.scheduler import Scheduler
+from tandem.engine.sequence import Sequence
+from tandem.program.step_inputs import (
+    KV_BLOCK,
+    RESULT_INTS,
+    TOKEN_ID,
+    TOKEN_POSITION,
+    TOKEN_SEQUENCE,
+    TOKEN_SLOT,
+    StepInputs,
+    StepLayout,
+    StepLimits,
+)
+
+VOCAB = 1000
+
+
+def answer(visible: list[list[int]]) -> int:
+    """The next token, from the tokens that each group sees."""
+    return zlib.crc32(repr(visible).encode()) % VOCAB
+
+
+def expected(prompt: list[int], count: int, windows: tuple[int, ...]) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(answer([tokens[-window:] if window else tokens for window in windows]))
+    return tokens[len(prompt) :]
+
+
+class SimulatedEngine(Engine):
+    """Everything of the engine but the model and the device."""
+
+    def __init__(
+        self, *, windows: tuple[int, ...], blocks: tuple[int, ...], context: int, batch: int, tokens: int
+    ) -> None:
+        self.context, self.windows = context, windows
+        self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB, trained_context=context))  # type: ignore[assignment]
+        self.recording = self  # type: ignore[assignment]
+        limits = StepLimits(tokens, batch, batch, -(-context // KV_BLOCK), len(windows))
+        layout = StepLayout(limits)
+        self.inputs = StepInputs(layout, np.full(layout.nbytes, 0x7F, np.uint8))
+        self.cache = KVCache(windows, blocks)
+        self.scheduler = Scheduler(limits, self.cache)
+        self.results = np.zeros((batch, RESULT_INTS), np.int32)
+        self.batch = BatchWriter(self.inputs, self.results, 4)
+        self.kv = [np.full((n * KV_BLOCK, 2), -1) for n in blocks]
+        self.steps = 0
+
+    def replay(self, begin: int = 0, end: int | None = None) -> None:
+        tokens, rows, work = self.inputs.header[:3]
+        assert 0 < tokens <= self.scheduler.limits.tokens and rows <= self.scheduler.limits.rows
+        self.steps += 1
+        self._store(self.inputs.tokens[:tokens])
+        seen = self._attend(self.inputs.work[:work], tokens)
+        for i, row in enumerate(self.inputs.rows[:rows]):
+            self.results[i, 0] = answer(seen[row])
+
+    def _store(self, tokens: np.ndarray) -> None:
+        for group, cells in enumerate(self.kv):
+            slots = tokens[:, TOKEN_SLOT + group]
+            assert len(set(slots.tolist())) == len(slots), "two tokens share a slot"
+            assert (slots >= 0).all() and (slots < len(cells)).all()
+            cells[slots] = tokens[:, [TOKEN_ID, TOKEN_POSITION]]
+
+    def _attend(self, work: np.ndarray, tokens: int) -> dict[int, list[list[int]]]:
+        """What each row of the step sees, group by group."""
+        seen: dict[int, list[list[int]]] = {}
+        for first, count, sequence, position in work.tolist():
+            for row in range(count):
+                token = self.inputs.tokens[first + row]
+                assert (token[TOKEN_SEQUENCE], token[TOKEN_POSITION]) == (sequence, position + row)
+                assert first + row not in seen, "two work items have one row"
+                seen[first + row] = [
+                    self._visible(group, sequence, position + row) for group in range(len(self.windows))
+                ]
+        assert len(seen) == tokens
+        return seen
+
+    def _visible(self, group: int, sequence: int, position: int) -> list[int]:
+        window = self.windows[group]
+        positions = np.arange(max(0, position - window + 1) if window else 0, position + 1)
+        blocks = self.inputs.tables[group][sequence, positions // KV_BLOCK]
+        cells = self.kv[group][blocks * KV_BLOCK + positions % KV_BLOCK]
+        assert (cells[:, 1] == positions).all(), "the block table leads to another token's place"
+        return [int(token) for token in cells[:, 0]]
+
+    def run(self, *sequences: Sequence) -> None:
+        """Until these are finished; a step that does nothing would be a deadlock."""
+        while any(sequence.finish_reason is None for sequence in sequences):
+            before = self.steps
+            self.step()
+            assert self.steps == before + 1, "requests are waiting, and nothing runs"
+
+    def check_idle(self) -> None:
+        """Nothing is held when nothing runs."""
+        assert self.cache.free_blocks == self.cache.blocks
+        assert not self.scheduler.running and not self.scheduler.waiting
+        assert len(self.scheduler._slots) == self.scheduler.limits.sequences

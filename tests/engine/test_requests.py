@@ -1,0 +1,114 @@
+"""Requests that cannot be served are refused with a sentence that says what to do, and leave nothing behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandem.engine.params import SamplingParams
+from tandem.errors import ContextError, RequestError
+from tandem.program.step_inputs import MOST_BIASES
+from tests.engine.simulation import VOCAB, SimulatedEngine
+
+pytestmark = pytest.mark.fast
+
+
+def make(batch: int = 2, context: int = 64) -> SimulatedEngine:
+    return SimulatedEngine(windows=(0,), blocks=(1000,), context=context, batch=batch, tokens=512)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "kind", "problem"),
+    [
+        ([], {}, RequestError, "the prompt is empty: give at least one token"),
+        ([1] * 64, {}, ContextError, "64 tokens and the context holds 64, .*shorten it, or"),
+        ([1] * 1000, {}, ContextError, "1000 tokens and the context holds 64"),
+        ([1, VOCAB], {}, RequestError, "a token id is outside 0 to 999"),
+        ([1, -1], {}, RequestError, "a token id is outside 0 to 999"),
+        ([1], {"logit_bias": {VOCAB: 1.0}}, RequestError, "logit_bias names a token outside 0 to 999"),
+        ([1], {"logit_bias": {-1: 1.0}}, RequestError, "logit_bias names a token outside"),
+    ],
+)
+def test_refused(prompt: list[int], params: dict[str, Any], kind: type[Exception], problem: str) -> None:
+    engine = make()
+    with pytest.raises(kind, match=problem):
+        engine.submit(prompt, SamplingParams(**params))
+    assert engine.step() == []
+    engine.check_idle()
+
+
+def test_too_many_biases() -> None:
+    engine = SimulatedEngine(windows=(0,), blocks=(9,), context=64, batch=1, tokens=64)
+    engine.model.config.vocab = 2 * MOST_BIASES  # type: ignore[misc]
+    engine.submit([1], SamplingParams(logit_bias=dict.fromkeys(range(MOST_BIASES), 1.0)))
+    with pytest.raises(RequestError, match=f"{MOST_BIASES + 1} entries: give {MOST_BIASES} at most"):
+        engine.submit([1], SamplingParams(logit_bias=dict.fromkeys(range(MOST_BIASES + 1), 1.0)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 0},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"min_p": 1.5},
+        {"repeat_penalty": 0.0},
+        {"presence_penalty": float("inf")},
+        {"frequency_penalty": float("nan")},
+        {"logprobs": -1},
+        {"logprobs": 21},
+        {"stop": ("",)},
+        {"logit_bias": {1: float("nan")}},
+    ],
+    ids=str,
+)
+def test_parameters_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=next(iter(wrong)).split("_")[0]):
+        SamplingParams(**wrong)
+
+
+def test_parameters_at_their_limits() -> None:
+    SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, min_p=0, logprobs=0, stop=())
+    SamplingParams(temperature=100, top_k=10**6, top_p=1e-6, min_p=1, repeat_penalty=0.5, logprobs=20)
+    assert SamplingParams(stop="end").stop == ("end",)
+
+
+def test_the_longest_prompt_gets_one_token() -> None:
+    engine = make()
+    sequence = engine.submit([1] * 63, SamplingParams(max_tokens=5))
+    engine.run(sequence)
+    assert (len(sequence.generated), sequence.finish_reason) == (1, "length")
+
+
+def test_the_same_seed_is_written_whatever_its_sign_or_size() -> None:
+    """Seeds are 64 bits; what the kernel gets does not depend on the row or on the company."""
+    for seed in (0, 1, -1, 2**63, 2**64 + 5):
+        engine = make()
+        engine.submit([1], SamplingParams(seed=5))
+        sequence = engine.submit([2, 3], SamplingParams(seed=seed))
+        engine.step()
+        low, high = engine.inputs.params[1, 7:9].astype("uint32").tolist()
+        assert high << 32 | low == seed % 2**64 == sequence.seed
+
+
+def test_history_and_bias_of_every_row_have_room() -> None:
+    """A batch full of long histories and biases loses none of them: penalties do not depend on the company."""
+    engine = SimulatedEngine(windows=(0,), blocks=(1000,), context=1024, batch=8, tokens=8192)
+    params = SamplingParams(repeat_penalty=1.1, logit_bias=dict.fromkeys(range(5), 2.0), max_tokens=3)
+    sequences = [engine.submit([(i + j) % VOCAB for j in range(1000)], params) for i in range(8)]
+    engine.run(*sequences[:1])
+    for row, sequence in enumerate(sequences):
+        first, count = engine.inputs.params[row, 10:12]
+        edits = engine.inputs.edits[first : first + count]
+        biases = engine.inputs.edits_f32[first : first + count, 2]
+        history = dict.fromkeys(range(VOCAB), 1)
+        for token in sequence.tokens[1000:-1]:
+            history[token] += 1
+        assert edits[:, :2].tolist() == sorted([token, count] for token, count in history.items())
+        assert {int(e[0]) for e, bias in zip(edits, biases, strict=True) if bias == 2.0} == set(range(5))

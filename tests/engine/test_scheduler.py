@@ -1,0 +1,159 @@
+"""Any mix of requests, budgets and shortages of KV blocks gives each request the tokens it would get alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.engine.engine import Engine
+from tandem.engine.params import SamplingParams
+from tandem.engine.sequence import Sequence
+from tandem.program.step_inputs import KV_BLOCK
+from tests.engine.simulation import VOCAB, SimulatedEngine, expected
+
+pytestmark = pytest.mark.fast
+
+CONTEXT = 96
+WINDOWS = [(0,), (7,), (0, 20), (16, 33), (0, 5, 40)]
+
+
+def blocks_for_one(windows: tuple[int, ...], tokens: int) -> list[int]:
+    """As many as plan_kv gives to one sequence."""
+    full = -(-CONTEXT // KV_BLOCK)
+    return [min(full, (window + tokens) // KV_BLOCK + 2) if window else full for window in windows]
+
+
+def make(
+    windows: tuple[int, ...] = (0,), *, batch: int = 4, tokens: int = 32, spare: int = 1000
+) -> SimulatedEngine:
+    blocks = tuple(n + spare for n in blocks_for_one(windows, tokens))
+    return SimulatedEngine(windows=windows, blocks=blocks, context=CONTEXT, batch=batch, tokens=tokens)
+
+
+def submit(engine: Engine, prompt: list[int], count: int) -> Sequence:
+    return engine.submit(prompt, SamplingParams(max_tokens=count))
+
+
+def prompts(sizes: list[int]) -> list[list[int]]:
+    return [[(7 * i + 13 * j) % VOCAB for j in range(size)] for i, size in enumerate(sizes)]
+
+
+def ids(sequence: Sequence) -> list[int]:
+    return [sampled.id for sampled in sequence.generated]
+
+
+@given(
+    windows=st.sampled_from(WINDOWS),
+    requests=st.lists(st.tuples(st.integers(1, 80), st.integers(1, 15)), min_size=1, max_size=8),
+    batch=st.integers(1, 5),
+    tokens=st.integers(1, 40),
+    spare=st.integers(0, 12),
+)
+@settings(max_examples=150, deadline=None)
+def test_tokens_do_not_depend_on_the_company(
+    windows: tuple[int, ...], requests: list[tuple[int, int]], batch: int, tokens: int, spare: int
+) -> None:
+    engine = make(windows, batch=batch, tokens=tokens, spare=spare)
+    all_prompts = prompts([size for size, _ in requests])
+    sequences = [
+        submit(engine, prompt, count) for prompt, (_, count) in zip(all_prompts, requests, strict=True)
+    ]
+    engine.run(*sequences)
+    for sequence, prompt, (_, count) in zip(sequences, all_prompts, requests, strict=True):
+        assert ids(sequence) == expected(prompt, count, windows)
+        assert sequence.finish_reason == "length"
+    engine.check_idle()
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_requests_come_and_go_at_any_time(data: st.DataObject) -> None:
+    windows = data.draw(st.sampled_from(WINDOWS))
+    engine = make(windows, batch=3, tokens=data.draw(st.integers(1, 40)), spare=data.draw(st.integers(0, 10)))
+    alive: list[tuple[Sequence, list[int], int]] = []
+    for i in range(data.draw(st.integers(1, 25))):
+        match data.draw(st.sampled_from(["submit", "step", "step", "cancel"])):
+            case "submit":
+                prompt, count = (
+                    prompts([data.draw(st.integers(1, 70))] * (i + 1))[i],
+                    data.draw(st.integers(1, 12)),
+                )
+                alive.append((submit(engine, prompt, count), prompt, count))
+            case "cancel" if alive:
+                sequence, *_ = alive.pop(data.draw(st.integers(0, len(alive) - 1)))
+                engine.cancel(sequence)
+                assert sequence.finish_reason in ("cancelled", "length")
+                assert all(not table.blocks for table in sequence.tables)
+            case _:
+                engine.step()
+    engine.run(*(sequence for sequence, *_ in alive))
+    for sequence, prompt, count in alive:
+        assert ids(sequence) == expected(prompt, count, windows)
+    engine.check_idle()
+
+
+def test_a_budget_of_tokens_cuts_prompts_and_spares_those_who_answer() -> None:
+    engine = make(tokens=32)
+    short = submit(engine, prompts([4])[0], 10)
+    engine.step()
+    long = submit(engine, prompts([80])[0], 3)
+    shown = []
+    while long.finish_reason is None:
+        shown.append((short in (got := engine.step()), long in got))
+    assert shown[:3] == [(True, False), (True, False), (True, True)]  # 31 and 31 of 80 tokens, then the rest
+
+
+def test_more_requests_than_slots_wait_in_line() -> None:
+    engine = make(batch=2)
+    sequences = [submit(engine, prompt, 3) for prompt in prompts([5] * 5)]
+    engine.step()
+    assert [len(s.generated) for s in sequences] == [1, 1, 0, 0, 0]
+    engine.run(*sequences)
+    assert all(len(s.generated) == 3 for s in sequences)
+    engine.check_idle()
+
+
+def test_without_blocks_the_newest_request_waits_and_starts_over() -> None:
+    engine = make(spare=0, tokens=96)  # room for one context of 96
+    first, second = (submit(engine, prompt, 40) for prompt in prompts([40, 40]))
+    engine.step()
+    assert len(first.generated) == len(second.generated) == 1
+    while second.slot >= 0:
+        engine.step()
+    assert first.finish_reason is None and second.computed == 0 and len(second.generated) > 1
+    engine.run(first, second)
+    for sequence in (first, second):
+        assert ids(sequence) == expected(sequence.prompt, 40, (0,))
+    engine.check_idle()
+
+
+def test_cancel_gives_everything_back() -> None:
+    engine = make((0, 20), batch=2)
+    running, other, waiting = (submit(engine, prompt, 50) for prompt in prompts([40, 10, 10]))
+    engine.step()
+    for sequence in (waiting, running, other):
+        engine.cancel(sequence)
+        engine.cancel(sequence)  # twice does no harm
+        assert sequence.finish_reason == "cancelled"
+    assert engine.step() == []
+    engine.check_idle()
+
+
+def test_the_context_ends_an_answer() -> None:
+    engine = make()
+    sequence = submit(engine, prompts([CONTEXT - 3])[0], 50)
+    engine.run(sequence)
+    assert (len(sequence.generated), sequence.finish_reason) == (3, "length")
+    engine.check_idle()
+
+
+def test_a_stop_token_ends_an_answer() -> None:
+    prompt = prompts([9])[0]
+    tokens = expected(prompt, 10, (0,))
+    for ignore, count, reason in ((False, tokens.index(tokens[4]) + 1, "stop"), (True, 10, "length")):
+        engine = make()
+        params = SamplingParams(max_tokens=10, ignore_eos=ignore)
+        sequence = engine.submit(prompt, params, frozenset([tokens[4]]))
+        engine.run(sequence)
+        assert (ids(sequence), sequence.finish_reason) == (tokens[:count], reason)
