@@ -1,0 +1,120 @@
+"""What one run of a chat template may use, and how its operations are priced before they run.
+
+Every value a template makes is paid for when it is made and may not grow past MAX_VALUE, counted deeply; so what one
+operation can cost is bounded by its arguments, and what all of them cost by the Budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from sys import getsizeof
+from time import thread_time
+from typing import Any, NoReturn
+
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Undefined
+
+from tandem.errors import TemplateError
+
+MAX_VALUE = 16 << 20  # bytes of one value with all that is in it
+MAX_NUMBER = 1 << 60  # larger integers could share one hash
+BUDGET = 256 << 20  # bytes made in one run; a step costs STEP
+STEP = 512
+SECONDS = 3.0  # of processor time
+INSTEAD = "run the model with a plain prompt"
+
+BACKWARD_SEARCHES = ("rfind", "rindex", "rpartition", "rsplit")  # quadratic in CPython
+STRIPS = ("lstrip", "rstrip", "strip", "trim")
+ITERATE = "dictsort list map max min reject rejectattr select selectattr sort splitlines title unique"
+PIECEWISE = frozenset(ITERATE.split())  # these take a text apart
+
+
+class Budget:
+    """What one run of a template may still use."""
+
+    def __init__(self) -> None:
+        self.left, self.deadline = BUDGET, thread_time() + SECONDS
+        self._weights: dict[
+            int, tuple[object, int]
+        ] = {}  # by id; the objects are kept so that ids stay theirs
+
+    def spend(self, amount: int = 0) -> None:
+        self.left -= amount + STEP
+        if self.left < 0 or thread_time() > self.deadline:
+            raise TemplateError(f"the model's chat template does not end: {INSTEAD}")
+
+    def weigh(self, value: Any) -> int:
+        """The bytes of a value with all that is in it; what occurs twice counts twice. Only plain data has a weight."""
+        if isinstance(value, list | tuple | dict):
+            known = self._weights.get(id(value))
+            if known is None:
+                parts = chain(value.keys(), value.values()) if isinstance(value, dict) else value
+                known = value, getsizeof(value) + sum(map(self.weigh, parts))
+                self._weights[id(value)] = known
+            return known[1]
+        if value is None or isinstance(value, str | int | float | range | Undefined):
+            return getsizeof(value)
+        refuse(f"uses a {type(value).__name__} as a value")
+
+    def pay(self, value: Any) -> Any:
+        """Pays for a value that was just made, and returns it as plain data."""
+        if type(value) is not str and isinstance(value, str):
+            value = str(value)  # Jinja marks text as safe for HTML; there is no HTML here
+        elif isinstance(value, Iterator) or type(value).__name__ in (
+            "dict_items",
+            "dict_keys",
+            "dict_values",
+        ):
+            value = list(self.steps(value))
+        if self.weigh(value) > MAX_VALUE or (isinstance(value, int) and abs(value) >= MAX_NUMBER):
+            refuse("makes a value that is too large")
+        self.spend(getsizeof(value))
+        return value
+
+    def steps(self, values: Iterable[Any]) -> Iterator[Any]:
+        for value in values:
+            self.spend()
+            yield value
+
+    def text(self, value: Any) -> str:
+        if isinstance(value, Undefined) and value._undefined_exception is SecurityError:
+            value._fail_with_undefined_error()
+        if not isinstance(value, str):
+            self.weigh(value)
+        text: str = self.pay(str(value))
+        return text
+
+
+def refuse(deed: str) -> NoReturn:
+    raise TemplateError(f"the model's chat template {deed}, which is not allowed: {INSTEAD}")
+
+
+def check_cost(name: str, value: Any, args: Sequence[Any]) -> None:
+    """Refuses a call of a filter or method that could make or do too much, by the sizes of what it is given."""
+    size = len(value) if isinstance(value, str) else 0
+    widest = max(
+        (len(a) if isinstance(a, str) else abs(a) for a in args if isinstance(a, str | int)), default=1
+    )
+    if name == "replace" and len(args) > 1:
+        text, old, new = str(value), str(args[0]), str(args[1])
+        cost = len(text) + (text.count(old) * len(new))
+    elif name == "join":
+        given = max((len(a) for a in args if hasattr(a, "__len__")), default=0)
+        short, long = sorted((given, len(value) if hasattr(value, "__len__") else 0))
+        cost = (short + 64) * long
+    elif name == "indent":
+        cost = size * (64 + widest)
+    elif name in BACKWARD_SEARCHES or name in STRIPS:
+        cost = size * widest // 64
+    else:
+        cost = 0
+    if name in ("split", "rsplit"):
+        separator = args[0] if args and isinstance(args[0], str) and args[0] else None
+        cost += 64 * (value.count(separator) if separator else size)
+    elif name in PIECEWISE:
+        cost += 64 * size
+    elif name in ("int", "float") and size > 4096:
+        cost = MAX_VALUE + 1
+    if cost > MAX_VALUE:
+        refuse(f"asks too much of {name!r}")
