@@ -143,14 +143,14 @@ ALWAYS_INLINE void value_tile(int n, int staged, const state *s, const chunk_vie
 }
 
 // Scores to weights: the mask, the running maximum and total, and by how much older sums shrink.
-static void weigh(state *s, const item_view *item, int q, int chunk, int masked) {
+ALWAYS_INLINE void weigh(state *s, const item_view *item, int q, int chunk, int masked, int capped) {
     static const float lane[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     f32x16 x[CHUNK_BLOCKS], highest = f_set(NOTHING_YET), none = f_set(-__builtin_inff());
     f32x16 first = f_set((float)(item->window ? s->position[q] - item->window + 1 - chunk : 0));
     f32x16 last = f_set((float)(s->position[q] - chunk));
     FOR_TILE(v, CHUNK_BLOCKS) {
         x[v] = f_load(s->scores[q] + v * LANES);
-        if (item->softcap > 0.0f) {  // cap * tanh(x / cap)
+        if (capped) {  // cap * tanh(x / cap)
             f32x16 e = f_exp(f_mul(x[v], f_set(2.0f * item->scale / item->softcap)));
             f32x16 tanh = f_sub(f_set(1.0f), f_div(f_set(2.0f), f_add(e, f_set(1.0f))));
             x[v] = f_mul(tanh, f_set(item->softcap));
@@ -163,15 +163,20 @@ static void weigh(state *s, const item_view *item, int q, int chunk, int masked)
     }
     float before = s->highest[q], now = f_reduce_max(highest);
     now = now > before ? now : before;
-    f32x16 total = f_zero();
-    FOR_TILE(v, CHUNK_BLOCKS) {
-        x[v] = exp2_negative(f_fma(x[v], f_set(item->base), f_set(-now * item->base)));
-        f_store(s->scores[q] + v * LANES, x[v]);
-        total = f_add(total, x[v]);
-    }
+    FOR_TILE(v, CHUNK_BLOCKS) x[v] = exp2_negative(f_fma(x[v], f_set(item->base), f_set(-now * item->base)));
+    FOR_TILE(v, CHUNK_BLOCKS) f_store(s->scores[q] + v * LANES, x[v]);
     s->rescale[q] = before == now ? 1.0f : exp2_scalar((before - now) * item->base);
     s->highest[q] = now;
-    s->total[q] = s->total[q] * s->rescale[q] + f_reduce_add(total);
+    s->total[q] = s->total[q] * s->rescale[q] + f_reduce_add(f_add(f_add(x[0], x[1]), f_add(x[2], x[3])));
+}
+
+static void weigh_all(state *s, const item_view *item, int chunk) {
+    const int masked = chunk + CHUNK - 1 > s->position[0] ||
+                       (item->window && chunk <= s->position[s->count - 1] - item->window);
+    if (masked || item->softcap > 0.0f)
+        for (int q = 0; q < s->count; q++) weigh(s, item, q, chunk, 1, item->softcap > 0.0f);
+    else
+        for (int q = 0; q < s->count; q++) weigh(s, item, q, chunk, 0, 0);
 }
 
 ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int first_key, int end_key, int staged) {
@@ -192,10 +197,7 @@ ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int fi
             FOR_SIZE(size, score_tile, staged, s->queries + q * s->stride, s->stride, staged ? (void *)s->stage : c.blocks[b], head_dim, scores)
         }
     }
-    const int masked = chunk + CHUNK - 1 > s->position[0] ||
-                       (item->window && chunk <= s->position[s->count - 1] - item->window);
-    for (int q = 0; q < s->count; q++) weigh(s, item, q, chunk, masked);
-
+    weigh_all(s, item, chunk);
     for (int column = 0; column < head_dim; column += LANES) {
         for (int b = c.first_block; staged && b < c.end_block; b++)
             stage(s, b * KV_BLOCK, element(c.blocks[b], (size_t)KV_BLOCK * head_dim + column, item->f32), head_dim, KV_BLOCK,

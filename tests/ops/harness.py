@@ -109,6 +109,10 @@ def assert_matches(case: Case, got: dict[str, Array], expected: dict[str, Array]
 
 def assert_array_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
     """Within the case's bound, float16 within one unit more, integers equal; gaps between rows untouched."""
+    if want.dtype.names:
+        for field in want.dtype.names:
+            assert_array_matches(f"{name}.{field}", got[field], want[field], atol, rtol)
+        return
     if want.dtype.kind != "f":
         np.testing.assert_array_equal(got, want, err_msg=name)
         return

@@ -1,0 +1,286 @@
+// Picks a token from a row of logits. One item: one row.
+//
+// What the filters keep is always the beginning of one order (logit down, then id up), so it is described by the last
+// token kept. Finding that takes no sort: logits are counted or weighed in bins of their leading bits, then those of
+// the bin at the edge by the following bits. The highest logit of every group of blocks is known, so that passes
+// after the first touch few blocks. The draw walks kept tokens in order of id.
+#include <math.h>
+
+#include "simd.h"
+
+enum { BLOCK = 64, MOST_GROUPS = 4096, BINS = 2048, LEVELS = 3, MOST_TOPS = 20 };
+enum { OUT_TOKEN, OUT_LOGPROB, OUT_TOPS, OUT_IDS = 4, OUT_LOGPROBS = 24, OUT_FIELDS = 64 };
+
+typedef struct {
+    float temperature;
+    int32_t top_k;
+    float top_p, min_p, repeat, presence, frequency;
+    uint32_t seed_low, seed_high, counter;
+    int32_t first_edit, edits, tops, unused[3];
+} parameters;
+typedef struct { int32_t token, count; float bias; int32_t unused; } edit;
+typedef union { int32_t i; float f; } field;
+
+typedef struct {
+    const float *logits;
+    const edit *edits;  // by token, upwards
+    const parameters *p;
+    int32_t vocab, edit_count, blocks, shift;  // a group is 2^shift blocks
+    float highest, group_highest[MOST_GROUPS];
+} row_view;
+
+// Logits above `edge`, and those equal to it up to the id `last`.
+typedef struct { float edge; int32_t last; } kept_set;
+static const kept_set EVERYTHING = {-INFINITY, INT32_MAX};
+
+// 0 <= u < 1 from 53 bits that depend on the request's seed and its number of draws alone (splitmix64's mixer).
+static uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+static double uniform(const parameters *p) {
+    uint64_t seed = (uint64_t)p->seed_high << 32 | p->seed_low;
+    return (double)(mix(mix(seed) + ((uint64_t)p->counter + 1) * 0x9e3779b97f4a7c15u) >> 11) * 0x1p-53;
+}
+
+// NaN counts as -inf, +inf as the largest number, -0 as 0: then numbers order as their bits do.
+ALWAYS_INLINE f32x16 clean(f32x16 x) {
+    return f_add(f_min(f_max(x, f_set(-INFINITY)), f_set(3.40282347e38f)), f_zero());
+}
+
+// As llama.cpp: the bias, then the repeat penalty, then frequency and presence.
+static float edited(const parameters *p, float x, const edit *e) {
+    x += e->bias;
+    if (e->count > 0) {
+        x = x > 0.0f ? x / p->repeat : x * p->repeat;
+        x -= (float)e->count * p->frequency + p->presence;
+    }
+    return x;
+}
+
+// The logits of a block with their edits, -inf past the vocabulary. `cursor` begins at 0 and blocks come in order.
+ALWAYS_INLINE void read_block(const row_view *r, int block, int *cursor, float x[BLOCK]) {
+    int start = block * BLOCK, n = r->vocab - start < BLOCK ? r->vocab - start : BLOCK;
+    const float *from = r->logits + start;
+    if (n < BLOCK) {
+        for (int i = 0; i < BLOCK; i++) x[i] = i < n ? from[i] : -INFINITY;
+        from = x;
+    }
+    for (int i = 0; i < BLOCK; i += LANES) f_store(x + i, clean(f_load(from + i)));
+    while (*cursor < r->edit_count && r->edits[*cursor].token < start) ++*cursor;
+    int begin = *cursor;
+    for (; *cursor < r->edit_count && r->edits[*cursor].token < start + n; ++*cursor) {
+        int i = r->edits[*cursor].token - start;
+        if (i >= 0) x[i] = edited(r->p, x[i], &r->edits[*cursor]);
+    }
+    for (int i = 0; *cursor > begin && i < BLOCK; i += LANES) f_store(x + i, clean(f_load(x + i)));
+}
+
+static void open_row(row_view *r) {
+    r->blocks = (r->vocab + BLOCK - 1) / BLOCK;
+    for (r->shift = 0; r->blocks > MOST_GROUPS << r->shift;) r->shift++;
+    r->highest = -INFINITY;
+    for (int b = 0, cursor = 0; b < r->blocks; b++) {
+        float x[BLOCK];
+        read_block(r, b, &cursor, x);
+        f32x16 most = f_max(f_max(f_load(x), f_load(x + 16)), f_max(f_load(x + 32), f_load(x + 48)));
+        float highest = f_reduce_max(most), *group = &r->group_highest[b >> r->shift];
+        if (b >> r->shift << r->shift == b || highest > *group) *group = highest;
+        if (highest > r->highest) r->highest = highest;
+    }
+}
+
+// The first block from `block` on that may hold a logit of at least `least`.
+ALWAYS_INLINE int next_block(const row_view *r, int block, float least) {
+    while (block < r->blocks && r->group_highest[block >> r->shift] < least) block = ((block >> r->shift) + 1) << r->shift;
+    return block;
+}
+#define FOR_BLOCKS(r, b, least) for (int b = next_block(r, 0, least); b < (r)->blocks; b = next_block(r, b + 1, least))
+
+// The id of the n-th logit that equals `value`.
+static int32_t nth_equal(const row_view *r, float value, int32_t n) {
+    int cursor = 0;
+    FOR_BLOCKS(r, b, value) {
+        float x[BLOCK];
+        read_block(r, b, &cursor, x);
+        for (int i = 0; i < BLOCK; i++) if (x[i] == value && --n == 0) return b * BLOCK + i;
+    }
+    return INT32_MAX;
+}
+
+// e^((x - highest) / temperature) of what is kept of a block, 0 of the rest.
+ALWAYS_INLINE void weigh(const row_view *r, kept_set kept, float inverse, int block, const float x[BLOCK], float w[BLOCK]) {
+    for (int i = 0; i < BLOCK; i += LANES)
+        f_store(w + i, f_exp(f_mul(f_sub(f_load(x + i), f_set(r->highest)), f_set(inverse))));
+    if (kept.edge == -INFINITY) return;  // what is left out then weighs nothing
+    for (int i = 0; i < BLOCK; i++)
+        if (x[i] < kept.edge || (x[i] == kept.edge && block * BLOCK + i > kept.last)) w[i] = 0.0f;
+}
+
+// The weight of what is kept, and of each group's part of it.
+static double weigh_all(const row_view *r, kept_set kept, float inverse, double groups[MOST_GROUPS]) {
+    double total = 0.0;
+    int cursor = 0;
+    memset(groups, 0, sizeof(double) * MOST_GROUPS);
+    FOR_BLOCKS(r, b, kept.edge) {
+        float x[BLOCK], w[BLOCK];
+        read_block(r, b, &cursor, x);
+        weigh(r, kept, inverse, b, x, w);
+        double sum = f_reduce_add(f_add(f_add(f_load(w), f_load(w + 16)), f_add(f_load(w + 32), f_load(w + 48))));
+        groups[b >> r->shift] += sum;
+        total += sum;
+    }
+    return total;
+}
+
+// Keys order as the numbers they are made of.
+ALWAYS_INLINE uint32_t key_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+static float number_of(uint32_t key) {
+    float x;
+    uint32_t bits = key >> 31 ? key & 0x7fffffffu : ~key;
+    memcpy(&x, &bits, 4);
+    return key < key_of(-INFINITY) ? -INFINITY : x;
+}
+
+// Walks bins downwards until with `above` they hold `target`, or to the last that holds anything.
+static uint32_t edge_bin(const double bins[BINS], double target, double *above) {
+    uint32_t found = 0;
+    double before = *above, sum = *above;
+    for (int b = BINS - 1; b >= 0; b--) {
+        if (bins[b] == 0.0) continue;
+        found = (uint32_t)b;
+        before = sum;
+        sum += bins[b];
+        if (sum >= target) break;
+    }
+    *above = before;
+    return found;
+}
+
+// The fewest of `kept`, from the highest on, that number `count` or, if that is 0, weigh `share` of all.
+static kept_set cut(const row_view *r, kept_set kept, int32_t count, double share) {
+    static const int shifts[LEVELS] = {21, 10, 0};
+    double bins[BINS], above = 0.0, target = count;
+    float least = kept.edge;
+    uint32_t prefix = 0;
+    if (count) {  // as many groups have logits from here on, so as many logits are
+        int groups = ((r->blocks - 1) >> r->shift) + 1;
+        memset(bins, 0, sizeof bins);
+        for (int g = 0; g < groups; g++) bins[key_of(r->group_highest[g]) >> shifts[0]] += 1.0;
+        if (groups >= count) least = number_of(edge_bin(bins, target, &above) << shifts[0]);
+        above = 0.0;
+    }
+    for (int level = 0; level < LEVELS; level++) {
+        int shift = shifts[level], known = level ? shifts[level - 1] : 32, cursor = 0;
+        uint32_t mask = (uint32_t)(((uint64_t)1 << (known - shift)) - 1);
+        memset(bins, 0, sizeof bins);
+        FOR_BLOCKS(r, b, least) {
+            float x[BLOCK], w[BLOCK];
+            read_block(r, b, &cursor, x);
+            if (!count) weigh(r, kept, 1.0f, b, x, w);
+            for (int i = 0; i < BLOCK; i++) {
+                uint64_t key = key_of(x[i]);
+                if (key >> known == prefix) bins[key >> shift & mask] += count ? 1.0 : (double)w[i];
+            }
+        }
+        if (level == 0 && !count) {
+            for (int b = 0; b < BINS; b++) target += bins[b];
+            target *= share;
+        }
+        prefix = prefix << (known - shift) | edge_bin(bins, target, &above);
+        least = number_of(prefix << shift);
+    }
+    float w[LANES];
+    f_store(w, f_exp(f_set(least - r->highest)));
+    double ties = ceil((target - above) / (count ? 1.0 : w[0]));
+    int32_t last = nth_equal(r, least, ties < 1.0 ? 1 : ties < r->vocab ? (int32_t)ties : r->vocab);
+    return (kept_set){least, least == kept.edge && last > kept.last ? kept.last : last};
+}
+
+// The first token, in order of id, up to which the kept ones weigh more than the drawn share of all.
+static int32_t draw(const row_view *r, kept_set kept, float inverse) {
+    double groups[MOST_GROUPS], left = weigh_all(r, kept, inverse, groups) * uniform(r->p);
+    int32_t token = 0;
+    int last = ((r->blocks - 1) >> r->shift), group = 0;
+    while (last > 0 && groups[last] == 0.0) last--;
+    for (; group < last && left >= groups[group]; group++) left -= groups[group];
+    for (int b = group << r->shift, cursor = 0; b < r->blocks && b < (group + 1) << r->shift; b++) {
+        float x[BLOCK], w[BLOCK];
+        read_block(r, b, &cursor, x);
+        weigh(r, kept, inverse, b, x, w);
+        for (int i = 0; i < BLOCK; i++) {
+            if (w[i] == 0.0f) continue;
+            token = b * BLOCK + i;
+            if (left < w[i]) return token;
+            left -= w[i];
+        }
+    }
+    return token;
+}
+
+static int32_t pick(const row_view *r) {
+    const parameters *p = r->p;
+    if (r->highest == -INFINITY) return 0;  // everything is banned
+    if (!(p->temperature > 0.0f)) return nth_equal(r, r->highest, 1);
+    kept_set kept = EVERYTHING;
+    if (p->top_k > 0 && p->top_k < r->vocab) kept = cut(r, kept, p->top_k, 0.0);
+    if (p->top_p < 1.0f) kept = cut(r, kept, 0, p->top_p > 0.0f ? p->top_p : 0.0);
+    if (p->min_p > 0.0f) {
+        float least = r->highest + logf(p->min_p < 1.0f ? p->min_p : 1.0f);
+        if (least > kept.edge) kept = (kept_set){least, INT32_MAX};
+    }
+    return draw(r, kept, 1.0f / fminf(fmaxf(p->temperature, 1e-30f), 1e30f));
+}
+
+// Of the logits as they came: the log-probability of `token`, and the best few with theirs.
+static void write_logprobs(const row_view *row, int32_t token, field *out) {
+    double groups[MOST_GROUPS];
+    row_view r = *row;
+    r.edit_count = 0;
+    if (row->edit_count) open_row(&r);
+    int32_t n = r.p->tops < MOST_TOPS ? r.p->tops : MOST_TOPS, found = 0, cursor = 0;
+    n = n < r.vocab ? n : r.vocab;
+    int dead = r.highest == -INFINITY;
+    float total = dead ? 0.0f : (float)log(weigh_all(&r, EVERYTHING, 1.0f, groups));
+    field *ids = out + OUT_IDS, *logprobs = out + OUT_LOGPROBS;
+    kept_set kept = n ? cut(&r, EVERYTHING, n, 0.0) : EVERYTHING;
+    float x[BLOCK];
+    read_block(&r, token / BLOCK, &cursor, x);
+    out[OUT_LOGPROB].f = dead ? -INFINITY : x[token % BLOCK] - r.highest - total;
+    out[OUT_TOPS].i = n;
+    for (int b = next_block(&r, 0, kept.edge); found < n && b < r.blocks; b = next_block(&r, b + 1, kept.edge)) {
+        read_block(&r, b, &cursor, x);
+        for (int i = 0; i < BLOCK; i++) {
+            if (x[i] < kept.edge || (x[i] == kept.edge && b * BLOCK + i > kept.last)) continue;
+            int place = found++;
+            for (; place > 0 && logprobs[place - 1].f < x[i]; place--) {
+                logprobs[place] = logprobs[place - 1];
+                ids[place] = ids[place - 1];
+            }
+            logprobs[place].f = x[i];
+            ids[place].i = b * BLOCK + i;
+        }
+    }
+    for (int i = 0; i < n; i++) logprobs[i].f = dead ? -INFINITY : logprobs[i].f - r.highest - total;
+}
+
+KERNEL(sample) {
+    (void)step;
+    const int32_t vocab = args->scalar[0].i, stride = args->scalar[1].i;
+    row_view r;
+    r.logits = (const float *)args->buffer[0] + (size_t)item * stride;
+    r.p = (const parameters *)args->buffer[1] + item;
+    r.edits = (const edit *)args->buffer[2] + r.p->first_edit;
+    r.edit_count = r.p->edits;
+    r.vocab = vocab;
+    field *out = (field *)args->buffer[3] + (size_t)item * OUT_FIELDS;
+    memset(out, 0, sizeof(field) * OUT_FIELDS);
+    open_row(&r);
+    out[OUT_TOKEN].i = pick(&r);
+    if (r.p->tops >= 0) write_logprobs(&r, out[OUT_TOKEN].i, out);
+}

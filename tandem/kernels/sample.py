@@ -1,0 +1,246 @@
+"""Picks a token from each row of logits, with the filters of llama.cpp in its order.
+
+Logit bias and penalties (`edits`), then top_k, top_p, min_p, temperature and the draw; or, at temperature 0, the
+highest. Equal logits go by the lower id. NaN counts as -inf; if everything is -inf or banned, the token is 0.
+Log-probabilities are those of the logits as they came. The random number depends on seed and counter alone.
+`logits` is not changed. Vocabularies of any size; the edits of a row are sorted by token, one entry a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
+from tandem.kernels.layouts import padded, rows_bytes
+
+MOST_TOPS = 20
+
+PARAMETERS = np.dtype(
+    [
+        ("temperature", np.float32),  # 0 or less: the highest logit
+        ("top_k", np.int32),  # 0 or less: off
+        ("top_p", np.float32),  # 1 or more: off
+        ("min_p", np.float32),  # 0: off
+        ("repeat_penalty", np.float32),  # 1: off
+        ("presence_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("seed_low", np.uint32),
+        ("seed_high", np.uint32),
+        ("counter", np.uint32),  # which draw of the request
+        ("first_edit", np.int32),
+        ("edits", np.int32),
+        ("tops", np.int32),  # best tokens wanted with log-probabilities, to MOST_TOPS; -1: no log-probabilities
+        ("unused", np.int32, 3),
+    ]
+)
+EDIT = np.dtype(
+    [
+        ("token", np.int32),
+        ("count", np.int32),  # of the token in what the penalties look at
+        ("bias", np.float32),  # added first; -inf bans the token
+        ("unused", np.int32),
+    ]
+)
+RESULT = np.dtype(
+    [
+        ("token", np.int32),
+        ("logprob", np.float32),
+        ("tops", np.int32),
+        ("unused", np.int32),
+        ("ids", np.int32, MOST_TOPS),  # of the highest logits, downwards
+        ("logprobs", np.float32, MOST_TOPS),
+        ("rest", np.int32, 20),
+    ]
+)
+
+
+def cost(scalars: Scalars, counts: Counts) -> Cost:
+    elements = counts["rows"] * scalars["vocab"]
+    return Cost(bytes=4 * elements, ops=elements)
+
+
+def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
+    """All but `edits`, whose number is in `params`."""
+    rows = counts["rows"]
+    return {
+        "logits": rows_bytes(rows, int(scalars["vocab"]), scalars["stride"]),
+        "params": PARAMETERS.itemsize * rows,
+        "out": RESULT.itemsize * rows,
+    }
+
+
+def mix(z: int) -> int:
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def uniform(seed: int, counter: int) -> float:
+    """0 <= u < 1, of 53 bits."""
+    return (mix((mix(seed) + (counter + 1) * 0x9E3779B97F4A7C15) % 2**64) >> 11) * 2.0**-53
+
+
+def clean(logits: Array) -> Array:
+    return np.clip(np.where(np.isnan(logits), -np.inf, logits), -np.inf, np.finfo(np.float32).max)
+
+
+def edited(logits: Array, p: Any, edits: Array) -> Array:
+    """Float32 throughout, as the kernel, so that what is equal there is equal here."""
+    x = clean(logits).astype(np.float32)
+    for token, count, bias, _ in edits:
+        value = x[token] + bias
+        if count > 0:
+            value = value / p["repeat_penalty"] if value > 0 else value * p["repeat_penalty"]
+            value = value - (np.float32(count) * p["frequency_penalty"] + p["presence_penalty"])
+        x[token] = value
+    return clean(x)
+
+
+def kept(x: Array, p: Any) -> Array:
+    """The ids that the filters leave."""
+    order = np.argsort(-x, kind="stable")
+    if 0 < p["top_k"] < len(x):
+        order = order[: p["top_k"]]
+    if p["top_p"] < 1:
+        weights = np.exp(x[order].astype(np.float64) - x[order[0]])
+        order = order[: np.searchsorted(np.cumsum(weights), max(0, p["top_p"]) * weights.sum()) + 1]
+    if p["min_p"] > 0:
+        order = order[x[order] >= x[order[0]] + np.log(min(p["min_p"], np.float32(1)))]
+    return np.sort(order)
+
+
+def pick(x: Array, p: Any) -> int:
+    if x.max() == -np.inf:
+        return 0
+    if not p["temperature"] > 0:
+        return int(x.argmax())
+    ids = kept(x, p)
+    weights = np.exp((x[ids].astype(np.float64) - x.max()) / np.clip(p["temperature"], 1e-30, 1e30))
+    drawn = uniform(int(p["seed_high"]) << 32 | int(p["seed_low"]), int(p["counter"]))
+    return int(ids[np.searchsorted(np.cumsum(weights), drawn * weights.sum(), side="right")])
+
+
+def log_softmax(x: Array) -> Array:
+    if x.max() == -np.inf:
+        return x
+    shifted = x.astype(np.float64) - x.max()
+    result: Array = shifted - np.log(np.exp(shifted).sum())
+    return result
+
+
+def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
+    out = arrays["out"].copy()
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for row, p in enumerate(arrays["params"][: counts["rows"]]):
+            logits = arrays["logits"][row, : int(scalars["vocab"])]
+            edits = arrays["edits"][p["first_edit"] :][: p["edits"]] if p["edits"] else np.zeros(0, EDIT)
+            result = np.zeros((), RESULT)
+            result["token"] = pick(edited(logits, p, edits), p)
+            if p["tops"] >= 0:
+                logprobs = log_softmax(clean(logits))
+                n = min(p["tops"], MOST_TOPS, len(logprobs))
+                tops = np.argsort(-clean(logits), kind="stable")[:n]
+                result["logprob"] = logprobs[result["token"]]
+                result["tops"], result["ids"][:n], result["logprobs"][:n] = n, tops, logprobs[tops]
+            out[row] = result
+    return {"out": out}
+
+
+OFF: dict[str, float] = {"temperature": 1, "top_p": 1, "repeat_penalty": 1, "tops": -1}
+
+
+def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], gap: int = 0) -> Case:
+    """A row for each of `wanted`, which holds parameters, `seed` and a list of `edits` (token, count, bias)."""
+    rows = len(wanted)
+    params, edits = np.zeros(rows, PARAMETERS), []
+    for p, want in zip(params, wanted, strict=True):
+        for name, value in {**OFF, **want}.items():
+            if name == "seed":
+                p["seed_low"], p["seed_high"] = value % 2**32, value >> 32
+            elif name == "edits":
+                p["first_edit"], p["edits"] = len(edits), len(value)
+                edits += [(*edit, 0) for edit in sorted(value)]
+            else:
+                p[name] = value
+    logits = np.broadcast_to(logits, (rows, logits.shape[-1]))
+    vocab = logits.shape[1]
+    arrays: dict[str, Array] = {"logits": padded(logits, vocab + gap), "params": params, "out": np.ones(rows, RESULT)}
+    if edits:
+        arrays["edits"] = np.array(edits, EDIT)
+    scalars = {"vocab": vocab, "stride": vocab + gap}
+    return Case(label, arrays, scalars, {"tokens": 1, "rows": rows, "work": 0}, atol=2e-5, rtol=1e-6)
+
+
+def cases(rng: np.random.Generator) -> Iterator[Case]:
+    draws = [{"seed": int(rng.integers(2**63)), "counter": i} for i in range(8)]
+    filters: tuple[dict[str, float], ...] = (
+        {},
+        {"temperature": 0},
+        {"temperature": 0, "tops": 0},
+        {"temperature": 0.7, "tops": 20},
+        {"temperature": 1e-30},
+        {"temperature": 1e30, "tops": 3},
+        {"top_k": 1},
+        {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8},
+        {"top_k": 100_000},
+        {"top_p": 0.9},
+        {"top_p": 1e-9},
+        {"top_p": 0},
+        {"top_p": 0.999999},
+        {"min_p": 0.1},
+        {"min_p": 1},
+        {"top_k": 5, "min_p": 1e-30, "temperature": 2},
+    )
+    for vocab, gap in ((1, 0), (7, 1), (63, 0), (64, 5), (65, 0), (1000, 3), (5000, 0)):
+        wanted = [{**some, **draws[i % 8]} for i, some in enumerate(filters)]
+        logits = rng.standard_normal((len(wanted), vocab)) * 4
+        yield make_case(f"{vocab} tokens", logits, wanted, gap)
+        yield make_case(f"{vocab} tokens, many ties", np.round(logits / 4), wanted, gap)
+        edits = sorted({int(t): (int(t), i % 3, (i % 2) * 1.5) for i, t in enumerate(rng.integers(0, vocab, 20))}.values())
+        penalties = {"repeat_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.25, "edits": edits}
+        yield make_case(f"{vocab} tokens, penalties", logits, [{**want, **penalties} for want in wanted], gap)
+        banned = [(t, 0, -np.inf) for t in range(0, vocab, 2)]
+        yield make_case(f"{vocab} tokens, even ones banned", logits, [{**want, "edits": banned} for want in wanted])
+    wanted = [{**some, **draws[i % 8]} for i, some in enumerate(filters)]
+    everything = [(t, 0, -np.inf) for t in range(100)]
+    yield make_case("everything banned", rng.standard_normal(100), [{**want, "edits": everything} for want in wanted])
+    one_hot = np.full(300, -np.inf)
+    one_hot[123] = 5
+    strange = rng.standard_normal(300)
+    strange[::3], strange[1::30] = np.nan, -np.inf
+    for label, row in {
+        "all equal": np.full(300, 2.5),
+        "one finite": one_hot,
+        "all -inf": np.full(300, -np.inf),
+        "all NaN": np.full(300, np.nan),
+        "NaN and -inf among them": strange,
+        "one +inf": np.where(np.arange(300) == 77, np.inf, strange),
+        "both zeros": np.where(np.arange(300) % 2, -0.0, 0.0),
+        "huge": rng.standard_normal(300) * 1e38,
+        "tiny": rng.standard_normal(300) * 1e-40,
+        "upwards": np.arange(300) * 0.01,
+        "downwards": -np.arange(300) * 10.0,
+    }.items():
+        yield make_case(label, row, wanted)
+    big = rng.standard_normal(300_000) * 3
+    yield make_case("300,000 tokens", big, [wanted[i] for i in (0, 1, 3, 7, 9, 15)])
+
+
+KERNEL = Kernel(
+    name="sample",
+    buffers=(
+        Buffer("logits", "r"),  # float32 [R, stride]
+        Buffer("params", "r"),  # PARAMETERS [R]
+        Buffer("edits", "r"),  # EDIT [...]
+        Buffer("out", "w"),  # RESULT [R]
+    ),
+    scalars=(("vocab", "i"), ("stride", "i")),
+    grid=lambda scalars: Grid(1, "rows"),
+    cost=cost,
+    extents=extents,
+    reference=reference,
+    cases=cases,
+)

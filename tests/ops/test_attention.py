@@ -1,0 +1,99 @@
+"""Attention: a query's bits do not depend on how rows are cut into work. `python -m tests.ops.test_attention` times it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tandem.devices.cpu import library
+from tandem.devices.cpu.device import CPUDevice
+from tandem.kernels.attention import KERNEL, cut, make_case
+from tandem.kernels.kernel import Array, Case
+from tests.ops.harness import STEP_INTS, run_once, time_case
+
+pytestmark = pytest.mark.fast
+
+SUPPORTED = [isa for isa in library.ISAS if library.load().tandem_isa_supported(isa.encode())]
+ROWS = [(500, 24), (0, 17), (61, 1)]  # over a split, from the beginning, alone at the end of a chunk
+CASES = {
+    "float16": make_case(np.random.default_rng(1), "", (6, 2, 64), ROWS),
+    "float32": make_case(np.random.default_rng(2), "", (2, 1, 32), ROWS, kv_f32=1),
+    "odd head": make_case(np.random.default_rng(3), "", (3, 1, 40), ROWS, softcap=3.0),
+    "window": make_case(np.random.default_rng(4), "", (4, 1, 32), ROWS, window=45, out_q8=1),
+    "seven heads a group": make_case(np.random.default_rng(5), "", (7, 1, 16), ROWS, window=400),
+}
+
+
+def out_with(case: Case, isa: str, work: Array) -> bytes:
+    other = replace(case, arrays={**case.arrays, "work": work}, counts={**case.counts, "work": len(work)})
+    return bytes(run_once(KERNEL, isa, other, False)["out"].tobytes())
+
+
+def cut_at_random(rng: np.random.Generator, rows: Sequence[tuple[int, int]]) -> Array:
+    """Entries of 1 to 24 rows, in any order."""
+    work = []
+    for first, n, sequence, position in cut(rows, 1000):
+        begin = 0
+        while begin < n:
+            size = min(int(rng.integers(1, 25)), n - begin)
+            work.append((first + begin, size, sequence, position + begin))
+            begin += size
+    return rng.permutation(np.array(work, np.int32))
+
+
+@pytest.mark.parametrize("isa", SUPPORTED)
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_bits_however_rows_are_cut(name: str, isa: str) -> None:
+    case, rng = CASES[name], np.random.default_rng(0)
+    alone = out_with(case, isa, cut(ROWS, 1))
+    for most in (2, 3, 5, 8, 16, 24):
+        assert out_with(case, isa, cut(ROWS, most)) == alone, f"at most {most} rows an entry"
+    for _ in range(6):
+        work = cut_at_random(rng, ROWS)
+        assert out_with(case, isa, work) == alone, f"entries {work.tolist()}"
+
+
+@pytest.mark.parametrize("isa", SUPPORTED)
+def test_keys_outside_the_window_change_no_bit(isa: str) -> None:
+    """What a row does not see may be anything finite: here large values in the blocks it shares with what it sees."""
+    case = make_case(np.random.default_rng(6), "", (2, 1, 32), [(200, 3)], window=20)
+    tables, cache = case.arrays["tables"], case.arrays["cache"].copy()
+    keys, values = cache[:, :, 0].reshape(-1, 1, 32, 16), cache[:, :, 1].reshape(-1, 1, 16, 32)
+    block = tables[0, 181 // 16]  # the window of the first row begins at 181 = 11 * 16 + 5
+    keys[block, ..., :5], values[block, :, :5] = 60000.0, -60000.0
+    assert not np.array_equal(cache, case.arrays["cache"], equal_nan=True)
+    changed = replace(case, arrays={**case.arrays, "cache": cache})
+    before, after = (run_once(KERNEL, isa, c, False)["out"] for c in (case, changed))
+    assert before.tobytes() == after.tobytes()
+
+
+def main() -> None:
+    """GFLOP/s of prompts and GB/s of generation, one thread and two; caches of generation exceed the processor's."""
+    rng = np.random.default_rng(0)
+    for threads in (1, 2):
+        device = CPUDevice(threads)
+        device.allocate("step", 4 * STEP_INTS)
+        print(f"attention on {device.isa}, {threads} threads")
+        for heads in ((9, 3, 64), (12, 2, 128), (4, 1, 256)):
+            q_heads, kv_heads, dim = heads
+            for position, new in ((0, 512), (1024, 128)):
+                most = min(16, 64 // (q_heads // kv_heads))
+                case = make_case(rng, "", heads, [(position, new)], out_q8=1, most=most)
+                seconds = time_case(device, KERNEL, case, repeats=3)
+                operations = 4 * dim * q_heads * sum(range(position + 1, position + new + 1))
+                label = f"{new} rows at {position}"
+                print(f"{heads!s:>14} {label:20} {seconds * 1e6:8.0f} us {operations / seconds / 1e9:7.1f} GFLOP/s")
+            sequences = 100_000_000 // (4000 * kv_heads * dim * 4)
+            case = make_case(rng, "", heads, [(4000, 1)] * sequences, out_q8=1)
+            seconds = time_case(device, KERNEL, case, repeats=1)
+            moved = sequences * 4001 * kv_heads * dim * 4
+            label = f"{sequences} x 1 row at 4000"
+            print(f"{heads!s:>14} {label:20} {seconds * 1e6:8.0f} us {moved / seconds / 1e9:7.1f} GB/s")
+        device.close()
+
+
+if __name__ == "__main__":
+    main()
