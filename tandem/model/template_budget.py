@@ -6,7 +6,7 @@ operation can cost is bounded by its arguments, and what all of them cost by the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
 from itertools import chain
 from sys import getsizeof
 from time import thread_time
@@ -37,7 +37,7 @@ class Budget:
         self.left, self.deadline = BUDGET, thread_time() + SECONDS
         self._weights: dict[
             int, tuple[object, int]
-        ] = {}  # by id; the objects are kept so that ids stay theirs
+        ] = {}  # by id; each object is kept so that its id stays its own
 
     def spend(self, amount: int = 0) -> None:
         self.left -= amount + STEP
@@ -61,11 +61,7 @@ class Budget:
         """Pays for a value that was just made, and returns it as plain data."""
         if type(value) is not str and isinstance(value, str):
             value = str(value)  # Jinja marks text as safe for HTML; there is no HTML here
-        elif isinstance(value, Iterator) or type(value).__name__ in (
-            "dict_items",
-            "dict_keys",
-            "dict_values",
-        ):
+        elif isinstance(value, Iterator | KeysView | ItemsView | ValuesView):
             value = list(self.steps(value))
         if self.weigh(value) > MAX_VALUE or (isinstance(value, int) and abs(value) >= MAX_NUMBER):
             refuse("makes a value that is too large")
@@ -93,20 +89,17 @@ def refuse(deed: str) -> NoReturn:
 def check_cost(name: str, value: Any, args: Sequence[Any]) -> None:
     """Refuses a call of a filter or method that could make or do too much, by the sizes of what it is given."""
     size = len(value) if isinstance(value, str) else 0
-    widest = max(
-        (len(a) if isinstance(a, str) else abs(a) for a in args if isinstance(a, str | int)), default=1
-    )
+    longest = max((len(a) for a in args if hasattr(a, "__len__")), default=0)
     if name == "replace" and len(args) > 1:
         text, old, new = str(value), str(args[0]), str(args[1])
         cost = len(text) + (text.count(old) * len(new))
     elif name == "join":
-        given = max((len(a) for a in args if hasattr(a, "__len__")), default=0)
-        short, long = sorted((given, len(value) if hasattr(value, "__len__") else 0))
+        short, long = sorted((longest, len(value) if hasattr(value, "__len__") else 0))
         cost = (short + 64) * long
     elif name == "indent":
-        cost = size * (64 + widest)
+        cost = size * (64 + max([longest, *(a for a in args if isinstance(a, int))]))
     elif name in BACKWARD_SEARCHES or name in STRIPS:
-        cost = size * widest // 64
+        cost = size * longest // 64
     else:
         cost = 0
     if name in ("split", "rsplit"):

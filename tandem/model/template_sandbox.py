@@ -37,21 +37,24 @@ TEXT_METHODS = (
 )
 METHODS = {str: TEXT_METHODS.split(), dict: ["get", "items", "keys", "values"]}
 METHODS |= {list: ["count", "index"], tuple: ["count", "index"]}
-SAFE_FILTERS = (
-    "abs capitalize count d default dictsort e escape first float indent int items join last length list lower map max "
-    "min reject rejectattr replace reverse safe select selectattr sort string title trim unique upper"
+TEXT_FILTERS = "capitalize e escape indent lower replace safe string title trim upper"
+OTHER_FILTERS = (
+    "abs count d default dictsort first float int items join last length list map max min reject rejectattr reverse "
+    "select selectattr sort unique"
 )
 
 
 def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter of Jinja's that checks what it is given and pays for what it makes."""
-    wants = getattr(function, "jinja_pass_arg", None)
+    wants, is_text = getattr(function, "jinja_pass_arg", None), name in TEXT_FILTERS.split()
 
     @pass_context
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs and name == "replace":
             refuse("names the arguments of 'replace'")
         budget, arguments = budget_of(context), [*args, *kwargs.values()]
+        if is_text and not isinstance(value, str):
+            value = budget.text(value)
         for argument in (value, *arguments):
             budget.weigh(argument)  # refuses what is not plain data
         check_cost(name, value, arguments)
@@ -236,7 +239,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, LoopControlExtension]
         )
         self.globals = dict(FUNCTIONS)
-        self.filters = {name: guarded(name, FILTERS[name]) for name in SAFE_FILTERS.split()}
+        names = f"{TEXT_FILTERS} {OTHER_FILTERS}".split()
+        self.filters = {name: guarded(name, FILTERS[name]) for name in names}
         self.filters |= {
             "tojson": to_json,
             "=output": pay_for_output,
