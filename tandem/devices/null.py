@@ -57,7 +57,7 @@ def _check_bindings(where: str, launch: Launch) -> None:
 
 
 def _check_extents(where: str, launch: Launch, program: Program) -> None:
-    needed = launch.kernel.extents(launch.scalars, program.max_counts) if launch.kernel.extents else {}
+    needed = launch.kernel.extents(launch.scalars, program.max_counts)
     for name, tensor in launch.buffers.items():
         if tensor is None:
             continue
@@ -65,7 +65,7 @@ def _check_extents(where: str, launch: Launch, program: Program) -> None:
             raise ProgramError(f"{where}: {name} ({tensor.name}) lies outside of {tensor.base.name}")
         if not 0 <= tensor.root.offset <= program.arena_bytes[tensor.arena] - tensor.root.nbytes:
             raise ProgramError(f"{where}: {name} ({tensor.name}) lies outside the {tensor.arena} arena")
-        if needed.get(name, 0) > tensor.nbytes:
+        if needed[name] > tensor.nbytes:
             raise ProgramError(
                 f"{where} touches {needed[name]} bytes of {name}; {tensor.name} has {tensor.nbytes}"
             )

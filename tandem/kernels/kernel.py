@@ -66,7 +66,7 @@ class Kernel:
     reference: Callable[[Mapping[str, Array], Scalars, Counts], dict[str, Array]]
     cases: Callable[[np.random.Generator], Iterator[Case]]
     # (scalars, counts) -> bytes each bound buffer must have from its address on; what the null device checks
-    extents: Callable[[Scalars, Counts], dict[str, int]] | None = None
+    extents: Callable[[Scalars, Counts], dict[str, int]]
 
     def __post_init__(self) -> None:
         assert len(self.buffers) <= 8 and len(self.scalars) <= 16, f"{self.name}: a launch has 128 bytes"

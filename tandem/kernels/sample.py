@@ -63,11 +63,11 @@ def cost(scalars: Scalars, counts: Counts) -> Cost:
 
 
 def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
-    """All but `edits`, whose number is in `params`."""
     rows = counts["rows"]
     return {
         "logits": rows_bytes(rows, int(scalars["vocab"]), scalars["stride"]),
         "params": PARAMETERS.itemsize * rows,
+        "edits": EDIT.itemsize * int(scalars["edits"]),
         "out": RESULT.itemsize * rows,
     }
 
@@ -155,7 +155,8 @@ OFF: dict[str, float] = {"temperature": 1, "top_p": 1, "repeat_penalty": 1, "top
 def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], gap: int = 0) -> Case:
     """A row for each of `wanted`, which holds parameters, `seed` and a list of `edits` (token, count, bias)."""
     rows = len(wanted)
-    params, edits = np.zeros(rows, PARAMETERS), []
+    params = np.zeros(rows, PARAMETERS)
+    edits: list[tuple[Any, ...]] = []
     for p, want in zip(params, wanted, strict=True):
         for name, value in {**OFF, **want}.items():
             if name == "seed":
@@ -170,7 +171,7 @@ def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], ga
     arrays: dict[str, Array] = {"logits": padded(logits, vocab + gap), "params": params, "out": np.ones(rows, RESULT)}
     if edits:
         arrays["edits"] = np.array(edits, EDIT)
-    scalars = {"vocab": vocab, "stride": vocab + gap}
+    scalars = {"vocab": vocab, "stride": vocab + gap, "edits": len(edits)}
     return Case(label, arrays, scalars, {"tokens": 1, "rows": rows, "work": 0}, atol=2e-5, rtol=1e-6)
 
 
@@ -237,7 +238,7 @@ KERNEL = Kernel(
         Buffer("edits", "r"),  # EDIT [...]
         Buffer("out", "w"),  # RESULT [R]
     ),
-    scalars=(("vocab", "i"), ("stride", "i")),
+    scalars=(("vocab", "i"), ("stride", "i"), ("edits", "i")),  # edits: how many there is room for
     grid=lambda scalars: Grid(1, "rows"),
     cost=cost,
     extents=extents,

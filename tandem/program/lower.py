@@ -290,6 +290,6 @@ class _Lowering:
         self._launch(
             sample.KERNEL, "result",
             {"logits": logits, "params": self.step.params, "edits": self.step.edits, "out": result},
-            vocab=op.inputs[0].width, stride=logits.stride,
+            vocab=op.inputs[0].width, stride=logits.stride, edits=self.step.limits.edits,
         )  # fmt: skip
         self.values["result"] = (len(self.launches) - 1, result)
