@@ -37,12 +37,12 @@ def wait_for(pipe: int, pattern: bytes, seen: bytes = b"") -> bytes:
     end = time.monotonic() + PATIENCE
     while not re.search(pattern, seen):
         ready, _, _ = select.select([pipe], [], [], max(0.0, end - time.monotonic()))
-        assert ready, f"{pattern!r} did not come within {PATIENCE:.0f} s, only {seen!r}"
+        assert ready, f"{pattern!r} did not come within {PATIENCE:.0f} s, only {seen[-500:]!r}"
         try:
             more = os.read(pipe, 65536)
         except OSError:  # how a terminal says that its other end is closed
             more = b""
-        assert more, f"the process ended before {pattern!r} came, with {seen!r}"
+        assert more, f"the process ended before {pattern!r} came, with {seen[-500:]!r}"
         seen += more
     return seen
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tandem.cli import main
 from tests.cli.processes import COMMAND, environment, tandem
 from tests.cli.tiny_model import write_tiny_model
 from tests.loopback_hub import LoopbackHub
@@ -22,13 +24,26 @@ def hub() -> Iterator[LoopbackHub]:
         yield hub
 
 
-def refused(*arguments: str | Path, env: dict[str, str] | None = None, stdin: bytes = b"") -> str:
-    """The sentence a command fails with."""
-    done = tandem(*arguments, env=env, stdin=stdin)
-    problem = [line for line in done.stderr.splitlines() if not line.startswith("fetching ")]
-    assert done.returncode == 1 and done.stdout == "" and len(problem) == 1, done
-    assert problem[0].startswith("tandem: ")
-    return problem[0]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hub: LoopbackHub
+) -> Refused:
+    """Runs a command that is to fail; the sentence it fails with."""
+    for key, value in environment(tmp_path, HF_ENDPOINT=hub.url).items():
+        monkeypatch.setenv(key, value)
+
+    def run(*arguments: str | Path, stdin: bytes = b"") -> str:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        assert main([*map(str, arguments)]) == 1
+        shown = capsys.readouterr()
+        problem = [line for line in shown.err.splitlines() if not line.startswith("fetching ")]
+        assert shown.out == "" and len(problem) == 1 and problem[0].startswith("tandem: "), shown
+        return problem[0]
+
+    return run
 
 
 def whole_files(home: Path) -> list[Path]:
@@ -37,48 +52,50 @@ def whole_files(home: Path) -> list[Path]:
 
 def test_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "missing.gguf"
-    assert refused("run", path, "hello") == f"tandem: there is no file {path}: check the path"
+    done = tandem("run", path, "hello")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"tandem: there is no file {path}: check the path\n"
 
 
-def test_directory(tmp_path: Path) -> None:
+def test_directory(refused: Refused, tmp_path: Path) -> None:
     assert refused("run", tmp_path, "hello") == f"tandem: {tmp_path} is a directory: name a .gguf file in it"
 
 
-def test_not_a_model(tmp_path: Path) -> None:
+def test_not_a_model(refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "text.gguf"
     path.write_text("This is not a model.")
     assert f"{path}: magic at byte 0" in refused("run", path, "hello")
 
 
-def test_wrong_architecture_lists_the_known_ones(tmp_path: Path) -> None:
+def test_wrong_architecture_lists_the_known_ones(refused: Refused, tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "bird.gguf", architecture="dodo")
     problem = refused("run", path, "hello")
     assert "'dodo'" in problem and "gemma2, gemma3, llama, qwen2, qwen3" in problem
 
 
-def test_prompt_longer_than_the_context(tiny: Path) -> None:
+def test_prompt_longer_than_the_context(refused: Refused, tiny: Path) -> None:
     problem = refused("run", tiny, "a" * 100, "--context", "64")
     assert "tokens and the context holds 64" in problem and "shorten it" in problem
 
 
-def test_context_longer_than_the_model_was_trained_for(tmp_path: Path) -> None:
+def test_context_longer_than_the_model_was_trained_for(refused: Refused, tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "short.gguf", context=128)
     assert "trained for 128" in refused("run", path, "hello", "--context", "129")
 
 
 @pytest.mark.parametrize("prompt", ["", "  \n"])
-def test_empty_prompt(tiny: Path, prompt: str) -> None:
+def test_empty_prompt(refused: Refused, tiny: Path, prompt: str) -> None:
     says = "tandem: the prompt is empty: write one after MODEL or pipe one in"
     assert refused("run", tiny, prompt) == says
     assert refused("run", tiny, stdin=prompt.encode()) == says
 
 
-def test_invalid_utf8_on_stdin(tiny: Path) -> None:
+def test_invalid_utf8_on_stdin(refused: Refused, tiny: Path) -> None:
     says = "tandem: stdin is not UTF-8 text (byte 0xff at offset 5): convert it with iconv"
     assert refused("run", tiny, stdin=b"hello\xff") == says
 
 
-def test_invalid_utf8_in_a_file(tiny: Path, tmp_path: Path) -> None:
+def test_invalid_utf8_in_a_file(refused: Refused, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "latin1.txt"
     path.write_bytes("Ångström".encode("latin1"))
     assert f"{path} is not UTF-8 text (byte 0xc5 at offset 0)" in refused("perplexity", tiny, path)
@@ -92,7 +109,7 @@ def test_invalid_utf8_in_a_file(tiny: Path, tmp_path: Path) -> None:
         "{{ 'a' * 10 ** 12 }}",
     ],
 )
-def test_a_template_that_does_not_end(tmp_path: Path, template: str) -> None:
+def test_a_template_that_does_not_end(refused: Refused, tmp_path: Path, template: str) -> None:
     assert "template" in refused("run", write_tiny_model(tmp_path / "loop.gguf", template=template), "hello")
 
 
@@ -104,7 +121,7 @@ def test_a_template_that_does_not_end(tmp_path: Path, template: str) -> None:
         "{% include '/etc/passwd' %}",
     ],
 )
-def test_a_template_that_reaches_out(tmp_path: Path, template: str) -> None:
+def test_a_template_that_reaches_out(refused: Refused, tmp_path: Path, template: str) -> None:
     problem = refused("run", write_tiny_model(tmp_path / "out.gguf", template=template), "hello")
     assert "template" in problem and "root:" not in problem
 
@@ -119,7 +136,7 @@ def test_a_template_that_reaches_out(tmp_path: Path, template: str) -> None:
         (["--threads", "100000"], "threads"),
     ],
 )
-def test_parameters_out_of_range(tiny: Path, options: list[str], says: str) -> None:
+def test_parameters_out_of_range(refused: Refused, tiny: Path, options: list[str], says: str) -> None:
     assert says in refused("run", tiny, "hello", *options)
 
 
@@ -138,26 +155,24 @@ def test_usage(arguments: list[str]) -> None:
     assert done.returncode == 2 and done.stderr.startswith("usage: tandem")
 
 
-def test_unknown_name(tmp_path: Path) -> None:
-    assert "no model is called smolm2: use smollm2," in refused(
-        "run", "smolm2", "hello", env=environment(tmp_path)
-    )
+def test_unknown_name(refused: Refused) -> None:
+    assert "no model is called smolm2: use smollm2," in refused("run", "smolm2", "hello")
 
 
-def test_sum_mismatch_during_a_pull(hub: LoopbackHub, tmp_path: Path) -> None:
+def test_sum_mismatch_during_a_pull(refused: Refused, tmp_path: Path, hub: LoopbackHub) -> None:
     hub.wrong_bytes = {"model-Q4_0.gguf"}
-    problem = refused("pull", "hf.co/user/repo:Q4_0", env=environment(tmp_path, HF_ENDPOINT=hub.url))
+    problem = refused("pull", "hf.co/user/repo:Q4_0")
     assert problem == (
         "tandem: model-Q4_0.gguf arrived damaged (its SHA-256 differs from the hub's); pull it again"
     )
     assert whole_files(tmp_path) == []
 
 
-def test_disk_full_during_a_pull(hub: LoopbackHub, tmp_path: Path) -> None:
+def test_disk_full_during_a_pull(refused: Refused, tmp_path: Path, hub: LoopbackHub) -> None:
     blobs = tmp_path / "hub" / "models--user--repo" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / f"{hashlib.sha256(MODEL).hexdigest()}.incomplete").symlink_to("/dev/full")
-    problem = refused("pull", "user/repo", env=environment(tmp_path, HF_ENDPOINT=hub.url))
+    problem = refused("pull", "user/repo")
     assert "the disk is full: free some space and pull again" in problem
     assert whole_files(tmp_path) == []
 
@@ -172,20 +187,20 @@ def test_disk_full_for_the_answer(tiny: Path) -> None:
     )
 
 
-def test_no_write_permission(hub: LoopbackHub, tmp_path: Path) -> None:
+def test_no_write_permission(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.write_text("a file where a folder should be, which not even root can write into")
-    problem = refused("pull", "user/repo", env=environment(home, HF_ENDPOINT=hub.url))
-    assert problem.endswith("Not a directory: set HF_HOME to a folder you may write to")
+    monkeypatch.setenv("HF_HOME", str(home))
+    assert refused("pull", "user/repo").endswith("Not a directory: set HF_HOME to a folder you may write to")
 
 
-def test_no_network(tmp_path: Path) -> None:
+def test_no_network(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     with LoopbackHub({}) as gone:
-        pass
-    problem = refused("run", "gemma-3-27b", "hello", env=environment(tmp_path, HF_ENDPOINT=gone.url))
+        monkeypatch.setenv("HF_ENDPOINT", gone.url)
+    problem = refused("run", "gemma-3-27b", "hello")
     assert "cannot be reached" in problem and "check the network" in problem
 
 
-def test_rm_deletes_nothing_outside_the_cache(tiny: Path, tmp_path: Path) -> None:
-    assert "is not in the cache" in refused("rm", "--yes", tiny, env=environment(tmp_path))
+def test_rm_deletes_nothing_outside_the_cache(refused: Refused, tiny: Path, tmp_path: Path) -> None:
+    assert "is not in the cache" in refused("rm", "--yes", tiny)
     assert tiny.exists()

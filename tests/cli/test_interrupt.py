@@ -37,11 +37,18 @@ def interrupt(process: subprocess.Popen[bytes]) -> tuple[str, str]:
 
 # Modules in the order they are imported, from the first that is ours to the last before the model is read.
 @pytest.mark.parametrize(
-    "module",
-    ["tandem.cli.arguments", "tandem.cli.run", "numpy._core", "numpy", "tandem.engine", "tandem.engine.llm"],
+    ("module", "delay"),
+    [
+        ("tandem.cli.arguments", 0),
+        ("tandem.cli.models", 0),
+        ("numpy._core.multiarray", 0),
+        ("numpy", 0),
+        ("tandem.engine.llm", 0),
+        ("tandem.engine.llm", 0.02),
+        ("tandem.engine.llm", 0.05),
+    ],
 )
-@pytest.mark.parametrize("delay", [0, 0.01])
-def test_during_start_up(tiny: Path, module: str, delay: float) -> None:
+def test_during_start_up_and_load(tiny: Path, module: str, delay: float) -> None:
     process = start("run", tiny, "hello", "-n", "99999", "-c", "100000", python=("-X", "importtime"))
     assert process.stderr is not None
     wait_for(process.stderr.fileno(), rf" {re.escape(module)}\n".encode())
@@ -49,26 +56,25 @@ def test_during_start_up(tiny: Path, module: str, delay: float) -> None:
     interrupt(process)
 
 
+def test_while_it_answers(tiny: Path) -> None:
+    process = start("run", tiny, "hello", "-n", "99999", "-c", "100000")
+    assert process.stdout is not None
+    wait_for(process.stdout.fileno(), b"[a-z]")
+    out, err = interrupt(process)
+    assert out.endswith("\n") and err == ""
+
+
 @pytest.mark.parametrize("command", ["run", "perplexity"])
-def test_while_a_model_works(tiny: Path, tmp_path: Path, command: str) -> None:
+def test_while_it_reads_or_measures(tiny: Path, tmp_path: Path, command: str) -> None:
     text = tmp_path / "text.txt"
     text.write_text("All work and no play makes Jack a dull boy.\n" * 20_000)
-    what = ["hello", "-n", "99999", "-c", "100000"] if command == "run" else [text]
-    process = start(command, tiny, *what)
-    assert process.stdout is not None
-    if command == "run":
-        wait_for(process.stdout.fileno(), b"[a-z]")
-    else:
-        time.sleep(1)
-    out, err = interrupt(process)
-    assert err == ""
-    assert out.endswith("\n") if command == "run" else out == ""
-
-
-def test_while_it_waits_for_a_prompt(tiny: Path) -> None:
-    process = start("run", tiny)
+    reading = command == "run"  # from a pipe that brings nothing
+    process = start(command, tiny, *([] if reading else [text]), python=("-X", "importtime"))
+    assert process.stderr is not None
+    wait_for(process.stderr.fileno(), b" tandem.cli.models\n" if reading else b" tandem.engine.llm\n")
     time.sleep(0.3)
-    interrupt(process)
+    out, _ = interrupt(process)
+    assert out == ""
 
 
 def test_during_a_pull_which_then_goes_on(tmp_path: Path) -> None:
