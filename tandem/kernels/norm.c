@@ -12,7 +12,8 @@ static f32x16 add_row(float *x, const float *add, const float *weight, int32_t d
     for (int32_t i = 0; i < dim; i += LANES) {
         const int32_t n = dim - i;
         f32x16 v = f_load_first(add + i, n), old = f_load_first(x + i, n);
-        v = weight ? f_fma(f_mul(v, inverse), f_load_first(weight + i, n), old) : f_add(old, v);
+        if (weight) v = f_mul(f_mul(v, inverse), f_load_first(weight + i, n));  // rounded as a norm of its own would
+        v = f_add(old, v);
         f_store_first(x + i, v, n);
         squares = f_fma(v, v, squares);
     }
