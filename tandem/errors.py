@@ -9,7 +9,8 @@ TandemError
 ├── RequestError          a request cannot be served as asked
 │   └── ContextError      the prompt is longer than the context
 ├── DeviceError           a device that was asked for is not there or failed
-│   └── DoesNotFitError   the model, its context or its cache is larger than the memory
+│   ├── DoesNotFitError   the model, its context or its cache is larger than the memory
+│   └── DeviceLostError   a device stopped answering; open it again
 └── ProgramError          a Program breaks a rule (shape, overlap, lifetime, missing barrier); a bug in Tandem
 """
 
@@ -56,6 +57,10 @@ class DeviceError(TandemError):
 
 class DoesNotFitError(DeviceError):
     """The model, its context or its cache is larger than the memory."""
+
+
+class DeviceLostError(DeviceError):
+    """A device stopped answering. Close what ran on it; it can be opened again."""
 
 
 class ProgramError(TandemError):

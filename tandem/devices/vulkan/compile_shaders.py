@@ -1,0 +1,116 @@
+"""Compiles kernels/*.slang to spirv/*.spv, in a source tree: `make shaders`, or this module with names of kernels.
+
+The SPIR-V is kept in the repository, so that neither an install nor a run needs the compiler; spirv/sources.json
+holds the sum of the sources each was made from, and a test compares. The compiler comes from a wheel (`slangpy`,
+92 MB), fetched into build/ at first use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from tandem.devices.vulkan.pipelines import SPIRV
+
+ROOT = Path(__file__).parents[3]
+KERNELS = ROOT / "tandem" / "kernels"
+COMPILER = ROOT / "build" / "slang"
+WHEEL = "slangpy==0.43.1"  # carries Slang 2026.12
+SUMS = SPIRV / "sources.json"
+
+
+def modules() -> list[str]:
+    """The Slang files with entry points."""
+    return sorted(path.stem for path in KERNELS.glob("*.slang") if "[shader(" in path.read_text())
+
+
+def source_sum(module: str) -> str:
+    """Of a module and all that it imports."""
+    seen: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen and (KERNELS / f"{name}.slang").exists():
+            seen.add(name)
+            waiting += re.findall(r"^(?:__exported )?import (\w+);", _source(name), re.M)
+    return hashlib.sha256("".join(name + _source(name) for name in sorted(seen)).encode()).hexdigest()[:16]
+
+
+def _source(module: str) -> str:
+    return (KERNELS / f"{module}.slang").read_text()
+
+
+def known_sums() -> dict[str, dict[str, object]]:
+    """Module -> the sum of its sources and its entry points, as they were compiled."""
+    found: dict[str, dict[str, object]] = json.loads(SUMS.read_text()) if SUMS.exists() else {}
+    return found
+
+
+def stale() -> list[str]:
+    """Modules whose SPIR-V is older than their sources, or missing."""
+    sums = known_sums()
+    return [m for m in modules() if sums.get(m, {}).get("sources") != source_sum(m)]
+
+
+def fetch_compiler() -> Path:
+    """The folder with slang.h and the library; downloads them once."""
+    folder = COMPILER / "slangpy"
+    if not (folder / "include" / "slang.h").exists():
+        COMPILER.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        platform = ["--only-binary=:all:", "--python-version=3.11", "--platform=manylinux_2_34_x86_64"]
+        subprocess.run([*pip, *platform, "--dest", str(COMPILER), WHEEL], check=True)
+        wheel = next(COMPILER.glob("slangpy-*.whl"))
+        with zipfile.ZipFile(wheel) as files:
+            wanted = ("slangpy/include/slang", "slangpy/libslang-", "slangpy/slang-standard-module")
+            files.extractall(COMPILER, [name for name in files.namelist() if name.startswith(wanted)])
+        wheel.unlink()
+    return folder
+
+
+def driver() -> Path:
+    """Our program around the compiler's library, compiled if it is older than its source."""
+    source, program = Path(__file__).with_suffix(".cpp"), COMPILER / "compile_shaders"
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        folder = fetch_compiler()
+        library = next(folder.glob("libslang-compiler.so*"))
+        link = [str(library), f"-Wl,-rpath,{folder}"]
+        subprocess.run(
+            ["g++", "-std=c++17", "-O1", f"-I{folder / 'include'}", str(source), *link, "-o", str(program)],
+            check=True,
+        )
+    return program
+
+
+def compile_modules(names: list[str], out: Path) -> dict[str, list[str]]:
+    """Module -> its entry points, each now in out/<entry point>.spv."""
+    out.mkdir(parents=True, exist_ok=True)
+    return {
+        name: subprocess.run(
+            [str(driver()), str(KERNELS), str(out), name], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout.split()
+        for name in names
+    }
+
+
+def refresh(names: list[str] | None = None) -> list[str]:
+    """Compiles what is stale (of `names`, or of all) and removes what has no source; returns the modules compiled."""
+    names = [name for name in stale() if names is None or name in names]
+    compiled = compile_modules(names, SPIRV)
+    sums = {m: entry for m, entry in known_sums().items() if m in modules()}
+    sums |= {m: {"sources": source_sum(m), "entry_points": sorted(points)} for m, points in compiled.items()}
+    SUMS.write_text(json.dumps(sums, indent=1, sort_keys=True) + "\n")
+    kept = {str(point) for entry in sums.values() for point in list(entry["entry_points"])}  # type: ignore[call-overload]
+    for path in SPIRV.glob("*.spv"):
+        if path.stem not in kept:
+            path.unlink()
+    return names
+
+
+if __name__ == "__main__":
+    print("compiled:", *refresh(sys.argv[1:] or None))

@@ -1,0 +1,185 @@
+"""The Vulkan device: a Program's arenas in the GPU's memory, its launches in command buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tandem.devices.vulkan.binding import Vulkan, ffi, new, strings
+from tandem.devices.vulkan.capabilities import (
+    Capabilities,
+    available_features,
+    chain,
+    choose,
+    read_capabilities,
+)
+from tandem.devices.vulkan.memory import (
+    HOST_CACHED,
+    RUN_BYTES,
+    Arena,
+    Block,
+    Bytes,
+    Placed,
+    Run,
+    plan,
+    program_runs,
+)
+from tandem.devices.vulkan.pipelines import Pipelines
+from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, TRANSFER_WRITES, Queue
+from tandem.devices.vulkan.recording import Recording
+from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
+from tandem.errors import DeviceError
+from tandem.program.program import Program, Tensor
+
+API_VERSION = 1 << 22 | 3 << 12  # 1.3: the newest this code knows
+TIMEOUT = 30.0  # seconds without an answer after which a GPU counts as lost
+SOFTWARE_TIMEOUT = 900.0
+UNTOLD_SHARE = 0.9  # of a heap, where the driver does not say how much is free
+
+
+def create_instance(vk: Vulkan, closing: ExitStack) -> Any:
+    application = new(
+        "VkApplicationInfo", pApplicationName=ffi.new("char[]", b"tandem"), apiVersion=API_VERSION
+    )
+    instance = ffi.new("void **")
+    vk.CreateInstance(new("VkInstanceCreateInfo", pApplicationInfo=application), ffi.NULL, instance)
+    closing.callback(vk.DestroyInstance, instance[0], ffi.NULL)
+    return instance[0]
+
+
+def list_devices(vk: Vulkan, instance: Any) -> list[tuple[Any, Capabilities]]:
+    handles = vk.listed("EnumeratePhysicalDevices", "void *", instance)
+    return [(handle, read_capabilities(vk, instance, handle, i)) for i, handle in enumerate(handles)]
+
+
+def devices() -> list[Capabilities]:
+    """Every Vulkan device of this machine, software ones too."""
+    vk = Vulkan()
+    with ExitStack() as closing:
+        return [capabilities for _, capabilities in list_devices(vk, create_instance(vk, closing))]
+
+
+class VulkanDevice:
+    def __init__(
+        self, device: str = "vulkan", *, gpu_memory: float | None = None, cache: Path | None = None
+    ) -> None:
+        """`device`: "vulkan", "vulkan:<index>" or "vulkan:<part of a name>". `gpu_memory`: bytes of the device's own
+        memory to use at most. `cache`: the folder for compiled pipelines."""
+        self._closing = ExitStack()
+        try:
+            self._open(device, gpu_memory, cache)
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def _open(self, wanted: str, gpu_memory: float | None, cache: Path | None) -> None:
+        vk = self.vk = Vulkan()
+        closing = self._closing
+        found = list_devices(vk, create_instance(vk, closing))
+        capabilities = self.capabilities = choose([c for _, c in found], wanted)
+        self._physical = found[capabilities.index][0]
+        self.name, self.gpu_memory = f"vulkan:{capabilities.index} {capabilities.name}", gpu_memory
+        self.handle = self._create_device()
+        closing.callback(vk.DestroyDevice, self.handle, ffi.NULL)
+        timeout = SOFTWARE_TIMEOUT if capabilities.kind == "software" else TIMEOUT
+        self.queue = Queue(vk, self.handle, capabilities.queue_family, timeout, closing)
+        self.pipelines = Pipelines(vk, self.handle, capabilities, cache, closing)
+        self.arenas: dict[str, Arena] = {}
+        self.placed: list[Placed] = []
+        runs = [Run("output", 0, STAGING_BYTES)] * 2
+        blocks = [self._block(placed) for placed in plan(runs, capabilities, self.free_memory(), None)]
+        self._staging = Staging(self.queue, blocks)
+
+    def _create_device(self) -> Any:
+        device = self.capabilities
+        structs = []
+        for struct, extension, fields in available_features(device.api, set(device.extensions)):
+            if extension in ("", *device.extensions):
+                structs.append(new(struct, **{name: int(name in device.features) for name in fields}))
+        features = new("VkPhysicalDeviceFeatures2", pNext=chain(structs))
+        features.features.shaderInt64 = "shaderInt64" in device.features
+        features.features.shaderInt16 = "shaderInt16" in device.features
+        queue = new("VkDeviceQueueCreateInfo", queueFamilyIndex=device.queue_family, queueCount=1,
+                    pQueuePriorities=ffi.new("float[]", [1.0]))  # fmt: skip
+        info = new("VkDeviceCreateInfo", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue,
+                   enabledExtensionCount=len(device.extensions),
+                   ppEnabledExtensionNames=strings(device.extensions))  # fmt: skip
+        handle = ffi.new("void **")
+        self.vk.CreateDevice(self._physical, info, ffi.NULL, handle)
+        return handle[0]
+
+    # ---- memory
+
+    def free_memory(self) -> list[float]:
+        """Bytes of each heap that can still be allocated."""
+        if not self.capabilities.memory_budget:
+            return [UNTOLD_SHARE * heap.nbytes for heap in self.capabilities.heaps]
+        budget = new("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
+        self.vk.GetPhysicalDeviceMemoryProperties2(
+            self._physical, new("VkPhysicalDeviceMemoryProperties2", pNext=budget)
+        )
+        heaps = range(len(self.capabilities.heaps))
+        return [float(max(0, budget.heapBudget[i] - budget.heapUsage[i])) for i in heaps]
+
+    def place(self, program: Program) -> None:
+        """Allocates all arenas of a Program, zeroed, or none of them."""
+        largest = min(RUN_BYTES, self.capabilities.largest_allocation)
+        self._allocate(program_runs(program, largest))
+
+    def allocate(self, arena: str, nbytes: int) -> None:
+        """One arena in one piece, zeroed."""
+        self._allocate([Run(arena, 0, nbytes)])
+
+    def _allocate(self, runs: Sequence[Run]) -> None:
+        placed = plan(runs, self.capabilities, self.free_memory(), self.gpu_memory)
+        parts = [(p.run, self._block(p)) for p in placed]
+        for arena in {run.arena for run in runs}:
+            self.arenas[arena] = Arena(arena, [part for part in parts if part[0].arena == arena])
+        self.placed += placed
+        with self.queue.once() as commands:
+            for _, block in parts:
+                self.vk.CmdFillBuffer(commands, block.buffer, 0, 2**64 - 1, 0)
+            self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)
+
+    def _block(self, placed: Placed) -> Block:
+        return Block(self.vk, self.handle, placed.type, placed.run.nbytes, self._closing)
+
+    def address(self, tensor: Tensor) -> int:
+        return self.arenas[tensor.arena].address(tensor.start)
+
+    def memory(self, arena: str) -> Bytes:
+        """The bytes of "step" or "output", where the host reads and writes them."""
+        block, _ = self.arenas[arena].locate(0)
+        if block.mapped is None or len(self.arenas[arena].parts) > 1:
+            raise DeviceError(f"the {arena} arena is not mapped: report this as a bug")
+        return block.mapped
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """A tensor's bytes: in place where the host reads them fast, else a copy."""
+        block, offset = self.arenas[tensor.arena].locate(tensor.start)
+        if block.mapped is not None and block.flags & HOST_CACHED:
+            return block.mapped[offset : offset + tensor.nbytes]
+        return self._staging.download(block, offset, tensor.nbytes)
+
+    def write(self, tensor: Tensor, data: Bytes, at: int = 0) -> None:
+        """Bytes to offset `at` of a tensor."""
+        block, offset = self.arenas[tensor.arena].locate(tensor.start)
+        offset += at
+        if block.mapped is not None:
+            block.mapped[offset : offset + len(data)] = data
+            return
+        for begin in range(0, len(data), STAGING_BYTES):
+            part = data[begin : begin + STAGING_BYTES]
+            self._staging.buffer()[: len(part)] = part
+            self._staging.upload(block, [(0, offset + begin, len(part))])
+
+    # ---- running
+
+    def record(self, program: Program) -> Recording:
+        return Recording(self, program)
+
+    def close(self) -> None:
+        """Gives everything back, also after a failure. NumPy views of its memory must not be used any more."""
+        self._closing.close()

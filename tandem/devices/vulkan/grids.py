@@ -1,0 +1,39 @@
+"""How each kernel is dispatched on Vulkan: workgroups, and which entry point with which specialisation constants.
+
+One function a kernel name: (scalars, counts, device) -> Dispatch. `counts` are those of the bucket that is being
+recorded ("tokens", "rows", "work"): the kernel skips what lies past the counts in StepInputs' header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.devices.vulkan.capabilities import Capabilities
+from tandem.kernels.kernel import Counts, Scalars
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    x: int
+    y: int = 1
+    z: int = 1
+    shader: str = ""  # entry point; "": the kernel's own name
+    constants: tuple[
+        int, ...
+    ] = ()  # specialisation constants 0, 1, ...; absent ones keep the shader's default
+    subgroup: int = 0  # invocations; 0: the driver's choice
+
+
+Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
+
+
+def quantise(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
+    """A thread a block of 32 columns; y walks the rows."""
+    blocks = int(scalars["dim"]) // 32
+    return Dispatch(-(-blocks // 64), counts["rows" if scalars["count_rows"] else "tokens"])
+
+
+GRIDS: dict[str, Grid] = {
+    "quantise": quantise,
+}

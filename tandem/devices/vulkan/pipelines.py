@@ -1,0 +1,118 @@
+"""Compute pipelines from the package's SPIR-V, compiled at first use and cached on disk.
+
+The cache file is keyed by driver and by the sum of all shaders, so that another driver or version starts afresh.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tandem.devices.vulkan.binding import Vulkan, ffi, new
+from tandem.devices.vulkan.capabilities import PUSH_BYTES, Capabilities
+from tandem.errors import DeviceError
+
+SPIRV = Path(__file__).with_name("spirv")
+STAGE_COMPUTE = 0x20
+FULL_SUBGROUPS = 2  # stage flag
+
+
+@cache
+def shader_sum() -> str:
+    total = hashlib.sha256()
+    for path in sorted(SPIRV.glob("*.spv")):
+        total.update(path.name.encode() + path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+class Pipelines:
+    def __init__(
+        self, vk: Vulkan, device: Any, capabilities: Capabilities, folder: Path | None, closing: ExitStack
+    ) -> None:
+        """`folder`: where the cache file is kept; None: nowhere."""
+        self.vk, self.device, self.capabilities, self._closing = vk, device, capabilities, closing
+        self.compiled = 0  # pipelines the driver had not seen before
+        self._pipelines: dict[tuple[str, tuple[int, ...], int], int] = {}
+        push = new("VkPushConstantRange", stageFlags=STAGE_COMPUTE, size=PUSH_BYTES)
+        self.layout = vk.create("PipelineLayout", device, pushConstantRangeCount=1, pPushConstantRanges=push)
+        closing.callback(vk.DestroyPipelineLayout, device, self.layout, ffi.NULL)
+        self._file = folder and folder / f"{capabilities.cache_key}-{shader_sum()}.pipelines"
+        known = self._file.read_bytes() if self._file and self._file.exists() else b""
+        self._known = len(known)
+        data = ffi.new("char[]", known) if known else ffi.NULL
+        self._cache = vk.create("PipelineCache", device, initialDataSize=len(known), pInitialData=data)
+        closing.callback(vk.DestroyPipelineCache, device, self._cache, ffi.NULL)
+
+    def get(self, shader: str, constants: tuple[int, ...] = (), subgroup: int = 0) -> int:
+        key = (shader, constants, subgroup)
+        if key not in self._pipelines:
+            self._pipelines[key] = self._create(*key)
+        return self._pipelines[key]
+
+    def _create(self, shader: str, constants: tuple[int, ...], subgroup: int) -> int:
+        path = SPIRV / f"{shader}.spv"
+        if not path.exists():
+            raise DeviceError(f"the shader {shader} is not built: run `make shaders` in the source tree")
+        code = path.read_bytes()
+        words = ffi.new("uint32_t[]", len(code) // 4)
+        ffi.memmove(words, code, len(code))
+        module = self.vk.create("ShaderModule", self.device, codeSize=len(code), pCode=words)
+        try:
+            stage = new(
+                "VkPipelineShaderStageCreateInfo",
+                pNext=self._subgroup(subgroup),
+                flags=FULL_SUBGROUPS
+                if subgroup and "computeFullSubgroups" in self.capabilities.features
+                else 0,
+                stage=STAGE_COMPUTE,
+                module=module,
+                pName=ffi.new("char[]", b"main"),
+                pSpecializationInfo=_specialisation(constants),
+            )
+            info = new("VkComputePipelineCreateInfo", stage=stage[0], layout=self.layout)
+            pipeline = ffi.new("uint64_t *")
+            self.vk.CreateComputePipelines(self.device, self._cache, 1, info, ffi.NULL, pipeline)
+            del stage  # alive until here: `info` holds a copy with its pointers
+        except DeviceError as error:
+            raise DeviceError(f"the driver refuses the shader {shader} {constants}: {error}") from error
+        finally:
+            self.vk.DestroyShaderModule(self.device, module, ffi.NULL)
+        self._closing.callback(self.vk.DestroyPipeline, self.device, pipeline[0], ffi.NULL)
+        return int(pipeline[0])
+
+    def _subgroup(self, size: int) -> Any:
+        if not size or not self.capabilities.subgroup_size_control:
+            return ffi.NULL
+        return new("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=size)
+
+    def save(self) -> None:
+        """Writes the cache if it has grown; a folder that cannot be written costs time at the next start only."""
+        if self._file is None:
+            return
+        size = ffi.new("size_t *")
+        self.vk.GetPipelineCacheData(self.device, self._cache, size, ffi.NULL)
+        if size[0] <= self._known:
+            return
+        data = ffi.new("char[]", size[0])
+        self.vk.GetPipelineCacheData(self.device, self._cache, size, data)
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            partial = self._file.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(ffi.buffer(data, size[0])[:])
+            partial.replace(self._file)
+        except OSError:
+            return
+        self._known = size[0]
+
+
+def _specialisation(constants: tuple[int, ...]) -> Any:
+    if not constants:
+        return ffi.NULL
+    entries = ffi.new("VkSpecializationMapEntry[]", [(i, 4 * i, 4) for i in range(len(constants))])
+    data = ffi.new("uint32_t[]", [value & 0xFFFFFFFF for value in constants])
+    return new("VkSpecializationInfo", mapEntryCount=len(constants), pMapEntries=entries, dataSize=4 * len(constants),
+               pData=data)  # fmt: skip

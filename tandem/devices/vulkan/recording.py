@@ -1,0 +1,171 @@
+"""A Program as command buffers: recorded once per bucket of counts, submitted again each step."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tandem.devices.vulkan.binding import ffi, new
+from tandem.devices.vulkan.capabilities import PUSH_BYTES
+from tandem.devices.vulkan.grids import GRIDS, Dispatch
+from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
+from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES, HOST_READS, Submission
+from tandem.errors import DeviceError
+from tandem.kernels.kernel import COUNTS, Counts
+from tandem.program.program import Launch, Program
+
+if TYPE_CHECKING:
+    from tandem.devices.vulkan.device import VulkanDevice
+
+STEP_BUFFER = 7  # the last address of every launch is that of StepInputs
+SEGMENT_SECONDS = 0.2  # of a submission at most, by estimate: drivers reset a GPU that seems to hang
+# Bytes and operations a second that any device of its kind reaches.
+RATES = {"discrete": (200e9, 4e12), "integrated": (40e9, 0.8e12)}
+SLOW = (4e9, 10e9)
+TIMESTAMP_QUERY, ALL_COMMANDS = 2, 0x10000
+
+
+def bucket(count: int, most: int) -> int:
+    """The recorded size for a count: the next power of two, or the most there can be."""
+    return min(1 << max(count - 1, 0).bit_length(), most)
+
+
+def push_constants(launch: Launch, device: VulkanDevice) -> bytes:
+    addresses = [0] * 8
+    for i, buffer in enumerate(launch.kernel.buffers):
+        tensor = launch.buffers[buffer.name]
+        addresses[i] = 0 if tensor is None else device.address(tensor)
+    addresses[STEP_BUFFER] = device.arenas["step"].address(0)
+    scalars = [
+        struct.pack(
+            "<f" if kind == "f" else "<i", launch.scalars[name] if kind == "f" else int(launch.scalars[name])
+        )
+        for name, kind in launch.kernel.scalars
+    ]
+    return (struct.pack("<8Q", *addresses) + b"".join(scalars)).ljust(PUSH_BYTES, b"\0")
+
+
+class Recording:
+    def __init__(self, device: VulkanDevice, program: Program) -> None:
+        self.device, self.program = device, program
+        for launch in program.launches:
+            if len(launch.kernel.buffers) > STEP_BUFFER:
+                raise DeviceError(
+                    f"the kernel {launch.kernel.name} binds more than {STEP_BUFFER} buffers: report this"
+                )
+        self._constants = [ffi.from_buffer(push_constants(launch, device)) for launch in program.launches]
+        self._header = device.memory("step").view(np.int32)
+        self._recorded: dict[tuple[int, ...], Submission] = {}
+
+    def replay(self, begin: int = 0, end: int | None = None) -> None:
+        """Runs launches [begin, end) with the StepInputs as they are now."""
+        counts = self._bucket()
+        if (begin, end) == (0, None):
+            self.device.queue.wait(self.submit(counts))
+            return
+        commands = self._segments(counts, begin, len(self.program.launches) if end is None else end)
+        queue = self.device.queue
+        queue.wait(queue.submit(Submission(commands, queue.semaphore)))
+        queue.free(commands)
+
+    def submit(self, counts: Counts) -> int:
+        """Starts a step without waiting; returns the timeline's value at its end."""
+        key = tuple(counts[name] for name in COUNTS)
+        submission = self._recorded.get(key)
+        if submission is None:
+            commands = self._segments(counts, 0, len(self.program.launches))
+            submission = self._recorded[key] = Submission(commands, self.device.queue.semaphore)
+            self.device.pipelines.save()
+        return self.device.queue.submit(submission)
+
+    def replay_timed(self) -> list[float]:
+        """Seconds of each launch, run one at a time."""
+        device, launches = self.device, self.program.launches
+        if not device.capabilities.timestamp_ns:
+            raise DeviceError(f"{device.name} has no timestamps: time whole steps instead")
+        count = len(launches) + 1
+        pool = device.vk.create("QueryPool", device.handle, queryType=TIMESTAMP_QUERY, queryCount=count)
+        ticks = np.zeros(count, np.uint64)
+        try:
+            with device.queue.once() as commands:
+                device.vk.CmdResetQueryPool(commands, pool, 0, count)
+                device.vk.CmdWriteTimestamp(commands, ALL_COMMANDS, pool, 0)
+                for i in range(len(launches)):
+                    self._launch(commands, i, self._bucket(), barrier=True)
+                    device.vk.CmdWriteTimestamp(commands, ALL_COMMANDS, pool, i + 1)
+            device.vk.GetQueryPoolResults(
+                device.handle,
+                pool,
+                0,
+                count,
+                ticks.nbytes,
+                ffi.from_buffer(ticks),
+                8,
+                3,  # 64 bits, wait
+            )
+        finally:
+            device.vk.DestroyQueryPool(device.handle, pool, ffi.NULL)
+        return [float(t) * device.capabilities.timestamp_ns * 1e-9 for t in np.diff(ticks)]
+
+    def _bucket(self) -> dict[str, int]:
+        most = self.program.max_counts
+        return {name: bucket(int(self._header[i]), most[name]) for i, name in enumerate(COUNTS)}
+
+    def _segments(self, counts: Counts, begin: int, end: int) -> list[Any]:
+        """Command buffers for launches [begin, end), none of them long enough to look like a hang."""
+        vk, queue = self.device.vk, self.device.queue
+        bounds = self._cut(counts, begin, end)
+        buffers = queue.allocate(len(bounds))
+        for commands, (first, last) in zip(buffers, bounds, strict=True):
+            vk.BeginCommandBuffer(commands, new("VkCommandBufferBeginInfo"))
+            for i in range(first, last):
+                self._launch(commands, i, counts, barrier=self.program.launches[i].barrier or i == begin)
+            if last == end:
+                queue.barrier(commands, COMPUTE_WRITES, HOST_READS)
+            vk.EndCommandBuffer(commands)
+        return buffers
+
+    def _cut(self, counts: Counts, begin: int, end: int) -> list[tuple[int, int]]:
+        byte_rate, op_rate = RATES.get(self.device.capabilities.kind, SLOW)
+        bounds, first, seconds = [], begin, 0.0
+        for i in range(begin, end):
+            cost = self.program.launches[i].cost(counts)
+            estimate = max(cost.bytes / byte_rate, cost.ops / op_rate)
+            if i > first and seconds + estimate > SEGMENT_SECONDS:
+                bounds.append((first, i))
+                first, seconds = i, 0.0
+            seconds += estimate
+        return [*bounds, (first, end)]
+
+    def _launch(self, commands: Any, i: int, counts: Counts, barrier: bool) -> None:
+        device, launch = self.device, self.program.launches[i]
+        dispatch = self._dispatch(launch, counts)
+        if barrier:  # also before a launch with nothing to do: those that follow rely on it
+            device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
+        if min(dispatch.x, dispatch.y, dispatch.z) == 0:
+            return
+        pipeline = device.pipelines.get(
+            dispatch.shader or launch.kernel.name, dispatch.constants, dispatch.subgroup
+        )
+        vk = device.vk
+        vk.CmdBindPipeline(commands, 1, pipeline)
+        vk.CmdPushConstants(
+            commands, device.pipelines.layout, STAGE_COMPUTE, 0, PUSH_BYTES, self._constants[i]
+        )
+        vk.CmdDispatch(commands, dispatch.x, dispatch.y, dispatch.z)
+
+    def _dispatch(self, launch: Launch, counts: Counts) -> Dispatch:
+        grid = GRIDS.get(launch.kernel.name)
+        if grid is None:
+            raise DeviceError(f"the kernel {launch.kernel.name} has no Vulkan version: use the device cpu")
+        dispatch = grid(launch.scalars, counts, self.device.capabilities)
+        for size, most in zip(
+            (dispatch.x, dispatch.y, dispatch.z), self.device.capabilities.workgroup_count, strict=True
+        ):
+            if size > most:
+                raise DeviceError(
+                    f"{launch.kernel.name} needs {size} workgroups, {self.device.name} has {most}: report this"
+                )
+        return dispatch

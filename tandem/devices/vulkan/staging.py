@@ -1,0 +1,67 @@
+"""Moves bytes between the host and memory it cannot see: two buffers, one filled while the other is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tandem.devices.vulkan.binding import ffi, new
+from tandem.devices.vulkan.memory import Block, Bytes
+from tandem.devices.vulkan.queue import (
+    COMPUTE_TOUCHES,
+    COMPUTE_WRITES,
+    HOST_READS,
+    TRANSFER_TOUCHES,
+    TRANSFER_WRITES,
+    Queue,
+    Submission,
+)
+
+STAGING_BYTES = 32 << 20
+Region = tuple[int, int, int]  # offset in the source, offset in the target, bytes
+
+
+class Staging:
+    def __init__(self, queue: Queue, blocks: Sequence[Block]) -> None:
+        self.queue, self._blocks, self._turn = queue, blocks, 0
+        self._submissions = [
+            Submission([commands], queue.semaphore) for commands in queue.allocate(len(blocks))
+        ]
+        self._commands = [submission.commands[0] for submission in self._submissions]
+        self._values = [0] * len(blocks)
+
+    def buffer(self) -> Bytes:
+        """Memory to fill, then to `upload`; waits until its last copy is done."""
+        self.queue.wait(self._values[self._turn])
+        mapped = self._blocks[self._turn].mapped
+        assert mapped is not None
+        return mapped
+
+    def upload(self, target: Block, regions: Sequence[Region]) -> None:
+        """Copies from the buffer just filled. Returns at once; what is submitted later sees the bytes."""
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._blocks)
+        self._copy(turn, self._blocks[turn], target, regions)
+
+    def download(self, source: Block, offset: int, nbytes: int) -> Bytes:
+        """A copy of the device's bytes."""
+        out = np.empty(nbytes, np.uint8)
+        for begin in range(0, nbytes, STAGING_BYTES):
+            count = min(STAGING_BYTES, nbytes - begin)
+            memory, turn = self.buffer(), self._turn
+            self._copy(turn, source, self._blocks[turn], [(offset + begin, 0, count)])
+            self.queue.wait(self._values[turn])
+            out[begin : begin + count] = memory[:count]
+        return out
+
+    def _copy(self, turn: int, source: Block, target: Block, regions: Sequence[Region]) -> None:
+        commands, vk = self._commands[turn], self.queue.vk
+        vk.BeginCommandBuffer(commands, new("VkCommandBufferBeginInfo", flags=1))
+        self.queue.barrier(commands, COMPUTE_WRITES, TRANSFER_TOUCHES)
+        copies: Any = ffi.new("VkBufferCopy[]", list(regions))
+        vk.CmdCopyBuffer(commands, source.buffer, target.buffer, len(regions), copies)
+        self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)
+        self.queue.barrier(commands, TRANSFER_WRITES, HOST_READS)
+        vk.EndCommandBuffer(commands)
+        self._values[turn] = self.queue.submit(self._submissions[turn])
