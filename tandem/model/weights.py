@@ -6,7 +6,7 @@ loses less than a hundredth of what their own quantisation did; `tandem inspect`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from tandem.model.gguf import GGUF
 from tandem.program.graph import Vector
 from tandem.program.weight_plan import PackedMatrix, PackedVector, WeightPlan
 
+READ_BYTES = 32 << 20  # of the file in memory at a time
 CONVERT_ROWS = 64 * LANES  # rows converted at a time: bounds the float32 copy
 
 
@@ -46,18 +47,21 @@ def _load_matrix(gguf: GGUF, packed: PackedMatrix, device: CPUDevice) -> None:
         begin = first * LAYOUTS[layout].matrix_bytes(LANES, part.columns)
         for row, rows in _rows_in(layout, gguf, part.name):
             device.repack(layout, rows, part.columns, target[begin:], row // LANES, run, period)
-        gguf.forget(part.name)
+            gguf.forget(part.name)  # as we go: the largest matrix would be in memory twice
 
 
-def _rows_in(layout: str, gguf: GGUF, name: str):  # type: ignore[no-untyped-def]
-    """(first row, rows) of a matrix, in the blocks of `layout`."""
+def _rows_in(layout: str, gguf: GGUF, name: str) -> Iterator[tuple[int, Array]]:
+    """(first row, rows) of a matrix, some at a time, in the blocks of `layout`."""
     info, raw = gguf.tensor(name), gguf.raw(name)
-    if info.format.name.lower() == layout:
-        yield 0, raw
-        return
-    target = formats.by_name(layout.upper())
-    for row in range(0, len(raw), CONVERT_ROWS):
-        yield row, formats.quantise(target, formats.dequantise(info.format, raw[row : row + CONVERT_ROWS]))
+    same = info.format.name.lower() == layout
+    step = max(1, READ_BYTES // raw.strides[0] // LANES) * LANES if same else CONVERT_ROWS
+    for row in range(0, len(raw), step):
+        rows = raw[row : row + step]
+        yield row, rows if same else _converted(rows, info.format, layout)
+
+
+def _converted(rows: Array, format: formats.Format, layout: str) -> Array:
+    return formats.quantise(formats.by_name(layout.upper()), formats.dequantise(format, rows))
 
 
 def _load_vector(gguf: GGUF, packed: PackedVector, device: CPUDevice, tables: Mapping[str, Array]) -> None:
