@@ -7,12 +7,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tandem.cli import interruptible
-from tandem.cli.run import stream, system_message
+from tandem.cli.run import statistic, stream, system_message
 from tandem.cli.terminal import dim, note, printable
 from tandem.errors import TandemError
 
 if TYPE_CHECKING:
-    from tandem.engine.llm import LLM
+    from tandem.engine.llm import LLM, Usage
 
 PROMPT = "\001\033[1m\002> \001\033[0m\002"  # bold; \001 and \002 tell readline what takes no room
 MORE = ". "
@@ -29,7 +29,7 @@ Ctrl-C stops an answer."""
 def chat(llm: LLM, system: str | None, parameters: dict[str, Any]) -> int:
     """Asks and answers until the person leaves."""
     history = system_message(system)
-    last = ""
+    last: Usage | None = None
     note("/help shows what there is besides talking; Ctrl-D leaves.")
     while True:
         try:
@@ -42,7 +42,10 @@ def chat(llm: LLM, system: str | None, parameters: dict[str, Any]) -> int:
         if text == "/clear":
             history = system_message(system)
         elif text == "/stats":
-            print(dim(last or "no answer yet"))
+            if last:
+                print(dim(f"{statistic(llm, last)} · context {last.total_tokens} of {llm.context}"))
+            else:
+                print(dim("no answer yet"))
         elif text.startswith("/"):
             print(dim(HELP))
         elif text:
@@ -50,7 +53,7 @@ def chat(llm: LLM, system: str | None, parameters: dict[str, Any]) -> int:
             try:
                 answer = stream(llm, history, parameters)
                 history.append({"role": "assistant", "content": answer.text})
-                last = answer.statistic or last
+                last = answer.usage or last
             except TandemError as error:
                 history.pop()
                 print(f"tandem: {printable(str(error))}", file=sys.stderr)

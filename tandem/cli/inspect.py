@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from collections import Counter
 from typing import Any
 
@@ -24,7 +25,10 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"file": str(model.gguf.path), "config": config, "tensors": tensors})
         return 0
-    _print_config(model.gguf.path, config)
+    print(model.gguf.path)
+    for key, value in config.items():
+        print(f"{key:19}{_plain(value)}")
+    print()
     rows = [
         (t["name"], " x ".join(map(str, t["shape"])), t["format"], human_size(t["bytes"]), t["path"])
         for t in tensors
@@ -33,8 +37,11 @@ def main(options: argparse.Namespace) -> int:
     formats = Counter[str]()
     for tensor in tensors:
         formats[tensor["format"]] += tensor["bytes"]
+    weights = sum(math.prod(tensor["shape"]) for tensor in tensors)
     parts = ", ".join(f"{name} {human_size(size)}" for name, size in formats.most_common())
-    print(f"\n{len(tensors)} tensors, {human_size(formats.total())}: {parts}")
+    print(
+        f"\n{len(tensors)} tensors, {weights / 1e6:,.0f} million weights, {human_size(formats.total())}: {parts}"
+    )
     return 0
 
 
@@ -54,14 +61,16 @@ def _tensor(info: Any, layout: str | None) -> dict[str, Any]:
     }
 
 
-def _print_config(path: object, config: dict[str, Any]) -> None:
-    print(path)
-    width = max(map(len, config)) + 2
-    for key, value in config.items():
-        if isinstance(value, (tuple, list)) and len(set(map(str, value))) == 1 and len(value) > 1:
-            value = f"{value[0]} in all {len(value)}"
-        print(f"{key:{width}}{value}")
-    print()
+def _plain(value: Any) -> str:
+    """A value of the configuration in few words; one per layer as how many layers have which."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items() if part)
+    if isinstance(value, (tuple, list)):
+        counts = Counter(_plain(part) for part in value)
+        return "; ".join(part if len(value) == 1 else f"{part} ({count}x)" for part, count in counts.items())
+    return str(value)
 
 
 def _program(options: argparse.Namespace) -> int:

@@ -62,7 +62,7 @@ def system_message(text: str | None) -> list[dict[str, str]]:
 @dataclasses.dataclass
 class Answer:
     text: str = ""
-    statistic: str = ""  # of one that came to its end
+    usage: Usage | None = None  # of one that came to its end
     stopped: bool = False  # by Ctrl-C
 
 
@@ -85,8 +85,8 @@ def stream(llm: LLM, request: str | list[dict[str, str]], parameters: dict[str, 
     elif token.usage:
         if token.finish_reason == "length":
             note(f"cut after {token.usage.completion_tokens} tokens: --max-tokens and --context allow more")
-        answer.statistic = statistic(llm, token.usage)
-        note(answer.statistic)
+        answer.usage = token.usage
+        note(statistic(llm, token.usage))
     return answer
 
 

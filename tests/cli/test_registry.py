@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -207,7 +208,7 @@ def test_a_repository_cannot_write_outside_the_cache(hub: LoopbackHub, tmp_path:
 def test_too_little_space_is_said_before_anything_is_fetched(
     hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
     with pytest.raises(DownloadError, match=r"needed and 0\.0 GB are free in .* set HF_HOME"):
         pull("user/repo:Q4_0")
     assert hub.sent == {}
