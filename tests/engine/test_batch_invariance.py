@@ -14,6 +14,7 @@ from tandem.devices.cpu import library
 from tandem.engine.params import SamplingParams
 from tandem.program.step_inputs import KV_BLOCK
 from tests.engine.tiny_models import VOCAB, WINDOW, WatchedEngine, opened, write_model
+from tests.packages import model_path
 
 FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"]
 Request = tuple[list[int], SamplingParams]
@@ -86,6 +87,18 @@ def test_other_instruction_sets(
     check(write_model(tmp_path / "tiny.gguf", format), others=6)
 
 
+def test_a_real_model() -> None:
+    """Few steps of SmolLM2: 9 heads on 3, rows that are no multiple of 256, a vocabulary of 49,152."""
+    wanted = [(prompt[:40], replace(params, max_tokens=4)) for prompt, params in requests(8)]
+    with opened(model_path("smollm2"), context=64, batch=8) as engine:
+        limit_step(engine, 24)
+        together = engine.run(*wanted)
+        limit_step(engine, 64)
+        assert [engine.run(wanted[i])[0] for i in (0, 4)] == [together[0], together[4]]
+    with opened(model_path("smollm2"), context=64, batch=8, threads=1) as engine:
+        assert engine.run(wanted[4]) == [together[4]]
+
+
 def test_a_full_cache_changes_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that had to wait, and were computed again from their first token, get what they would have got."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
@@ -93,11 +106,14 @@ def test_a_full_cache_changes_no_token(tmp_path: Path, monkeypatch: pytest.Monke
     with opened(path) as engine:
         expected = alone(engine, wanted)
         taken = engine.cache.new_tables()
-        assert engine.cache.reserve(
-            taken, (engine.cache.free_blocks[0] - 10) * 16
-        )  # leaves 160 tokens to 12 requests
+        [free] = engine.cache.free_blocks
+        assert engine.cache.reserve(taken, (free - 10) * KV_BLOCK)  # leaves 160 tokens to 12 requests
+        release, released = engine.cache.release, []
+        monkeypatch.setattr(
+            engine.cache, "release", lambda tables: (released.append(tables), release(tables))
+        )
         assert engine.run(*wanted) == expected
-        engine.cache.release(taken)
+        assert len(released) > len(wanted), "no request was put back"
 
 
 def test_forced_logits_are_those_of_generation(tmp_path: Path) -> None:

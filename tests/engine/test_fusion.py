@@ -15,8 +15,7 @@ from tandem.program.program import Launch
 from tests.engine.tiny_models import opened, write_model
 from tests.null.programs import GOLDENS, PASS_SETS
 from tests.null.test_real_programs import sections
-
-pytestmark = pytest.mark.fast
+from tests.packages import model_path
 
 IDS = np.random.default_rng(2).integers(0, 250, 40).tolist()
 OTHER_SETS = {name: passes for name, passes in PASS_SETS.items() if passes != PASSES}
@@ -36,23 +35,32 @@ def check(path: Path, **options: bool) -> None:
         assert (fused == plain).all(), f"{label} logits differ by {np.abs(fused - plain).max()}"
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("name", [name for name in GOLDENS if "27b" not in name])
 def test_golden_models_in_float32(name: str) -> None:
     check(GOLDENS[name], kv_f32=True)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("format", ["Q4_0", "Q6_K", "F16"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_quantised_models(format: str, architecture: str, tmp_path: Path) -> None:
     check(write_model(tmp_path / "tiny.gguf", format, architecture))
 
 
+def test_a_real_model() -> None:
+    path = model_path("smollm2")
+    assert (logits(path, PASSES)[1] == logits(path, ())[1]).all()
+
+
+@pytest.mark.fast
 def test_each_pass_saves_launches(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3")
     launches, _ = logits(path, PASSES)
     assert all(logits(path, passes)[0] > launches for passes in OTHER_SETS.values())
 
 
+@pytest.mark.fast
 def test_launches_between_barriers_run_in_any_order() -> None:
     for name in ("llama", "gemma3-pattern3", "qwen3"):
         with opened(GOLDENS[name], passes=(), context=128, batch=16, threads=1) as engine:
