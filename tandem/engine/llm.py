@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
 
@@ -72,7 +72,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | PathLike[str],
+        model: str | os.PathLike[str],
         *,
         device: str = "auto",
         threads: int | None = None,
@@ -88,7 +88,7 @@ class LLM:
             raise RequestError(f"kv={kv!r}: use f16 or f32")
         if batch < 1 or (threads is not None and threads < 1) or (context is not None and context < 1):
             raise RequestError("threads, context and batch must be 1 or more")
-        self._model = open_model(resolve(model))
+        self._model = open_model(resolve(os.fspath(model)))
         config = self._model.config
         self.context = min(context or DEFAULT_CONTEXT, config.trained_context)
         if context and context > config.trained_context:

@@ -71,6 +71,8 @@ class ModelConfig:
     logit_softcap: float = 0.0
     tied_head: bool = False
     qkv_bias: bool = False
+    output_bias: bool = False  # of attention's output
+    ffn_bias: bool = False
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -134,8 +136,8 @@ class Metadata:
         yarn = None
         if kind == "yarn":
             trained = self.number("rope.scaling.original_context_length", float(self.count("context_length")))
-            yarn = (factor, trained, self.number("rope.scaling.yarn_beta_fast", 32.0),
-                    self.number("rope.scaling.yarn_beta_slow", 1.0), self.number("rope.scaling.attn_factor", 1.0))  # fmt: skip
+            fast, slow = self.number("rope.scaling.yarn_beta_fast", 32.0), self.number("rope.scaling.yarn_beta_slow", 1.0)
+            yarn = (factor, trained, fast, slow, self.number("rope.scaling.attn_factor", 1.0))
         elif kind not in ("none", "linear"):
             self.gguf.fail(
                 self.key("rope.scaling.type"), f"{kind!r} is unknown: use a model with none, linear or yarn"
@@ -157,10 +159,12 @@ class Metadata:
         fields: dict[str, object] = {
             "architecture": self.architecture, "layers": layers, "dim": self.count("embedding_length"),
             "ffn_dim": self.count("feed_forward_length"), "q_heads": q_heads,
-            "kv_heads": self.count("attention.head_count_kv", q_heads, most=4096), "head_dim": head_dim, "vocab": self.vocab(),
+            "kv_heads": self.count("attention.head_count_kv", q_heads, most=4096),
+            "head_dim": head_dim, "vocab": self.vocab(),
             "trained_context": self.count("context_length"), "eps": self.number("attention.layer_norm_rms_epsilon"),
             "scale": scale, "ropes": ropes, "layer_rope": (0,) * layers, "layer_window": (0,) * layers,
             "tied_head": tied, "qkv_bias": self.has("blk.0.attn_q.bias"),
+            "output_bias": self.has("blk.0.attn_output.bias"), "ffn_bias": self.has("blk.0.ffn_down.bias"),
         }  # fmt: skip
         config = ModelConfig(**(fields | special))  # type: ignore[arg-type]
         if config.q_heads % config.kv_heads:

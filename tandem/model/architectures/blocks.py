@@ -26,6 +26,13 @@ def common_tensors(c: ModelConfig) -> Shapes:
             f"blk.{i}.ffn_up.weight": (c.ffn_dim, c.dim),
             f"blk.{i}.ffn_down.weight": (c.dim, c.ffn_dim),
         }
+        if c.output_bias:
+            shapes[f"blk.{i}.attn_output.bias"] = (c.dim,)
+        if c.ffn_bias:
+            shapes |= {
+                f"blk.{i}.ffn_{part}.bias": (n,)
+                for part, n in (("gate", c.ffn_dim), ("up", c.ffn_dim), ("down", c.dim))
+            }
         if c.qkv_bias:
             shapes |= {
                 f"blk.{i}.attn_q.bias": (q,),
@@ -43,13 +50,18 @@ def norm(b: Builder, c: ModelConfig, x: Value, name: str, result: str | None = N
     return b.norm(x, Vector(f"{name}.weight", x.width), c.eps, result or name)
 
 
-def qkv(b: Builder, c: ModelConfig, layer: int, h: Value) -> tuple[Value, Value, Value]:
-    def project(part: str, heads: int) -> Value:
-        name, rows = f"blk.{layer}.attn_{part}", heads * c.head_dim
-        bias = Vector(f"{name}.bias", rows) if c.qkv_bias else None
-        return b.matmul(h, c.matrix(name, rows, c.dim), f"blk.{layer}.{part}", bias=bias)
+def project(b: Builder, c: ModelConfig, x: Value, name: str, rows: int, biased: bool, result: str) -> Value:
+    bias = Vector(f"{name}.bias", rows) if biased else None
+    return b.matmul(x, c.matrix(name, rows, x.width), result, bias=bias)
 
-    return project("q", c.q_heads), project("k", c.kv_heads), project("v", c.kv_heads)
+
+def qkv(b: Builder, c: ModelConfig, layer: int, h: Value) -> tuple[Value, Value, Value]:
+    def part(name: str, heads: int) -> Value:
+        return project(
+            b, c, h, f"blk.{layer}.attn_{name}", heads * c.head_dim, c.qkv_bias, f"blk.{layer}.{name}"
+        )
+
+    return part("q", c.q_heads), part("k", c.kv_heads), part("v", c.kv_heads)
 
 
 def head_norms(c: ModelConfig, layer: int) -> tuple[Vector, Vector]:
@@ -59,16 +71,16 @@ def head_norms(c: ModelConfig, layer: int) -> tuple[Vector, Vector]:
 
 
 def attention_output(b: Builder, c: ModelConfig, layer: int, attended: Value) -> Value:
-    return b.matmul(
-        attended, c.matrix(f"blk.{layer}.attn_output", c.dim, c.q_heads * c.head_dim), f"blk.{layer}.attn_out"
-    )
+    return project(b, c, attended, f"blk.{layer}.attn_output", c.dim, c.output_bias, f"blk.{layer}.attn_out")
 
 
 def feed_forward(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) -> Value:
-    gate = b.matmul(h, c.matrix(f"blk.{layer}.ffn_gate", c.ffn_dim, c.dim), f"blk.{layer}.ffn_gate")
-    up = b.matmul(h, c.matrix(f"blk.{layer}.ffn_up", c.ffn_dim, c.dim), f"blk.{layer}.ffn_up")
+    gate, up = (
+        project(b, c, h, f"blk.{layer}.ffn_{p}", c.ffn_dim, c.ffn_bias, f"blk.{layer}.ffn_{p}")
+        for p in ("gate", "up")
+    )
     f = b.glu(gate, up, activation, f"blk.{layer}.ffn_act")
-    return b.matmul(f, c.matrix(f"blk.{layer}.ffn_down", c.dim, c.ffn_dim), f"blk.{layer}.ffn_out")
+    return project(b, c, f, f"blk.{layer}.ffn_down", c.dim, c.ffn_bias, f"blk.{layer}.ffn_out")
 
 
 def head(b: Builder, c: ModelConfig, x: Value) -> None:

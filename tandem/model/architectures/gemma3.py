@@ -23,8 +23,8 @@ def config(m: Metadata) -> ModelConfig:
         m.count("attention.head_count"),
     )
     head_dim = m.count("attention.key_length", 256)
-    window = m.count("attention.sliding_window", 512)
-    sliding = _sliding_layers(m, layers)
+    window = m.count("attention.sliding_window", 0)  # a file without it has no sliding layers
+    sliding = _sliding_layers(m, layers) if window else [False] * layers
     local = Rope(m.number("rope.freq_base_swa", m.number("rope.local.freq_base", LOCAL_BASE)), head_dim)
     return m.config(
         head_dim=head_dim,
