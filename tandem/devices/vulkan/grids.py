@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.kernels.kernel import Counts, Scalars
+from tandem.kernels.panels import LANES, LAYOUTS
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,15 @@ def quantise(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch
     return Dispatch(-(-blocks // 64), counts["rows" if scalars["count_rows"] else "tokens"])
 
 
+def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
+    """A workgroup a panel of 16 rows; with GLU one for the four panels that make 32 outputs."""
+    panels = -(-int(scalars["rows"]) // LANES)
+    if scalars["epilogue"]:
+        return Dispatch(panels // 4, constants=(256,))
+    return Dispatch(panels, constants=(128,))
+
+
 GRIDS: dict[str, Grid] = {
+    **{f"matmul_{name}": matmul for name, layout in LAYOUTS.items() if layout.quantised},
     "quantise": quantise,
 }
