@@ -6,13 +6,12 @@ Step: schedule -> write inputs -> replay -> read tokens.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import numpy as np
 
 from tandem.devices import null
-from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.device import Device
 from tandem.engine.batch import BatchWriter
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.params import SamplingParams
@@ -37,7 +36,7 @@ HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
 
 class Engine:
     def __init__(
-        self, model: Model, device: CPUDevice, *, context: int, batch: int, kv_f32: bool = False,
+        self, model: Model, device: Device, *, context: int, batch: int, kv_f32: bool = False,
         passes: Iterable[str] = PASSES,
     ) -> None:  # fmt: skip
         self.model, self.device, self.context = model, device, context
@@ -48,11 +47,11 @@ class Engine:
         layout = StepLayout(limits)
         plan = WeightPlan(model.layouts())
         ops = fuse(model.ops(context), lambda matrix: plan.layouts[matrix.name], passes)
-        kv = KVPlan(plan_kv(config, limits, context, batch, model.gguf.file_size, 4 if kv_f32 else 2), kv_f32)
+        element, free = 4 if kv_f32 else 2, device.free_memory()
+        kv = KVPlan(plan_kv(config, limits, batch, model.gguf.file_size, element, free), kv_f32)
         self.program: Program = lower(ops, plan, layout, kv, passes)
         null.check(self.program)
-        for arena, nbytes in self.program.arena_bytes.items():
-            device.allocate(arena, nbytes)
+        device.place(self.program)
         load_weights(model.gguf, plan, device, model.tables(context))
         self.recording = device.record(self.program)
         self.cache = KVCache(config.windows, kv.blocks)
@@ -104,12 +103,10 @@ class Engine:
 
     def logits(self, ids: list[int]) -> Array:
         """float32 [len(ids), vocab]: the logits after each token, teacher-forced."""
-        _, tensor = self.program.values["logits"]
-        vocab, out = self.model.config.vocab, np.empty((len(ids), self.model.config.vocab), np.float32)
-        rows = self.device.view(tensor).view(np.float32).reshape(-1, tensor.stride)
+        out = np.empty((len(ids), self.model.config.vocab), np.float32)
         for begin, count in self._forced(ids):
             self.recording.replay()
-            out[begin : begin + count] = rows[:count, :vocab]
+            out[begin : begin + count] = self._read("logits", count)
         return out
 
     def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
@@ -131,12 +128,11 @@ class Engine:
 
     def _read(self, name: str, count: int) -> Array:
         _, tensor = self.program.values[name]
-        memory = self.device.view(tensor)
+        memory = self.device.read(tensor)
         if tensor.dtype == "q8":
             return q8_unpack(memory.view(Q8_BLOCK).reshape(-1, tensor.stride // 32), count)
-        floats = memory.view(np.float32)
-        width = tensor.nbytes // 4 - (len(floats) // tensor.stride) * tensor.stride or tensor.stride
-        return np.stack([floats[t * tensor.stride : t * tensor.stride + width] for t in range(count)])
+        first, end = tensor.columns
+        return np.ndarray((count, end - first), np.float32, memory, strides=(4 * tensor.stride, 4)).copy()
 
     def _forced(self, ids: list[int]) -> Iterable[tuple[int, int]]:
         """Writes StepInputs for `ids` chunk by chunk, every row sampled; yields (first token, count) of each."""
@@ -168,33 +164,33 @@ class Engine:
 
 
 def plan_kv(
-    config: ModelConfig, limits: StepLimits, context: int, batch: int, weights: int, element: int
+    config: ModelConfig, limits: StepLimits, batch: int, weights: int, element: int, free: tuple[float, float]
 ) -> tuple[int, ...]:
-    """Blocks of each KV group: one full context at least, up to `batch` of them within a share of the free memory."""
-    available = available_memory() - weights - HEADROOM
+    """Blocks of each KV group: one full context at least, up to `batch` of them within a share of the fast memory."""
+    fast, every = (nbytes - weights - HEADROOM for nbytes in free)
     per_block = [
         2 * KV_BLOCK * config.kv_heads * config.head_dim * element * config.layer_window.count(w)
         for w in config.windows
     ]
-    # A sliding group keeps its window, the step's own tokens, and a part of a block at either end.
-    per_sequence = [
-        min(limits.blocks, (w + limits.tokens) // KV_BLOCK + 2) if w else limits.blocks
-        for w in config.windows
-    ]
-    one = sum(n * size for n, size in zip(per_sequence, per_block, strict=True))
-    if available < one:
+
+    def per_sequence(blocks: int) -> list[int]:
+        # A sliding group keeps its window, the step's own tokens, and a part of a block at either end.
+        return [min(blocks, (w + limits.tokens) // KV_BLOCK + 2) if w else blocks for w in config.windows]
+
+    def nbytes(blocks: int) -> int:
+        return sum(n * size for n, size in zip(per_sequence(blocks), per_block, strict=True))
+
+    one = nbytes(limits.blocks)
+    if every < one:
+        largest = next((n * KV_BLOCK for n in range(limits.blocks, 0, -1) if nbytes(n) <= every), 0)
         raise DoesNotFitError(
-            f"the model ({weights / 1e9:.1f} GB) with a context of {context} ({one / 1e9:.1f} GB) does not fit in the "
-            f"{available_memory() / 1e9:.1f} GB that are free: use a smaller context or quantisation"
+            f"the model ({weights / 1e9:.1f} GB) with a context of {limits.blocks * KV_BLOCK} ({one / 1e9:.1f} GB) "
+            f"does not fit in the {free[1] / 1e9:.1f} GB that are free: "
+            + (
+                f"use a context of at most {largest}"
+                if largest
+                else f"use a smaller quantisation or model, a file of at most {max(0, free[1] - HEADROOM) / 1e9:.1f} GB"
+            )
         )
-    sequences = max(1, min(batch, int(available * KV_SHARE / one)))
-    return tuple(n * sequences for n in per_sequence)
-
-
-def available_memory() -> float:
-    with open("/proc/meminfo") as lines:
-        fields = dict(line.split(":") for line in lines)
-    page_cache_aware = fields.get("MemAvailable", fields["MemFree"])
-    return min(
-        int(page_cache_aware.split()[0]) * 1024.0, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    )
+    sequences = max(1, min(batch, int(fast * KV_SHARE / one)))
+    return tuple(n * sequences for n in per_sequence(limits.blocks))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.device import Device
 from tandem.kernels import formats
 from tandem.kernels.kernel import Array
 from tandem.kernels.panels import LANES, LAYOUTS
@@ -32,7 +32,7 @@ def matrix_layouts(gguf: GGUF) -> dict[str, str]:
     return {name: layout_of(info.format) for name, info in gguf.tensors.items() if len(info.shape) == 2}
 
 
-def load_weights(gguf: GGUF, plan: WeightPlan, device: CPUDevice, tables: Mapping[str, Array]) -> None:
+def load_weights(gguf: GGUF, plan: WeightPlan, device: Device, tables: Mapping[str, Array]) -> None:
     """Fills the device's "weights" arena; `tables` are the constants that are not in the file."""
     for matrix in plan.matrices.values():
         _load_matrix(gguf, matrix, device)
@@ -40,13 +40,13 @@ def load_weights(gguf: GGUF, plan: WeightPlan, device: CPUDevice, tables: Mappin
         _load_vector(gguf, vector, device, tables)
 
 
-def _load_matrix(gguf: GGUF, packed: PackedMatrix, device: CPUDevice) -> None:
-    target, layout = device.view(packed.tensor), packed.tensor.dtype
+def _load_matrix(gguf: GGUF, packed: PackedMatrix, device: Device) -> None:
+    layout = packed.tensor.dtype
     for index, part in enumerate(packed.parts):
         first, run, period = packed.placement(index)
         begin = first * LAYOUTS[layout].matrix_bytes(LANES, part.columns)
         for row, rows in _rows_in(layout, gguf, part.name):
-            device.repack(layout, rows, part.columns, target[begin:], row // LANES, run, period)
+            device.repack(packed.tensor, begin, rows, part.columns, row // LANES, run, period)
             gguf.forget(part.name)  # as we go: the largest matrix would be in memory twice
 
 
@@ -64,15 +64,16 @@ def _converted(rows: Array, format: formats.Format, layout: str) -> Array:
     return formats.quantise(formats.by_name(layout.upper()), formats.dequantise(format, rows))
 
 
-def _load_vector(gguf: GGUF, packed: PackedVector, device: CPUDevice, tables: Mapping[str, Array]) -> None:
-    target, at = device.view(packed.tensor).view(np.float32), 0
+def _load_vector(gguf: GGUF, packed: PackedVector, device: Device, tables: Mapping[str, Array]) -> None:
+    out, at = np.zeros(packed.tensor.nbytes // 4, np.float32), 0
     for part in packed.parts:
         if isinstance(part, Vector):
             values = tables[part.name].ravel() if part.name in tables else _vector(gguf, part.name)
-            target[at : at + part.size] = values
+            out[at : at + part.size] = values
             at += part.size
         else:
             at += part
+    device.write(packed.tensor, out.view(np.uint8))
 
 
 def _vector(gguf: GGUF, name: str) -> Array:

@@ -30,7 +30,9 @@ def lavapipe() -> str:
         for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
             subprocess.run(["apt-get", *command], capture_output=True, timeout=300)
     if not lavapipe_is_there():
-        message = "NO VULKAN TEST RUNS: install lavapipe (Debian: libvulkan1 mesa-vulkan-drivers vulkan-validationlayers)"
+        message = (
+            "NO VULKAN TEST RUNS: install lavapipe (Debian: mesa-vulkan-drivers vulkan-validationlayers)"
+        )
         warnings.warn(message, stacklevel=1)
         pytest.skip(message)
     return DEVICE

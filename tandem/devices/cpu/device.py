@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import mmap
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from tandem.devices.cpu import library
 from tandem.devices.cpu.library import ffi
+from tandem.devices.cpu.repacker import Repacker
+from tandem.devices.device import Bytes, host_memory
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.kernels.kernel import COUNTS
-from tandem.kernels.panels import LANES, LAYOUTS
 from tandem.program.program import Program, Tensor
 
 ffi.cdef("""
@@ -20,13 +20,9 @@ typedef struct pool pool;
 pool *tandem_pool_create(int32_t threads, int32_t most_launches);
 void tandem_pool_destroy(pool *p);
 int tandem_pool_run(pool *p, const launch *launches, int32_t count, const int32_t *step, double *seconds);
-int tandem_repack(const char *name, const uint8_t *file, int64_t rows, int64_t columns, uint8_t *out,
-                  int64_t first_panel, int64_t run, int64_t period);
 """)
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 MOST_LAUNCHES = 4096
-REPACK_BYTES = 4 << 20  # a thread's share of a repack: large enough to hide the call, small enough to balance
 
 
 class CPUDevice:
@@ -41,7 +37,14 @@ class CPUDevice:
         if pool == ffi.NULL:
             raise DeviceError(f"cannot start {threads} threads: ask for between 1 and 256")
         self._pool = ffi.gc(pool, self._library.tandem_pool_destroy)
-        self._repackers = ThreadPoolExecutor(threads, thread_name_prefix="repack")
+        self._repacker = Repacker(threads)
+
+    def free_memory(self) -> tuple[float, float]:
+        return host_memory(), host_memory()
+
+    def place(self, program: Program) -> None:
+        for arena, nbytes in program.arena_bytes.items():
+            self.allocate(arena, nbytes)
 
     def allocate(self, arena: str, nbytes: int) -> Bytes:
         """Memory for an arena, zeroed and not yet resident: pages cost nothing until they are touched."""
@@ -62,27 +65,16 @@ class CPUDevice:
     def view(self, tensor: Tensor) -> Bytes:
         return self.memory(tensor.arena)[tensor.start : tensor.start + tensor.nbytes]
 
+    def read(self, tensor: Tensor) -> Bytes:
+        return self.view(tensor)
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        self.view(tensor)[: len(data)] = data
+
     def repack(
-        self, layout: str, rows: Bytes, columns: int, target: Bytes, first: int, run: int, period: int
+        self, tensor: Tensor, begin: int, rows: Bytes, columns: int, first: int, run: int, period: int
     ) -> None:
-        """Rows of the file [rows, row bytes] into panels of `target`, over all threads.
-
-        The rows begin at panel `first` of their matrix; panel p goes to place p // run * period + p % run.
-        """
-        step = max(1, REPACK_BYTES // LAYOUTS[layout].matrix_bytes(LANES, columns)) * LANES
-        source, out = rows.ctypes.data, ffi.cast("uint8_t *", target.ctypes.data)
-
-        def part(begin: int) -> None:
-            start = ffi.cast("uint8_t *", source + begin * rows.strides[0])
-            count = min(step, len(rows) - begin)
-            self._library.tandem_repack(
-                layout.encode(), start, count, columns, out, first + begin // LANES, run, period
-            )
-
-        if len(rows) <= step:
-            part(0)
-        else:
-            list(self._repackers.map(part, range(0, len(rows), step)))
+        self._repacker.repack(tensor.dtype, rows, columns, self.view(tensor)[begin:], first, run, period)
 
     def record(self, program: Program) -> Recording:
         return Recording(self, program)
@@ -102,7 +94,7 @@ class CPUDevice:
     def close(self) -> None:
         """Ends the threads. Memory goes when the last NumPy view of it does."""
         ffi.release(self._pool)
-        self._repackers.shutdown()
+        self._repacker.close()
 
 
 class Recording:

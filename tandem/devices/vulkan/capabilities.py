@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tandem.devices.vulkan.binding import Vulkan, ffi, new
@@ -23,7 +24,7 @@ COMPUTE, GRAPHICS = 2, 1  # queue flags
 PUSH_BYTES = 128
 
 # Feature structs: the Vulkan version whose core has them, else the extension, and the fields switched on if there.
-FEATURES = (
+FEATURES: tuple[tuple[str, tuple[int, int], str, tuple[str, ...]], ...] = (
     ("VkPhysicalDevice16BitStorageFeatures", (1, 1), "", ("storageBuffer16BitAccess",)),
     ("VkPhysicalDevice8BitStorageFeatures", (1, 2), "", ("storageBuffer8BitAccess",)),
     ("VkPhysicalDeviceShaderFloat16Int8Features", (1, 2), "", ("shaderFloat16", "shaderInt8")),
@@ -160,7 +161,7 @@ def version(number: int) -> tuple[int, int, int]:
 
 def chain(structs: list[Any]) -> Any:
     """Links structs through pNext; returns the first, or NULL. The caller keeps the list."""
-    for first, second in zip(structs, structs[1:], strict=False):
+    for first, second in pairwise(structs):
         first.pNext = second
     return structs[0] if structs else ffi.NULL
 

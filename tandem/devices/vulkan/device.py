@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tandem.devices.cpu.repacker import Repacker
+from tandem.devices.device import Bytes, host_memory
 from tandem.devices.vulkan.binding import Vulkan, ffi, new, strings
 from tandem.devices.vulkan.capabilities import (
     Capabilities,
@@ -17,10 +19,12 @@ from tandem.devices.vulkan.capabilities import (
 )
 from tandem.devices.vulkan.memory import (
     HOST_CACHED,
+    HOST_READS,
+    HOST_WRITES,
+    HOT,
     RUN_BYTES,
     Arena,
     Block,
-    Bytes,
     Placed,
     Run,
     plan,
@@ -30,8 +34,9 @@ from tandem.devices.vulkan.pipelines import Pipelines
 from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, TRANSFER_WRITES, Queue
 from tandem.devices.vulkan.recording import Recording
 from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
-from tandem.errors import DeviceError
+from tandem.kernels.panels import LANES, LAYOUTS
 from tandem.program.program import Program, Tensor
+from tandem.settings import read_settings
 
 API_VERSION = 1 << 22 | 3 << 12  # 1.3: the newest this code knows
 TIMEOUT = 30.0  # seconds without an answer after which a GPU counts as lost
@@ -61,6 +66,15 @@ def devices() -> list[Capabilities]:
         return [capabilities for _, capabilities in list_devices(vk, create_instance(vk, closing))]
 
 
+def scatter(first: int, count: int, run: int, period: int) -> Iterator[tuple[int, int, int]]:
+    """Where panels [first, first + count) of a matrix go: (panel of these, place, how many in a row)."""
+    at = first
+    while at < first + count:
+        n = min(run - at % run, first + count - at)
+        yield at - first, at // run * period + at % run, n
+        at += n
+
+
 class VulkanDevice:
     def __init__(
         self, device: str = "vulkan", *, gpu_memory: float | None = None, cache: Path | None = None
@@ -88,9 +102,11 @@ class VulkanDevice:
         self.pipelines = Pipelines(vk, self.handle, capabilities, cache, closing)
         self.arenas: dict[str, Arena] = {}
         self.placed: list[Placed] = []
-        runs = [Run("output", 0, STAGING_BYTES)] * 2
-        blocks = [self._block(placed) for placed in plan(runs, capabilities, self.free_memory(), None)]
+        runs = [Run("staging", 0, STAGING_BYTES, HOST_READS)] * 2
+        blocks = [self._block(placed) for placed in plan(runs, capabilities, self._heaps_free(), None)]
         self._staging = Staging(self.queue, blocks)
+        self._repacker = Repacker(read_settings().threads)
+        closing.callback(self._repacker.close)
 
     def _create_device(self) -> Any:
         device = self.capabilities
@@ -112,7 +128,17 @@ class VulkanDevice:
 
     # ---- memory
 
-    def free_memory(self) -> list[float]:
+    def free_memory(self) -> tuple[float, float]:
+        heaps = self.capabilities.heaps
+        free = self._heaps_free()
+        local = sum(nbytes for nbytes, heap in zip(free, heaps, strict=True) if heap.device_local)
+        fast = local if self.gpu_memory is None else min(local, self.gpu_memory)
+        every = sum(free)
+        if self.capabilities.kind in ("integrated", "software"):  # all of it is the host's memory
+            every = min(every, host_memory())
+        return min(fast, every), every
+
+    def _heaps_free(self) -> list[float]:
         """Bytes of each heap that can still be allocated."""
         if not self.capabilities.memory_budget:
             return [UNTOLD_SHARE * heap.nbytes for heap in self.capabilities.heaps]
@@ -130,10 +156,10 @@ class VulkanDevice:
 
     def allocate(self, arena: str, nbytes: int) -> None:
         """One arena in one piece, zeroed."""
-        self._allocate([Run(arena, 0, nbytes)])
+        self._allocate([Run(arena, 0, nbytes, HOST_WRITES if arena == "step" else HOT)])
 
     def _allocate(self, runs: Sequence[Run]) -> None:
-        placed = plan(runs, self.capabilities, self.free_memory(), self.gpu_memory)
+        placed = plan(runs, self.capabilities, self._heaps_free(), self.gpu_memory)
         parts = [(p.run, self._block(p)) for p in placed]
         for arena in {run.arena for run in runs}:
             self.arenas[arena] = Arena(arena, [part for part in parts if part[0].arena == arena])
@@ -150,23 +176,19 @@ class VulkanDevice:
         return self.arenas[tensor.arena].address(tensor.start)
 
     def memory(self, arena: str) -> Bytes:
-        """The bytes of "step" or "output", where the host reads and writes them."""
-        block, _ = self.arenas[arena].locate(0)
-        if block.mapped is None or len(self.arenas[arena].parts) > 1:
-            raise DeviceError(f"the {arena} arena is not mapped: report this as a bug")
-        return block.mapped
+        return self.arenas[arena].bytes_at(0, self.arenas[arena].nbytes)
+
+    def view(self, tensor: Tensor) -> Bytes:
+        return self.arenas[tensor.arena].bytes_at(tensor.start, tensor.nbytes)
 
     def read(self, tensor: Tensor) -> Bytes:
-        """A tensor's bytes: in place where the host reads them fast, else a copy."""
         block, offset = self.arenas[tensor.arena].locate(tensor.start)
         if block.mapped is not None and block.flags & HOST_CACHED:
             return block.mapped[offset : offset + tensor.nbytes]
         return self._staging.download(block, offset, tensor.nbytes)
 
-    def write(self, tensor: Tensor, data: Bytes, at: int = 0) -> None:
-        """Bytes to offset `at` of a tensor."""
+    def write(self, tensor: Tensor, data: Bytes) -> None:
         block, offset = self.arenas[tensor.arena].locate(tensor.start)
-        offset += at
         if block.mapped is not None:
             block.mapped[offset : offset + len(data)] = data
             return
@@ -174,6 +196,25 @@ class VulkanDevice:
             part = data[begin : begin + STAGING_BYTES]
             self._staging.buffer()[: len(part)] = part
             self._staging.upload(block, [(0, offset + begin, len(part))])
+
+    def repack(
+        self, tensor: Tensor, begin: int, rows: Bytes, columns: int, first: int, run: int, period: int
+    ) -> None:
+        block, offset = self.arenas[tensor.arena].locate(tensor.start)
+        offset += begin
+        if block.mapped is not None:
+            self._repacker.repack(tensor.dtype, rows, columns, block.mapped[offset:], first, run, period)
+            return
+        panel = LAYOUTS[tensor.dtype].matrix_bytes(LANES, columns)
+        step = STAGING_BYTES // panel
+        for done in range(0, -(-len(rows) // LANES), step):
+            part = rows[done * LANES : (done + step) * LANES]
+            count = -(-len(part) // LANES)
+            self._repacker.repack(tensor.dtype, part, columns, self._staging.buffer(), 0, count, count)
+            places = scatter(first + done, count, run, period)
+            self._staging.upload(
+                block, [(at * panel, offset + to * panel, n * panel) for at, to, n in places]
+            )
 
     # ---- running
 

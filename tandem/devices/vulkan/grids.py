@@ -35,6 +35,26 @@ def quantise(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch
     return Dispatch(-(-blocks // 64), counts["rows" if scalars["count_rows"] else "tokens"])
 
 
+def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
+    """A workgroup a row; the larger the fewer rows there are to hide its latency."""
+    rows = counts["rows" if scalars["use_rows"] else "tokens"]
+    return Dispatch(rows, constants=(256 if rows > 64 else min(1024, device.workgroup_invocations),))
+
+
+def glu(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
+    return Dispatch(-(-int(scalars["dim"]) // (4 * 64)), counts["tokens"])
+
+
+def embed(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
+    """A thread 8 columns of a token."""
+    return Dispatch(-(-int(scalars["columns"]) // (8 * 64)), counts["tokens"])
+
+
+def rope(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
+    """A workgroup a head of a token: q's, k's and v's."""
+    return Dispatch(int(scalars["q_heads"] + 2 * scalars["kv_heads"]), counts["tokens"])
+
+
 def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """A workgroup a panel of 16 rows; with GLU one for the four panels that make 32 outputs."""
     panels = -(-int(scalars["rows"]) // LANES)
@@ -44,6 +64,10 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
 
 
 GRIDS: dict[str, Grid] = {
+    **{f"embed_{name}": embed for name in LAYOUTS},
+    "glu": glu,
+    "norm": norm,
+    "rope": rope,
     **{f"matmul_{name}": matmul for name, layout in LAYOUTS.items() if layout.quantised},
     "quantise": quantise,
 }

@@ -8,23 +8,26 @@ host that the device can read.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tandem.devices.device import Bytes
 from tandem.devices.vulkan.binding import Vulkan, ffi, new
 from tandem.devices.vulkan.capabilities import Capabilities, MemoryType
 from tandem.errors import DeviceError, DoesNotFitError
-from tandem.program.program import Program
+from tandem.program.program import Launch, Program, Tensor
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
 USAGE = 0x20000 | 0x20 | 0x3  # device address, storage, transfer in both directions
 RUN_BYTES = 256 << 20  # of an allocation, where tensors allow it
-RANKS = ("step", "output", "activations", "kv", "weights")  # who gets device memory first
+# What a run is used for, in the order in which they get memory.
+HOST_WRITES, HOST_READS, HOT, COLD = "host writes", "host reads", "hot", "cold"
+USES = (HOST_WRITES, HOST_READS, HOT, COLD)
+HOT_FIRST = ("output", "activations", "kv", "weights")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Run:
     arena: str
     begin: int
     end: int
-    cold: bool = False  # little of it is read in a step
+    use: str = HOT
 
     @property
     def nbytes(self) -> int:
@@ -45,55 +48,70 @@ class Run:
 class Placed:
     run: Run
     type: MemoryType
+    spilled: bool  # to memory of the host's
 
 
-def cut(arena: str, nbytes: int, tensors: Iterable[tuple[int, int, bool]], largest: int) -> list[Run]:
-    """Runs of at most `largest` bytes that cover an arena; none ends inside a tensor (begin, end, cold)."""
-    whole: list[tuple[int, int, bool]] = []  # tensors that share bytes, together
-    for begin, end, cold in sorted(tensors):
+Spans = dict[tuple[int, int], str]  # (begin, end) of tensors -> their use
+
+
+def cut(arena: str, nbytes: int, tensors: Spans, largest: int) -> list[Run]:
+    """Runs of one use and at most `largest` bytes that cover an arena; none ends inside a tensor."""
+    whole: list[tuple[int, int, str]] = []  # tensors that share bytes, together
+    for (begin, end), use in sorted(tensors.items()):
         if whole and begin < whole[-1][1]:
-            first, last, all_cold = whole.pop()
-            begin, end, cold = first, max(last, end), all_cold and cold
-        whole.append((begin, end, cold))
-    runs = [Run(arena, 0, 0, whole[0][2] if whole else False)]
-    for begin, end, cold in whole:
+            first, last, first_use = whole.pop()
+            begin, end, use = first, max(last, end), min(first_use, use, key=USES.index)
+        whole.append((begin, end, use))
+    runs = [Run(arena, 0, 0, whole[0][2] if whole else HOT)]
+    for begin, end, use in whole:
         last_run = runs[-1]
-        if last_run.nbytes and (end - last_run.begin > largest or cold != last_run.cold):
-            runs.append(Run(arena, begin, end, cold))
+        if last_run.nbytes and (end - last_run.begin > largest or use != last_run.use):
+            runs.append(Run(arena, begin, end, use))
         else:
-            runs[-1] = Run(arena, last_run.begin, end, cold)
+            runs[-1] = Run(arena, last_run.begin, end, use)
     # What lies between and after tensors belongs to the run before it.
     ends = [run.begin for run in runs[1:]] + [max(nbytes, 1)]
-    return [Run(arena, run.begin, end, run.cold) for run, end in zip(runs, ends, strict=True)]
+    return [Run(arena, run.begin, end, run.use) for run, end in zip(runs, ends, strict=True)]
 
 
 def program_runs(program: Program, largest: int) -> list[Run]:
     """The runs of all arenas of a Program, those with the most traffic a byte first."""
-    found: dict[str, dict[tuple[int, int], bool]] = {arena: {} for arena in program.arena_bytes}
+    found: dict[str, Spans] = {arena: {} for arena in program.arena_bytes}
+    read = {tensor.root for launch in program.launches for tensor in launch.touched("r")}
     for launch in program.launches:
         for tensor in launch.buffers.values():
             if tensor is not None:
-                ends = tensor.root.start, tensor.root.start + tensor.root.nbytes
-                gathered = launch.kernel.name.startswith("embed") and tensor.arena == "weights"
-                found[tensor.arena][ends] = found[tensor.arena].get(ends, True) and gathered
-    runs = []
-    for arena, nbytes in program.arena_bytes.items():
-        runs += cut(arena, nbytes, [(*ends, cold) for ends, cold in found[arena].items()], largest)
-    return sorted(runs, key=lambda run: (run.cold, RANKS.index(run.arena)))
+                span, spans = (tensor.root.start, tensor.root.start + tensor.root.nbytes), found[tensor.arena]
+                spans[span] = min(spans.get(span, COLD), use_of(launch, tensor, read), key=USES.index)
+    runs = [
+        run
+        for arena, nbytes in program.arena_bytes.items()
+        for run in cut(arena, nbytes, found[arena], largest)
+    ]
+    return sorted(runs, key=lambda run: (USES.index(run.use), (*HOT_FIRST, "step").index(run.arena)))
+
+
+def use_of(launch: Launch, tensor: Tensor, read: set[Tensor]) -> str:
+    if tensor.arena == "step":
+        return HOST_WRITES
+    if tensor.arena == "output" and tensor.root not in read:
+        return HOST_READS  # what a later launch reads (logits) stays where that is fast
+    # Of an embedding table a step reads a row a token; a tied head reads all of it.
+    return COLD if launch.kernel.name.startswith("embed") and tensor.arena == "weights" else HOT
 
 
 def candidates(
-    types: Sequence[MemoryType], heaps: Sequence[int], arena: str, spilled: bool
+    types: Sequence[MemoryType], heaps: Sequence[int], use: str, spilled: bool
 ) -> list[MemoryType]:
-    """Memory types for an arena, best first."""
+    """Memory types for a use, best first."""
 
     def has(kind: MemoryType, flags: int) -> bool:
         return kind.flags & flags == flags
 
     mappable = [t for t in types if has(t, HOST_VISIBLE | HOST_COHERENT)]
-    if arena == "output":  # the host reads it
+    if use == HOST_READS:
         return sorted(mappable, key=lambda t: (not has(t, HOST_CACHED), has(t, DEVICE_LOCAL)))
-    if arena == "step":  # the host writes a little, every launch reads it
+    if use == HOST_WRITES:  # a little, that every launch reads
         return sorted(mappable, key=lambda t: (not has(t, DEVICE_LOCAL), has(t, HOST_CACHED)))
     if spilled:
         return sorted(mappable, key=lambda t: (has(t, DEVICE_LOCAL), has(t, HOST_CACHED)))
@@ -119,27 +137,28 @@ def plan(
                 f"a tensor of {run.nbytes / 1e9:.2f} GB is more than {device.name} allocates at once "
                 f"({device.largest_allocation / 1e9:.2f} GB): use a smaller model, context or batch"
             )
-        spills = [False, True] if run.nbytes <= local_left else [True]
         fitting = [
             (kind, spilled)
-            for spilled in spills
-            for kind in candidates(device.memory_types, sizes, run.arena, spilled)
+            for spilled in ((False, True) if run.nbytes <= local_left else (True,))
+            for kind in candidates(device.memory_types, sizes, run.use, spilled)
             if run.nbytes <= left[kind.heap]
         ]
         if not fitting:
             raise does_not_fit(runs, device, free, limit)
         kind, spilled = fitting[0]
         left[kind.heap] -= run.nbytes
-        if not spilled and run.arena not in ("step", "output"):
+        if not spilled and run.use in (HOT, COLD):
             local_left -= run.nbytes
-        placed.append(Placed(run, kind))
+        placed.append(Placed(run, kind, spilled))
     return placed
 
 
 def does_not_fit(
     runs: Sequence[Run], device: Capabilities, free: Sequence[float], limit: float | None
 ) -> DoesNotFitError:
-    needed = {arena: sum(run.nbytes for run in runs if run.arena == arena) for arena in RANKS[::-1]}
+    needed = {run.arena: 0 for run in runs}
+    for run in runs:
+        needed[run.arena] += run.nbytes
     parts = ", ".join(f"{arena} {nbytes / 1e9:.2f} GB" for arena, nbytes in needed.items() if nbytes > 1e6)
     local = sum(size for size, heap in zip(free, device.heaps, strict=True) if heap.device_local)
     rest = f"{local / 1e9:.2f} GB of its own memory free"
@@ -192,6 +211,7 @@ class Arena:
     def __init__(self, name: str, parts: list[tuple[Run, Block]]) -> None:
         self.name = name
         self.parts = sorted(parts, key=lambda part: part[0].begin)
+        self.nbytes = self.parts[-1][0].end
         self._begins = [run.begin for run, _ in self.parts]
 
     def locate(self, start: int) -> tuple[Block, int]:
@@ -202,3 +222,12 @@ class Arena:
     def address(self, start: int) -> int:
         block, offset = self.locate(start)
         return block.address + offset
+
+    def bytes_at(self, start: int, nbytes: int) -> Bytes:
+        """Bytes that the host sees."""
+        block, offset = self.locate(start)
+        if block.mapped is None or offset + nbytes > block.nbytes:
+            raise DeviceError(
+                f"bytes {start} to {start + nbytes} of the {self.name} arena are not mapped: report this"
+            )
+        return block.mapped[offset : offset + nbytes]

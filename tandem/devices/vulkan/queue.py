@@ -75,8 +75,8 @@ class Queue:
         self._wait_value[0] = value
         if self.vk.WaitSemaphores(self.device, self._wait, self._timeout_ns) == TIMEOUT:
             raise DeviceLostError(
-                f"the GPU has not answered for {self._timeout_ns / 1e9:.0f} s: load the model again; if it repeats, look "
-                "for a hang in the kernel log"
+                f"the GPU has not answered for {self._timeout_ns / 1e9:.0f} s: load the model again; if it repeats, "
+                "look for a hang in the kernel log"
             )
 
     @contextmanager

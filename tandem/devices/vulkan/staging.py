@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tandem.devices.device import Bytes
 from tandem.devices.vulkan.binding import ffi, new
-from tandem.devices.vulkan.memory import Block, Bytes
+from tandem.devices.vulkan.memory import Block
 from tandem.devices.vulkan.queue import (
     COMPUTE_TOUCHES,
     COMPUTE_WRITES,

@@ -1,0 +1,67 @@
+"""What the engine asks of a device; devices/cpu and devices/vulkan obey it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+import numpy as np
+
+from tandem.program.program import Program, Tensor
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Recording(Protocol):
+    """A Program made ready to run. Replaying it allocates nothing."""
+
+    def replay(self, begin: int = 0, end: int | None = None) -> None:
+        """Runs launches [begin, end) with the StepInputs as they are now, and waits for them."""
+
+    def replay_timed(self) -> list[float]:
+        """Seconds of each launch, run one at a time."""
+
+
+class Device(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def free_memory(self) -> tuple[float, float]:
+        """Bytes that can be allocated: (in memory of the device's own speed, in all)."""
+
+    def place(self, program: Program) -> None:
+        """Allocates all arenas of a Program, zeroed, or none of them."""
+
+    def memory(self, arena: str) -> Bytes:
+        """The bytes of "step", for the host to write."""
+
+    def view(self, tensor: Tensor) -> Bytes:
+        """The bytes of what the last launch wrote to "output", where they lie: valid after each replay."""
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """The bytes of any tensor as they are now; a view or a copy, so use it before the next replay."""
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Bytes to the begin of a tensor."""
+
+    def repack(
+        self, tensor: Tensor, begin: int, rows: Bytes, columns: int, first: int, run: int, period: int
+    ) -> None:
+        """Rows of the file [rows, row bytes] into panels `begin` bytes into a tensor, in its layout.
+
+        The rows begin at panel `first` of their matrix; panel p goes to place p // run * period + p % run.
+        """
+
+    def record(self, program: Program) -> Recording: ...
+
+    def close(self) -> None: ...
+
+
+def host_memory() -> float:
+    """Bytes of the machine's memory that are free, or used for files only."""
+    with open("/proc/meminfo") as lines:
+        fields = dict(line.split(":") for line in lines)
+    page_cache_aware = fields.get("MemAvailable", fields["MemFree"])
+    return min(
+        int(page_cache_aware.split()[0]) * 1024.0, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
