@@ -38,7 +38,8 @@ int64_t tandem_tokenizer_encode(const tokenizer *, const uint8_t *, int64_t, con
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
 HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # say nothing unless asked for
-MAX_TEXT = 1 << 30  # bytes; the core counts in 32 bits
+MAX_TEXT = 64 << 20  # bytes; merging takes up to 52 times that
+MAX_SPECIAL = 4 << 20  # bytes of all special tokens; Gemma, which has most, has 0.1 MB
 
 # Tokens that end an answer, whatever the file says of them.
 ENDS = (
@@ -86,8 +87,9 @@ class Tokenizer:
             ends.append(end)
         self.stop_ids = frozenset(id for id in ends if id is not None)
         self._types[list(self.stop_ids)] = CONTROL
-        _add_merges(self._core, self._memory, gguf)
-        _add_specials(self._core, self._memory)
+        if pre:
+            _add_merges(gguf, self._core, self._memory)
+        _add_specials(gguf, self._core, self._memory)
         return self
 
     def find(self, text: str) -> int | None:
@@ -222,9 +224,10 @@ def _token_id(gguf: GGUF, name: str, default: int | None, vocab_size: int) -> in
 
 def _per_token(gguf: GGUF, key: str, count: int, default: int, dtype: str) -> Array:
     values = gguf.require(key, np.ndarray) if key in gguf.metadata else np.full(count, default)
-    if len(values) != count:
-        gguf.fail(key, f"there are {len(values)} values for {count} tokens: convert the model again")
-    return np.ascontiguousarray(values, dtype)
+    numbers = values.dtype.kind in ("f" if dtype == "float32" else "iu") and np.isfinite(values).all()
+    if len(values) != count or (key in gguf.metadata and not numbers):
+        gguf.fail(key, f"this must be {count} numbers, one for each token: convert the model again")
+    return np.array(values, dtype)
 
 
 def _slots(count: int, width: int) -> Array:
@@ -237,10 +240,9 @@ def _load_vocabulary(gguf: GGUF, pre: PreTokenizer | None) -> tuple[Any, list[Ar
     tokens = gguf.require("tokenizer.ggml.tokens", StringArray)
     count = len(tokens)
     types = _per_token(gguf, "tokenizer.ggml.token_type", count, NORMAL, "uint8")
-    types = types.copy()  # some are corrected later
     data, starts = np.empty(int(tokens.lengths.sum()) + 1, np.uint8), np.zeros(count + 1, np.int64)
     scores = (
-        _per_token(gguf, "tokenizer.ggml.scores", 0 if pre else count, 0, "float32") if not pre else types
+        np.zeros(0, np.float32) if pre else _per_token(gguf, "tokenizer.ggml.scores", count, 0, "float32")
     )
     slots = _slots(count, 2)
     core = ffi.new("tokenizer *")
@@ -254,10 +256,8 @@ def _load_vocabulary(gguf: GGUF, pre: PreTokenizer | None) -> tuple[Any, list[Ar
     return core, [data, starts, types, scores, slots]
 
 
-def _add_merges(core: Any, memory: list[Array], gguf: GGUF) -> None:
-    merges = gguf.require("tokenizer.ggml.merges", StringArray) if core.byte_level else None
-    if merges is None:
-        return
+def _add_merges(gguf: GGUF, core: Any, memory: list[Array]) -> None:
+    merges = gguf.require("tokenizer.ggml.merges", StringArray)
     slots = _slots(len(merges), 4)
     scratch = np.empty(int(merges.lengths.max(initial=0)) + 1, np.uint8)
     core.merges, core.merge_mask = _pointer("void *", slots), len(slots) - 1
@@ -265,10 +265,13 @@ def _add_merges(core: Any, memory: list[Array], gguf: GGUF) -> None:
     memory.append(slots)
 
 
-def _add_specials(core: Any, memory: list[Array]) -> None:
+def _add_specials(gguf: GGUF, core: Any, memory: list[Array]) -> None:
     data, starts, types = memory[:3]
     ids = np.flatnonzero(np.isin(types, (CONTROL, USER_DEFINED, UNKNOWN)))
-    nodes = np.zeros((256 + int((starts[ids + 1] - starts[ids]).sum()), 4), np.int32)
+    size = int((starts[ids + 1] - starts[ids]).sum())
+    if size > MAX_SPECIAL:
+        gguf.fail("tokenizer.ggml.token_type", f"special tokens take {size} bytes: convert the model again")
+    nodes = np.zeros((256 + size, 4), np.int32)
     nodes[:, 2] = -1
     core.trie = _pointer("void *", nodes)
     memory.append(nodes)
