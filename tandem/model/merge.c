@@ -91,7 +91,9 @@ static int64_t spell_bytes(const uint8_t *text, int64_t n, uint8_t *out) {
         length = character_length(text, n);
         int32_t code = length == 2 ? (text[0] & 31) << 6 | (text[1] & 63) : 0, shifted = code - 256;
         if (code > 0xA0 && code < 256 && code != 0xAD) *out++ = (uint8_t)code;
-        else if (shifted >= 0 && shifted < 68) *out++ = (uint8_t)(shifted < 33 ? shifted : shifted < 67 ? shifted + 94 : 0xAD);
+        else if (shifted >= 0 && shifted < 33) *out++ = (uint8_t)shifted;        // 0 to 32
+        else if (shifted >= 33 && shifted < 67) *out++ = (uint8_t)(shifted + 94);  // 127 to 160
+        else if (shifted == 67) *out++ = 0xAD;
         else for (int64_t i = 0; i < length; i++) *out++ = text[i];
     }
     return out - begin;
@@ -108,8 +110,8 @@ static int64_t spell_spaces(const uint8_t *text, int64_t n, uint8_t *out) {
 }
 
 // Fills bytes, starts, slots, adjacent, longest and byte_ids from the file's strings.
-EXPORT void tandem_tokenizer_add_tokens(tokenizer *t, const uint8_t *blob, const int64_t *offsets, const int64_t *lengths,
-                                 int64_t count) {
+EXPORT void tandem_tokenizer_add_tokens(tokenizer *t, const uint8_t *blob, const int64_t *offsets,
+                                        const int64_t *lengths, int64_t count) {
     int64_t end = 0;
     for (int64_t id = 0; id < count; id++) {
         const uint8_t *text = blob + offsets[id];
@@ -139,8 +141,8 @@ EXPORT void tandem_tokenizer_add_tokens(tokenizer *t, const uint8_t *blob, const
 }
 
 // `scratch` holds the longest line. Lines whose parts or result are no tokens cannot apply and are left out.
-EXPORT void tandem_tokenizer_add_merges(tokenizer *t, const uint8_t *blob, const int64_t *offsets, const int64_t *lengths,
-                                 int64_t count, uint8_t *scratch) {
+EXPORT void tandem_tokenizer_add_merges(tokenizer *t, const uint8_t *blob, const int64_t *offsets,
+                                        const int64_t *lengths, int64_t count, uint8_t *scratch) {
     for (int64_t rank = 0; rank < count; rank++) {
         const uint8_t *line = blob + offsets[rank];
         const uint8_t *space = lengths[rank] > 2 ? memchr(line + 1, ' ', lengths[rank] - 1) : NULL;
@@ -176,8 +178,8 @@ EXPORT int32_t tandem_tokenizer_add_special(tokenizer *t, int32_t id, int32_t ro
 
 // Finds the first, and there the longest, special token at or after `from`: its start and end in `span`, its id
 // returned. Control tokens count only if `controls`. None: -1, and the span is the end of the text.
-EXPORT int32_t tandem_tokenizer_next_special(const tokenizer *t, const uint8_t *text, int64_t n, int64_t from, int32_t controls,
-                                      int64_t *span) {
+EXPORT int32_t tandem_tokenizer_next_special(const tokenizer *t, const uint8_t *text, int64_t n, int64_t from,
+                                             int32_t controls, int64_t *span) {
     for (int64_t start = from; start < n; start++) {
         int32_t node = text[start], found = -1;
         for (int64_t end = start + 1;; end++) {
@@ -194,7 +196,8 @@ EXPORT int32_t tandem_tokenizer_next_special(const tokenizer *t, const uint8_t *
 }
 
 // The token two neighbours make, or -1; a lower `priority` goes first.
-static int32_t join(const tokenizer *t, const uint8_t *text, const symbol *left, const symbol *right, uint32_t *priority) {
+static int32_t join(const tokenizer *t, const uint8_t *text, const symbol *left, const symbol *right,
+                    uint32_t *priority) {
     if (t->byte_level) {
         if (left->id < 0 || right->id < 0) return -1;
         const merge_slot *slot = find_merge(t, left->id, right->id);
@@ -255,7 +258,8 @@ static void merge(const tokenizer *t, const uint8_t *text, symbol *symbols, int3
             int32_t a = pairs[i][0], b = pairs[i][1];
             int32_t id = a < 0 || b < 0 ? -1 : join(t, text, &symbols[a], &symbols[b], &priority);
             if (id < 0) continue;
-            push(heap, &size, (candidate){(uint64_t)priority << 32 | (uint32_t)a, symbols[a].length + symbols[b].length, id});
+            int32_t length = symbols[a].length + symbols[b].length;
+            push(heap, &size, (candidate){(uint64_t)priority << 32 | (uint32_t)a, length, id});
         }
     }
 }

@@ -81,12 +81,12 @@ class Tokenizer:
         self.add_bos = gguf.get("tokenizer.ggml.add_bos_token", pre.add_bos if pre else True)
         self.add_eos = gguf.get("tokenizer.ggml.add_eos_token", False)
         self.add_space_prefix = pre is None and gguf.get("tokenizer.ggml.add_space_prefix", True)
-        ends = [_token_id(gguf, name, None, self.vocab_size) for name in ("eot", "eom")]
-        ends += [self.eos_id, *map(self.find, ENDS)]
+        named = [id for id in map(self.find, ENDS) if id is not None]
+        self._types[named] = CONTROL  # not all files say so
         if (end := self.find("</s>")) is not None and self._types[end] == CONTROL:  # in Gemma's, it is HTML
-            ends.append(end)
-        self.stop_ids = frozenset(id for id in ends if id is not None)
-        self._types[list(self.stop_ids)] = CONTROL
+            named.append(end)
+        ends = [_token_id(gguf, name, None, self.vocab_size) for name in ("eot", "eom")]
+        self.stop_ids = frozenset(named) | {id for id in (self.eos_id, *ends) if id is not None}
         if pre:
             _add_merges(gguf, self._core, self._memory)
         _add_specials(gguf, self._core, self._memory)
@@ -94,7 +94,7 @@ class Tokenizer:
 
     def find(self, text: str) -> int | None:
         """The token that is written so in the file, special or not."""
-        raw = text.encode()
+        raw = self._spelled(text.encode())
         id = load().tandem_tokenizer_find(self._core, raw, len(raw))
         return id if id >= 0 else None
 
@@ -103,12 +103,10 @@ class Tokenizer:
 
         `bos` adds the token that begins a text or leaves it out; None does as the file says, but never twice.
         """
-        data = _valid_utf8(text)
+        data = self._spelled(_valid_utf8(text))
         if len(data) > MAX_TEXT:
             raise RequestError(f"the text has {len(data)} bytes: give {MAX_TEXT} at most")
         ids: list[int] = []
-        if self._pre is None:
-            data = data.replace("\u2581".encode(), b" ")  # how SentencePiece writes a space
         for start, end, token in self._special_spans(data, special):
             if token is not None:
                 ids.append(token)
@@ -120,16 +118,16 @@ class Tokenizer:
                 ids.append(self.eos_id)
         return [self.bos_id, *ids] if bos and self.bos_id is not None else ids
 
+    def _spelled(self, data: bytes) -> bytes:
+        """Text as the core has its tokens: SentencePiece writes a space as U+2581 and knows no difference."""
+        return data if self._pre else data.replace("\u2581".encode(), b" ")
+
     def _special_spans(self, data: bytes, special: bool) -> Iterator[tuple[int, int, int | None]]:
         """Cuts text into special tokens and plain stretches: start, end, and the token."""
-        at, core, span, next_special = (
-            0,
-            self._core,
-            ffi.new("int64_t[2]"),
-            load().tandem_tokenizer_next_special,
-        )
+        next_special, span = load().tandem_tokenizer_next_special, ffi.new("int64_t[2]")
+        at = 0
         while at < len(data):
-            token = next_special(core, data, len(data), at, special, span)
+            token = next_special(self._core, data, len(data), at, special, span)
             yield at, span[0], None
             if token >= 0:
                 yield span[0], span[1], token
