@@ -22,7 +22,8 @@ READ_ONLY = ("weights", "step")
 
 def check(program: Program) -> None:
     since = Unordered()
-    intact: dict[Tensor, None] = {}  # written so far, and not written over since; in that order
+    intact: set[Tensor] = set()  # written so far, and not written over since
+    lost: dict[Tensor, Tensor] = {}  # root -> what was written over it
     for i, launch in enumerate(program.launches):
         where = f"launch {i} ({launch.kernel.name} -> {launch.name})"
         _check_bindings(where, launch)
@@ -30,7 +31,7 @@ def check(program: Program) -> None:
         _check_buffers_are_apart(where, launch)
         for tensor in launch.touched("r"):
             if tensor.arena not in HOST_WRITTEN:
-                _check_written(where, tensor, intact)
+                _check_written(where, tensor, intact, lost)
         conflict = None if launch.barrier else since.conflict(launch)
         if conflict:
             raise ProgramError(f"{where} {conflict}, without a barrier")
@@ -38,10 +39,9 @@ def check(program: Program) -> None:
             since = Unordered()
         since.add(launch)
         for tensor in launch.touched("w"):
-            lost = [t for t in intact if t.root is not tensor.root and overlap(t, tensor)]
-            for t in lost:
-                del intact[t]
-            intact[tensor] = None
+            over = {t for t in intact if t.root is not tensor.root and overlap(t, tensor)}
+            lost |= {t.root: tensor for t in over}
+            intact = intact - over | {tensor}
 
 
 def _check_bindings(where: str, launch: Launch) -> None:
@@ -79,14 +79,12 @@ def _check_buffers_are_apart(where: str, launch: Launch) -> None:
             raise ProgramError(f"{where} writes over its own operand: {a.name} and {b.name} share bytes")
 
 
-def _check_written(where: str, tensor: Tensor, intact: dict[Tensor, None]) -> None:
+def _check_written(where: str, tensor: Tensor, intact: set[Tensor], lost: dict[Tensor, Tensor]) -> None:
     _, begin, end = tensor.region
-    for t in intact:
-        if t.root is tensor.root and t.start <= begin and end <= t.start + t.nbytes:
-            return
-    lost = next((t for t in reversed(intact) if overlap(t, tensor)), None)
-    why = f"{lost.name} has been written over it" if lost else "nothing has written it"
-    raise ProgramError(f"{where} reads {tensor.name}, but {why}")
+    if not any(t.root is tensor.root and t.start <= begin and end <= t.start + t.nbytes for t in intact):
+        by = lost.get(tensor.root)
+        why = f"{by.name} has been written over it" if by else "nothing has written it"
+        raise ProgramError(f"{where} reads {tensor.name}, but {why}")
 
 
 def costs(program: Program, counts: Counts) -> list[Cost]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tandem.errors import ProgramError
 from tandem.kernels import attention, embed, glu, matmul, norm, quantise, rope, sample
 from tandem.kernels.kernel import Kernel
+from tandem.kernels.layouts import rows_bytes
 from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS, Layout, q8_bytes
 from tandem.program.fuse import PASSES, consumers
 from tandem.program.graph import Heads, Matrix, Op, Value, Vector
@@ -68,7 +69,8 @@ class _Lowering:
     def _rows(self, value: Value, arena: str = "activations") -> Tensor:
         """A new float32 tensor for a value; rows start on a vector."""
         stride = -(-value.width // LANES) * LANES
-        self.f32[value] = Tensor(value.name, arena, "f32", 4 * stride * self.counts[value.count], stride)
+        size = rows_bytes(self.counts[value.count], value.width, stride)
+        self.f32[value] = Tensor(value.name, arena, "f32", size, stride)
         return self.f32[value]
 
     def _tiles(self, value: Value) -> Tensor:
@@ -94,8 +96,7 @@ class _Lowering:
         return LAYOUTS[self.plan.layouts[matrix.name]]
 
     def _view(self, base: Tensor, value: Value, column: int) -> None:
-        rows = self.counts[value.count]
-        size = 4 * ((rows - 1) * base.stride + value.width)
+        size = rows_bytes(self.counts[value.count], value.width, base.stride)
         self.f32[value] = Tensor(value.name, base.arena, "f32", size, base.stride, 4 * column, base)
 
     def _cache(self, heads: Heads) -> Tensor:

@@ -60,13 +60,11 @@ class WatchedEngine(Engine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.seen: dict[Sequence, list[bytes]] = {}
-        _, tensor = self.program.values["logits"]
-        self.rows = self.device.view(tensor).view(np.float32).reshape(-1, tensor.stride)
 
     def _collect(self, chunks: list[Chunk]) -> list[Sequence]:
         sampled = super()._collect(chunks)
-        for row, sequence in enumerate(sampled):
-            self.seen.setdefault(sequence, []).append(self.rows[row, : self.model.config.vocab].tobytes())
+        for sequence, logits in zip(sampled, self._read("logits", len(sampled)), strict=True):
+            self.seen.setdefault(sequence, []).append(logits.tobytes())
         return sampled
 
     def run(self, *requests: tuple[list[int], SamplingParams]) -> list[tuple[list[int], list[bytes]]]:
