@@ -1,0 +1,53 @@
+"""Logits and named intermediates of given tokens, read between launches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tandem.engine.params import SamplingParams
+from tandem.errors import ContextError, RequestError
+from tests.engine.tiny_models import opened
+from tests.null.programs import GOLDENS
+
+pytestmark = pytest.mark.fast
+
+IDS = list(range(3, 40))
+
+
+def test_every_value_has_its_own_width_and_the_same_bits_when_fused() -> None:
+    with opened(GOLDENS["llama"], context=64, batch=16) as engine, opened(
+        GOLDENS["llama"], context=64, batch=5, passes=()
+    ) as plain:  # fmt: skip
+        config = engine.model.config
+        assert config.vocab % 16 and config.kv_heads * config.head_dim % 16, (
+            "widths that are padded in memory"
+        )
+        names = [name for name in engine.program.values if name != "result"]
+        captured, again = engine.capture(IDS, names), plain.capture(IDS, names)
+        assert captured["logits"].shape == (len(IDS), config.vocab)
+        assert captured["blk.1.v"].shape == (len(IDS), config.kv_heads * config.head_dim)
+        assert captured["blk.0.attn"].shape == (len(IDS), config.q_heads * config.head_dim)
+        for name in names:
+            np.testing.assert_array_equal(captured[name], again[name], err_msg=name)
+        np.testing.assert_array_equal(captured["logits"], engine.logits(IDS))
+        assert set(plain.program.values) > set(names), "without fusion more can be seen"
+
+
+def test_what_cannot_be_captured() -> None:
+    with opened(GOLDENS["llama"], context=32, batch=4) as engine:
+        for problem, kind, ids, names in (
+            ("no intermediate 'blk.9.q'; there is: embedding, ", RequestError, [1], ["blk.9.q"]),
+            ("the prompt is empty", RequestError, [], ["logits"]),
+            ("33 tokens are more than the context of 32", ContextError, [1] * 33, ["logits"]),
+            ("a token id is outside", RequestError, [10**6], ["logits"]),
+        ):
+            with pytest.raises(kind, match=problem):
+                engine.capture(ids, names)
+        sequence = engine.submit([1, 2], SamplingParams(max_tokens=9))
+        engine.step()
+        with pytest.raises(RequestError, match="need an idle engine"):
+            engine.logits([1])
+        engine.cancel(sequence)
+        assert engine.logits([1] * 32).shape == (32, engine.model.config.vocab)
+        assert engine.cache.free_blocks == engine.cache.blocks
