@@ -35,7 +35,7 @@ typedef struct {
 
 // The queries taken together and what is known of them after the keys seen so far.
 typedef struct {
-    int32_t count, padded, stride;     // queries, and with padding of tiles; floats from row to row of queries and sums
+    int32_t count, padded, stride;  // queries, and with padding of tiles; floats from row to row of queries and sums
     int32_t position[MOST_QUERIES];
     float highest[MOST_QUERIES], total[MOST_QUERIES], rescale[MOST_QUERIES];  // of the split
     float all_highest[MOST_QUERIES], all_total[MOST_QUERIES];                 // of the splits before it
@@ -115,8 +115,9 @@ ALWAYS_INLINE int tile_size(int left) {
 #define FOR_TILE(q, n) _Pragma("GCC unroll 8") for (int q = 0; q < n; q++)
 #endif
 
-// scores[q][lane] = sum over d of queries[q][d] * keys[d][lane]. Values follow keys in memory: what will be wanted next.
-ALWAYS_INLINE void score_tile(int n, int f32, const float *queries, int stride, const void *keys, int head_dim, float (*scores)[CHUNK]) {
+// scores[q][lane] = sum over d of queries[q][d] * keys[d][lane]. Values follow keys in memory and are wanted next.
+ALWAYS_INLINE void score_tile(int n, int f32, const float *queries, int stride, const void *keys, int head_dim,
+                              float (*scores)[CHUNK]) {
     f32x16 sum[8];
     FOR_TILE(q, n) sum[q] = f_zero();
     for (int d = 0; d < head_dim; d++) {
@@ -128,15 +129,16 @@ ALWAYS_INLINE void score_tile(int n, int f32, const float *queries, int stride, 
 }
 
 // sums[q][lane] = sums[q][lane] * rescale[q] + sum over keys of weights[q][key] * value(key)[lane]
-ALWAYS_INLINE void value_tile(int n, int staged, const state *s, const chunk_view *c, int q0, int column, int head_dim, float *sums) {
+ALWAYS_INLINE void value_tile(int n, int staged, const state *s, const chunk_view *c, int q0, int column, int head_dim,
+                              float *sums) {
     f32x16 sum[8];
     const float (*weights)[CHUNK] = s->scores + q0;
     FOR_TILE(q, n) sum[q] = f_mul(f_load(sums + q * s->stride), f_set(s->rescale[q0 + q]));
     for (int key = c->first_key; key < c->end_key; key++) {
-        const char *block = c->blocks[key / KV_BLOCK];
+        const half *block = (const half *)c->blocks[key / KV_BLOCK], *ahead = (const half *)c->ahead[key / KV_BLOCK];
         f32x16 x = staged ? f_load(s->stage + key * LANES)
-                          : f_from_half((const half *)block + (size_t)(KV_BLOCK + key % KV_BLOCK) * head_dim + column);
-        if (!staged) __builtin_prefetch(c->ahead[key / KV_BLOCK] + (size_t)(column + key % KV_BLOCK) * KV_BLOCK * sizeof(half), 0, 2);
+                          : f_from_half(block + (size_t)(KV_BLOCK + key % KV_BLOCK) * head_dim + column);
+        if (!staged) __builtin_prefetch(ahead + (size_t)(column + key % KV_BLOCK) * KV_BLOCK, 0, 2);
         FOR_TILE(q, n) sum[q] = f_fma(f_set(weights[q][key]), x, sum[q]);
     }
     FOR_TILE(q, n) f_store(sums + q * s->stride, sum[q]);
@@ -193,15 +195,16 @@ ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int fi
         if (staged) stage(s, 0, c.blocks[b], KV_BLOCK, head_dim, LANES, item->f32);
         for (int q = 0, size; q < s->count; q += size) {
             size = tile_size(s->count - q);
+            const void *keys = staged ? (const void *)s->stage : c.blocks[b];
             float (*scores)[CHUNK] = (float (*)[CHUNK])(s->scores[q] + b * KV_BLOCK);
-            FOR_SIZE(size, score_tile, staged, s->queries + q * s->stride, s->stride, staged ? (void *)s->stage : c.blocks[b], head_dim, scores)
+            FOR_SIZE(size, score_tile, staged, s->queries + q * s->stride, s->stride, keys, head_dim, scores)
         }
     }
     weigh_all(s, item, chunk);
     for (int column = 0; column < head_dim; column += LANES) {
         for (int b = c.first_block; staged && b < c.end_block; b++)
-            stage(s, b * KV_BLOCK, element(c.blocks[b], (size_t)KV_BLOCK * head_dim + column, item->f32), head_dim, KV_BLOCK,
-                  head_dim - column, item->f32);
+            stage(s, b * KV_BLOCK, element(c.blocks[b], (size_t)KV_BLOCK * head_dim + column, item->f32), head_dim,
+                  KV_BLOCK, head_dim - column, item->f32);
         for (int q = 0, size; q < s->count; q += size) {
             size = tile_size(s->count - q);
             FOR_SIZE(size, value_tile, staged, s, &c, q, column, head_dim, s->sums + q * s->stride + column)

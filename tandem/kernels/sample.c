@@ -8,7 +8,7 @@
 
 #include "simd.h"
 
-enum { BLOCK = 64, MOST_GROUPS = 4096, BINS = 2048, LEVELS = 3, MOST_TOPS = 20 };
+enum { BLOCK = 64, MOST_GROUPS = 4096, BINS = 2048, WAYS = 4, LEVELS = 3, MOST_TOPS = 20 };
 enum { OUT_TOKEN, OUT_LOGPROB, OUT_TOPS, OUT_IDS = 4, OUT_LOGPROBS = 24, OUT_FIELDS = 64 };
 
 typedef struct {
@@ -93,7 +93,8 @@ static void open_row(row_view *r) {
 
 // The first block from `block` on that may hold a logit of at least `least`.
 ALWAYS_INLINE int next_block(const row_view *r, int block, float least) {
-    while (block < r->blocks && r->group_highest[block >> r->shift] < least) block = ((block >> r->shift) + 1) << r->shift;
+    while (block < r->blocks && r->group_highest[block >> r->shift] < least)
+        block = ((block >> r->shift) + 1) << r->shift;
     return block;
 }
 #define FOR_BLOCKS(r, b, least) for (int b = next_block(r, 0, least); b < (r)->blocks; b = next_block(r, b + 1, least))
@@ -110,7 +111,8 @@ static int32_t nth_equal(const row_view *r, float value, int32_t n) {
 }
 
 // e^((x - highest) / temperature) of what is kept of a block, 0 of the rest.
-ALWAYS_INLINE void weigh(const row_view *r, kept_set kept, float inverse, int block, const float x[BLOCK], float w[BLOCK]) {
+ALWAYS_INLINE void weigh(const row_view *r, kept_set kept, float inverse, int block, const float x[BLOCK],
+                         float w[BLOCK]) {
     for (int i = 0; i < BLOCK; i += LANES)
         f_store(w + i, f_exp(f_mul(f_sub(f_load(x + i), f_set(r->highest)), f_set(inverse))));
     if (kept.edge == -INFINITY) return;  // what is left out then weighs nothing
@@ -147,15 +149,18 @@ static float number_of(uint32_t key) {
     return key < key_of(-INFINITY) ? -INFINITY : x;
 }
 
+ALWAYS_INLINE double bin_sum(const double bin[WAYS]) { return (bin[0] + bin[1]) + (bin[2] + bin[3]); }
+
 // Walks bins downwards until with `above` they hold `target`, or to the last that holds anything.
-static uint32_t edge_bin(const double bins[BINS], double target, double *above) {
+static uint32_t edge_bin(double bins[BINS][WAYS], double target, double *above) {
     uint32_t found = 0;
     double before = *above, sum = *above;
     for (int b = BINS - 1; b >= 0; b--) {
-        if (bins[b] == 0.0) continue;
+        double bin = bin_sum(bins[b]);
+        if (bin == 0.0) continue;
         found = (uint32_t)b;
         before = sum;
-        sum += bins[b];
+        sum += bin;
         if (sum >= target) break;
     }
     *above = before;
@@ -165,13 +170,13 @@ static uint32_t edge_bin(const double bins[BINS], double target, double *above) 
 // The fewest of `kept`, from the highest on, that number `count` or, if that is 0, weigh `share` of all.
 static kept_set cut(const row_view *r, kept_set kept, int32_t count, double share) {
     static const int shifts[LEVELS] = {21, 10, 0};
-    double bins[BINS], above = 0.0, target = count;
+    double bins[BINS][WAYS], above = 0.0, target = count;  // a bin has several sums, so that neighbours need not wait
     float least = kept.edge;
     uint32_t prefix = 0;
     if (count) {  // as many groups have logits from here on, so as many logits are
         int groups = ((r->blocks - 1) >> r->shift) + 1;
         memset(bins, 0, sizeof bins);
-        for (int g = 0; g < groups; g++) bins[key_of(r->group_highest[g]) >> shifts[0]] += 1.0;
+        for (int g = 0; g < groups; g++) bins[key_of(r->group_highest[g]) >> shifts[0]][0] += 1.0;
         if (groups >= count) least = number_of(edge_bin(bins, target, &above) << shifts[0]);
         above = 0.0;
     }
@@ -183,13 +188,14 @@ static kept_set cut(const row_view *r, kept_set kept, int32_t count, double shar
             float x[BLOCK], w[BLOCK];
             read_block(r, b, &cursor, x);
             if (!count) weigh(r, kept, 1.0f, b, x, w);
-            for (int i = 0; i < BLOCK; i++) {
-                uint64_t key = key_of(x[i]);
-                if (key >> known == prefix) bins[key >> shift & mask] += count ? 1.0 : (double)w[i];
-            }
+            uint32_t keys[BLOCK];
+            for (int i = 0; i < BLOCK; i++) keys[i] = key_of(x[i]);
+            for (int i = 0; i < BLOCK; i++)
+                if ((uint64_t)keys[i] >> known == prefix)
+                    bins[keys[i] >> shift & mask][i % WAYS] += count ? 1.0 : (double)w[i];
         }
         if (level == 0 && !count) {
-            for (int b = 0; b < BINS; b++) target += bins[b];
+            for (int b = 0; b < BINS; b++) target += bin_sum(bins[b]);
             target *= share;
         }
         prefix = prefix << (known - shift) | edge_bin(bins, target, &above);

@@ -32,7 +32,10 @@ PARAMETERS = np.dtype(
         ("counter", np.uint32),  # which draw of the request
         ("first_edit", np.int32),
         ("edits", np.int32),
-        ("tops", np.int32),  # best tokens wanted with log-probabilities, to MOST_TOPS; -1: no log-probabilities
+        (
+            "tops",
+            np.int32,
+        ),  # best tokens wanted with log-probabilities, to MOST_TOPS; -1: no log-probabilities
         ("unused", np.int32, 3),
     ]
 )
@@ -168,7 +171,11 @@ def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], ga
                 p[name] = value
     logits = np.broadcast_to(logits, (rows, logits.shape[-1]))
     vocab = logits.shape[1]
-    arrays: dict[str, Array] = {"logits": padded(logits, vocab + gap), "params": params, "out": np.ones(rows, RESULT)}
+    arrays: dict[str, Array] = {
+        "logits": padded(logits, vocab + gap),
+        "params": params,
+        "out": np.ones(rows, RESULT),
+    }
     if edits:
         arrays["edits"] = np.array(edits, EDIT)
     scalars = {"vocab": vocab, "stride": vocab + gap, "edits": len(edits)}
@@ -200,14 +207,23 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         logits = rng.standard_normal((len(wanted), vocab)) * 4
         yield make_case(f"{vocab} tokens", logits, wanted, gap)
         yield make_case(f"{vocab} tokens, many ties", np.round(logits / 4), wanted, gap)
-        edits = sorted({int(t): (int(t), i % 3, (i % 2) * 1.5) for i, t in enumerate(rng.integers(0, vocab, 20))}.values())
-        penalties = {"repeat_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.25, "edits": edits}
+        edits = [(int(t), i % 3, (i % 2) * 1.5) for i, t in enumerate(np.unique(rng.integers(0, vocab, 20)))]
+        penalties = {
+            "repeat_penalty": 1.3,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.25,
+            "edits": edits,
+        }
         yield make_case(f"{vocab} tokens, penalties", logits, [{**want, **penalties} for want in wanted], gap)
         banned = [(t, 0, -np.inf) for t in range(0, vocab, 2)]
-        yield make_case(f"{vocab} tokens, even ones banned", logits, [{**want, "edits": banned} for want in wanted])
+        yield make_case(
+            f"{vocab} tokens, even ones banned", logits, [{**want, "edits": banned} for want in wanted]
+        )
     wanted = [{**some, **draws[i % 8]} for i, some in enumerate(filters)]
     everything = [(t, 0, -np.inf) for t in range(100)]
-    yield make_case("everything banned", rng.standard_normal(100), [{**want, "edits": everything} for want in wanted])
+    yield make_case(
+        "everything banned", rng.standard_normal(100), [{**want, "edits": everything} for want in wanted]
+    )
     one_hot = np.full(300, -np.inf)
     one_hot[123] = 5
     strange = rng.standard_normal(300)

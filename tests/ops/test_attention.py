@@ -1,4 +1,4 @@
-"""Attention: a query's bits do not depend on how rows are cut into work. `python -m tests.ops.test_attention` times it."""
+"""Attention: the same bits however rows are cut into work. `python -m tests.ops.test_attention` times it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def main() -> None:
                 seconds = time_case(device, KERNEL, case, repeats=3)
                 operations = 4 * dim * q_heads * sum(range(position + 1, position + new + 1))
                 label = f"{new} rows at {position}"
-                print(f"{heads!s:>14} {label:20} {seconds * 1e6:8.0f} us {operations / seconds / 1e9:7.1f} GFLOP/s")
+                print(
+                    f"{heads!s:>14} {label:20} {seconds * 1e6:8.0f} us {operations / seconds / 1e9:7.1f} GFLOP/s"
+                )
             sequences = 100_000_000 // (4000 * kv_heads * dim * 4)
             case = make_case(rng, "", heads, [(4000, 1)] * sequences, out_q8=1)
             seconds = time_case(device, KERNEL, case, repeats=1)
