@@ -10,7 +10,7 @@ MODEL ?= smollm2
 PROMPT ?= Why is the sky blue? Answer in two sentences.
 SOURCES := $(shell find tandem -name '*.c' -o -name '*.h')
 
-.PHONY: run test check soak bench wheel core clean
+.PHONY: run test check soak bench wheel core shaders clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed core
@@ -29,6 +29,10 @@ $(VENV)/dev-installed: $(VENV)/installed
 core: tandem/devices/cpu/libtandem.so
 tandem/devices/cpu/libtandem.so: $(SOURCES) setup.py $(VENV)/installed
 	@$(BIN)/python -c "import setup; from pathlib import Path; setup.compile_core(Path('build/core'), Path('$@'))"
+
+# Only after a change of a kernels/*.slang: the SPIR-V is kept in the repository.
+shaders: $(VENV)/installed
+	@$(BIN)/python -m tandem.devices.vulkan.compile_shaders
 
 test: $(VENV)/dev-installed core
 	$(BIN)/python -m pytest

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.errors import DeviceError
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -14,15 +16,27 @@ class Settings:
     cache: Path  # HF_HUB_CACHE or HF_HOME/hub: where pulled models live
     hub: str  # HF_ENDPOINT
     hub_token: str | None  # HF_TOKEN
+    pipelines: Path  # XDG_CACHE_HOME/tandem: compiled GPU programs
 
 
 def read_settings() -> Settings:
     env = os.environ
-    home = Path(env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")
+    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = Path(env.get("HF_HOME") or cache / "huggingface")
     return Settings(
         isa=env.get("TANDEM_ISA"),
-        threads=int(env.get("TANDEM_THREADS") or len(os.sched_getaffinity(0))),
+        threads=_threads(env.get("TANDEM_THREADS")),
         cache=Path(env.get("HF_HUB_CACHE") or home / "hub"),
-        hub=env.get("HF_ENDPOINT") or "https://huggingface.co",
+        hub=(env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_token=env.get("HF_TOKEN"),
+        pipelines=cache / "tandem",
     )
+
+
+def _threads(wanted: str | None) -> int:
+    """All cores this process may use, unless the user wants fewer."""
+    if not wanted:
+        return len(os.sched_getaffinity(0))
+    if not wanted.isdigit() or not int(wanted):
+        raise DeviceError(f"TANDEM_THREADS={wanted}: give a number of threads, 1 or more")
+    return int(wanted)

@@ -99,7 +99,21 @@ def _add_device(command: argparse.ArgumentParser, *, context: bool = True) -> No
             "-c", "--context", type=_positive, metavar="N", help="tokens of prompt and answer together"
         )
     device.add_argument("--threads", type=_positive, metavar="N", help="of the CPU")
-    device.add_argument("--device", choices=("auto", "cpu"), default="auto", help="where to run (auto)")
+    device.add_argument(
+        "--device", type=_device, default="auto", metavar="D",
+        help="where to run: cpu, vulkan, vulkan:<index or part of a name>, or auto",
+    )  # fmt: skip
+    device.add_argument(
+        "--gpu-memory", type=float, metavar="GB", help="of the GPU's own memory to use at most"
+    )
+
+
+def _device(text: str) -> str:
+    if text not in ("auto", "cpu") and text.partition(":")[0] != "vulkan":
+        raise argparse.ArgumentTypeError(
+            f"no device {text!r}: use cpu, vulkan, vulkan:<index or part of a name> or auto"
+        )
+    return text
 
 
 def _positive(text: str) -> int:

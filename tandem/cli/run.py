@@ -49,9 +49,15 @@ def open_llm(options: argparse.Namespace, context: int | None = None) -> LLM:
     path = model_file(options.model)
     from tandem.engine.llm import LLM
 
-    llm = LLM(path, device=options.device, threads=options.threads, context=context or options.context)
+    llm = LLM(
+        path,
+        device=options.device,
+        threads=options.threads,
+        context=context or options.context,
+        gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
+    )
     if options.device == "auto":
-        note(f"on the {llm.device.name.upper()}: {llm.device.isa}, {llm.device.threads} threads")
+        note(f"on {llm.device.describe()}")
     return llm
 
 

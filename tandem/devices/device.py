@@ -26,6 +26,9 @@ class Device(Protocol):
     @property
     def name(self) -> str: ...
 
+    def describe(self) -> str:
+        """For people: the device, and which of its paths is in use."""
+
     def free_memory(self) -> tuple[float, float]:
         """Bytes that can be allocated: (in memory of the device's own speed, in all)."""
 

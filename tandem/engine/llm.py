@@ -10,18 +10,17 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, overload
 
-from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.opening import open_device
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.text import TextStream
-from tandem.errors import DeviceError, RequestError
+from tandem.errors import RequestError
 from tandem.kernels.kernel import Array
 from tandem.model.chat_template import ChatTemplate
 from tandem.model.model import open_model
 from tandem.model.registry import resolve
 from tandem.model.tokenizer import Tokenizer
-from tandem.settings import read_settings
 
 DEFAULT_CONTEXT = 4096
 Message = Mapping[str, Any]
@@ -79,11 +78,11 @@ class LLM:
         context: int | None = None,
         kv: str = "f16",
         batch: int = 64,
+        gpu_memory: float | None = None,
     ) -> None:
         """`model`: a GGUF file, or a name that `tandem pull` has fetched. `context`: tokens a request may have in
-        all. `kv`: "f16" or "f32" keys and values. `batch`: sequences served at a time."""
-        if device not in ("auto", "cpu"):
-            raise DeviceError(f"no device {device!r}: this version has cpu (and auto, which chooses it)")
+        all. `kv`: "f16" or "f32" keys and values. `batch`: sequences served at a time. `gpu_memory`: bytes of a GPU's
+        own memory to use at most."""
         if kv not in ("f16", "f32"):
             raise RequestError(f"kv={kv!r}: use f16 or f32")
         if batch < 1 or (threads is not None and threads < 1) or (context is not None and context < 1):
@@ -97,14 +96,20 @@ class LLM:
             )
         self.tokenizer = Tokenizer.from_gguf(self._model.gguf)
         self._template: ChatTemplate | None = None
-        self.device = CPUDevice(threads or read_settings().threads)
-        self.engine = Engine(self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32")
+        self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
+        try:
+            self.engine = Engine(
+                self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32"
+            )
+        except BaseException:
+            self.device.close()
+            raise
 
     # ---- text
 
     def chat(self, messages: Iterable[Message], **params: Any) -> Result:
         """Answers a conversation: [{"role": "user", "content": "..."}]. Parameters as in SamplingParams."""
-        return self._run([self._submit(self.chat_ids(messages), params)])[0]
+        return self._run([self._prepare(self.chat_ids(messages), params)])[0]
 
     @overload
     def generate(self, prompt: str, **params: Any) -> Result: ...
@@ -117,16 +122,16 @@ class LLM:
     ) -> Result | list[Result]:
         """Continues a text or token ids, or each of a list of them in one batch. Parameters as in SamplingParams."""
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return self._run([self._submit(self._ids(prompt), params)])[0]
+            return self._run([self._prepare(self._ids(prompt), params)])[0]
         many = [self._ids(one) for one in prompt]
-        return self._run([self._submit(ids, params) for ids in many])
+        return self._run([self._prepare(ids, params) for ids in many])
 
     def stream(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> Iterator[Token]:
         """Like generate (text or ids) or chat (messages), one item a token. Closing the iterator stops the request."""
         items = prompt if isinstance(prompt, str) else list(prompt)
         is_chat = bool(items) and isinstance(items[0], Mapping)
         ids = self.chat_ids(items) if is_chat else self._ids(items)  # type: ignore[arg-type]
-        return self._stream(self._submit(ids, params))
+        return self._stream(self._prepare(ids, params))
 
     def chat_ids(self, messages: Iterable[Message], **template: Any) -> list[int]:
         """The token ids of a conversation, up to where the model's answer begins."""
@@ -162,27 +167,6 @@ class LLM:
 
     # ---- what is inside
 
-    def inspect(self) -> list[dict[str, Any]]:
-        """One row a tensor of the file: name, shape, format, bytes, and the path it takes on the device."""
-        layouts = self._model.layouts()
-        rows = []
-        for name, info in self._model.gguf.tensors.items():
-            layout = layouts.get(name, "f32")
-            exact = layout == info.format.name.lower()
-            path = (
-                "vector" if len(info.shape) == 1 else f"matmul_{layout}" + ("" if exact else " (converted)")
-            )
-            rows.append(
-                {
-                    "name": name,
-                    "shape": info.shape,
-                    "format": info.format.name,
-                    "bytes": info.nbytes,
-                    "path": path,
-                }
-            )
-        return rows
-
     def program_text(self, *, tokens: int = 1) -> str:
         """The launches of a step of `tokens` tokens, with what each moves and computes."""
         return self.engine.program.text({"tokens": tokens, "rows": 1, "work": max(1, tokens // 16)})
@@ -213,18 +197,19 @@ class LLM:
             return ids
         return list(prompt)
 
-    def _submit(self, ids: list[int], params: dict[str, Any]) -> Sequence:
+    def _prepare(self, ids: list[int], params: dict[str, Any]) -> Sequence:
         known = {f.name for f in dataclasses.fields(SamplingParams)}
         unknown = params.keys() - known
         if unknown:
             raise RequestError(
                 f"unknown parameter {sorted(unknown)[0]!r}; there is: {', '.join(sorted(known))}"
             )
-        return self.engine.submit(ids, SamplingParams(**params), self.tokenizer.stop_ids)
+        return self.engine.prepare(ids, SamplingParams(**params), self.tokenizer.stop_ids)
 
     def _stream(self, sequence: Sequence) -> Iterator[Token]:
         text = TextStream(self.tokenizer, sequence.params.stop)
         shown = 0
+        self.engine.enqueue(sequence)  # here and not before: a stream nobody reads takes no place in the queue
         try:
             while sequence.finish_reason is None:
                 self.engine.step()
@@ -250,6 +235,8 @@ class LLM:
         texts = {sequence: TextStream(self.tokenizer, sequence.params.stop) for sequence in sequences}
         parts: dict[Sequence, list[str]] = {sequence: [] for sequence in sequences}
         try:
+            for sequence in sequences:
+                self.engine.enqueue(sequence)
             while any(sequence.finish_reason is None for sequence in sequences):
                 for sequence in self.engine.step():
                     if sequence in texts:

@@ -39,6 +39,9 @@ class CPUDevice:
         self._pool = ffi.gc(pool, self._library.tandem_pool_destroy)
         self._repacker = Repacker(threads)
 
+    def describe(self) -> str:
+        return f"the CPU: {self.isa}, {self.threads} threads"
+
     def free_memory(self) -> tuple[float, float]:
         return host_memory(), host_memory()
 

@@ -7,6 +7,7 @@ holds the sum of the sources each was made from, and a test compares. The compil
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
@@ -100,7 +101,13 @@ def compile_modules(names: list[str], out: Path) -> dict[str, list[str]]:
 
 def refresh(names: list[str] | None = None) -> list[str]:
     """Compiles what is stale (of `names`, or of all) and removes what has no source; returns the modules compiled."""
-    names = [name for name in stale() if names is None or name in names]
+    COMPILER.mkdir(parents=True, exist_ok=True)
+    with open(COMPILER / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two at a time would lose each other's sums
+        return _refresh([name for name in stale() if names is None or name in names])
+
+
+def _refresh(names: list[str]) -> list[str]:
     compiled = compile_modules(names, SPIRV)
     sums = {m: entry for m, entry in known_sums().items() if m in modules()}
     sums |= {m: {"sources": source_sum(m), "entry_points": sorted(points)} for m, points in compiled.items()}

@@ -81,14 +81,14 @@ class VulkanDevice:
     ) -> None:
         """`device`: "vulkan", "vulkan:<index>" or "vulkan:<part of a name>". `gpu_memory`: bytes of the device's own
         memory to use at most. `cache`: the folder for compiled pipelines."""
-        self._closing = ExitStack()
+        self._closing, self._open = ExitStack(), False
         try:
-            self._open(device, gpu_memory, cache)
+            self._start(device, gpu_memory, cache)
         except BaseException:
             self._closing.close()
             raise
 
-    def _open(self, wanted: str, gpu_memory: float | None, cache: Path | None) -> None:
+    def _start(self, wanted: str, gpu_memory: float | None, cache: Path | None) -> None:
         vk = self.vk = Vulkan()
         closing = self._closing
         found = list_devices(vk, create_instance(vk, closing))
@@ -101,19 +101,24 @@ class VulkanDevice:
         self.queue = Queue(vk, self.handle, capabilities.queue_family, timeout, closing)
         self.pipelines = Pipelines(vk, self.handle, capabilities, cache, closing)
         self.arenas: dict[str, Arena] = {}
-        self.placed: list[Placed] = []
+        self.placed: list[Placed] = []  # of the Program: what lies where
+        self._memory = closing.enter_context(ExitStack())
         runs = [Run("staging", 0, STAGING_BYTES, HOST_READS)] * 2
-        blocks = [self._block(placed) for placed in plan(runs, capabilities, self._heaps_free(), None)]
+        blocks = [
+            self._block(placed, closing) for placed in plan(runs, capabilities, self._heaps_free(), None)
+        ]
         self._staging = Staging(self.queue, blocks)
         self._repacker = Repacker(read_settings().threads)
         closing.callback(self._repacker.close)
+        self._open = True
 
     def _create_device(self) -> Any:
         device = self.capabilities
-        structs = []
-        for struct, extension, fields in available_features(device.api, set(device.extensions)):
-            if extension in ("", *device.extensions):
-                structs.append(new(struct, **{name: int(name in device.features) for name in fields}))
+        known = available_features(device.api, set(device.extensions))
+        structs = [
+            new(struct, **{name: int(name in device.features) for name in fields})
+            for struct, _, fields in known
+        ]
         features = new("VkPhysicalDeviceFeatures2", pNext=chain(structs))
         features.features.shaderInt64 = "shaderInt64" in device.features
         features.features.shaderInt16 = "shaderInt16" in device.features
@@ -125,6 +130,9 @@ class VulkanDevice:
         handle = ffi.new("void **")
         self.vk.CreateDevice(self._physical, info, ffi.NULL, handle)
         return handle[0]
+
+    def describe(self) -> str:
+        return self.capabilities.describe()
 
     # ---- memory
 
@@ -150,7 +158,9 @@ class VulkanDevice:
         return [float(max(0, budget.heapBudget[i] - budget.heapUsage[i])) for i in heaps]
 
     def place(self, program: Program) -> None:
-        """Allocates all arenas of a Program, zeroed, or none of them."""
+        """As Device.place. One Program at a time: the memory of the one before is given back."""
+        self._memory.close()
+        self.arenas.clear()
         largest = min(RUN_BYTES, self.capabilities.largest_allocation)
         self._allocate(program_runs(program, largest))
 
@@ -159,18 +169,19 @@ class VulkanDevice:
         self._allocate([Run(arena, 0, nbytes, HOST_WRITES if arena == "step" else HOT)])
 
     def _allocate(self, runs: Sequence[Run]) -> None:
-        placed = plan(runs, self.capabilities, self._heaps_free(), self.gpu_memory)
-        parts = [(p.run, self._block(p)) for p in placed]
+        self.placed = plan(runs, self.capabilities, self._heaps_free(), self.gpu_memory)
+        with ExitStack() as undo:
+            parts = [(p.run, self._block(p, undo)) for p in self.placed]
+            with self.queue.once() as commands:
+                for _, block in parts:
+                    self.vk.CmdFillBuffer(commands, block.buffer, 0, 2**64 - 1, 0)
+                self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)
+            self._memory.enter_context(undo.pop_all())
         for arena in {run.arena for run in runs}:
             self.arenas[arena] = Arena(arena, [part for part in parts if part[0].arena == arena])
-        self.placed += placed
-        with self.queue.once() as commands:
-            for _, block in parts:
-                self.vk.CmdFillBuffer(commands, block.buffer, 0, 2**64 - 1, 0)
-            self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)
 
-    def _block(self, placed: Placed) -> Block:
-        return Block(self.vk, self.handle, placed.type, placed.run.nbytes, self._closing)
+    def _block(self, placed: Placed, closing: ExitStack) -> Block:
+        return Block(self.vk, self.handle, placed.type, placed.run.nbytes, closing)
 
     def address(self, tensor: Tensor) -> int:
         return self.arenas[tensor.arena].address(tensor.start)
@@ -223,4 +234,8 @@ class VulkanDevice:
 
     def close(self) -> None:
         """Gives everything back, also after a failure. NumPy views of its memory must not be used any more."""
-        self._closing.close()
+        closing, self._closing = self._closing, ExitStack()
+        if self._open and not self.queue.idle():
+            closing.pop_all()  # the GPU hangs, and freeing what it may still use would hang us too
+        self._open = False
+        closing.close()

@@ -49,6 +49,7 @@ class Queue:
         timeline = new("VkSemaphoreTypeCreateInfo", semaphoreType=1)
         self.semaphore = vk.create("Semaphore", device, pNext=timeline)
         closing.callback(vk.DestroySemaphore, device, self.semaphore, ffi.NULL)
+        self._stuck = False  # a wait has timed out
         self.submitted = 0  # the timeline's value when all that was submitted is done
         self._wait_value = ffi.new("uint64_t[1]")
         self._wait = new("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=ffi.new("uint64_t[]", [self.semaphore]),
@@ -74,10 +75,20 @@ class Queue:
     def wait(self, value: int) -> None:
         self._wait_value[0] = value
         if self.vk.WaitSemaphores(self.device, self._wait, self._timeout_ns) == TIMEOUT:
+            self._stuck = True
             raise DeviceLostError(
                 f"the GPU has not answered for {self._timeout_ns / 1e9:.0f} s: load the model again; if it repeats, "
                 "look for a hang in the kernel log"
             )
+
+    def idle(self) -> bool:
+        """Waits for all that was submitted; False if a GPU that did not answer before still does not."""
+        self._wait_value[0] = self.submitted
+        try:
+            again = 0 if self._stuck else self._timeout_ns
+            return bool(self.vk.WaitSemaphores(self.device, self._wait, again) != TIMEOUT)
+        except DeviceLostError:
+            return True  # nothing runs on it any more
 
     @contextmanager
     def once(self) -> Iterator[Any]:
