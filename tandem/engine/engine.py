@@ -65,6 +65,17 @@ class Engine:
         self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset()
     ) -> Sequence:
         """Queues a request; step() serves it until it has a finish_reason."""
+        sequence = self.prepare(prompt, params, stop_ids)
+        self.enqueue(sequence)
+        return sequence
+
+    def enqueue(self, sequence: Sequence) -> None:
+        self.scheduler.waiting.append(sequence)
+
+    def prepare(
+        self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset()
+    ) -> Sequence:
+        """A request that has been checked but is not queued yet."""
         self._check_prompt(prompt)
         if len(prompt) >= self.context:
             raise ContextError(
@@ -75,9 +86,7 @@ class Engine:
             raise RequestError(f"logit_bias names a token outside 0 to {self.model.config.vocab - 1}")
         if len(params.logit_bias) > MOST_BIASES:
             raise RequestError(f"logit_bias has {len(params.logit_bias)} entries: give {MOST_BIASES} at most")
-        sequence = Sequence(prompt, params, stop_ids, self.cache.new_tables())
-        self.scheduler.waiting.append(sequence)
-        return sequence
+        return Sequence(prompt, params, stop_ids, self.cache.new_tables())
 
     def step(self) -> list[Sequence]:
         """Runs one step; returns the sequences that got a token."""

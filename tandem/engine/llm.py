@@ -138,10 +138,7 @@ class LLM:
         if self._template is None:
             self._template = ChatTemplate.from_gguf(self._model.gguf, self.tokenizer)
         text = self._template.render([dict(message) for message in messages], **template)
-        # A template that writes the beginning-of-sequence token itself must not get a second one.
-        bos = self.tokenizer.bos_id
-        wrote_bos = bos is not None and text.startswith(self.tokenizer.piece(bos))
-        return self.tokenizer.encode(text, special=True, bos=False if wrote_bos else None)
+        return self.tokenizer.encode(text, special=True)
 
     # ---- tokens and numbers
 

@@ -9,7 +9,7 @@ class TextStream:
     """Decodes token by token; holds back what may be the beginning of a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-        self._decoder = StreamDecoder(tokenizer)
+        self._decoder = StreamDecoder(tokenizer, continues=True)
         self._stop = stop
         self._held = ""
         self.stopped = False

@@ -68,6 +68,6 @@ GRIDS: dict[str, Grid] = {
     "glu": glu,
     "norm": norm,
     "rope": rope,
-    **{f"matmul_{name}": matmul for name, layout in LAYOUTS.items() if layout.quantised},
+    **{f"matmul_{name}": matmul for name in LAYOUTS},
     "quantise": quantise,
 }
