@@ -29,8 +29,9 @@ def real(name: str, mixed: bool, passes: tuple[str, ...]) -> Program:
 def test_every_golden_model_passes(passes: tuple[str, ...]) -> None:
     assert len(GOLDENS) >= 15
     for name in GOLDENS:
-        for tokens, rows in ((512, 64), (1, 1)):
-            null.check(golden(name, passes, tokens, rows))
+        null.check(golden(name, passes))
+        if "27b" not in name:  # 62 layers of the same
+            null.check(golden(name, passes, tokens=1, rows=1))
 
 
 @pytest.mark.parametrize("passes", PASS_SETS.values(), ids=PASS_SETS)
