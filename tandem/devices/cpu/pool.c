@@ -14,7 +14,7 @@
 
 #include "core.h"
 
-enum { MOST_THREADS = 256, SPINS_BEFORE_SLEEP = 20000, SPINS_BEFORE_YIELD = 2000 };
+enum { MOST_THREADS = 256, SPINS_BEFORE_SLEEP = 20000, SPINS_BEFORE_YIELD = 200 };
 
 typedef struct { _Alignas(64) atomic_int next; int32_t end; } item_range;  // a cache line each: threads do not collide
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.kernels.kernel import Counts, Scalars
-from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,38 @@ def rope(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     return Dispatch(int(scalars["q_heads"] + 2 * scalars["kv_heads"]), counts["tokens"])
 
 
+FEW_TOKENS = 8  # up to here integer dot products are faster than matrix units
+
+
 def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
-    """A workgroup a panel of 16 rows; with GLU one for the four panels that make 32 outputs."""
+    """Few tokens: a workgroup a panel of 16 rows; with GLU one for the four panels that make 32 outputs."""
+    layout = LAYOUT_NAMES[int(scalars["format"])]
+    tokens = counts["rows" if scalars["count"] else "tokens"]
     panels = -(-int(scalars["rows"]) // LANES)
+    if tokens > FEW_TOKENS and LAYOUTS[layout].quantised and has_matrix_units(device):
+        return _matmul_matrix(f"matmul_{layout}", panels, tokens)
     if scalars["epilogue"]:
         return Dispatch(panels // 4, constants=(256,))
     return Dispatch(panels, constants=(128,))
 
 
+def _matmul_matrix(kernel: str, panels: int, tokens: int) -> Dispatch:
+    """On matrix units: 64 rows and up to 64 tokens a workgroup, or 128 rows and 128 tokens."""
+    if tokens <= 64:
+        tiles = 1 if tokens <= 16 else 2 if tokens <= 32 else 4
+        return Dispatch(-(-panels // 4), shader=f"{kernel}_{tiles}", subgroup=32)
+    return Dispatch(-(-panels // 8), -(-tokens // 128), shader=f"{kernel}_many", subgroup=32)
+
+
+def has_matrix_units(device: Capabilities) -> bool:
+    """float16 matrices of 16 x 16 x 16 with float32 sums, for subgroups of 32."""
+    shape = (16, 16, 16, "float16", "float16", "float32")
+    found = any((s.m, s.n, s.k, s.a, s.b, s.c) == shape for s in device.matrix_shapes)
+    return found and device.subgroup_min <= 32 <= device.subgroup_max and device.shared_memory >= 48 << 10
+
+
 GRIDS: dict[str, Grid] = {
+    "attention": attention,
     **{f"embed_{name}": embed for name in LAYOUTS},
     "glu": glu,
     "norm": norm,
