@@ -55,6 +55,16 @@ def rope(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     return Dispatch(int(scalars["q_heads"] + 2 * scalars["kv_heads"]), counts["tokens"])
 
 
+def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
+    """A workgroup some queries of a work item, of one KV head."""
+    group, dim = int(scalars["q_heads"] // scalars["kv_heads"]), int(scalars["head_dim"])
+    most = 8 if dim <= 256 else 4  # shared memory
+    queries = most if counts["tokens"] > counts["work"] else min(most, 1 << (group - 1).bit_length())
+    slots = -(-16 * group // queries) if counts["tokens"] > counts["work"] else -(-group // queries)
+    constants = (queries, dim, int(scalars["kv_f32"]), slots)
+    return Dispatch(int(scalars["kv_heads"]), counts["work"], slots, constants=constants)
+
+
 FEW_TOKENS = 8  # up to here integer dot products are faster than matrix units
 
 
@@ -80,7 +90,7 @@ def _matmul_matrix(kernel: str, panels: int, tokens: int) -> Dispatch:
 
 def has_matrix_units(device: Capabilities) -> bool:
     """float16 matrices of 16 x 16 x 16 with float32 sums, for subgroups of 32."""
-    shape = (16, 16, 16, "float16", "float16", "float32")
+    shape = (16, 16, 16, "f16", "f16", "f32")
     found = any((s.m, s.n, s.k, s.a, s.b, s.c) == shape for s in device.matrix_shapes)
     return found and device.subgroup_min <= 32 <= device.subgroup_max and device.shared_memory >= 48 << 10
 
