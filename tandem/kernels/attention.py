@@ -26,7 +26,13 @@ from tandem.kernels.layouts import (
 )
 from tandem.kernels.panels import q8_bytes
 
+MOST_HEAD_DIM = 512  # what the CPU kernel has room for
 WORK_ROW, WORK_ROWS, WORK_SEQUENCE, WORK_POSITION, WORK_INTS = range(5)
+
+
+def grid(scalars: Scalars) -> Grid:
+    assert scalars["head_dim"] <= MOST_HEAD_DIM, f"attention: heads of at most {MOST_HEAD_DIM} columns"
+    return Grid(int(scalars["kv_heads"]), "work")
 
 
 def cost(scalars: Scalars, counts: Counts) -> Cost:
@@ -196,7 +202,7 @@ KERNEL = Kernel(
         ("sequences", "i"),  # rows of `tables`, and blocks of the cache: their sizes, for the null device
         ("blocks", "i"),
     ),
-    grid=lambda scalars: Grid(int(scalars["kv_heads"]), "work"),
+    grid=grid,
     cost=cost,
     extents=extents,
     reference=reference,
