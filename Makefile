@@ -46,6 +46,19 @@ check: $(VENV)/dev-installed core
 soak: $(VENV)/dev-installed core
 	$(BIN)/python -m pytest -m soak
 
+# PEER: a Python with llama_cpp built for this CPU, instead of building one; BENCH: options, such as --quick.
+PEER ?= .venv-peer/bin/python
+bench: $(VENV)/dev-installed core $(filter .venv-peer/%,$(PEER))
+	@$(BIN)/python -m benchmarks.against_llama_cpp --peer $(PEER) $(BENCH)
+
+# pip's cache is left out: it may hold a build for another CPU.
+.venv-peer/bin/python:
+	@echo "Building llama.cpp for this CPU in .venv-peer: once, about 6 minutes on 2 cores."
+	@rm -rf .venv-peer.part && $(PYTHON) -m venv .venv-peer.part
+	CMAKE_ARGS=-DGGML_NATIVE=ON .venv-peer.part/bin/pip install --quiet --disable-pip-version-check --no-cache-dir \
+		--no-binary=llama-cpp-python llama-cpp-python==0.3.36
+	@mv .venv-peer.part .venv-peer
+
 wheel: $(VENV)/installed
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist

@@ -22,7 +22,6 @@ from tandem.kernels.kernel import Array
 from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
 from tandem.model.config import ModelConfig
 from tandem.model.model import Model
-from tandem.model.weights import load_weights
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.lower import KVPlan, lower
 from tandem.program.program import Program
@@ -48,11 +47,11 @@ class Engine:
         plan = WeightPlan(model.layouts())
         ops = fuse(model.ops(context), lambda matrix: plan.layouts[matrix.name], passes)
         element, free = 4 if kv_f32 else 2, device.free_memory()
-        kv = KVPlan(plan_kv(config, limits, batch, model.gguf.file_size, element, free), kv_f32)
+        kv = KVPlan(plan_kv(config, limits, batch, model.nbytes, element, free), kv_f32)
         self.program: Program = lower(ops, plan, layout, kv, passes)
         null.check(self.program)
         device.place(self.program)
-        load_weights(model.gguf, plan, device, model.tables(context))
+        model.load(plan, device, context)
         self.recording = device.record(self.program)
         self.cache = KVCache(config.windows, kv.blocks)
         self.scheduler = Scheduler(limits, self.cache)

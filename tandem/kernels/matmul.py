@@ -165,7 +165,6 @@ def _panel_scales(layout: str, chunks: Array, blocks: int) -> tuple[Array, Array
 
 
 def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
-    info = LAYOUTS[layout]
     for tokens, rows, columns, epilogue, out_q8, bias, softcap in (
         (1, 16, 256, STORE, 0, False, 0.0),
         (5, 40, 512, STORE, 0, True, 0.0),
@@ -174,22 +173,30 @@ def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
         (7, 128, 256, SILU_GLU, 0, False, 0.0),
         (19, 64, 512, GELU_GLU, 1, False, 0.0),
     ):
-        x = rng.standard_normal((tokens, columns)).astype(np.float32)
-        width = rows // (2 if epilogue else 1)
-        out = q8_zeros(tokens, width) if out_q8 else np.zeros((tokens, width + 3), np.float32)
-        arrays: dict[str, Array] = {
-            "x": q8_pack(x) if info.quantised else x,
-            "weights": random_panels(layout, rows, columns, rng),
-            "out": out,
-        }
-        if bias:
-            arrays["bias"] = np.zeros(panels(rows) * LANES, np.float32)
-            arrays["bias"][:rows] = rng.standard_normal(rows)
-        scalars = dict(format=LAYOUT_NAMES.index(layout), rows=rows, columns=columns, x_stride=columns,
-                       out_stride=width + 3, panels_per_item=4 if epilogue else 2, count=0, epilogue=epilogue,
-                       out_q8=out_q8, softcap=softcap)  # fmt: skip
-        label = f"{layout} T={tokens} {rows}x{columns} epilogue={epilogue} q8={out_q8}"
-        yield Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0}, atol=2e-4, rtol=1e-4)
+        yield product_case(layout, tokens, rows, columns, epilogue, out_q8, rng, bias=bias, softcap=softcap)
+
+
+def product_case(
+    layout: str, tokens: int, rows: int, columns: int, epilogue: int, out_q8: int, rng: np.random.Generator, *,
+    bias: bool = False, softcap: float = 0.0,
+) -> Case:  # fmt: skip
+    """A product of random weights and activations of any shape."""
+    x = rng.standard_normal((tokens, columns)).astype(np.float32)
+    width = rows // (2 if epilogue else 1)
+    out = q8_zeros(tokens, width) if out_q8 else np.zeros((tokens, width + 3), np.float32)
+    arrays: dict[str, Array] = {
+        "x": q8_pack(x) if LAYOUTS[layout].quantised else x,
+        "weights": random_panels(layout, rows, columns, rng),
+        "out": out,
+    }
+    if bias:
+        arrays["bias"] = np.zeros(panels(rows) * LANES, np.float32)
+        arrays["bias"][:rows] = rng.standard_normal(rows)
+    scalars = dict(format=LAYOUT_NAMES.index(layout), rows=rows, columns=columns, x_stride=columns,
+                   out_stride=width + 3, panels_per_item=4 if epilogue else 2, count=0, epilogue=epilogue,
+                   out_q8=out_q8, softcap=softcap)  # fmt: skip
+    label = f"{layout} T={tokens} {rows}x{columns} epilogue={epilogue} q8={out_q8}"
+    return Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0}, atol=2e-4, rtol=1e-4)
 
 
 def random_panels(layout: str, rows: int, columns: int, rng: np.random.Generator) -> Array:

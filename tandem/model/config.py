@@ -136,7 +136,10 @@ class Metadata:
         yarn = None
         if kind == "yarn":
             trained = self.number("rope.scaling.original_context_length", float(self.count("context_length")))
-            fast, slow = self.number("rope.scaling.yarn_beta_fast", 32.0), self.number("rope.scaling.yarn_beta_slow", 1.0)
+            fast, slow = (
+                self.number("rope.scaling.yarn_beta_fast", 32.0),
+                self.number("rope.scaling.yarn_beta_slow", 1.0),
+            )
             yarn = (factor, trained, fast, slow, self.number("rope.scaling.attn_factor", 1.0))
         elif kind not in ("none", "linear"):
             self.gguf.fail(

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from tandem.devices.device import Device
 from tandem.errors import UnsupportedModelError
 from tandem.kernels.kernel import Array
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.config import Metadata, ModelConfig
 from tandem.model.gguf import GGUF
-from tandem.model.weights import matrix_layouts
+from tandem.model.weights import load_weights, matrix_layouts
 from tandem.program.graph import Builder, Op
+from tandem.program.weight_plan import WeightPlan
 
 
 @dataclass
@@ -33,6 +35,14 @@ class Model:
 
     def layouts(self) -> dict[str, str]:
         return matrix_layouts(self.gguf)
+
+    @property
+    def nbytes(self) -> int:
+        return self.gguf.file_size
+
+    def load(self, plan: WeightPlan, device: Device, context: int) -> None:
+        """Fills the device's "weights" arena."""
+        load_weights(self.gguf, plan, device, self.tables(context))
 
 
 def open_model(path: str | Path) -> Model:

@@ -59,6 +59,8 @@ PhysicalDeviceMaintenance3Properties 1000168000: uint32_t maxPerSetDescriptors; 
 PhysicalDeviceShaderSubgroupExtendedTypesFeatures 1000175000: uint32_t shaderSubgroupExtendedTypes;
 PhysicalDevice8BitStorageFeatures 1000177000: uint32_t storageBuffer8BitAccess, uniformAndStorageBuffer8BitAccess,
     storagePushConstant8;
+PipelineCreationFeedbackCreateInfo 1000192000: VkPipelineCreationFeedback *pPipelineCreationFeedback;
+    uint32_t pipelineStageCreationFeedbackCount; VkPipelineCreationFeedback *pPipelineStageCreationFeedbacks;
 PhysicalDeviceDriverProperties 1000196000: uint32_t driverID; char driverName[256], driverInfo[256];
     uint8_t conformanceVersion[4];
 PhysicalDeviceTimelineSemaphoreFeatures 1000207000: uint32_t timelineSemaphore;
@@ -91,6 +93,7 @@ typedef struct { uint32_t stageFlags, offset, size; } VkPushConstantRange;
 typedef struct { uint32_t constantID, offset; size_t size; } VkSpecializationMapEntry;
 typedef struct { uint32_t mapEntryCount; const VkSpecializationMapEntry *pMapEntries; size_t dataSize;
                  const void *pData; } VkSpecializationInfo;
+typedef struct { uint32_t flags; uint64_t duration; } VkPipelineCreationFeedback;
 typedef struct { uint64_t srcOffset, dstOffset, size; } VkBufferCopy;
 typedef struct { uint64_t size, alignment; uint32_t memoryTypeBits; } VkMemoryRequirements;
 typedef struct { uint32_t queueFlags, queueCount, timestampValidBits, skipped[3]; } VkQueueFamilyProperties;

@@ -1,6 +1,7 @@
 // Compiles Slang modules to SPIR-V through Slang's COM interface: the wheel it comes from has no command for it.
 // usage: compile_shaders FOLDER OUT MODULE...   every compute entry point becomes OUT/<its name>.spv and is printed.
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <string>
 #include "slang.h"
@@ -34,6 +35,7 @@ static int compile(slang::ISession *session, slang::IModule *module, int index, 
 
 int main(int argc, char **argv) {
     if (argc < 4) return fail("usage: compile_shaders FOLDER OUT MODULE...", nullptr);
+    setenv("SLANG_RUN_SPIRV_VALIDATION", "1", 1);
     slang::IGlobalSession *global = nullptr;
     if (SLANG_FAILED(slang_createGlobalSession(SLANG_API_VERSION, &global))) return fail("cannot start Slang", nullptr);
     slang::TargetDesc target;
@@ -45,12 +47,14 @@ int main(int argc, char **argv) {
     desc.targetCount = 1;
     desc.searchPaths = argv + 1;
     desc.searchPathCount = 1;
-    slang::CompilerOptionEntry quiet;  // 41012: a shader uses subgroup operations; all devices we open have them
-    quiet.name = slang::CompilerOptionName::DisableWarning;
-    quiet.value.kind = slang::CompilerOptionValueKind::String;
-    quiet.value.stringValue0 = "41012";
-    desc.compilerOptionEntries = &quiet;
-    desc.compilerOptionEntryCount = 1;
+    slang::CompilerOptionEntry options[2];
+    options[0].name = slang::CompilerOptionName::DisableWarning;  // a shader uses subgroups: all our devices have them
+    options[0].value.kind = slang::CompilerOptionValueKind::String;
+    options[0].value.stringValue0 = "41012";
+    options[1].name = slang::CompilerOptionName::Optimization;
+    options[1].value.intValue0 = SLANG_OPTIMIZATION_LEVEL_HIGH;
+    desc.compilerOptionEntries = options;
+    desc.compilerOptionEntryCount = 2;
     slang::ISession *session = nullptr;
     if (SLANG_FAILED(global->createSession(desc, &session))) return fail("cannot start a session", nullptr);
     for (int a = 3; a < argc; a++) {

@@ -23,6 +23,7 @@ KERNELS = ROOT / "tandem" / "kernels"
 COMPILER = ROOT / "build" / "slang"
 WHEEL = "slangpy==0.43.1"  # carries Slang 2026.12
 SUMS = SPIRV / "sources.json"
+DRIVER = Path(__file__).with_suffix(".cpp")
 
 
 def modules() -> list[str]:
@@ -31,7 +32,7 @@ def modules() -> list[str]:
 
 
 def source_sum(module: str) -> str:
-    """Of a module and all that it imports."""
+    """Of a module and all that it imports, and of what compiles them."""
     seen: set[str] = set()
     waiting = [module]
     while waiting:
@@ -39,7 +40,8 @@ def source_sum(module: str) -> str:
         if name not in seen and (KERNELS / f"{name}.slang").exists():
             seen.add(name)
             waiting += re.findall(r"^(?:__exported )?import (\w+);", _source(name), re.M)
-    return hashlib.sha256("".join(name + _source(name) for name in sorted(seen)).encode()).hexdigest()[:16]
+    texts = [WHEEL, DRIVER.read_text(), *(name + _source(name) for name in sorted(seen))]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
 
 
 def _source(module: str) -> str:
@@ -76,13 +78,13 @@ def fetch_compiler() -> Path:
 
 def driver() -> Path:
     """Our program around the compiler's library, compiled if it is older than its source."""
-    source, program = Path(__file__).with_suffix(".cpp"), COMPILER / "compile_shaders"
-    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+    program = COMPILER / "compile_shaders"
+    if not program.exists() or program.stat().st_mtime < DRIVER.stat().st_mtime:
         folder = fetch_compiler()
         library = next(folder.glob("libslang-compiler.so*"))
         link = [str(library), f"-Wl,-rpath,{folder}"]
         subprocess.run(
-            ["g++", "-std=c++17", "-O1", f"-I{folder / 'include'}", str(source), *link, "-o", str(program)],
+            ["g++", "-std=c++17", "-O1", f"-I{folder / 'include'}", str(DRIVER), *link, "-o", str(program)],
             check=True,
         )
     return program

@@ -62,7 +62,8 @@ def cut(arena: str, nbytes: int, tensors: Spans, largest: int) -> list[Run]:
             first, last, first_use = whole.pop()
             begin, end, use = first, max(last, end), min(first_use, use, key=USES.index)
         whole.append((begin, end, use))
-    runs = [Run(arena, 0, 0, whole[0][2] if whole else HOT)]
+    unbound = HOST_WRITES if arena == "step" else HOT
+    runs = [Run(arena, 0, 0, whole[0][2] if whole else unbound)]
     for begin, end, use in whole:
         last_run = runs[-1]
         if last_run.nbytes and (end - last_run.begin > largest or use != last_run.use):
@@ -137,9 +138,10 @@ def plan(
                 f"a tensor of {run.nbytes / 1e9:.2f} GB is more than {device.name} allocates at once "
                 f"({device.largest_allocation / 1e9:.2f} GB): use a smaller model, context or batch"
             )
+        options = [False, True] if run.nbytes <= local_left else [True]
         fitting = [
             (kind, spilled)
-            for spilled in ((False, True) if run.nbytes <= local_left else (True,))
+            for spilled in (options if run.use in (HOT, COLD) else [False])
             for kind in candidates(device.memory_types, sizes, run.use, spilled)
             if run.nbytes <= left[kind.heap]
         ]

@@ -19,6 +19,7 @@ from tandem.errors import DeviceError
 SPIRV = Path(__file__).with_name("spirv")
 STAGE_COMPUTE = 0x20
 FULL_SUBGROUPS = 2  # stage flag
+CACHE_HIT = 2  # feedback flag
 
 
 @cache
@@ -35,7 +36,7 @@ class Pipelines:
     ) -> None:
         """`folder`: where the cache file is kept; None: nowhere."""
         self.vk, self.device, self.capabilities, self._closing = vk, device, capabilities, closing
-        self.compiled = 0  # pipelines the driver had not seen before
+        self.compiled = 0  # pipelines that were not in the cache
         self._pipelines: dict[tuple[str, tuple[int, ...], int], int] = {}
         push = new("VkPushConstantRange", stageFlags=STAGE_COMPUTE, size=PUSH_BYTES)
         self.layout = vk.create("PipelineLayout", device, pushConstantRangeCount=1, pPushConstantRanges=push)
@@ -73,10 +74,23 @@ class Pipelines:
                 pName=ffi.new("char[]", b"main"),
                 pSpecializationInfo=_specialisation(constants),
             )
-            info = new("VkComputePipelineCreateInfo", stage=stage[0], layout=self.layout)
+            feedback = ffi.new("VkPipelineCreationFeedback[2]")  # of the pipeline, and of its one stage
+            told = new(
+                "VkPipelineCreationFeedbackCreateInfo",
+                pPipelineCreationFeedback=feedback,
+                pipelineStageCreationFeedbackCount=1,
+                pPipelineStageCreationFeedbacks=feedback + 1,
+            )
+            info = new(
+                "VkComputePipelineCreateInfo",
+                pNext=told if self.capabilities.api >= (1, 3) else ffi.NULL,
+                stage=stage[0],
+                layout=self.layout,
+            )
             pipeline = ffi.new("uint64_t *")
             self.vk.CreateComputePipelines(self.device, self._cache, 1, info, ffi.NULL, pipeline)
-            del stage  # alive until here: `info` holds a copy with its pointers
+            self.compiled += not feedback[0].flags & CACHE_HIT
+            del stage, told  # alive until here: `info` holds copies with their pointers
         except DeviceError as error:
             raise DeviceError(f"the driver refuses the shader {shader} {constants}: {error}") from error
         finally:

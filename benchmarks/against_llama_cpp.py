@@ -1,0 +1,114 @@
+"""Tandem against llama.cpp on this machine: same files, same threads, rounds in turn."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tandem
+from benchmarks import limits
+from benchmarks.measures import OPENING, PREFILL, PROMPT, STEPS, TARGETS, Comparison
+from benchmarks.report import met, table
+from benchmarks.workers import HERE
+from tests.packages import model_path
+
+
+def main() -> None:
+    options = parse()
+    say("measuring the machine's limits")
+    results: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "machine": machine(),
+        "limits": limits.measure(options.threads),
+        "settings": {
+            "threads": options.threads, "rounds": options.rounds, "prefill": PREFILL, "opening": OPENING,
+            "steps": STEPS, "prompt": PROMPT,
+        },
+        "versions": versions(options.peer),
+        "models": [],
+    }  # fmt: skip
+    for name in options.models:
+        say(f"{name}: fetching and loading")
+        comparison = Comparison(name, model_path(name), options.peer, options.threads, options.rounds)
+        rows = []
+        for row in comparison.rows():
+            rows.append(row)
+            say(f"{name}: {row['measure']}: {'met' if met(row) else 'missed'}")
+        results["peer_system"] = comparison.peer.info["system"]
+        results["models"].append(
+            {"name": name, "file": comparison.path.name, "tandem": comparison.ours.info,
+             "peer_flash_attention": comparison.flash, "rows": rows}
+        )  # fmt: skip
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(results, indent=1) + "\n")
+    say(f"wrote {options.output}")
+    print(table(results))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.against_llama_cpp", description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(TARGETS)} (all of them)")
+    parser.add_argument("--peer", default=str(HERE.parent / ".venv-peer" / "bin" / "python"), metavar="PYTHON",
+                        help="a Python with llama_cpp built for this CPU (make bench builds one)")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="that count, of each side (5)")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="of each side (2)")
+    parser.add_argument("--quick", action="store_true", help="one round of the smallest model")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="for the data (benchmarks/results/DATE.json)"
+    )
+    options = parser.parse_args()
+    unknown = set(options.models) - TARGETS.keys()
+    if unknown:
+        parser.error(f"there are no targets for {unknown.pop()}, only for {', '.join(TARGETS)}")
+    if options.quick:
+        options.rounds, options.models = 1, options.models or list(TARGETS)[:1]
+    options.models = options.models or list(TARGETS)
+    name = "quick" if options.quick else f"{datetime.now(UTC):%Y-%m-%d}"
+    options.output = options.output or HERE / "results" / f"{name}.json"
+    return options
+
+
+def machine() -> dict[str, Any]:
+    with open("/proc/cpuinfo") as lines:
+        cpu = dict(line.strip().replace("\t", "").split(": ", 1) for line in lines if ": " in line)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": cpu.get("model name", platform.processor()),
+        "flags": cpu.get("flags", ""),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(memory / 2**30),
+        "kernel": platform.release(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def versions(peer: str) -> dict[str, str]:
+    def output(*command: str) -> str:
+        return subprocess.run(command, capture_output=True, text=True, cwd=HERE).stdout.strip()
+
+    commit = output("git", "describe", "--always", "--dirty")
+    package = output(peer, "-c", "import importlib.metadata as m; print(m.version('llama-cpp-python'))")
+    return {
+        "tandem": f"Tandem {tandem.__version__} ({commit})",
+        "peer": f"llama.cpp of llama-cpp-python {package}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "compiler": output("cc", "--version").partition("\n")[0],
+    }
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What is measured of a model: prefill, decoding 1, 8 and 32 sequences, Python's share, the time to the first token."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Row, Work, seconds_row, share_row, speed_row
+from benchmarks.workers import DISTURBED, HERE, Measured, Pair, Worker, first_output
+
+TEXT = HERE.parent / "tests" / "models" / "text.txt"
+PROMPT = "Why is the sky blue?"
+PREFILL, OPENING = 512, 128  # tokens of the timed prompt, and of each prompt before timed decoding
+STEPS = {1: 64, 8: 16, 32: 8}  # sequences: steps a round
+MOST_TRIES = 3  # rounds run for each that counts, while others disturb them
+PYTHON_SHARE = 0.03  # of a decode step, at most
+
+# model: ratios to reach in prefill and in decoding 1, 8 and 32 sequences
+TARGETS = {
+    "smollm2": (3.0, 1.4, 2.5, 4.0),
+    "gemma-3-270m": (2.5, 1.2, 2.5, 2.5),
+    "qwen2.5-coder-1.5b": (1.5, 0.97, 1.5, 1.5),
+}
+
+Measure = Callable[[int], Measured]  # takes the number of the round
+
+
+def alternate(ours: Measure, peer: Measure, rounds: int) -> list[Pair]:
+    """Rounds of both in turn, a different one first each time, after one to warm up.
+
+    A round in which other processes took part of the machine is followed by one more, within a limit; the least
+    disturbed are kept, whatever they measured.
+    """
+    ours(0), peer(0)
+    taken: list[Pair] = []
+    while len(taken) < MOST_TRIES * rounds and sum(pair.others <= DISTURBED for pair in taken) < rounds:
+        i = len(taken) + 1
+        if i % 2:
+            taken.append(Pair(ours(i), peer(i)))
+        else:
+            theirs = peer(i)
+            taken.append(Pair(ours(i), theirs))
+    kept = sorted(range(len(taken)), key=lambda i: taken[i].others)[:rounds]
+    return [taken[i] for i in sorted(kept)]
+
+
+class Comparison:
+    """One model on both sides."""
+
+    def __init__(self, name: str, path: Path, peer_python: str, threads: int, rounds: int) -> None:
+        self.name, self.path, self.peer_python, self.threads, self.rounds = (
+            name,
+            path,
+            peer_python,
+            threads,
+            rounds,
+        )
+        self.flash: dict[str, bool] = {}  # measure: whether llama.cpp was faster with flash attention
+
+    def rows(self) -> Iterator[Row]:
+        self.path.read_bytes()  # into the page cache
+        room = (
+            -(-(OPENING + STEPS[1] * (MOST_TRIES * self.rounds + 1) + PREFILL) // 256) * 256
+        )  # tokens a sequence
+        with (
+            Worker(sys.executable, "worker_tandem.py", self.path, self.threads, room) as self.ours,
+            Worker(self.peer_python, "peer_llama_cpp.py", self.path, self.threads, room) as self.peer,
+        ):
+            self.ids: list[int] = self.peer.ask("tokenize", text=TEXT.read_text())["ids"]
+            for sequences, target in zip((0, *STEPS), TARGETS[self.name], strict=True):
+                yield from self._speed(sequences, target)
+        tandem = [
+            str(Path(sys.executable).with_name("tandem")),
+            "run",
+            str(self.path),
+            PROMPT,
+            "--max-tokens",
+            "1",
+        ]
+        tandem += ["--temperature", "0", "--threads", str(self.threads)]
+        worker = [sys.executable, str(HERE / "worker_tandem.py"), str(self.path), str(self.threads)]
+        peer = [self.peer_python, str(HERE / "peer_llama_cpp.py"), str(self.path), str(self.threads)]
+        yield self._first_token("first token, CLI", tandem, [*peer, "--first-token-of-chat", PROMPT])
+        yield self._first_token(
+            "first token, Python", [*worker, "--first-token", PROMPT], [*peer, "--first-token", PROMPT]
+        )
+
+    def _speed(self, sequences: int, target: float) -> Iterator[Row]:
+        """Prefill (of no open sequences) or decoding so many; with decoding, Python's share of our time."""
+        measure = {0: f"prefill {PREFILL}", 1: "decode"}.get(sequences, f"decode, batch {sequences}")
+        prompts = [self.ids[32 * i :][:OPENING] for i in range(sequences)]
+        steps = STEPS.get(sequences, 1)
+
+        def request(i: int) -> dict[str, Any]:
+            if sequences:
+                return {"do": "steps", "count": steps}
+            return {"do": "prefill", "tokens": self.ids[48 * i % (len(self.ids) - PREFILL) :][:PREFILL]}
+
+        self.flash[measure] = self._prefers_flash(prompts[:1], sequences, request)
+        self.ours.ask("open", prompts=prompts)
+        self.peer.ask("open", prompts=prompts, flash=self.flash[measure])
+        pairs = alternate(
+            lambda i: self.ours.measure(**request(i)), lambda i: self.peer.measure(**request(i)), self.rounds
+        )
+        self.ours.ask("close")
+        self.peer.ask("close")
+        yield speed_row(measure, Work(steps, sequences, PREFILL, self.ours.info), pairs, target)
+        if sequences:
+            shares = [1 - pair.ours.inside / pair.ours.seconds for pair in pairs]
+            yield share_row(f"Python's share of {measure}", shares, pairs, PYTHON_SHARE)
+
+    def _prefers_flash(
+        self, prompt: list[list[int]], sequences: int, request: Callable[[int], dict[str, Any]]
+    ) -> bool:
+        """Which of its two ways to compute attention is faster for llama.cpp here (copies of one prompt will do)."""
+        best = {}
+        for flash in (False, True):
+            self.peer.ask("open", prompts=prompt, sequences=sequences, flash=flash)
+            best[flash] = min(self.peer.measure(**request(i)).seconds for i in range(2))
+            self.peer.ask("close")
+        return best[True] <= best[False]
+
+    def _first_token(self, measure: str, ours: list[str], peer: list[str]) -> Row:
+        pairs = alternate(lambda i: first_output(ours), lambda i: first_output(peer), self.rounds)
+        return seconds_row(measure, pairs, target=1.0)

@@ -1,0 +1,159 @@
+"""Rows of results and their table; `python -m benchmarks.report FILE.json` prints the table of a file again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.workers import DISTURBED, Pair
+from tandem.bench.statistics import ratio_of_medians, summarise
+
+Row = dict[str, Any]
+COLUMNS = (
+    "model", "measure", "Tandem", "llama.cpp", "ratio (95%)", "target", "", "GB/s", "GOP/s", "of the limit"
+)  # fmt: skip
+OVER = 1.05  # a speed this far above the measured limits is a mistake in one of the two
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a round does: `steps` steps of `sequences` tokens, or without sequences one step of a prompt."""
+
+    steps: int
+    sequences: int
+    prompt: int
+    model: dict[str, Any]  # parameters and bytes, as worker_tandem.py tells
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.sequences or self.prompt
+
+    @property
+    def operations(self) -> float:
+        head_rows = self.steps * max(1, self.sequences)  # a prompt needs the logits of its last token only
+        body, head = self.model["body_parameters"], self.model["head_parameters"]
+        return float(2 * (self.tokens * body + head_rows * head))
+
+
+def speed_row(measure: str, work: Work, pairs: Sequence[Pair], target: float) -> Row:
+    ours = [work.tokens / pair.ours.seconds for pair in pairs]
+    peer = [work.tokens / pair.peer.seconds for pair in pairs]
+    row = _row(measure, "tok/s", pairs, target, ours, peer)
+    row["ratio"] = asdict(ratio_of_medians(ours, peer))
+    for side, step_bytes in (("ours", work.model["bytes"]), ("peer", work.model["file_bytes"])):
+        seconds = work.tokens / row[side]["median"]
+        row[side]["gb_per_s"] = step_bytes * work.steps / seconds / 1e9
+        row[side]["gop_per_s"] = work.operations / seconds / 1e9
+    return row
+
+
+def seconds_row(measure: str, pairs: Sequence[Pair], target: float) -> Row:
+    """The ratio says how many times sooner we are."""
+    ours, peer = [pair.ours.seconds for pair in pairs], [pair.peer.seconds for pair in pairs]
+    return _row(measure, "s", pairs, target, ours, peer) | {"ratio": asdict(ratio_of_medians(peer, ours))}
+
+
+def share_row(measure: str, shares: list[float], pairs: Sequence[Pair], most: float) -> Row:
+    return _row(measure, "share", pairs, most, shares)
+
+
+def _row(
+    measure: str,
+    unit: str,
+    pairs: Sequence[Pair],
+    target: float,
+    ours: list[float],
+    peer: list[float] | None = None,
+) -> Row:
+    row: Row = {"measure": measure, "unit": unit, "target": target, "others": [pair.others for pair in pairs]}
+    row["ours"] = asdict(summarise(ours)) | {"values": ours}
+    if peer:
+        row["peer"] = asdict(summarise(peer)) | {"values": peer}
+    return row
+
+
+def met(row: Row) -> bool:
+    if row["unit"] == "share":
+        return bool(row["ours"]["median"] < row["target"])
+    return bool(row["ratio"]["value"] >= row["target"])
+
+
+def of_limit(side: Row, limits: dict[str, float]) -> tuple[float, str]:
+    """The share of the nearer limit, and which one that is."""
+    shares = [(side["gb_per_s"] / limits["read_gb_per_s"], "memory")]
+    if limits["int8_gop_per_s"]:
+        shares.append((side["gop_per_s"] / limits["int8_gop_per_s"], "arithmetic"))
+    return max(shares)
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = [list(COLUMNS)]
+    for model in results["models"]:
+        lines += [[model["name"], *_cells(row, results["limits"])] for row in model["rows"]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+    lines.insert(1, ["-" * width for width in widths])
+    text = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
+    return "\n".join([*text, "", *_notes(results)])
+
+
+def _cells(row: Row, limits: dict[str, float]) -> list[str]:
+    verdict = "met" if met(row) else "missed"
+    if "ratio" not in row:
+        return [row["measure"], _figure(row, "ours"), "", "", f"< {row['target']:.0%}", verdict, "", "", ""]
+    ratio = "{value:.2f} ({low:.2f}-{high:.2f})".format(**row["ratio"])
+    cells = [
+        row["measure"],
+        _figure(row, "ours"),
+        _figure(row, "peer"),
+        ratio,
+        f">= {row['target']:g}",
+        verdict,
+    ]
+    if "gb_per_s" not in row["ours"]:
+        return [*cells, "", "", ""]
+    sides = row["ours"], row["peer"]
+    return [
+        *cells,
+        " / ".join(f"{side['gb_per_s']:.1f}" for side in sides),
+        " / ".join(f"{side['gop_per_s']:.0f}" for side in sides),
+        " / ".join("{:.0%} {}".format(*of_limit(side, limits)) for side in sides),
+    ]
+
+
+def _figure(row: Row, side: str) -> str:
+    form, unit = {"tok/s": (".1f", " tok/s"), "s": (".3f", " s"), "share": (".2%", "")}[row["unit"]]
+    middle, low, high, mad = (format(row[side][key], form) for key in ("median", "low", "high", "mad"))
+    return f"{middle}{unit} ±{mad} [{low}, {high}]"
+
+
+def _notes(results: dict[str, Any]) -> list[str]:
+    limits, machine, settings = results["limits"], results["machine"], results["settings"]
+    notes = [
+        f"Median ±MAD [min, max] of {settings['rounds']} rounds, {settings['threads']} threads each; ratio with "
+        "its bootstrap interval; a / b: Tandem / llama.cpp; GB/s counts weights only.",
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {results['date']}; limits measured: "
+        f"{limits['read_gb_per_s']:.1f} GB/s read, {limits['int8_gop_per_s']:.0f} GOP/s int8.",
+        f"{results['versions']['tandem']} against {results['versions']['peer']}: {results['peer_system']}",
+    ]
+    for model in results["models"]:
+        for row in model["rows"]:
+            where = f"{model['name']}, {row['measure']}"
+            if max(row["others"]) > DISTURBED:
+                notes.append(
+                    f"Careful: others took up to {max(row['others']):.0%} of the machine in a round of {where}."
+                )
+            if "gb_per_s" in row["ours"] and any(
+                of_limit(row[side], limits)[0] > OVER for side in ("ours", "peer")
+            ):
+                notes.append(
+                    f"Wrong: {where} is above what the machine can do: one of the two is mismeasured."
+                )
+    return notes
+
+
+if __name__ == "__main__":
+    print(table(json.loads(Path(sys.argv[1]).read_text())))

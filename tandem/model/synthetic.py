@@ -1,0 +1,116 @@
+"""Models of published shapes with random weights, made straight in device memory: for measuring, with no file.
+
+`gemma-3-27b:q4_0` has every matrix in q4_0 but the embedding, which is also the head and stays q6_k as in
+published files. Speed does not depend on what the weights are; the text such a model writes means nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tandem.devices.device import Device
+from tandem.errors import ModelNotFoundError
+from tandem.kernels.kernel import Array
+from tandem.kernels.matmul import random_panels
+from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.model.architectures import ARCHITECTURES
+from tandem.model.config import ModelConfig, Rope
+from tandem.model.model import Model
+from tandem.program.graph import Vector
+from tandem.program.weight_plan import WeightPlan
+
+PATTERN_BYTES = 16 << 20  # of random weights a layout; repeated over each matrix
+HEAD_LAYOUT = "q6_k"
+
+
+def _gemma3(
+    layers: int, dim: int, ffn: int, heads: int, kv_heads: int, head_dim: int, window: int
+) -> ModelConfig:
+    sliding = [(i + 1) % 6 != 0 for i in range(layers)]
+    return ModelConfig(
+        "gemma3", layers, dim, ffn, heads, kv_heads, head_dim, 262144, 131072, 1e-6,
+        (dim / heads if layers == 62 else head_dim) ** -0.5, (Rope(1e6, head_dim, 8.0), Rope(1e4, head_dim)),
+        tuple(map(int, sliding)), tuple(window if s else 0 for s in sliding), tied_head=True,
+    )  # fmt: skip
+
+
+def _llama(layers: int, dim: int, ffn: int, heads: int, kv_heads: int, vocab: int) -> ModelConfig:
+    head_dim = dim // heads
+    return ModelConfig(
+        "llama", layers, dim, ffn, heads, kv_heads, head_dim, vocab, 131072, 1e-5, head_dim**-0.5,
+        (Rope(500000.0, head_dim),), (0,) * layers, (0,) * layers, interleaved=True,
+    )  # fmt: skip
+
+
+SHAPES = {
+    "gemma-3-1b": _gemma3(26, 1152, 6912, 4, 1, 256, 512),
+    "gemma-3-4b": _gemma3(34, 2560, 10240, 8, 4, 256, 1024),
+    "gemma-3-12b": _gemma3(48, 3840, 15360, 16, 8, 256, 1024),
+    "gemma-3-27b": _gemma3(62, 5376, 21504, 32, 16, 128, 1024),
+    "llama-3-8b": _llama(32, 4096, 14336, 32, 8, 128256),
+}
+
+
+class SyntheticModel(Model):
+    """`name`: SHAPE or SHAPE:LAYOUT. `layers`: only the first so many, for tests."""
+
+    def __init__(self, name: str, layers: int | None = None) -> None:
+        shape, _, layout = name.partition(":")
+        layout = layout or "q4_0"
+        if shape not in SHAPES or layout not in LAYOUTS:
+            raise ModelNotFoundError(
+                f"no synthetic model {name!r}: use one of {', '.join(SHAPES)}, with :q4_0, :q4_k, :q8_0 or another layout"
+            )
+        full = SHAPES[shape]
+        count = layers or full.layers
+        self.config = ModelConfig(**{**vars(full), "layers": count, "layer_rope": full.layer_rope[:count],
+                                     "layer_window": full.layer_window[:count]})  # fmt: skip
+        self.architecture = ARCHITECTURES[self.config.architecture]
+        self.layout = layout
+
+    def layouts(self) -> dict[str, str]:
+        head = HEAD_LAYOUT if self.config.dim % LAYOUTS[HEAD_LAYOUT].span == 0 else "q8_0"
+        heads = ("token_embd.weight", "output.weight")
+        shapes = self.architecture.tensors(self.config)
+        return {
+            name: head if name in heads else self._layout(shape[1])
+            for name, shape in shapes.items()
+            if len(shape) == 2
+        }
+
+    def _layout(self, columns: int) -> str:
+        """As published files do: a format of 256 columns a block gives way where a row is no multiple of it."""
+        return self.layout if columns % LAYOUTS[self.layout].span == 0 else "q8_0"
+
+    @property
+    def nbytes(self) -> int:
+        shapes, layouts = self.architecture.tensors(self.config), self.layouts()
+        return sum(LAYOUTS[layout].matrix_bytes(*shapes[name]) for name, layout in layouts.items())
+
+    def load(self, plan: WeightPlan, device: Device, context: int) -> None:
+        rng, patterns, tables = np.random.default_rng(0), {}, self.tables(context)
+        for packed in plan.matrices.values():
+            layout, columns = packed.tensor.dtype, packed.parts[0].columns
+            if (layout, columns) not in patterns:
+                panels = max(1, PATTERN_BYTES // LAYOUTS[layout].matrix_bytes(LANES, columns))
+                patterns[layout, columns] = (
+                    random_panels(layout, panels * LANES, columns, rng).reshape(-1).view(np.uint8)
+                )
+            device.write(packed.tensor, _repeated(patterns[layout, columns], packed.tensor.nbytes))
+        for vector in plan.vectors.values():
+            values = [_vector(part, tables) for part in vector.parts]
+            padded = np.zeros(vector.tensor.nbytes // 4, np.float32)
+            flat = np.concatenate(values)
+            padded[: len(flat)] = flat
+            device.write(vector.tensor, padded.view(np.uint8))
+
+
+def _repeated(pattern: Array, nbytes: int) -> Array:
+    return np.tile(pattern, -(-nbytes // len(pattern)))[:nbytes]
+
+
+def _vector(part: Vector | int, tables: dict[str, Array]) -> Array:
+    """Norm weights of 1: activations stay of order 1 however deep the model is."""
+    if isinstance(part, int):
+        return np.zeros(part, np.float32)
+    return tables[part.name].ravel() if part.name in tables else np.ones(part.size, np.float32)

@@ -1,0 +1,145 @@
+"""A device that fails gives a typed error, gives everything back, and can be opened again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tandem.devices.vulkan.binding import DEVICE_LOST, OUT_OF_DEVICE_MEMORY, TIMEOUT, result_error
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError
+from tests.vulkan.test_device import quantise_program, start
+
+CREATED = {"AllocateMemory": "FreeMemory", "CreateBuffer": "DestroyBuffer", "CreateShaderModule": "DestroyShaderModule",
+           "CreateSemaphore": "DestroySemaphore", "CreateCommandPool": "DestroyCommandPool",
+           "CreatePipelineCache": "DestroyPipelineCache", "CreateDevice": "DestroyDevice",
+           "CreateInstance": "DestroyInstance", "CreateQueryPool": "DestroyQueryPool"}  # fmt: skip
+
+
+class Balance:
+    """How many of each kind of handle are alive."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from tandem.devices.vulkan.binding import Vulkan
+
+        self.alive: Counter[str] = Counter()
+        self.failing: dict[str, tuple[int, int]] = {}  # function -> (calls that succeed first, VkResult)
+        original = Vulkan.__getattr__
+        monkeypatch.setattr(
+            Vulkan, "__getattr__", lambda vk, name: self.watched(vk, name, original(vk, name))
+        )
+
+    def watched(self, vk: Any, name: str, function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            if name in self.failing:
+                left, code = self.failing[name]
+                self.failing[name] = left - 1, code
+                if left <= 0:
+                    if name == "WaitSemaphores":
+                        function(*args)  # lavapipe is not lost, and still works on it
+                    if code >= 0:
+                        return code
+                    raise result_error(f"vk{name}", code)
+            result = function(*args)
+            self.alive[name] += name in CREATED
+            for create, destroy in CREATED.items():
+                self.alive[create] -= destroy == name
+            return result
+
+        setattr(vk, name, call)
+        return call
+
+    def nothing_is_alive(self) -> bool:
+        return not any(self.alive.values())
+
+
+@pytest.fixture
+def balance(lavapipe: str, monkeypatch: pytest.MonkeyPatch) -> Balance:
+    return Balance(monkeypatch)
+
+
+def use(device: VulkanDevice) -> None:
+    program = quantise_program()
+    start(device, program)
+    recorded = device.record(program)
+    recorded.replay()
+    recorded.replay_timed()
+
+
+def test_a_good_run_gives_everything_back(lavapipe: str, balance: Balance) -> None:
+    device = VulkanDevice(lavapipe)
+    use(device)
+    device.close()
+    device.close()
+    assert balance.alive["CreateDevice"] == 0 and balance.nothing_is_alive()
+
+
+@pytest.mark.parametrize("function", ["QueueSubmit", "WaitSemaphores"])
+@pytest.mark.parametrize("calls", [0, 1, 2, 3])
+def test_a_lost_device(lavapipe: str, balance: Balance, function: str, calls: int) -> None:
+    device = VulkanDevice(lavapipe)
+    balance.failing[function] = calls, DEVICE_LOST
+    with pytest.raises(
+        DeviceLostError, match=f"the GPU stopped .vk{function} .*VK_ERROR_DEVICE_LOST.*load the model"
+    ):
+        for _ in range(5):
+            use(device)
+    device.close()
+    assert balance.nothing_is_alive()
+    balance.failing.clear()
+    again = VulkanDevice(lavapipe)
+    use(again)
+    again.close()
+
+
+def test_a_device_that_does_not_answer(lavapipe: str, balance: Balance) -> None:
+    device = VulkanDevice(lavapipe)
+    use(device)
+    balance.failing["WaitSemaphores"] = 0, TIMEOUT
+    with pytest.raises(DeviceLostError, match="has not answered for 900 s"):
+        use(device)
+    device.close()  # what it may still use stays with it
+    balance.failing.clear()
+    again = VulkanDevice(lavapipe)
+    use(again)
+    again.close()
+
+
+@pytest.mark.parametrize("calls", range(0, 8))
+def test_memory_that_runs_out(lavapipe: str, balance: Balance, calls: int) -> None:
+    balance.failing["AllocateMemory"] = calls, OUT_OF_DEVICE_MEMORY
+    device = None
+    with pytest.raises(DoesNotFitError, match=r"out of device memory .*use a smaller model, context or batch"):
+        device = VulkanDevice(lavapipe)
+        for _ in range(3):
+            use(device)
+    if device is not None:
+        balance.failing.clear()
+        use(device)
+        device.close()
+    assert balance.nothing_is_alive()
+
+
+def test_a_refused_pipeline(lavapipe: str, balance: Balance) -> None:
+    device = VulkanDevice(lavapipe)
+    balance.failing["CreateComputePipelines"] = 0, -13
+    with pytest.raises(DeviceError, match=r"refuses the shader quantise .*VK_ERROR_UNKNOWN"):
+        use(device)
+    device.close()
+    assert balance.nothing_is_alive()
+
+
+def test_a_failed_start(lavapipe: str, balance: Balance) -> None:
+    for function in (
+        "CreateDevice",
+        "CreateCommandPool",
+        "CreateSemaphore",
+        "CreatePipelineCache",
+        "MapMemory",
+    ):
+        balance.failing = {function: (0, -3)}
+        with pytest.raises(DeviceError, match=f"vk{function} failed with VK_ERROR_INITIALIZATION_FAILED"):
+            VulkanDevice(lavapipe)
+        assert balance.nothing_is_alive(), function
