@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 import tandem
-from benchmarks import limits
 from benchmarks.measures import OPENING, PREFILL, PROMPT, STEPS, TARGETS, Comparison
 from benchmarks.report import met, table
 from benchmarks.workers import HERE
@@ -24,11 +23,9 @@ from tests.packages import model_path
 
 def main() -> None:
     options = parse()
-    say("measuring the machine's limits")
     results: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "machine": machine(),
-        "limits": limits.measure(options.threads),
         "settings": {
             "threads": options.threads, "rounds": options.rounds, "prefill": PREFILL, "opening": OPENING,
             "steps": STEPS, "prompt": PROMPT,
@@ -45,9 +42,15 @@ def main() -> None:
             say(f"{name}: {row['measure']}: {'met' if met(row) else 'missed'}")
         results["peer_system"] = comparison.peer.info["system"]
         results["models"].append(
-            {"name": name, "file": comparison.path.name, "tandem": comparison.ours.info,
-             "peer_flash_attention": comparison.flash, "rows": rows}
-        )  # fmt: skip
+            {
+                "name": name,
+                "file": comparison.path.name,
+                "tandem": comparison.ours.info,
+                "limits": comparison.limits,
+                "peer_flash_attention": comparison.flash,
+                "rows": rows,
+            }
+        )
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(results, indent=1) + "\n")
     say(f"wrote {options.output}")

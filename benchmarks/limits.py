@@ -39,23 +39,28 @@ long multiply(long rounds) {
 #endif
 }
 """
-BUFFER = 256 << 20  # bytes a thread: several times the caches
 TURNS = 10_000_000
 
 
-def measure(threads: int, repeats: int = 5) -> dict[str, float]:
-    """{"read_gb_per_s", "int8_gop_per_s"}: the best of the repeats, over all threads together; 0: not known."""
+def measure(threads: int, nbytes: float, repeats: int = 7) -> dict[str, float]:
+    """{"read_gb_per_s", "int8_gop_per_s"}: the best of the repeats, over all threads together; 0: not known.
+
+    `nbytes` are read again and again, as a model's weights are: what stays in the caches between steps counts.
+    """
+    share = int(nbytes / threads) // 512 * 512
     with tempfile.TemporaryDirectory() as folder:
         library = _compile(Path(folder))
-        buffers = [np.ones(BUFFER + 64, np.uint8) for _ in range(threads)]
+        buffers = [np.ones(share + 64, np.uint8) for _ in range(threads)]
         starts = [-(-buffer.ctypes.data // 64) * 64 for buffer in buffers]
-        seconds = [
-            _together(threads, lambda i: library.read_all(starts[i], BUFFER // 64)) for _ in range(repeats)
+        passes = max(1, int(1e9 / nbytes))
+        reading = [
+            _together(threads, lambda i: [library.read_all(starts[i], share // 64) for _ in range(passes)])
+            for _ in range(repeats)
         ]
         operations = library.multiply(1) * TURNS * threads
         working = [_together(threads, lambda i: library.multiply(TURNS)) for _ in range(repeats)]
     return {
-        "read_gb_per_s": BUFFER * threads / min(seconds) / 1e9,
+        "read_gb_per_s": share * threads * passes / min(reading) / 1e9,
         "int8_gop_per_s": operations / min(working) / 1e9,
     }
 
@@ -82,4 +87,4 @@ def _together(threads: int, work: Callable[[int], object]) -> float:
 
 
 if __name__ == "__main__":
-    print(measure(threads=2))
+    print(measure(threads=2, nbytes=1e9))

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import limits
 from benchmarks.report import Row, Work, seconds_row, share_row, speed_row
 from benchmarks.workers import DISTURBED, HERE, Measured, Pair, Worker, first_output
 
 TEXT = HERE.parent / "tests" / "models" / "text.txt"
-PROMPT = "Why is the sky blue?"
+PROMPT = "The sky is blue because"
 PREFILL, OPENING = 512, 128  # tokens of the timed prompt, and of each prompt before timed decoding
 STEPS = {1: 64, 8: 16, 32: 8}  # sequences: steps a round
 MOST_TRIES = 3  # rounds run for each that counts, while others disturb them
@@ -68,6 +69,7 @@ class Comparison:
             Worker(sys.executable, "worker_tandem.py", self.path, self.threads, room) as self.ours,
             Worker(self.peer_python, "peer_llama_cpp.py", self.path, self.threads, room) as self.peer,
         ):
+            self.limits = limits.measure(self.threads, self.ours.info["bytes"])
             self.ids: list[int] = self.peer.ask("tokenize", text=TEXT.read_text())["ids"]
             for sequences, target in zip((0, *STEPS), TARGETS[self.name], strict=True):
                 yield from self._speed(sequences, target)
@@ -79,7 +81,7 @@ class Comparison:
             "--max-tokens",
             "1",
         ]
-        tandem += ["--temperature", "0", "--threads", str(self.threads)]
+        tandem += ["--temperature", "0", "--device", "cpu", "--threads", str(self.threads)]
         worker = [sys.executable, str(HERE / "worker_tandem.py"), str(self.path), str(self.threads)]
         peer = [self.peer_python, str(HERE / "peer_llama_cpp.py"), str(self.path), str(self.threads)]
         yield self._first_token("first token, CLI", tandem, [*peer, "--first-token-of-chat", PROMPT])

@@ -70,7 +70,7 @@ class Side:
             launch for launch in self.engine.program.launches if launch.kernel.name.startswith("matmul")
         ]
         return {
-            "isa": self.llm.device.isa,
+            "device": self.llm.device.describe(),
             "body_parameters": sum(math.prod(tensor.shape) for tensor in matrices.values()),
             "head_parameters": math.prod(head.shape),
             "file_bytes": sum(tensor.nbytes for tensor in [*matrices.values(), head]),
@@ -93,11 +93,11 @@ def serve(side: Side) -> None:
 
 def main(path: str, threads: str, room: str, *prompt: str) -> None:
     if prompt:
-        with LLM(path, threads=int(threads)) as llm:
+        with LLM(path, device="cpu", threads=int(threads)) as llm:
             for token in llm.stream(prompt[0], max_tokens=1):
                 print(token.text, end="", flush=True)
     else:
-        serve(Side(LLM(path, threads=int(threads), context=int(room), batch=MOST_SEQUENCES)))
+        serve(Side(LLM(path, device="cpu", threads=int(threads), context=int(room), batch=MOST_SEQUENCES)))
 
 
 if __name__ == "__main__":
