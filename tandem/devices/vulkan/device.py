@@ -17,6 +17,7 @@ from tandem.devices.vulkan.capabilities import (
     choose,
     read_capabilities,
 )
+from tandem.devices.vulkan.grids import SCRATCH_BYTES
 from tandem.devices.vulkan.memory import (
     HOST_CACHED,
     HOST_READS,
@@ -103,11 +104,14 @@ class VulkanDevice:
         self.arenas: dict[str, Arena] = {}
         self.placed: list[Placed] = []  # of the Program: what lies where
         self._memory = closing.enter_context(ExitStack())
-        runs = [Run("staging", 0, STAGING_BYTES, HOST_READS)] * 2
-        blocks = [
+        runs = [Run("staging", 0, STAGING_BYTES, HOST_READS)] * 2 + [Run("scratch", 0, SCRATCH_BYTES)]
+        *blocks, self.scratch = [
             self._block(placed, closing) for placed in plan(runs, capabilities, self._heaps_free(), None)
         ]
         self._staging = Staging(self.queue, blocks)
+        with self.queue.once() as commands:
+            vk.CmdFillBuffer(commands, self.scratch.buffer, 0, 2**64 - 1, 0)
+            self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)
         self._repacker = Repacker(read_settings().threads)
         closing.callback(self._repacker.close)
         self._open = True

@@ -24,7 +24,15 @@ class Dispatch:
         int, ...
     ] = ()  # specialisation constants 0, 1, ...; absent ones keep the shader's default
     subgroup: int = 0  # invocations; 0: the driver's choice
+    scratch: bool = False  # uses the device's scratch memory: not beside another launch that does
 
+
+# Memory in which the workgroups of a launch meet. It begins with counters, which are 0 between launches.
+SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
+ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # to fill a device; software is filled by any
+MOST_SPLITS = 64  # of the keys of a query
+
+NORM_COLUMNS = 32  # that a thread of the norm holds
 
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
 
@@ -36,9 +44,14 @@ def quantise(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch
 
 
 def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
-    """A workgroup a row; the larger the fewer rows there are to hide its latency."""
+    """A workgroup a row: the larger the fewer rows there are to hide its latency, and wide enough to hold it."""
     rows = counts["rows" if scalars["use_rows"] else "tokens"]
-    return Dispatch(rows, constants=(256 if rows > 64 else min(1024, device.workgroup_invocations),))
+    dim, most = int(scalars["dim"]), device.workgroup_invocations
+    threads = min(1024 if rows <= 64 else 256, most)
+    while threads * NORM_COLUMNS < dim and threads < most:
+        threads *= 2
+    strides = (dim, *(int(scalars[f"{name}_stride"]) for name in ("x", "add", "out")))
+    return Dispatch(rows, constants=(threads, int(all(n % 4 == 0 for n in strides))))
 
 
 def glu(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
@@ -56,28 +69,32 @@ def rope(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
 
 
 def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
-    """A workgroup some queries of a work item, of one KV head."""
-    group, dim = int(scalars["q_heads"] // scalars["kv_heads"]), int(scalars["head_dim"])
-    most = 8 if dim <= 256 else 4  # shared memory
-    queries = most if counts["tokens"] > counts["work"] else min(most, 1 << (group - 1).bit_length())
-    slots = -(-16 * group // queries) if counts["tokens"] > counts["work"] else -(-group // queries)
-    constants = (queries, dim, int(scalars["kv_f32"]), slots)
-    return Dispatch(int(scalars["kv_heads"]), counts["work"], slots, constants=constants)
+    """A workgroup some queries of a work item and a KV head; of few items, each with a part of the keys."""
+    kv_heads, dim, items = int(scalars["kv_heads"]), int(scalars["head_dim"]), counts["work"]
+    group, one_row = int(scalars["q_heads"]) // kv_heads, counts["tokens"] <= items
+    queries = min(8 if dim <= 256 else 4, 1 << (group * (1 if one_row else 16) - 1).bit_length())
+    tiles = -(-group * (1 if one_row else 16) // queries)
+    room = (SCRATCH_BYTES - 4 * COUNTERS) // (4 * queries * (dim + 4))
+    slots = min(max(tiles, ENOUGH_WORKGROUPS.get(device.kind, 8) // max(kv_heads * items, 1), 2), MOST_SPLITS)
+    slots = max(1, min(slots, min(room, COUNTERS) // max(kv_heads * items, 1)))
+    return Dispatch(kv_heads, items, slots, constants=(queries, dim, int(scalars["kv_f32"])), scratch=True)
 
 
-FEW_TOKENS = 8  # up to here integer dot products are faster than matrix units
+FEW_TOKENS = 4  # up to here integer dot products are faster than matrix units
 
 
 def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """Few tokens: a workgroup a panel of 16 rows; with GLU one for the four panels that make 32 outputs."""
     layout = LAYOUT_NAMES[int(scalars["format"])]
     tokens = counts["rows" if scalars["count"] else "tokens"]
-    panels = -(-int(scalars["rows"]) // LANES)
-    if tokens > FEW_TOKENS and LAYOUTS[layout].quantised and has_matrix_units(device):
+    panels, glu = -(-int(scalars["rows"]) // LANES), bool(scalars["epilogue"])
+    groups = panels // 4 if glu else panels
+    if not LAYOUTS[layout].quantised:
+        return Dispatch(groups, constants=(128,))
+    if tokens > FEW_TOKENS and has_matrix_units(device):
         return _matmul_matrix(f"matmul_{layout}", panels, tokens)
-    if scalars["epilogue"]:
-        return Dispatch(panels // 4, constants=(256,))
-    return Dispatch(panels, constants=(128,))
+    together = 1 if tokens == 1 else 4 if tokens <= 4 else 8
+    return Dispatch(groups, shader=f"matmul_{layout}_t{together}", constants=(256 if glu or panels < 1024 else 128,))
 
 
 def _matmul_matrix(kernel: str, panels: int, tokens: int) -> Dispatch:

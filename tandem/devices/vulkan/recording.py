@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tandem.devices.vulkan.device import VulkanDevice
 
 STEP_BUFFER = 7  # the last address of every launch is that of StepInputs
+SCRATCH_BUFFER = 6  # and the one before it that of scratch memory, if the kernel does not bind it
 SEGMENT_SECONDS = 0.2  # of a submission at most, by estimate: drivers reset a GPU that seems to hang
 # Bytes and operations a second that any device of its kind reaches.
 RATES = {"discrete": (200e9, 4e12), "integrated": (40e9, 0.8e12)}
@@ -37,6 +38,8 @@ def push_constants(launch: Launch, device: VulkanDevice) -> bytes:
     for i, buffer in enumerate(launch.kernel.buffers):
         tensor = launch.buffers[buffer.name]
         addresses[i] = 0 if tensor is None else device.address(tensor)
+    if len(launch.kernel.buffers) <= SCRATCH_BUFFER:
+        addresses[SCRATCH_BUFFER] = device.scratch.address
     addresses[STEP_BUFFER] = device.arenas["step"].address(0)
     scalars = [
         struct.pack(
@@ -142,7 +145,7 @@ class Recording:
     def _launch(self, commands: Any, i: int, counts: Counts, barrier: bool) -> None:
         device, launch = self.device, self.program.launches[i]
         dispatch = self._dispatch(launch, counts)
-        if barrier:  # also before a launch with nothing to do: those that follow rely on it
+        if barrier or dispatch.scratch:  # also before a launch with nothing to do: those that follow rely on it
             device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
         if min(dispatch.x, dispatch.y, dispatch.z) == 0:
             return
