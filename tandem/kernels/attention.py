@@ -170,6 +170,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
     yield make_case(rng, "softcap, window, float32", (4, 2, 32), [(100, 9)], window=50, softcap=5.0, kv_f32=1)
     for position in (62, 511, 512, 1023, 1300):
         yield make_case(rng, f"context {position}", (4, 1, 64), [(position, 3)], kv_f32=position % 2)
+    yield make_case(rng, "context 8190", (2, 1, 32), [(8190, 2)], kv_f32=1)
     yield make_case(rng, "window over splits", (2, 1, 32), [(1290, 16)], window=700)
     yield make_case(rng, "chunk of a prompt", (9, 3, 64), [(450, 100)], out_q8=1)
     yield make_case(rng, "more queries than are taken together", (16, 2, 16), [(3, 20), (0, 16)], most=20)

@@ -70,14 +70,16 @@ def rope(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
 
 def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """A workgroup some queries of a work item and a KV head; of few items, each with a part of the keys."""
-    kv_heads, dim, items = int(scalars["kv_heads"]), int(scalars["head_dim"]), counts["work"]
-    group, one_row = int(scalars["q_heads"]) // kv_heads, counts["tokens"] <= items
-    queries = min(8 if dim <= 256 else 4, 1 << (group * (1 if one_row else 16) - 1).bit_length())
-    tiles = -(-group * (1 if one_row else 16) // queries)
+    kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
+    rows = 1 if counts["tokens"] <= counts["work"] else 16  # of an item, at most
+    together, pairs = rows * int(scalars["q_heads"]) // kv_heads, max(1, kv_heads * counts["work"])
+    queries = min(8 if dim <= 256 else 4, 1 << (together - 1).bit_length())
+    slots = max(-(-together // queries), ENOUGH_WORKGROUPS.get(device.kind, 8) // pairs, 2)
     room = (SCRATCH_BYTES - 4 * COUNTERS) // (4 * queries * (dim + 4))
-    slots = min(max(tiles, ENOUGH_WORKGROUPS.get(device.kind, 8) // max(kv_heads * items, 1), 2), MOST_SPLITS)
-    slots = max(1, min(slots, min(room, COUNTERS) // max(kv_heads * items, 1)))
-    return Dispatch(kv_heads, items, slots, constants=(queries, dim, int(scalars["kv_f32"])), scratch=True)
+    slots = max(1, min(slots, MOST_SPLITS, min(room, COUNTERS) // pairs))
+    batch = 2 if device.kind == "software" else 8  # longer code takes long to compile there
+    constants = (queries, dim, int(scalars["kv_f32"]), batch)
+    return Dispatch(kv_heads, counts["work"], slots, constants=constants, scratch=True)
 
 
 FEW_TOKENS = 4  # up to here integer dot products are faster than matrix units

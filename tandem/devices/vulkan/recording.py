@@ -145,7 +145,8 @@ class Recording:
     def _launch(self, commands: Any, i: int, counts: Counts, barrier: bool) -> None:
         device, launch = self.device, self.program.launches[i]
         dispatch = self._dispatch(launch, counts)
-        if barrier or dispatch.scratch:  # also before a launch with nothing to do: those that follow rely on it
+        # Also before a launch with nothing to do: those that follow rely on it.
+        if barrier or dispatch.scratch:
             device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
         if min(dispatch.x, dispatch.y, dispatch.z) == 0:
             return
