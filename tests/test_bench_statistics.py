@@ -1,10 +1,12 @@
-"""The statistics that benchmarks rest on."""
+"""The statistics that benchmarks rest on, and how their rounds are chosen."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from benchmarks.measures import MOST_TRIES, alternate
+from benchmarks.workers import Measured
 from tandem.bench.statistics import ratio_of_medians, summarise
 
 pytestmark = pytest.mark.fast
@@ -49,3 +51,30 @@ def test_rounds_must_pair() -> None:
         ratio_of_medians([1.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="no rounds"):
         summarise([])
+
+
+def rounds(disturbed: set[int], count: int) -> tuple[list[str], list[float]]:
+    """The order of measurements, and the rounds kept, where others disturb some of the peer's."""
+    order: list[str] = []
+
+    def side(name: str, i: int) -> Measured:
+        order.append(name)
+        return Measured(
+            seconds=float(i), others=0.5 if name == "peer" and i in disturbed else 0.0, inside=0.0
+        )
+
+    pairs = alternate(lambda i: side("ours", i), lambda i: side("peer", i), count)
+    assert all(pair.ours.seconds == pair.peer.seconds for pair in pairs), "a pair is of one round"
+    return order, [pair.ours.seconds for pair in pairs]
+
+
+def test_rounds_alternate_after_a_warm_up() -> None:
+    order, kept = rounds(set(), 3)
+    assert order == ["ours", "peer"] + ["ours", "peer"] + ["peer", "ours"] + ["ours", "peer"]
+    assert kept == [1, 2, 3]
+
+
+def test_disturbed_rounds_are_replaced_but_not_for_ever() -> None:
+    assert rounds({1, 3}, 3)[1] == [2, 4, 5]
+    order, kept = rounds(set(range(100)), 3)
+    assert len(kept) == 3 and len(order) == 2 * (1 + 3 * MOST_TRIES)
