@@ -110,9 +110,13 @@ def refresh(names: list[str] | None = None) -> list[str]:
 
 
 def _refresh(names: list[str]) -> list[str]:
-    compiled = compile_modules(names, SPIRV)
+    before = {name: source_sum(name) for name in names}  # a source saved meanwhile stays stale
+    compiled = compile_modules(names, COMPILER / "new")
+    SPIRV.mkdir(exist_ok=True)
+    for point in (point for points in compiled.values() for point in points):
+        (COMPILER / "new" / f"{point}.spv").replace(SPIRV / f"{point}.spv")  # whole: a test may be reading it
     sums = {m: entry for m, entry in known_sums().items() if m in modules()}
-    sums |= {m: {"sources": source_sum(m), "entry_points": sorted(points)} for m, points in compiled.items()}
+    sums |= {m: {"sources": before[m], "entry_points": sorted(points)} for m, points in compiled.items()}
     SUMS.write_text(json.dumps(sums, indent=1, sort_keys=True) + "\n")
     kept = {str(point) for entry in sums.values() for point in list(entry["entry_points"])}  # type: ignore[call-overload]
     for path in SPIRV.glob("*.spv"):
