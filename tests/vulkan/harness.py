@@ -1,11 +1,13 @@
 """Runs a Slang kernel on one of its cases and compares it with its NumPy reference.
 
 `python -m tests.vulkan.harness KERNEL [DEVICE]` compiles the kernel's shader if it is stale, checks every case and
-prints its time on the device (lavapipe unless another is named); KERNEL may be a prefix, such as `matmul_`.
+prints its time on the device (lavapipe unless another is named, here or in TANDEM_TEST_DEVICE); KERNEL may be a
+prefix, such as `matmul_`.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import zlib
@@ -23,7 +25,7 @@ from tandem.kernels.layouts import Q8_BLOCK
 from tandem.program.program import Launch, Program, Tensor
 from tests.ops.harness import INPUT_GUARD, OUTPUT_GUARD, assert_array_matches
 
-DEVICE = "vulkan:lavapipe"
+DEVICE = os.environ.get("TANDEM_TEST_DEVICE", "vulkan:lavapipe")
 ARENA = "activations"
 ARENA_BYTES = 256 << 20
 GUARD = 256

@@ -98,7 +98,7 @@ def test_a_device_that_does_not_answer(lavapipe: str, balance: Balance) -> None:
     device = VulkanDevice(lavapipe)
     use(device)
     balance.failing["WaitSemaphores"] = 0, TIMEOUT
-    with pytest.raises(DeviceLostError, match="has not answered for 900 s"):
+    with pytest.raises(DeviceLostError, match=r"has not answered for \d+ s"):
         use(device)
     device.close()  # what it may still use stays with it
     balance.failing.clear()
@@ -111,7 +111,9 @@ def test_a_device_that_does_not_answer(lavapipe: str, balance: Balance) -> None:
 def test_memory_that_runs_out(lavapipe: str, balance: Balance, calls: int) -> None:
     balance.failing["AllocateMemory"] = calls, OUT_OF_DEVICE_MEMORY
     device = None
-    with pytest.raises(DoesNotFitError, match=r"out of device memory .*use a smaller model, context or batch"):
+    with pytest.raises(
+        DoesNotFitError, match=r"out of device memory .*use a smaller model, context or batch"
+    ):
         device = VulkanDevice(lavapipe)
         for _ in range(3):
             use(device)

@@ -67,6 +67,26 @@ def devices() -> list[Capabilities]:
         return [capabilities for _, capabilities in list_devices(vk, create_instance(vk, closing))]
 
 
+def create_device(vk: Vulkan, physical: Any, device: Capabilities, closing: ExitStack) -> Any:
+    """A logical device with all features of `device` switched on."""
+    known = available_features(device.api, set(device.extensions))
+    structs = [
+        new(struct, **{name: int(name in device.features) for name in fields}) for struct, _, fields in known
+    ]
+    features = new("VkPhysicalDeviceFeatures2", pNext=chain(structs))
+    features.features.shaderInt64 = "shaderInt64" in device.features
+    features.features.shaderInt16 = "shaderInt16" in device.features
+    queue = new("VkDeviceQueueCreateInfo", queueFamilyIndex=device.queue_family, queueCount=1,
+                pQueuePriorities=ffi.new("float[]", [1.0]))  # fmt: skip
+    info = new("VkDeviceCreateInfo", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue,
+               enabledExtensionCount=len(device.extensions),
+               ppEnabledExtensionNames=strings(device.extensions))  # fmt: skip
+    handle = ffi.new("void **")
+    vk.CreateDevice(physical, info, ffi.NULL, handle)
+    closing.callback(vk.DestroyDevice, handle[0], ffi.NULL)
+    return handle[0]
+
+
 def scatter(first: int, count: int, run: int, period: int) -> Iterator[tuple[int, int, int]]:
     """Where panels [first, first + count) of a matrix go: (panel of these, place, how many in a row)."""
     at = first
@@ -96,8 +116,7 @@ class VulkanDevice:
         capabilities = self.capabilities = choose([c for _, c in found], wanted)
         self._physical = found[capabilities.index][0]
         self.name, self.gpu_memory = f"vulkan:{capabilities.index} {capabilities.name}", gpu_memory
-        self.handle = self._create_device()
-        closing.callback(vk.DestroyDevice, self.handle, ffi.NULL)
+        self.handle = create_device(vk, self._physical, capabilities, closing)
         timeout = SOFTWARE_TIMEOUT if capabilities.kind == "software" else TIMEOUT
         self.queue = Queue(vk, self.handle, capabilities.queue_family, timeout, closing)
         self.pipelines = Pipelines(vk, self.handle, capabilities, cache, closing)
@@ -115,25 +134,6 @@ class VulkanDevice:
         self._repacker = Repacker(read_settings().threads)
         closing.callback(self._repacker.close)
         self._open = True
-
-    def _create_device(self) -> Any:
-        device = self.capabilities
-        known = available_features(device.api, set(device.extensions))
-        structs = [
-            new(struct, **{name: int(name in device.features) for name in fields})
-            for struct, _, fields in known
-        ]
-        features = new("VkPhysicalDeviceFeatures2", pNext=chain(structs))
-        features.features.shaderInt64 = "shaderInt64" in device.features
-        features.features.shaderInt16 = "shaderInt16" in device.features
-        queue = new("VkDeviceQueueCreateInfo", queueFamilyIndex=device.queue_family, queueCount=1,
-                    pQueuePriorities=ffi.new("float[]", [1.0]))  # fmt: skip
-        info = new("VkDeviceCreateInfo", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue,
-                   enabledExtensionCount=len(device.extensions),
-                   ppEnabledExtensionNames=strings(device.extensions))  # fmt: skip
-        handle = ffi.new("void **")
-        self.vk.CreateDevice(self._physical, info, ffi.NULL, handle)
-        return handle[0]
 
     def describe(self) -> str:
         return self.capabilities.describe()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from array import array
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,28 @@ SPIRV = Path(__file__).with_name("spirv")
 STAGE_COMPUTE = 0x20
 FULL_SUBGROUPS = 2  # stage flag
 CACHE_HIT = 2  # feedback flag
+OP_CAPABILITY = 17
+NEEDS = {  # SPIR-V capability -> the device feature it takes
+    9: "shaderFloat16",
+    22: "shaderInt16",
+    39: "shaderInt8",
+    4433: "storageBuffer16BitAccess",
+    4448: "storageBuffer8BitAccess",
+    5345: "vulkanMemoryModel",
+    6018: "shaderIntegerDotProduct",
+    6019: "shaderIntegerDotProduct",
+    6022: "cooperativeMatrix",
+}
+
+
+def needed_features(code: bytes) -> set[str]:
+    """The optional features that a shader declares; a driver may crash on one it does not have."""
+    words = array("I", code)
+    found, at = set(), 5
+    while at < len(words) and words[at] & 0xFFFF == OP_CAPABILITY:
+        found.add(NEEDS.get(words[at + 1], ""))
+        at += words[at] >> 16
+    return found - {""}
 
 
 @cache
@@ -59,6 +82,11 @@ class Pipelines:
         if not path.exists():
             raise DeviceError(f"the shader {shader} is not built: run `make shaders` in the source tree")
         code = path.read_bytes()
+        lacking = needed_features(code) - self.capabilities.features
+        if lacking:
+            raise DeviceError(
+                f"{self.capabilities.name} lacks {lacking.pop()} for {shader}: update its driver"
+            )
         words = ffi.new("uint32_t[]", len(code) // 4)
         ffi.memmove(words, code, len(code))
         module = self.vk.create("ShaderModule", self.device, codeSize=len(code), pCode=words)

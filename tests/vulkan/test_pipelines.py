@@ -1,0 +1,22 @@
+"""Shaders ask only for what a device has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.pipelines import SPIRV, needed_features
+from tandem.errors import DeviceError
+
+
+def test_a_shader_that_needs_a_feature_the_device_lacks(lavapipe: str) -> None:
+    device = VulkanDevice(lavapipe)
+    needy = next(path for path in sorted(SPIRV.glob("matmul_q*.spv")) if needed_features(path.read_bytes()))
+    device.pipelines.capabilities = replace(device.capabilities, features=frozenset())
+    with pytest.raises(DeviceError, match=f"lacks .* for {needy.stem}: update its driver"):
+        device.pipelines.get(needy.stem)
+    with pytest.raises(DeviceError, match="the shader nothing is not built: run `make shaders`"):
+        device.pipelines.get("nothing")
+    device.close()
