@@ -25,6 +25,7 @@ class Dispatch:
     ] = ()  # specialisation constants 0, 1, ...; absent ones keep the shader's default
     subgroup: int = 0  # invocations; 0: the driver's choice
     scratch: bool = False  # uses the device's scratch memory: not beside another launch that does
+    before: Dispatch | None = None  # runs first, with the same arguments; this one waits for it
 
 
 # Memory in which the workgroups of a launch meet. It begins with counters, which are 0 between launches.
@@ -82,7 +83,7 @@ def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatc
     return Dispatch(kv_heads, counts["work"], slots, constants=constants, scratch=True)
 
 
-FEW_TOKENS = 4  # up to here integer dot products are faster than matrix units
+FEW_TOKENS = 8  # up to here integer dot products are faster than matrix units
 
 
 def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
@@ -93,18 +94,29 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     groups = panels // 4 if glu else panels
     if not LAYOUTS[layout].quantised:
         return Dispatch(groups, constants=(128,))
-    if tokens > FEW_TOKENS and has_matrix_units(device):
-        return _matmul_matrix(f"matmul_{layout}", panels, tokens)
+    fits = 2 * (tokens + 127) * (int(scalars["columns"]) + 63) < SCRATCH_BYTES - 4 * COUNTERS
+    if tokens > FEW_TOKENS and fits and has_matrix_units(device):
+        return _matmul_matrix(f"matmul_{layout}", scalars, panels, tokens)
     together = 1 if tokens == 1 else 4 if tokens <= 4 else 8
-    return Dispatch(groups, shader=f"matmul_{layout}_t{together}", constants=(256 if glu or panels < 1024 else 128,))
+    return Dispatch(
+        groups, shader=f"matmul_{layout}_t{together}", constants=(256 if glu or panels < 1024 else 128,)
+    )
 
 
-def _matmul_matrix(kernel: str, panels: int, tokens: int) -> Dispatch:
-    """On matrix units: 64 rows and up to 64 tokens a workgroup, or 128 rows and 128 tokens."""
-    if tokens <= 64:
-        tiles = 1 if tokens <= 16 else 2 if tokens <= 32 else 4
-        return Dispatch(-(-panels // 4), shader=f"{kernel}_{tiles}", subgroup=32)
-    return Dispatch(-(-panels // 8), -(-tokens // 128), shader=f"{kernel}_many", subgroup=32)
+def _matmul_matrix(kernel: str, scalars: Scalars, panels: int, tokens: int) -> Dispatch:
+    """On matrix units: 32 or 64 rows of up to 64 tokens a workgroup, or 128 rows of 128 tokens."""
+    columns = -(-int(scalars["columns"]) // 64) * 64
+    tiles = 1 if tokens <= 16 else 2 if tokens <= 32 else 4
+    many = tokens > 64 or (tiles == 4 and scalars["epilogue"])
+    covered = -(-tokens // 128) * 128 if many else 16 * tiles
+    expand = Dispatch(-(-columns // (4 * 128)), covered, shader="matmul_expand")
+    if many:
+        return Dispatch(
+            -(-panels // 8), covered // 128, shader=f"{kernel}_many", subgroup=32, scratch=True, before=expand
+        )
+    height = 4 if scalars["epilogue"] else 2
+    name = f"{kernel}_p{height}n{tiles}"
+    return Dispatch(-(-panels // height), shader=name, subgroup=32, scratch=True, before=expand)
 
 
 def has_matrix_units(device: Capabilities) -> bool:

@@ -150,15 +150,19 @@ class Recording:
             device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
         if min(dispatch.x, dispatch.y, dispatch.z) == 0:
             return
-        pipeline = device.pipelines.get(
-            dispatch.shader or launch.kernel.name, dispatch.constants, dispatch.subgroup
-        )
-        vk = device.vk
-        vk.CmdBindPipeline(commands, 1, pipeline)
-        vk.CmdPushConstants(
+        if dispatch.before:
+            self._record(commands, i, dispatch.before)
+            device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
+        self._record(commands, i, dispatch)
+
+    def _record(self, commands: Any, i: int, dispatch: Dispatch) -> None:
+        device, name = self.device, dispatch.shader or self.program.launches[i].kernel.name
+        pipeline = device.pipelines.get(name, dispatch.constants, dispatch.subgroup)
+        device.vk.CmdBindPipeline(commands, 1, pipeline)
+        device.vk.CmdPushConstants(
             commands, device.pipelines.layout, STAGE_COMPUTE, 0, PUSH_BYTES, self._constants[i]
         )
-        vk.CmdDispatch(commands, dispatch.x, dispatch.y, dispatch.z)
+        device.vk.CmdDispatch(commands, dispatch.x, dispatch.y, dispatch.z)
 
     def _dispatch(self, launch: Launch, counts: Counts) -> Dispatch:
         grid = GRIDS.get(launch.kernel.name)
