@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from tandem.model.catalogue import SHORT_NAMES
 
-MODEL_HELP = "a .gguf file, a short name such as smollm2 or gemma-3-27b, or hf.co/user/repo:QUANT"
+NAME_HELP = "a short name such as smollm2 or gemma-3-27b, or hf.co/user/repo:QUANT"
+MODEL_HELP = f"a .gguf file, {NAME_HELP}"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -20,10 +22,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands)
 
-    pull = _add(commands, "pull", "models", "fetch a model into the cache")
+    pull = _add(commands, "pull", "models", "fetch a model into the cache", model=NAME_HELP)
     pull.epilog = "Short names: " + ", ".join(SHORT_NAMES) + "."
-    _add(commands, "list", "models", "show the models in the cache", model=False)
-    remove = _add(commands, "rm", "models", "delete a model from the cache")
+    _add(commands, "list", "models", "show the models in the cache", model=None)
+    remove = _add(
+        commands, "rm", "models", "delete a model from the cache", model="its name in `tandem list`"
+    )
     remove.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
     inspect = _add(
@@ -39,18 +43,27 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     perplexity.add_argument("--chunks", type=_positive, metavar="N", help="stop after so many")
     _add_device(perplexity, context=False)
-    return parser.parse_args(arguments)
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help(sys.stderr)
+        parser.exit(2)
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        hint = (
+            ": put the prompt in quotes" if options.command == "run" and not rest[0].startswith("-") else ""
+        )
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+    return options
 
 
 def _add(
-    commands: Any, name: str, module: str, summary: str, *, model: bool = True
+    commands: Any, name: str, module: str, summary: str, *, model: str | None = MODEL_HELP
 ) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=summary.capitalize() + "."
     )
     command.set_defaults(module=module)
     if model:
-        command.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+        command.add_argument("model", metavar="MODEL", help=model)
     command.add_argument("--json", action="store_true", help="print data as JSON")
     return command
 
@@ -71,7 +84,9 @@ def _add_run(commands: Any) -> None:
         "--stop", action="append", metavar="TEXT", help="stop before this text (may be repeated)"
     )
     sampling = run.add_argument_group("sampling")
-    sampling.add_argument("-t", "--temperature", type=float, metavar="X", help="0 takes the likeliest token")
+    sampling.add_argument(
+        "-t", "--temperature", type=float, metavar="X", help="0 takes the likeliest token (0)"
+    )
     sampling.add_argument("--top-k", type=int, metavar="N", help="choose among the N likeliest tokens")
     sampling.add_argument(
         "--top-p", type=float, metavar="P", help="choose among the likeliest that make up P"
@@ -96,12 +111,12 @@ def _add_device(command: argparse.ArgumentParser, *, context: bool = True) -> No
     device = command.add_argument_group("device")
     if context:
         device.add_argument(
-            "-c", "--context", type=_positive, metavar="N", help="tokens of prompt and answer together"
+            "-c", "--context", type=_positive, metavar="N", help="tokens of prompt and answer together (4096)"
         )
-    device.add_argument("--threads", type=_positive, metavar="N", help="of the CPU")
+    device.add_argument("--threads", type=_positive, metavar="N", help="of the CPU (one a core)")
     device.add_argument(
         "--device", type=_device, default="auto", metavar="D",
-        help="where to run: cpu, vulkan, vulkan:<index or part of a name>, or auto",
+        help="where to run: cpu, vulkan, vulkan:<index or part of a name>, or auto (auto)",
     )  # fmt: skip
     device.add_argument(
         "--gpu-memory", type=float, metavar="GB", help="of the GPU's own memory to use at most"

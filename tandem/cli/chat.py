@@ -21,8 +21,9 @@ HELP = """\
 /clear    forget the conversation
 /stats    speed of the last answer, and how full the context is
 /help     this
-/exit     leave, as do Ctrl-D and Ctrl-C twice
-A line that ends in \\ goes on in the next; three double quotes begin and end a longer text.
+/exit     leave, as do Ctrl-D and, on an empty line, Ctrl-C
+A line that ends in \\ goes on in the next.
+Three double quotes begin and end a longer text.
 Ctrl-C stops an answer."""
 
 
@@ -40,14 +41,16 @@ def chat(llm: LLM, system: str | None, parameters: dict[str, Any]) -> int:
         if text == "/exit":
             return 0
         if text == "/clear":
-            history = system_message(system)
+            history, last = system_message(system), None
+            print(dim("forgotten"))
         elif text == "/stats":
             if last:
                 print(dim(f"{statistic(llm, last)} · context {last.total_tokens} of {llm.context}"))
             else:
-                print(dim("no answer yet"))
+                print(dim("no answer yet that came to its end"))
         elif text.startswith("/"):
-            print(dim(HELP))
+            unknown = "" if text == "/help" else f"there is no {printable(text.split()[0])}\n"
+            print(dim(unknown + HELP))
         elif text:
             history.append({"role": "user", "content": text})
             try:

@@ -44,7 +44,7 @@ class Surprise:
 
 def main(options: argparse.Namespace) -> int:
     text = read_text(Path(options.file))
-    with open_llm(options, context=options.chunk) as llm:
+    with open_llm(options, context=options.chunk, batch=64) as llm:
         ids = llm.tokenize(text)
         size = min(options.chunk, len(ids))
         if size < 4:

@@ -45,7 +45,8 @@ def main(options: argparse.Namespace) -> int:
         return 130 if answer.stopped else 0
 
 
-def open_llm(options: argparse.Namespace, context: int | None = None) -> LLM:
+def open_llm(options: argparse.Namespace, context: int | None = None, batch: int = 1) -> LLM:
+    """The model; `batch` is small since memory for keys and values is set aside for so many sequences."""
     path = model_file(options.model)
     from tandem.engine.llm import LLM
 
@@ -54,6 +55,7 @@ def open_llm(options: argparse.Namespace, context: int | None = None) -> LLM:
         device=options.device,
         threads=options.threads,
         context=context or options.context,
+        batch=batch,
         gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
     )
     if options.device == "auto":

@@ -57,7 +57,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def read_text(source: Path | None) -> str:
     """The text of a file or, for None, of stdin; both are to be UTF-8."""
-    data = sys.stdin.buffer.read() if source is None else source.read_bytes()
+    try:
+        data = sys.stdin.buffer.read() if source is None else source.read_bytes()
+    except FileNotFoundError:
+        raise RequestError(f"there is no file {source}: check the path") from None
+    except IsADirectoryError:
+        raise RequestError(f"{source} is a directory: name a file in it") from None
     try:
         return data.decode()
     except UnicodeDecodeError as error:
