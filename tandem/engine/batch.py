@@ -115,7 +115,7 @@ def _param_row(sequence: Sequence) -> Ints:
     p = sequence.params
     row = np.zeros(16, np.int32)
     floats = row.view(np.float32)
-    floats[0], row[1], floats[2], floats[3] = p.temperature, p.top_k, p.top_p, p.min_p
+    floats[0], row[1], floats[2], floats[3] = p.temperature, min(p.top_k, 2**31 - 1), p.top_p, p.min_p
     floats[4:7] = p.repeat_penalty, p.presence_penalty, p.frequency_penalty
     row[7:9] = np.array([sequence.seed], np.uint64).view(np.int32)
     row[12] = NO_LOGPROBS if p.logprobs is None else p.logprobs

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Self, overload
 
@@ -23,6 +26,9 @@ from tandem.model.registry import resolve
 from tandem.model.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096
+NOT_A_PROMPT = (
+    "a prompt is a text or a list of token ids; a conversation, for chat and stream, is a list of messages"
+)
 Message = Mapping[str, Any]
 
 
@@ -66,8 +72,27 @@ class Token:
     usage: Usage | None = field(default=None, repr=False)  # on the last one
 
 
+class _Reply:
+    """A request being served, and how much of it has been handed out."""
+
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+        self.sequence, self.text = sequence, TextStream(tokenizer, sequence.params.stop)
+        self.pieces: list[str] = []  # one a token that was handed out
+
+    @property
+    def news(self) -> bool:
+        return len(self.pieces) < len(self.sequence.generated)
+
+    @property
+    def done(self) -> bool:
+        return self.sequence.finish_reason is not None and not self.news
+
+
 class LLM:
-    """A model ready to answer. Close it, or use it in a `with` block, to give its memory and threads back."""
+    """A model ready to answer. Close it, or use it in a `with` block, to give its memory and threads back.
+
+    Several streams may be open at a time, and several threads may use it: they share the steps of one engine.
+    """
 
     def __init__(
         self,
@@ -85,8 +110,9 @@ class LLM:
         own memory to use at most."""
         if kv not in ("f16", "f32"):
             raise RequestError(f"kv={kv!r}: use f16 or f32")
-        if batch < 1 or (threads is not None and threads < 1) or (context is not None and context < 1):
-            raise RequestError("threads, context and batch must be 1 or more")
+        for name, value in (("threads", threads), ("context", context), ("batch", batch)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise RequestError(f"{name}={value!r}: give a whole number, 1 or more")
         self._model = open_model(resolve(os.fspath(model)))
         config = self._model.config
         self.context = min(context or DEFAULT_CONTEXT, config.trained_context)
@@ -96,6 +122,7 @@ class LLM:
             )
         self.tokenizer = Tokenizer.from_gguf(self._model.gguf)
         self._template: ChatTemplate | None = None
+        self._lock = threading.Lock()  # of the engine
         self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
         try:
             self.engine = Engine(
@@ -121,22 +148,25 @@ class LLM:
         self, prompt: str | list[int] | list[str] | list[list[int]], **params: Any
     ) -> Result | list[Result]:
         """Continues a text or token ids, or each of a list of them in one batch. Parameters as in SamplingParams."""
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return self._run([self._prepare(self._ids(prompt), params)])[0]
-        many = [self._ids(one) for one in prompt]
-        return self._run([self._prepare(ids, params) for ids in many])
+        items = _items(prompt)
+        if isinstance(items, str) or (items and isinstance(items[0], Integral)):
+            return self._run([self._prepare(self._ids(items), params)])[0]
+        return self._run([self._prepare(self._ids(one), params) for one in items])
 
     def stream(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> Iterator[Token]:
         """Like generate (text or ids) or chat (messages), one item a token. Closing the iterator stops the request."""
-        items = prompt if isinstance(prompt, str) else list(prompt)
+        items = _items(prompt)
         is_chat = bool(items) and isinstance(items[0], Mapping)
-        ids = self.chat_ids(items) if is_chat else self._ids(items)  # type: ignore[arg-type]
+        ids = self.chat_ids(items) if is_chat else self._ids(items)
         return self._stream(self._prepare(ids, params))
 
     def chat_ids(self, messages: Iterable[Message], **template: Any) -> list[int]:
         """The token ids of a conversation, up to where the model's answer begins."""
         if self._template is None:
             self._template = ChatTemplate.from_gguf(self._model.gguf, self.tokenizer)
+        messages = _items(messages)
+        if not all(isinstance(message, Mapping) for message in messages):
+            raise RequestError('a conversation is a list of messages: [{"role": "user", "content": "..."}]')
         text = self._template.render([dict(message) for message in messages], **template)
         return self.tokenizer.encode(text, special=True)
 
@@ -152,11 +182,13 @@ class LLM:
 
     def logits(self, ids: list[int]) -> Array:
         """float32 [len(ids), vocabulary]: the logits after each token."""
-        return self.engine.logits(ids)
+        with self._lock:
+            return self.engine.logits(self._ids(ids))
 
     def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
         """Named intermediates for each token: see `intermediates` for the names."""
-        return self.engine.capture(ids, names)
+        with self._lock:
+            return self.engine.capture(self._ids(ids), names)
 
     @property
     def intermediates(self) -> list[str]:
@@ -173,8 +205,9 @@ class LLM:
         return dataclasses.asdict(self._model.config)
 
     def close(self) -> None:
-        self.device.close()
-        self._model.gguf.close()
+        with self._lock:
+            self.device.close()
+            self._model.gguf.close()
 
     def __enter__(self) -> Self:
         return self
@@ -187,12 +220,14 @@ class LLM:
     # ---- a request's life
 
     def _ids(self, prompt: Any) -> list[int]:
+        if prompt == "":
+            raise RequestError("the prompt is empty: give at least one character")
         if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-            if not prompt:
-                raise RequestError("the prompt is empty: give at least one character")
-            return ids
-        return list(prompt)
+            return self.tokenizer.encode(prompt)
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            raise RequestError(NOT_A_PROMPT) from None
 
     def _prepare(self, ids: list[int], params: dict[str, Any]) -> Sequence:
         known = {f.name for f in dataclasses.fields(SamplingParams)}
@@ -204,58 +239,86 @@ class LLM:
         return self.engine.prepare(ids, SamplingParams(**params), self.tokenizer.stop_ids)
 
     def _stream(self, sequence: Sequence) -> Iterator[Token]:
-        text = TextStream(self.tokenizer, sequence.params.stop)
-        shown = 0
-        self.engine.enqueue(sequence)  # here and not before: a stream nobody reads takes no place in the queue
+        reply = _Reply(sequence, self.tokenizer)
         try:
-            while sequence.finish_reason is None:
-                self.engine.step()
-                for sampled in sequence.generated[shown:]:
-                    shown += 1
-                    yield self._token(sequence, sampled, text)
+            self._enqueue([reply])  # here and not before: a stream nobody reads takes no place in the queue
+            while not reply.done:
+                yield from self._advance([reply])
         finally:
-            if sequence.finish_reason is None:
-                self.engine.cancel(sequence)
+            self._cancel([reply])
 
-    def _token(self, sequence: Sequence, sampled: Sampled, text: TextStream) -> Token:
-        piece = "" if sampled.id in sequence.stop_ids else text.push(sampled.id)
+    def _run(self, sequences: list[Sequence]) -> list[Result]:
+        replies = [_Reply(sequence, self.tokenizer) for sequence in sequences]
+        try:
+            self._enqueue(replies)
+            while unfinished := [reply for reply in replies if not reply.done]:
+                self._advance(unfinished)
+        finally:
+            self._cancel(replies)
+        return [self._result(reply) for reply in replies]
+
+    def _enqueue(self, replies: list[_Reply]) -> None:
+        with self._lock:
+            for reply in replies:
+                self.engine.enqueue(reply.sequence)
+
+    def _cancel(self, replies: list[_Reply]) -> None:
+        """What was left before its end."""
+        with self._lock:
+            for reply in replies:
+                if reply.sequence.finish_reason is None:
+                    self.engine.cancel(reply.sequence)
+
+    def _advance(self, replies: list[_Reply]) -> list[Token]:
+        """What is new of these replies, after a step if nothing is.
+
+        A step serves every request, so a reply that was not read meanwhile has several new tokens."""
+        with self._lock:
+            if not any(reply.news for reply in replies):
+                self.engine.step()
+            tokens = []
+            for reply in replies:
+                while reply.news:
+                    tokens.append(self._next(reply))
+            return tokens
+
+    def _next(self, reply: _Reply) -> Token:
+        sequence, text = reply.sequence, reply.text
+        sampled = sequence.generated[len(reply.pieces)]
+        reply.pieces.append("" if sampled.id in sequence.stop_ids else text.push(sampled.id))
         if text.stopped:
             self.engine.cancel(sequence)
             sequence.finish_reason = "stop"
-        last = sequence.finish_reason is not None
-        if last:
-            piece += text.flush()
+            del sequence.generated[len(reply.pieces) :]  # sampled before the stop string was seen
+        if reply.done:
+            reply.pieces[-1] += text.flush()
         logprob = self._logprob(sampled) if sampled.logprob is not None else None
-        return Token(sampled.id, piece, logprob, sequence.finish_reason, _usage(sequence) if last else None)
+        end = (sequence.finish_reason, _usage(sequence)) if reply.done else (None, None)
+        return Token(sampled.id, reply.pieces[-1], logprob, *end)
 
-    def _run(self, sequences: list[Sequence]) -> list[Result]:
-        texts = {sequence: TextStream(self.tokenizer, sequence.params.stop) for sequence in sequences}
-        parts: dict[Sequence, list[str]] = {sequence: [] for sequence in sequences}
-        try:
-            for sequence in sequences:
-                self.engine.enqueue(sequence)
-            while any(sequence.finish_reason is None for sequence in sequences):
-                for sequence in self.engine.step():
-                    if sequence in texts:
-                        parts[sequence].append(
-                            self._token(sequence, sequence.generated[-1], texts[sequence]).text
-                        )
-        finally:
-            for sequence in sequences:
-                if sequence.finish_reason is None:
-                    self.engine.cancel(sequence)
-        return [self._result(sequence, "".join(parts[sequence])) for sequence in sequences]
-
-    def _result(self, sequence: Sequence, text: str) -> Result:
+    def _result(self, reply: _Reply) -> Result:
+        sequence = reply.sequence
         wanted = sequence.params.logprobs is not None
         logprobs = [self._logprob(sampled) for sampled in sequence.generated] if wanted else None
         ids = [sampled.id for sampled in sequence.generated]
-        return Result(text, ids, sequence.finish_reason or "length", _usage(sequence), logprobs)
+        return Result(
+            "".join(reply.pieces), ids, sequence.finish_reason or "length", _usage(sequence), logprobs
+        )
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob:
         piece = self.tokenizer.piece
         top = tuple((token, piece(token), logprob) for token, logprob in sampled.top)
         return TokenLogprob(sampled.id, piece(sampled.id), sampled.logprob or 0.0, top)
+
+
+def _items(prompt: Any) -> Any:
+    """A text as it is; anything else as a list."""
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        return list(prompt)
+    except TypeError:
+        raise RequestError(NOT_A_PROMPT) from None
 
 
 def _usage(sequence: Sequence) -> Usage:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
 
 from tandem.errors import RequestError
 
 MOST_LOGPROBS = 20
+LARGEST = 3.4e38  # what a float32 holds
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
+        self._check_types()
         _check(self.max_tokens >= 1, "max_tokens must be 1 or more")
         for name in (
             "temperature",
@@ -43,7 +46,7 @@ class SamplingParams:
             "presence_penalty",
             "frequency_penalty",
         ):
-            _check(math.isfinite(getattr(self, name)), f"{name} must be a finite number")
+            _check(_number(getattr(self, name)), f"{name} must be a finite number")
         _check(self.temperature >= 0, "temperature must be 0 or more")
         _check(self.top_k >= 0, "top_k must be 0 (off) or more")
         _check(0 < self.top_p <= 1, "top_p must be above 0 and at most 1")
@@ -53,12 +56,42 @@ class SamplingParams:
             self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
             f"logprobs must be 0 to {MOST_LOGPROBS}",
         )
-        _check(all(isinstance(s, str) and s for s in stop), "stop strings must not be empty")
-        _check(all(not math.isnan(bias) for bias in self.logit_bias.values()), "logit_bias must be numbers")
+
+    def _check_types(self) -> None:
+        """Values may come from anywhere, JSON for one; what other engines take for `none` is taken too."""
+        stop, bias = self.stop or (), self.logit_bias or {}
+        _check(isinstance(stop, (str, list, tuple)), "stop must be a text or a list of texts")
+        stop = (stop,) if isinstance(self.stop, str) else tuple(stop)
+        _check(all(isinstance(s, str) and s for s in stop), "stop strings must be texts that are not empty")
+        _check(
+            isinstance(bias, Mapping) and all(map(_whole, bias)),
+            "logit_bias must be a dict from token ids (whole numbers) to what is added to their logits",
+        )
+        _check(
+            all(_number(value) or value in (math.inf, -math.inf) for value in bias.values()),
+            "logit_bias must be numbers",
+        )
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "logit_bias", dict(bias))
+        for name in ("max_tokens", "top_k"):
+            _check(_whole(getattr(self, name)), f"{name} must be a whole number")
+        for name in ("seed", "logprobs"):
+            value = getattr(self, name)
+            _check(value is None or _whole(value), f"{name} must be a whole number or None")
+        _check(isinstance(self.ignore_eos, bool), "ignore_eos must be True or False")
 
     @property
     def uses_history(self) -> bool:
         return self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    return real and bool(-LARGEST <= value <= LARGEST)
 
 
 def _check(holds: bool, problem: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tandem.engine.params import SamplingParams
@@ -65,6 +66,21 @@ def test_too_many_biases() -> None:
         {"logprobs": 21},
         {"stop": ("",)},
         {"logit_bias": {1: float("nan")}},
+        {"max_tokens": None},
+        {"max_tokens": 2.5},
+        {"max_tokens": True},
+        {"temperature": "x"},
+        {"temperature": None},
+        {"temperature": 1e39},
+        {"top_k": 1.5},
+        {"seed": 1.5},
+        {"logprobs": 1.5},
+        {"stop": 5},
+        {"stop": ["a", 5]},
+        {"ignore_eos": "no"},
+        {"logit_bias": {"1": 1.0}},
+        {"logit_bias": {1: "a"}},
+        {"logit_bias": [1]},
     ],
     ids=str,
 )
@@ -77,6 +93,16 @@ def test_parameters_at_their_limits() -> None:
     SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, min_p=0, logprobs=0, stop=())
     SamplingParams(temperature=100, top_k=10**6, top_p=1e-6, min_p=1, repeat_penalty=0.5, logprobs=20)
     assert SamplingParams(stop="end").stop == ("end",)
+    none = SamplingParams(stop=None, logit_bias=None, seed=None, logprobs=None)  # type: ignore[arg-type]
+    assert none == SamplingParams()
+    SamplingParams(logit_bias={1: float("-inf"), 2: 5}, max_tokens=np.int64(3), temperature=np.float32(0.5))  # type: ignore[arg-type]
+
+
+def test_a_top_k_beyond_every_vocabulary() -> None:
+    engine = make()
+    engine.submit([1], SamplingParams(top_k=2**40, temperature=1.0))
+    engine.step()
+    assert engine.inputs.params[0, 1] == 2**31 - 1
 
 
 def test_the_longest_prompt_gets_one_token() -> None:

@@ -88,6 +88,8 @@ class CPUDevice:
         return ffi.cast("void *", self.memory(tensor.arena).ctypes.data + tensor.start)
 
     def run(self, launches: Any, count: int, seconds: Any) -> None:
+        if self._pool == ffi.NULL:
+            raise DeviceError("the CPU device is closed: open the model again")
         step = ffi.cast("int32_t *", self.memory("step").ctypes.data)
         if self._library.tandem_pool_run(self._pool, launches, count, step, seconds):
             raise DeviceError(
@@ -95,9 +97,14 @@ class CPUDevice:
             )
 
     def close(self) -> None:
-        """Ends the threads. Memory goes when the last NumPy view of it does."""
+        """Ends the threads and gives the memory back: views of it read zeros from then on."""
+        if self._pool == ffi.NULL:
+            return
         ffi.release(self._pool)
+        self._pool = ffi.NULL
         self._repacker.close()
+        for memory, _ in self._arenas.values():
+            memory.madvise(mmap.MADV_DONTNEED)
 
 
 class Recording:

@@ -1,0 +1,139 @@
+"""The Python API: what streams, threads and wrong arguments get, on a model that babbles for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem import LLM, TandemError
+from tandem.errors import DeviceError, RequestError
+from tests.cli.tiny_model import write_tiny_model
+
+pytestmark = pytest.mark.fast
+
+PROMPTS = ("Once upon a time", "The capital of France", "x")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("llm") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
+    with LLM(path, threads=2, context=256, batch=4) as llm:
+        yield llm
+
+
+def test_a_stream_is_the_answer_in_pieces(llm: LLM) -> None:
+    whole = llm.generate(PROMPTS[0], max_tokens=20, logprobs=2)
+    tokens = list(llm.stream(PROMPTS[0], max_tokens=20, logprobs=2))
+    assert "".join(token.text for token in tokens) == whole.text and len(whole.text) == 20
+    assert [token.id for token in tokens] == whole.token_ids
+    assert [token.logprob for token in tokens] == whole.logprobs
+    assert [token.finish_reason for token in tokens] == [None] * 19 + ["length"]
+    assert [token.usage is None for token in tokens] == [True] * 19 + [False]
+
+
+def test_streams_read_in_any_order_lose_nothing(llm: LLM) -> None:
+    """A step serves all: what one stream's reader did not ask for is there when the other's does."""
+    alone = [list(llm.stream(prompt, max_tokens=9)) for prompt in PROMPTS]
+    first, second, third = (llm.stream(prompt, max_tokens=9) for prompt in PROMPTS)
+    mixed: list[list[Any]] = [[next(first)], [next(second)], list(third)]
+    llm.generate("company", max_tokens=30)
+    mixed[1] += second
+    mixed[0] += first
+    for one, other in zip(alone, mixed, strict=True):
+        assert [(t.id, t.text, t.finish_reason) for t in one] == [
+            (t.id, t.text, t.finish_reason) for t in other
+        ]
+
+
+def test_a_stop_string_in_what_was_sampled_meanwhile(llm: LLM) -> None:
+    text = llm.generate(PROMPTS[0], max_tokens=20).text
+    stop = text[5:7]
+    stream = llm.stream(PROMPTS[0], max_tokens=20, stop=stop)
+    tokens = [next(stream)]
+    llm.generate("company", max_tokens=30)
+    tokens += stream
+    assert "".join(token.text for token in tokens) == text[: text.index(stop)]
+    assert [token.finish_reason for token in tokens].count("stop") == 1 and tokens[-1].finish_reason == "stop"
+    assert tokens[-1].usage and tokens[-1].usage.completion_tokens == len(tokens) == text.index(stop) + 2
+
+
+def test_a_stream_left_early_is_cancelled(llm: LLM) -> None:
+    stream = llm.stream("x", max_tokens=100)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert not llm.engine.scheduler.running and not llm.engine.scheduler.waiting
+
+
+def test_threads_share_one_engine(llm: LLM) -> None:
+    alone = {prompt: llm.generate(prompt, max_tokens=60).text for prompt in PROMPTS}
+    got: dict[str, str] = {}
+
+    def read(prompt: str) -> None:
+        got[prompt] = "".join(token.text for token in llm.stream(prompt, max_tokens=60))
+
+    readers = [threading.Thread(target=read, args=(prompt,)) for prompt in PROMPTS]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(30)
+    assert got == alone
+
+
+def test_whatever_counts_as_token_ids(llm: LLM) -> None:
+    ids = llm.tokenize("abc")
+    expected = llm.generate(ids, max_tokens=3).token_ids
+    assert llm.generate(np.array(ids), max_tokens=3).token_ids == expected  # type: ignore[arg-type, call-overload]
+    assert [result.token_ids for result in llm.generate(["abc", "abc"], max_tokens=3)] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("method", "argument"),
+    [
+        ("generate", None),
+        ("generate", 5),
+        ("generate", [1.5]),
+        ("generate", ["a", 5]),
+        ("generate", [{"role": "user", "content": "hi"}]),
+        ("stream", None),
+        ("stream", ["a", "b"]),
+        ("chat", "hi"),
+        ("chat", [5]),
+        ("chat", [{"content": "hi"}]),
+        ("logits", [1.5]),
+    ],
+)
+def test_not_a_prompt(llm: LLM, method: str, argument: Any) -> None:
+    with pytest.raises(RequestError):
+        getattr(llm, method)(argument)
+
+
+@pytest.mark.parametrize("option", ["threads", "context", "batch"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "x"])
+def test_not_a_size(path: Path, option: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"{option}="):
+        LLM(path, **{option: value})
+
+
+def test_closed(path: Path) -> None:
+    llm = LLM(path, threads=2, context=64, batch=1)
+    stream = llm.stream("x", max_tokens=9)
+    next(stream)
+    llm.close()
+    llm.close()
+    for use in (lambda: next(stream), lambda: llm.generate("x"), lambda: llm.logits([1])):
+        with pytest.raises(DeviceError, match="closed: open the model again"):
+            use()
+
+
+def test_every_error_is_a_tandem_error(llm: LLM) -> None:
+    with pytest.raises(TandemError, match=r"unknown parameter 'max_token'; there is: .*max_tokens"):
+        llm.generate("x", max_token=5)
