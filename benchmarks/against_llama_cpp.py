@@ -16,7 +16,7 @@ import numpy as np
 
 import tandem
 from benchmarks.measures import OPENING, PREFILL, PROMPT, STEPS, TARGETS, Comparison
-from benchmarks.report import met, table
+from benchmarks.report import one_line, table
 from benchmarks.workers import HERE
 from tests.packages import model_path
 
@@ -39,7 +39,7 @@ def main() -> None:
         rows = []
         for row in comparison.rows():
             rows.append(row)
-            say(f"{name}: {row['measure']}: {'met' if met(row) else 'missed'}")
+            say(f"{name}: {one_line(row)}")
         results["peer_system"] = comparison.peer.info["system"]
         results["models"].append(
             {

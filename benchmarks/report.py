@@ -100,6 +100,11 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join([*text, "", *_notes(results)])
 
 
+def one_line(row: Row) -> str:
+    peer = f" against {_figure(row, 'peer')}: {row['ratio']['value']:.2f}x" if "peer" in row else ""
+    return f"{row['measure']}: {_figure(row, 'ours')}{peer} ({'met' if met(row) else 'missed'})"
+
+
 def _cells(row: Row, limits: dict[str, float]) -> list[str]:
     verdict = "met" if met(row) else "missed"
     if "ratio" not in row:
