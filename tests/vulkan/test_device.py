@@ -105,6 +105,7 @@ def test_a_step_is_cut_into_segments_and_gives_the_same(
     start(small, program)
     small.record(program).replay()
     whole = small.read(program.values["out"][1]).copy()
+    monkeypatch.setattr(recording, "RATES", {})
     monkeypatch.setattr(recording, "SLOW", (1.0, 1.0))
     before = small.queue.submitted
     recorded = small.record(program)

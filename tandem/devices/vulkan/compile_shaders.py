@@ -10,10 +10,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tandem.devices.vulkan.pipelines import SPIRV
@@ -93,12 +95,16 @@ def driver() -> Path:
 def compile_modules(names: list[str], out: Path) -> dict[str, list[str]]:
     """Module -> its entry points, each now in out/<entry point>.spv."""
     out.mkdir(parents=True, exist_ok=True)
-    return {
-        name: subprocess.run(
-            [str(driver()), str(KERNELS), str(out), name], check=True, stdout=subprocess.PIPE, text=True
-        ).stdout.split()
-        for name in names
-    }
+    if not names:
+        return {}
+    program = driver()
+
+    def compiled(name: str) -> list[str]:
+        command = [str(program), str(KERNELS), str(out), name]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(names, pool.map(compiled, names), strict=True))
 
 
 def refresh(names: list[str] | None = None) -> list[str]:

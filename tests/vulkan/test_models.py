@@ -1,0 +1,68 @@
+"""Whole models on the Vulkan device: as near to transformers as on the CPU, whatever the memory or the barriers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tandem import LLM
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.grids import GRIDS, Dispatch
+from tandem.engine.engine import Engine
+from tandem.model.model import open_model
+from tests.models.test_reference import GOLDENS, NAMES, golden_prompts
+
+
+@pytest.fixture(autouse=True)
+def without_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests look at logits alone."""
+    monkeypatch.setitem(GRIDS, "sample", lambda scalars, counts, device: Dispatch(0))
+
+
+def load(name: str, device: str, gpu_memory: float | None = None) -> LLM:
+    return LLM(GOLDENS / f"{name}.gguf", device=device, context=128, kv="f32", gpu_memory=gpu_memory)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_transformers(lavapipe: str, name: str) -> None:
+    with load(name, lavapipe) as llm:
+        for ids, logits in golden_prompts(name):
+            assert np.abs(llm.logits(ids) - logits).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gemma3-pattern3", "qwen3"])
+def test_intermediates_equal_those_of_the_cpu(lavapipe: str, name: str) -> None:
+    """The first value to differ says which kernel went wrong."""
+    [*_, (ids, _)] = golden_prompts(name)
+    with load(name, "cpu") as cpu, load(name, lavapipe) as llm:
+        names = cpu.intermediates
+        expected, got = cpu.capture(ids, names), llm.capture(ids, names)
+    for value in names:
+        if value not in ("result", "logits"):
+            assert np.abs(got[value] - expected[value]).max() < 1e-4, value
+
+
+def test_a_limit_that_spills_changes_no_bit(lavapipe: str) -> None:
+    [*_, (ids, _)] = golden_prompts("llama")
+    with load("llama", lavapipe) as llm, load("llama", lavapipe, gpu_memory=100_000) as limited:
+        assert any(placed.spilled for placed in limited.device.placed)  # type: ignore[attr-defined]
+        assert (llm.logits(ids) == limited.logits(ids)).all()
+
+
+@pytest.mark.parametrize("name", ["gemma3-27b", "llama"])
+def test_the_planned_barriers_are_enough(lavapipe: str, name: str) -> None:
+    """As many barriers as launches change no bit. Lavapipe runs launches in order anyway; GPUs do not."""
+    [*_, (ids, _)] = golden_prompts(name)
+    model, device = open_model(GOLDENS / f"{name}.gguf"), VulkanDevice(lavapipe)
+    engine = Engine(
+        model, device, context=128, batch=8, kv_f32=True, passes=()
+    )  # unfused: some run side by side
+    planned, program = engine.logits(ids), engine.program
+    assert sum(launch.barrier for launch in program.launches) < 0.9 * len(program.launches)
+    full = replace(program, launches=[replace(launch, barrier=True) for launch in program.launches])
+    engine.recording = device.record(full)
+    assert (engine.logits(ids) == planned).all()
+    device.close()
+    model.gguf.close()
