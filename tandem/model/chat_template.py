@@ -11,7 +11,9 @@ from tandem.model.template_sandbox import compile_template
 from tandem.model.tokenizer import Tokenizer
 
 CHATML = """\
-{%- for message in messages %}{{ '<|im_start|>' ~ message.role ~ '\n' ~ (message.content or '') ~ '<|im_end|>\n' }}{% endfor %}
+{%- for message in messages %}
+{{- '<|im_start|>' ~ message.role ~ '\n' ~ (message.content or '') ~ '<|im_end|>\n' }}
+{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 LLAMA3 = """\

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tandem.kernels.formats import dequantise
 from tandem.kernels.kernel import Array
 from tandem.model.gguf import GGUF
 from tandem.program.graph import Heads, Matrix, Vector
@@ -130,9 +131,18 @@ class Metadata:
         return tensor in self.gguf.tensors
 
     def rope(self, head_dim: int, default_base: float = 10000.0) -> Rope:
-        """RoPE with the file's scaling: none, linear, yarn, or factors in `rope_freqs.weight`."""
-        kind = self.gguf.get(self.key("rope.scaling.type"), "none")
-        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 1.0))
+        """RoPE with the file's scaling: none, linear (also if only a factor is given), yarn, or factors in
+        `rope_freqs.weight`."""
+        kind, rotated = (
+            self.gguf.get(self.key("rope.scaling.type"), "linear"),
+            self.count("rope.dimension_count", head_dim),
+        )
+        if rotated % 2 or rotated > head_dim:
+            self.gguf.fail(
+                self.key("rope.dimension_count"),
+                f"{rotated} is not an even number up to the head size, {head_dim}: convert the model again",
+            )
+        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 1.0)) or 1.0
         yarn = None
         if kind == "yarn":
             trained = self.number("rope.scaling.original_context_length", float(self.count("context_length")))
@@ -145,13 +155,30 @@ class Metadata:
             self.gguf.fail(
                 self.key("rope.scaling.type"), f"{kind!r} is unknown: use a model with none, linear or yarn"
             )
-        factors: tuple[float, ...] = ()
-        if self.has("rope_freqs.weight"):
-            factors = tuple(np.frombuffer(self.gguf.raw("rope_freqs.weight").tobytes(), np.float32).tolist())
         return Rope(
-            self.number("rope.freq_base", default_base), self.count("rope.dimension_count", head_dim),
-            factor if kind != "yarn" else 1.0, yarn, factors,
+            self.number("rope.freq_base", default_base), rotated, factor if kind == "linear" else 1.0, yarn,
+            self._rope_factors(rotated // 2),
         )  # fmt: skip
+
+    def _rope_factors(self, count: int) -> tuple[float, ...]:
+        name = "rope_freqs.weight"
+        if not self.has(name):
+            return ()
+        factors = dequantise(self.gguf.tensor(name).format, self.gguf.raw(name)).ravel()
+        if len(factors) != count or not (np.isfinite(factors) & (factors > 0)).all():
+            self.gguf.fail(name, f"these must be {count} positive numbers: fetch or convert the file again")
+        return tuple(factors.tolist())
+
+    def sliding_layers(self, layers: int, every: int) -> list[bool]:
+        """Which layers look back on a window only: all but every `every`-th, unless the file says otherwise."""
+        key = self.key("attention.sliding_window_pattern")
+        pattern = self.gguf.get(key, None)
+        if isinstance(pattern, (list, np.ndarray)):  # one flag a layer
+            if len(pattern) != layers:
+                self.gguf.fail(key, f"{len(pattern)} flags for {layers} layers: convert the model again")
+            return [bool(flag) for flag in pattern]
+        every = pattern if isinstance(pattern, int) and pattern > 0 else every
+        return [(i + 1) % every != 0 for i in range(layers)]
 
     def config(
         self, *, head_dim: int, scale: float, ropes: tuple[Rope, ...], **special: object

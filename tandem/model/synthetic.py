@@ -59,7 +59,7 @@ class SyntheticModel(Model):
         layout = layout or "q4_0"
         if shape not in SHAPES or layout not in LAYOUTS:
             raise ModelNotFoundError(
-                f"no synthetic model {name!r}: use one of {', '.join(SHAPES)}, with :q4_0, :q4_k, :q8_0 or another layout"
+                f"no synthetic model {name!r}: use one of {', '.join(SHAPES)}, with :q4_0, :q4_k or another layout"
             )
         full = SHAPES[shape]
         count = layers or full.layers

@@ -9,6 +9,7 @@ from tandem.model.config import Metadata, ModelConfig
 from tandem.program.graph import Builder
 
 LAYERS_OF_27B = 46  # scales scores by the width a head would have
+PATTERN = 2  # every second layer is global, unless the file says otherwise
 
 
 def config(m: Metadata) -> ModelConfig:
@@ -23,7 +24,7 @@ def config(m: Metadata) -> ModelConfig:
         head_dim=head_dim,
         scale=(dim / heads if layers == LAYERS_OF_27B else head_dim) ** -0.5,
         ropes=(m.rope(head_dim),),
-        layer_window=tuple(window if i % 2 == 0 else 0 for i in range(layers)),
+        layer_window=tuple(window if sliding else 0 for sliding in m.sliding_layers(layers, PATTERN)),
         attention_softcap=m.number("attn_logit_softcapping", 50.0),
         logit_softcap=m.number("final_logit_softcapping", 30.0),
     )

@@ -24,7 +24,7 @@ def config(m: Metadata) -> ModelConfig:
     )
     head_dim = m.count("attention.key_length", 256)
     window = m.count("attention.sliding_window", 0)  # a file without it has no sliding layers
-    sliding = _sliding_layers(m, layers) if window else [False] * layers
+    sliding = m.sliding_layers(layers, PATTERN) if window else [False] * layers
     local = Rope(m.number("rope.freq_base_swa", m.number("rope.local.freq_base", LOCAL_BASE)), head_dim)
     return m.config(
         head_dim=head_dim,
@@ -34,19 +34,6 @@ def config(m: Metadata) -> ModelConfig:
         layer_window=tuple(window if s else 0 for s in sliding),
         logit_softcap=m.number("final_logit_softcapping", 0.0),
     )
-
-
-def _sliding_layers(m: Metadata, layers: int) -> list[bool]:
-    pattern = m.gguf.get(m.key("attention.sliding_window_pattern"), None)
-    if isinstance(pattern, (list, np.ndarray)):  # one flag a layer
-        if len(pattern) != layers:
-            m.gguf.fail(
-                m.key("attention.sliding_window_pattern"),
-                f"{len(pattern)} flags for {layers} layers: convert the model again",
-            )
-        return [bool(flag) for flag in pattern]
-    every = pattern if isinstance(pattern, int) and pattern > 0 else PATTERN
-    return [(i + 1) % every != 0 for i in range(layers)]
 
 
 def tensors(c: ModelConfig) -> blocks.Shapes:

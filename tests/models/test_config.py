@@ -1,0 +1,100 @@
+"""How a file's keys are read where files differ; what the keys do to the logits is in test_goldens.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.errors import ModelFileError
+from tandem.model.config import Metadata
+from tandem.model.gguf import GGUF
+from tests.gguf_files import Key, Tensor, write
+
+pytestmark = pytest.mark.fast
+
+
+def metadata(path: Path, keys: dict[str, tuple[str, Any]], *tensors: Tensor) -> Metadata:
+    listed: list[Key] = [
+        ("general.architecture", "str", "a"),
+        *((f"a.{key}", *value) for key, value in keys.items()),
+    ]
+    return Metadata(GGUF.open(write(path / "a.gguf", listed, list(tensors))))
+
+
+@pytest.mark.parametrize(
+    ("keys", "linear", "yarn"),
+    [
+        ({}, 1.0, None),
+        ({"rope.scaling.factor": ("f32", 4.0)}, 4.0, None),
+        ({"rope.scale_linear": ("f32", 4.0)}, 4.0, None),
+        ({"rope.scaling.factor": ("f32", 0.0)}, 1.0, None),
+        ({"rope.scaling.type": ("str", "none"), "rope.scaling.factor": ("f32", 4.0)}, 1.0, None),
+        ({"rope.scaling.type": ("str", "linear"), "rope.scaling.factor": ("f32", 4.0)}, 4.0, None),
+        (
+            {
+                "rope.scaling.type": ("str", "yarn"),
+                "rope.scaling.factor": ("f32", 4.0),
+                "context_length": ("u32", 99),
+            },
+            1.0,
+            (4.0, 99.0, 32.0, 1.0, 1.0),
+        ),
+    ],
+)
+def test_rope_scaling(tmp_path: Path, keys: dict[str, tuple[str, Any]], linear: float, yarn: Any) -> None:
+    """As llama.cpp: a factor without a type is linear, and the type "none" is none whatever the factor."""
+    rope = metadata(tmp_path, keys).rope(64)
+    assert (rope.linear, rope.yarn, rope.rot_dim, rope.base) == (linear, yarn, 64, 10000.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"rope.scaling.type": ("str", "longrope")}, "'longrope' is unknown"),
+        ({"rope.dimension_count": ("u32", 65)}, "65 is not an even number up to the head size, 64"),
+        ({"rope.dimension_count": ("u32", 63)}, "63 is not an even number"),
+        ({"rope.freq_base": ("f32", float("nan"))}, "not a finite number"),
+    ],
+)
+def test_rope_that_makes_no_sense(tmp_path: Path, keys: dict[str, tuple[str, Any]], problem: str) -> None:
+    with pytest.raises(ModelFileError, match=problem):
+        metadata(tmp_path, keys).rope(64)
+
+
+@pytest.mark.parametrize("format", ["F32", "F16"])
+def test_rope_factors_in_any_format(tmp_path: Path, format: str) -> None:
+    factors = np.arange(1, 33, dtype=np.float32)
+    rope = metadata(tmp_path, {}, ("rope_freqs.weight", format, factors)).rope(64)
+    assert rope.factors == tuple(range(1, 33))
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.ones(31), np.zeros(32), np.full(32, np.nan)], ids=("few", "zero", "nan")
+)
+def test_rope_factors_that_make_no_sense(tmp_path: Path, wrong: Any) -> None:
+    tensor = ("rope_freqs.weight", "F32", wrong.astype(np.float32))
+    with pytest.raises(ModelFileError, match="must be 32 positive numbers"):
+        metadata(tmp_path, {}, tensor).rope(64)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sliding"),
+    [
+        (None, [True, False, True, False]),
+        (("u32", 3), [True, True, False, True]),
+        (("u32", 1), [False] * 4),
+        (("[bool]", [False, True, True, False]), [False, True, True, False]),
+    ],
+)
+def test_sliding_layers(tmp_path: Path, pattern: Any, sliding: list[bool]) -> None:
+    keys = {"attention.sliding_window_pattern": pattern} if pattern else {}
+    assert metadata(tmp_path, keys).sliding_layers(4, every=2) == sliding
+
+
+def test_a_pattern_of_another_length(tmp_path: Path) -> None:
+    keys = {"attention.sliding_window_pattern": ("[bool]", [True])}
+    with pytest.raises(ModelFileError, match="1 flags for 4 layers"):
+        metadata(tmp_path, keys).sliding_layers(4, every=2)
