@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +68,15 @@ def test_without_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding.ffi, "dlopen", missing)
     with pytest.raises(DeviceError, match="install the package libvulkan1"):
         VulkanDevice()
+
+
+def test_with_every_device_hidden() -> None:
+    """A loader without drivers: an error, and no other device in its place."""
+    script = "from tandem.devices.opening import open_device; open_device('vulkan')"
+    environment = {**os.environ, "VK_ICD_FILENAMES": os.devnull, "VK_DRIVER_FILES": os.devnull}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode and "DeviceError" in last and "install" in last, done.stderr
 
 
 def test_an_unknown_kind_of_device() -> None:

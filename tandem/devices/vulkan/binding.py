@@ -243,6 +243,11 @@ def result_error(call: str, code: int) -> DeviceError:
         return DoesNotFitError(
             f"out of {where} memory ({what}): use a smaller model, context or batch, or close what else uses it"
         )
+    if code == INCOMPATIBLE_DRIVER:
+        return DeviceError(
+            f"no Vulkan driver ({what}): install your GPU's (mesa-vulkan-drivers for AMD and Intel, NVIDIA's own for "
+            "NVIDIA), or use the device cpu"
+        )
     return DeviceError(f"{what}: update the Vulkan driver, or use another device")
 
 
@@ -259,7 +264,12 @@ class Vulkan:
             ) from error
 
     def __getattr__(self, name: str) -> Any:
-        function = getattr(self._library, f"vk{name}")
+        try:
+            function = getattr(self._library, f"vk{name}")
+        except AttributeError as error:
+            raise DeviceError(
+                f"the Vulkan loader has no vk{name}: update libvulkan1 to 1.2 or newer"
+            ) from error
         if ffi.typeof(function).result is ffi.typeof("int32_t"):
             function = _checked(f"vk{name}", function)
         setattr(self, name, function)
