@@ -47,10 +47,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.print_help(sys.stderr)
         parser.exit(2)
     options, rest = parser.parse_known_args(arguments)
+    if len(rest) == 1 and options.command == "run" and options.prompt is None and _is_text(rest[0]):
+        options.prompt = rest.pop()  # after an option, where argparse no longer looks for it
     if rest:
-        hint = (
-            ": put the prompt in quotes" if options.command == "run" and not rest[0].startswith("-") else ""
-        )
+        hint = ": put the prompt in quotes" if options.command == "run" and _is_text(rest[0]) else ""
         commands.choices[options.command].error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     return options
 
@@ -121,6 +121,10 @@ def _add_device(command: argparse.ArgumentParser, *, context: bool = True) -> No
     device.add_argument(
         "--gpu-memory", type=float, metavar="GB", help="of the GPU's own memory to use at most"
     )
+
+
+def _is_text(argument: str) -> bool:
+    return not argument.startswith("-") or " " in argument
 
 
 def _device(text: str) -> str:

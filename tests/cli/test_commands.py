@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
+from tandem.cli.arguments import parse
 from tests.cli.processes import COMMAND, environment, on_terminal, tandem
 from tests.loopback_hub import LoopbackHub
 
@@ -25,6 +26,15 @@ def test_run_streams_the_answer_alone(tiny: Path) -> None:
     assert tandem("run", tiny, "-n", "12", stdin=b"hello\n").stdout == done.stdout
     assert tandem("run", tiny, "hello", "-n", "12", "--raw").stdout != done.stdout
     assert tandem("run", tiny, "hello", "-n", "12", "--system", "Be brief.").stdout != done.stdout
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("line", ["m,hi,-n,5", "m,-n,5,hi", "-n,5,m,hi", "m,-n,5,--raw,hi"])
+def test_the_prompt_may_stand_anywhere(line: str) -> None:
+    options = parse(["run", *line.split(",")])
+    assert (options.model, options.prompt, options.max_tokens) == ("m", "hi", 5)
+    assert parse(["run", "m", "-n", "5", "- a list"]).prompt == "- a list"
+    assert parse(["run", "m", "-n", "5"]).prompt is None
 
 
 def test_run_on_a_terminal_says_how_fast_it_was(tiny: Path, tmp_path: Path) -> None:
