@@ -28,7 +28,7 @@ from tandem.model.synthetic import SyntheticModel
 from tests.vulkan import harness
 
 CONTEXT = 16640
-MATRIX_ERROR = 4e-3  # float16 products: of the result's own size
+MATRIX_ERROR = 1e-2  # the largest of float16 products: of the result's own size
 
 
 def check_kernels(device: Any) -> list[str]:
@@ -48,7 +48,10 @@ def check_kernels(device: Any) -> list[str]:
                     harness.check_case(device, kernel, case)
             except AssertionError as error:
                 bad.append(f"{kernel.name}: {case.label}: {str(error).strip().splitlines()[0][:200]}")
-        print(f"{kernel.name:16} {count - len(bad)}/{count} cases {time.perf_counter() - begun:5.1f} s", flush=True)
+        print(
+            f"{kernel.name:16} {count - len(bad)}/{count} cases {time.perf_counter() - begun:5.1f} s",
+            flush=True,
+        )
         failures += bad
     return failures
 
@@ -56,13 +59,16 @@ def check_kernels(device: Any) -> list[str]:
 def check_product(device: Any, kernel: Kernel, case: Case) -> None:
     expected = kernel.reference(case.arrays, case.scalars, case.counts)["out"]
     found = harness.run_kernel(device, kernel, case)["out"]
+    step = np.float32(0)  # a value may round to the neighbouring quant
     if case.scalars["out_q8"]:
         expected, found = (q8_unpack(a, case.counts["tokens"]) for a in (expected, found))
-        bound = 0.02
-    else:
-        bound = MATRIX_ERROR
-    error = np.abs(expected - found).max() / max(float(np.sqrt(np.mean(expected**2))), 1e-9)
-    assert error < bound, f"error {error:.2e} of the result's size"
+        blocks = np.abs(expected).reshape(len(expected), -1, 32).max(axis=2, keepdims=True)
+        step = np.broadcast_to(blocks * np.float32(1.5 / 127), (*blocks.shape[:2], 32)).reshape(
+            expected.shape
+        )
+    size = max(float(np.sqrt(np.mean(expected**2))), 1e-9)
+    error = (np.maximum(np.abs(expected - found) - step, 0) / size).max()
+    assert error < MATRIX_ERROR, f"error {error:.2e} of the result's size"
 
 
 def large_products(rng: np.random.Generator) -> list[tuple[Kernel, Case]]:
@@ -100,7 +106,8 @@ class Timer:
     def __init__(self, model: str, device: Any) -> None:
         self.engine = Engine(SyntheticModel(model), device, context=CONTEXT, batch=64)
         self.sequences = [
-            Sequence([1] * CONTEXT, SamplingParams(), frozenset(), self.engine.cache.new_tables(), slot=i) for i in range(64)
+            Sequence([1] * CONTEXT, SamplingParams(), frozenset(), self.engine.cache.new_tables(), slot=i)
+            for i in range(64)
         ]
 
     def seconds(self, batch: int, count: int, depth: int, repeats: int = 10) -> float:
@@ -152,7 +159,15 @@ def time_model(name: str, device: Any) -> list[dict[str, Any]]:
     ):  # fmt: skip
         s = timer.seconds(batch, count, depth, 5 if count > 1 else 10)
         tokens = batch * count
-        rows.append({"label": label, "ms": s * 1e3, "tok_s": tokens / s, "GB_s": weights / s / 1e9, "TFLOP_s": ops * tokens / s / 1e12})
+        rows.append(
+            {
+                "label": label,
+                "ms": s * 1e3,
+                "tok_s": tokens / s,
+                "GB_s": weights / s / 1e9,
+                "TFLOP_s": ops * tokens / s / 1e12,
+            }
+        )
         print(f"{label:24} {s * 1e3:9.2f} ms {tokens / s:9.0f} tok/s", flush=True)
     for batch, count in ((1, 1), (8, 1), (32, 1), (1, 512)):
         print(f"profile: {batch} x {count} tokens")
@@ -162,7 +177,9 @@ def time_model(name: str, device: Any) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="vulkan")
     parser.add_argument("--model", default="gemma-3-27b:q4_0")
     parser.add_argument("--skip-checks", action="store_true")
