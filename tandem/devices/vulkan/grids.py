@@ -126,6 +126,10 @@ def has_matrix_units(device: Capabilities) -> bool:
     return found and device.subgroup_min <= 32 <= device.subgroup_max and device.shared_memory >= 48 << 10
 
 
+def sample(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
+    return Dispatch(counts["rows"])
+
+
 GRIDS: dict[str, Grid] = {
     "attention": attention,
     **{f"embed_{name}": embed for name in LAYOUTS},
@@ -134,4 +138,5 @@ GRIDS: dict[str, Grid] = {
     "rope": rope,
     **{f"matmul_{name}": matmul for name in LAYOUTS},
     "quantise": quantise,
+    "sample": sample,
 }
