@@ -216,11 +216,13 @@ def test_the_second_start_compiles_nothing(lavapipe: str, tmp_path: Path) -> Non
         (file,) = (tmp_path / "new").iterdir()
         sizes.append((file.stat().st_size, file.stat().st_mtime_ns))
     assert sizes[0] == sizes[1] and sizes[0][0] > 0
-    file.write_bytes(b"damaged" * 1000)
+    file.with_name(file.name.replace("-", "-0")).write_bytes(b"of older shaders")
+    file.write_bytes(b"damaged")
     device = VulkanDevice(lavapipe, cache=tmp_path / "new")
     start(device, program)
     device.record(program).replay()
     device.close()
+    assert list((tmp_path / "new").iterdir()) == [file] and file.read_bytes() != b"damaged"
 
 
 def test_no_cache_folder_is_no_failure(lavapipe: str, tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ class Pipelines:
         closing.callback(vk.DestroyPipelineLayout, device, self.layout, ffi.NULL)
         self._file = folder and folder / f"{capabilities.cache_key}-{shader_sum()}.pipelines"
         known = self._file.read_bytes() if self._file and self._file.exists() else b""
+        if known[16:32].hex() != capabilities.cache_key:  # a damaged header: drivers need not look
+            known = b""
         self._known = len(known)
         data = ffi.new("char[]", known) if known else ffi.NULL
         self._cache = vk.create("PipelineCache", device, initialDataSize=len(known), pInitialData=data)
@@ -146,6 +148,9 @@ class Pipelines:
             partial = self._file.with_suffix(f".{os.getpid()}")
             partial.write_bytes(ffi.buffer(data, size[0])[:])
             partial.replace(self._file)
+            for other in self._file.parent.glob(f"{self.capabilities.cache_key}-*.pipelines"):
+                if other != self._file:  # of older shaders
+                    other.unlink(missing_ok=True)
         except OSError:
             return
         self._known = size[0]
