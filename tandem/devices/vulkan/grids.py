@@ -33,8 +33,6 @@ SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
 ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # to fill a device; software is filled by any
 MOST_SPLITS = 64  # of the keys of a query
 
-NORM_COLUMNS = 32  # that a thread of the norm holds
-
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
 
 
@@ -45,14 +43,15 @@ def quantise(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch
 
 
 def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
-    """A workgroup a row: the larger the fewer rows there are to hide its latency, and wide enough to hold it."""
+    """A workgroup a row; the fewer rows there are to hide its latency, the more threads share one."""
     rows = counts["rows" if scalars["use_rows"] else "tokens"]
     dim, most = int(scalars["dim"]), device.workgroup_invocations
-    threads = min(1024 if rows <= 64 else 256, most)
-    while threads * NORM_COLUMNS < dim and threads < most:
+    threads = min(max(64, 1 << (-(-dim // 8) - 1).bit_length()) if rows <= 64 else 256, most)
+    while threads * 32 < dim and threads < most:
         threads *= 2
     strides = (dim, *(int(scalars[f"{name}_stride"]) for name in ("x", "add", "out")))
-    return Dispatch(rows, constants=(threads, int(all(n % 4 == 0 for n in strides))))
+    held = 2 if threads * 8 >= dim else 8  # groups of 4 columns a thread
+    return Dispatch(rows, shader=f"norm_{held}", constants=(threads, int(all(n % 4 == 0 for n in strides))))
 
 
 def glu(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
@@ -127,7 +126,9 @@ def has_matrix_units(device: Capabilities) -> bool:
 
 
 def sample(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
-    return Dispatch(counts["rows"])
+    """A few workgroups a row: as many as there is room for, but reading 1 MB takes no more than 16."""
+    parts = max(1, min(16, ENOUGH_WORKGROUPS.get(device.kind, 8) // 4 // max(1, counts["rows"])))
+    return Dispatch(parts, counts["rows"], scratch=True)
 
 
 GRIDS: dict[str, Grid] = {
