@@ -99,16 +99,11 @@ class BatchWriter:
         params = self.inputs.params[row]
         params[:] = sequence.param_row
         params[PARAM_COUNTER] = len(sequence.generated)
-        bias, history = sequence.params.logit_bias, sequence.history
-        changed = sorted(bias.keys() | history.keys())  # the kernel looks tokens up
-        if changed:
-            last = first_edit + len(changed)
-            self.inputs.edits[first_edit:last, 0] = changed
-            self.inputs.edits[first_edit:last, 1] = [history.get(token, 0) for token in changed]
-            self.inputs.edits_f32[first_edit:last, 2] = [bias.get(token, 0.0) for token in changed]
-            params[PARAM_FIRST_EDIT], params[PARAM_EDITS] = first_edit, len(changed)
-            first_edit = last
-        return first_edit
+        edits = sequence.edits
+        if len(edits):
+            self.inputs.edits[first_edit : first_edit + len(edits)] = edits
+            params[PARAM_FIRST_EDIT], params[PARAM_EDITS] = first_edit, len(edits)
+        return first_edit + len(edits)
 
 
 def _param_row(sequence: Sequence) -> Ints:

@@ -46,15 +46,16 @@ class KVCache:
             if window:
                 keep = max(0, position - window + 1) // KV_BLOCK
                 for i in range(table.freed, min(keep, len(table.blocks))):
-                    free.append(table.blocks[i])
-                    table.blocks[i] = NO_BLOCK
+                    # Out of the table first: an interrupt between the two must not leave a block with two owners.
+                    block, table.blocks[i] = table.blocks[i], NO_BLOCK
                     table.freed = i + 1
+                    free.append(block)
 
     def release(self, tables: list[BlockTable]) -> None:
         for table, free in zip(tables, self._free, strict=True):
-            free.extend(block for block in reversed(table.blocks) if block != NO_BLOCK)
-            table.blocks.clear()
+            blocks, table.blocks = table.blocks, []
             table.freed = table.written = 0
+            free.extend(block for block in reversed(blocks) if block != NO_BLOCK)
 
     @property
     def free_blocks(self) -> tuple[int, ...]:

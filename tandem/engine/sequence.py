@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tandem.engine.kv_cache import BlockTable
 from tandem.engine.params import SamplingParams
+from tandem.program.step_inputs import EDIT_INTS, Ints
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,6 @@ class Sequence:
     slot: int = -1  # row of the block tables while running
     generated: list[Sampled] = field(default_factory=list)
     finish_reason: str | None = None  # "stop", "length", "cancelled"
-    history: dict[int, int] = field(default_factory=dict)  # token -> count, where penalties need it
     param_row: Any = None  # the sampling parameters as StepInputs has them, made once
     submitted: float = field(default_factory=time.perf_counter)
     first_token: float = 0.0
@@ -40,9 +43,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
         self.seed = secrets.randbits(63) if self.params.seed is None else self.params.seed & (2**64 - 1)
-        if self.params.uses_history:
-            for token in self.prompt:
-                self.history[token] = self.history.get(token, 0) + 1
+        self.edits = _edits(self.params, self.prompt)
 
     def append(self, sampled: Sampled) -> None:
         if not self.generated:
@@ -50,13 +51,31 @@ class Sequence:
         self.generated.append(sampled)
         self.tokens.append(sampled.id)
         if self.params.uses_history:
-            self.history[sampled.id] = self.history.get(sampled.id, 0) + 1
+            self._count(sampled.id)
         if sampled.id in self.stop_ids and not self.params.ignore_eos:
             self.finish("stop")
         elif len(self.generated) >= self.params.max_tokens:
             self.finish("length")
 
+    def _count(self, token: int) -> None:
+        at = int(np.searchsorted(self.edits[:, 0], token))
+        if at == len(self.edits) or self.edits[at, 0] != token:
+            self.edits = np.insert(self.edits, at, (token, 0, 0, 0), axis=0)
+        self.edits[at, 1] += 1
+
     def finish(self, reason: str) -> None:
         if self.finish_reason is None:
             self.finish_reason = reason
             self.finished = time.perf_counter()
+
+
+def _edits(params: SamplingParams, prompt: list[int]) -> Ints:
+    """Tokens whose logits change, as StepInputs has them: int32 [n, 4] of token, uses so far, bias (float32), 0;
+    by token, for the kernel looks them up."""
+    used = Counter(prompt) if params.uses_history else Counter[int]()
+    tokens = sorted(used.keys() | params.logit_bias.keys())
+    edits = np.zeros((len(tokens), EDIT_INTS), np.int32)
+    edits[:, 0] = tokens
+    edits[:, 1] = [used[token] for token in tokens]
+    edits.view(np.float32)[:, 2] = [params.logit_bias.get(token, 0.0) for token in tokens]
+    return edits

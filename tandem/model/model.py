@@ -12,7 +12,7 @@ from tandem.kernels.kernel import Array
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.config import Metadata, ModelConfig
 from tandem.model.gguf import GGUF
-from tandem.model.weights import load_weights, matrix_layouts
+from tandem.model.weights import device_bytes, load_weights, matrix_layouts
 from tandem.program.graph import Builder, Op
 from tandem.program.weight_plan import WeightPlan
 
@@ -38,7 +38,8 @@ class Model:
 
     @property
     def nbytes(self) -> int:
-        return self.gguf.file_size
+        """Of the weights on the device: more than in the file where a format is converted."""
+        return device_bytes(self.gguf)
 
     def load(self, plan: WeightPlan, device: Device, context: int) -> None:
         """Fills the device's "weights" arena."""

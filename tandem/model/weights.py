@@ -6,6 +6,7 @@ loses less than a hundredth of what their own quantisation did; `tandem inspect`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -30,6 +31,17 @@ def layout_of(format: formats.Format) -> str:
 
 def matrix_layouts(gguf: GGUF) -> dict[str, str]:
     return {name: layout_of(info.format) for name, info in gguf.tensors.items() if len(info.shape) == 2}
+
+
+def device_bytes(gguf: GGUF) -> int:
+    """What the file's tensors take on a device."""
+    matrices = matrix_layouts(gguf)
+    return sum(
+        LAYOUTS[matrices[name]].matrix_bytes(info.shape[0], info.shape[1])
+        if name in matrices
+        else 4 * math.prod(info.shape)
+        for name, info in gguf.tensors.items()
+    )
 
 
 def load_weights(gguf: GGUF, plan: WeightPlan, device: Device, tables: Mapping[str, Array]) -> None:

@@ -25,7 +25,6 @@ MOST_BIASES = 1024  # of a request
 RESULT_INTS = 64
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
-Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,7 @@ class StepInputs:
         self.work = view(layout.work)
         self.rows = view(layout.rows)[:, 0]
         self.params = view(layout.params)
-        self.params_f32: Floats = self.params.view(np.float32)
         self.edits = view(layout.edits)
-        self.edits_f32: Floats = self.edits.view(np.float32)
         self.tables = [view(table) for table in layout.tables]
 
     def set_counts(self, **counts: int) -> None:

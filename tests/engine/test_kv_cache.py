@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.engine.engine import HEADROOM, plan_kv
 from tandem.engine.kv_cache import NO_BLOCK, BlockTable, KVCache
-from tandem.program.step_inputs import KV_BLOCK
+from tandem.errors import DoesNotFitError
+from tandem.kernels.formats import by_name
+from tandem.model.config import ModelConfig, Rope
+from tandem.model.gguf import GGUF, TensorInfo
+from tandem.model.weights import device_bytes
+from tandem.program.step_inputs import KV_BLOCK, StepLimits
+from tests.gguf_files import write
 
 pytestmark = pytest.mark.fast
 
@@ -78,3 +87,45 @@ def test_a_long_sequence_slides_through_few_blocks() -> None:
         assert cache.reserve(tables, position + 1)
         cache.slide(tables, position + 1)
     assert sum(block != NO_BLOCK for block in tables[0].blocks) <= 3
+
+
+def config(windows: tuple[int, ...]) -> ModelConfig:
+    """A KV block of a layer is 2 * 16 * 2 * 64 float16 values: 8192 bytes."""
+    layers = len(windows)
+    return ModelConfig(
+        "llama", layers, dim=256, ffn_dim=512, q_heads=4, kv_heads=2, head_dim=64, vocab=320, trained_context=4096,
+        eps=1e-5, scale=0.125, ropes=(Rope(1e4, 64),), layer_rope=(0,) * layers, layer_window=windows,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("windows", "free", "blocks"),
+    [
+        ((0, 0), 1e12, (64 * 8,)),  # eight full contexts
+        ((0, 0), HEADROOM + 64 * 16384, (64,)),  # the first takes all there is
+        ((0, 0), HEADROOM + 64 * 16384 * 13, (64 * 3,)),  # others a quarter of it
+        ((0, 32), 1e12, (64 * 8, (32 + 256) // 16 * 8 + 16)),  # a sliding layer keeps its window and a step
+    ],
+)
+def test_as_many_sequences_as_fit(windows: tuple[int, ...], free: float, blocks: tuple[int, ...]) -> None:
+    limits = StepLimits(256, 8, 8, 64, len(set(windows)))
+    assert plan_kv(config(windows), limits, 8, 0, 2, (free, free)) == blocks
+
+
+def test_a_context_that_does_not_fit_says_which_would() -> None:
+    limits, weights = StepLimits(256, 8, 8, 64), 1e9
+    free = weights + HEADROOM + 10 * 16384
+    with pytest.raises(DoesNotFitError, match=r"\(1.0 GB\) with a context of 1024 .* of at most 160"):
+        plan_kv(config((0, 0)), limits, 8, int(weights), 2, (free, free))
+    with pytest.raises(DoesNotFitError, match=r"1.0 GB that are free: .* a file of at most 0.8 GB"):
+        plan_kv(config((0, 0)), limits, 8, int(weights), 2, (weights, weights))
+
+
+@pytest.mark.parametrize(("format", "bits"), [("Q4_0", 4.5), ("Q2_K", 8.5), ("IQ1_S", 8.5)])
+def test_what_weights_take_is_known_before_they_are_read(tmp_path: Path, format: str, bits: float) -> None:
+    """Formats that are converted take more than in the file."""
+    with GGUF.open(write(tmp_path / "a.gguf", [], [])) as gguf:
+        blocks = by_name(format)
+        gguf.tensors["m"] = TensorInfo("m", blocks, (48, 512), 0, 48 * blocks.row_bytes(512), gguf.path)
+        gguf.tensors["v"] = TensorInfo("v", by_name("F16"), (100,), 0, 200, gguf.path)
+        assert device_bytes(gguf) == 48 * 512 * bits / 8 + 400

@@ -132,7 +132,7 @@ def test_history_and_bias_of_every_row_have_room() -> None:
     for row, sequence in enumerate(sequences):
         first, count = engine.inputs.params[row, 10:12]
         edits = engine.inputs.edits[first : first + count]
-        biases = engine.inputs.edits_f32[first : first + count, 2]
+        biases = edits.view(np.float32)[:, 2]
         history = dict.fromkeys(range(VOCAB), 1)
         for token in sequence.tokens[1000:-1]:
             history[token] += 1
