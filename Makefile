@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2
 PROMPT ?= Why is the sky blue? Answer in two sentences.
+# A plain path entry: with a finder, Python beside a clone named `tandem` takes the folder for the package.
+EDITABLE := --config-settings editable_mode=compat
 SOURCES := $(shell find tandem -name '*.c' -o -name '*.h')
 
 .PHONY: run test check soak bench wheel core shaders clean
@@ -19,11 +21,11 @@ run: $(VENV)/installed core
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'setuptools>=68' wheel
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable .
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable .
 	@touch $@
 
 $(VENV)/dev-installed: $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[dev,peers]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable '.[dev,peers]'
 	@touch $@
 
 core: tandem/devices/cpu/libtandem.so

@@ -76,7 +76,11 @@ def large_products(rng: np.random.Generator) -> list[tuple[Kernel, Case]]:
     found = []
     for layout in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k"):
         for tokens, rows, columns, epilogue, out_q8 in (
-            (12, 144, 1024, 0, 0), (30, 256, 1024, 1, 1), (64, 200, 2048, 0, 0), (100, 336, 1024, 0, 0), (200, 384, 1024, 2, 1),
+            (12, 144, 1024, 0, 0),
+            (30, 256, 1024, 1, 1),
+            (64, 200, 2048, 0, 0),
+            (100, 336, 1024, 0, 0),
+            (200, 384, 1024, 2, 1),
         ):  # fmt: skip
             found.append(matmul.product_case(layout, tokens, rows, columns, epilogue, out_q8, rng))
     return [(matmul.BY_LAYOUT[case.label.split()[0]], case) for case in found]

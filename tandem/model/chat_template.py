@@ -101,7 +101,7 @@ def _family_template(gguf: GGUF, tokenizer: Tokenizer) -> str:
         return LLAMA2
     raise TemplateError(
         f"{gguf.path} has no chat template, and its vocabulary none of the tokens that chats are written with "
-        f"({' '.join(BY_TOKEN)}): give a plain prompt"
+        f"({' '.join(BY_TOKEN)}): give a plain prompt (`tandem run --raw`)"
     )
 
 
