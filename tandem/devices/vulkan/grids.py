@@ -126,8 +126,8 @@ def has_matrix_units(device: Capabilities) -> bool:
 
 
 def sample(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
-    """A few workgroups a row: as many as there is room for, but reading 1 MB takes no more than 16."""
-    parts = max(1, min(16, ENOUGH_WORKGROUPS.get(device.kind, 8) // 4 // max(1, counts["rows"])))
+    """A few workgroups a row: reading 1 MB takes no more than 16."""
+    parts = max(2, min(16, ENOUGH_WORKGROUPS.get(device.kind, 8) // 4 // max(1, counts["rows"])))
     return Dispatch(parts, counts["rows"], scratch=True)
 
 
