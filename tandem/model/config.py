@@ -127,6 +127,16 @@ class Metadata:
     def vocab(self) -> int:
         return int(self.gguf.tensor("token_embd.weight").shape[0])
 
+    def head_dim(self) -> int:
+        """Columns of a head: as the file says, or the width divided among the heads."""
+        shared = self.count("embedding_length") // self.count("attention.head_count")
+        size = self.count("attention.key_length", shared)
+        if not size:
+            self.gguf.fail(
+                self.key("attention.head_count"), "there are more heads than columns: convert it again"
+            )
+        return size
+
     def has(self, tensor: str) -> bool:
         return tensor in self.gguf.tensors
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tandem import LLM, TandemError
 from tandem.errors import ModelFileError
 from tandem.model.config import Metadata
 from tandem.model.gguf import GGUF
+from tests.cli.tiny_model import write_tiny_model
 from tests.gguf_files import Key, Tensor, write
 
 pytestmark = pytest.mark.fast
@@ -98,3 +101,34 @@ def test_a_pattern_of_another_length(tmp_path: Path) -> None:
     keys = {"attention.sliding_window_pattern": ("[bool]", [True])}
     with pytest.raises(ModelFileError, match="1 flags for 4 layers"):
         metadata(tmp_path, keys).sliding_layers(4, every=2)
+
+
+def test_more_heads_than_columns(tmp_path: Path) -> None:
+    keys = {"embedding_length": ("u32", 64), "attention.head_count": ("u32", 65)}
+    with pytest.raises(ModelFileError, match="more heads than columns"):
+        metadata(tmp_path, keys).head_dim()
+
+
+def test_mutated_models_run_or_are_refused(tmp_path: Path) -> None:
+    """Whatever a header says, from its keys to its last token: an answer, or an error that says what is wrong."""
+    path = write_tiny_model(tmp_path / "tiny.gguf", context=512)
+    with GGUF.open(path) as gguf:
+        header = min(tensor.offset for tensor in gguf.tensors.values())
+    sound, rng, answers = path.read_bytes(), random.Random(4), 0
+    for _ in range(1000):
+        broken = bytearray(sound)
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            number = rng.choice(
+                (rng.randrange(256), 0, 1, 65536, 2**31, 2**32 - 1, 2**60, 2**64 - 1, 0x7FC00000)
+            )
+            size = rng.choice((1, 4, 8))
+            at = rng.randrange(header - size)
+            broken[at : at + size] = (number % 256**size).to_bytes(size, "little")
+        path.unlink()  # a mapped file must not change
+        path.write_bytes(broken)
+        try:
+            with LLM(path, threads=1, context=64, batch=1) as llm:
+                answers += len(llm.generate("Hello", max_tokens=2).token_ids) > 0
+        except TandemError as error:
+            assert str(error)
+    assert answers > 50

@@ -8,7 +8,7 @@ from tandem.program.graph import Builder
 
 
 def config(m: Metadata) -> ModelConfig:
-    head_dim = m.count("attention.key_length", m.count("embedding_length") // m.count("attention.head_count"))
+    head_dim = m.head_dim()
     window = m.count("attention.sliding_window", 0)
     layers = m.count("block_count", most=1024)
     return m.config(

@@ -10,5 +10,5 @@ build = llama.build
 
 
 def config(m: Metadata) -> ModelConfig:
-    head_dim = m.count("attention.key_length", m.count("embedding_length") // m.count("attention.head_count"))
+    head_dim = m.head_dim()
     return m.config(head_dim=head_dim, scale=head_dim**-0.5, ropes=(m.rope(head_dim),))
