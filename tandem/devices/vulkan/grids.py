@@ -73,13 +73,18 @@ def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatc
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
     rows = 1 if counts["tokens"] <= counts["work"] else 16  # of an item, at most
     together, pairs = rows * int(scalars["q_heads"]) // kv_heads, max(1, kv_heads * counts["work"])
-    queries = min(8 if dim <= 256 else 4, 1 << (together - 1).bit_length())
-    slots = max(-(-together // queries), ENOUGH_WORKGROUPS.get(device.kind, 8) // pairs, 2)
+    fits_matrices = dim % 16 == 0 and dim <= 256 and not scalars["kv_f32"]
+    matrix = counts["tokens"] > 16 and rows > 1 and fits_matrices and has_matrix_units(device)
+    queries = 32 if matrix else min(8 if dim <= 256 else 4, 1 << (together - 1).bit_length())
+    enough = ENOUGH_WORKGROUPS.get(device.kind, 8) // (2 if matrix else 1)
+    slots = max(-(-together // queries), enough // pairs, 1 if matrix else 2)
     room = (SCRATCH_BYTES - 4 * COUNTERS) // (4 * queries * (dim + 4))
     slots = max(1, min(slots, MOST_SPLITS, min(room, COUNTERS) // pairs))
-    batch = 2 if device.kind == "software" else 8  # longer code takes long to compile there
-    constants = (queries, dim, int(scalars["kv_f32"]), batch)
-    return Dispatch(kv_heads, counts["work"], slots, constants=constants, scratch=True)
+    # Keys at a time, by the size of shared memory; or loads at a time: longer code takes long to compile in software.
+    keys, loads = 64 if dim <= 128 else 32, 2 if device.kind == "software" else 8
+    constants = (queries, dim, int(scalars["kv_f32"]), keys if matrix else loads)
+    shader, subgroup = ("attention_matrix", 32) if matrix else ("attention", 0)
+    return Dispatch(kv_heads, counts["work"], slots, shader, constants, subgroup, scratch=True)
 
 
 FEW_TOKENS = 8  # up to here integer dot products are faster than matrix units
