@@ -71,20 +71,30 @@ def rope(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
 def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """A workgroup some queries of a work item and a KV head; of few items, each with a part of the keys."""
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
-    rows = 1 if counts["tokens"] <= counts["work"] else 16  # of an item, at most
-    together, pairs = rows * int(scalars["q_heads"]) // kv_heads, max(1, kv_heads * counts["work"])
+    rows = 1 if counts["tokens"] <= counts["work"] else 16  # of an item, as a rule
+    together = rows * int(scalars["q_heads"]) // kv_heads
     fits_matrices = dim % 16 == 0 and dim <= 256 and not scalars["kv_f32"]
     matrix = counts["tokens"] > 16 and rows > 1 and fits_matrices and has_matrix_units(device)
     queries = 32 if matrix else min(8 if dim <= 256 else 4, 1 << (together - 1).bit_length())
-    enough = ENOUGH_WORKGROUPS.get(device.kind, 8) // (2 if matrix else 1)
-    slots = max(-(-together // queries), enough // pairs, 1 if matrix else 2)
-    room = (SCRATCH_BYTES - 4 * COUNTERS) // (4 * queries * (dim + 4))
-    slots = max(1, min(slots, MOST_SPLITS, min(room, COUNTERS) // pairs))
+    slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, matrix)
     # Keys at a time, by the size of shared memory; or loads at a time: longer code takes long to compile in software.
     keys, loads = 64 if dim <= 128 else 32, 2 if device.kind == "software" else 8
     constants = (queries, dim, int(scalars["kv_f32"]), keys if matrix else loads)
     shader, subgroup = ("attention_matrix", 32) if matrix else ("attention", 0)
     return Dispatch(kv_heads, counts["work"], slots, shader, constants, subgroup, scratch=True)
+
+
+def _attention_slots(
+    scalars: Scalars, counts: Counts, device: Capabilities, tiles: int, queries: int, matrix: bool
+) -> int:
+    """Workgroups of a work item and a KV head, for its tiles of queries and the parts of their keys."""
+    pairs = max(1, int(scalars["kv_heads"]) * counts["work"])
+    least, size = (1, 2) if matrix else (2, 1)  # those on matrix units have more to do
+    wanted = max(least, ENOUGH_WORKGROUPS.get(device.kind, 8) // size // pairs)
+    longest = min(int(scalars["window"]) or 1 << 30, 16 * int(scalars["table_stride"]))  # keys that a query sees
+    wanted = max(tiles, min(wanted, tiles * (longest // 64 + 2)))
+    room = (SCRATCH_BYTES - 4 * COUNTERS) // (4 * queries * (int(scalars["head_dim"]) + 4))
+    return max(1, min(wanted, MOST_SPLITS, min(room, COUNTERS) // pairs))
 
 
 FEW_TOKENS = 8  # up to here integer dot products are faster than matrix units
