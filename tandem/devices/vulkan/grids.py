@@ -91,7 +91,7 @@ def _attention_slots(
     pairs = max(1, int(scalars["kv_heads"]) * counts["work"])
     least, size = (1, 2) if matrix else (2, 1)  # those on matrix units have more to do
     wanted = max(least, ENOUGH_WORKGROUPS.get(device.kind, 8) // size // pairs)
-    longest = min(int(scalars["window"]) or 1 << 30, 16 * int(scalars["table_stride"]))  # keys that a query sees
+    longest = min(int(scalars["window"]) or 1 << 30, 16 * int(scalars["table_stride"]))  # keys seen
     wanted = max(tiles, min(wanted, tiles * (longest // 64 + 2)))
     room = (SCRATCH_BYTES - 4 * COUNTERS) // (4 * queries * (int(scalars["head_dim"]) + 4))
     return max(1, min(wanted, MOST_SPLITS, min(room, COUNTERS) // pairs))
