@@ -153,6 +153,15 @@ def time_model(name: str, device: Any) -> list[dict[str, Any]]:
     begun = time.perf_counter()
     timer = Timer(name, device)
     print(f"{name}: loaded in {time.perf_counter() - begun:.1f} s", flush=True)
+    for batch, count in (
+        (1, 1),
+        (8, 1),
+        (32, 1),
+        (1, 512),
+    ):  # a driver settles on a shader in its first second
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < 1.5:
+            timer.seconds(batch, count, 0, 1)
     cost = [launch.cost({"tokens": 1, "rows": 1, "work": 1}) for launch in timer.engine.program.launches]
     weights, ops = sum(c.bytes for c in cost), sum(c.ops for c in cost)
     rows = []
@@ -175,8 +184,12 @@ def time_model(name: str, device: Any) -> list[dict[str, Any]]:
         print(f"{label:24} {s * 1e3:9.2f} ms {tokens / s:9.0f} tok/s", flush=True)
     for batch, count in ((1, 1), (8, 1), (32, 1), (1, 512)):
         print(f"profile: {batch} x {count} tokens")
-        for kernel, (s, gb, gop) in timer.profile(batch, count, 160 if count == 1 else 0).items():
+        profile = timer.profile(batch, count, 160 if count == 1 else 0)
+        for kernel, (s, gb, gop) in profile.items():
             print(f"  {kernel:16} {s * 1e3:8.3f} ms {gb / s:8.0f} GB/s {gop / s / 1e3:8.1f} TOP/s")
+        rows.append(
+            {"label": f"profile {batch} x {count}", "ms": {k: v[0] * 1e3 for k, v in profile.items()}}
+        )
     return rows
 
 
@@ -205,6 +218,8 @@ def main() -> None:
     rows = time_model(options.model, open_device(options.device))
     print(f"\n{'':24} {'ms':>9} {'tok/s':>9} {'GB/s':>9} {'TFLOP/s':>9}")
     for r in rows:
+        if "tok_s" not in r:
+            continue
         print(f"{r['label']:24} {r['ms']:9.2f} {r['tok_s']:9.0f} {r['GB_s']:9.0f} {r['TFLOP_s']:9.1f}")
     if options.out:
         options.out.write_text(json.dumps({"rows": rows, "failures": failures}, indent=1))
