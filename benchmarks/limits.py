@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import subprocess
 import tempfile
 import threading
@@ -40,36 +41,46 @@ long multiply(long rounds) {
 }
 """
 TURNS = 10_000_000
+READ = 1e9  # bytes a measurement reads at least
 
 
-def measure(threads: int, nbytes: float, repeats: int = 7) -> dict[str, float]:
-    """{"read_gb_per_s", "int8_gop_per_s"}: the best of the repeats, over all threads together; 0: not known.
+class Limits:
+    """Both limits over all threads together.
 
     `nbytes` are read again and again, as a model's weights are: what stays in the caches between steps counts.
     """
-    share = int(nbytes / threads) // 512 * 512
+
+    def __init__(self, threads: int, nbytes: float) -> None:
+        self._library = _compile()
+        self._threads, self._share = threads, int(nbytes / threads) // 512 * 512
+        self._memory = mmap.mmap(-1, threads * self._share, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.madvise(mmap.MADV_HUGEPAGE)  # as the weights' memory
+        view = np.frombuffer(self._memory, np.uint8)
+        view[:] = 1  # untouched pages are all one page, and in the caches
+        self._address = view.ctypes.data
+
+    def read_gb_per_s(self) -> float:
+        passes = max(1, round(READ / (self._share * self._threads)))
+
+        def read(i: int) -> None:
+            for _ in range(passes):
+                self._library.read_all(self._address + i * self._share, self._share // 64)
+
+        return passes * self._share * self._threads / _together(self._threads, read) / 1e9
+
+    def int8_gop_per_s(self) -> float:
+        """The best of a few; 0: this CPU has no int8 dot product."""
+        operations = self._library.multiply(1) * TURNS * self._threads
+        seconds = [_together(self._threads, lambda i: self._library.multiply(TURNS)) for _ in range(5)]
+        return float(operations / min(seconds) / 1e9)
+
+
+def _compile() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
-        library = _compile(Path(folder))
-        buffers = [np.ones(share + 64, np.uint8) for _ in range(threads)]
-        starts = [-(-buffer.ctypes.data // 64) * 64 for buffer in buffers]
-        passes = max(1, int(1e9 / nbytes))
-        reading = [
-            _together(threads, lambda i: [library.read_all(starts[i], share // 64) for _ in range(passes)])
-            for _ in range(repeats)
-        ]
-        operations = library.multiply(1) * TURNS * threads
-        working = [_together(threads, lambda i: library.multiply(TURNS)) for _ in range(repeats)]
-    return {
-        "read_gb_per_s": share * threads * passes / min(reading) / 1e9,
-        "int8_gop_per_s": operations / min(working) / 1e9,
-    }
-
-
-def _compile(folder: Path) -> ctypes.CDLL:
-    source, target = folder / "limits.c", folder / "limits.so"
-    source.write_text(SOURCE)
-    subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", "-o", target, source], check=True)
-    library = ctypes.CDLL(str(target))
+        source, target = Path(folder, "limits.c"), Path(folder, "limits.so")
+        source.write_text(SOURCE)
+        subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", "-o", target, source], check=True)
+        library = ctypes.CDLL(str(target))
     library.read_all.argtypes, library.read_all.restype = [ctypes.c_void_p, ctypes.c_long], ctypes.c_ulonglong
     library.multiply.argtypes, library.multiply.restype = [ctypes.c_long], ctypes.c_long
     return library
@@ -84,7 +95,3 @@ def _together(threads: int, work: Callable[[int], object]) -> float:
     for thread in team:
         thread.join()
     return time.perf_counter() - started
-
-
-if __name__ == "__main__":
-    print(measure(threads=2, nbytes=1e9))

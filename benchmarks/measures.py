@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import limits
+from benchmarks.limits import Limits
 from benchmarks.report import Row, Work, seconds_row, share_row, speed_row
 from benchmarks.workers import DISTURBED, HERE, Measured, Pair, Worker, first_output
 
 TEXT = HERE.parent / "tests" / "models" / "text.txt"
 PROMPT = "The sky is blue because"
 PREFILL, OPENING = 512, 128  # tokens of the timed prompt, and of each prompt before timed decoding
-STEPS = {1: 64, 8: 16, 32: 8}  # sequences: steps a round
+STEPS = {
+    1: 32,
+    8: 8,
+    32: 4,
+}  # sequences: steps a round; rounds are short, for the machine may change by the second
 MOST_TRIES = 3  # rounds run for each that counts, while others disturb them
 PYTHON_SHARE = 0.03  # of a decode step, at most
 
@@ -28,21 +32,25 @@ TARGETS = {
 Measure = Callable[[int], Measured]  # takes the number of the round
 
 
-def alternate(ours: Measure, peer: Measure, rounds: int) -> list[Pair]:
+def alternate(
+    ours: Measure, peer: Measure, rounds: int, read: Callable[[], float] = lambda: 0.0
+) -> list[Pair]:
     """Rounds of both in turn, a different one first each time, after one to warm up.
 
     A round in which other processes took part of the machine is followed by one more, within a limit; the least
     disturbed are kept, whatever they measured.
     """
-    ours(0), peer(0)
+    ours(0)
+    peer(0)
     taken: list[Pair] = []
     while len(taken) < MOST_TRIES * rounds and sum(pair.others <= DISTURBED for pair in taken) < rounds:
         i = len(taken) + 1
+        speed = read()
         if i % 2:
-            taken.append(Pair(ours(i), peer(i)))
+            taken.append(Pair(ours(i), peer(i), speed))
         else:
             theirs = peer(i)
-            taken.append(Pair(ours(i), theirs))
+            taken.append(Pair(ours(i), theirs, speed))
     kept = sorted(range(len(taken)), key=lambda i: taken[i].others)[:rounds]
     return [taken[i] for i in sorted(kept)]
 
@@ -69,7 +77,8 @@ class Comparison:
             Worker(sys.executable, "worker_tandem.py", self.path, self.threads, room) as self.ours,
             Worker(self.peer_python, "peer_llama_cpp.py", self.path, self.threads, room) as self.peer,
         ):
-            self.limits = limits.measure(self.threads, self.ours.info["bytes"])
+            self.limits = Limits(self.threads, self.ours.info["bytes"])
+            self.int8_gop_per_s = self.limits.int8_gop_per_s()
             self.ids: list[int] = self.peer.ask("tokenize", text=TEXT.read_text())["ids"]
             for sequences, target in zip((0, *STEPS), TARGETS[self.name], strict=True):
                 yield from self._speed(sequences, target)
@@ -104,11 +113,15 @@ class Comparison:
         self.ours.ask("open", prompts=prompts)
         self.peer.ask("open", prompts=prompts, flash=self.flash[measure])
         pairs = alternate(
-            lambda i: self.ours.measure(**request(i)), lambda i: self.peer.measure(**request(i)), self.rounds
+            lambda i: self.ours.measure(**request(i)),
+            lambda i: self.peer.measure(**request(i)),
+            self.rounds,
+            self.limits.read_gb_per_s,
         )
         self.ours.ask("close")
         self.peer.ask("close")
-        yield speed_row(measure, Work(steps, sequences, PREFILL, self.ours.info), pairs, target)
+        work = Work(steps, sequences, PREFILL, self.ours.info)
+        yield speed_row(measure, work, pairs, target, self.int8_gop_per_s)
         if sequences:
             shares = [1 - pair.ours.inside / pair.ours.seconds for pair in pairs]
             yield share_row(f"Python's share of {measure}", shares, pairs, PYTHON_SHARE)

@@ -33,10 +33,11 @@ class Measured:
 
 
 class Pair(NamedTuple):
-    """A round: both sides, one right after the other."""
+    """A round: both sides, one right after the other, and what the memory gave just before."""
 
     ours: Measured
     peer: Measured
+    read_gb_per_s: float = 0.0
 
     @property
     def others(self) -> float:
