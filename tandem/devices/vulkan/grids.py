@@ -32,6 +32,8 @@ class Dispatch:
 SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
 ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # to fill a device; software is filled by any
 MOST_SPLITS = 64  # of the keys of a query
+# Right with a software stand-in for matrices, wrong on the one GPU it was tried on: not chosen until it is understood.
+MATRIX_ATTENTION = False
 
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
 
@@ -74,7 +76,9 @@ def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatc
     rows = 1 if counts["tokens"] <= counts["work"] else 16  # of an item, as a rule
     together = rows * int(scalars["q_heads"]) // kv_heads
     fits_matrices = dim % 16 == 0 and dim <= 256 and not scalars["kv_f32"]
-    matrix = counts["tokens"] > 16 and rows > 1 and fits_matrices and has_matrix_units(device)
+    matrix = (
+        MATRIX_ATTENTION and counts["tokens"] > 16 and rows > 1 and fits_matrices and has_matrix_units(device)
+    )
     queries = 32 if matrix else min(8 if dim <= 256 else 4, 1 << (together - 1).bit_length())
     slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, matrix)
     # Keys at a time, by the size of shared memory; or loads at a time: longer code takes long to compile in software.
