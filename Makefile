@@ -20,7 +20,7 @@ run: $(VENV)/installed core
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'setuptools>=68' wheel
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'setuptools>=68' wheel 'cffi>=1.16'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable .
 	@touch $@
 

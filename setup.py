@@ -57,9 +57,24 @@ def compile_core(build: Path, library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     partial = library.with_suffix(".partial")
     subprocess.run(
-        [cc, "-shared", "-o", str(partial), *(str(job[1]) for job in jobs), "-lm", "-lpthread"], check=True
+        [cc, "-shared", "-o", str(partial), *(str(job[1]) for job in jobs), "-lm", "-lpthread", "-ldl"],
+        check=True,
     )
     partial.replace(library)  # a running process keeps the library it has mapped
+    write_declarations(library.with_name("_core.py"))
+
+
+def write_declarations(module: Path) -> None:
+    """What cffi makes of exports.h, as a module that needs no parser when it is imported."""
+    import cffi
+
+    text = (ROOT / "tandem" / "devices" / "cpu" / "exports.h").read_text()
+    ffi = cffi.FFI()
+    ffi.cdef("\n".join(line.partition("//")[0] for line in text.splitlines()))
+    ffi.set_source("tandem.devices.cpu._core", None)
+    partial = module.with_suffix(".partial")
+    ffi.emit_python_code(str(partial))
+    partial.replace(module)
 
 
 class BuildWithCore(build_py):

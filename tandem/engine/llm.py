@@ -8,10 +8,11 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from numbers import Integral
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from tandem.devices.opening import open_device
 from tandem.engine.engine import Engine
@@ -20,10 +21,13 @@ from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.text import TextStream
 from tandem.errors import RequestError
 from tandem.kernels.kernel import Array
-from tandem.model.chat_template import ChatTemplate
 from tandem.model.model import open_model
 from tandem.model.registry import resolve
-from tandem.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tandem.model.chat_template import ChatTemplate
+    from tandem.model.gguf import GGUF
+    from tandem.model.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096
 NOT_A_PROMPT = (
@@ -120,14 +124,16 @@ class LLM:
             raise RequestError(
                 f"context={context}: this model was trained for {config.trained_context} at most"
             )
-        self.tokenizer = Tokenizer.from_gguf(self._model.gguf)
         self._template: ChatTemplate | None = None
         self._lock = threading.Lock()  # of the engine
         self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
         try:
-            self.engine = Engine(
-                self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32"
-            )
+            with ThreadPoolExecutor(1) as beside:  # the vocabulary is read while weights are repacked
+                tokenizer = beside.submit(_open_tokenizer, self._model.gguf)
+                self.engine = Engine(
+                    self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32"
+                )
+                self.tokenizer = tokenizer.result()
         except BaseException:
             self.device.close()
             raise
@@ -162,6 +168,8 @@ class LLM:
 
     def chat_ids(self, messages: Iterable[Message], **template: Any) -> list[int]:
         """The token ids of a conversation, up to where the model's answer begins."""
+        from tandem.model.chat_template import ChatTemplate
+
         if self._template is None:
             self._template = ChatTemplate.from_gguf(self._model.gguf, self.tokenizer)
         messages = _items(messages)
@@ -327,3 +335,11 @@ def _usage(sequence: Sequence) -> Usage:
         len(sequence.prompt), len(sequence.generated), first - sequence.submitted,
         max(0.0, (sequence.finished or first) - first),
     )  # fmt: skip
+
+
+def _open_tokenizer(gguf: GGUF) -> Tokenizer:
+    """Imports here what only text needs, so that it takes no time of its own."""
+    import tandem.model.chat_template  # noqa: F401  (the first chat will want it)
+    from tandem.model.tokenizer import Tokenizer
+
+    return Tokenizer.from_gguf(gguf)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from tandem.model.tokenizer import StreamDecoder, Tokenizer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tandem.model.tokenizer import Tokenizer
 
 
 class TextStream:
     """Decodes token by token; holds back what may be the beginning of a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+        from tandem.model.tokenizer import StreamDecoder  # late: a start does not wait for it
+
         self._decoder = StreamDecoder(tokenizer, continues=True)
         self._stop = stop
         self._held = ""

@@ -17,10 +17,6 @@ from tandem.devices.cpu.library import ffi, load
 from tandem.errors import ModelFileError
 from tandem.kernels.kernel import Array
 
-ffi.cdef(
-    "int64_t tandem_scan_strings(const char *data, int64_t size, int64_t n, int64_t *start, int64_t *length);"
-)
-
 # Metadata types: the numbers by their code, the same in `struct` and NumPy, and the two that are not numbers.
 NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 BOOL, STRING, ARRAY = 7, 8, 9

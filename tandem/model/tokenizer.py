@@ -19,23 +19,6 @@ from tandem.kernels.kernel import Array
 from tandem.model.gguf import GGUF, StringArray
 from tandem.model.pretokenize import PreTokenizer, pre_tokenizer
 
-ffi.cdef("""
-typedef struct {
-    int32_t byte_level, whole_words, unknown, longest;
-    uint8_t *bytes; int64_t *starts; uint8_t *types; const float *scores; void *slots, *merges, *trie;
-    int64_t slot_mask, merge_mask; int32_t byte_ids[256]; uint8_t adjacent[65536];
-} tokenizer;
-void tandem_tokenizer_add_tokens(tokenizer *, const uint8_t *blob, const int64_t *, const int64_t *, int64_t);
-void tandem_tokenizer_add_merges(tokenizer *, const uint8_t *blob, const int64_t *, const int64_t *, int64_t,
-                                 uint8_t *scratch);
-int32_t tandem_tokenizer_add_special(tokenizer *, int32_t id, int32_t room);
-int32_t tandem_tokenizer_find(const tokenizer *, const uint8_t *, int64_t);
-int32_t tandem_tokenizer_next_special(const tokenizer *, const uint8_t *, int64_t, int64_t from, int32_t controls,
-                                      int64_t *span);
-int64_t tandem_tokenizer_encode(const tokenizer *, const uint8_t *, int64_t, const int32_t *words, int64_t,
-                                int32_t *ids);
-""")
-
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
 HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # say nothing unless asked for
 MAX_TEXT = 64 << 20  # bytes; merging takes up to 52 times that

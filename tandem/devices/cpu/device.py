@@ -15,13 +15,6 @@ from tandem.errors import DeviceError, DoesNotFitError
 from tandem.kernels.kernel import COUNTS
 from tandem.program.program import Program, Tensor
 
-ffi.cdef("""
-typedef struct pool pool;
-pool *tandem_pool_create(int32_t threads, int32_t most_launches);
-void tandem_pool_destroy(pool *p);
-int tandem_pool_run(pool *p, const launch *launches, int32_t count, const int32_t *step, double *seconds);
-""")
-
 MOST_LAUNCHES = 4096
 
 

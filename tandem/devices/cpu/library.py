@@ -1,4 +1,4 @@
-"""Loads the C core (libtandem.so) through cffi. Declarations here mirror core.h and the exported functions."""
+"""Loads the C core (libtandem.so) through cffi; exports.h declares its functions."""
 
 from __future__ import annotations
 
@@ -6,29 +6,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import cffi
-
 from tandem.errors import DeviceError
 from tandem.settings import read_settings
 
 ISAS = ("avx512", "avx2", "plain")  # best first
 LIBRARY = Path(__file__).with_name("libtandem.so")
 
-ffi: Any = cffi.FFI()
-ffi.cdef("""
-typedef struct { void *buffer[8]; union { int32_t i; float f; } scalar[16]; } launch_args;
-typedef void kernel_fn(const launch_args *args, int32_t item, const int32_t *step);
-typedef struct {
-    kernel_fn *kernel; launch_args args; int32_t items, count, count_step, barrier;
-} launch;
+try:
+    from tandem.devices.cpu import _core  # written by setup.py from exports.h
+except ImportError as error:
+    raise DeviceError("the C core is not built: run `make core` in the source tree") from error
 
-int tandem_isa_supported(const char *name);
-""")
+ffi: Any = _core.ffi
 
 
 @cache
 def load() -> Any:
-    """The library; other modules add their declarations with `ffi.cdef` at import."""
+    """The library, with the functions of exports.h."""
     if not LIBRARY.exists():
         raise DeviceError(
             f"the C core is not built: run `make core` in the source tree ({LIBRARY} is missing)"
@@ -50,6 +44,7 @@ def best_isa() -> str:
 @cache
 def kernel(symbol: str, isa: str) -> Any:
     """The address of a kernel as compiled for an instruction set."""
-    name = f"{symbol}_{isa}"
-    ffi.cdef(f"void {name}(const launch_args *args, int32_t item, const int32_t *step);")
-    return ffi.addressof(load(), name)
+    found = load().tandem_kernel(f"{symbol}_{isa}".encode())
+    if found == ffi.NULL:
+        raise DeviceError(f"the C core has no kernel {symbol} for {isa}: run `make core` in the source tree")
+    return found

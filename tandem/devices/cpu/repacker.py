@@ -9,11 +9,6 @@ from tandem.devices.cpu.library import ffi
 from tandem.devices.device import Bytes
 from tandem.kernels.panels import LANES, LAYOUTS
 
-ffi.cdef("""
-int tandem_repack(const char *name, const uint8_t *file, int64_t rows, int64_t columns, uint8_t *out,
-                  int64_t first_panel, int64_t run, int64_t period);
-""")
-
 REPACK_BYTES = 4 << 20  # a thread's share: large enough to hide the call, small enough to balance
 
 
