@@ -62,7 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(TARGETS)} (all of them)")
     parser.add_argument("--peer", default=str(HERE.parent / ".venv-peer" / "bin" / "python"), metavar="PYTHON",
                         help="a Python with llama_cpp built for this CPU (make bench builds one)")  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="that count, of each side (9)")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="that count, of each side (7)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="of each side (2)")
     parser.add_argument("--quick", action="store_true", help="one round of the smallest model")
     parser.add_argument(
