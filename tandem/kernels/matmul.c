@@ -8,6 +8,7 @@
 
 enum { X, WEIGHTS, BIAS, OUT };
 enum { FORMAT, ROWS, COLUMNS, X_STRIDE, OUT_STRIDE, PANELS_PER_ITEM, COUNT, EPILOGUE, OUT_Q8, SOFTCAP };
+#define FINE_ZERO 32.0f  // of the one format with a scale per 16 columns, q6_k
 enum { STORE = 0, SILU_GLU = 1, GELU_GLU = 2 };  // GLU: panels come as 2 of gate, 2 of up, so 4 make 32 outputs
 
 #if defined(ISA_avx512)
@@ -50,12 +51,12 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
                 const int8_t *q = x->q[first + t];
                 f32x16 x_scale = f_set(x->scale[first + t]);
                 if (f.fine) {
+                    // The zero point is taken off before the scale: 16 columns need no minimum of their own.
                     f32x16 low = f_from_int(dot16(f.small, i_zero(), w, q));
                     f32x16 high = f_from_int(dot16(f.small, i_zero(), w + 4, q + 16));
-                    f32x16 v = f_fma(high, scale[2 * block + 1], f_mul(low, scale[2 * block]));
-                    acc[t] = f_fma(v, x_scale, acc[t]);
-                    acc[t] = f_fma(minimum[2 * block], f_set(x->low[first + t]), acc[t]);
-                    acc[t] = f_fma(minimum[2 * block + 1], f_set(x->high[first + t]), acc[t]);
+                    low = f_fma(low, x_scale, f_set(-FINE_ZERO * x->low[first + t]));
+                    high = f_fma(high, x_scale, f_set(-FINE_ZERO * x->high[first + t]));
+                    acc[t] = f_fma(high, scale[2 * block + 1], f_fma(low, scale[2 * block], acc[t]));
                 } else {
                     i32x16 dot = dot16(f.small, dot16(f.small, i_zero(), w, q), w + 4, q + 16);
                     acc[t] = f_fma(f_mul(f_from_int(dot), x_scale), scale[block], acc[t]);
