@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 
-from tandem.kernels import formats
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.layouts import q8_pack, q8_store, q8_unpack, q8_zeros
 from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS, q8_bytes
@@ -235,9 +234,3 @@ def _kernel(layout: str) -> Kernel:
 
 BY_LAYOUT = {layout: _kernel(layout) for layout in LAYOUTS}
 KERNELS = list(BY_LAYOUT.values())
-
-
-def layout_of(format: formats.Format) -> str:
-    """The layout a file's format becomes on the CPU: its own panels, or 8 bits (see model/weights.py)."""
-    name = format.name.lower()
-    return name if name in LAYOUTS else "q8_0"
