@@ -120,17 +120,18 @@ class Timer:
         times = []
         for _ in range(repeats + 2):
             begun = time.perf_counter()
-            self.engine.recording.replay()
+            self.engine.turns[0].recording.replay()
             times.append(time.perf_counter() - begun)
         return float(np.median(times[2:]))
 
     def profile(self, batch: int, count: int, depth: int) -> dict[str, tuple[float, float, float]]:
         """Kernel -> (seconds, GB, Gop) of a step."""
         self._write(batch, count, depth)
-        recording: Any = self.engine.recording
+        recording: Any = self.engine.turns[0].recording
         recording.replay()
         seconds = recording.replay_timed()
-        counts = {"tokens": batch * count, "rows": batch, "work": int(self.engine.batch.inputs.header[2])}
+        work = int(self.engine.turns[0].batch.inputs.header[2])
+        counts = {"tokens": batch * count, "rows": batch, "work": work}
         total: dict[str, list[float]] = {}
         for launch, s in zip(self.engine.program.launches, seconds, strict=True):
             cost, entry = launch.cost(counts), total.setdefault(launch.kernel.name, [0.0, 0.0, 0.0])
@@ -143,10 +144,9 @@ class Timer:
         for sequence in self.sequences:
             self.engine.cache.release(sequence.tables)
         for sequence in self.sequences[:batch]:
-            sequence.computed = depth
             assert self.engine.cache.reserve(sequence.tables, depth + count), "not enough KV blocks"
-            chunks.append(Chunk(sequence, count, True))
-        self.engine.batch.write(chunks)
+            chunks.append(Chunk(sequence, depth, count, True))
+        self.engine.turns[0].batch.write(chunks)
 
 
 def time_model(name: str, device: Any) -> list[dict[str, Any]]:

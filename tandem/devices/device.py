@@ -13,7 +13,14 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Recording(Protocol):
-    """A Program made ready to run. Replaying it allocates nothing."""
+    """A Program made ready to run in one turn. Replaying it allocates nothing."""
+
+    def start(self) -> None:
+        """Runs all launches, after those of earlier steps, with the StepInputs as they are now. May return before
+        they are done: StepInputs must not change, nor this Recording start again, before `finish`."""
+
+    def finish(self) -> None:
+        """Waits for the step that `start` began; its results may be read then."""
 
     def replay(self, begin: int = 0, end: int | None = None) -> None:
         """Runs launches [begin, end) with the StepInputs as they are now, and waits for them."""
@@ -26,6 +33,10 @@ class Device(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def turns(self) -> int:
+        """Steps that may be in flight at a time: 1 where the host has nothing to gain from a second."""
+
     def describe(self) -> str:
         """For people: the device, and which of its paths is in use."""
 
@@ -36,10 +47,7 @@ class Device(Protocol):
         """Allocates all arenas of a Program, zeroed, or none of them."""
 
     def memory(self, arena: str) -> Bytes:
-        """The bytes of "step", for the host to write."""
-
-    def view(self, tensor: Tensor) -> Bytes:
-        """The bytes of what the last launch wrote to "output", where they lie: valid after each replay."""
+        """The bytes of "step" and "results", of either turn, for the host to write and read."""
 
     def read(self, tensor: Tensor) -> Bytes:
         """The bytes of any tensor as they are now; a view or a copy, so use it before the next replay."""
@@ -55,7 +63,7 @@ class Device(Protocol):
         The rows begin at panel `first` of their matrix; panel p goes to place p // run * period + p % run.
         """
 
-    def record(self, program: Program) -> Recording: ...
+    def record(self, program: Program, turn: int = 0) -> Recording: ...
 
     def close(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Writes a step's chunks into StepInputs and reads what was sampled."""
+"""A turn's StepInputs and results: writes a step's chunks and reads what was sampled."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy as np
 from tandem.engine.scheduler import Chunk
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.program.step_inputs import (
+    KNOWN,
     KV_BLOCK,
     TOKEN_ID,
     TOKEN_POSITION,
     TOKEN_SEQUENCE,
     TOKEN_SLOT,
+    TOKEN_SOURCE,
     Ints,
     StepInputs,
 )
@@ -25,32 +27,34 @@ NO_LOGPROBS = -1
 RESULT_TOPS, RESULT_TOP_IDS, RESULT_TOP_LOGPROBS = 2, 4, 24  # fields of a result row, after id and logprob
 
 
-class BatchWriter:
-    def __init__(self, inputs: StepInputs, results: Ints, queries_per_kv_head: int) -> None:
-        self.inputs, self.results = inputs, results
+class Batch:
+    def __init__(self, turn: int, inputs: StepInputs, results: Ints, queries_per_kv_head: int) -> None:
+        self.turn, self.inputs, self.results = turn, inputs, results
         self.results_f32 = results.view(np.float32)
         self.rows_per_item = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM // queries_per_kv_head))
 
     def write(self, chunks: list[Chunk]) -> None:
         token = row = work = edits = 0
         for chunk in chunks:
-            self._write_tokens(chunk.sequence, chunk.count, token)
-            work = self._write_work(chunk.sequence, chunk.count, token, work)
+            sequence = chunk.sequence
+            self._write_tokens(chunk, token)
+            work = self._write_work(chunk, token, work)
             token += chunk.count
             if chunk.sampled:
                 self.inputs.rows[row] = token - 1
-                edits = self._write_params(chunk.sequence, row, edits)
+                edits = self._write_params(sequence, chunk.begin + chunk.count, row, edits)
+                sequence.row = row
                 row += 1
         self.inputs.set_counts(tokens=token, rows=row, work=work)
 
-    def write_all_rows(self, sequence: Sequence, count: int) -> None:
+    def write_all_rows(self, chunk: Chunk) -> None:
         """One chunk with the logits of every token, not only the last."""
-        self._write_tokens(sequence, count, 0)
-        work = self._write_work(sequence, count, 0, 0)
-        self.inputs.rows[:count] = np.arange(count)
-        for row in range(count):
-            self._write_params(sequence, row, 0)
-        self.inputs.set_counts(tokens=count, rows=count, work=work)
+        self._write_tokens(chunk, 0)
+        work = self._write_work(chunk, 0, 0)
+        self.inputs.rows[: chunk.count] = np.arange(chunk.count)
+        for row in range(chunk.count):
+            self._write_params(chunk.sequence, chunk.begin + 1 + row, row, 0)
+        self.inputs.set_counts(tokens=chunk.count, rows=chunk.count, work=work)
 
     def read(self, row: int, sequence: Sequence) -> Sampled:
         result: Any = self.results[row]
@@ -61,44 +65,51 @@ class BatchWriter:
         logprobs = floats[RESULT_TOP_LOGPROBS : RESULT_TOP_LOGPROBS + tops].tolist()
         return Sampled(int(result[0]), float(floats[1]), tuple(zip(ids, logprobs, strict=True)))
 
-    def _write_tokens(self, sequence: Sequence, count: int, at: int) -> None:
-        begin, end = sequence.computed, sequence.computed + count
-        for group, table in enumerate(sequence.tables):
-            if table.written < len(table.blocks):
-                self.inputs.tables[group][sequence.slot, table.written : len(table.blocks)] = table.blocks[
-                    table.written :
-                ]
-                table.written = len(table.blocks)
+    def _write_tokens(self, chunk: Chunk, at: int) -> None:
+        sequence, begin, end = chunk.sequence, chunk.begin, chunk.begin + chunk.count
+        self._write_tables(sequence)
+        # Only the last can be one that the step before is still sampling.
+        known, source = (end, KNOWN) if end <= len(sequence.tokens) else (end - 1, 1 + sequence.row)
         tokens = self.inputs.tokens
-        if count == 1:
-            slots = [
-                table.blocks[begin // KV_BLOCK] * KV_BLOCK + begin % KV_BLOCK for table in sequence.tables
-            ]
-            tokens[at, : TOKEN_SLOT + len(slots)] = [sequence.tokens[begin], begin, sequence.slot, 0, *slots]
+        if chunk.count == 1:
+            block, place = divmod(begin, KV_BLOCK)
+            slots = [table.blocks[block] * KV_BLOCK + place for table in sequence.tables]
+            token = sequence.tokens[begin] if known == end else 0
+            tokens[at, : TOKEN_SLOT + len(slots)] = [token, begin, sequence.slot, source, *slots]
             return
         positions = np.arange(begin, end)
-        rows = tokens[at : at + count]
-        rows[:, TOKEN_ID] = sequence.tokens[begin:end]
+        rows = tokens[at : at + chunk.count]
+        rows[: known - begin, TOKEN_ID] = sequence.tokens[begin:known]
         rows[:, TOKEN_POSITION] = positions
         rows[:, TOKEN_SEQUENCE] = sequence.slot
+        rows[:, TOKEN_SOURCE] = KNOWN
+        rows[-1, TOKEN_SOURCE] = source
         for group, table in enumerate(sequence.tables):
             blocks = np.array(table.blocks, np.int32)[positions // KV_BLOCK]
             rows[:, TOKEN_SLOT + group] = blocks * KV_BLOCK + positions % KV_BLOCK
 
-    def _write_work(self, sequence: Sequence, count: int, token: int, work: int) -> int:
-        for first in range(0, count, self.rows_per_item):
-            rows = min(self.rows_per_item, count - first)
-            self.inputs.work[work] = (token + first, rows, sequence.slot, sequence.computed + first)
+    def _write_tables(self, sequence: Sequence) -> None:
+        """The entries of the block tables that are new to this turn."""
+        for group, table in enumerate(sequence.tables):
+            first, end = table.written[self.turn], len(table.blocks)
+            if first < end:
+                self.inputs.tables[group][sequence.slot, first:end] = table.blocks[first:]
+                table.written[self.turn] = end
+
+    def _write_work(self, chunk: Chunk, token: int, work: int) -> int:
+        for first in range(0, chunk.count, self.rows_per_item):
+            rows = min(self.rows_per_item, chunk.count - first)
+            self.inputs.work[work] = (token + first, rows, chunk.sequence.slot, chunk.begin + first)
             work += 1
         return work
 
-    def _write_params(self, sequence: Sequence, row: int, first_edit: int) -> int:
-        """A row of sampling parameters; returns the next free edit."""
+    def _write_params(self, sequence: Sequence, position: int, row: int, first_edit: int) -> int:
+        """A row of sampling parameters for the token at `position`; returns the next free edit."""
         if sequence.param_row is None:
             sequence.param_row = _param_row(sequence)
         params = self.inputs.params[row]
         params[:] = sequence.param_row
-        params[PARAM_COUNTER] = len(sequence.generated)
+        params[PARAM_COUNTER] = position - len(sequence.prompt)
         edits = sequence.edits
         if len(edits):
             self.inputs.edits[first_edit : first_edit + len(edits)] = edits

@@ -1,18 +1,20 @@
 """The engine: a model compiled for a device, and the step that serves every request.
 
 Load: ops -> fuse -> plan weights -> lower -> check on the null device -> allocate -> repack -> record.
-Step: schedule -> write inputs -> replay -> read tokens.
+Step: schedule -> write inputs -> start -> read the tokens of the step before. The host works while the device does.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from tandem.devices import null
-from tandem.devices.device import Device
-from tandem.engine.batch import BatchWriter
+from tandem.devices.device import Device, Recording
+from tandem.engine.batch import Batch
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.params import SamplingParams
 from tandem.engine.scheduler import Chunk, Scheduler
@@ -24,13 +26,21 @@ from tandem.model.config import ModelConfig
 from tandem.model.model import Model
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.lower import KVPlan, lower
-from tandem.program.program import Program
+from tandem.program.program import Program, arena_in
 from tandem.program.step_inputs import KV_BLOCK, MOST_BIASES, RESULT_INTS, StepInputs, StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
 
 STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
 KV_SHARE = 0.25  # of the free memory, for sequences beyond the first
 HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
+
+
+@dataclass
+class Turn:
+    """What a step in flight has for itself."""
+
+    batch: Batch
+    recording: Recording
 
 
 class Engine:
@@ -52,13 +62,19 @@ class Engine:
         null.check(self.program)
         device.place(self.program)
         model.load(plan, device, context)
-        self.recording = device.record(self.program)
         self.cache = KVCache(config.windows, kv.blocks)
         self.scheduler = Scheduler(limits, self.cache)
-        results = device.view(self.program.values["result"][1]).view(np.int32).reshape(-1, RESULT_INTS)
-        self.batch = BatchWriter(
-            StepInputs(layout, device.memory("step")), results, config.q_heads // config.kv_heads
-        )
+        self.turns = [
+            self._turn(layout, turn, config.q_heads // config.kv_heads) for turn in range(device.turns)
+        ]
+        self._free = deque(self.turns)
+        self._flying: deque[tuple[Turn, list[Chunk]]] = deque()  # steps that were started, oldest first
+
+    def _turn(self, layout: StepLayout, turn: int, queries_per_kv_head: int) -> Turn:
+        inputs = StepInputs(layout, self.device.memory(arena_in(turn, "step")))
+        results = self.device.memory(arena_in(turn, "results"))[: layout.result_bytes].view(np.int32)
+        batch = Batch(turn, inputs, results.reshape(-1, RESULT_INTS), queries_per_kv_head)
+        return Turn(batch, self.device.record(self.program, turn))
 
     def submit(
         self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset()
@@ -85,25 +101,39 @@ class Engine:
             raise RequestError(f"logit_bias names a token outside 0 to {self.model.config.vocab - 1}")
         if len(params.logit_bias) > MOST_BIASES:
             raise RequestError(f"logit_bias has {len(params.logit_bias)} entries: give {MOST_BIASES} at most")
-        return Sequence(prompt, params, stop_ids, self.cache.new_tables())
+        return Sequence(prompt, params, stop_ids, self.cache.new_tables(), self.context - len(prompt))
 
     def step(self) -> list[Sequence]:
-        """Runs one step; returns the sequences that got a token."""
-        chunks = self.scheduler.schedule()
-        if not chunks:
-            return []
-        self.batch.write(chunks)
-        self.recording.replay()
-        return self._collect(chunks)
+        """Starts steps while a turn is free, then reads the oldest; returns the sequences that got a token."""
+        while self._free and (chunks := self.scheduler.schedule()):
+            self._start(self._free[0], chunks)
+        return self._collect() if self._flying else []
 
-    def _collect(self, chunks: list[Chunk]) -> list[Sequence]:
-        sampled = [chunk.sequence for chunk in chunks if chunk.sampled]
-        for row, sequence in enumerate(sampled):
-            sequence.append(self.batch.read(row, sequence))
-            if len(sequence.tokens) >= self.context:
-                sequence.finish("length")
-        self.scheduler.complete(chunks)
-        return sampled
+    def _start(self, turn: Turn, chunks: list[Chunk]) -> None:
+        try:
+            turn.batch.write(chunks)
+            turn.recording.start()
+        except BaseException:  # an interrupt, perhaps: others will go on
+            self.scheduler.undo(chunks)
+            turn.recording.finish()  # what did start may still read its inputs
+            raise
+        self._flying.append((self._free.popleft(), chunks))
+
+    def _collect(self) -> list[Sequence]:
+        """The sequences that the oldest step in flight gave a token, when it is done."""
+        turn, chunks = self._flying[0]
+        turn.recording.finish()
+        self._free.append(turn)
+        self._flying.popleft()
+        served = []
+        for row, sequence in enumerate(chunk.sequence for chunk in chunks if chunk.sampled):
+            sequence.ahead -= 1
+            if sequence.finish_reason is None:  # else it ended meanwhile, and this is a token too many
+                sequence.append(turn.batch.read(row, sequence))
+                served.append(sequence)
+                if sequence.finish_reason:
+                    self.scheduler.remove(sequence)
+        return served
 
     def cancel(self, sequence: Sequence) -> None:
         sequence.finish("cancelled")
@@ -111,9 +141,9 @@ class Engine:
 
     def logits(self, ids: list[int]) -> Array:
         """float32 [len(ids), vocab]: the logits after each token, teacher-forced."""
-        out = np.empty((len(ids), self.model.config.vocab), np.float32)
+        out, recording = np.empty((len(ids), self.model.config.vocab), np.float32), self.turns[0].recording
         for begin, count in self._forced(ids):
-            self.recording.replay()
+            recording.replay()
             out[begin : begin + count] = self._read("logits", count)
         return out
 
@@ -124,14 +154,15 @@ class Engine:
         if unknown:
             raise RequestError(f"no intermediate {unknown[0]!r}; there is: {', '.join(self.program.values)}")
         found: dict[str, list[Array]] = {name: [] for name in names}
+        recording = self.turns[0].recording
         for _, count in self._forced(ids):
             done = 0
             for name in sorted(names, key=lambda name: self.program.values[name][0]):
                 index, _ = self.program.values[name]
-                self.recording.replay(done, index + 1)
+                recording.replay(done, index + 1)
                 done = index + 1
                 found[name].append(self._read(name, count))
-            self.recording.replay(done)
+            recording.replay(done)
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
     def _read(self, name: str, count: int) -> Array:
@@ -151,13 +182,15 @@ class Engine:
             )
         if self.scheduler.running or self.scheduler.waiting:
             raise RequestError("logits and capture need an idle engine: finish or close the streams first")
+        while self._flying:
+            self._collect()
         limits = self.scheduler.limits
         sequence = Sequence(ids, SamplingParams(), frozenset(), self.cache.new_tables(), slot=0)
         try:
             while sequence.computed < len(ids):
                 count = min(limits.rows, limits.tokens, len(ids) - sequence.computed)
                 self.cache.reserve(sequence.tables, sequence.computed + count)
-                self.batch.write_all_rows(sequence, count)
+                self.turns[0].batch.write_all_rows(Chunk(sequence, sequence.computed, count, True))
                 yield sequence.computed, count
                 sequence.computed += count
                 self.cache.slide(sequence.tables, sequence.computed)

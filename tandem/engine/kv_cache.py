@@ -6,6 +6,7 @@ soon as no query can see them; block tables keep -1 in their place.
 
 from __future__ import annotations
 
+from tandem.program.program import TURNS
 from tandem.program.step_inputs import KV_BLOCK
 
 NO_BLOCK = -1
@@ -17,7 +18,7 @@ class BlockTable:
     def __init__(self) -> None:
         self.blocks: list[int] = []
         self.freed = 0  # entries before this one have been given back
-        self.written = 0  # entries that StepInputs has
+        self.written = [0] * TURNS  # entries that the StepInputs of each turn have
 
 
 class KVCache:
@@ -54,7 +55,7 @@ class KVCache:
     def release(self, tables: list[BlockTable]) -> None:
         for table, free in zip(tables, self._free, strict=True):
             blocks, table.blocks = table.blocks, []
-            table.freed = table.written = 0
+            table.freed, table.written = 0, [0] * TURNS
             free.extend(block for block in reversed(blocks) if block != NO_BLOCK)
 
     @property

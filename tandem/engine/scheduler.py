@@ -1,5 +1,8 @@
 """What the next step computes. There is no prefill and no decode phase: each running sequence has tokens whose keys
 and values are not computed yet (a whole prompt, or the one token just sampled), and a step lets them catch up.
+
+Steps run in the order in which they are scheduled. So what a step computes counts as computed from then on, and blocks
+given back may be used by the next step, while those before are still in flight.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from tandem.program.step_inputs import StepLimits
 
 @dataclass
 class Chunk:
-    """`count` tokens of a sequence from its first uncomputed one; `sampled` if the last of all is among them."""
+    """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them."""
 
     sequence: Sequence
+    begin: int
     count: int
     sampled: bool
 
@@ -30,25 +34,27 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """First come first served under the budget of tokens; one token of each running sequence comes first."""
+        for sequence in self.running:
+            self.cache.slide(sequence.tables, sequence.computed)
         self._admit()
         budget, chunks = self.limits.tokens, []
-        for sequence in sorted(self.running, key=lambda s: len(s.tokens) - s.computed > 1):
-            pending = len(sequence.tokens) - sequence.computed
+        for sequence in sorted(self.running, key=lambda s: s.pending > 1):
+            pending = sequence.pending
             count = min(pending, budget) if sequence.slot >= 0 else 0  # it may have been put back meanwhile
             if count and self._make_room(sequence, sequence.computed + count):
-                chunks.append(Chunk(sequence, count, count == pending))
+                chunks.append(Chunk(sequence, sequence.computed, count, count == pending))
                 budget -= count
-        return [chunk for chunk in chunks if chunk.sequence.slot >= 0]
-
-    def complete(self, chunks: list[Chunk]) -> None:
-        """After the step: counts what is computed, and lets finished sequences go."""
+        chunks = [chunk for chunk in chunks if chunk.sequence.slot >= 0]
         for chunk in chunks:
-            sequence = chunk.sequence
-            sequence.computed += chunk.count
-            if sequence.finish_reason:
-                self.remove(sequence)
-            else:
-                self.cache.slide(sequence.tables, sequence.computed)
+            chunk.sequence.computed += chunk.count
+            chunk.sequence.ahead += chunk.sampled
+        return chunks
+
+    def undo(self, chunks: list[Chunk]) -> None:
+        """As if these, which were scheduled last, had not been."""
+        for chunk in chunks:
+            chunk.sequence.computed -= chunk.count
+            chunk.sequence.ahead -= chunk.sampled
 
     def remove(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:

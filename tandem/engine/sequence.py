@@ -1,4 +1,7 @@
-"""A request as the engine sees it: its tokens, how many of them are computed, and what has been sampled."""
+"""A request as the engine sees it: its tokens, how many of them are computed, and what has been sampled.
+
+A step is scheduled while the one before it runs, so a sequence may be one sampled token ahead of what the host knows.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,13 @@ class Sequence:
     params: SamplingParams
     stop_ids: frozenset[int]
     tables: list[BlockTable]
+    most: int = 2**31  # tokens that may be generated
     tokens: list[int] = field(default_factory=list)  # prompt and generated
-    computed: int = 0  # tokens whose keys and values are in the cache
+    computed: int = (
+        0  # tokens whose keys and values are in the cache, or will be when the steps in flight are done
+    )
+    ahead: int = 0  # tokens that steps in flight are sampling
+    row: int = -1  # of the results of the last step that sampled it
     slot: int = -1  # row of the block tables while running
     generated: list[Sampled] = field(default_factory=list)
     finish_reason: str | None = None  # "stop", "length", "cancelled"
@@ -42,8 +50,19 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        self.most = min(self.most, self.params.max_tokens)
         self.seed = secrets.randbits(63) if self.params.seed is None else self.params.seed & (2**64 - 1)
         self.edits = _edits(self.params, self.prompt)
+
+    @property
+    def pending(self) -> int:
+        """Tokens that the next step can compute: also the one that is being sampled, unless its successor depends on
+        what only the host does with it, or there will be none."""
+        if not self.ahead:
+            return len(self.tokens) - self.computed
+        if self.params.uses_history or len(self.generated) + self.ahead >= self.most:
+            return 0
+        return len(self.tokens) + self.ahead - self.computed
 
     def append(self, sampled: Sampled) -> None:
         if not self.generated:
@@ -54,7 +73,7 @@ class Sequence:
             self._count(sampled.id)
         if sampled.id in self.stop_ids and not self.params.ignore_eos:
             self.finish("stop")
-        elif len(self.generated) >= self.params.max_tokens:
+        elif len(self.generated) >= self.most:
             self.finish("length")
 
     def _count(self, token: int) -> None:

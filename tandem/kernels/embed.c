@@ -1,14 +1,21 @@
 // out[t] = scale * (row tokens[t] of the table). The table is in panels, as it is often the output head too.
 #include "panels.h"
 
-enum { TOKENS, TABLE, OUT };
+enum { TOKENS, TABLE, SAMPLED, OUT };
 enum { FORMAT, ROWS, COLUMNS, OUT_STRIDE, SCALE };
+
+// A token's row of the table: its id, or what the step before sampled.
+ALWAYS_INLINE int row_of(const launch_args *args, int32_t item) {
+    const int32_t *token = (const int32_t *)args->buffer[TOKENS] + item * TOKEN_INTS;
+    int source = token[TOKEN_SOURCE];
+    return source ? ((const int32_t *)args->buffer[SAMPLED])[(source - 1) * RESULT_INTS] : token[TOKEN_ID];
+}
 
 // Unpacks 16 rows to use one: a token's row is a millionth of the step's weights.
 #define QUANTISED(name) \
     KERNEL(embed_##name) { \
         (void)step; \
-        int columns = args->scalar[COLUMNS].i, row = ((const int32_t *)args->buffer[TOKENS])[item * TOKEN_INTS + TOKEN_ID]; \
+        int columns = args->scalar[COLUMNS].i, row = row_of(args, item); \
         const uint8_t *chunk = (const uint8_t *)args->buffer[TABLE] + (size_t)(row / LANES) * (columns / name##_SPAN) * name##_BYTES; \
         float *out = (float *)args->buffer[OUT] + (size_t)item * args->scalar[OUT_STRIDE].i, factor = args->scalar[SCALE].f; \
         for (int column = 0; column < columns; column += name##_SPAN, chunk += name##_BYTES) { \
@@ -35,7 +42,7 @@ EACH_PANEL_FORMAT(QUANTISED)
 #define FLOAT(name, type, convert) \
     KERNEL(embed_##name) { \
         (void)step; \
-        int columns = args->scalar[COLUMNS].i, row = ((const int32_t *)args->buffer[TOKENS])[item * TOKEN_INTS + TOKEN_ID]; \
+        int columns = args->scalar[COLUMNS].i, row = row_of(args, item); \
         const type *panel = (const type *)args->buffer[TABLE] + (size_t)(row / LANES) * LANES * columns + row % LANES; \
         float *out = (float *)args->buffer[OUT] + (size_t)item * args->scalar[OUT_STRIDE].i, factor = args->scalar[SCALE].f; \
         for (int k = 0; k < columns; k++) out[k] = convert(panel[k * LANES]) * factor; \

@@ -1,4 +1,7 @@
-"""Token ids to rows of the embedding table, times a scale. The table is in panels: it is often the head too."""
+"""Token ids to rows of the embedding table, times a scale. The table is in panels: it is often the head too.
+
+A token whose source is not 0 is the one that row source - 1 of `sampled` holds: the step before has just picked it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kerne
 from tandem.kernels.matmul import random_panels, unpack_panels
 from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
 
-TOKEN_BYTES = 32  # a row of StepInputs' token table; the id is its first field
+TOKEN_BYTES, TOKEN_ID, TOKEN_SOURCE = 32, 0, 3  # a row of StepInputs' token table, and fields of it
+RESULT_BYTES = 256  # a row of results; the id is its first field
 
 
 def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
@@ -19,6 +23,7 @@ def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
     return {
         "tokens": TOKEN_BYTES * n,
         "table": LAYOUTS[LAYOUT_NAMES[int(s["format"])]].matrix_bytes(rows, columns),
+        "sampled": RESULT_BYTES * counts["rows"],
         "out": 4 * ((n - 1) * int(s["out_stride"]) + columns),
     }
 
@@ -34,30 +39,35 @@ def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[
     table = unpack_panels(layout, arrays["table"], int(s["rows"]), columns)
     out = arrays["out"].copy()
     for t in range(counts["tokens"]):
-        out[t, :columns] = table[arrays["tokens"][t, 0]] * np.float32(s["scale"])
+        source, token = arrays["tokens"][t, TOKEN_SOURCE], arrays["tokens"][t, TOKEN_ID]
+        out[t, :columns] = table[arrays["sampled"][source - 1, 0] if source else token] * np.float32(
+            s["scale"]
+        )
     return {"out": out}
 
 
 def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
     for tokens, rows, columns in ((1, 16, 256), (9, 50, 512)):
         ids = np.zeros((tokens, 8), np.int32)
-        ids[:, 0] = rng.integers(0, rows, tokens)
+        ids[:, TOKEN_ID] = rng.integers(0, rows, tokens)
+        ids[::3, TOKEN_SOURCE] = rng.integers(1, 4, len(ids[::3]))
         arrays = {
             "tokens": ids,
             "table": random_panels(layout, rows, columns, rng),
+            "sampled": rng.integers(0, rows, (3, RESULT_BYTES // 4), np.int32),
             "out": np.zeros((tokens, columns + 5), np.float32),
         }
         scalars = dict(
             format=LAYOUT_NAMES.index(layout), rows=rows, columns=columns, out_stride=columns + 5, scale=1.5
         )
         label = f"{layout} T={tokens} {rows}x{columns}"
-        yield Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0}, atol=1e-5, rtol=1e-5)
+        yield Case(label, arrays, scalars, {"tokens": tokens, "rows": 3, "work": 0}, atol=1e-5, rtol=1e-5)
 
 
 def _kernel(layout: str) -> Kernel:
     return Kernel(
         name=f"embed_{layout}",
-        buffers=(Buffer("tokens", "r"), Buffer("table", "r"), Buffer("out", "w")),
+        buffers=(Buffer("tokens", "r"), Buffer("table", "r"), Buffer("sampled", "r"), Buffer("out", "w")),
         scalars=(("format", "i"), ("rows", "i"), ("columns", "i"), ("out_stride", "i"), ("scale", "f")),
         grid=lambda s: Grid(1, "tokens"),
         cost=_cost,

@@ -14,8 +14,8 @@ from tandem.program.fuse import PASSES, consumers
 from tandem.program.graph import Heads, Matrix, Op, Value, Vector
 from tandem.program.hazards import place_barriers
 from tandem.program.plan_memory import plan_memory
-from tandem.program.program import Launch, Program, Tensor
-from tandem.program.step_inputs import KV_BLOCK, RESULT_INTS, TOKEN_SLOT, StepLayout
+from tandem.program.program import OTHER_TURN, Launch, Program, Tensor
+from tandem.program.step_inputs import KV_BLOCK, TOKEN_SLOT, StepLayout
 from tandem.program.weight_plan import WeightPlan, align
 
 ACTIVATIONS = {"silu": 0, "gelu": 1}
@@ -42,8 +42,10 @@ def lower(
     launches = lowering.launches
     activations = plan_memory(launches)
     place_barriers(launches)
-    sizes = {"weights": plan.nbytes, "kv": lowering.kv_bytes, "step": step.nbytes,
-             "activations": activations, "output": lowering.output_bytes}  # fmt: skip
+    sizes = {"weights": plan.nbytes, "kv": lowering.kv_bytes, "activations": activations,
+             "output": lowering.output_bytes}  # fmt: skip
+    for arena, nbytes in (("step", step.nbytes), ("results", step.result_bytes)):
+        sizes |= {arena: nbytes, OTHER_TURN[arena]: nbytes}
     limits = step.limits
     counts = {"tokens": limits.tokens, "rows": limits.rows, "work": limits.work}
     return Program(launches, counts, sizes, lowering.values)
@@ -140,7 +142,8 @@ class _Lowering:
         matrix: Matrix = op.attrs["matrix"]
         table, out = self.plan.matrix([matrix]), self._rows(op.outputs[0])
         self._launch(
-            embed.BY_LAYOUT[table.dtype], op.outputs[0].name, {"tokens": self.step.tokens, "table": table, "out": out},
+            embed.BY_LAYOUT[table.dtype], op.outputs[0].name,
+            {"tokens": self.step.tokens, "table": table, "sampled": self.step.sampled_before, "out": out},
             format=LAYOUT_NAMES.index(table.dtype), rows=matrix.rows, columns=matrix.columns,
             out_stride=out.stride, scale=op.attrs["scale"],
         )  # fmt: skip
@@ -285,12 +288,9 @@ class _Lowering:
 
     def _sample(self, op: Op) -> None:
         logits = self.f32[op.inputs[0]]
-        result = self._host_tensor(
-            Tensor("result", "output", "i32", 4 * RESULT_INTS * self.counts["rows"], RESULT_INTS)
-        )
         self._launch(
             sample.KERNEL, "result",
-            {"logits": logits, "params": self.step.params, "edits": self.step.edits, "out": result},
+            {"logits": logits, "params": self.step.params, "edits": self.step.edits, "out": self.step.results},
             vocab=op.inputs[0].width, stride=logits.stride, edits=self.step.limits.edits,
         )  # fmt: skip
-        self.values["result"] = (len(self.launches) - 1, result)
+        self.values["result"] = (len(self.launches) - 1, self.step.results)

@@ -7,13 +7,24 @@ from dataclasses import dataclass, field
 
 from tandem.kernels.kernel import Cost, Counts, Grid, Kernel
 
+# Two steps may be in flight, in turns. Each turn has StepInputs and results of its own, and reads what the other
+# sampled; a Program names the arenas of turn 0.
+TURNS = 2
+OTHER_TURN = {"step": "step.1", "step.1": "step", "results": "results.1", "results.1": "results"}
+
+
+def arena_in(turn: int, arena: str) -> str:
+    """The arena that a turn has in the place of one a Program names."""
+    return OTHER_TURN.get(arena, arena) if turn else arena
+
 
 @dataclass(eq=False)
 class Tensor:
     """A named range of bytes in an arena.
 
-    Arenas: "weights", "kv", "step" (StepInputs), "output" (what the host reads) and "activations". A view has a
-    `base` and lies `offset` bytes into it; otherwise plan_memory or the owner of the arena sets `offset`.
+    Arenas: "weights", "kv", "activations", "output" (logits), "step" (StepInputs), "results" (sampled tokens), and the
+    last two of the other turn. A view has a `base` and lies `offset` bytes into it; otherwise plan_memory or the owner
+    of the arena sets `offset`.
     """
 
     name: str

@@ -1,6 +1,7 @@
 """StepInputs: the one small buffer that varies from step to step, and what comes back.
 
-The host overwrites it before each replay; layouts.h and core.h name the same fields for the kernels.
+The host overwrites it before each replay; layouts.h and core.h name the same fields for the kernels. A token that the
+step before is still sampling is named by the row of results that will hold it (TOKEN_SOURCE).
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from tandem.kernels.kernel import COUNTS
-from tandem.program.program import Tensor
+from tandem.program.program import OTHER_TURN, Tensor
 from tandem.program.weight_plan import align
 
 KV_BLOCK = 16  # tokens a KV block
 HEADER_INTS = 16
 TOKEN_INTS = 8
 TOKEN_ID, TOKEN_POSITION, TOKEN_SEQUENCE, TOKEN_SOURCE, TOKEN_SLOT = range(5)  # TOKEN_SLOT + KV group
+KNOWN = 0  # TOKEN_SOURCE of a token with an id; otherwise 1 + the row of the other turn's results
 WORK_INTS = 4
 PARAM_INTS = 16
 EDIT_INTS = 4
@@ -46,7 +48,7 @@ class StepLimits:
 
 
 class StepLayout:
-    """Where each table lies in the "step" and "output" arenas."""
+    """Where each table lies in the "step" arena, and the results of a turn and of the other."""
 
     def __init__(self, limits: StepLimits) -> None:
         self.limits = limits
@@ -60,6 +62,11 @@ class StepLayout:
         self.tables = [
             self._table(f"tables.{g}", limits.blocks, limits.sequences) for g in range(limits.groups)
         ]
+        self.result_bytes = 4 * RESULT_INTS * limits.rows
+        self.results, self.sampled_before = (
+            Tensor(name, arena, "i32", self.result_bytes, RESULT_INTS, 0)
+            for name, arena in (("result", "results"), ("result before", OTHER_TURN["results"]))
+        )
 
     def _table(self, name: str, width: int, rows: int) -> Tensor:
         tensor = Tensor(f"step.{name}", "step", "i32", 4 * width * rows, width, self.nbytes)

@@ -1,18 +1,20 @@
 """The engine without kernels: steps are checked as a device would see them, and answered by a hash of the context.
 
 Each KV group's cache holds (token, position) where a device holds keys and values. A row's answer depends on all
-that each group can see, so a wrong block, slot, position or window changes the tokens.
+that each group can see, so a wrong block, slot, position or window changes the tokens. A step runs as late as it may:
+when the host waits for it.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
 
-from tandem.engine.batch import BatchWriter
-from tandem.engine.engine import Engine
+from tandem.engine.batch import Batch
+from tandem.engine.engine import Engine, Turn
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sequence
@@ -23,6 +25,7 @@ from tandem.program.step_inputs import (
     TOKEN_POSITION,
     TOKEN_SEQUENCE,
     TOKEN_SLOT,
+    TOKEN_SOURCE,
     StepInputs,
     StepLayout,
     StepLimits,
@@ -47,31 +50,73 @@ class SimulatedEngine(Engine):
     """Everything of the engine but the model and the device."""
 
     def __init__(
-        self, *, windows: tuple[int, ...], blocks: tuple[int, ...], context: int, batch: int, tokens: int
-    ) -> None:
+        self, *, windows: tuple[int, ...], blocks: tuple[int, ...], context: int, batch: int, tokens: int,
+        turns: int = 2,
+    ) -> None:  # fmt: skip
         self.context, self.windows = context, windows
         self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB, trained_context=context))  # type: ignore[assignment]
-        self.recording = self  # type: ignore[assignment]
         limits = StepLimits(tokens, batch, batch, -(-context // KV_BLOCK), len(windows))
         layout = StepLayout(limits)
-        self.inputs = StepInputs(layout, np.full(layout.nbytes, 0x7F, np.uint8))
         self.cache = KVCache(windows, blocks)
         self.scheduler = Scheduler(limits, self.cache)
-        self.results = np.zeros((batch, RESULT_INTS), np.int32)
-        self.batch = BatchWriter(self.inputs, self.results, 4)
         self.kv = [np.full((n * KV_BLOCK, 2), -1) for n in blocks]
         self.steps = 0
+        self.pending: deque[SimulatedRecording] = deque()
+        self.recordings: list[SimulatedRecording] = []
+        for turn in range(turns):
+            memory, results = np.full(layout.nbytes, 0x7F, np.uint8), np.zeros((batch, RESULT_INTS), np.int32)
+            self.recordings.append(
+                SimulatedRecording(self, turn, StepInputs(layout, memory), memory, results)
+            )
+        self.inputs = self.recordings[0].inputs
+        self.turns = [Turn(Batch(r.turn, r.inputs, r.results, 4), r) for r in self.recordings]
+        self._free, self._flying = deque(self.turns), deque()
 
-    def replay(self, begin: int = 0, end: int | None = None) -> None:
+    def run(self, *sequences: Sequence) -> None:
+        """Until these are finished; a step that does nothing would be a deadlock."""
+        while any(sequence.finish_reason is None for sequence in sequences):
+            before = self.steps
+            self.step()
+            assert self.steps == before + 1, "requests are waiting, and nothing runs"
+
+    def check_idle(self) -> None:
+        """Nothing is held when nothing runs."""
+        assert self.cache.free_blocks == self.cache.blocks
+        assert not self.scheduler.running and not self.scheduler.waiting
+        assert len(self.scheduler._slots) == self.scheduler.limits.sequences
+
+
+class SimulatedRecording:
+    def __init__(
+        self, engine: SimulatedEngine, turn: int, inputs: StepInputs, memory: np.ndarray, results: np.ndarray
+    ) -> None:
+        self.engine, self.turn, self.inputs, self.memory, self.results = engine, turn, inputs, memory, results
+        self.kv, self.windows = engine.kv, engine.windows
+
+    def start(self) -> None:
+        assert self not in self.engine.pending, "a step is started while its turn is in flight"
+        self.written = self.memory.copy()
+        self.engine.pending.append(self)
+
+    def finish(self) -> None:
+        while self in self.engine.pending:
+            self.engine.pending.popleft()._run()
+
+    def _run(self) -> None:
+        assert (self.memory == self.written).all(), "StepInputs changed while the step was in flight"
         tokens, rows, work = self.inputs.header[:3]
-        assert 0 < tokens <= self.scheduler.limits.tokens and rows <= self.scheduler.limits.rows
-        self.steps += 1
-        self._store(self.inputs.tokens[:tokens])
+        limits = self.engine.scheduler.limits
+        assert 0 < tokens <= limits.tokens and rows <= limits.rows
+        self.engine.steps += 1
+        self._store(self.inputs.tokens[:tokens].copy())
         seen = self._attend(self.inputs.work[:work], tokens)
         for i, row in enumerate(self.inputs.rows[:rows]):
             self.results[i, 0] = answer(seen[row])
 
     def _store(self, tokens: np.ndarray) -> None:
+        for token in tokens:
+            if token[TOKEN_SOURCE]:
+                token[TOKEN_ID] = self.engine.recordings[1 - self.turn].results[token[TOKEN_SOURCE] - 1, 0]
         for group, cells in enumerate(self.kv):
             slots = tokens[:, TOKEN_SLOT + group]
             assert len(set(slots.tolist())) == len(slots), "two tokens share a slot"
@@ -99,16 +144,3 @@ class SimulatedEngine(Engine):
         cells = self.kv[group][blocks * KV_BLOCK + positions % KV_BLOCK]
         assert (cells[:, 1] == positions).all(), "the block table leads to another token's place"
         return [int(token) for token in cells[:, 0]]
-
-    def run(self, *sequences: Sequence) -> None:
-        """Until these are finished; a step that does nothing would be a deadlock."""
-        while any(sequence.finish_reason is None for sequence in sequences):
-            before = self.steps
-            self.step()
-            assert self.steps == before + 1, "requests are waiting, and nothing runs"
-
-    def check_idle(self) -> None:
-        """Nothing is held when nothing runs."""
-        assert self.cache.free_blocks == self.cache.blocks
-        assert not self.scheduler.running and not self.scheduler.waiting
-        assert len(self.scheduler._slots) == self.scheduler.limits.sequences

@@ -72,5 +72,5 @@ def test_launches_between_barriers_run_in_any_order() -> None:
                 turned += reversed(section)
             assert turned != engine.program.launches
             engine.program.launches[:] = turned
-            engine.recording = engine.device.record(engine.program)
+            engine.turns[0].recording = engine.device.record(engine.program)
             assert (engine.logits(IDS) == expected).all()

@@ -44,11 +44,12 @@ def run_steps(path: str) -> dict[str, int]:
     counter = ctypes.CDLL(None).allocation_calls
     counter.restype = ctypes.c_long
     with opened(Path(path), threads=2, context=512, batch=8) as engine:
-        replay, calls = engine.recording.replay, []
+        recording, calls = engine.turns[0].recording, []
+        start = recording.start
 
-        def counted(begin: int = 0, end: int | None = None) -> None:
+        def counted() -> None:
             before = counter()
-            replay(begin, end)
+            start()
             calls.append(counter() - before)
 
         def decode() -> None:
@@ -58,7 +59,7 @@ def run_steps(path: str) -> dict[str, int]:
             )
 
         decode()
-        engine.recording.replay = counted  # type: ignore[method-assign]
+        recording.start = counted  # type: ignore[method-assign]
         arenas = {name: engine.device.memory(name).ctypes.data for name in engine.program.arena_bytes}
         resident, maps = memory("VmRSS"), len(Path("/proc/self/maps").read_text().splitlines())
         decode()

@@ -12,7 +12,6 @@ import numpy as np
 from tandem.devices.cpu.device import CPUDevice
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
-from tandem.engine.scheduler import Chunk
 from tandem.engine.sequence import Sequence
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.config import ModelConfig, Rope
@@ -61,8 +60,8 @@ class WatchedEngine(Engine):
         super().__init__(*args, **options)
         self.seen: dict[Sequence, list[bytes]] = {}
 
-    def _collect(self, chunks: list[Chunk]) -> list[Sequence]:
-        sampled = super()._collect(chunks)
+    def _collect(self) -> list[Sequence]:
+        sampled = super()._collect()
         for sequence, logits in zip(sampled, self._read("logits", len(sampled)), strict=True):
             self.seen.setdefault(sequence, []).append(logits.tobytes())
         return sampled

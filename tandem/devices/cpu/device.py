@@ -13,13 +13,14 @@ from tandem.devices.cpu.repacker import Repacker
 from tandem.devices.device import Bytes, host_memory
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.kernels.kernel import COUNTS
-from tandem.program.program import Program, Tensor
+from tandem.program.program import Program, Tensor, arena_in
 
 MOST_LAUNCHES = 4096
 
 
 class CPUDevice:
     name = "cpu"
+    turns = 1  # a step takes every core, so that a host working beside it would only slow it down
 
     def __init__(self, threads: int) -> None:
         self._library = library.load()
@@ -72,18 +73,17 @@ class CPUDevice:
     ) -> None:
         self._repacker.repack(tensor.dtype, rows, columns, self.view(tensor)[begin:], first, run, period)
 
-    def record(self, program: Program) -> Recording:
-        return Recording(self, program)
+    def record(self, program: Program, turn: int = 0) -> Recording:
+        return Recording(self, program, turn)
 
-    def address(self, tensor: Tensor | None) -> Any:
+    def address(self, tensor: Tensor | None, turn: int = 0) -> Any:
         if tensor is None:
             return ffi.NULL
-        return ffi.cast("void *", self.memory(tensor.arena).ctypes.data + tensor.start)
+        return ffi.cast("void *", self.memory(arena_in(turn, tensor.arena)).ctypes.data + tensor.start)
 
-    def run(self, launches: Any, count: int, seconds: Any) -> None:
+    def run(self, launches: Any, count: int, step: Any, seconds: Any) -> None:
         if self._pool == ffi.NULL:
             raise DeviceError("the CPU device is closed: open the model again")
-        step = ffi.cast("int32_t *", self.memory("step").ctypes.data)
         if self._library.tandem_pool_run(self._pool, launches, count, step, seconds):
             raise DeviceError(
                 f"a Program of {count} launches is more than {MOST_LAUNCHES}: report this as a bug"
@@ -103,8 +103,9 @@ class CPUDevice:
 class Recording:
     """A Program's launches as C structs. Replaying them allocates nothing."""
 
-    def __init__(self, device: CPUDevice, program: Program) -> None:
+    def __init__(self, device: CPUDevice, program: Program, turn: int = 0) -> None:
         self.device, self.program = device, program
+        self._step = ffi.cast("int32_t *", device.memory(arena_in(turn, "step")).ctypes.data)
         self._launches = ffi.new("launch[]", max(1, len(program.launches)))
         self._seconds = ffi.new("double[]", max(1, len(program.launches)))
         for out, launch in zip(self._launches, program.launches, strict=False):
@@ -113,20 +114,27 @@ class Recording:
             out.items, out.count_step, out.barrier = grid.items, grid.step, launch.barrier
             out.count = -1 if grid.count is None else COUNTS.index(grid.count)
             for i, buffer in enumerate(launch.kernel.buffers):
-                out.args.buffer[i] = device.address(launch.buffers[buffer.name])
+                out.args.buffer[i] = device.address(launch.buffers[buffer.name], turn)
             for i, (name, kind) in enumerate(launch.kernel.scalars):
                 if kind == "f":
                     out.args.scalar[i].f = launch.scalars[name]
                 else:
                     out.args.scalar[i].i = int(launch.scalars[name])
 
+    def start(self) -> None:
+        """Runs the step; there is nothing to wait for afterwards."""
+        self.device.run(self._launches, len(self.program.launches), self._step, ffi.NULL)
+
+    def finish(self) -> None:
+        pass
+
     def replay(self, begin: int = 0, end: int | None = None) -> None:
         """Runs launches [begin, end) with the StepInputs as they are now."""
         count = (len(self.program.launches) if end is None else end) - begin
-        self.device.run(self._launches + begin, count, ffi.NULL)
+        self.device.run(self._launches + begin, count, self._step, ffi.NULL)
 
     def replay_timed(self) -> list[float]:
         """Seconds of each launch, run one at a time."""
         ffi.memmove(self._seconds, b"\0" * ffi.sizeof(self._seconds), ffi.sizeof(self._seconds))
-        self.device.run(self._launches, len(self.program.launches), self._seconds)
+        self.device.run(self._launches, len(self.program.launches), self._step, self._seconds)
         return list(self._seconds)

@@ -41,5 +41,8 @@ enum { KV_BLOCK = 16 };
 // StepInputs' token table: int32 [T][8].
 enum { TOKEN_ID = 0, TOKEN_POSITION = 1, TOKEN_SEQUENCE = 2, TOKEN_SOURCE = 3, TOKEN_SLOT = 4 /* + KV group */, TOKEN_INTS = 8 };
 
+// Results: int32 [R][64], the sampled token first.
+enum { RESULT_INTS = 64 };
+
 // StepInputs' attention work list: int32 [W][4]. Rows are consecutive tokens of one sequence.
 enum { WORK_ROW = 0, WORK_ROWS = 1, WORK_SEQUENCE = 2, WORK_POSITION = 3, WORK_INTS = 4 };

@@ -36,7 +36,7 @@ from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, TRANSFER_WRITES, Queue
 from tandem.devices.vulkan.recording import Recording
 from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
 from tandem.kernels.panels import LANES, LAYOUTS
-from tandem.program.program import Program, Tensor
+from tandem.program.program import TURNS, Program, Tensor, arena_in
 from tandem.settings import read_settings
 
 API_VERSION = 1 << 22 | 3 << 12  # 1.3: the newest this code knows
@@ -97,6 +97,8 @@ def scatter(first: int, count: int, run: int, period: int) -> Iterator[tuple[int
 
 
 class VulkanDevice:
+    turns = TURNS
+
     def __init__(
         self, device: str = "vulkan", *, gpu_memory: float | None = None, cache: Path | None = None
     ) -> None:
@@ -187,8 +189,8 @@ class VulkanDevice:
     def _block(self, placed: Placed, closing: ExitStack) -> Block:
         return Block(self.vk, self.handle, placed.type, placed.run.nbytes, closing)
 
-    def address(self, tensor: Tensor) -> int:
-        return self.arenas[tensor.arena].address(tensor.start)
+    def address(self, tensor: Tensor, turn: int = 0) -> int:
+        return self.arenas[arena_in(turn, tensor.arena)].address(tensor.start)
 
     def memory(self, arena: str) -> Bytes:
         return self.arenas[arena].bytes_at(0, self.arenas[arena].nbytes)
@@ -233,8 +235,8 @@ class VulkanDevice:
 
     # ---- running
 
-    def record(self, program: Program) -> Recording:
-        return Recording(self, program)
+    def record(self, program: Program, turn: int = 0) -> Recording:
+        return Recording(self, program, turn)
 
     def close(self) -> None:
         """Gives everything back, also after a failure. NumPy views of its memory must not be used any more."""

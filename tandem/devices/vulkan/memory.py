@@ -28,6 +28,7 @@ RUN_BYTES = 256 << 20  # of an allocation, where tensors allow it
 HOST_WRITES, HOST_READS, HOT, COLD = "host writes", "host reads", "hot", "cold"
 USES = (HOST_WRITES, HOST_READS, HOT, COLD)
 HOT_FIRST = ("output", "activations", "kv", "weights")
+HOST_ARENAS = {"step": HOST_WRITES, "step.1": HOST_WRITES, "results": HOST_READS, "results.1": HOST_READS}
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def cut(arena: str, nbytes: int, tensors: Spans, largest: int) -> list[Run]:
             first, last, first_use = whole.pop()
             begin, end, use = first, max(last, end), min(first_use, use, key=USES.index)
         whole.append((begin, end, use))
-    unbound = HOST_WRITES if arena == "step" else HOT
+    unbound = HOST_ARENAS.get(arena, HOT)
     runs = [Run(arena, 0, 0, whole[0][2] if whole else unbound)]
     for begin, end, use in whole:
         last_run = runs[-1]
@@ -89,12 +90,12 @@ def program_runs(program: Program, largest: int) -> list[Run]:
         for arena, nbytes in program.arena_bytes.items()
         for run in cut(arena, nbytes, found[arena], largest)
     ]
-    return sorted(runs, key=lambda run: (USES.index(run.use), (*HOT_FIRST, "step").index(run.arena)))
+    return sorted(runs, key=lambda run: (USES.index(run.use), (*HOT_FIRST, *HOST_ARENAS).index(run.arena)))
 
 
 def use_of(launch: Launch, tensor: Tensor, read: set[Tensor]) -> str:
-    if tensor.arena == "step":
-        return HOST_WRITES
+    if tensor.arena in HOST_ARENAS:
+        return HOST_ARENAS[tensor.arena]
     if tensor.arena == "output" and tensor.root not in read:
         return HOST_READS  # what a later launch reads (logits) stays where that is fast
     # Of an embedding table a step reads a row a token; a tied head reads all of it.

@@ -1,4 +1,8 @@
-"""A Program as command buffers: recorded once per bucket of counts, submitted again each step."""
+"""A Program as command buffers: recorded once per bucket of counts, submitted again each step.
+
+Steps of the two turns share activations and KV: each recording begins with a barrier, which waits for all that was
+submitted before it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
 from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES, HOST_READS, Submission
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import COUNTS, Counts
-from tandem.program.program import Launch, Program
+from tandem.program.program import Launch, Program, arena_in
 
 if TYPE_CHECKING:
     from tandem.devices.vulkan.device import VulkanDevice
@@ -33,14 +37,14 @@ def bucket(count: int, most: int) -> int:
     return min(1 << max(count - 1, 0).bit_length(), most)
 
 
-def push_constants(launch: Launch, device: VulkanDevice) -> bytes:
+def push_constants(launch: Launch, device: VulkanDevice, turn: int = 0) -> bytes:
     addresses = [0] * 8
     for i, buffer in enumerate(launch.kernel.buffers):
         tensor = launch.buffers[buffer.name]
-        addresses[i] = 0 if tensor is None else device.address(tensor)
+        addresses[i] = 0 if tensor is None else device.address(tensor, turn)
     if len(launch.kernel.buffers) <= SCRATCH_BUFFER:
         addresses[SCRATCH_BUFFER] = device.scratch.address
-    addresses[STEP_BUFFER] = device.arenas["step"].address(0)
+    addresses[STEP_BUFFER] = device.arenas[arena_in(turn, "step")].address(0)
     scalars = [
         struct.pack(
             "<f" if kind == "f" else "<i", launch.scalars[name] if kind == "f" else int(launch.scalars[name])
@@ -51,37 +55,44 @@ def push_constants(launch: Launch, device: VulkanDevice) -> bytes:
 
 
 class Recording:
-    def __init__(self, device: VulkanDevice, program: Program) -> None:
+    def __init__(self, device: VulkanDevice, program: Program, turn: int = 0) -> None:
         self.device, self.program = device, program
         for launch in program.launches:
             if len(launch.kernel.buffers) > STEP_BUFFER:
                 raise DeviceError(
                     f"the kernel {launch.kernel.name} binds more than {STEP_BUFFER} buffers: report this"
                 )
-        self._constants = [ffi.from_buffer(push_constants(launch, device)) for launch in program.launches]
-        self._header = device.memory("step").view(np.int32)
+        self._constants = [
+            ffi.from_buffer(push_constants(launch, device, turn)) for launch in program.launches
+        ]
+        self._header = device.memory(arena_in(turn, "step"))[: 4 * len(COUNTS)].view(np.int32)
         self._recorded: dict[tuple[int, ...], Submission] = {}
+        self._done = 0  # the timeline's value at the end of the step that was started last
 
-    def replay(self, begin: int = 0, end: int | None = None) -> None:
-        """Runs launches [begin, end) with the StepInputs as they are now."""
+    def start(self) -> None:
+        """Submits a step, recorded when its bucket is new."""
         counts = self._bucket()
-        if (begin, end) == (0, None):
-            self.device.queue.wait(self.submit(counts))
-            return
-        commands = self._segments(counts, begin, len(self.program.launches) if end is None else end)
-        queue = self.device.queue
-        queue.wait(queue.submit(Submission(commands, queue.semaphore)))
-        queue.free(commands)
-
-    def submit(self, counts: Counts) -> int:
-        """Starts a step without waiting; returns the timeline's value at its end."""
-        key = tuple(counts[name] for name in COUNTS)
+        key = tuple(counts.values())
         submission = self._recorded.get(key)
         if submission is None:
             commands = self._segments(counts, 0, len(self.program.launches))
             submission = self._recorded[key] = Submission(commands, self.device.queue.semaphore)
             self.device.pipelines.save()
-        return self.device.queue.submit(submission)
+        self._done = self.device.queue.submit(submission)
+
+    def finish(self) -> None:
+        self.device.queue.wait(self._done)
+
+    def replay(self, begin: int = 0, end: int | None = None) -> None:
+        """Runs launches [begin, end) with the StepInputs as they are now."""
+        if (begin, end) == (0, None):
+            self.start()
+            self.finish()
+            return
+        commands = self._segments(self._bucket(), begin, len(self.program.launches) if end is None else end)
+        queue = self.device.queue
+        queue.wait(queue.submit(Submission(commands, queue.semaphore)))
+        queue.free(commands)
 
     def replay_timed(self) -> list[float]:
         """Seconds of each launch, run one at a time."""
@@ -113,8 +124,8 @@ class Recording:
         return [float(t) * device.capabilities.timestamp_ns * 1e-9 for t in np.diff(ticks)]
 
     def _bucket(self) -> dict[str, int]:
-        most = self.program.max_counts
-        return {name: bucket(int(self._header[i]), most[name]) for i, name in enumerate(COUNTS)}
+        most, counts = self.program.max_counts, self._header.tolist()
+        return {name: bucket(count, most[name]) for name, count in zip(COUNTS, counts, strict=True)}
 
     def _segments(self, counts: Counts, begin: int, end: int) -> list[Any]:
         """Command buffers for launches [begin, end), none of them long enough to look like a hang."""
