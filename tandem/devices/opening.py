@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+from glob import glob
+
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
 from tandem.errors import DeviceError
 from tandem.settings import read_settings
 
+# Files that the kernel shows where there is a GPU; without one, `auto` is spared loading Vulkan.
+GPU_NODES = ("/dev/dri/renderD*", "/dev/nvidiactl", "/dev/dxg")
+
+
+class CPUInstead(CPUDevice):
+    """The CPU where a GPU is there but does not work; it says so."""
+
+    def __init__(self, threads: int, problem: DeviceError) -> None:
+        super().__init__(threads)
+        self.problem = problem
+
+    def describe(self) -> str:
+        return f"{super().describe()}; no GPU is used: {self.problem}"
+
 
 def open_device(name: str, *, threads: int | None = None, gpu_memory: float | None = None) -> Device:
     """`threads`: of the CPU. `gpu_memory`: bytes of a GPU's own memory to use at most."""
     settings = read_settings()
-    if name in ("auto", "cpu"):
-        return CPUDevice(threads or settings.threads)
-    if name.partition(":")[0] == "vulkan":
-        from tandem.devices.vulkan.device import VulkanDevice  # costs a tenth of a second
+    threads = threads or settings.threads
+    if name == "cpu" or (name == "auto" and not any(glob(pattern) for pattern in GPU_NODES)):
+        return CPUDevice(threads)
+    kind = name.partition(":")[0]
+    if kind not in ("auto", "vulkan"):
+        raise DeviceError(
+            f"no device {name!r}: use cpu, vulkan, vulkan:<index>, vulkan:<part of its name> or auto"
+        )
+    from tandem.devices.vulkan.device import VulkanDevice  # costs a tenth of a second
 
-        return VulkanDevice(name, gpu_memory=gpu_memory, cache=settings.pipelines)
-    raise DeviceError(
-        f"no device {name!r}: use cpu, vulkan, vulkan:<index>, vulkan:<part of its name> or auto"
-    )
+    try:
+        wanted = "vulkan" if name == "auto" else name  # which is the best GPU, and never a software one
+        return VulkanDevice(wanted, gpu_memory=gpu_memory, cache=settings.pipelines)
+    except DeviceError as error:
+        if name != "auto":
+            raise
+        return CPUInstead(threads, error)

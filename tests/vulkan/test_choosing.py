@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tandem.devices import opening
 from tandem.devices.opening import open_device
-from tandem.devices.vulkan import binding
+from tandem.devices.vulkan import binding, device
 from tandem.devices.vulkan.capabilities import choose
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.errors import DeviceError
@@ -70,13 +69,44 @@ def test_without_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
         VulkanDevice()
 
 
-def test_with_every_device_hidden() -> None:
-    """A loader without drivers: an error, and no other device in its place."""
-    script = "from tandem.devices.opening import open_device; open_device('vulkan')"
-    environment = {**os.environ, "VK_ICD_FILENAMES": os.devnull, "VK_DRIVER_FILES": os.devnull}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode and "DeviceError" in last and "install" in last, done.stderr
+class AnyGPU:
+    """Stands for a VulkanDevice that opens."""
+
+    def __init__(self, wanted: str, **_: Any) -> None:
+        self.wanted = wanted
+
+
+def no_gpu(wanted: str, **_: Any) -> None:
+    raise DeviceError("the driver is broken: update it")
+
+
+def with_gpu(monkeypatch: pytest.MonkeyPatch, opened: Any, nodes: tuple[str, ...] = (os.devnull,)) -> None:
+    monkeypatch.setattr(opening, "GPU_NODES", nodes)
+    monkeypatch.setattr(device, "VulkanDevice", opened)
+
+
+def test_auto_takes_the_best_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for plainly: choose() then prefers a discrete one, and never takes software."""
+    with_gpu(monkeypatch, AnyGPU)
+    chosen: Any = open_device("auto")
+    assert chosen.wanted == "vulkan"
+
+
+def test_auto_with_a_broken_driver_goes_on_with_the_cpu_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch, no_gpu)
+    chosen = open_device("auto", threads=1)
+    assert chosen.name == "cpu"
+    assert chosen.describe().endswith("1 threads; no GPU is used: the driver is broken: update it")
+    chosen.close()
+    with pytest.raises(DeviceError, match="the driver is broken"):
+        open_device("vulkan")
+
+
+def test_auto_loads_no_vulkan_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch, no_gpu, nodes=("/dev/no-such-*",))
+    chosen = open_device("auto", threads=1)
+    assert chosen.describe().endswith("1 threads")
+    chosen.close()
 
 
 def test_an_unknown_kind_of_device() -> None:

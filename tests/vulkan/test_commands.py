@@ -1,0 +1,90 @@
+"""The command line on a Vulkan device: spilling, what does not fit, and devices that are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem import cli
+from tandem.devices.vulkan.device import VulkanDevice
+from tests.cli.processes import tandem
+from tests.cli.tiny_model import write_tiny_model
+
+PROMPT = "tell me a tale"
+HIDDEN = {"VK_ICD_FILENAMES": os.devnull, "VK_DRIVER_FILES": os.devnull}  # of old loaders, of new ones
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=10_000_000)
+
+
+def answer(capsys: pytest.CaptureFixture[str], model: Path, *options: str) -> list[int]:
+    """The token ids that `tandem run` gives."""
+    assert cli.main(["run", str(model), PROMPT, "-n", "24", "--json", *options]) == 0
+    ids: list[int] = json.loads(capsys.readouterr().out)["token_ids"]
+    return ids
+
+
+def test_a_small_gpu_memory_spills_and_changes_no_token(
+    lavapipe: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spilled: list[int] = []
+    original = VulkanDevice.place
+
+    def watched(device: VulkanDevice, program: Any) -> None:
+        original(device, program)
+        spilled.append(sum(placed.run.nbytes for placed in device.placed if placed.spilled))
+
+    monkeypatch.setattr(VulkanDevice, "place", watched)
+    expected = answer(capsys, tiny, "--device", "cpu")
+    assert len(expected) == 24
+    for limit in ("1", "0.0001", "0.000001"):  # GB
+        assert answer(capsys, tiny, "--device", lavapipe, "--gpu-memory", limit) == expected
+    all_in, some, more = spilled
+    assert all_in == 0 < some < more
+
+
+def test_a_context_too_large_is_refused_with_the_one_that_fits(
+    lavapipe: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        VulkanDevice, "_heaps_free", lambda device: [0.3e9, *[0.0] * (len(device.capabilities.heaps) - 1)]
+    )
+
+    def refusal(context: int) -> str:
+        assert cli.main(["run", str(tiny), PROMPT, "--device", lavapipe, "-c", str(context)]) == 1
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        return shown.err
+
+    message = refusal(10_000_000)
+    assert "does not fit in the 0.3 GB" in message, message
+    largest = int(message.rsplit("use a context of at most ", 1)[1])
+    assert f"use a context of at most {largest}\n" in refusal(largest + 16)
+
+
+def without_loader(folder: Path) -> dict[str, str]:
+    """An environment in which libvulkan.so.1 cannot be loaded."""
+    (folder / "libvulkan.so.1").write_text("not a library")
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
+@pytest.mark.parametrize("how", ["no driver", "no loader"])
+@pytest.mark.parametrize("device", ["vulkan", "vulkan:0"])
+def test_with_every_device_hidden_it_stops(tiny: Path, tmp_path: Path, how: str, device: str) -> None:
+    """An error that says what to install, and no other device in its place."""
+    environment = {**os.environ, **(HIDDEN if how == "no driver" else without_loader(tmp_path))}
+    done = tandem("run", tiny, PROMPT, "-n", "4", "--device", device, env=environment)
+    assert done.returncode == 1 and done.stdout == "", "the CPU must not answer"
+    [line] = done.stderr.splitlines()
+    assert line.startswith("tandem: ") and "install" in line and "Vulkan" in line
+
+
+def test_with_every_device_hidden_auto_takes_the_cpu(tiny: Path) -> None:
+    done = tandem("run", tiny, PROMPT, "-n", "4", env={**os.environ, **HIDDEN})
+    assert done.returncode == 0 and len(done.stdout.strip()) == 4, done.stderr
