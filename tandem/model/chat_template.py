@@ -2,77 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from tandem.errors import RequestError, TemplateError
+from tandem.model.chat_formats import BY_TOKEN, Format, is_plain, known_format, llama2
 from tandem.model.gguf import GGUF
-from tandem.model.template_sandbox import compile_template
 from tandem.model.tokenizer import Tokenizer
-
-CHATML = """\
-{%- for message in messages %}
-{{- '<|im_start|>' ~ message.role ~ '\n' ~ (message.content or '') ~ '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-
-LLAMA3 = """\
-{{- bos_token }}
-{%- for message in messages -%}
-{{- '<|start_header_id|>' ~ message.role ~ '<|end_header_id|>\n\n' ~ (message.content or '') | trim ~ '<|eot_id|>' }}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"""
-
-# These know no system role: its words go before those of the first user.
-GEMMA = """\
-{{- bos_token }}
-{%- set system = messages[0].content ~ '\n\n' if messages[0].role == 'system' else '' %}
-{%- for message in messages if message.role != 'system' %}
-{{- '<start_of_turn>' ~ ('model' if message.role == 'assistant' else message.role) ~ '\n' }}
-{{- (system if loop.first else '') ~ (message.content or '') | trim ~ '<end_of_turn>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
-
-LLAMA2 = """\
-{%- set system = '<<SYS>>\n' ~ messages[0].content ~ '\n<</SYS>>\n\n' if messages[0].role == 'system' else '' %}
-{%- for message in messages if message.role != 'system' %}
-{%- if message.role == 'assistant' %}{{ ' ' ~ (message.content or '') | trim ~ ' ' ~ eos_token }}
-{%- else %}{{ bos_token ~ '[INST] ' ~ (system if loop.first else '') ~ (message.content or '') | trim ~ ' [/INST]' }}
-{%- endif %}
-{%- endfor %}"""
-
-MISTRAL = """\
-{{- bos_token }}
-{%- set system = messages[0].content ~ '\n\n' if messages[0].role == 'system' else '' %}
-{%- for message in messages if message.role != 'system' %}
-{%- if message.role == 'assistant' %}{{ ' ' ~ (message.content or '') | trim ~ eos_token }}
-{%- else %}{{ '[INST] ' ~ (system if loop.first else '') ~ (message.content or '') | trim ~ '[/INST]' }}
-{%- endif %}
-{%- endfor %}"""
-
-BY_TOKEN = {
-    "<|im_start|>": CHATML,
-    "<start_of_turn>": GEMMA,
-    "<|start_header_id|>": LLAMA3,
-    "[INST]": MISTRAL,
-}
 
 
 class ChatTemplate:
-    """A compiled template. It cannot reach the machine, nor run for ever (template_sandbox.py)."""
+    """A template that came with a model, or its family's format.
 
-    def __init__(self, source: str, **tokens: str) -> None:
-        """`tokens` are variables of every run: bos_token, eos_token."""
-        self.source = source
-        self._tokens, self._render = tokens, compile_template(source)
+    The former can neither reach the machine nor run for ever (template_sandbox.py).
+    """
+
+    def __init__(self, source: str, format: Format | None = None, **tokens: str) -> None:
+        """`format` is for a model without a template; `tokens` are variables: bos_token, eos_token."""
+        self.source, self._format, self._tokens = source, format or known_format(source), tokens
+        self._jinja: Callable[..., str] | None = None
+        if not self._format:
+            self._compile()
 
     @classmethod
     def from_gguf(cls, gguf: GGUF, tokenizer: Tokenizer) -> Self:
         source = gguf.get("tokenizer.chat_template", "")
-        if not source:
-            source = _family_template(gguf, tokenizer)
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-        return cls(source, **{name: tokenizer.piece(id) for name, id in ids.items() if id is not None})
+        tokens = {name: tokenizer.piece(id) for name, id in ids.items() if id is not None}
+        return cls(source, None if source else _family_format(gguf, tokenizer), **tokens)
 
     def render(
         self,
@@ -85,20 +42,31 @@ class ChatTemplate:
         """The prompt for `messages` ({"role": ..., "content": ...}); `variables` are for templates that know them."""
         if not messages:
             raise RequestError("there are no messages: give at least one")
-        return self._render(
+        messages = [_plain_message(message) for message in messages]
+        if self._format and (not self.source or (is_plain(messages) and not tools)):
+            ends = self._tokens.get("bos_token", ""), self._tokens.get("eos_token", "")
+            return self._format(messages, *ends, add_generation_prompt)
+        return self._compile()(
             **{"documents": None, **self._tokens, **variables},
-            messages=[_plain_message(message) for message in messages],
+            messages=messages,
             tools=list(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
         )
 
+    def _compile(self) -> Callable[..., str]:
+        if self._jinja is None:
+            from tandem.model.template_sandbox import compile_template  # it imports Jinja
 
-def _family_template(gguf: GGUF, tokenizer: Tokenizer) -> str:
-    for token, template in BY_TOKEN.items():
+            self._jinja = compile_template(self.source)
+        return self._jinja
+
+
+def _family_format(gguf: GGUF, tokenizer: Tokenizer) -> Format:
+    for token, format in BY_TOKEN.items():
         if tokenizer.find(token) is not None:
-            return template
+            return format
     if gguf.get("general.architecture", "") == "llama" and gguf.get("tokenizer.ggml.model", "") == "llama":
-        return LLAMA2
+        return llama2
     raise TemplateError(
         f"{gguf.path} has no chat template, and its vocabulary none of the tokens that chats are written with "
         f"({' '.join(BY_TOKEN)}): give a plain prompt (`tandem run --raw`)"

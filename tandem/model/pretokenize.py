@@ -6,12 +6,11 @@ stages: each splits what the one before it left into its matches and the stretch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-
-import regex
+from typing import Any, NamedTuple
 
 from tandem.errors import UnsupportedModelError
 
@@ -92,18 +91,25 @@ FAMILIES: tuple[tuple[str, str | tuple[str, ...], bool, bool], ...] = (
 BY_NAME = {name: family for family in FAMILIES for name in family[0].split()}
 
 
-@dataclass(frozen=True)
-class PreTokenizer:
-    patterns: tuple[regex.Pattern[str], ...]
+# What a property means for a text in ASCII. Python's own `re`, which knows no properties, is there already, and to
+# import `regex` takes longer than to read a vocabulary.
+ASCII = {"L": "A-Za-z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9", "P": r"!-#%-*,-/:;?@\[-\]_{}", "S": "$+<->^`|~"}
+CLASS_OR_PROPERTY = re.compile(r"\[(?:\\.|[^\]\\])+\]|\\p\{\w+\}")
+PROPERTY = re.compile(r"\\p\{(\w+)\}")
+
+
+class PreTokenizer(NamedTuple):
+    patterns: tuple[str, ...]
     whole_words: bool
     add_bos: bool
 
     def word_lengths(self, text: str) -> Sequence[int]:
         """The words of `text`, by their lengths in characters."""
-        if len(self.patterns) == 1:
-            return list(map(len, self.patterns[0].findall(text)))
+        patterns = _compiled(self.patterns, text.isascii())
+        if len(patterns) == 1:
+            return list(map(len, patterns[0].findall(text)))
         cuts = [0, len(text)]
-        for pattern in self.patterns:
+        for pattern in patterns:
             more: list[int] = []
             for start, end in pairwise(cuts):
                 more.append(start)
@@ -116,6 +122,25 @@ class PreTokenizer:
 
 
 @cache
+def _compiled(patterns: tuple[str, ...], ascii: bool) -> tuple[Any, ...]:
+    if ascii:
+        return tuple(re.compile(_for_ascii(pattern), re.ASCII) for pattern in patterns)
+    import regex
+
+    return tuple(regex.compile(pattern) for pattern in patterns)
+
+
+def _for_ascii(pattern: str) -> str:
+    """The pattern without properties; those that no ASCII character has go away."""
+
+    def spelled(part: re.Match[str]) -> str:
+        inside = PROPERTY.sub(lambda found: ASCII.get(found[1], ""), part[0])
+        return inside if part[0].startswith("[") else f"[{inside}]"
+
+    return CLASS_OR_PROPERTY.sub(spelled, pattern)
+
+
+@cache
 def pre_tokenizer(name: str) -> PreTokenizer:
     if name not in BY_NAME:
         known = ", ".join(sorted(BY_NAME))
@@ -123,5 +148,4 @@ def pre_tokenizer(name: str) -> PreTokenizer:
             f"the file's pre-tokenizer {name!r} is not one this engine knows ({known}): fetch another conversion"
         )
     _, patterns, whole_words, add_bos = BY_NAME[name]
-    stages = (patterns,) if isinstance(patterns, str) else patterns
-    return PreTokenizer(tuple(regex.compile(pattern) for pattern in stages), whole_words, add_bos)
+    return PreTokenizer((patterns,) if isinstance(patterns, str) else patterns, whole_words, add_bos)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import resource
 import time
 from datetime import datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.errors import RequestError, TandemError, TemplateError
 from tandem.model import template_budget
-from tandem.model.chat_template import BY_TOKEN, ChatTemplate
+from tandem.model.chat_formats import KNOWN, is_plain
+from tandem.model.chat_template import ChatTemplate
 from tandem.model.gguf import GGUF
 from tandem.model.template_sandbox import GenerationTag
 from tandem.model.tokenizer import CONTROL, NORMAL, Tokenizer
@@ -133,6 +136,46 @@ def test_published_templates_render_as_jinja_does() -> None:
     assert sum(compared.values()) > 300
 
 
+def known_templates() -> dict[str, str]:
+    """Sum: the text of a template that is rendered without Jinja."""
+    [published] = package_members("modelpulse", "0.4.6", "*/models/templates/Qwen-Qwen2.5-7B-Instruct.jinja")
+    qwen = published.read_text()
+    braces = qwen.replace(r"{\"name\"", r"{{\"name\"").replace("object>}", "object>}}")  # the 1.5B coder's
+    smollm2 = GGUF.open(model_path("smollm2")).require("tokenizer.chat_template", str)
+    return {hashlib.sha256(source.encode()).hexdigest(): source for source in (smollm2, qwen, braces)}
+
+
+def test_known_templates_are_rendered_as_jinja_does() -> None:
+    templates = known_templates()
+    assert templates.keys() == KNOWN.keys()
+    random = Random(7)
+    for source in templates.values():
+        assert compare(source) >= 6
+        ours, theirs = ChatTemplate(source, **TOKENS), plain_jinja(source)
+        for _ in range(200):
+            roles = random.choices(
+                ["system", "user", "assistant", "tool"], [3, 9, 9, 1], k=random.randint(1, 6)
+            )
+            contents = ("", "Hi", " \n<b>{{ x }}\n\n", "<|im_end|>", "é\r\n{% raw %}")
+            messages = [{"role": role, "content": random.choice(contents)} for role in roles]
+            expected = theirs.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True
+            )
+            assert ours.render(messages) == expected
+
+
+@pytest.mark.fast
+def test_what_only_some_templates_know_is_left_to_jinja() -> None:
+    assert is_plain([{"role": "system", "content": "a"}, {"role": "user", "content": ""}])
+    for message in (
+        {"role": "tool", "content": "a"},
+        {"role": "user", "content": None},
+        {"role": "user"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    ):
+        assert not is_plain([{"role": "user", "content": "a"}, message])
+
+
 TALK = [
     {"role": "system", "content": "Brief."},
     {"role": "user", "content": "Hi "},
@@ -206,7 +249,7 @@ def test_gemma_has_a_template() -> None:
     template = ChatTemplate.from_gguf(file, Tokenizer.from_gguf(file))
     expected = "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
     assert template.render([{"role": "user", "content": "Hi"}]) == expected
-    assert template.source == BY_TOKEN["<start_of_turn>"]
+    assert not template.source
 
 
 @pytest.mark.fast

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.model.gguf import GGUF
+from tandem.model.pretokenize import BY_NAME, _compiled, pre_tokenizer
 from tandem.model.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, StreamDecoder, Tokenizer
 from tests.gguf_files import Key, write
 from tests.models.llama_cpp import LlamaCpp
@@ -87,6 +88,20 @@ def test_real_models_match_llama_cpp(name: str) -> None:
     different = differences(real(name).encode, peer.tokenize)
     peer.close()
     assert not different, f"{len(different)} of {len(texts())}, such as {different[:3]}"
+
+
+@pytest.mark.fast
+def test_ascii_is_split_as_unicode_is() -> None:
+    """Text in ASCII goes through patterns of its own: each must match what the original does."""
+    rng = random.Random(3)
+    words = ["don't", "'S", "'LL", "HelloWorld", "HTTPServer", "1234", "\r\n", "\n\n", "foo_bar(", "[x]`^|~"]
+    parts = [*map(chr, range(128)), *words]
+    samples = ["".join(rng.choices(parts, k=rng.randint(1, 25))) for _ in range(200)]
+    for patterns in {pre_tokenizer(name).patterns for name in BY_NAME}:
+        for ascii, original in zip(_compiled(patterns, True), _compiled(patterns, False), strict=True):
+            for text in [*samples, *filter(str.isascii, CODE)]:
+                spans = [[match.span() for match in pattern.finditer(text)] for pattern in (ascii, original)]
+                assert spans[0] == spans[1], (patterns, text)
 
 
 @pytest.mark.parametrize("name", ["bert-bge", "nomic-bert-moe"])
