@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from tandem import LLM
 from tandem.devices.vulkan.binding import DEVICE_LOST, OUT_OF_DEVICE_MEMORY, TIMEOUT, result_error
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError
+from tests.models.test_reference import GOLDENS
 from tests.vulkan.test_device import quantise_program, start
 
 CREATED = {"AllocateMemory": "FreeMemory", "CreateBuffer": "DestroyBuffer", "CreateShaderModule": "DestroyShaderModule",
            "CreateSemaphore": "DestroySemaphore", "CreateCommandPool": "DestroyCommandPool",
            "CreatePipelineCache": "DestroyPipelineCache", "CreateDevice": "DestroyDevice",
-           "CreateInstance": "DestroyInstance", "CreateQueryPool": "DestroyQueryPool"}  # fmt: skip
+           "CreateInstance": "DestroyInstance", "CreateQueryPool": "DestroyQueryPool",
+           "CreatePipelineLayout": "DestroyPipelineLayout",
+           "CreateComputePipelines": "DestroyPipeline"}  # fmt: skip
+MODEL = GOLDENS / "gemma3-pattern3.gguf"
+PROMPTS = [[5, 6, 7], [8, 9], list(range(10, 30))]
 
 
 class Balance:
@@ -145,3 +153,62 @@ def test_a_failed_start(lavapipe: str, balance: Balance) -> None:
         with pytest.raises(DeviceError, match=f"vk{function} failed with VK_ERROR_INITIALIZATION_FAILED"):
             VulkanDevice(lavapipe)
         assert balance.nothing_is_alive(), function
+
+
+def load(lavapipe: str) -> LLM:
+    return LLM(MODEL, device=lavapipe, context=128, batch=4)
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    return [result.token_ids for result in llm.generate(PROMPTS, max_tokens=12)]
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [("QueueSubmit", DEVICE_LOST), ("WaitSemaphores", DEVICE_LOST), ("WaitSemaphores", TIMEOUT)],
+)
+def test_a_device_lost_while_it_answers(lavapipe: str, balance: Balance, function: str, code: int) -> None:
+    """Every request in flight ends with the error, at once; the model can be loaded again and answers as before."""
+    llm = load(lavapipe)
+    expected = answers(llm)
+    streams = [llm.stream(prompt, max_tokens=100) for prompt in PROMPTS]
+    for stream in streams:
+        next(stream)
+    balance.failing[function] = 5, code
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(len(streams)) as pool:
+        failures = [pool.submit(list, stream) for stream in streams]
+        found = [failure.exception(timeout=20) for failure in failures]
+    assert all(isinstance(error, DeviceLostError) and "load the model again" in str(error) for error in found)
+    with pytest.raises(DeviceLostError):
+        llm.generate(PROMPTS)  # one that comes too late
+    assert time.perf_counter() - begun < 10
+    balance.failing.clear()  # a GPU that seemed to hang has come to its end
+    llm.close()
+    assert balance.nothing_is_alive()
+    with load(lavapipe) as again:
+        assert answers(again) == expected
+    assert balance.nothing_is_alive()
+
+
+@pytest.mark.parametrize("calls", range(8))
+def test_memory_that_runs_out_while_a_model_loads(lavapipe: str, balance: Balance, calls: int) -> None:
+    balance.failing["AllocateMemory"] = calls, OUT_OF_DEVICE_MEMORY
+    with pytest.raises(
+        DoesNotFitError, match=r"out of device memory .*use a smaller model, context or batch"
+    ):
+        load(lavapipe)
+    assert balance.nothing_is_alive()
+
+
+def test_a_pipeline_refused_between_two_requests(lavapipe: str, balance: Balance) -> None:
+    """The requests that need it fail; the model goes on when the driver takes it again."""
+    with load(lavapipe) as llm:
+        expected = llm.generate([1, 2, 3], max_tokens=4).token_ids
+        balance.failing["CreateComputePipelines"] = 0, -13
+        with pytest.raises(DeviceError, match="the driver refuses the shader"):
+            llm.generate([list(range(40))] * 2, max_tokens=4)  # more tokens: other shaders
+        assert llm.generate([1, 2, 3], max_tokens=4).token_ids == expected
+        balance.failing.clear()
+        assert len(llm.generate(list(range(40)), max_tokens=4).token_ids) == 4
+    assert balance.nothing_is_alive()

@@ -10,6 +10,7 @@ from tandem.devices.vulkan.binding import TIMEOUT, Vulkan, ffi, new
 from tandem.errors import DeviceLostError
 
 RESETTABLE = 2  # command pool flag
+GRACE_NS = 2_000_000_000  # for a GPU that did not answer, before what it uses is given up
 # Ends of a memory barrier: (pipeline stage, accesses).
 Side = tuple[int, int]
 COMPUTE_WRITES, COMPUTE_TOUCHES = (0x800, 0x40), (0x800, 0x60)
@@ -50,6 +51,7 @@ class Queue:
         self.semaphore = vk.create("Semaphore", device, pNext=timeline)
         closing.callback(vk.DestroySemaphore, device, self.semaphore, ffi.NULL)
         self._stuck = False  # a wait has timed out
+        self._lost = ""  # what was said when the device stopped: nothing waits for it again
         self.submitted = 0  # the timeline's value when all that was submitted is done
         self._wait_value = ffi.new("uint64_t[1]")
         self._wait = new("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=ffi.new("uint64_t[]", [self.semaphore]),
@@ -68,24 +70,37 @@ class Queue:
         """Hands all its command buffers over in one call; returns the value to wait for."""
         for i in range(submission.count):
             submission.values[i] = self.submitted + 1 + i
-        self.vk.QueueSubmit(self._queue, submission.count, submission.infos, 0)
+        with self._watched():
+            self.vk.QueueSubmit(self._queue, submission.count, submission.infos, 0)
         self.submitted += submission.count
         return self.submitted
 
     def wait(self, value: int) -> None:
         self._wait_value[0] = value
-        if self.vk.WaitSemaphores(self.device, self._wait, self._timeout_ns) == TIMEOUT:
-            self._stuck = True
-            raise DeviceLostError(
-                f"the GPU has not answered for {self._timeout_ns / 1e9:.0f} s: load the model again; if it repeats, "
-                "look for a hang in the kernel log"
-            )
+        with self._watched():
+            if self.vk.WaitSemaphores(self.device, self._wait, self._timeout_ns) == TIMEOUT:
+                self._stuck = True
+                raise DeviceLostError(
+                    f"the GPU has not answered for {self._timeout_ns / 1e9:.0f} s: load the model again; if it "
+                    "repeats, look for a hang in the kernel log"
+                )
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A device that was lost stays lost: whoever comes later hears of it at once."""
+        if self._lost:
+            raise DeviceLostError(self._lost)
+        try:
+            yield
+        except DeviceLostError as error:
+            self._lost = str(error)
+            raise
 
     def idle(self) -> bool:
         """Waits for all that was submitted; False if a GPU that did not answer before still does not."""
         self._wait_value[0] = self.submitted
         try:
-            again = 0 if self._stuck else self._timeout_ns
+            again = GRACE_NS if self._stuck else self._timeout_ns
             return bool(self.vk.WaitSemaphores(self.device, self._wait, again) != TIMEOUT)
         except DeviceLostError:
             return True  # nothing runs on it any more
