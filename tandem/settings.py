@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tandem.errors import DeviceError
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     isa: str | None  # TANDEM_ISA: avx512, avx2 or plain; None chooses by CPUID
     threads: int  # TANDEM_THREADS: threads of the CPU device
     cache: Path  # HF_HUB_CACHE or HF_HOME/hub: where pulled models live

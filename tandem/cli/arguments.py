@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tandem.model.catalogue import SHORT_NAMES
@@ -15,35 +16,14 @@ MODEL_HELP = f"a .gguf file, {NAME_HELP}"
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options with `module`, the command's module in tandem.cli, and `command`, its name."""
-    parser = argparse.ArgumentParser(
-        prog="tandem", description="Runs language models from GGUF files on this machine."
-    )
+    arguments = sys.argv[1:] if arguments is None else arguments
+    description = "Runs language models from GGUF files on this machine."
+    parser = argparse.ArgumentParser(prog="tandem", description=description, formatter_class=_formatter)
     parser.add_argument("--version", action=_Version)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_run(commands)
-
-    pull = _add(commands, "pull", "models", "fetch a model into the cache", model=NAME_HELP)
-    pull.epilog = "Short names: " + ", ".join(SHORT_NAMES) + "."
-    _add(commands, "list", "models", "show the models in the cache", model=None)
-    remove = _add(
-        commands, "rm", "models", "delete a model from the cache", model="its name in `tandem list`"
-    )
-    remove.add_argument("-y", "--yes", action="store_true", help="do not ask")
-
-    inspect = _add(
-        commands, "inspect", "inspect", "show a model's configuration and what becomes of its tensors"
-    )
-    inspect.add_argument("--program", action="store_true", help="list each launch of a step")
-    _add_device(inspect)
-
-    perplexity = _add(commands, "perplexity", "perplexity", "measure how well a model predicts a text")
-    perplexity.add_argument("file", metavar="FILE", help="a text in UTF-8")
-    perplexity.add_argument(
-        "--chunk", type=_positive, default=512, metavar="N", help="tokens at a time (512)"
-    )
-    perplexity.add_argument("--chunks", type=_positive, metavar="N", help="stop after so many")
-    _add_device(perplexity, context=False)
-    if not (sys.argv[1:] if arguments is None else arguments):
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", prog="tandem")
+    for name in arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS:
+        COMMANDS[name](commands)  # the others would take milliseconds of each start
+    if not arguments:
         parser.print_help(sys.stderr)
         parser.exit(2)
     options, rest = parser.parse_known_args(arguments)
@@ -55,11 +35,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """As argparse's own, which would import a module at each start to learn how wide the terminal is."""
+    try:
+        columns = os.get_terminal_size().columns
+    except OSError:
+        columns = 80
+    return argparse.HelpFormatter(prog, width=columns - 2)
+
+
 def _add(
     commands: Any, name: str, module: str, summary: str, *, model: str | None = MODEL_HELP
 ) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=summary.capitalize() + "."
+        name, help=summary, description=summary.capitalize() + ".", formatter_class=_formatter
     )
     command.set_defaults(module=module)
     if model:
@@ -105,6 +94,48 @@ def _add_run(commands: Any) -> None:
     )
     sampling.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     _add_device(run)
+
+
+def _add_pull(commands: Any) -> None:
+    pull = _add(commands, "pull", "models", "fetch a model into the cache", model=NAME_HELP)
+    pull.epilog = "Short names: " + ", ".join(SHORT_NAMES) + "."
+
+
+def _add_list(commands: Any) -> None:
+    _add(commands, "list", "models", "show the models in the cache", model=None)
+
+
+def _add_rm(commands: Any) -> None:
+    summary, model = "delete a model from the cache", "its name in `tandem list`"
+    remove = _add(commands, "rm", "models", summary, model=model)
+    remove.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+
+def _add_inspect(commands: Any) -> None:
+    summary = "show a model's configuration and what becomes of its tensors"
+    inspect = _add(commands, "inspect", "inspect", summary)
+    inspect.add_argument("--program", action="store_true", help="list each launch of a step")
+    _add_device(inspect)
+
+
+def _add_perplexity(commands: Any) -> None:
+    perplexity = _add(commands, "perplexity", "perplexity", "measure how well a model predicts a text")
+    perplexity.add_argument("file", metavar="FILE", help="a text in UTF-8")
+    perplexity.add_argument(
+        "--chunk", type=_positive, default=512, metavar="N", help="tokens at a time (512)"
+    )
+    perplexity.add_argument("--chunks", type=_positive, metavar="N", help="stop after so many")
+    _add_device(perplexity, context=False)
+
+
+COMMANDS: dict[str, Callable[[Any], None]] = {
+    "run": _add_run,
+    "pull": _add_pull,
+    "list": _add_list,
+    "rm": _add_rm,
+    "inspect": _add_inspect,
+    "perplexity": _add_perplexity,
+}
 
 
 def _add_device(command: argparse.ArgumentParser, *, context: bool = True) -> None:

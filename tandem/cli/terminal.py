@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,8 @@ def note(text: str) -> None:
 
 
 def print_json(data: Any) -> None:
+    import json
+
     print(json.dumps(data, ensure_ascii=False, indent=2, default=str))
 
 

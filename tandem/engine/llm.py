@@ -19,7 +19,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.text import TextStream
-from tandem.errors import RequestError
+from tandem.errors import RequestError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.model.model import open_model
 from tandem.model.registry import resolve
@@ -112,6 +112,10 @@ class LLM:
         """`model`: a GGUF file, or a name that `tandem pull` has fetched. `context`: tokens a request may have in
         all. `kv`: "f16" or "f32" keys and values. `batch`: sequences served at a time. `gpu_memory`: bytes of a GPU's
         own memory to use at most."""
+        if not isinstance(model, str | os.PathLike):
+            raise RequestError(f"model={model!r}: give the path of a GGUF file or the name of a model")
+        if not isinstance(device, str):
+            raise RequestError(f"device={device!r}: give a name, such as cpu or auto")
         if kv not in ("f16", "f32"):
             raise RequestError(f"kv={kv!r}: use f16 or f32")
         for name, value in (("threads", threads), ("context", context), ("batch", batch)):
@@ -124,16 +128,15 @@ class LLM:
             raise RequestError(
                 f"context={context}: this model was trained for {config.trained_context} at most"
             )
-        self._template: ChatTemplate | None = None
         self._lock = threading.Lock()  # of the engine
         self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
         try:
             with ThreadPoolExecutor(1) as beside:  # the vocabulary is read while weights are repacked
-                tokenizer = beside.submit(_open_tokenizer, self._model.gguf)
+                text = beside.submit(_open_text, self._model.gguf)
                 self.engine = Engine(
                     self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32"
                 )
-                self.tokenizer = tokenizer.result()
+                self.tokenizer, self._template = text.result()
         except BaseException:
             self.device.close()
             raise
@@ -337,9 +340,13 @@ def _usage(sequence: Sequence) -> Usage:
     )  # fmt: skip
 
 
-def _open_tokenizer(gguf: GGUF) -> Tokenizer:
-    """Imports here what only text needs, so that it takes no time of its own."""
-    import tandem.model.chat_template  # noqa: F401  (the first chat will want it)
+def _open_text(gguf: GGUF) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The vocabulary, and the chat template if it is a good one; imports here what only text needs."""
+    from tandem.model.chat_template import ChatTemplate
     from tandem.model.tokenizer import Tokenizer
 
-    return Tokenizer.from_gguf(gguf)
+    tokenizer = Tokenizer.from_gguf(gguf)
+    try:
+        return tokenizer, ChatTemplate.from_gguf(gguf, tokenizer)
+    except TandemError:  # chat_ids will say so to whoever wants to chat
+        return tokenizer, None

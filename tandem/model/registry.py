@@ -6,13 +6,11 @@ The cache has the layout all Hugging Face tools share, so that a model is on a d
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tandem.errors import ModelNotFoundError
 from tandem.model.catalogue import PACKAGES, SHORT_NAMES, Progress, RemoteFile
@@ -28,8 +26,7 @@ REPOSITORY = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class CachedModel:
+class CachedModel(NamedTuple):
     name: str  # what to call it on the command line
     repo: str
     base: str  # its file's name, without the part number of a split one
@@ -90,6 +87,8 @@ def remove(model: CachedModel) -> None:
         if blob.parent == (folder / "blobs").resolve():
             blob.unlink(missing_ok=True)
     if not kept:
+        import shutil
+
         shutil.rmtree(folder)
 
 
@@ -106,6 +105,8 @@ def _parse(model: str) -> tuple[str, str]:
         return match[1], match[2] or ""
     if "/" in model or model.endswith(".gguf"):
         raise ModelNotFoundError(f"there is no file {model}: check the path")
+    import difflib  # here as it is for errors only, and takes a millisecond
+
     near = difflib.get_close_matches(model.lower(), SHORT_NAMES, n=3, cutoff=0.4) or sorted(SHORT_NAMES)
     raise ModelNotFoundError(
         f"no model is called {model}: use {', '.join(near)}, hf.co/user/repo:QUANT, or a .gguf file's path"
