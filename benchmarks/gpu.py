@@ -1,14 +1,16 @@
 """Checks and times the Vulkan device on a real GPU in one run, and prints a table last.
 
-    python -m benchmarks.gpu [--device vulkan] [--model gemma-3-27b:q4_0] [--skip-checks]
+    python -m benchmarks.gpu [--device vulkan] [--model gemma-3-27b:q4_0] [--skip-checks] [--steady]
 
 Checks: every kernel on its cases, the matrix-unit paths on larger shapes, the golden models. Times: a synthetic model
-(no file) at decode batches 1 to 64, prompts, and depths; with GB/s, TFLOP/s and the profile of each kernel.
+(no file) at decode batches 1 to 64, prompts, and depths; with GB/s, TFLOP/s and the profile of each kernel. With
+`--steady` only: the host's part of a step and how long the device waits for it, as the engine serves requests.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tandem.bench.steady import steady
 from tandem.devices.opening import open_device
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
@@ -193,6 +196,23 @@ def time_model(name: str, device: Any) -> list[dict[str, Any]]:
     return rows
 
 
+def time_steady(name: str, device: Any) -> list[dict[str, Any]]:
+    engine = Engine(SyntheticModel(name), device, context=4096, batch=64)
+    rows = []
+    for batch in (1, 8, 64):
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < 1.5:  # a driver settles on a shader in its first second
+            steady(engine, batch=batch, steps=20)
+        found = steady(engine, batch=batch, steps=200)
+        rows.append({"label": f"steady, batch {batch}", **dataclasses.asdict(found)})
+        print(
+            f"batch {batch:2}: step {found.step_us:.0f} us, {batch / found.step_us * 1e6:.0f} tok/s, "
+            f"host {found.host_us:.0f} us, device idle {found.idle or 0:.2%}",
+            flush=True,
+        )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -200,8 +220,14 @@ def main() -> None:
     parser.add_argument("--device", default="vulkan")
     parser.add_argument("--model", default="gemma-3-27b:q4_0")
     parser.add_argument("--skip-checks", action="store_true")
+    parser.add_argument("--steady", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.steady:
+        rows = time_steady(options.model, open_device(options.device))
+        if options.out:
+            options.out.write_text(json.dumps({"rows": rows}, indent=1))
+        return
     failures: list[str] = []
     if not options.skip_checks:
         device = harness.open_device(options.device)

@@ -7,6 +7,8 @@ submitted before it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from tandem.devices.vulkan.grids import GRIDS, Dispatch
 from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
 from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES, HOST_READS, Submission
 from tandem.errors import DeviceError
-from tandem.kernels.kernel import COUNTS, Counts
+from tandem.kernels.kernel import COUNTS, Array, Counts
 from tandem.program.program import Launch, Program, arena_in
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ SEGMENT_SECONDS = 0.2  # of a submission at most, by estimate: drivers reset a G
 # Bytes and operations a second that any device of its kind reaches.
 RATES = {"discrete": (200e9, 4e12), "integrated": (40e9, 0.8e12)}
 SLOW = (4e9, 10e9)
-TIMESTAMP_QUERY, ALL_COMMANDS = 2, 0x10000
+TIMESTAMP_QUERY, WAIT_FOR_64_BITS, ALL_COMMANDS = 2, 3, 0x10000
 
 
 def bucket(count: int, most: int) -> int:
@@ -68,6 +70,7 @@ class Recording:
         self._header = device.memory(arena_in(turn, "step"))[: 4 * len(COUNTS)].view(np.int32)
         self._recorded: dict[tuple[int, ...], Submission] = {}
         self._done = 0  # the timeline's value at the end of the step that was started last
+        self._stamps = 0  # a pool of two timestamps, while steps are watched
 
     def start(self) -> None:
         """Submits a step, recorded when its bucket is new."""
@@ -83,6 +86,26 @@ class Recording:
     def finish(self) -> None:
         self.device.queue.wait(self._done)
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Steps started inside are timed on the device: see `times`."""
+        vk, device = self.device.vk, self.device.handle
+        self._stamps = self._query_pool(2)
+        kept, self._recorded = self._recorded, {}
+        try:
+            yield
+        finally:
+            self.finish()
+            for submission in self._recorded.values():
+                self.device.queue.free(submission.commands)
+            vk.DestroyQueryPool(device, self._stamps, ffi.NULL)
+            self._recorded, self._stamps = kept, 0
+
+    def times(self) -> tuple[float, float]:
+        """When the watched step that was finished last began and ended: seconds on the device's clock."""
+        begin, end = self._seconds(self._stamps, 2)
+        return float(begin), float(end)
+
     def replay(self, begin: int = 0, end: int | None = None) -> None:
         """Runs launches [begin, end) with the StepInputs as they are now."""
         if (begin, end) == (0, None):
@@ -97,11 +120,8 @@ class Recording:
     def replay_timed(self) -> list[float]:
         """Seconds of each launch, run one at a time."""
         device, launches = self.device, self.program.launches
-        if not device.capabilities.timestamp_ns:
-            raise DeviceError(f"{device.name} has no timestamps: time whole steps instead")
         count = len(launches) + 1
-        pool = device.vk.create("QueryPool", device.handle, queryType=TIMESTAMP_QUERY, queryCount=count)
-        ticks = np.zeros(count, np.uint64)
+        pool = self._query_pool(count)
         try:
             with device.queue.once() as commands:
                 device.vk.CmdResetQueryPool(commands, pool, 0, count)
@@ -109,19 +129,23 @@ class Recording:
                 for i in range(len(launches)):
                     self._launch(commands, i, self._bucket(), barrier=True)
                     device.vk.CmdWriteTimestamp(commands, ALL_COMMANDS, pool, i + 1)
-            device.vk.GetQueryPoolResults(
-                device.handle,
-                pool,
-                0,
-                count,
-                ticks.nbytes,
-                ffi.from_buffer(ticks),
-                8,
-                3,  # 64 bits, wait
-            )
+            return [float(s) for s in np.diff(self._seconds(pool, count))]
         finally:
             device.vk.DestroyQueryPool(device.handle, pool, ffi.NULL)
-        return [float(t) * device.capabilities.timestamp_ns * 1e-9 for t in np.diff(ticks)]
+
+    def _query_pool(self, count: int) -> int:
+        device = self.device
+        if not device.capabilities.timestamp_ns:
+            raise DeviceError(f"{device.name} has no timestamps: time whole steps instead")
+        return device.vk.create("QueryPool", device.handle, queryType=TIMESTAMP_QUERY, queryCount=count)
+
+    def _seconds(self, pool: int, count: int) -> Array:
+        ticks = np.zeros(count, np.uint64)
+        into = ffi.from_buffer(ticks)
+        self.device.vk.GetQueryPoolResults(
+            self.device.handle, pool, 0, count, ticks.nbytes, into, ticks.itemsize, WAIT_FOR_64_BITS
+        )
+        return ticks * (self.device.capabilities.timestamp_ns * 1e-9)
 
     def _bucket(self) -> dict[str, int]:
         most, counts = self.program.max_counts, self._header.tolist()
@@ -134,10 +158,15 @@ class Recording:
         buffers = queue.allocate(len(bounds))
         for commands, (first, last) in zip(buffers, bounds, strict=True):
             vk.BeginCommandBuffer(commands, new("VkCommandBufferBeginInfo"))
+            if self._stamps and first == begin:
+                vk.CmdResetQueryPool(commands, self._stamps, 0, 2)
+                vk.CmdWriteTimestamp(commands, ALL_COMMANDS, self._stamps, 0)
             for i in range(first, last):
                 self._launch(commands, i, counts, barrier=self.program.launches[i].barrier or i == begin)
             if last == end:
                 queue.barrier(commands, COMPUTE_WRITES, HOST_READS)
+                if self._stamps:
+                    vk.CmdWriteTimestamp(commands, ALL_COMMANDS, self._stamps, 1)
             vk.EndCommandBuffer(commands)
         return buffers
 

@@ -1,0 +1,81 @@
+"""What a step costs the host, and how long the device waits for it between steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from tandem.engine.engine import Engine
+from tandem.engine.params import SamplingParams
+
+WARM_UP = 8  # steps: recordings are made, caches filled
+
+
+@dataclass(frozen=True)
+class Steady:
+    steps: int
+    host_us: float  # of this thread a step, without the calls that wait for the device
+    step_us: float
+    idle: (
+        float | None
+    )  # share of the time in which the device had no step, from its timestamps; None: it has none
+
+
+def steady(engine: Engine, *, batch: int = 1, steps: int = 200, depth: int = 16) -> Steady:
+    """Decodes `steps` tokens of each of `batch` sequences."""
+    params = SamplingParams(max_tokens=steps + WARM_UP + 4, ignore_eos=True)
+    for i in range(batch):
+        engine.submit([1 + i] * depth, params)
+    with ExitStack() as undo:
+        watches = [_Watch(turn.recording, engine.device.turns == 1, undo) for turn in engine.turns]
+        for _ in range(WARM_UP):
+            engine.step()
+        for watch in watches:
+            watch.clear()
+        wall, thread = time.perf_counter(), time.thread_time()
+        for _ in range(steps):
+            engine.step()
+        wall, thread = time.perf_counter() - wall, time.thread_time() - thread
+        for sequence in list(engine.scheduler.running):
+            engine.cancel(sequence)
+        engine.step()
+    host = thread - sum(watch.seconds for watch in watches)
+    spans = sorted(span for watch in watches for span in watch.spans)
+    return Steady(steps, host / steps * 1e6, wall / steps * 1e6, _idle_share(spans))
+
+
+class _Watch:
+    """Times what a recording's calls take of this thread, and on the device."""
+
+    def __init__(self, recording: Any, synchronous: bool, undo: ExitStack) -> None:
+        self.recording, self.on_device = recording, hasattr(recording, "watched")
+        if self.on_device:
+            undo.enter_context(recording.watched())
+        for name in ("finish", "start") if synchronous else ("finish",):
+            setattr(recording, name, self._timed(getattr(recording, name), name == "finish"))
+            undo.callback(delattr, recording, name)
+        self.clear()
+
+    def clear(self) -> None:
+        self.seconds, self.spans = 0.0, list[tuple[float, float]]()
+
+    def _timed(self, call: Callable[[], None], finish: bool) -> Callable[[], None]:
+        def timed() -> None:
+            begun = time.thread_time()
+            call()
+            if finish and self.on_device:
+                self.spans.append(self.recording.times())
+            self.seconds += time.thread_time() - begun
+
+        return timed
+
+
+def _idle_share(spans: list[tuple[float, float]]) -> float | None:
+    if len(spans) < 2:
+        return None
+    idle = sum(max(0.0, begin - end) for (_, end), (begin, _) in pairwise(spans))
+    return idle / (spans[-1][1] - spans[0][0])
