@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities, Heap, MemoryType
+from dataclasses import replace
+
+from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities, Heap, MatrixShape, MemoryType
 from tandem.devices.vulkan.memory import DEVICE_LOCAL, HOST_CACHED, HOST_COHERENT, HOST_VISIBLE
 
 GB = 1_000_000_000
@@ -39,3 +41,23 @@ SHARED = machine(
      (1, MAPPED | HOST_CACHED)], index=2,
 )  # fmt: skip
 SOFTWARE = machine("llvmpipe", "software", [(2, True)], [(0, DEVICE_LOCAL | MAPPED | HOST_CACHED)], index=3)
+
+# A Radeon 780M as RADV shows it, with 32 GB of memory, 0.5 of them carved out by the firmware and half the rest for the
+# GPU (GTT): both are one memory, of which two thirds are called the device's. Each kind of memory is there once more
+# with AMD's flags for uncached memory, which is ten times slower.
+AMD_UNCACHED = 0xC0
+_GTT, _LOCAL = 0, 1
+_KINDS = [
+    (_LOCAL, DEVICE_LOCAL),
+    (_GTT, MAPPED),
+    (_LOCAL, DEVICE_LOCAL | MAPPED),
+    (_GTT, MAPPED | HOST_CACHED),
+]
+PHOENIX = replace(
+    machine(
+        "780M", "integrated", [(5.4, False), (10.8, True)],
+        _KINDS + [(heap, flags | AMD_UNCACHED) for heap, flags in _KINDS], index=4,
+    ),
+    vendor="AMD", subgroup=64, subgroup_min=32, subgroup_max=64, shared_memory=65536,
+    matrix_shapes=(MatrixShape(16, 16, 16, "f16", "f16", "f32"),),
+)  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from tandem.devices.vulkan.binding import Vulkan, ffi, new
@@ -107,6 +108,7 @@ class Capabilities:
     timestamp_ns: float  # of one tick; 0: no timestamps
     queue_family: int
     cache_key: str  # changes with the driver: what a pipeline cache depends on
+    carved_out: int = 0  # bytes that the firmware keeps for an integrated GPU: the host does not count them
 
     @property
     def int8_dot(self) -> bool:
@@ -197,11 +199,11 @@ def read_capabilities(vk: Vulkan, instance: Any, physical: Any, index: int) -> C
     family, ticks = compute_family(vk, physical)
     base, limits = properties.properties, properties.properties.limits
     wanted = [ext for _, ext, fields in known if ext and features & set(fields)]
-    name = text(base.deviceName)
+    name, kind = text(base.deviceName), KINDS.get(base.deviceType, "other")
     return Capabilities(
         index=index,
         name=name,
-        kind=KINDS.get(base.deviceType, "other"),
+        kind=kind,
         vendor=VENDORS.get(base.vendorID, f"{base.vendorID:#x}"),
         driver=f"{'lavapipe' if driver.driverID == LAVAPIPE else text(driver.driverName)} {text(driver.driverInfo)}",
         driver_version=base.driverVersion,
@@ -227,6 +229,7 @@ def read_capabilities(vk: Vulkan, instance: Any, physical: Any, index: int) -> C
         timestamp_ns=limits.timestampPeriod if ticks else 0.0,
         queue_family=family,
         cache_key=bytes(base.pipelineCacheUUID).hex(),
+        carved_out=carved_out(base.vendorID, base.deviceID) if kind == "integrated" else 0,
     )
 
 
@@ -249,6 +252,18 @@ def compute_family(vk: Vulkan, physical: Any) -> tuple[int, int]:
     alone = [i for i in computing if not families[i].queueFlags & GRAPHICS]
     best = (alone or computing)[0]
     return best, families[best].timestampValidBits
+
+
+def carved_out(vendor: int, device: int, cards: Path = Path("/sys/class/drm")) -> int:
+    """Bytes that the firmware keeps for a GPU, where its kernel driver says so (amdgpu does)."""
+    for card in cards.glob("card*/device"):
+        try:
+            found = tuple(int((card / name).read_text(), 16) for name in ("vendor", "device"))
+            if found == (vendor, device):
+                return int((card / "mem_info_vram_total").read_text())
+        except (OSError, ValueError):
+            continue  # a connector, or a driver that does not say
+    return 0
 
 
 def matrix_shapes(vk: Vulkan, instance: Any, physical: Any) -> tuple[MatrixShape, ...]:

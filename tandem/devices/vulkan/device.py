@@ -30,6 +30,7 @@ from tandem.devices.vulkan.memory import (
     Run,
     plan,
     program_runs,
+    usable,
 )
 from tandem.devices.vulkan.pipelines import Pipelines
 from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, TRANSFER_WRITES, Queue
@@ -143,14 +144,7 @@ class VulkanDevice:
     # ---- memory
 
     def free_memory(self) -> tuple[float, float]:
-        heaps = self.capabilities.heaps
-        free = self._heaps_free()
-        local = sum(nbytes for nbytes, heap in zip(free, heaps, strict=True) if heap.device_local)
-        fast = local if self.gpu_memory is None else min(local, self.gpu_memory)
-        every = sum(free)
-        if self.capabilities.kind in ("integrated", "software"):  # all of it is the host's memory
-            every = min(every, host_memory())
-        return min(fast, every), every
+        return usable(self.capabilities, self._heaps_free(), host_memory(), self.gpu_memory)
 
     def _heaps_free(self) -> list[float]:
         """Bytes of each heap that can still be allocated."""

@@ -22,6 +22,7 @@ from tandem.errors import DeviceError, DoesNotFitError
 from tandem.program.program import Launch, Program, Tensor
 
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
+UNFIT = 0xF0  # memory for images only, protected, or uncached (AMD)
 USAGE = 0x20000 | 0x20 | 0x3  # device address, storage, transfer in both directions
 RUN_BYTES = 256 << 20  # of an allocation, where tensors allow it
 # What a run is used for, in the order in which they get memory.
@@ -110,6 +111,7 @@ def candidates(
     def has(kind: MemoryType, flags: int) -> bool:
         return kind.flags & flags == flags
 
+    types = [t for t in types if not t.flags & UNFIT]
     mappable = [t for t in types if has(t, HOST_VISIBLE | HOST_COHERENT)]
     if use == HOST_READS:
         return sorted(mappable, key=lambda t: (not has(t, HOST_CACHED), has(t, DEVICE_LOCAL)))
@@ -124,6 +126,17 @@ def candidates(
         (t for t in local if heaps[t.heap] == most),
         key=lambda t: (not has(t, HOST_VISIBLE | HOST_COHERENT), has(t, HOST_CACHED), t.index),
     )
+
+
+def usable(
+    device: Capabilities, free: Sequence[float], host: float, limit: float | None
+) -> tuple[float, float]:
+    """Bytes that can be used: (at the device's own speed, in all). `host`: those that the host has left."""
+    local = sum(nbytes for nbytes, heap in zip(free, device.heaps, strict=True) if heap.device_local)
+    every = sum(free)
+    if device.kind in ("integrated", "software"):  # one memory, whatever heaps it is shown as: all is as fast
+        local = every = min(every, host + device.carved_out)
+    return min(local, every if limit is None else limit), every
 
 
 def plan(
