@@ -112,10 +112,11 @@ def _add_rm(commands: Any) -> None:
 
 
 def _add_inspect(commands: Any) -> None:
-    summary = "show a model's configuration and what becomes of its tensors"
-    inspect = _add(commands, "inspect", "inspect", summary)
+    summary = "show a model's configuration and what becomes of its tensors, or the devices of this machine"
+    inspect = _add(commands, "inspect", "inspect", summary, model=None)
+    inspect.add_argument("model", metavar="MODEL", nargs="?", help=f"{MODEL_HELP}; without: the devices")
     inspect.add_argument("--program", action="store_true", help="list each launch of a step")
-    _add_device(inspect)
+    _add_device(inspect, value_optional=True)
 
 
 def _add_perplexity(commands: Any) -> None:
@@ -138,7 +139,9 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def _add_device(command: argparse.ArgumentParser, *, context: bool = True) -> None:
+def _add_device(
+    command: argparse.ArgumentParser, *, context: bool = True, value_optional: bool = False
+) -> None:
     device = command.add_argument_group("device")
     if context:
         device.add_argument(
@@ -148,6 +151,7 @@ def _add_device(command: argparse.ArgumentParser, *, context: bool = True) -> No
     device.add_argument(
         "--device", type=_device, default="auto", metavar="D",
         help="where to run: cpu, vulkan, vulkan:<index or part of a name>, or auto (auto)",
+        nargs="?" if value_optional else None, const="auto" if value_optional else None,
     )  # fmt: skip
     device.add_argument(
         "--gpu-memory", type=float, metavar="GB", help="of the GPU's own memory to use at most"

@@ -1,4 +1,4 @@
-"""`tandem inspect`: what is in a model's file, and what this machine makes of it."""
+"""`tandem inspect MODEL`: what is in a model's file, and what this machine makes of it; without MODEL: its devices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from typing import Any
 from tandem.cli.models import model_file
 from tandem.cli.run import open_llm
 from tandem.cli.terminal import human_size, print_json, print_table
+from tandem.errors import RequestError
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.model is None:
+        if options.program:
+            raise RequestError("--program lists the launches of a model: name one")
+        from tandem.cli import inspect_device
+
+        return inspect_device.main(options)
     if options.program:
         return _program(options)
     from tandem.model.model import open_model

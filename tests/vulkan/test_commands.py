@@ -53,7 +53,7 @@ def test_a_context_too_large_is_refused_with_the_one_that_fits(
     lavapipe: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        VulkanDevice, "_heaps_free", lambda device: [0.3e9, *[0.0] * (len(device.capabilities.heaps) - 1)]
+        VulkanDevice, "heaps_free", lambda device: [0.3e9, *[0.0] * (len(device.capabilities.heaps) - 1)]
     )
 
     def refusal(context: int) -> str:

@@ -128,7 +128,7 @@ class VulkanDevice:
         self._memory = closing.enter_context(ExitStack())
         runs = [Run("staging", 0, STAGING_BYTES, HOST_READS)] * 2 + [Run("scratch", 0, SCRATCH_BYTES)]
         *blocks, self.scratch = [
-            self._block(placed, closing) for placed in plan(runs, capabilities, self._heaps_free(), None)
+            self._block(placed, closing) for placed in plan(runs, capabilities, self.heaps_free(), None)
         ]
         self._staging = Staging(self.queue, blocks)
         with self.queue.once() as commands:
@@ -144,9 +144,9 @@ class VulkanDevice:
     # ---- memory
 
     def free_memory(self) -> tuple[float, float]:
-        return usable(self.capabilities, self._heaps_free(), host_memory(), self.gpu_memory)
+        return usable(self.capabilities, self.heaps_free(), host_memory(), self.gpu_memory)
 
-    def _heaps_free(self) -> list[float]:
+    def heaps_free(self) -> list[float]:
         """Bytes of each heap that can still be allocated."""
         if not self.capabilities.memory_budget:
             return [UNTOLD_SHARE * heap.nbytes for heap in self.capabilities.heaps]
@@ -169,7 +169,7 @@ class VulkanDevice:
         self._allocate([Run(arena, 0, nbytes, HOST_WRITES if arena == "step" else HOT)])
 
     def _allocate(self, runs: Sequence[Run]) -> None:
-        self.placed = plan(runs, self.capabilities, self._heaps_free(), self.gpu_memory)
+        self.placed = plan(runs, self.capabilities, self.heaps_free(), self.gpu_memory)
         with ExitStack() as undo:
             parts = [(p.run, self._block(p, undo)) for p in self.placed]
             with self.queue.once() as commands:

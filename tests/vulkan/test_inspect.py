@@ -1,0 +1,73 @@
+"""`tandem inspect --device`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.cli import inspect_device, main
+from tandem.cli.inspect_device import _details, _features
+from tandem.errors import DeviceError
+from tests.vulkan.machines import GB, PHOENIX
+
+
+@pytest.mark.fast
+def test_lavapipe_on_one_screen(lavapipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--device", lavapipe]) == 0
+    shown = capsys.readouterr().out
+    for word in (
+        "DEVICE",
+        "vulkan:0",
+        "uses vulkan:",
+        "integer dot product",
+        "matrix units",
+        "HEAP",
+        "limits: ",
+    ):
+        assert word in shown
+    assert len(shown.splitlines()) <= 40 and max(map(len, shown.splitlines())) <= 160
+    assert main(["inspect", "--device", lavapipe, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["used"].startswith("vulkan:") and 0 < data["heaps"][0]["free"] <= data["heaps"][0]["bytes"]
+
+
+@pytest.mark.fast
+def test_a_phoenix_and_what_it_would_be_without() -> None:
+    paths = {name: (there, path) for name, there, path in _features(PHOENIX)}
+    assert paths["matrix units"] == (True, "products of more than 8 tokens")
+    assert paths["integer dot product"] == (
+        False,
+        "models do not run without it",
+    )  # the fake machine's features
+    bare = {name: path for name, _, path in _features(replace(PHOENIX, matrix_shapes=()))}
+    assert "integer dot products" in bare["matrix units"]
+    heaps = _details(PHOENIX, [5.0 * GB, 10.0 * GB])["heaps"]
+    assert [(h["device_local"], h["mapped"], h["free"]) for h in heaps] == [
+        (False, True, 5 * GB),
+        (True, True, 10 * GB),
+    ]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(("asked", "code"), [(["--device"], 0), ([], 0), (["--device", "vulkan"], 1)])
+def test_without_vulkan_it_says_what_to_install(
+    asked: list[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none() -> Any:
+        raise DeviceError("no Vulkan driver: install one")
+
+    monkeypatch.setattr(inspect_device, "devices", none)
+    monkeypatch.setattr("tandem.devices.opening.GPU_NODES", ())
+    assert main(["inspect", *asked]) == code
+    shown = capsys.readouterr()
+    assert "no Vulkan driver: install one" in (shown.err if code else shown.out)
+    assert code or "auto uses the CPU" in shown.out
+
+
+@pytest.mark.fast
+def test_a_program_needs_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--program"]) == 1
+    assert "name one" in capsys.readouterr().err
