@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tandem.devices.vulkan.capabilities import Capabilities
@@ -44,7 +44,7 @@ class Compiled:
     job: Job
     error: str
     statistics: dict[str, float]
-    assembly: str
+    assembly: str = field(repr=False)
 
     def count(self, pattern: str) -> int:
         return len(re.findall(pattern, self.assembly))
@@ -110,17 +110,21 @@ def jobs_of(program: Program, device: Capabilities) -> Iterator[Job]:
 
 
 def jobs() -> list[Job]:
-    """With matrix units and without; a shader that no model here uses, with its own constants; in waves of 32 and 64
-    where the engine leaves them to the driver."""
+    """With matrix units and without, in waves of 32 and of 64 where the engine leaves that to the driver.
+
+    A shader that no model here uses is compiled as it is; but not those on matrix units, which may be for matrices of
+    another GPU's shape.
+    """
     machines = (PHOENIX, replace(PHOENIX, matrix_shapes=()))
     found = {job for program in programs() for device in machines for job in jobs_of(program, device)}
     used = {shader for shader, _, _ in found}
-    found |= {(name, (), 32 if on_matrix_units(name) else 0) for name in shaders() if name not in used}
+    found |= {(name, (), 0) for name in shaders() if name not in used}
     return sorted((s, c, size) for s, c, subgroup in found for size in ([subgroup] if subgroup else [32, 64]))
 
 
 def shaders() -> list[str]:
-    return sorted(path.stem for path in SPIRV.glob("*.spv"))
+    """Those that any GPU runs."""
+    return sorted(path.stem for path in SPIRV.glob("*.spv") if not on_matrix_units(path.stem))
 
 
 def on_matrix_units(shader: str) -> bool:
