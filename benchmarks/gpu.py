@@ -18,19 +18,18 @@ from typing import Any
 
 import numpy as np
 
+from tandem.bench.bandwidth import measure_bandwidth
+from tandem.bench.profile import profile
+from tandem.bench.runs import Bench, Workload
 from tandem.bench.steady import steady
 from tandem.devices.opening import open_device
 from tandem.engine.engine import Engine
-from tandem.engine.params import SamplingParams
-from tandem.engine.scheduler import Chunk
-from tandem.engine.sequence import Sequence
 from tandem.kernels import all_kernels, matmul
 from tandem.kernels.kernel import Case, Kernel
 from tandem.kernels.layouts import q8_unpack
 from tandem.model.synthetic import SyntheticModel
 from tests.vulkan import harness
 
-CONTEXT = 16640
 MATRIX_ERROR = 1e-2  # the largest of float16 products: of the result's own size
 
 
@@ -107,97 +106,42 @@ def check_goldens(device_name: str) -> list[str]:
     return failures
 
 
-class Timer:
-    """Steps of a synthetic model with any number of tokens, sequences and depth."""
-
-    def __init__(self, model: str, device: Any) -> None:
-        self.engine = Engine(SyntheticModel(model), device, context=CONTEXT, batch=64)
-        self.sequences = [
-            Sequence([1] * CONTEXT, SamplingParams(), frozenset(), self.engine.cache.new_tables(), slot=i)
-            for i in range(64)
-        ]
-
-    def seconds(self, batch: int, count: int, depth: int, repeats: int = 10) -> float:
-        """Median seconds of a step of `count` tokens for each of `batch` sequences at `depth`."""
-        self._write(batch, count, depth)
-        times = []
-        for _ in range(repeats + 2):
-            begun = time.perf_counter()
-            self.engine.turns[0].recording.replay()
-            times.append(time.perf_counter() - begun)
-        return float(np.median(times[2:]))
-
-    def profile(self, batch: int, count: int, depth: int) -> dict[str, tuple[float, float, float]]:
-        """Kernel -> (seconds, GB, Gop) of a step."""
-        self._write(batch, count, depth)
-        recording: Any = self.engine.turns[0].recording
-        recording.replay()
-        seconds = recording.replay_timed()
-        work = int(self.engine.turns[0].batch.inputs.header[2])
-        counts = {"tokens": batch * count, "rows": batch, "work": work}
-        total: dict[str, list[float]] = {}
-        for launch, s in zip(self.engine.program.launches, seconds, strict=True):
-            cost, entry = launch.cost(counts), total.setdefault(launch.kernel.name, [0.0, 0.0, 0.0])
-            for i, v in enumerate((s, cost.bytes / 1e9, cost.ops / 1e9)):
-                entry[i] += v
-        return {name: (v[0], v[1], v[2]) for name, v in sorted(total.items(), key=lambda e: -e[1][0])}
-
-    def _write(self, batch: int, count: int, depth: int) -> None:
-        chunks = []
-        for sequence in self.sequences:
-            self.engine.cache.release(sequence.tables)
-        for sequence in self.sequences[:batch]:
-            assert self.engine.cache.reserve(sequence.tables, depth + count), "not enough KV blocks"
-            chunks.append(Chunk(sequence, depth, count, True))
-        self.engine.turns[0].batch.write(chunks)
+WORKLOADS = [
+    *(Workload("decode", 64, batch, 128) for batch in (1, 2, 4, 8, 9, 16, 32, 64)),
+    Workload("prefill", 512),
+    Workload("prefill", 4096),
+    Workload("decode", 64, 1, 4096),
+    Workload("decode", 64, 1, 16384),
+]
+PROFILED = [Workload("decode", 1, batch, 160) for batch in (1, 8, 32)] + [Workload("prefill", 512)]
 
 
 def time_model(name: str, device: Any) -> list[dict[str, Any]]:
+    bandwidth, how = measure_bandwidth(device, 0)
+    print(f"bandwidth: {how}, {bandwidth / 1e9:.0f} GB/s")
     begun = time.perf_counter()
-    timer = Timer(name, device)
+    bench = Bench(SyntheticModel(name), device, WORKLOADS)
     print(f"{name}: loaded in {time.perf_counter() - begun:.1f} s", flush=True)
-    for batch, count in (
-        (1, 1),
-        (8, 1),
-        (32, 1),
-        (1, 512),
-    ):  # a driver settles on a shader in its first second
-        begun = time.perf_counter()
-        while time.perf_counter() - begun < 1.5:
-            timer.seconds(batch, count, 0, 1)
-    cost = [launch.cost({"tokens": 1, "rows": 1, "work": 1}) for launch in timer.engine.program.launches]
-    weights, ops = sum(c.bytes for c in cost), sum(c.ops for c in cost)
-    rows = []
-    for label, batch, count, depth in (
-        *((f"decode, batch {b}", b, 1, 160) for b in (1, 2, 4, 8, 9, 16, 32, 64)),
-        ("prefill 512", 1, 512, 0), ("prefill 512 at 3584", 1, 512, 3584),
-        ("decode at depth 4096", 1, 1, 4096), ("decode at depth 16384", 1, 1, 16384),
-    ):  # fmt: skip
-        s = timer.seconds(batch, count, depth, 5 if count > 1 else 10)
-        tokens = batch * count
-        rows.append(
-            {
-                "label": label,
-                "ms": s * 1e3,
-                "tok_s": tokens / s,
-                "GB_s": weights / s / 1e9,
-                "TFLOP_s": ops * tokens / s / 1e12,
-            }
-        )
-        print(f"{label:24} {s * 1e3:9.2f} ms {tokens / s:9.0f} tok/s", flush=True)
-    for batch, count in ((1, 1), (8, 1), (32, 1), (1, 512)):
-        print(f"profile: {batch} x {count} tokens")
-        profile = timer.profile(batch, count, 160 if count == 1 else 0)
-        for kernel, (s, gb, gop) in profile.items():
-            print(f"  {kernel:16} {s * 1e3:8.3f} ms {gb / s:8.0f} GB/s {gop / s / 1e3:8.1f} TOP/s")
-        rows.append(
-            {"label": f"profile {batch} x {count}", "ms": {k: v[0] * 1e3 for k, v in profile.items()}}
-        )
+    rows: list[dict[str, Any]] = []
+    for workload in WORKLOADS:
+        row = bench.measure(workload)
+        ms = row.median / row.steps * 1e3
+        rates = {"tok_s": row.tokens_per_s, "GB_s": row.gb_per_s, "TFLOP_s": row.tflop_per_s}
+        rows.append({"label": workload.label, "ms": ms, **rates, "interval": row.interval})
+        print(f"{workload.label:32} {ms:9.2f} ms a step {row.tokens_per_s:9.0f} tok/s", flush=True)
+    for workload in PROFILED:
+        print(f"profile: {workload.label}")
+        times: dict[str, float] = {}
+        for group in profile(bench, workload):
+            times[group.kernel] = times.get(group.kernel, 0.0) + group.seconds * 1e3
+            each = f"{group.kernel:16} {group.name:24} {group.launches:4} {group.seconds * 1e3:8.3f} ms"
+            print(f"  {each} {group.gb_per_s:8.0f} GB/s {group.top_per_s:8.1f} TOP/s")
+        rows.append({"label": f"profile {workload.label}", "ms": times})
     return rows
 
 
 def time_steady(name: str, device: Any) -> list[dict[str, Any]]:
-    engine = Engine(SyntheticModel(name), device, context=4096, batch=64)
+    engine = Engine(SyntheticModel(name), device, context=4096, batch=64, share=False)
     rows = []
     for batch in (1, 8, 64):
         begun = time.perf_counter()
@@ -242,11 +186,11 @@ def main() -> None:
         print("\n".join(failures) or "all kernels agree with NumPy", flush=True)
         failures += check_goldens(options.device)
     rows = time_model(options.model, open_device(options.device))
-    print(f"\n{'':24} {'ms':>9} {'tok/s':>9} {'GB/s':>9} {'TFLOP/s':>9}")
+    print(f"\n{'':32} {'ms a step':>9} {'tok/s':>9} {'GB/s':>9} {'TFLOP/s':>9}")
     for r in rows:
         if "tok_s" not in r:
             continue
-        print(f"{r['label']:24} {r['ms']:9.2f} {r['tok_s']:9.0f} {r['GB_s']:9.0f} {r['TFLOP_s']:9.1f}")
+        print(f"{r['label']:32} {r['ms']:9.2f} {r['tok_s']:9.0f} {r['GB_s']:9.0f} {r['TFLOP_s']:9.1f}")
     if options.out:
         options.out.write_text(json.dumps({"rows": rows, "failures": failures}, indent=1))
     print("checks:", "FAILED: " + "; ".join(failures) if failures else "all passed or skipped")

@@ -26,6 +26,19 @@ def summarise(values: Sequence[float]) -> Summary:
     return Summary(median, float(data.min()), float(data.max()), mad, len(data))
 
 
+def median_interval(
+    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 4000, seed: int = 0
+) -> tuple[float, float]:
+    """A bootstrap interval of the median. With few rounds it is coarse: at most as wide as the rounds themselves."""
+    if not len(values):
+        raise ValueError("no rounds to summarise")
+    data = np.asarray(values, np.float64)
+    drawn = np.random.default_rng(seed).integers(0, len(data), (resamples, len(data)))
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(np.median(data[drawn], axis=1), [tail, 100 - tail])
+    return float(low), float(high)
+
+
 @dataclass(frozen=True)
 class Ratio:
     value: float

@@ -129,6 +129,26 @@ def _add_perplexity(commands: Any) -> None:
     _add_device(perplexity, context=False)
 
 
+def _add_bench(commands: Any) -> None:
+    bench = _add(commands, "bench", "bench", "measure how fast a model runs here", model=None)
+    bench.add_argument("model", metavar="MODEL", nargs="?", help=MODEL_HELP)
+    bench.add_argument(
+        "--synthetic", metavar="SHAPE:FORMAT", help="instead: random weights, such as gemma-3-27b:q4_0"
+    )
+    for short, name, default, meaning in (
+        ("-p", "prompt", 512, "tokens of a prompt"),
+        ("-n", "generate", 128, "tokens that each sequence generates"),
+        ("-b", "batch", 1, "sequences that generate at a time"),
+        ("-d", "depth", 0, "tokens before those"),
+    ):
+        bench.add_argument(
+            short, f"--{name}", type=_numbers, default=[default], metavar="N,N", help=f"{meaning} ({default})"
+        )
+    bench.add_argument("-r", "--rounds", type=_positive, default=5, metavar="N", help="of each test (5)")
+    bench.add_argument("--profile", action="store_true", help="show where the time of a step goes")
+    _add_device(bench, context=False)
+
+
 COMMANDS: dict[str, Callable[[Any], None]] = {
     "run": _add_run,
     "pull": _add_pull,
@@ -136,6 +156,7 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "rm": _add_rm,
     "inspect": _add_inspect,
     "perplexity": _add_perplexity,
+    "bench": _add_bench,
 }
 
 
@@ -175,6 +196,13 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",")]
+    if min(numbers) < 0:
+        raise argparse.ArgumentTypeError(f"{min(numbers)} is less than 0")
+    return numbers
 
 
 class _Version(argparse.Action):

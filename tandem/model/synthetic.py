@@ -13,10 +13,11 @@ from tandem.errors import ModelNotFoundError
 from tandem.kernels.kernel import Array
 from tandem.kernels.matmul import random_panels
 from tandem.kernels.panels import LANES, LAYOUTS
-from tandem.model.architectures import ARCHITECTURES
+from tandem.model.architectures import ARCHITECTURES, gemma3
 from tandem.model.config import ModelConfig, Rope
 from tandem.model.model import Model
 from tandem.program.graph import Vector
+from tandem.program.program import Tensor
 from tandem.program.weight_plan import WeightPlan
 
 PATTERN_BYTES = 16 << 20  # of random weights a layout; repeated over each matrix
@@ -24,30 +25,49 @@ HEAD_LAYOUT = "q6_k"
 
 
 def _gemma3(
-    layers: int, dim: int, ffn: int, heads: int, kv_heads: int, head_dim: int, window: int
+    layers: int,
+    dim: int,
+    ffn: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int,
+    vocab: int = 262208,
 ) -> ModelConfig:
-    sliding = [(i + 1) % 6 != 0 for i in range(layers)]
+    sliding = [(i + 1) % gemma3.PATTERN != 0 for i in range(layers)]
+    scale = (dim / heads if layers == gemma3.LAYERS_OF_27B else head_dim) ** -0.5
     return ModelConfig(
-        "gemma3", layers, dim, ffn, heads, kv_heads, head_dim, 262144, 131072, 1e-6,
-        (dim / heads if layers == 62 else head_dim) ** -0.5, (Rope(1e6, head_dim, 8.0), Rope(1e4, head_dim)),
-        tuple(map(int, sliding)), tuple(window if s else 0 for s in sliding), tied_head=True,
+        "gemma3", layers, dim, ffn, heads, kv_heads, head_dim, vocab, 131072, 1e-6, scale,
+        (Rope(1e6, head_dim, 8.0), Rope(gemma3.LOCAL_BASE, head_dim)), tuple(map(int, sliding)),
+        tuple(window if s else 0 for s in sliding), tied_head=True,
     )  # fmt: skip
 
 
-def _llama(layers: int, dim: int, ffn: int, heads: int, kv_heads: int, vocab: int) -> ModelConfig:
-    head_dim = dim // heads
+def _plain(
+    architecture: str, layers: int, dim: int, ffn: int, heads: int, kv_heads: int, vocab: int, *,
+    head_dim: int | None = None, tied: bool = False,
+) -> ModelConfig:  # fmt: skip
+    """Llama and those built like it: every layer sees every position."""
+    size = head_dim or dim // heads
     return ModelConfig(
-        "llama", layers, dim, ffn, heads, kv_heads, head_dim, vocab, 131072, 1e-5, head_dim**-0.5,
-        (Rope(500000.0, head_dim),), (0,) * layers, (0,) * layers, interleaved=True,
+        architecture, layers, dim, ffn, heads, kv_heads, size, vocab, 131072, 1e-5, size**-0.5,
+        (Rope(1e6, size),), (0,) * layers, (0,) * layers, interleaved=architecture == "llama", tied_head=tied,
+        qkv_bias=architecture == "qwen2",
     )  # fmt: skip
 
 
 SHAPES = {
-    "gemma-3-1b": _gemma3(26, 1152, 6912, 4, 1, 256, 512),
+    "gemma-3-1b": _gemma3(26, 1152, 6912, 4, 1, 256, 512, 262144),
     "gemma-3-4b": _gemma3(34, 2560, 10240, 8, 4, 256, 1024),
     "gemma-3-12b": _gemma3(48, 3840, 15360, 16, 8, 256, 1024),
     "gemma-3-27b": _gemma3(62, 5376, 21504, 32, 16, 128, 1024),
-    "llama-3-8b": _llama(32, 4096, 14336, 32, 8, 128256),
+    "llama-3-8b": _plain("llama", 32, 4096, 14336, 32, 8, 128256),
+    "llama-3-70b": _plain("llama", 80, 8192, 28672, 64, 8, 128256),
+    "smollm2-135m": _plain("llama", 30, 576, 1536, 9, 3, 49152, tied=True),
+    "qwen2.5-1.5b": _plain("qwen2", 28, 1536, 8960, 12, 2, 151936, tied=True),
+    "qwen2.5-7b": _plain("qwen2", 28, 3584, 18944, 28, 4, 152064),
+    "qwen3-8b": _plain("qwen3", 36, 4096, 12288, 32, 8, 151936, head_dim=128),
+    "qwen3-32b": _plain("qwen3", 64, 5120, 25600, 64, 8, 151936, head_dim=128),
 }
 
 
@@ -59,7 +79,7 @@ class SyntheticModel(Model):
         layout = layout or "q4_0"
         if shape not in SHAPES or layout not in LAYOUTS:
             raise ModelNotFoundError(
-                f"no synthetic model {name!r}: use one of {', '.join(SHAPES)}, with :q4_0, :q4_k or another layout"
+                f"no synthetic model {name!r}: use one of {', '.join(SHAPES)}, then : and one of {', '.join(LAYOUTS)}"
             )
         full = SHAPES[shape]
         count = layers or full.layers
@@ -88,25 +108,27 @@ class SyntheticModel(Model):
         return sum(LAYOUTS[layout].matrix_bytes(*shapes[name]) for name, layout in layouts.items())
 
     def load(self, plan: WeightPlan, device: Device, context: int) -> None:
-        rng, patterns, tables = np.random.default_rng(0), {}, self.tables(context)
+        rng, patterns, tables = np.random.default_rng(0), dict[tuple[str, int], Array](), self.tables(context)
         for packed in plan.matrices.values():
             layout, columns = packed.tensor.dtype, packed.parts[0].columns
             if (layout, columns) not in patterns:
                 panels = max(1, PATTERN_BYTES // LAYOUTS[layout].matrix_bytes(LANES, columns))
-                patterns[layout, columns] = (
-                    random_panels(layout, panels * LANES, columns, rng).reshape(-1).view(np.uint8)
-                )
-            device.write(packed.tensor, _repeated(patterns[layout, columns], packed.tensor.nbytes))
+                made = random_panels(layout, panels * LANES, columns, rng)
+                patterns[layout, columns] = made.reshape(-1).view(np.uint8)
+            _fill(device, packed.tensor, patterns[layout, columns])
         for vector in plan.vectors.values():
-            values = [_vector(part, tables) for part in vector.parts]
             padded = np.zeros(vector.tensor.nbytes // 4, np.float32)
-            flat = np.concatenate(values)
-            padded[: len(flat)] = flat
+            values = np.concatenate([_vector(part, tables) for part in vector.parts])
+            padded[: len(values)] = values
             device.write(vector.tensor, padded.view(np.uint8))
 
 
-def _repeated(pattern: Array, nbytes: int) -> Array:
-    return np.tile(pattern, -(-nbytes // len(pattern)))[:nbytes]
+def _fill(device: Device, tensor: Tensor, pattern: Array) -> None:
+    """The pattern again and again: the host never has more than one of it."""
+    for begin in range(0, tensor.nbytes, len(pattern)):
+        size = min(len(pattern), tensor.nbytes - begin)
+        part = Tensor(tensor.name, tensor.arena, tensor.dtype, size, offset=begin, base=tensor)
+        device.write(part, pattern[:size])
 
 
 def _vector(part: Vector | int, tables: dict[str, Array]) -> Array:

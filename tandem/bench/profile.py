@@ -1,0 +1,69 @@
+"""Where a step's time goes, launch by launch: each runs alone, so the sum is more than the step takes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.bench.runs import Bench, Workload, added, step_costs
+from tandem.engine.params import SamplingParams
+from tandem.engine.scheduler import Chunk
+from tandem.kernels.kernel import Cost
+
+REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Group:
+    """Launches of one kernel that do the same in each layer."""
+
+    kernel: str
+    name: str  # of the value, without the layer
+    launches: int
+    seconds: float  # of all of them
+    cost: Cost
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.cost.bytes / max(self.seconds, 1e-9) / 1e9
+
+    @property
+    def top_per_s(self) -> float:
+        return self.cost.ops / max(self.seconds, 1e-9) / 1e12
+
+
+def profile(bench: Bench, workload: Workload) -> list[Group]:
+    """The first step of a round of `workload`, those that take most first."""
+    step = next(iter(bench.steps(workload)))
+    seconds = _launch_seconds(bench, workload, step)
+    launches = bench.engine.program.launches
+    found: dict[tuple[str, str], list[tuple[float, Cost]]] = {}
+    for launch, s, cost in zip(launches, seconds, step_costs(bench.engine.program, step), strict=True):
+        name = re.sub(r"\bblk\.\d+\.|\.\d+$", "", launch.name)
+        found.setdefault((launch.kernel.name, name), []).append((s, cost))
+    groups = [
+        Group(kernel, name, len(each), sum(s for s, _ in each), added(cost for _, cost in each))
+        for (kernel, name), each in found.items()
+    ]
+    return sorted(groups, key=lambda group: -group.seconds)
+
+
+def _launch_seconds(bench: Bench, workload: Workload, step: list[tuple[int, int]]) -> list[float]:
+    engine = bench.engine
+    chunks: list[Chunk] = []
+    try:
+        for slot, (begin, count) in enumerate(step):
+            sequence = bench.sequence(workload, SamplingParams(temperature=0))
+            sequence.slot = slot
+            chunks.append(Chunk(sequence, begin, count, True))
+            engine.cache.reserve(sequence.tables, begin + count)
+        turn = engine.turns[0]
+        turn.batch.write(chunks)
+        turn.recording.replay()
+        times = [turn.recording.replay_timed() for _ in range(REPEATS)]
+        return [float(s) for s in np.median(times, axis=0)]
+    finally:
+        for chunk in chunks:
+            engine.cache.release(chunk.sequence.tables)
