@@ -31,7 +31,7 @@ def measure_bandwidth(device: Device, nbytes: int) -> tuple[float, str]:
     assert isinstance(device, VulkanDevice)
     if device.capabilities.kind == "software":
         return _host_reads(read_settings().threads, nbytes), "reads of the CPU"
-    return _copies(device), "a copy"
+    return copies(device), "a copy"
 
 
 def _host_reads(threads: int, nbytes: int) -> float:
@@ -59,7 +59,7 @@ def _host_reads(threads: int, nbytes: int) -> float:
     return passes * threads * share / seconds
 
 
-def _copies(device: VulkanDevice) -> float:
+def copies(device: VulkanDevice) -> float:
     """The best of some copies between two buffers: bytes read and bytes written."""
     buffers = []
     for name in ("from", "to"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tandem import cli
+from tandem.bench import bandwidth, runs
 from tandem.devices.vulkan.device import VulkanDevice
 from tests.cli.processes import tandem
 from tests.cli.tiny_model import write_tiny_model
@@ -88,3 +89,38 @@ def test_with_every_device_hidden_it_stops(tiny: Path, tmp_path: Path, how: str,
 def test_with_every_device_hidden_auto_takes_the_cpu(tiny: Path) -> None:
     done = tandem("run", tiny, PROMPT, "-n", "4", env={**os.environ, **HIDDEN})
     assert done.returncode == 0 and len(done.stdout.strip()) == 4, done.stderr
+
+
+def test_a_model_too_large_is_refused_with_the_numbers(
+    lavapipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        VulkanDevice, "heaps_free", lambda device: [2e9, *[0.0] * (len(device.capabilities.heaps) - 1)]
+    )
+    assert cli.main(["bench", "--synthetic", "gemma-3-27b:q4_0", "--device", lavapipe]) == 1
+    message = capsys.readouterr().err
+    assert "the model (15.6 GB) with a context of " in message and "in the 2.0 GB that are free" in message
+
+
+def test_bench(
+    lavapipe: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "WARM_UP", 0.0)
+    monkeypatch.setattr(bandwidth, "ENOUGH", 0.01)
+    options = ["-p", "20", "-n", "3", "-b", "1,9", "-d", "0,20", "--profile", "--json"]
+    assert cli.main(["bench", str(tiny), "--device", lavapipe, *options]) == 0
+    data = json.loads(capsys.readouterr().out)
+    labels = [row["label"] for row in data["rows"]]
+    assert labels[:3] == ["prefill 20", "decode 3, batch 1", "decode 3, batch 9"] and labels[5].endswith(
+        "9 at 20"
+    )
+    for row in data["rows"]:
+        assert len(row["seconds"]) == 5 and row["interval"][0] <= row["tokens_per_s"] <= row["interval"][1]
+        assert sum(group["seconds"] for group in data["profiles"][row["label"]]) > 0
+
+
+def test_the_bandwidth_of_a_gpu_is_that_of_a_copy(lavapipe: str) -> None:
+    device = VulkanDevice(lavapipe)
+    assert 1e8 < bandwidth.copies(device) < 1e14
+    assert not device.arenas
+    device.close()
