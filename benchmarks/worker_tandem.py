@@ -23,12 +23,13 @@ class Side:
         self.llm, self.engine = llm, llm.engine
         self.sequences: list[Sequence] = []
         self.inside = 0.0  # seconds in the C core so far
-        recording: Any = self.engine.recording
-        self._replay, recording.replay = recording.replay, self._timed_replay
+        self.engine.scheduler.share = False  # every round computes its prompts
+        recording: Any = self.engine.turns[0].recording
+        self._start, recording.start = recording.start, self._timed_start
 
-    def _timed_replay(self, *launches: Any) -> None:
+    def _timed_start(self) -> None:
         started = time.perf_counter()
-        self._replay(*launches)
+        self._start()
         self.inside += time.perf_counter() - started
 
     def open(self, prompts: list[list[int]]) -> None:

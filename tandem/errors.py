@@ -7,7 +7,9 @@ TandemError
 ├── DownloadError         a pull failed: network, disk, permission, checksum
 ├── TemplateError         a chat template is broken, reaches out, or does not end
 ├── RequestError          a request cannot be served as asked
-│   └── ContextError      the prompt is longer than the context
+│   ├── ContextError      the prompt is longer than the context
+│   ├── QueueFullError    too many requests are waiting already
+│   └── DeadlineError     the request was not done in its time
 ├── DeviceError           a device that was asked for is not there or failed
 │   ├── DoesNotFitError   the model, its context or its cache is larger than the memory
 │   └── DeviceLostError   a device stopped answering; open it again
@@ -49,6 +51,14 @@ class RequestError(TandemError):
 
 class ContextError(RequestError):
     """The prompt is longer than the context."""
+
+
+class QueueFullError(RequestError):
+    """Too many requests are waiting already."""
+
+
+class DeadlineError(RequestError):
+    """The request was not done in the time it had."""
 
 
 class DeviceError(TandemError):

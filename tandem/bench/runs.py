@@ -89,7 +89,7 @@ class Bench:
         workloads = list(workloads)
         blocks = -(-max(w.end for w in workloads) // KV_BLOCK)
         batch = max(w.batch for w in workloads)
-        self.engine = Engine(model, device, context=blocks * KV_BLOCK, batch=batch)
+        self.engine = Engine(model, device, context=blocks * KV_BLOCK, batch=batch, share=False)
         self._random = np.random.default_rng(0)
 
     def measure(self, workload: Workload, rounds: int = ROUNDS) -> Measured:

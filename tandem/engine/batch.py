@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tandem.engine.scheduler import Chunk
@@ -32,20 +30,17 @@ class Batch:
         self.turn, self.inputs, self.results = turn, inputs, results
         self.results_f32 = results.view(np.float32)
         self.rows_per_item = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM // queries_per_kv_head))
+        self._owners = [-1] * len(results)  # whose sampling parameters each row has
 
     def write(self, chunks: list[Chunk]) -> None:
-        token = row = work = edits = 0
-        for chunk in chunks:
-            sequence = chunk.sequence
+        """Chunks of one token come first: all of them are written in one go."""
+        token = work = next((i for i, chunk in enumerate(chunks) if chunk.count > 1), len(chunks))
+        self._write_ones(chunks[:token])
+        for chunk in chunks[token:]:
             self._write_tokens(chunk, token)
             work = self._write_work(chunk, token, work)
             token += chunk.count
-            if chunk.sampled:
-                self.inputs.rows[row] = token - 1
-                edits = self._write_params(sequence, chunk.begin + chunk.count, row, edits)
-                sequence.row = row
-                row += 1
-        self.inputs.set_counts(tokens=token, rows=row, work=work)
+        self.inputs.set_counts(tokens=token, rows=self._write_rows(chunks), work=work)
 
     def write_all_rows(self, chunk: Chunk) -> None:
         """One chunk with the logits of every token, not only the last."""
@@ -53,32 +48,46 @@ class Batch:
         work = self._write_work(chunk, 0, 0)
         self.inputs.rows[: chunk.count] = np.arange(chunk.count)
         for row in range(chunk.count):
-            self._write_params(chunk.sequence, chunk.begin + 1 + row, row, 0)
+            self._write_params(chunk.sequence, row, 0)
         self.inputs.set_counts(tokens=chunk.count, rows=chunk.count, work=work)
 
-    def read(self, row: int, sequence: Sequence) -> Sampled:
-        result: Any = self.results[row]
-        if sequence.params.logprobs is None:
-            return Sampled(int(result[0]))
-        floats, tops = self.results_f32[row], int(result[RESULT_TOPS])
+    def read(self, sequences: list[Sequence]) -> list[Sampled]:
+        """What was sampled, row by row."""
+        ids = self.results[: len(sequences), 0].tolist()
+        return [
+            Sampled(token) if sequence.params.logprobs is None else self._with_logprobs(row, token)
+            for row, (token, sequence) in enumerate(zip(ids, sequences, strict=True))
+        ]
+
+    def _with_logprobs(self, row: int, token: int) -> Sampled:
+        result, floats = self.results[row], self.results_f32[row]
+        tops = int(result[RESULT_TOPS])
         ids = result[RESULT_TOP_IDS : RESULT_TOP_IDS + tops].tolist()
         logprobs = floats[RESULT_TOP_LOGPROBS : RESULT_TOP_LOGPROBS + tops].tolist()
-        return Sampled(int(result[0]), float(floats[1]), tuple(zip(ids, logprobs, strict=True)))
+        return Sampled(token, float(floats[1]), tuple(zip(ids, logprobs, strict=True)))
+
+    def _write_ones(self, chunks: list[Chunk]) -> None:
+        tokens, work = [], []
+        for i, chunk in enumerate(chunks):
+            sequence, position = chunk.sequence, chunk.begin
+            self._write_tables(sequence)
+            block, place = divmod(position, KV_BLOCK)
+            slots = [table.blocks[block] * KV_BLOCK + place for table in sequence.tables]
+            known = position < len(sequence.tokens)
+            token, source = (sequence.tokens[position], KNOWN) if known else (0, 1 + sequence.row)
+            tokens.append([token, position, sequence.slot, source, *slots])
+            work.append((i, 1, sequence.slot, position))
+        if chunks:
+            self.inputs.tokens[: len(tokens), : len(tokens[0])] = tokens
+            self.inputs.work[: len(work)] = work
 
     def _write_tokens(self, chunk: Chunk, at: int) -> None:
         sequence, begin, end = chunk.sequence, chunk.begin, chunk.begin + chunk.count
         self._write_tables(sequence)
         # Only the last can be one that the step before is still sampling.
         known, source = (end, KNOWN) if end <= len(sequence.tokens) else (end - 1, 1 + sequence.row)
-        tokens = self.inputs.tokens
-        if chunk.count == 1:
-            block, place = divmod(begin, KV_BLOCK)
-            slots = [table.blocks[block] * KV_BLOCK + place for table in sequence.tables]
-            token = sequence.tokens[begin] if known == end else 0
-            tokens[at, : TOKEN_SLOT + len(slots)] = [token, begin, sequence.slot, source, *slots]
-            return
         positions = np.arange(begin, end)
-        rows = tokens[at : at + chunk.count]
+        rows = self.inputs.tokens[at : at + chunk.count]
         rows[: known - begin, TOKEN_ID] = sequence.tokens[begin:known]
         rows[:, TOKEN_POSITION] = positions
         rows[:, TOKEN_SEQUENCE] = sequence.slot
@@ -103,14 +112,33 @@ class Batch:
             work += 1
         return work
 
-    def _write_params(self, sequence: Sequence, position: int, row: int, first_edit: int) -> int:
-        """A row of sampling parameters for the token at `position`; returns the next free edit."""
+    def _write_rows(self, chunks: list[Chunk]) -> int:
+        """Which tokens are sampled, and how; returns their number."""
+        ends: list[int] = []  # the last token of each chunk
+        draws: list[int] = []  # which of its request
+        token = edits = 0
+        for chunk in chunks:
+            token += chunk.count
+            if chunk.sampled:
+                sequence = chunk.sequence
+                sequence.row = len(ends)
+                edits = self._write_params(sequence, sequence.row, edits)
+                ends.append(token - 1)
+                draws.append(chunk.begin + chunk.count - len(sequence.prompt))
+        self.inputs.rows[: len(ends)] = ends
+        self.inputs.params[: len(ends), PARAM_COUNTER] = draws
+        return len(ends)
+
+    def _write_params(self, sequence: Sequence, row: int, first_edit: int) -> int:
+        """A row of sampling parameters; returns the next free edit."""
+        edits = sequence.edits
+        if self._owners[row] == sequence.number and not len(edits):
+            return first_edit
         if sequence.param_row is None:
             sequence.param_row = _param_row(sequence)
         params = self.inputs.params[row]
         params[:] = sequence.param_row
-        params[PARAM_COUNTER] = position - len(sequence.prompt)
-        edits = sequence.edits
+        self._owners[row] = sequence.number
         if len(edits):
             self.inputs.edits[first_edit : first_edit + len(edits)] = edits
             params[PARAM_FIRST_EDIT], params[PARAM_EDITS] = first_edit, len(edits)

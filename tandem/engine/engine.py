@@ -6,6 +6,7 @@ Step: schedule -> write inputs -> start -> read the tokens of the step before. T
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ from tandem.devices import null
 from tandem.devices.device import Device, Recording
 from tandem.engine.batch import Batch
 from tandem.engine.kv_cache import KVCache
+from tandem.engine.kv_plan import plan_kv
+from tandem.engine.pace import Pace
 from tandem.engine.params import SamplingParams
 from tandem.engine.scheduler import Chunk, Scheduler
 from tandem.engine.sequence import Sequence
-from tandem.errors import ContextError, DoesNotFitError, RequestError
+from tandem.errors import ContextError, RequestError
 from tandem.kernels.kernel import Array
 from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
-from tandem.model.config import ModelConfig
 from tandem.model.model import Model
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.lower import KVPlan, lower
@@ -31,8 +33,6 @@ from tandem.program.step_inputs import KV_BLOCK, MOST_BIASES, RESULT_INTS, StepI
 from tandem.program.weight_plan import WeightPlan
 
 STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
-KV_SHARE = 0.25  # of the free memory, for sequences beyond the first
-HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
 
 
 @dataclass
@@ -43,11 +43,23 @@ class Turn:
     recording: Recording
 
 
+@dataclass
+class Flight:
+    """A step that was started."""
+
+    turn: Turn
+    chunks: list[Chunk]
+    started: float
+
+
 class Engine:
     def __init__(
         self, model: Model, device: Device, *, context: int, batch: int, kv_f32: bool = False,
+        kv_memory: float | None = None, queue: int | None = None, share: bool = True,
         passes: Iterable[str] = PASSES,
     ) -> None:  # fmt: skip
+        """`kv_memory`: bytes of the KV cache; None: a part of what is free. `queue`: requests that may wait. `share`:
+        requests that begin alike compute that part once; a measurement may not want it."""
         self.model, self.device, self.context = model, device, context
         passes = tuple(passes)
         config = model.config
@@ -57,18 +69,21 @@ class Engine:
         plan = WeightPlan(model.layouts())
         ops = fuse(model.ops(context), lambda matrix: plan.layouts[matrix.name], passes)
         element, free = 4 if kv_f32 else 2, device.free_memory()
-        kv = KVPlan(plan_kv(config, limits, batch, model.nbytes, element, free), kv_f32)
+        kv = KVPlan(plan_kv(config, limits, batch, model.nbytes, element, free, kv_memory), kv_f32)
         self.program: Program = lower(ops, plan, layout, kv, passes)
         null.check(self.program)
         device.place(self.program)
         model.load(plan, device, context)
         self.cache = KVCache(config.windows, kv.blocks)
-        self.scheduler = Scheduler(limits, self.cache)
-        self.turns = [
-            self._turn(layout, turn, config.q_heads // config.kv_heads) for turn in range(device.turns)
-        ]
-        self._free = deque(self.turns)
-        self._flying: deque[tuple[Turn, list[Chunk]]] = deque()  # steps that were started, oldest first
+        self.scheduler = Scheduler(limits, self.cache, pace=Pace(), queue=queue, share=share)
+        queries = config.q_heads // config.kv_heads
+        self._take_turns([self._turn(layout, turn, queries) for turn in range(device.turns)])
+
+    def _take_turns(self, turns: list[Turn]) -> None:
+        self.turns = turns
+        self._free = deque(turns)
+        self._flying: deque[Flight] = deque()  # steps that were started, oldest first
+        self._done = 0.0  # when the last of them was finished
 
     def _turn(self, layout: StepLayout, turn: int, queries_per_kv_head: int) -> Turn:
         inputs = StepInputs(layout, self.device.memory(arena_in(turn, "step")))
@@ -85,7 +100,7 @@ class Engine:
         return sequence
 
     def enqueue(self, sequence: Sequence) -> None:
-        self.scheduler.waiting.append(sequence)
+        self.scheduler.add(sequence)
 
     def prepare(
         self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset()
@@ -110,6 +125,7 @@ class Engine:
         return self._collect() if self._flying else []
 
     def _start(self, turn: Turn, chunks: list[Chunk]) -> None:
+        started = time.perf_counter()
         try:
             turn.batch.write(chunks)
             turn.recording.start()
@@ -117,19 +133,22 @@ class Engine:
             self.scheduler.undo(chunks)
             turn.recording.finish()  # what did start may still read its inputs
             raise
-        self._flying.append((self._free.popleft(), chunks))
+        self._flying.append(Flight(self._free.popleft(), chunks, started))
 
     def _collect(self) -> list[Sequence]:
         """The sequences that the oldest step in flight gave a token, when it is done."""
-        turn, chunks = self._flying[0]
-        turn.recording.finish()
-        self._free.append(turn)
+        flight = self._flying[0]
+        flight.turn.recording.finish()
+        self._free.append(flight.turn)
         self._flying.popleft()
+        before, self._done = self._done, time.perf_counter()
+        self.scheduler.observe(flight.chunks, self._done - max(before, flight.started))
         served = []
-        for row, sequence in enumerate(chunk.sequence for chunk in chunks if chunk.sampled):
+        sampled = [chunk.sequence for chunk in flight.chunks if chunk.sampled]
+        for sequence, token in zip(sampled, flight.turn.batch.read(sampled), strict=True):
             sequence.ahead -= 1
             if sequence.finish_reason is None:  # else it ended meanwhile, and this is a token too many
-                sequence.append(turn.batch.read(row, sequence))
+                sequence.append(token)
                 served.append(sequence)
                 if sequence.finish_reason:
                     self.scheduler.remove(sequence)
@@ -202,36 +221,3 @@ class Engine:
             raise RequestError("the prompt is empty: give at least one token")
         if any(not 0 <= token < self.model.config.vocab for token in ids):
             raise RequestError(f"a token id is outside 0 to {self.model.config.vocab - 1}")
-
-
-def plan_kv(
-    config: ModelConfig, limits: StepLimits, batch: int, weights: int, element: int, free: tuple[float, float]
-) -> tuple[int, ...]:
-    """Blocks of each KV group: one full context at least, up to `batch` of them within a share of the fast memory."""
-    fast, every = (nbytes - weights - HEADROOM for nbytes in free)
-    per_block = [
-        2 * KV_BLOCK * config.kv_heads * config.head_dim * element * config.layer_window.count(w)
-        for w in config.windows
-    ]
-
-    def per_sequence(blocks: int) -> list[int]:
-        # A sliding group keeps its window, the step's own tokens, and a part of a block at either end.
-        return [min(blocks, (w + limits.tokens) // KV_BLOCK + 2) if w else blocks for w in config.windows]
-
-    def nbytes(blocks: int) -> int:
-        return sum(n * size for n, size in zip(per_sequence(blocks), per_block, strict=True))
-
-    one = nbytes(limits.blocks)
-    if every < one:
-        largest = next((n * KV_BLOCK for n in range(limits.blocks, 0, -1) if nbytes(n) <= every), 0)
-        raise DoesNotFitError(
-            f"the model ({weights / 1e9:.1f} GB) with a context of {limits.blocks * KV_BLOCK} ({one / 1e9:.1f} GB) "
-            f"does not fit in the {free[1] / 1e9:.1f} GB that are free: "
-            + (
-                f"use a context of at most {largest}"
-                if largest
-                else f"use a smaller quantisation or model, a file of at most {max(0, free[1] - HEADROOM) / 1e9:.1f} GB"
-            )
-        )
-    sequences = max(1, min(batch, int(fast * KV_SHARE / one)))
-    return tuple(n * sequences for n in per_sequence(limits.blocks))

@@ -1,4 +1,4 @@
-"""How a request is sampled: one frozen dataclass, checked when it is made."""
+"""How a request is sampled and served: one frozen dataclass, checked when it is made."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; 0: the chosen token's; n: and the n likeliest
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    priority: int = 0  # lower ones are served first, even if others have to start over
+    timeout: float | None = None  # seconds after which the request ends, done or not
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -52,6 +54,9 @@ class SamplingParams:
         _check(0 < self.top_p <= 1, "top_p must be above 0 and at most 1")
         _check(0 <= self.min_p <= 1, "min_p must be between 0 and 1")
         _check(self.repeat_penalty > 0, "repeat_penalty must be above 0")
+        _check(
+            self.timeout is None or (_number(self.timeout) and self.timeout > 0), "timeout must be above 0"
+        )
         _check(
             self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
             f"logprobs must be 0 to {MOST_LOGPROBS}",
@@ -73,7 +78,7 @@ class SamplingParams:
         )
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "logit_bias", dict(bias))
-        for name in ("max_tokens", "top_k"):
+        for name in ("max_tokens", "top_k", "priority"):
             _check(_whole(getattr(self, name)), f"{name} must be a whole number")
         for name in ("seed", "logprobs"):
             value = getattr(self, name)

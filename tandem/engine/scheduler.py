@@ -7,15 +7,18 @@ given back may be used by the next step, while those before are still in flight.
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from bisect import insort
 from dataclasses import dataclass
 
-from tandem.engine.kv_cache import KVCache
+from tandem.engine.kv_cache import KVCache, extend_keys
+from tandem.engine.pace import Pace
 from tandem.engine.sequence import Sequence
-from tandem.program.step_inputs import StepLimits
+from tandem.errors import QueueFullError
+from tandem.program.step_inputs import KV_BLOCK, StepLimits
 
 
-@dataclass
+@dataclass(slots=True)
 class Chunk:
     """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them."""
 
@@ -26,25 +29,41 @@ class Chunk:
 
 
 class Scheduler:
-    def __init__(self, limits: StepLimits, cache: KVCache) -> None:
-        self.limits, self.cache = limits, cache
-        self.waiting: deque[Sequence] = deque()
+    def __init__(
+        self, limits: StepLimits, cache: KVCache, *, pace: Pace | None = None, queue: int | None = None,
+        share: bool = True,
+    ) -> None:  # fmt: skip
+        """`pace`: None computes prompts as fast as possible, whoever waits. `queue`: requests that may wait. `share`:
+        requests begin with what others have computed."""
+        self.limits, self.cache, self.pace, self.queue, self.share = limits, cache, pace, queue, share
+        self.waiting: list[Sequence] = []  # both in the order of their turn: priority, then age
         self.running: list[Sequence] = []
         self._slots = list(range(limits.sequences - 1, -1, -1))
 
+    def add(self, sequence: Sequence) -> None:
+        if self.queue is not None and len(self.waiting) >= self.queue:
+            raise QueueFullError(f"{len(self.waiting)} requests are waiting already: try again later")
+        insort(self.waiting, sequence, key=_order)
+
     def schedule(self) -> list[Chunk]:
-        """First come first served under the budget of tokens; one token of each running sequence comes first."""
+        """One token of each sequence that answers comes first, then prompts in order, under the budget of tokens."""
+        self._end_overdue()
         for sequence in self.running:
-            self.cache.slide(sequence.tables, sequence.computed)
-        self._admit()
-        budget, chunks = self.limits.tokens, []
-        for sequence in sorted(self.running, key=lambda s: s.pending > 1):
-            pending = sequence.pending
-            count = min(pending, budget) if sequence.slot >= 0 else 0  # it may have been put back meanwhile
-            if count and self._make_room(sequence, sequence.computed + count):
-                chunks.append(Chunk(sequence, sequence.computed, count, count == pending))
-                budget -= count
-        chunks = [chunk for chunk in chunks if chunk.sequence.slot >= 0]
+            self._settle(sequence)
+        if self.waiting:
+            self._admit()
+        chunks: list[Chunk] = []
+        pending = [(sequence, sequence.pending) for sequence in self.running]
+        for sequence, count in pending:
+            if count == 1 and len(chunks) < self.limits.tokens:
+                self._take(sequence, 1, 1, chunks)
+        budget = self.limits.tokens - len(chunks)
+        if chunks and self.pace:
+            budget = min(budget, self.pace.budget)
+        for sequence, count in pending:
+            if count > 1 and budget:
+                budget -= self._take(sequence, min(count, budget), count, chunks)
+        chunks = [chunk for chunk in chunks if chunk.sequence.slot >= 0]  # others were put back meanwhile
         for chunk in chunks:
             chunk.sequence.computed += chunk.count
             chunk.sequence.ahead += chunk.sampled
@@ -56,34 +75,105 @@ class Scheduler:
             chunk.sequence.computed -= chunk.count
             chunk.sequence.ahead -= chunk.sampled
 
+    def observe(self, chunks: list[Chunk], seconds: float) -> None:
+        """What a step took."""
+        if self.pace:
+            prompts = sum(chunk.count for chunk in chunks if chunk.count > 1)
+            self.pace.observe(prompts, sum(chunk.count == 1 for chunk in chunks), seconds)
+
     def remove(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:
             self._put_back(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+            self._leave(sequence)
+
+    # ---- who runs
+
+    def _end_overdue(self) -> None:
+        now = time.perf_counter()
+        for sequence in [s for s in (*self.running, *self.waiting) if s.deadline < now]:
+            sequence.finish("timeout")
+            self.remove(sequence)
 
     def _admit(self) -> None:
-        while self.waiting and self._slots and len(self.running) < self.limits.rows:
-            first = min(len(self.waiting[0].tokens), self.limits.tokens)
-            if self.running and not self.cache.reserve(self.waiting[0].tables, first):
+        """Lets sequences in, in order, while there are slots and blocks."""
+        coming = {key for sequence in self.running for key in _uncomputed_keys(sequence)}
+        for sequence in list(self.waiting):
+            if self.share and not sequence.computed and not self._begin(sequence, coming):
+                continue
+            if not self._enter(sequence):
                 return
-            sequence = self.waiting.popleft()
-            sequence.slot = self._slots.pop()
-            self.running.append(sequence)
+            coming.update(_uncomputed_keys(sequence))
 
-    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Blocks for `tokens` positions; the newest other sequence waits again, to be recomputed, if there are none."""
-        while not self.cache.reserve(sequence.tables, tokens):
-            newest = self.running[-1]
-            if newest is sequence:
-                return False
-            self._put_back(newest)
-            newest.computed = 0
-            self.waiting.appendleft(newest)
+    def _begin(self, sequence: Sequence, coming: set[bytes]) -> bool:
+        """Begins it with what others have computed; not yet if one of them is just about to compute more of it."""
+        usable = (len(sequence.tokens) - 1) // KV_BLOCK  # one token at least is left, for its logits
+        extend_keys(sequence.keys, sequence.tokens)
+        shared = self.cache.find(sequence.keys[:usable])
+        if shared < usable and sequence.keys[shared] in coming:
+            return False
+        self.cache.share(sequence.tables, sequence.keys[:shared])
+        sequence.computed = shared * KV_BLOCK
         return True
 
+    def _enter(self, sequence: Sequence) -> bool:
+        """A slot, and blocks for the first chunk: those of less urgent sequences, if need be."""
+        first = min(len(sequence.tokens), sequence.computed + self.limits.tokens)
+        while not self._slots or not self.cache.reserve(sequence.tables, first):
+            if not self.running or self.running[-1].priority <= sequence.priority:
+                self._leave(sequence)
+                return False
+            self._preempt(self.running[-1])
+        self.waiting.remove(sequence)
+        sequence.slot = self._slots.pop()
+        insort(self.running, sequence, key=_order)
+        return True
+
+    def _take(self, sequence: Sequence, count: int, pending: int, chunks: list[Chunk]) -> int:
+        """Adds a chunk if there are blocks for it; returns its tokens."""
+        if sequence.slot < 0 or not self._make_room(sequence, sequence.computed + count):
+            return 0
+        chunks.append(Chunk(sequence, sequence.computed, count, count == pending))
+        return count
+
+    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Blocks for `tokens` positions; the last other sequence waits again, to be recomputed, if there are none."""
+        while not self.cache.reserve(sequence.tables, tokens):
+            last = self.running[-1]
+            if last is sequence:
+                return False
+            self._preempt(last)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._put_back(sequence)
+        insort(self.waiting, sequence, key=_order)
+
     def _put_back(self, sequence: Sequence) -> None:
+        self._settle(sequence)
         self.running.remove(sequence)
-        self.cache.release(sequence.tables)
+        self._leave(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = -1
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.cache.release(sequence.tables)
+        sequence.computed = 0
+
+    def _settle(self, sequence: Sequence) -> None:
+        """After steps were started: offers full blocks to others, and gives back what has left a window."""
+        full = min(sequence.computed, len(sequence.tokens)) // KV_BLOCK
+        if self.share and full > sequence.tables[0].named:
+            extend_keys(sequence.keys, sequence.tokens)
+            self.cache.name(sequence.tables, sequence.keys[:full])
+        if self.cache.slides:
+            self.cache.slide(sequence.tables, sequence.computed)
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.number
+
+
+def _uncomputed_keys(sequence: Sequence) -> list[bytes]:
+    return sequence.keys[sequence.computed // KV_BLOCK :]

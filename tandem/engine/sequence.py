@@ -5,11 +5,13 @@ A step is scheduled while the one before it runs, so a sequence may be one sampl
 
 from __future__ import annotations
 
+import itertools
+import math
 import secrets
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,9 +19,10 @@ from tandem.engine.kv_cache import BlockTable
 from tandem.engine.params import SamplingParams
 from tandem.program.step_inputs import EDIT_INTS, Ints
 
+_numbers = itertools.count()
 
-@dataclass(frozen=True)
-class Sampled:
+
+class Sampled(NamedTuple):
     """One sampled token."""
 
     id: int
@@ -40,9 +43,10 @@ class Sequence:
     )
     ahead: int = 0  # tokens that steps in flight are sampling
     row: int = -1  # of the results of the last step that sampled it
+    keys: list[bytes] = field(default_factory=list)  # of its full KV blocks
     slot: int = -1  # row of the block tables while running
     generated: list[Sampled] = field(default_factory=list)
-    finish_reason: str | None = None  # "stop", "length", "cancelled"
+    finish_reason: str | None = None  # "stop", "length", "cancelled", "timeout"
     param_row: Any = None  # the sampling parameters as StepInputs has them, made once
     submitted: float = field(default_factory=time.perf_counter)
     first_token: float = 0.0
@@ -50,6 +54,9 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        self.number = next(_numbers)  # first come, first served
+        self.priority = self.params.priority
+        self.deadline = self.submitted + (math.inf if self.params.timeout is None else self.params.timeout)
         self.most = min(self.most, self.params.max_tokens)
         self.seed = secrets.randbits(63) if self.params.seed is None else self.params.seed & (2**64 - 1)
         self.edits = _edits(self.params, self.prompt)

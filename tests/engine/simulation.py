@@ -60,7 +60,7 @@ class SimulatedEngine(Engine):
         self.cache = KVCache(windows, blocks)
         self.scheduler = Scheduler(limits, self.cache)
         self.kv = [np.full((n * KV_BLOCK, 2), -1) for n in blocks]
-        self.steps = 0
+        self.steps = self.tokens_computed = 0
         self.pending: deque[SimulatedRecording] = deque()
         self.recordings: list[SimulatedRecording] = []
         for turn in range(turns):
@@ -69,8 +69,7 @@ class SimulatedEngine(Engine):
                 SimulatedRecording(self, turn, StepInputs(layout, memory), memory, results)
             )
         self.inputs = self.recordings[0].inputs
-        self.turns = [Turn(Batch(r.turn, r.inputs, r.results, 4), r) for r in self.recordings]
-        self._free, self._flying = deque(self.turns), deque()
+        self._take_turns([Turn(Batch(r.turn, r.inputs, r.results, 4), r) for r in self.recordings])
 
     def run(self, *sequences: Sequence) -> None:
         """Until these are finished; a step that does nothing would be a deadlock."""
@@ -108,6 +107,7 @@ class SimulatedRecording:
         limits = self.engine.scheduler.limits
         assert 0 < tokens <= limits.tokens and rows <= limits.rows
         self.engine.steps += 1
+        self.engine.tokens_computed += int(tokens)
         self._store(self.inputs.tokens[:tokens].copy())
         seen = self._attend(self.inputs.work[:work], tokens)
         for i, row in enumerate(self.inputs.rows[:rows]):

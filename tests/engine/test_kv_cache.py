@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.engine.engine import HEADROOM, plan_kv
 from tandem.engine.kv_cache import NO_BLOCK, BlockTable, KVCache
+from tandem.engine.kv_plan import HEADROOM, plan_kv
 from tandem.errors import DoesNotFitError
 from tandem.kernels.formats import by_name
 from tandem.model.config import ModelConfig, Rope
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.fast
 def check(cache: KVCache, sequences: list[list[BlockTable]]) -> None:
     for group, count in enumerate(cache.blocks):
         owned = [b for tables in sequences for b in tables[group].blocks if b != NO_BLOCK]
-        assert sorted(owned + cache._free[group]) == list(range(count))
-    assert cache.free_blocks == tuple(len(free) for free in cache._free)
+        pool = cache.pools[group]
+        assert sorted([*owned, *pool._empty, *pool._unused]) == list(range(count))
 
 
 @given(st.data())

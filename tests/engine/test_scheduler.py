@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.engine.engine import Engine
+from tandem.engine.pace import FEWEST, UNKNOWN, Pace
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
+from tandem.errors import QueueFullError
 from tandem.program.step_inputs import KV_BLOCK
 from tests.engine.simulation import VOCAB, SimulatedEngine, expected
 
@@ -161,3 +166,85 @@ def test_a_stop_token_ends_an_answer() -> None:
         sequence = engine.submit(prompt, params, frozenset([tokens[4]]))
         engine.run(sequence)
         assert (ids(sequence), sequence.finish_reason) == (tokens[:count], reason)
+
+
+def test_the_urgent_go_first_and_take_the_place_of_others() -> None:
+    engine = make(batch=2)
+    usual = [submit(engine, prompt, 20) for prompt in prompts([5, 6, 7])]
+    engine.step()
+    urgent = engine.submit([1, 2, 3], SamplingParams(max_tokens=3, priority=-1))
+    while urgent.finish_reason is None:
+        engine.step()
+    assert usual[0].slot >= 0 and usual[1].slot < 0, "the youngest makes room"
+    engine.run(*usual)
+    for sequence in usual:
+        assert ids(sequence) == expected(sequence.prompt, 20, (0,))
+    engine.check_idle()
+
+
+def test_a_request_ends_at_its_deadline() -> None:
+    engine = make(batch=1)
+    sequences = [
+        engine.submit([1, 2], SamplingParams(max_tokens=90, timeout=timeout))
+        for timeout in (0.05, 0.01, None)
+    ]
+    engine.step()
+    time.sleep(0.06)
+    engine.run(*sequences)
+    assert [sequence.finish_reason for sequence in sequences] == ["timeout", "timeout", "length"]
+    assert 1 <= len(sequences[0].generated) < 90 and not sequences[1].generated
+    engine.check_idle()
+
+
+def test_a_full_queue_refuses() -> None:
+    engine = make(batch=1)
+    engine.scheduler.queue = 2
+    first = submit(engine, [1], 3)
+    engine.step()
+    waiting = [submit(engine, [2], 3) for _ in range(2)]
+    with pytest.raises(QueueFullError, match="2 requests are waiting already: try again later"):
+        submit(engine, [3], 3)
+    engine.run(first, *waiting)
+    engine.check_idle()
+
+
+def test_a_cancelled_request_is_gone_within_two_steps() -> None:
+    engine = make(batch=2)
+    gone, stays = (submit(engine, prompt, 50) for prompt in prompts([40, 10]))
+    for _ in range(5):
+        engine.step()
+    engine.cancel(gone)
+    known = len(gone.generated)
+    for _ in range(2):
+        assert gone not in engine.step()
+    assert all(not table.blocks for table in gone.tables) and not gone.ahead and len(gone.generated) == known
+    assert all(flight.chunks[0].sequence is stays for flight in engine._flying)
+
+
+def test_others_get_their_tokens_while_a_long_prompt_is_read() -> None:
+    """A pace cuts the prompt so that no step takes much longer than one without it."""
+    engine = make(tokens=64, batch=3)
+    engine.scheduler.pace = SimpleNamespace(budget=10, observe=lambda *step: None)  # type: ignore[assignment]
+    answering = submit(engine, [1, 2], 50)
+    engine.step()
+    submit(engine, prompts([80])[0], 3)
+    engine.step()
+    counts = [sorted(chunk.count for chunk in flight.chunks) for flight in engine._flying]
+    assert counts[-1] == [1, 10] and answering in engine.step()
+
+
+def test_a_pace_learns_what_a_step_may_take() -> None:
+    pace = Pace()
+    assert pace.budget == UNKNOWN
+    pace.observe(100, 0, 0.2)  # alone: 2 ms a token
+    for _ in range(100):
+        pace.observe(0, 4, 0.020)
+    assert pace.budget == 10
+    for _ in range(100):
+        pace.observe(10, 4, 0.020 + 10 * 0.0001)
+    assert 190 <= pace.budget <= 210
+    pace.observe(10, 4, 60.0)  # the machine slept
+    assert pace.budget > 100
+    for _ in range(100):
+        pace.observe(10, 4, 9.0)
+    assert pace.budget == FEWEST

@@ -1,0 +1,61 @@
+"""How many KV blocks there are: decided from the memory that is free, before anything is allocated."""
+
+from __future__ import annotations
+
+from tandem.errors import DoesNotFitError
+from tandem.model.config import ModelConfig
+from tandem.program.step_inputs import KV_BLOCK, StepLimits
+
+KV_SHARE = 0.25  # of the free memory, for sequences beyond the first
+HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
+
+
+def plan_kv(
+    config: ModelConfig, limits: StepLimits, batch: int, weights: int, element: int, free: tuple[float, float],
+    wanted: float | None = None,
+) -> tuple[int, ...]:  # fmt: skip
+    """Blocks of each KV group: one full context at least, up to `batch` of them within a share of the fast memory; or
+    as many as `wanted` bytes hold."""
+    fast, every = (nbytes - weights - HEADROOM for nbytes in free)
+    per_block = [
+        2 * KV_BLOCK * config.kv_heads * config.head_dim * element * config.layer_window.count(w)
+        for w in config.windows
+    ]
+
+    def per_sequence(blocks: int) -> list[int]:
+        # A sliding group keeps its window, the step's own tokens, and a part of a block at either end.
+        return [min(blocks, (w + limits.tokens) // KV_BLOCK + 2) if w else blocks for w in config.windows]
+
+    def nbytes(blocks: int) -> int:
+        return sum(n * size for n, size in zip(per_sequence(blocks), per_block, strict=True))
+
+    one = nbytes(limits.blocks)
+    if every < one:
+        largest = next((n * KV_BLOCK for n in range(limits.blocks, 0, -1) if nbytes(n) <= every), 0)
+        raise DoesNotFitError(
+            f"the model ({weights / 1e9:.1f} GB) with a context of {limits.blocks * KV_BLOCK} ({one / 1e9:.1f} GB) "
+            f"does not fit in the {free[1] / 1e9:.1f} GB that are free: "
+            + (
+                f"use a context of at most {largest}"
+                if largest
+                else f"use a smaller quantisation or model, a file of at most {max(0, free[1] - HEADROOM) / 1e9:.1f} GB"
+            )
+        )
+    if wanted is None:
+        sequences = float(max(1, min(batch, int(fast * KV_SHARE / one))))
+    else:
+        _check_wanted(wanted, one, every, limits.blocks * KV_BLOCK)
+        sequences = wanted / one
+    return tuple(int(n * sequences) for n in per_sequence(limits.blocks))
+
+
+def _check_wanted(wanted: float, one: int, free: float, context: int) -> None:
+    if wanted < one:
+        raise DoesNotFitError(
+            f"a context of {context} takes {one / 1e9:.2f} GB of KV cache, more than the {wanted / 1e9:.2f} GB allowed "
+            "for it: allow more, or use a smaller context"
+        )
+    if wanted > free:
+        raise DoesNotFitError(
+            f"a KV cache of {wanted / 1e9:.2f} GB does not fit beside the model: {max(0, free) / 1e9:.2f} GB are left"
+        )

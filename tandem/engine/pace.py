@@ -1,0 +1,37 @@
+"""How many tokens of prompts a step may compute while others wait for their next token."""
+
+from __future__ import annotations
+
+SLOWDOWN = 2.0  # a step with prompts may take so many times as long as one without
+FEWEST = 4  # tokens: a prompt always gets on
+SHARE = 0.2  # of a new measurement in the average
+UNKNOWN = 16  # tokens, until there are measurements
+
+
+class Pace:
+    """Learns from the steps' times what a token of a prompt costs."""
+
+    def __init__(self) -> None:
+        self._step = 0.0  # seconds of a step without prompts
+        self._token = 0.0  # seconds that a token of a prompt adds to it
+
+    def observe(self, prompt_tokens: int, others: int, seconds: float) -> None:
+        """`others`: sequences that had one token in the step."""
+        if others and not prompt_tokens:
+            self._step = _average(self._step, seconds)
+        elif prompt_tokens:
+            extra = seconds - self._step if others else seconds
+            self._token = _average(self._token, max(extra, 0.0) / prompt_tokens)
+
+    @property
+    def budget(self) -> int:
+        if not self._step or not self._token:
+            return UNKNOWN
+        return max(FEWEST, int((SLOWDOWN - 1) * self._step / self._token))
+
+
+def _average(old: float, new: float) -> float:
+    """One odd step, with others on this machine's cores, does not throw it off."""
+    if not old:
+        return new
+    return old + SHARE * (min(new, 4 * old) - old)

@@ -1,0 +1,177 @@
+"""Requests come, share, fork, wait, end and are cancelled in any order: after every step reference counts, free lists,
+keys and tables agree, at the end all blocks are free, and everyone got the tokens they would get alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tandem.engine.kv_cache import NO_BLOCK, KVCache, extend_keys
+from tandem.engine.params import SamplingParams
+from tandem.engine.sequence import Sequence
+from tandem.program.step_inputs import KV_BLOCK
+from tests.engine.simulation import SimulatedEngine, expected
+
+pytestmark = pytest.mark.fast
+
+CONTEXT = 8 * KV_BLOCK
+WINDOWS = [(0,), (7,), (0, 20), (16, 33), (0, 5, 40)]
+
+
+def check_pools(engine: SimulatedEngine) -> None:
+    for group, pool in enumerate(engine.cache.pools):
+        tables = [s.tables[group] for s in (*engine.scheduler.running, *engine.scheduler.waiting)]
+        used = Counter(block for table in tables for block in table.blocks if block != NO_BLOCK)
+        assert pool.references == [used[block] for block in range(len(pool.references))]
+        blocks = [*used, *pool._empty, *pool._unused]
+        assert sorted(blocks) == list(range(len(pool.references))), "a block is lost, or in two places"
+        assert pool.named == {key: block for block, key in enumerate(pool.keys) if key is not None}
+        assert all(pool.keys[block] is None for block in pool._empty)
+        assert all(pool.keys[block] is not None for block in pool._unused)
+    for sequence in engine.scheduler.running:
+        for table, window in zip(sequence.tables, engine.windows, strict=True):
+            first = max(0, sequence.computed - window + 1) if window else 0
+            assert all(table.blocks[p // KV_BLOCK] != NO_BLOCK for p in range(first, sequence.computed))
+            assert all(block == NO_BLOCK for block in table.blocks[: table.freed])
+    for sequence in engine.scheduler.waiting:
+        assert not any(table.blocks for table in sequence.tables)
+
+
+class Blocks(RuleBasedStateMachine):
+    """Prompts are made of a few blocks of tokens, so that they often begin alike."""
+
+    @initialize(
+        windows=st.sampled_from(WINDOWS),
+        spare=st.integers(0, 12),
+        tokens=st.integers(1, 60),
+        turns=st.integers(1, 2),
+    )
+    def start(self, windows: tuple[int, ...], spare: int, tokens: int, turns: int) -> None:
+        full = CONTEXT // KV_BLOCK
+        one = [min(full, (window + tokens) // KV_BLOCK + 2) if window else full for window in windows]
+        self.engine = SimulatedEngine(
+            windows=windows,
+            blocks=tuple(n + spare for n in one),
+            context=CONTEXT,
+            batch=3,
+            tokens=tokens,
+            turns=turns,
+        )
+        self.alive: list[Sequence] = []
+
+    @rule(
+        parts=st.lists(st.integers(0, 2), max_size=5),
+        rest=st.integers(1, 20),
+        count=st.integers(1, 20),
+        priority=st.integers(0, 1),
+        copies=st.integers(1, 3),
+    )
+    def submit(self, parts: list[int], rest: int, count: int, priority: int, copies: int) -> None:
+        prompt = [part + 1 for part in parts for _ in range(KV_BLOCK)] + [9] * rest
+        params = SamplingParams(max_tokens=count, priority=priority)
+        for _ in range(copies):
+            self.alive.append(self.engine.submit(prompt, params))
+
+    @rule()
+    def step(self) -> None:
+        self.engine.step()
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        if self.alive:
+            self.engine.cancel(self.alive.pop(data.draw(st.integers(0, len(self.alive) - 1))))
+
+    @invariant()
+    def books_agree(self) -> None:
+        if hasattr(self, "engine"):
+            check_pools(self.engine)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.run(*self.alive)
+        for sequence in self.alive:
+            ids = [sampled.id for sampled in sequence.generated]
+            assert ids == expected(sequence.prompt, len(ids), self.engine.windows)
+            assert len(ids) == sequence.most
+        check_pools(self.engine)
+        self.engine.check_idle()
+
+
+Blocks.TestCase.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+test_blocks = Blocks.TestCase
+
+
+def keys_of(tokens: list[int]) -> list[bytes]:
+    keys: list[bytes] = []
+    extend_keys(keys, tokens)
+    return keys
+
+
+def filled(cache: KVCache, tokens: list[int]) -> None:
+    """A request that came and went."""
+    tables = cache.new_tables()
+    assert cache.reserve(tables, len(tokens))
+    cache.name(tables, keys_of(tokens))
+    cache.slide(tables, len(tokens))
+    cache.release(tables)
+
+
+def test_a_key_stands_for_all_tokens_up_to_its_block() -> None:
+    one = keys_of(list(range(3 * KV_BLOCK + 5)))
+    assert len(one) == 3 and one == keys_of(list(range(3 * KV_BLOCK)))
+    other = keys_of([7, *range(1, 3 * KV_BLOCK)])
+    assert not set(one) & set(other)
+
+
+def test_what_was_computed_is_found_until_it_is_evicted() -> None:
+    cache = KVCache((0,), (6,))
+    first, second = list(range(4 * KV_BLOCK)), [5] * (4 * KV_BLOCK)
+    filled(cache, first)
+    assert cache.find(keys_of(first)) == 4 and cache.find(keys_of(first[:40] + [9] * 24)) == 2
+    assert cache.free_blocks == (6,)
+    filled(cache, second)  # two empty blocks, and the two that the end of the first text had
+    assert cache.find(keys_of(first)) == 2 and cache.find(keys_of(second)) == 4
+
+
+def test_a_sliding_group_needs_its_last_window_alone() -> None:
+    window = 2 * KV_BLOCK
+    tokens = list(range(8 * KV_BLOCK))
+    keys = keys_of(tokens)
+    cache = KVCache((0, window), (20, 20))
+    filled(cache, tokens)
+    sliding = cache.pools[1]
+    assert cache.find(keys) == 8
+    for i in (0, 1, 2):
+        sliding._forget(sliding.named[keys[i]])
+    assert cache.find(keys) == 8 and cache.find(keys[:5]) == 5  # positions 49 to 80 are in blocks 3 and 4
+    assert cache.find(keys[:4]) == 0
+    cache.pools[0]._forget(cache.pools[0].named[keys[6]])
+    assert cache.find(keys) == 6
+
+
+def test_copies_of_a_request_compute_its_prompt_once() -> None:
+    for windows in ((0,), (0, 20)):
+        engine = SimulatedEngine(
+            windows=windows, blocks=(99,) * len(windows), context=CONTEXT, batch=8, tokens=512
+        )
+        prompt = list(range(100))
+        copies = [engine.submit(prompt, SamplingParams(max_tokens=4)) for _ in range(5)]
+        other = engine.submit([3] * 20, SamplingParams(max_tokens=4))
+        engine.step()
+        assert len(other.generated) == 1, "a request waits behind copies that wait for their prompt"
+        computed = [sequence.computed for sequence in copies]
+        engine.run(*copies, other)
+        assert computed[0] >= 100
+        shared = [set(s.keys[: 96 // KV_BLOCK]) for s in copies]
+        assert all(one == shared[0] for one in shared)
+        assert engine.tokens_computed <= 100 + 4 * 4 + 4 * (4 + 4) + 24 + 8, "the prompt was computed again"
+        for sequence in copies:
+            assert [sampled.id for sampled in sequence.generated] == expected(prompt, 4, windows)

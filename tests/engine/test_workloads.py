@@ -1,0 +1,80 @@
+"""200 random workloads: each request gets bit for bit the tokens it gets alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tandem.devices.cpu.device import CPUDevice
+from tandem.engine.engine import Engine
+from tandem.engine.kv_cache import BlockTable, KVCache
+from tandem.engine.params import SamplingParams
+from tandem.engine.scheduler import Scheduler
+from tandem.engine.sequence import Sequence
+from tests.engine.tiny_models import opened, write_model
+from tests.engine.workloads import CONTEXT, random_workload, serve
+
+WORKLOADS = 50  # for each of four engines
+STOPS = frozenset(range(0, 320, 20))
+
+
+class Events:
+    """How often something happened that a workload should show."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.preempted = self.shared = 0
+        preempt, share = Scheduler._preempt, KVCache.share
+
+        def counted_preempt(scheduler: Scheduler, sequence: Sequence) -> None:
+            self.preempted += 1
+            preempt(scheduler, sequence)
+
+        def counted_share(cache: KVCache, tables: list[BlockTable], keys: list[bytes]) -> None:
+            self.shared += len(keys)
+            share(cache, tables, keys)
+
+        monkeypatch.setattr(Scheduler, "_preempt", counted_preempt)
+        monkeypatch.setattr(KVCache, "share", counted_share)
+
+
+class Alone:
+    """What a request gets when it has the engine for itself, and shares nothing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.known = engine, dict[object, list[int]]()
+
+    def tokens(self, prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
+        key = (prompt, params.max_tokens, params.ignore_eos, params.repeat_penalty)
+        if key not in self.known:
+            sequence = self.engine.submit(list(prompt), params, STOPS)
+            while sequence.finish_reason is None:
+                self.engine.step()
+            self.known[key] = [sampled.id for sampled in sequence.generated]
+        return self.known[key]
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_tokens_are_those_of_the_request_alone(
+    architecture: str, turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
+    rng, events = np.random.default_rng(turns), Events(monkeypatch)
+    with opened(path, threads=1, context=CONTEXT, share=False) as one:
+        monkeypatch.setattr(CPUDevice, "turns", turns)
+        with opened(path, threads=2, context=CONTEXT, batch=6) as engine:
+            alone, compared, room = Alone(one), 0, engine.cache.blocks
+            for _ in range(WORKLOADS):
+                workload = random_workload(rng, requests=9, prompt=100, answer=60)
+                sequences = serve(engine, workload, STOPS)
+                for sequence, arrival in zip(sequences, workload.arrivals, strict=True):
+                    ids = [sampled.id for sampled in sequence.generated]
+                    expected = alone.tokens(arrival.prompt, arrival.params)
+                    assert ids == (expected if arrival.cancelled is None else expected[: len(ids)])
+                    compared += len(ids)
+                assert engine.cache.free_blocks == engine.cache.blocks <= room
+    what = f"{compared} tokens, {events.shared} blocks shared, {events.preempted} put back"
+    print(f"{architecture}, {turns} in flight: {what}")
+    assert compared > 1000 and events.shared > 100 and events.preempted > 5

@@ -1,0 +1,77 @@
+"""Random workloads: requests that come at any step, begin alike, wait for blocks, are cut into chunks and cancelled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tandem.engine.engine import Engine
+from tandem.engine.kv_cache import KVCache
+from tandem.engine.pace import Pace
+from tandem.engine.params import SamplingParams
+from tandem.engine.scheduler import Scheduler
+from tandem.engine.sequence import Sequence
+from tandem.program.step_inputs import KV_BLOCK
+from tests.engine.tiny_models import VOCAB
+
+CONTEXT = 256
+
+
+@dataclass(frozen=True)
+class Arrival:
+    step: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    cancelled: int | None  # steps after its arrival
+
+
+@dataclass(frozen=True)
+class Workload:
+    arrivals: list[Arrival]
+    tokens: int  # of a step at most
+    spare: int  # KV blocks beyond those that one sequence may need
+    paced: bool
+
+
+def random_workload(rng: np.random.Generator, requests: int, prompt: int, answer: int) -> Workload:
+    """`prompt` and `answer`: tokens at most."""
+    heads = [rng.integers(0, VOCAB, rng.integers(KV_BLOCK, prompt)).tolist() for _ in range(2)]
+    arrivals = []
+    for _ in range(int(rng.integers(1, requests + 1))):
+        head = heads[rng.integers(2)][: rng.integers(prompt)] if rng.random() < 0.7 else []
+        tail = rng.integers(0, VOCAB, rng.integers(1, prompt)).tolist() if rng.random() < 0.8 else [1]
+        params = SamplingParams(
+            max_tokens=int(rng.integers(1, answer + 1)), ignore_eos=bool(rng.random() < 0.5),
+            priority=int(rng.random() < 0.2), repeat_penalty=1.2 if rng.random() < 0.15 else 1.0,
+        )  # fmt: skip
+        cancelled = int(rng.integers(0, 12)) if rng.random() < 0.2 else None
+        arrivals.append(Arrival(int(rng.integers(0, 30)), (*head, *tail)[:prompt], params, cancelled))
+    tokens = int(rng.choice([7, 16, 40, 100, CONTEXT]))
+    return Workload(arrivals, tokens, int(rng.integers(0, 9)), bool(rng.random() < 0.5))
+
+
+def prepare(engine: Engine, workload: Workload) -> None:
+    """An engine with as little room as the workload says, and nothing in it."""
+    limits, windows = replace(engine.scheduler.limits, tokens=workload.tokens), engine.cache.windows
+    one = [(window + workload.tokens) // KV_BLOCK + 2 if window else limits.blocks for window in windows]
+    blocks = tuple(min(n, limits.blocks) + workload.spare for n in one)
+    engine.cache = KVCache(windows, blocks)
+    engine.scheduler = Scheduler(limits, engine.cache, pace=Pace() if workload.paced else None)
+
+
+def serve(engine: Engine, workload: Workload, stop_ids: frozenset[int]) -> list[Sequence]:
+    """Each arrival's sequence, when all have ended."""
+    prepare(engine, workload)
+    sequences: dict[int, Sequence] = {}
+    step = 0
+    while len(sequences) < len(workload.arrivals) or any(s.finish_reason is None for s in sequences.values()):
+        for i, arrival in enumerate(workload.arrivals):
+            if arrival.step == step:
+                sequences[i] = engine.submit(list(arrival.prompt), arrival.params, stop_ids)
+            if arrival.cancelled is not None and arrival.step + arrival.cancelled == step:
+                engine.cancel(sequences[i])
+        engine.step()
+        step += 1
+        assert step < 5000, "requests wait, and nothing runs"
+    return [sequences[i] for i in range(len(workload.arrivals))]
