@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tandem.errors import DoesNotFitError
+from tandem.kernels.panels import LANES, LAYOUTS
 from tandem.model.config import ModelConfig
 from tandem.program.step_inputs import KV_BLOCK, StepLimits
 
@@ -38,7 +39,8 @@ def plan_kv(
             + (
                 f"use a context of at most {largest}"
                 if largest
-                else f"use a smaller quantisation or model, a file of at most {max(0, free[1] - HEADROOM) / 1e9:.1f} GB"
+                else f"use {_quantisation(config, every + weights - one)}, a file of at most "
+                f"{max(0, free[1] - HEADROOM) / 1e9:.1f} GB"
             )
         )
     if wanted is None:
@@ -47,6 +49,19 @@ def plan_kv(
         _check_wanted(wanted, one, every, limits.blocks * KV_BLOCK)
         sequences = wanted / one
     return tuple(int(n * sequences) for n in per_sequence(limits.blocks))
+
+
+def _quantisation(config: ModelConfig, room: float) -> str:
+    """The largest in which the model's weights take no more than `room` bytes."""
+    q, kv = config.q_heads * config.head_dim, config.kv_heads * config.head_dim
+    layer = 2 * config.dim * (q + kv) + 3 * config.dim * config.ffn_dim
+    weights = config.layers * layer + config.vocab * config.dim * (1 if config.tied_head else 2)
+    sizes = {name: weights * each.chunk_bytes / (each.span * LANES) for name, each in LAYOUTS.items()}
+    fitting = [name for name, size in sizes.items() if size <= room]
+    if not fitting:
+        return "a smaller model"
+    best = max(fitting, key=lambda name: sizes[name])
+    return f"it in {best.upper()} ({sizes[best] / 1e9:.1f} GB) or smaller, or another model"
 
 
 def _check_wanted(wanted: float, one: int, free: float, context: int) -> None:

@@ -91,15 +91,28 @@ def test_with_every_device_hidden_auto_takes_the_cpu(tiny: Path) -> None:
     assert done.returncode == 0 and len(done.stdout.strip()) == 4, done.stderr
 
 
-def test_a_model_too_large_is_refused_with_the_numbers(
-    lavapipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        VulkanDevice, "heaps_free", lambda device: [2e9, *[0.0] * (len(device.capabilities.heaps) - 1)]
-    )
-    assert cli.main(["bench", "--synthetic", "gemma-3-27b:q4_0", "--device", lavapipe]) == 1
+@pytest.mark.parametrize(
+    ("shape", "free", "advice"),
+    [
+        (
+            "gemma-3-27b:q8_0",
+            20e9,
+            "use it in Q5_0 (18.6 GB) or smaller, or another model, a file of at most 19.8 GB",
+        ),
+        ("gemma-3-27b:q4_0", 2e9, "use a smaller model, a file of at most 1.8 GB"),
+    ],
+)
+def test_a_model_too_large_is_refused_with_what_would_fit(
+    lavapipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shape: str, free: float,
+    advice: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(VulkanDevice, "free_memory", lambda device: (free, free))
+    monkeypatch.setattr(bandwidth, "ENOUGH", 0.01)
+    assert cli.main(["bench", "--synthetic", shape, "--device", lavapipe]) == 1
     message = capsys.readouterr().err
-    assert "the model (15.6 GB) with a context of " in message and "in the 2.0 GB that are free" in message
+    size = "28.4" if "q8_0" in shape else "15.6"
+    assert f"the model ({size} GB) with a context of " in message, message
+    assert f"in the {free / 1e9:.1f} GB that are free: {advice}" in message, message
 
 
 def test_bench(
