@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tandem import LLM
+from tandem import LLM, cli
 from tandem.devices.vulkan.binding import DEVICE_LOST, OUT_OF_DEVICE_MEMORY, TIMEOUT, result_error
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError
+from tests.cli.tiny_model import write_tiny_model
 from tests.models.test_reference import GOLDENS
 from tests.vulkan.test_device import quantise_program, start
 
@@ -188,6 +190,18 @@ def test_a_device_lost_while_it_answers(lavapipe: str, balance: Balance, functio
     assert balance.nothing_is_alive()
     with load(lavapipe) as again:
         assert answers(again) == expected
+    assert balance.nothing_is_alive()
+
+
+def test_a_device_lost_under_the_command_line(
+    lavapipe: str, balance: Balance, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_tiny_model(tmp_path / "tiny.gguf")
+    balance.failing["QueueSubmit"] = 12, DEVICE_LOST
+    assert cli.main(["run", str(model), "go on", "--device", lavapipe, "-n", "500"]) == 1
+    shown = capsys.readouterr()
+    assert 0 < len(shown.out.strip()) < 500
+    assert shown.err.startswith("tandem: the GPU stopped (vkQueueSubmit failed with VK_ERROR_DEVICE_LOST)")
     assert balance.nothing_is_alive()
 
 
