@@ -37,6 +37,10 @@ class Device(Protocol):
     def turns(self) -> int:
         """Steps that may be in flight at a time: 1 where the host has nothing to gain from a second."""
 
+    @property
+    def loaders(self) -> int:
+        """Threads that may call `repack` at a time."""
+
     def describe(self) -> str:
         """For people: the device, and which of its paths is in use."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import secrets
+import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -58,7 +58,8 @@ class Sequence:
         self.priority = self.params.priority
         self.deadline = self.submitted + (math.inf if self.params.timeout is None else self.params.timeout)
         self.most = min(self.most, self.params.max_tokens)
-        self.seed = secrets.randbits(63) if self.params.seed is None else self.params.seed & (2**64 - 1)
+        seed = self.params.seed
+        self.seed = int.from_bytes(os.urandom(8)) if seed is None else seed & (2**64 - 1)
         self.edits = _edits(self.params, self.prompt)
 
     @property

@@ -30,6 +30,7 @@ T = TypeVar("T")
 HEADER_BYTES = 24  # magic, version, count of tensors, count of keys: where metadata begins
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
+MOST_READ = 8 << 20  # bytes of tensors that are kept in memory after they were read
 SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 KINDS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
@@ -56,6 +57,7 @@ class GGUF:
         cursor = Cursor(path, _map(path))
         self._maps = {path: cursor.data}
         self.file_size = len(cursor.data)
+        self._read = 0  # bytes since the last `forget`
         self.metadata: dict[str, Any] = {}
         self._value_at: dict[str, int] = {}  # where in the file each value of `metadata` is
         self.tensors: dict[str, TensorInfo] = {}
@@ -164,13 +166,17 @@ class GGUF:
         flat = np.frombuffer(self._maps[info.path], np.uint8, info.nbytes, info.offset)
         return flat.reshape(-1, info.row_bytes)
 
-    def forget(self, name: str) -> None:
-        """Gives back the memory that reading a tensor took; it can be read again, from the file."""
-        info = self.tensor(name)
-        start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE  # a page shared with a neighbour stays
-        length = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
-        if length > 0:
-            self._maps[info.path].madvise(mmap.MADV_DONTNEED, start, length)
+    def done_with(self, nbytes: int) -> None:
+        """So many bytes of tensors were read; their memory is given back once it is much, since that has its price."""
+        self._read += nbytes
+        if self._read >= MOST_READ:
+            self.forget()
+
+    def forget(self) -> None:
+        """Gives back the memory that reading took; tensors can be read again, from the file."""
+        self._read = 0
+        for data in self._maps.values():
+            data.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         """Unmaps the files; a file of which views are still in use goes with the last of them."""

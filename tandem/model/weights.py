@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -15,12 +16,12 @@ from tandem.devices.device import Device
 from tandem.kernels import formats
 from tandem.kernels.kernel import Array
 from tandem.kernels.panels import LANES, LAYOUTS
-from tandem.model.gguf import GGUF
+from tandem.model.gguf import GGUF, TensorInfo
 from tandem.program.graph import Vector
 from tandem.program.weight_plan import PackedMatrix, PackedVector, WeightPlan
 
-READ_BYTES = 32 << 20  # of the file in memory at a time
-CONVERT_ROWS = 64 * LANES  # rows converted at a time: bounds the float32 copy
+READ_BYTES = 16 << 20  # of the file in memory at a time, by all loaders together
+CONVERT_PANELS = 64  # converted at a time by all loaders: bounds the float32 copies
 
 
 def layout_of(format: formats.Format) -> str:
@@ -46,30 +47,40 @@ def device_bytes(gguf: GGUF) -> int:
 
 def load_weights(gguf: GGUF, plan: WeightPlan, device: Device, tables: Mapping[str, Array]) -> None:
     """Fills the device's "weights" arena; `tables` are the constants that are not in the file."""
-    for matrix in plan.matrices.values():
-        _load_matrix(gguf, matrix, device)
+    with ThreadPoolExecutor(device.loaders) as pool:
+        loaded = pool.map(
+            lambda piece: _load_piece(gguf, device, *piece), _pieces(gguf, plan, device.loaders)
+        )
+        list(loaded)  # waits, and raises what one of them raised
     for vector in plan.vectors.values():
         _load_vector(gguf, vector, device, tables)
+    gguf.forget()
 
 
-def _load_matrix(gguf: GGUF, packed: PackedMatrix, device: Device) -> None:
-    layout = packed.tensor.dtype
-    for index, part in enumerate(packed.parts):
-        first, run, period = packed.placement(index)
-        begin = first * LAYOUTS[layout].matrix_bytes(LANES, part.columns)
-        for row, rows in _rows_in(layout, gguf, part.name):
-            device.repack(packed.tensor, begin, rows, part.columns, row // LANES, run, period)
-            gguf.forget(part.name)  # as we go: the largest matrix would be in memory twice
+def _pieces(gguf: GGUF, plan: WeightPlan, loaders: int) -> Iterator[tuple[PackedMatrix, int, int, int]]:
+    """All matrices, a moderate number of rows at a time: (matrix, part of it, first row, row after the last)."""
+    for packed in plan.matrices.values():
+        for index, part in enumerate(packed.parts):
+            info = gguf.tensor(part.name)
+            panels = READ_BYTES // (info.row_bytes * LANES) if _same(packed, info) else CONVERT_PANELS
+            step = max(1, panels // loaders) * LANES
+            for row in range(0, part.rows, step):
+                yield packed, index, row, min(row + step, part.rows)
 
 
-def _rows_in(layout: str, gguf: GGUF, name: str) -> Iterator[tuple[int, Array]]:
-    """(first row, rows) of a matrix, some at a time, in the blocks of `layout`."""
-    info, raw = gguf.tensor(name), gguf.raw(name)
-    same = info.format.name.lower() == layout
-    step = max(1, READ_BYTES // raw.strides[0] // LANES) * LANES if same else CONVERT_ROWS
-    for row in range(0, len(raw), step):
-        rows = raw[row : row + step]
-        yield row, rows if same else _converted(rows, info.format, layout)
+def _load_piece(gguf: GGUF, device: Device, packed: PackedMatrix, index: int, row: int, end: int) -> None:
+    part, layout = packed.parts[index], packed.tensor.dtype
+    info, rows = gguf.tensor(part.name), gguf.raw(part.name)[row:end]
+    first, run, period = packed.placement(index)
+    begin = first * LAYOUTS[layout].matrix_bytes(LANES, part.columns)
+    converted = rows if _same(packed, info) else _converted(rows, info.format, layout)
+    device.repack(packed.tensor, begin, converted, part.columns, row // LANES, run, period)
+    gguf.done_with(rows.nbytes)  # as we go: the file would be in memory beside the weights
+
+
+def _same(packed: PackedMatrix, info: TensorInfo) -> bool:
+    """Whether the file has the blocks of the layout."""
+    return info.format.name.lower() == packed.tensor.dtype
 
 
 def _converted(rows: Array, format: formats.Format, layout: str) -> Array:

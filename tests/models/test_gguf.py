@@ -243,7 +243,7 @@ def test_views_outlive_the_model(tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((64, 1024)).astype(np.float32)
     model = GGUF.open(write(tmp_path / "m.gguf", tiny_keys(), [("w", "F32", values)]))
     view = model.raw("w")
-    model.forget("w")
+    model.forget()
     model.close()
     model.close()
     assert np.array_equal(view.view(np.float32), values)

@@ -25,7 +25,7 @@ class CPUDevice:
     def __init__(self, threads: int) -> None:
         self._library = library.load()
         self.isa = library.best_isa()
-        self.threads = threads
+        self.threads = self.loaders = threads
         self._arenas: dict[str, tuple[mmap.mmap, Bytes]] = {}
         pool = self._library.tandem_pool_create(threads, MOST_LAUNCHES)
         if pool == ffi.NULL:

@@ -99,6 +99,7 @@ def scatter(first: int, count: int, run: int, period: int) -> Iterator[tuple[int
 
 class VulkanDevice:
     turns = TURNS
+    loaders = 1  # there is one staging buffer
 
     def __init__(
         self, device: str = "vulkan", *, gpu_memory: float | None = None, cache: Path | None = None
