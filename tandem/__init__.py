@@ -8,14 +8,19 @@ with LLM("smollm2") as llm:
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tandem.engine.async_llm import AsyncLLM
     from tandem.engine.llm import LLM, Result, Token, Usage
     from tandem.engine.params import SamplingParams
     from tandem.errors import TandemError
 
-__all__ = ["LLM", "Result", "SamplingParams", "TandemError", "Token", "Usage"]
+__all__ = ["LLM", "AsyncLLM", "Result", "SamplingParams", "TandemError", "Token", "Usage"]
 __version__ = "0.1.0"
 
-_HOMES = {"SamplingParams": "tandem.engine.params", "TandemError": "tandem.errors"}
+_HOMES = {
+    "AsyncLLM": "tandem.engine.async_llm",
+    "SamplingParams": "tandem.engine.params",
+    "TandemError": "tandem.errors",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -73,6 +73,14 @@ def test_every_kernel_has_its_declaration_and_its_c_file() -> None:
 
 def test_the_public_surface() -> None:
     """A name here is a promise to users."""
-    assert sorted(tandem.__all__) == ["LLM", "Result", "SamplingParams", "TandemError", "Token", "Usage"]
+    assert sorted(tandem.__all__) == [
+        "AsyncLLM",
+        "LLM",
+        "Result",
+        "SamplingParams",
+        "TandemError",
+        "Token",
+        "Usage",
+    ]
     for name in tandem.__all__:
         assert getattr(tandem, name).__name__ == name

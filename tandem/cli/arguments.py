@@ -177,6 +177,10 @@ def _add_device(
     device.add_argument(
         "--gpu-memory", type=float, metavar="GB", help="of the GPU's own memory to use at most"
     )
+    if context:
+        device.add_argument(
+            "--kv-memory", type=float, metavar="GB", help="for keys and values (enough for one context)"
+        )
 
 
 def _is_text(argument: str) -> bool:

@@ -6,10 +6,8 @@ import dataclasses
 import operator
 import os
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -17,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from tandem.devices.opening import open_device
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
-from tandem.engine.sequence import Sampled, Sequence
-from tandem.engine.text import TextStream
+from tandem.engine.reply import Reply, Result, Token, TokenLogprob, Usage
 from tandem.errors import RequestError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.model.model import open_model
@@ -34,62 +31,7 @@ NOT_A_PROMPT = (
     "a prompt is a text or a list of token ids; a conversation, for chat and stream, is a list of messages"
 )
 Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    first_token_seconds: float  # from submission to the first token
-    decode_seconds: float  # from the first token to the last
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    id: int
-    text: str
-    logprob: float
-    top: tuple[tuple[int, str, float], ...] = ()  # the likeliest tokens: id, text, log-probability
-
-
-@dataclass(frozen=True)
-class Result:
-    text: str
-    token_ids: list[int]
-    finish_reason: str  # "stop": an end token or a stop string; "length": max_tokens or the context
-    usage: Usage
-    logprobs: list[TokenLogprob] | None = None
-
-
-@dataclass(frozen=True)
-class Token:
-    """One item of a stream: a token and the text it completes (which may be empty)."""
-
-    id: int
-    text: str
-    logprob: TokenLogprob | None = None
-    finish_reason: str | None = None  # on the last one
-    usage: Usage | None = field(default=None, repr=False)  # on the last one
-
-
-class _Reply:
-    """A request being served, and how much of it has been handed out."""
-
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
-        self.sequence, self.text = sequence, TextStream(tokenizer, sequence.params.stop)
-        self.pieces: list[str] = []  # one a token that was handed out
-
-    @property
-    def news(self) -> bool:
-        return len(self.pieces) < len(self.sequence.generated)
-
-    @property
-    def done(self) -> bool:
-        return self.sequence.finish_reason is not None and not self.news
+__all__ = ["LLM", "Result", "Token", "TokenLogprob", "Usage"]
 
 
 class LLM:
@@ -108,10 +50,11 @@ class LLM:
         kv: str = "f16",
         batch: int = 64,
         gpu_memory: float | None = None,
+        kv_memory: float | None = None,
     ) -> None:
         """`model`: a GGUF file, or a name that `tandem pull` has fetched. `context`: tokens a request may have in
         all. `kv`: "f16" or "f32" keys and values. `batch`: sequences served at a time. `gpu_memory`: bytes of a GPU's
-        own memory to use at most."""
+        own memory to use at most. `kv_memory`: bytes for the keys and values of all sequences."""
         if not isinstance(model, str | os.PathLike):
             raise RequestError(f"model={model!r}: give the path of a GGUF file or the name of a model")
         if not isinstance(device, str):
@@ -121,6 +64,8 @@ class LLM:
         for name, value in (("threads", threads), ("context", context), ("batch", batch)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise RequestError(f"{name}={value!r}: give a whole number, 1 or more")
+        if kv_memory is not None and not (isinstance(kv_memory, int | float) and kv_memory > 0):
+            raise RequestError(f"kv_memory={kv_memory!r}: give a number of bytes")
         self._model = open_model(resolve(os.fspath(model)))
         config = self._model.config
         self.context = min(context or DEFAULT_CONTEXT, config.trained_context)
@@ -128,14 +73,15 @@ class LLM:
             raise RequestError(
                 f"context={context}: this model was trained for {config.trained_context} at most"
             )
-        self._lock = threading.Lock()  # of the engine
+        self.lock = threading.Lock()  # of the engine
         self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
         try:
             with ThreadPoolExecutor(1) as beside:  # the vocabulary is read while weights are repacked
                 text = beside.submit(_open_text, self._model.gguf)
                 self.engine = Engine(
-                    self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32"
-                )
+                    self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32",
+                    kv_memory=kv_memory,
+                )  # fmt: skip
                 self.tokenizer, self._template = text.result()
         except BaseException:
             self.device.close()
@@ -156,7 +102,8 @@ class LLM:
     def generate(
         self, prompt: str | list[int] | list[str] | list[list[int]], **params: Any
     ) -> Result | list[Result]:
-        """Continues a text or token ids, or each of a list of them in one batch. Parameters as in SamplingParams."""
+        """Continues a text or token ids, or each of a list of them in one batch. Parameters as in SamplingParams.
+        Prompts that begin alike, or are the same, are computed once."""
         items = _items(prompt)
         if isinstance(items, str) or (items and isinstance(items[0], Integral)):
             return self._run([self._prepare(self._ids(items), params)])[0]
@@ -164,10 +111,7 @@ class LLM:
 
     def stream(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> Iterator[Token]:
         """Like generate (text or ids) or chat (messages), one item a token. Closing the iterator stops the request."""
-        items = _items(prompt)
-        is_chat = bool(items) and isinstance(items[0], Mapping)
-        ids = self.chat_ids(items) if is_chat else self._ids(items)
-        return self._stream(self._prepare(ids, params))
+        return self._stream(self.prepare(prompt, **params))
 
     def chat_ids(self, messages: Iterable[Message], **template: Any) -> list[int]:
         """The token ids of a conversation, up to where the model's answer begins."""
@@ -193,12 +137,12 @@ class LLM:
 
     def logits(self, ids: list[int]) -> Array:
         """float32 [len(ids), vocabulary]: the logits after each token."""
-        with self._lock:
+        with self.lock:
             return self.engine.logits(self._ids(ids))
 
     def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
         """Named intermediates for each token: see `intermediates` for the names."""
-        with self._lock:
+        with self.lock:
             return self.engine.capture(self._ids(ids), names)
 
     @property
@@ -216,7 +160,7 @@ class LLM:
         return dataclasses.asdict(self._model.config)
 
     def close(self) -> None:
-        with self._lock:
+        with self.lock:
             self.device.close()
             self._model.gguf.close()
 
@@ -240,86 +184,69 @@ class LLM:
         except TypeError:
             raise RequestError(NOT_A_PROMPT) from None
 
-    def _prepare(self, ids: list[int], params: dict[str, Any]) -> Sequence:
+    def prepare(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> Reply:
+        """A request that has been checked but is not queued yet."""
+        items = _items(prompt)
+        is_chat = bool(items) and isinstance(items[0], Mapping)
+        return self._prepare(self.chat_ids(items) if is_chat else self._ids(items), params)
+
+    def _prepare(self, ids: list[int], params: dict[str, Any]) -> Reply:
         known = {f.name for f in dataclasses.fields(SamplingParams)}
         unknown = params.keys() - known
         if unknown:
             raise RequestError(
                 f"unknown parameter {sorted(unknown)[0]!r}; there is: {', '.join(sorted(known))}"
             )
-        return self.engine.prepare(ids, SamplingParams(**params), self.tokenizer.stop_ids)
+        sequence = self.engine.prepare(ids, SamplingParams(**params), self.tokenizer.stop_ids)
+        return Reply(sequence, self.tokenizer)
 
-    def _stream(self, sequence: Sequence) -> Iterator[Token]:
-        reply = _Reply(sequence, self.tokenizer)
+    def _stream(self, reply: Reply) -> Iterator[Token]:
         try:
             self._enqueue([reply])  # here and not before: a stream nobody reads takes no place in the queue
             while not reply.done:
                 yield from self._advance([reply])
+            reply.check_deadline()
         finally:
             self._cancel([reply])
 
-    def _run(self, sequences: list[Sequence]) -> list[Result]:
-        replies = [_Reply(sequence, self.tokenizer) for sequence in sequences]
+    def _run(self, replies: list[Reply]) -> list[Result]:
         try:
             self._enqueue(replies)
             while unfinished := [reply for reply in replies if not reply.done]:
                 self._advance(unfinished)
         finally:
             self._cancel(replies)
-        return [self._result(reply) for reply in replies]
+        return [reply.result() for reply in replies]
 
-    def _enqueue(self, replies: list[_Reply]) -> None:
-        with self._lock:
+    def _enqueue(self, replies: list[Reply]) -> None:
+        with self.lock:
             for reply in replies:
                 self.engine.enqueue(reply.sequence)
 
-    def _cancel(self, replies: list[_Reply]) -> None:
+    def _cancel(self, replies: list[Reply]) -> None:
         """What was left before its end."""
-        with self._lock:
+        with self.lock:
             for reply in replies:
                 if reply.sequence.finish_reason is None:
                     self.engine.cancel(reply.sequence)
 
-    def _advance(self, replies: list[_Reply]) -> list[Token]:
+    def _advance(self, replies: list[Reply]) -> list[Token]:
         """What is new of these replies, after a step if nothing is.
 
         A step serves every request, so a reply that was not read meanwhile has several new tokens."""
-        with self._lock:
+        with self.lock:
             if not any(reply.news for reply in replies):
                 self.engine.step()
-            tokens = []
-            for reply in replies:
-                while reply.news:
-                    tokens.append(self._next(reply))
-            return tokens
+            return [token for reply in replies for token in self.take(reply)]
 
-    def _next(self, reply: _Reply) -> Token:
-        sequence, text = reply.sequence, reply.text
-        sampled = sequence.generated[len(reply.pieces)]
-        reply.pieces.append("" if sampled.id in sequence.stop_ids else text.push(sampled.id))
-        if text.stopped:
-            self.engine.cancel(sequence)
-            sequence.finish_reason = "stop"
-            del sequence.generated[len(reply.pieces) :]  # sampled before the stop string was seen
-        if reply.done:
-            reply.pieces[-1] += text.flush()
-        logprob = self._logprob(sampled) if sampled.logprob is not None else None
-        end = (sequence.finish_reason, _usage(sequence)) if reply.done else (None, None)
-        return Token(sampled.id, reply.pieces[-1], logprob, *end)
-
-    def _result(self, reply: _Reply) -> Result:
-        sequence = reply.sequence
-        wanted = sequence.params.logprobs is not None
-        logprobs = [self._logprob(sampled) for sampled in sequence.generated] if wanted else None
-        ids = [sampled.id for sampled in sequence.generated]
-        return Result(
-            "".join(reply.pieces), ids, sequence.finish_reason or "length", _usage(sequence), logprobs
-        )
-
-    def _logprob(self, sampled: Sampled) -> TokenLogprob:
-        piece = self.tokenizer.piece
-        top = tuple((token, piece(token), logprob) for token, logprob in sampled.top)
-        return TokenLogprob(sampled.id, piece(sampled.id), sampled.logprob or 0.0, top)
+    def take(self, reply: Reply) -> list[Token]:
+        """What is new of a reply; the caller has the lock."""
+        tokens = []
+        while reply.news:
+            tokens.append(reply.next())
+        if reply.text.stopped:
+            self.engine.cancel(reply.sequence)
+        return tokens
 
 
 def _items(prompt: Any) -> Any:
@@ -330,14 +257,6 @@ def _items(prompt: Any) -> Any:
         return list(prompt)
     except TypeError:
         raise RequestError(NOT_A_PROMPT) from None
-
-
-def _usage(sequence: Sequence) -> Usage:
-    first = sequence.first_token or time.perf_counter()
-    return Usage(
-        len(sequence.prompt), len(sequence.generated), first - sequence.submitted,
-        max(0.0, (sequence.finished or first) - first),
-    )  # fmt: skip
 
 
 def _open_text(gguf: GGUF) -> tuple[Tokenizer, ChatTemplate | None]:

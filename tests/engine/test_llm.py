@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from tandem import LLM, TandemError
-from tandem.errors import DeviceError, RequestError
+from tandem.errors import DeadlineError, DeviceError, DoesNotFitError, RequestError
 from tests.cli.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.fast
@@ -114,6 +115,42 @@ def test_whatever_counts_as_token_ids(llm: LLM) -> None:
 def test_not_a_prompt(llm: LLM, method: str, argument: Any) -> None:
     with pytest.raises(RequestError):
         getattr(llm, method)(argument)
+
+
+def test_copies_of_a_prompt_share_it(llm: LLM) -> None:
+    prompt = "Copies of this prompt are computed once, and yet each of them is drawn on its own."
+    computed = []
+    write = llm.engine.turns[0].batch.write
+    llm.engine.turns[0].batch.write = lambda chunks: (  # type: ignore[method-assign, misc]
+        computed.append(sum(chunk.count for chunk in chunks)), write(chunks)
+    )  # fmt: skip
+    results = llm.generate([prompt] * 4, max_tokens=8, temperature=1.0)
+    del llm.engine.turns[0].batch.write
+    assert len({result.text for result in results}) > 1
+    assert sum(computed) < len(prompt) + 3 * 16 + 4 * 8
+
+
+def test_a_deadline_is_an_error(llm: LLM) -> None:
+    with pytest.raises(DeadlineError, match=r"was not done in 1e-06 s, 0 tokens"):
+        llm.generate("x", max_tokens=9, timeout=1e-6)
+    stream = llm.stream("x", max_tokens=200, timeout=0.05)
+    next(stream)
+    time.sleep(0.06)
+    with pytest.raises(DeadlineError, match="allow more time or ask for less"):
+        list(stream)
+
+
+def test_a_kv_cache_of_a_given_size(path: Path) -> None:
+    with LLM(path, threads=1, context=256, kv_memory=3e6) as llm:
+        [blocks] = llm.engine.cache.blocks
+        assert 0.95 * 3e6 < llm.engine.program.arena_bytes["kv"] <= 3e6 and blocks > 16
+    with pytest.raises(DoesNotFitError, match="a context of 256 takes .* more than the 0.00 GB allowed"):
+        LLM(path, threads=1, context=256, kv_memory=1000)
+    with pytest.raises(DoesNotFitError, match=r"of 900000.00 GB does not fit beside the model: .* are left"):
+        LLM(path, threads=1, context=256, kv_memory=9e14)
+    for wrong in (0, -1, "x"):
+        with pytest.raises(RequestError, match="kv_memory="):
+            LLM(path, kv_memory=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("option", ["threads", "context", "batch"])

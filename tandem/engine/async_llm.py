@@ -1,0 +1,175 @@
+"""The Python API for asyncio: `from tandem import AsyncLLM`.
+
+A thread steps the engine while there are requests. The event loop hands it new and cancelled ones through an inbox and
+gets tokens back, all of a step at once: neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from tandem.engine.llm import LLM, Message
+from tandem.engine.reply import Reply, Result, Token
+from tandem.errors import QueueFullError, RequestError
+
+DEFAULT_QUEUE = 1024  # requests that may wait
+CLOSED = "the model is closed: open it again"
+
+
+class _Stream:
+    """A request's tokens on their way to the event loop that reads them."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply, self.loop = reply, asyncio.get_running_loop()
+        self.items: asyncio.Queue[list[Token] | BaseException | None] = asyncio.Queue()  # None: the end
+
+
+class AsyncLLM:
+    """A model ready to answer many at once. Close it, or use it in an `async with` block."""
+
+    def __init__(
+        self, model: str | os.PathLike[str] | LLM, *, queue: int = DEFAULT_QUEUE, **options: Any
+    ) -> None:
+        """`model` and `options`: as for LLM, or one that is open already. `queue`: requests that may wait; one more
+        is refused with a QueueFullError."""
+        self.llm = model if isinstance(model, LLM) else LLM(model, **options)
+        self._most = queue + self.llm.engine.scheduler.limits.sequences
+        self._streams: set[_Stream] = set()  # only the event loop's side touches it
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake, self._closing = threading.Event(), False
+        self._gate = threading.Lock()  # of the inbox, and of whether the thread still reads it
+        self._failure: BaseException | None = None  # why it does not
+        self._thread = threading.Thread(target=self._serve, name="tandem-engine", daemon=True)
+        self._thread.start()
+
+    # ---- for the event loop
+
+    async def generate(self, prompt: str | list[int], **params: Any) -> Result:
+        """Continues a text or token ids. Parameters as in SamplingParams. Cancelling the task stops the request."""
+        return await self._whole(await asyncio.to_thread(self.llm.prepare, prompt, **params))
+
+    async def chat(self, messages: Iterable[Message], **params: Any) -> Result:
+        """Answers a conversation."""
+        return await self._whole(await asyncio.to_thread(self.llm.prepare, messages, **params))
+
+    async def stream(
+        self, prompt: str | list[int] | Iterable[Message], **params: Any
+    ) -> AsyncIterator[Token]:
+        """Like generate or chat, one item a token. Closing the iterator stops the request."""
+        async for tokens in self._tokens(await asyncio.to_thread(self.llm.prepare, prompt, **params)):
+            for token in tokens:
+                yield token
+
+    async def close(self) -> None:
+        """Ends the requests that are left, and gives everything back."""
+        self._closing = True
+        self._wake.set()
+        await asyncio.to_thread(self._thread.join)
+        self.llm.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _whole(self, reply: Reply) -> Result:
+        async for _ in self._tokens(reply):
+            pass
+        return reply.result()
+
+    async def _tokens(self, reply: Reply) -> AsyncIterator[list[Token]]:
+        if len(self._streams) >= self._most:
+            raise QueueFullError(
+                f"{len(self._streams)} requests are being served or waiting: try again later"
+            )
+        stream = _Stream(reply)
+        self._streams.add(stream)
+        try:
+            if not self._tell(lambda: self._begin(stream)):
+                raise self._failure or RequestError(CLOSED)
+            while (item := await stream.items.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+            reply.check_deadline()
+        finally:
+            self._streams.discard(stream)
+            self._tell(lambda: self._end(stream))
+
+    def _tell(self, message: Callable[[], None]) -> bool:
+        """Hands a message to the thread; False if it does not read them any more."""
+        with self._gate:
+            if self._failure is None:
+                self._inbox.append(message)
+                self._wake.set()
+            return self._failure is None
+
+    # ---- for the thread
+
+    def _serve(self) -> None:
+        self._served: dict[_Stream, None] = {}
+        failure: BaseException = RequestError(CLOSED)
+        try:
+            while not self._closing:
+                self._wake.wait()
+                self._wake.clear()
+                while (self._inbox or self._served) and not self._closing:
+                    self._turn()
+        except BaseException as error:  # a lost device: every request gets it, and those that come later
+            failure = error
+        with self._gate:
+            self._failure = failure
+        while self._inbox:
+            self._inbox.popleft()()
+        self._deliver([(stream, failure) for stream in self._served])
+
+    def _turn(self) -> None:
+        """Takes what is in the inbox, makes a step, and sends the new tokens off."""
+        while self._inbox:
+            self._inbox.popleft()()
+        with self.llm.lock:
+            if self._served:
+                self.llm.engine.step()
+            news: list[tuple[_Stream, Any]] = []
+            for stream in list(self._served):
+                reply = stream.reply
+                if reply.news:
+                    news.append((stream, self.llm.take(reply)))
+                if reply.done:
+                    news.append((stream, None))
+                    del self._served[stream]
+        self._deliver(news)
+
+    def _begin(self, stream: _Stream) -> None:
+        self._served[stream] = None
+        with self.llm.lock:
+            self.llm.engine.enqueue(stream.reply.sequence)
+
+    def _end(self, stream: _Stream) -> None:
+        self._served.pop(stream, None)
+        with self.llm.lock:
+            if stream.reply.sequence.finish_reason is None:
+                self.llm.engine.cancel(stream.reply.sequence)
+
+    def _deliver(self, news: list[tuple[_Stream, Any]]) -> None:
+        """One call into each event loop."""
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Any]]] = {}
+        for stream, item in news:
+            loops.setdefault(stream.loop, []).append((stream, item))
+        for loop, items in loops.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_put, items)
+
+
+def _put(news: list[tuple[_Stream, Any]]) -> None:
+    for stream, item in news:
+        stream.items.put_nowait(item)

@@ -1,0 +1,199 @@
+"""Many requests at once under asyncio: all are served, none is lost or leaves anything behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem import LLM, AsyncLLM
+from tandem.errors import DeadlineError, DeviceLostError, QueueFullError, RequestError
+from tests.cli.tiny_model import write_tiny_model
+from tests.engine.test_memory import memory
+
+PROMPTS = [f"{'shared ' * 8}{i}" for i in range(12)] + ["x", "other"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("async") / "tiny.gguf")
+
+
+@pytest.fixture
+def llm(path: Path) -> Iterator[AsyncLLM]:
+    threads = threading.active_count()
+    llm = AsyncLLM(path, threads=1, context=256, batch=4, queue=20)
+    yield llm
+    asyncio.run(llm.close())
+    check_idle(llm)
+    assert threading.active_count() == threads
+
+
+def check_idle(llm: AsyncLLM) -> None:
+    engine = llm.llm.engine
+    assert not llm._streams and not llm._served
+    assert not engine.scheduler.running and not engine.scheduler.waiting
+    assert engine.cache.free_blocks == engine.cache.blocks
+
+
+@pytest.mark.fast
+def test_answers_are_those_of_llm(llm: AsyncLLM, path: Path) -> None:
+    with LLM(path, threads=1, context=256, batch=1) as one:
+        expected = [one.generate(prompt, max_tokens=20).text for prompt in PROMPTS]
+        said = one.chat([{"role": "user", "content": "hi"}], max_tokens=9).text
+
+    async def read(prompt: str) -> str:
+        return "".join([token.text async for token in llm.stream(prompt, max_tokens=20)])
+
+    async def run() -> None:
+        whole = asyncio.gather(*(llm.generate(prompt, max_tokens=20) for prompt in PROMPTS[:8]))
+        assert await asyncio.gather(*(read(prompt) for prompt in PROMPTS)) == expected
+        assert [result.text for result in await whole] == expected[:8]
+        chat = await llm.chat([{"role": "user", "content": "hi"}], max_tokens=9)
+        assert (chat.text, chat.finish_reason, chat.usage.completion_tokens) == (said, "length", 9)
+
+    asyncio.run(run())
+
+
+@pytest.mark.fast
+def test_a_stream_left_early_and_a_cancelled_task_end_their_requests(llm: AsyncLLM) -> None:
+    async def run() -> None:
+        stream = llm.stream("x", max_tokens=200)
+        async for _ in stream:
+            break
+        await stream.aclose()  # type: ignore[attr-defined]
+        task = asyncio.create_task(llm.generate("y", max_tokens=200))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await llm.generate("z", max_tokens=3)  # those before it are gone by now
+        check_idle(llm)
+
+    asyncio.run(run())
+
+
+@pytest.mark.fast
+def test_what_is_refused(llm: AsyncLLM) -> None:
+    async def run() -> None:
+        for prompt, params in (
+            ("", {}),
+            ("x" * 300, {}),
+            ("x", {"temperature": -1}),
+            ("x", {"colour": 1}),
+            (5, {}),
+        ):
+            with pytest.raises(RequestError):
+                await llm.generate(prompt, **params)  # type: ignore[arg-type]
+        with pytest.raises(DeadlineError, match=r"was not done in 0.001 s, \d+ tokens"):
+            await llm.generate("x", max_tokens=200, timeout=0.001)
+        tasks = [asyncio.create_task(llm.generate("x", max_tokens=30)) for _ in range(40)]
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        full = [error for error in done if isinstance(error, QueueFullError)]
+        assert len(full) == 40 - (20 + 4) and "try again later" in str(full[0])
+        assert len({result.text for result in done if not isinstance(result, BaseException)}) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.fast
+def test_a_lost_device_fails_every_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        llm = AsyncLLM(path, threads=1, context=256, batch=4)
+        step, calls = llm.llm.engine.step, []
+
+        def failing() -> Any:
+            calls.append(1)
+            if len(calls) > 5:
+                raise DeviceLostError("the GPU stopped: load the model again")
+            return step()
+
+        monkeypatch.setattr(llm.llm.engine, "step", failing)
+        tasks = [llm.generate("x", max_tokens=100) for _ in range(9)]
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(error, DeviceLostError) for error in errors)
+        with pytest.raises(DeviceLostError, match="load the model again"):
+            await llm.generate("x")
+        await llm.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.fast
+def test_closing_ends_what_is_left(path: Path) -> None:
+    async def run() -> None:
+        llm = AsyncLLM(path, threads=1, context=20_000, batch=2)
+        task = asyncio.create_task(llm.generate("x", max_tokens=19_000))
+        await asyncio.sleep(0.01)
+        await llm.close()
+        for request in (task, llm.generate("x")):
+            with pytest.raises(RequestError, match="the model is closed"):
+                await request
+
+    asyncio.run(run())
+
+
+async def one_request(llm: AsyncLLM, chance: random.Random, known: dict[str, list[int]]) -> str:
+    """A request as they come: most are good, some are nonsense, some are given up."""
+    prompt, count = chance.choice(PROMPTS), chance.randrange(1, 12)
+    kind = chance.choice(["whole", "whole", "stream", "left", "cancelled", "wrong"])
+    if kind == "wrong":
+        params: dict[str, Any] = chance.choice([{"top_p": 7}, {"max_tokens": 0}, {"stop": [""]}, {"x": 1}])
+        with pytest.raises(RequestError):
+            await llm.generate(prompt, **params)
+        return kind
+    ids: list[int] = []
+    if kind == "cancelled":
+        task = asyncio.create_task(llm.generate(prompt, max_tokens=100))
+        await asyncio.sleep(chance.random() * 0.002)
+        task.cancel()
+        done = (await asyncio.gather(task, return_exceptions=True))[0]
+        return kind if isinstance(done, asyncio.CancelledError) else "done anyway"
+    if kind == "whole":
+        result = await llm.generate(prompt, max_tokens=count)
+        ids = result.token_ids
+        assert len(ids) == count and result.finish_reason == "length"
+    else:
+        stream = llm.stream(prompt, max_tokens=count if kind == "stream" else 100)
+        async for token in stream:
+            ids.append(token.id)
+            if kind == "left" and len(ids) == count:
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+        assert len(ids) == count
+    longest = known.setdefault(prompt, ids)
+    assert ids[: len(longest)] == longest[: len(ids)], "tokens were lost, doubled or mixed up"
+    return kind
+
+
+@pytest.mark.parametrize("requests", [500, pytest.param(20_000, marks=pytest.mark.soak)])
+def test_requests_come_and_go(path: Path, requests: int) -> None:
+    """At 64 in flight, with a cache too small for all of them."""
+
+    async def run() -> None:
+        chance, known = random.Random(0), dict[str, list[int]]()
+        async with AsyncLLM(path, threads=1, context=256, batch=16, kv_memory=500_000) as llm:
+            slots, kinds = asyncio.Semaphore(64), list[str]()
+
+            async def limited() -> None:
+                async with slots:
+                    kinds.append(await one_request(llm, chance, known))
+
+            resident, threads = 0, 0
+            for part in range(4):
+                await asyncio.gather(*(limited() for _ in range(requests // 4)))
+                if part == 0:
+                    resident, threads = memory("VmRSS"), threading.active_count()
+            assert len(kinds) == requests and set(kinds) >= {"whole", "stream", "left", "cancelled", "wrong"}
+            await llm.generate("x", max_tokens=2)
+            check_idle(llm)
+            grown = memory("VmRSS") - resident
+            print(f"{requests} requests: {grown / 1e6:.1f} MB more resident since the first quarter")
+            assert grown < 5e6 and threading.active_count() <= threads + 8  # of asyncio's own pool
+
+    asyncio.run(run())
