@@ -50,20 +50,23 @@ soak: $(VENV)/dev-installed core
 
 # PEER: a Python with llama_cpp built for this CPU, instead of building one; BENCH: options, such as --quick.
 PEER ?= .venv-peer/bin/python
-bench: $(VENV)/dev-installed core $(filter .venv-peer/%,$(PEER))
+bench: $(VENV)/dev-installed core $(if $(filter .venv-peer/%,$(PEER)),.venv-peer/built)
 	@$(BIN)/python -m benchmarks.against_llama_cpp --peer $(PEER) $(BENCH)
 
 # pip's cache is left out: it may hold a build for another CPU.
-.venv-peer/bin/python:
+.venv-peer/built:
 	@echo "Building llama.cpp for this CPU in .venv-peer: once, about 6 minutes on 2 cores."
-	@rm -rf .venv-peer.part && $(PYTHON) -m venv .venv-peer.part
-	CMAKE_ARGS=-DGGML_NATIVE=ON .venv-peer.part/bin/pip install --quiet --disable-pip-version-check --no-cache-dir \
+	$(PYTHON) -m venv --clear .venv-peer
+	CMAKE_ARGS=-DGGML_NATIVE=ON .venv-peer/bin/pip install --quiet --disable-pip-version-check --no-cache-dir \
 		--no-binary=llama-cpp-python llama-cpp-python==0.3.36
-	@mv .venv-peer.part .venv-peer
+	@touch $@
 
+# What an earlier build left is deleted: it would be packed too, with modules that are gone.
+DIST ?= dist
 wheel: $(VENV)/installed
-	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	@ls dist
+	@rm -rf build/lib.* build/bdist.*
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir $(DIST) .
+	@ls $(DIST)
 
 clean:
 	rm -rf build dist *.egg-info tandem/devices/cpu/libtandem.so

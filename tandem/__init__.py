@@ -5,8 +5,9 @@ with LLM("smollm2") as llm:
     print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text)
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = (
+    False  # as type checkers read it; to import `typing` takes milliseconds, before Ctrl-C is handled
+)
 if TYPE_CHECKING:
     from tandem.engine.async_llm import AsyncLLM
     from tandem.engine.llm import LLM, Result, Token, Usage
@@ -23,7 +24,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Imports on first use, so that `tandem --help` does not wait for NumPy."""
     if name not in __all__:
         raise AttributeError(f"module 'tandem' has no attribute {name!r}")

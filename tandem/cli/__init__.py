@@ -1,6 +1,7 @@
 """The command line. Exit codes: 0, 1 for an error (one sentence on stderr), 2 for usage, 130 for Ctrl-C.
 
-Nothing heavy is imported here: each command's module is, when it is asked for.
+Nothing heavy is imported here: each command's module is, when it is asked for. And next to nothing is before Ctrl-C
+is handled: until then, Python answers it with a traceback.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+
+TYPE_CHECKING = False  # as in tandem/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,11 +50,11 @@ def _leave(*_: object) -> None:
     os._exit(130)
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, Ctrl-C raises KeyboardInterrupt, for work that has something to tidy up."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+class interruptible:
+    """In such a `with` block, Ctrl-C raises KeyboardInterrupt, for work that has something to tidy up."""
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)

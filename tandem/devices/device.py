@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Protocol
 
 import numpy as np
 
+from tandem.devices.host_memory import host_memory as host_memory  # all devices ask for it
 from tandem.program.program import Program, Tensor
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -70,13 +70,3 @@ class Device(Protocol):
     def record(self, program: Program, turn: int = 0) -> Recording: ...
 
     def close(self) -> None: ...
-
-
-def host_memory() -> float:
-    """Bytes of the machine's memory that are free, or used for files only."""
-    with open("/proc/meminfo") as lines:
-        fields = dict(line.split(":") for line in lines)
-    page_cache_aware = fields.get("MemAvailable", fields["MemFree"])
-    return min(
-        int(page_cache_aware.split()[0]) * 1024.0, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    )

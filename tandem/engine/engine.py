@@ -171,7 +171,7 @@ class Engine:
         names = list(names)
         unknown = [name for name in names if name not in self.program.values]
         if unknown:
-            raise RequestError(f"no intermediate {unknown[0]!r}; there is: {', '.join(self.program.values)}")
+            raise RequestError(f"no intermediate {unknown[0]!r}: `LLM.intermediates` lists their names")
         found: dict[str, list[Array]] = {name: [] for name in names}
         recording = self.turns[0].recording
         for _, count in self._forced(ids):

@@ -7,10 +7,13 @@ import io
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tandem import LLM
 from tandem.cli import main
+from tandem.errors import RequestError
 from tandem.model.architectures import ARCHITECTURES
 from tests.cli.processes import COMMAND, environment, tandem
 from tests.cli.tiny_model import write_tiny_model
@@ -139,6 +142,15 @@ def test_a_template_that_reaches_out(refused: Refused, tmp_path: Path, template:
 )
 def test_parameters_out_of_range(refused: Refused, tiny: Path, options: list[str], says: str) -> None:
     assert says in refused("run", tiny, "hello", *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"model": None}, "model=None: give the path"), ({"device": None}, "device=None: give a")],
+)
+def test_the_library_is_given_none(tiny: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        LLM(**{"model": tiny, **options})
 
 
 @pytest.mark.parametrize(

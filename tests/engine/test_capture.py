@@ -37,7 +37,7 @@ def test_every_value_has_its_own_width_and_the_same_bits_when_fused() -> None:
 def test_what_cannot_be_captured() -> None:
     with opened(GOLDENS["llama"], context=32, batch=4) as engine:
         for problem, kind, ids, names in (
-            ("no intermediate 'blk.9.q'; there is: embedding, ", RequestError, [1], ["blk.9.q"]),
+            ("no intermediate 'blk.9.q': `LLM.intermediates` lists", RequestError, [1], ["blk.9.q"]),
             ("the prompt is empty", RequestError, [], ["logits"]),
             ("33 tokens are more than the context of 32", ContextError, [1] * 33, ["logits"]),
             ("a token id is outside", RequestError, [10**6], ["logits"]),

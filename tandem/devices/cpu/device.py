@@ -37,7 +37,8 @@ class CPUDevice:
         return f"the CPU: {self.isa}, {self.threads} threads"
 
     def free_memory(self) -> tuple[float, float]:
-        return host_memory(), host_memory()
+        free = host_memory()
+        return free, free
 
     def place(self, program: Program) -> None:
         for arena, nbytes in program.arena_bytes.items():
