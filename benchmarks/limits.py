@@ -1,9 +1,8 @@
-"""What this machine can do at most: bytes read and int8 operations done in a second, measured by a few lines of C."""
+"""What this machine can do at most: bytes read and int8 operations done in a second."""
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import subprocess
 import tempfile
 import threading
@@ -11,20 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
+from tandem.bench.bandwidth import HostReads
 
 SOURCE = r"""
 #include <immintrin.h>
-typedef unsigned long long lanes __attribute__((vector_size(64)));
-
-unsigned long long read_all(const lanes *data, long count) {
-    lanes sum[8] = {0};
-    for (long i = 0; i + 8 <= count; i += 8)
-        for (int j = 0; j < 8; j++) sum[j] ^= data[i + j];
-    for (int j = 1; j < 8; j++) sum[0] ^= sum[j];
-    return sum[0][0];
-}
-
 // Operations done by `rounds` turns of 16 independent int8 dot products; 0 where there is no such instruction.
 long multiply(long rounds) {
 #ifdef __AVX512VNNI__
@@ -51,22 +40,11 @@ class Limits:
     """
 
     def __init__(self, threads: int, nbytes: float) -> None:
-        self._library = _compile()
-        self._threads, self._share = threads, int(nbytes / threads) // 512 * 512
-        self._memory = mmap.mmap(-1, threads * self._share, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._memory.madvise(mmap.MADV_HUGEPAGE)  # as the weights' memory
-        view = np.frombuffer(self._memory, np.uint8)
-        view[:] = 1  # untouched pages are all one page, and in the caches
-        self._address = view.ctypes.data
+        self._library, self._threads = _compile(), threads
+        self._reads = HostReads(threads, int(nbytes))
 
     def read_gb_per_s(self) -> float:
-        passes = max(1, round(READ / (self._share * self._threads)))
-
-        def read(i: int) -> None:
-            for _ in range(passes):
-                self._library.read_all(self._address + i * self._share, self._share // 64)
-
-        return passes * self._share * self._threads / _together(self._threads, read) / 1e9
+        return self._reads.rate(READ) / 1e9
 
     def int8_gop_per_s(self) -> float:
         """The best of a few; 0: this CPU has no int8 dot product."""
@@ -81,7 +59,6 @@ def _compile() -> ctypes.CDLL:
         source.write_text(SOURCE)
         subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", "-o", target, source], check=True)
         library = ctypes.CDLL(str(target))
-    library.read_all.argtypes, library.read_all.restype = [ctypes.c_void_p, ctypes.c_long], ctypes.c_ulonglong
     library.multiply.argtypes, library.multiply.restype = [ctypes.c_long], ctypes.c_long
     return library
 

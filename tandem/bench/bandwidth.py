@@ -27,36 +27,43 @@ def measure_bandwidth(device: Device, nbytes: int) -> tuple[float, str]:
     """(bytes a second, how it was measured), before a model is loaded. `nbytes` are read again and again, as a
     model's weights are: what stays in the caches between steps counts."""
     if isinstance(device, CPUDevice):
-        return _host_reads(device.threads, nbytes), "reads"
+        return HostReads(device.threads, min(nbytes, MOST_READ)).best(), "reads"
     assert isinstance(device, VulkanDevice)
     if device.capabilities.kind == "software":
-        return _host_reads(read_settings().threads, nbytes), "reads of the CPU"
+        return HostReads(read_settings().threads, min(nbytes, MOST_READ)).best(), "reads of the CPU"
     return copies(device), "a copy"
 
 
-def _host_reads(threads: int, nbytes: int) -> float:
-    """The best of some searches, by all threads together, for a byte that is not there."""
-    share = min(nbytes, MOST_READ) // threads
-    memory = mmap.mmap(-1, threads * share, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)  # as the weights' memory
-    view = np.frombuffer(memory, np.uint8)
-    view[:] = 1  # untouched pages are all one page, and in the caches
-    search = ctypes.CDLL(None).memchr
-    search.argtypes, search.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], ctypes.c_void_p
-    with ThreadPoolExecutor(threads) as pool:
+class HostReads:
+    """Reads of `nbytes` by all threads together: each searches its share for a byte that is not there."""
 
-        def read(passes: int) -> float:
-            def part(i: int) -> None:
-                for _ in range(passes):
-                    search(view.ctypes.data + i * share, 0, share)
+    def __init__(self, threads: int, nbytes: int) -> None:
+        self.threads, self.share = threads, nbytes // threads
+        memory = mmap.mmap(-1, threads * self.share, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)  # as the weights' memory
+        self._memory = np.frombuffer(memory, np.uint8)
+        self._memory[:] = 1  # untouched pages are all one page, and in the caches
+        self._search = ctypes.CDLL(None).memchr
+        self._search.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+        self._search.restype = ctypes.c_void_p
 
+    def rate(self, nbytes: float) -> float:
+        """Bytes a second, of reading at least `nbytes`."""
+        passes = max(1, round(nbytes / (self.share * self.threads)))
+
+        def read(i: int) -> None:
+            for _ in range(passes):
+                self._search(self._memory.ctypes.data + i * self.share, 0, self.share)
+
+        with ThreadPoolExecutor(self.threads) as pool:
+            list(pool.map(lambda _: None, range(self.threads)))  # the threads are there
             begun = time.perf_counter()
-            list(pool.map(part, range(threads)))
-            return time.perf_counter() - begun
+            list(pool.map(read, range(self.threads)))
+            return passes * self.share * self.threads / (time.perf_counter() - begun)
 
-        passes = 1 + int(ENOUGH / read(1))
-        seconds = min(read(passes) for _ in range(REPEATS))
-    return passes * threads * share / seconds
+    def best(self) -> float:
+        once = self.rate(0)
+        return max(once, *(self.rate(ENOUGH * once) for _ in range(REPEATS)))
 
 
 def copies(device: VulkanDevice) -> float:
