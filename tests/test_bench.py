@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tandem import cli
@@ -17,6 +18,7 @@ from tandem.bench import bandwidth, runs
 from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.profile import profile
 from tandem.bench.runs import Bench, Workload, added, step_costs
+from tandem.bench.statistics import median_interval
 from tandem.devices.cpu.device import CPUDevice
 from tandem.errors import DoesNotFitError, ModelNotFoundError
 from tandem.model.synthetic import SyntheticModel
@@ -174,3 +176,28 @@ def test_run_imports_nothing_of_it() -> None:
         "sys.exit(any(name.startswith('tandem.bench') or 'synthetic' in name for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_more_than_the_memory_gives_is_called_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.cli.bench.SyntheticModel", lambda name: SyntheticModel(name, LAYERS))
+    monkeypatch.setattr("tandem.cli.bench.measure_bandwidth", lambda device, nbytes: (1e3, "a lie"))
+    assert (
+        cli.main(["bench", "--synthetic", "smollm2-135m", "--device", "cpu", "-p", "0", "-n", "1", "-r", "1"])
+        == 0
+    )
+    assert "Wrong: decode 1, batch 1 is above the bandwidth" in capsys.readouterr().out
+
+
+@pytest.mark.fast
+def test_the_interval_of_a_median_holds_it_about_as_often_as_it_says() -> None:
+    rng, held = np.random.default_rng(1), 0
+    for trial in range(200):
+        values = list(rng.normal(10, 1, 15))
+        low, high = median_interval(values, resamples=400, seed=trial)
+        assert min(values) <= low <= float(np.median(values)) <= high <= max(values)
+        held += low <= 10 <= high
+    assert 0.88 <= held / 200 <= 1.0
+    with pytest.raises(ValueError, match="no rounds"):
+        median_interval([])
