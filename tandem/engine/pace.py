@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SLOWDOWN = 2.0  # a step with prompts may take so many times as long as one without
+SLOWDOWN = 1.0  # a prompt may add so much of the time that a step takes without it
 FEWEST = 4  # tokens: a prompt always gets on
 SHARE = 0.2  # of a new measurement in the average
 UNKNOWN = 16  # tokens, until there are measurements
@@ -23,11 +23,11 @@ class Pace:
             extra = seconds - self._step if others else seconds
             self._token = _average(self._token, max(extra, 0.0) / prompt_tokens)
 
-    @property
-    def budget(self) -> int:
+    def budget(self, prompts: int) -> int:
+        """Tokens of all prompts together. Each may add its part, so that many at once are not kept waiting for long."""
         if not self._step or not self._token:
-            return UNKNOWN
-        return max(FEWEST, int((SLOWDOWN - 1) * self._step / self._token))
+            return UNKNOWN * prompts
+        return prompts * max(FEWEST, int(SLOWDOWN * self._step / self._token))
 
 
 def _average(old: float, new: float) -> float:

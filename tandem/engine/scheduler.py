@@ -59,7 +59,7 @@ class Scheduler:
                 self._take(sequence, 1, 1, chunks)
         budget = self.limits.tokens - len(chunks)
         if chunks and self.pace:
-            budget = min(budget, self.pace.budget)
+            budget = min(budget, self.pace.budget(sum(count > 1 for _, count in pending)))
         for sequence, count in pending:
             if count > 1 and budget:
                 budget -= self._take(sequence, min(count, budget), count, chunks)

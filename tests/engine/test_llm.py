@@ -144,7 +144,7 @@ def test_a_kv_cache_of_a_given_size(path: Path) -> None:
     with LLM(path, threads=1, context=256, kv_memory=3e6) as llm:
         [blocks] = llm.engine.cache.blocks
         assert 0.95 * 3e6 < llm.engine.program.arena_bytes["kv"] <= 3e6 and blocks > 16
-    with pytest.raises(DoesNotFitError, match="a context of 256 takes .* more than the 0.00 GB allowed"):
+    with pytest.raises(DoesNotFitError, match=r"a context of 256 takes .* more than the 0.00 GB allowed"):
         LLM(path, threads=1, context=256, kv_memory=1000)
     with pytest.raises(DoesNotFitError, match=r"of 900000.00 GB does not fit beside the model: .* are left"):
         LLM(path, threads=1, context=256, kv_memory=9e14)

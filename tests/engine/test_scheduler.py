@@ -224,7 +224,7 @@ def test_a_cancelled_request_is_gone_within_two_steps() -> None:
 def test_others_get_their_tokens_while_a_long_prompt_is_read() -> None:
     """A pace cuts the prompt so that no step takes much longer than one without it."""
     engine = make(tokens=64, batch=3)
-    engine.scheduler.pace = SimpleNamespace(budget=10, observe=lambda *step: None)  # type: ignore[assignment]
+    engine.scheduler.pace = SimpleNamespace(budget=lambda prompts: 10 * prompts, observe=lambda *step: None)  # type: ignore[assignment]
     answering = submit(engine, [1, 2], 50)
     engine.step()
     submit(engine, prompts([80])[0], 3)
@@ -235,16 +235,16 @@ def test_others_get_their_tokens_while_a_long_prompt_is_read() -> None:
 
 def test_a_pace_learns_what_a_step_may_take() -> None:
     pace = Pace()
-    assert pace.budget == UNKNOWN
+    assert pace.budget(2) == 2 * UNKNOWN
     pace.observe(100, 0, 0.2)  # alone: 2 ms a token
     for _ in range(100):
         pace.observe(0, 4, 0.020)
-    assert pace.budget == 10
+    assert pace.budget(1) == 10 and pace.budget(3) == 30
     for _ in range(100):
         pace.observe(10, 4, 0.020 + 10 * 0.0001)
-    assert 190 <= pace.budget <= 210
+    assert 190 <= pace.budget(1) <= 210
     pace.observe(10, 4, 60.0)  # the machine slept
-    assert pace.budget > 100
+    assert pace.budget(1) > 100
     for _ in range(100):
         pace.observe(10, 4, 9.0)
-    assert pace.budget == FEWEST
+    assert pace.budget(1) == FEWEST

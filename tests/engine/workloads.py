@@ -34,8 +34,10 @@ class Workload:
     paced: bool
 
 
-def random_workload(rng: np.random.Generator, requests: int, prompt: int, answer: int) -> Workload:
-    """`prompt` and `answer`: tokens at most."""
+def random_workload(
+    rng: np.random.Generator, requests: int, prompt: int, answer: int, penalties: float = 0.15
+) -> Workload:
+    """`prompt` and `answer`: tokens at most; `penalties`: the share of requests with them."""
     heads = [rng.integers(0, VOCAB, rng.integers(KV_BLOCK, prompt)).tolist() for _ in range(2)]
     arrivals = []
     for _ in range(int(rng.integers(1, requests + 1))):
@@ -43,7 +45,7 @@ def random_workload(rng: np.random.Generator, requests: int, prompt: int, answer
         tail = rng.integers(0, VOCAB, rng.integers(1, prompt)).tolist() if rng.random() < 0.8 else [1]
         params = SamplingParams(
             max_tokens=int(rng.integers(1, answer + 1)), ignore_eos=bool(rng.random() < 0.5),
-            priority=int(rng.random() < 0.2), repeat_penalty=1.2 if rng.random() < 0.15 else 1.0,
+            priority=int(rng.random() < 0.2), repeat_penalty=1.2 if rng.random() < penalties else 1.0,
         )  # fmt: skip
         cancelled = int(rng.integers(0, 12)) if rng.random() < 0.2 else None
         arrivals.append(Arrival(int(rng.integers(0, 30)), (*head, *tail)[:prompt], params, cancelled))

@@ -1,0 +1,66 @@
+"""Random workloads on a GPU: every token is the one that the logits of its own step say.
+
+Sums depend on the batch there, so a request's tokens may differ from those it gets alone where two are almost equal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.engine.engine import Engine
+from tandem.engine.sequence import Sequence
+from tandem.model.model import open_model
+from tests.engine.tiny_models import write_model
+from tests.engine.workloads import CONTEXT, random_workload, serve
+
+WORKLOADS = 2
+
+
+class Checked(Engine):
+    """Notes how far each token's logit is below the highest."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.below: list[float] = []
+
+    def _collect(self) -> list[Sequence]:
+        served = super()._collect()
+        for sequence, logits in zip(served, self._read("logits", len(served)), strict=True):
+            self.below.append(float(logits.max() - logits[sequence.tokens[-1]]))
+        return served
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_every_token_is_that_of_its_logits(
+    lavapipe: str, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step at a time, so that its logits are still there; two in flight give the same tokens."""
+    path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
+    rng = np.random.default_rng(3)
+    workloads = [random_workload(rng, requests=4, prompt=60, answer=8, penalties=0) for _ in range(WORKLOADS)]
+    found = []
+    for turns in (1, 2):
+        model, device = open_model(path), VulkanDevice(lavapipe)
+        monkeypatch.setattr(VulkanDevice, "turns", turns)
+        engine = (Checked if turns == 1 else Engine)(model, device, context=CONTEXT, batch=4)
+        found.append(
+            [
+                [sampled.id for sampled in sequence.generated]
+                for workload in workloads
+                for sequence, arrival in zip(
+                    serve(engine, workload, frozenset()), workload.arrivals, strict=True
+                )
+                if arrival.cancelled is None
+            ]
+        )
+        if isinstance(engine, Checked):
+            assert len(engine.below) > 20 and max(engine.below) == 0.0
+        device.close()
+        model.gguf.close()
+    same = [one == other for one, other in zip(*found, strict=True)]
+    assert np.mean(same) > 0.8, "more requests differ than roundings explain"
