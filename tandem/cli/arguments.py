@@ -93,6 +93,11 @@ def _add_run(commands: Any) -> None:
         "--frequency-penalty", type=float, metavar="X", help="subtract X for each time it was used"
     )
     sampling.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+    run.add_argument(
+        "--lookup",
+        action="store_true",
+        help="guess tokens from the prompt: faster where an answer repeats it",
+    )
     _add_device(run)
 
 

@@ -34,12 +34,12 @@ class Batch:
 
     def write(self, chunks: list[Chunk]) -> None:
         """Chunks of one token come first: all of them are written in one go."""
-        token = work = next((i for i, chunk in enumerate(chunks) if chunk.count > 1), len(chunks))
+        token = work = next((i for i, chunk in enumerate(chunks) if chunk.total > 1), len(chunks))
         self._write_ones(chunks[:token])
         for chunk in chunks[token:]:
             self._write_tokens(chunk, token)
             work = self._write_work(chunk, token, work)
-            token += chunk.count
+            token += chunk.total
         self.inputs.set_counts(tokens=token, rows=self._write_rows(chunks), work=work)
 
     def write_all_rows(self, chunk: Chunk) -> None:
@@ -51,13 +51,17 @@ class Batch:
             self._write_params(chunk.sequence, row, 0)
         self.inputs.set_counts(tokens=chunk.count, rows=chunk.count, work=work)
 
-    def read(self, sequences: list[Sequence]) -> list[Sampled]:
-        """What was sampled, row by row."""
-        ids = self.results[: len(sequences), 0].tolist()
-        return [
-            Sampled(token) if sequence.params.logprobs is None else self._with_logprobs(row, token)
-            for row, (token, sequence) in enumerate(zip(ids, sequences, strict=True))
-        ]
+    def read(self, chunks: list[Chunk]) -> list[list[Sampled]]:
+        """What was sampled for each of these: a token, and one after each of its guess's."""
+        rows = sum(1 + len(chunk.guess) for chunk in chunks)
+        ids, row, found = self.results[:rows, 0].tolist(), 0, []
+        for chunk in chunks:
+            end, plain = row + 1 + len(chunk.guess), chunk.sequence.params.logprobs is None
+            found.append(
+                [Sampled(ids[i]) if plain else self._with_logprobs(i, ids[i]) for i in range(row, end)]
+            )
+            row = end
+        return found
 
     def _with_logprobs(self, row: int, token: int) -> Sampled:
         result, floats = self.results[row], self.results_f32[row]
@@ -82,13 +86,14 @@ class Batch:
             self.inputs.work[: len(work)] = work
 
     def _write_tokens(self, chunk: Chunk, at: int) -> None:
-        sequence, begin, end = chunk.sequence, chunk.begin, chunk.begin + chunk.count
+        sequence, begin, end = chunk.sequence, chunk.begin, chunk.begin + chunk.total
         self._write_tables(sequence)
+        tokens = sequence.tokens[begin : begin + chunk.count] + chunk.guess
         # Only the last can be one that the step before is still sampling.
-        known, source = (end, KNOWN) if end <= len(sequence.tokens) else (end - 1, 1 + sequence.row)
+        source = KNOWN if len(tokens) == chunk.total else 1 + sequence.row
         positions = np.arange(begin, end)
-        rows = self.inputs.tokens[at : at + chunk.count]
-        rows[: known - begin, TOKEN_ID] = sequence.tokens[begin:known]
+        rows = self.inputs.tokens[at : at + chunk.total]
+        rows[: len(tokens), TOKEN_ID] = tokens
         rows[:, TOKEN_POSITION] = positions
         rows[:, TOKEN_SEQUENCE] = sequence.slot
         rows[:, TOKEN_SOURCE] = KNOWN
@@ -106,8 +111,8 @@ class Batch:
                 table.written[self.turn] = end
 
     def _write_work(self, chunk: Chunk, token: int, work: int) -> int:
-        for first in range(0, chunk.count, self.rows_per_item):
-            rows = min(self.rows_per_item, chunk.count - first)
+        for first in range(0, chunk.total, self.rows_per_item):
+            rows = min(self.rows_per_item, chunk.total - first)
             self.inputs.work[work] = (token + first, rows, chunk.sequence.slot, chunk.begin + first)
             work += 1
         return work
@@ -118,13 +123,14 @@ class Batch:
         draws: list[int] = []  # which of its request
         token = edits = 0
         for chunk in chunks:
-            token += chunk.count
+            token += chunk.total
             if chunk.sampled:
                 sequence = chunk.sequence
                 sequence.row = len(ends)
-                edits = self._write_params(sequence, sequence.row, edits)
-                ends.append(token - 1)
-                draws.append(chunk.begin + chunk.count - len(sequence.prompt))
+                for last in range(token - 1 - len(chunk.guess), token):
+                    edits = self._write_params(sequence, len(ends), edits)
+                    ends.append(last)
+                    draws.append(chunk.begin + chunk.total - (token - 1 - last) - len(sequence.prompt))
         self.inputs.rows[: len(ends)] = ends
         self.inputs.params[: len(ends), PARAM_COUNTER] = draws
         return len(ends)

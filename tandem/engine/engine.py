@@ -22,6 +22,7 @@ from tandem.engine.pace import Pace
 from tandem.engine.params import SamplingParams
 from tandem.engine.scheduler import Chunk, Scheduler
 from tandem.engine.sequence import Sequence
+from tandem.engine.speculation import Speculator
 from tandem.errors import ContextError, RequestError
 from tandem.kernels.kernel import Array
 from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
@@ -33,6 +34,7 @@ from tandem.program.step_inputs import KV_BLOCK, MOST_BIASES, RESULT_INTS, StepI
 from tandem.program.weight_plan import WeightPlan
 
 STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
+ROWS_FOR_GUESSES = 16
 
 
 @dataclass
@@ -55,16 +57,18 @@ class Flight:
 class Engine:
     def __init__(
         self, model: Model, device: Device, *, context: int, batch: int, kv_f32: bool = False,
-        kv_memory: float | None = None, queue: int | None = None, share: bool = True,
+        kv_memory: float | None = None, queue: int | None = None, share: bool = True, lookup: bool = False,
         passes: Iterable[str] = PASSES,
     ) -> None:  # fmt: skip
         """`kv_memory`: bytes of the KV cache; None: a part of what is free. `queue`: requests that may wait. `share`:
-        requests that begin alike compute that part once; a measurement may not want it."""
+        requests that begin alike compute that part once; a measurement may not want it. `lookup`: guess tokens that
+        have followed before (speculation.py)."""
         self.model, self.device, self.context = model, device, context
         passes = tuple(passes)
         config = model.config
         blocks = -(-context // KV_BLOCK)
-        limits = StepLimits(min(STEP_TOKENS, blocks * KV_BLOCK), batch, batch, blocks, len(config.windows))
+        tokens, rows = min(STEP_TOKENS, blocks * KV_BLOCK), batch + (ROWS_FOR_GUESSES if lookup else 0)
+        limits = StepLimits(tokens, rows, batch, blocks, len(config.windows))
         layout = StepLayout(limits)
         plan = WeightPlan(model.layouts())
         ops = fuse(model.ops(context), lambda matrix: plan.layouts[matrix.name], passes)
@@ -75,7 +79,15 @@ class Engine:
         device.place(self.program)
         model.load(plan, device, context)
         self.cache = KVCache(config.windows, kv.blocks)
-        self.scheduler = Scheduler(limits, self.cache, pace=Pace(), queue=queue, share=share)
+        pace = Pace()
+        self.scheduler = Scheduler(
+            limits,
+            self.cache,
+            pace=pace,
+            queue=queue,
+            share=share,
+            speculator=Speculator(pace) if lookup else None,
+        )
         queries = config.q_heads // config.kv_heads
         self._take_turns([self._turn(layout, turn, queries) for turn in range(device.turns)])
 
@@ -144,11 +156,12 @@ class Engine:
         before, self._done = self._done, time.perf_counter()
         self.scheduler.observe(flight.chunks, self._done - max(before, flight.started))
         served = []
-        sampled = [chunk.sequence for chunk in flight.chunks if chunk.sampled]
-        for sequence, token in zip(sampled, flight.turn.batch.read(sampled), strict=True):
+        sampled = [chunk for chunk in flight.chunks if chunk.sampled]
+        for chunk, tokens in zip(sampled, flight.turn.batch.read(sampled), strict=True):
+            sequence = chunk.sequence
             sequence.ahead -= 1
             if sequence.finish_reason is None:  # else it ended meanwhile, and this is a token too many
-                sequence.append(token)
+                self.scheduler.accept(chunk, sequence.extend(tokens, chunk.guess))
                 served.append(sequence)
                 if sequence.finish_reason:
                     self.scheduler.remove(sequence)

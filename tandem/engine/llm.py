@@ -51,10 +51,12 @@ class LLM:
         batch: int = 64,
         gpu_memory: float | None = None,
         kv_memory: float | None = None,
+        lookup: bool = False,
     ) -> None:
         """`model`: a GGUF file, or a name that `tandem pull` has fetched. `context`: tokens a request may have in
         all. `kv`: "f16" or "f32" keys and values. `batch`: sequences served at a time. `gpu_memory`: bytes of a GPU's
-        own memory to use at most. `kv_memory`: bytes for the keys and values of all sequences."""
+        own memory to use at most. `kv_memory`: bytes for the keys and values of all sequences. `lookup`: guess tokens
+        that have followed before, which is faster where answers repeat their prompts."""
         if not isinstance(model, str | os.PathLike):
             raise RequestError(f"model={model!r}: give the path of a GGUF file or the name of a model")
         if not isinstance(device, str):
@@ -80,7 +82,7 @@ class LLM:
                 text = beside.submit(_open_text, self._model.gguf)
                 self.engine = Engine(
                     self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32",
-                    kv_memory=kv_memory,
+                    kv_memory=kv_memory, lookup=lookup,
                 )  # fmt: skip
                 self.tokenizer, self._template = text.result()
         except BaseException:

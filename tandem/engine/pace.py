@@ -6,6 +6,7 @@ SLOWDOWN = 1.0  # a prompt may add so much of the time that a step takes without
 FEWEST = 4  # tokens: a prompt always gets on
 SHARE = 0.2  # of a new measurement in the average
 UNKNOWN = 16  # tokens, until there are measurements
+TYPICAL_COST = 0.25  # of another token, in steps, until it has been measured
 
 
 class Pace:
@@ -22,6 +23,11 @@ class Pace:
         elif prompt_tokens:
             extra = seconds - self._step if others else seconds
             self._token = _average(self._token, max(extra, 0.0) / prompt_tokens)
+
+    @property
+    def cost(self) -> float:
+        """What one more token adds to a step, in steps."""
+        return self._token / self._step if self._step and self._token else TYPICAL_COST
 
     def budget(self, prompts: int) -> int:
         """Tokens of all prompts together. Each may add its part, so that many at once are not kept waiting for long."""

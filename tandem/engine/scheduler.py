@@ -9,33 +9,42 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.engine.kv_cache import KVCache, extend_keys
 from tandem.engine.pace import Pace
 from tandem.engine.sequence import Sequence
+from tandem.engine.speculation import Speculator
 from tandem.errors import QueueFullError
 from tandem.program.step_inputs import KV_BLOCK, StepLimits
 
 
 @dataclass(slots=True)
 class Chunk:
-    """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them."""
+    """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them. A `guess` comes on top:
+    tokens that may follow, each with a row of results."""
 
     sequence: Sequence
     begin: int
     count: int
     sampled: bool
+    guess: list[int] = field(default_factory=list)
+    entered: int = 0  # the sequence's, when it was scheduled
+
+    @property
+    def total(self) -> int:
+        return self.count + len(self.guess)
 
 
 class Scheduler:
     def __init__(
         self, limits: StepLimits, cache: KVCache, *, pace: Pace | None = None, queue: int | None = None,
-        share: bool = True,
+        share: bool = True, speculator: Speculator | None = None,
     ) -> None:  # fmt: skip
         """`pace`: None computes prompts as fast as possible, whoever waits. `queue`: requests that may wait. `share`:
-        requests begin with what others have computed."""
+        requests begin with what others have computed. `speculator`: guesses tokens."""
         self.limits, self.cache, self.pace, self.queue, self.share = limits, cache, pace, queue, share
+        self.speculator = speculator
         self.waiting: list[Sequence] = []  # both in the order of their turn: priority, then age
         self.running: list[Sequence] = []
         self._slots = list(range(limits.sequences - 1, -1, -1))
@@ -58,6 +67,8 @@ class Scheduler:
             if count == 1 and len(chunks) < self.limits.tokens:
                 self._take(sequence, 1, 1, chunks)
         budget = self.limits.tokens - len(chunks)
+        if self.speculator:
+            budget -= self._speculate(self.speculator, chunks, budget)
         if chunks and self.pace:
             budget = min(budget, self.pace.budget(sum(count > 1 for _, count in pending)))
         for sequence, count in pending:
@@ -67,7 +78,26 @@ class Scheduler:
         for chunk in chunks:
             chunk.sequence.computed += chunk.count
             chunk.sequence.ahead += chunk.sampled
+        if self.speculator:
+            chunks.sort(key=lambda chunk: chunk.total > 1)  # single tokens are written first
         return chunks
+
+    def _speculate(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> int:
+        """Adds guesses where rows, tokens and KV blocks are to spare; returns their tokens."""
+        rows, added = self.limits.rows - len(self.running), 0
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if sequence.params.uses_history:
+                continue
+            if chunk.begin < len(sequence.tokens):
+                guess = speculator.guess(sequence, len(chunks), min(rows, budget) - added)
+                if guess and self.cache.reserve(sequence.tables, chunk.begin + 1 + len(guess)):
+                    chunk.guess = guess
+                    added += len(guess)
+            elif sequence.lookup:  # its token is still being sampled
+                sequence.lookup.idle += 1
+            sequence.waits = bool(chunk.guess) or speculator.should_wait(sequence)
+        return added
 
     def undo(self, chunks: list[Chunk]) -> None:
         """As if these, which were scheduled last, had not been."""
@@ -78,8 +108,16 @@ class Scheduler:
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
         """What a step took."""
         if self.pace:
-            prompts = sum(chunk.count for chunk in chunks if chunk.count > 1)
-            self.pace.observe(prompts, sum(chunk.count == 1 for chunk in chunks), seconds)
+            more = sum(chunk.count for chunk in chunks if chunk.count > 1)
+            more += sum(len(chunk.guess) for chunk in chunks)
+            self.pace.observe(more, sum(chunk.count == 1 for chunk in chunks), seconds)
+
+    def accept(self, chunk: Chunk, right: int) -> None:
+        """The first `right` tokens of a guess were those drawn."""
+        if chunk.guess and self.speculator:
+            self.speculator.learn(chunk.sequence, len(chunk.guess), right)
+            if chunk.entered == chunk.sequence.entered:  # it was not put back meanwhile
+                chunk.sequence.computed += right
 
     def remove(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:
@@ -127,6 +165,7 @@ class Scheduler:
             self._preempt(self.running[-1])
         self.waiting.remove(sequence)
         sequence.slot = self._slots.pop()
+        sequence.entered += 1
         insort(self.running, sequence, key=_order)
         return True
 
@@ -134,7 +173,8 @@ class Scheduler:
         """Adds a chunk if there are blocks for it; returns its tokens."""
         if sequence.slot < 0 or not self._make_room(sequence, sequence.computed + count):
             return 0
-        chunks.append(Chunk(sequence, sequence.computed, count, count == pending))
+        chunk = Chunk(sequence, sequence.computed, count, count == pending, entered=sequence.entered)
+        chunks.append(chunk)
         return count
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:

@@ -11,13 +11,16 @@ import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tandem.engine.kv_cache import BlockTable
 from tandem.engine.params import SamplingParams
 from tandem.program.step_inputs import EDIT_INTS, Ints
+
+if TYPE_CHECKING:
+    from tandem.engine.speculation import Lookup
 
 _numbers = itertools.count()
 
@@ -38,11 +41,12 @@ class Sequence:
     tables: list[BlockTable]
     most: int = 2**31  # tokens that may be generated
     tokens: list[int] = field(default_factory=list)  # prompt and generated
-    computed: int = (
-        0  # tokens whose keys and values are in the cache, or will be when the steps in flight are done
-    )
+    computed: int = 0  # tokens whose keys and values are in the cache, or will be after the steps in flight
     ahead: int = 0  # tokens that steps in flight are sampling
+    waits: bool = False  # for them: what comes next depends on what the host does with them
     row: int = -1  # of the results of the last step that sampled it
+    entered: int = 0  # how often it was let in
+    lookup: Lookup | None = None  # where guesses of its next tokens come from
     keys: list[bytes] = field(default_factory=list)  # of its full KV blocks
     slot: int = -1  # row of the block tables while running
     generated: list[Sampled] = field(default_factory=list)
@@ -56,6 +60,7 @@ class Sequence:
         self.tokens = list(self.prompt)
         self.number = next(_numbers)  # first come, first served
         self.priority = self.params.priority
+        self.waits = self.params.uses_history
         self.deadline = self.submitted + (math.inf if self.params.timeout is None else self.params.timeout)
         self.most = min(self.most, self.params.max_tokens)
         seed = self.params.seed
@@ -68,9 +73,18 @@ class Sequence:
         what only the host does with it, or there will be none."""
         if not self.ahead:
             return len(self.tokens) - self.computed
-        if self.params.uses_history or len(self.generated) + self.ahead >= self.most:
+        if self.waits or len(self.generated) + self.ahead >= self.most:
             return 0
         return len(self.tokens) + self.ahead - self.computed
+
+    def extend(self, drawn: list[Sampled], guess: list[int]) -> int:
+        """Appends what was drawn, up to the first that is not the guess; returns how many of it were right."""
+        self.append(drawn[0])
+        right = 0
+        while right < len(guess) and drawn[right].id == guess[right] and self.finish_reason is None:
+            right += 1
+            self.append(drawn[right])
+        return right
 
     def append(self, sampled: Sampled) -> None:
         if not self.generated:

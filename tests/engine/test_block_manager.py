@@ -50,8 +50,9 @@ class Blocks(RuleBasedStateMachine):
         spare=st.integers(0, 12),
         tokens=st.integers(1, 60),
         turns=st.integers(1, 2),
+        guesses=st.sampled_from([0, 2, 9]),
     )
-    def start(self, windows: tuple[int, ...], spare: int, tokens: int, turns: int) -> None:
+    def start(self, windows: tuple[int, ...], spare: int, tokens: int, turns: int, guesses: int) -> None:
         full = CONTEXT // KV_BLOCK
         one = [min(full, (window + tokens) // KV_BLOCK + 2) if window else full for window in windows]
         self.engine = SimulatedEngine(
@@ -61,6 +62,7 @@ class Blocks(RuleBasedStateMachine):
             batch=3,
             tokens=tokens,
             turns=turns,
+            guesses=guesses,
         )
         self.alive: list[Sequence] = []
 
@@ -97,7 +99,7 @@ class Blocks(RuleBasedStateMachine):
         self.engine.run(*self.alive)
         for sequence in self.alive:
             ids = [sampled.id for sampled in sequence.generated]
-            assert ids == expected(sequence.prompt, len(ids), self.engine.windows)
+            assert ids == expected(sequence.prompt, len(ids), self.engine.windows, self.engine.repeats)
             assert len(ids) == sequence.most
         check_pools(self.engine)
         self.engine.check_idle()

@@ -30,11 +30,18 @@ def blocks_for_one(windows: tuple[int, ...], tokens: int) -> list[int]:
 
 
 def make(
-    windows: tuple[int, ...] = (0,), *, batch: int = 4, tokens: int = 32, spare: int = 1000, turns: int = 2
-) -> SimulatedEngine:
+    windows: tuple[int, ...] = (0,), *, batch: int = 4, tokens: int = 32, spare: int = 1000, turns: int = 2,
+    guesses: int = 0,
+) -> SimulatedEngine:  # fmt: skip
     blocks = tuple(n + spare for n in blocks_for_one(windows, tokens))
     return SimulatedEngine(
-        windows=windows, blocks=blocks, context=CONTEXT, batch=batch, tokens=tokens, turns=turns
+        windows=windows,
+        blocks=blocks,
+        context=CONTEXT,
+        batch=batch,
+        tokens=tokens,
+        turns=turns,
+        guesses=guesses,
     )
 
 

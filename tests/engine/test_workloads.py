@@ -46,7 +46,7 @@ class Alone:
         self.engine, self.known = engine, dict[object, list[int]]()
 
     def tokens(self, prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
-        key = (prompt, params.max_tokens, params.ignore_eos, params.repeat_penalty)
+        key = (prompt, repr(params))
         if key not in self.known:
             sequence = self.engine.submit(list(prompt), params, STOPS)
             while sequence.finish_reason is None:
@@ -56,15 +56,15 @@ class Alone:
 
 
 @pytest.mark.parametrize("turns", [1, 2])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize(("architecture", "lookup"), [("llama", False), ("gemma3", True)])
 def test_tokens_are_those_of_the_request_alone(
-    architecture: str, turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, lookup: bool, turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
     rng, events = np.random.default_rng(turns), Events(monkeypatch)
     with opened(path, threads=1, context=CONTEXT, share=False) as one:
         monkeypatch.setattr(CPUDevice, "turns", turns)
-        with opened(path, threads=2, context=CONTEXT, batch=6) as engine:
+        with opened(path, threads=2, context=CONTEXT, batch=6, lookup=lookup) as engine:
             alone, compared, room = Alone(one), 0, engine.cache.blocks
             for _ in range(WORKLOADS):
                 workload = random_workload(rng, requests=9, prompt=100, answer=60)
@@ -75,6 +75,8 @@ def test_tokens_are_those_of_the_request_alone(
                     assert ids == (expected if arrival.cancelled is None else expected[: len(ids)])
                     compared += len(ids)
                 assert engine.cache.free_blocks == engine.cache.blocks <= room
+            if engine.scheduler.speculator:
+                assert engine.scheduler.speculator.guessed > 50
     what = f"{compared} tokens, {events.shared} blocks shared, {events.preempted} put back"
     print(f"{architecture}, {turns} in flight: {what}")
     assert compared > 1000 and events.shared > 100 and events.preempted > 5

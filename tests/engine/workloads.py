@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -43,8 +44,9 @@ def random_workload(
     for _ in range(int(rng.integers(1, requests + 1))):
         head = heads[rng.integers(2)][: rng.integers(prompt)] if rng.random() < 0.7 else []
         tail = rng.integers(0, VOCAB, rng.integers(1, prompt)).tolist() if rng.random() < 0.8 else [1]
+        few = {int(token): 60.0 for token in rng.integers(0, VOCAB, 4)} if rng.random() < 0.3 else {}
         params = SamplingParams(
-            max_tokens=int(rng.integers(1, answer + 1)), ignore_eos=bool(rng.random() < 0.5),
+            logit_bias=few, max_tokens=int(rng.integers(1, answer + 1)), ignore_eos=bool(rng.random() < 0.5),
             priority=int(rng.random() < 0.2), repeat_penalty=1.2 if rng.random() < penalties else 1.0,
         )  # fmt: skip
         cancelled = int(rng.integers(0, 12)) if rng.random() < 0.2 else None
@@ -59,7 +61,12 @@ def prepare(engine: Engine, workload: Workload) -> None:
     one = [(window + workload.tokens) // KV_BLOCK + 2 if window else limits.blocks for window in windows]
     blocks = tuple(min(n, limits.blocks) + workload.spare for n in one)
     engine.cache = KVCache(windows, blocks)
-    engine.scheduler = Scheduler(limits, engine.cache, pace=Pace() if workload.paced else None)
+    speculator = engine.scheduler.speculator
+    if speculator:
+        speculator.pace = SimpleNamespace(cost=0.01)  # type: ignore[assignment]  # guesses, whether they pay or not
+    engine.scheduler = Scheduler(
+        limits, engine.cache, pace=Pace() if workload.paced else None, speculator=speculator
+    )
 
 
 def serve(engine: Engine, workload: Workload, stop_ids: frozenset[int]) -> list[Sequence]:

@@ -1,0 +1,98 @@
+"""Guessed tokens change how fast an answer comes, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tandem.engine.pace import Pace
+from tandem.engine.params import SamplingParams
+from tandem.engine.speculation import LESS_HOPE, PATIENCE, Lookup, Speculator, best_length
+from tests.engine.simulation import SimulatedEngine, expected
+from tests.engine.test_batch_invariance import Request, requests
+from tests.engine.tiny_models import opened, write_model
+
+CONTEXT = 256
+FEW = {token: 60.0 for token in (5, 6, 7)}  # tokens, so that a text of them repeats itself
+
+
+def test_what_followed_is_looked_up() -> None:
+    lookup, text = Lookup(), [1, 2, 3, 4, 5, 6, 7, 1, 2, 9, 9]
+    assert lookup.guess(text, 4) == []
+    assert lookup.guess([*text, 1, 2], 3) == [9, 9, 1], "the last time counts"
+    assert lookup.guess([*text, 1, 2, 3], 3) == [4, 5, 6], "the longest ending counts"
+    assert lookup.guess([*text, 1, 2, 3, 4, 5], 9) == [6, 7, 1, 2, 9, 9, 1, 2, 3]
+    assert Lookup().guess([1], 3) == Lookup().guess([1, 1], 3) == []
+
+
+@pytest.mark.fast
+def test_the_length_of_a_guess() -> None:
+    assert best_length(0.9, 0.05, 1, 8) == 8
+    assert best_length(0.5, 0.25, 1, 8) == 1
+    assert best_length(0.2, 0.25, 1, 8) == 0
+    assert best_length(0.9, 0.25, 64, 8) == 0, "among many the step is full"
+    assert best_length(0.9, 0.001, 64, 8) == 8
+
+
+def test_bad_guesses_end_and_are_tried_again() -> None:
+    speculator = Speculator(Pace())
+    engine = SimulatedEngine(windows=(0,), blocks=(99,), context=CONTEXT, batch=1, tokens=64, guesses=8)
+    sequence = engine.prepare([1, 2, 3] * 9, SamplingParams(max_tokens=200))
+    tried = []
+    for _ in range(3 * PATIENCE):
+        guess = speculator.guess(sequence, 1, 8)
+        tried.append(bool(guess))
+        if guess:
+            speculator.learn(sequence, len(guess), 0)
+    assert all(tried[:3]) and 3 < sum(tried) < 20
+    assert not any(tried[10:PATIENCE]) and any(tried[PATIENCE:])
+    assert sequence.lookup and sequence.lookup.right <= LESS_HOPE
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("windows", [(0,), (0, 20), (5, 33)])
+def test_a_text_that_repeats_itself_takes_fewer_steps(windows: tuple[int, ...], turns: int) -> None:
+    prompt = [1, 4, 6, 5, 2]
+    for guesses in (1, 8):
+        engine = SimulatedEngine(
+            windows=windows, blocks=(40,) * len(windows), context=CONTEXT, batch=2, tokens=64, turns=turns,
+            guesses=guesses,
+        )  # fmt: skip
+        sequence = engine.submit(prompt, SamplingParams(max_tokens=150))
+        engine.run(sequence)
+        assert [sampled.id for sampled in sequence.generated] == expected(prompt, 150, windows, repeats=True)
+        engine.step()
+        engine.check_idle()
+        speculator = engine.scheduler.speculator
+        assert speculator and 20 < speculator.right < speculator.guessed
+        assert engine.steps < 151 - 0.8 * speculator.right
+
+
+def tokens(path: Path, wanted: list[Request], lookup: bool) -> tuple[list[list[int]], int]:
+    with opened(path, threads=1, lookup=lookup) as engine:
+        if engine.scheduler.speculator:
+            engine.scheduler.speculator.pace = SimpleNamespace(cost=0.01)  # type: ignore[assignment]
+        sequences = [engine.submit(prompt, params, frozenset(range(0, 320, 16))) for prompt, params in wanted]
+        while any(sequence.finish_reason is None for sequence in sequences):
+            engine.step()
+        right = engine.scheduler.speculator.right if engine.scheduler.speculator else 0
+        return [[sampled.id for sampled in sequence.generated] for sequence in sequences], right
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_the_same_tokens_greedy_or_drawn(temperature: float, tmp_path: Path) -> None:
+    """Draws depend on the seed and their number alone, so not even they change."""
+    path = write_model(tmp_path / "tiny.gguf", "Q4_0")
+    wanted = [
+        (
+            prompt,
+            SamplingParams(max_tokens=100, temperature=temperature, seed=i, ignore_eos=True, logit_bias=FEW),
+        )
+        for i, (prompt, _) in enumerate(requests(4))
+    ]
+    without, _ = tokens(path, wanted, False)
+    guessed, right = tokens(path, wanted, True)
+    assert guessed == without
+    assert right > 10, "nothing was guessed right, so nothing is shown"
