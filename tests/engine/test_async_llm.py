@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,10 @@ def test_a_stream_left_early_and_a_cancelled_task_end_their_requests(llm: AsyncL
 
 
 @pytest.mark.fast
-def test_what_is_refused(llm: AsyncLLM) -> None:
+def test_what_is_refused(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = llm.llm.engine.step
+    monkeypatch.setattr(llm.llm.engine, "step", lambda: (time.sleep(0.002), step()))  # nobody is done too soon
+
     async def run() -> None:
         for prompt, params in (
             ("", {}),
@@ -92,7 +96,7 @@ def test_what_is_refused(llm: AsyncLLM) -> None:
                 await llm.generate(prompt, **params)  # type: ignore[arg-type]
         with pytest.raises(DeadlineError, match=r"was not done in 0.001 s, \d+ tokens"):
             await llm.generate("x", max_tokens=200, timeout=0.001)
-        tasks = [asyncio.create_task(llm.generate("x", max_tokens=30)) for _ in range(40)]
+        tasks = [asyncio.create_task(llm.generate("x", max_tokens=200)) for _ in range(40)]
         done = await asyncio.gather(*tasks, return_exceptions=True)
         full = [error for error in done if isinstance(error, QueueFullError)]
         assert len(full) == 40 - (20 + 4) and "try again later" in str(full[0])
