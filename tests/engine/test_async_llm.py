@@ -81,8 +81,8 @@ def test_a_stream_left_early_and_a_cancelled_task_end_their_requests(llm: AsyncL
 
 @pytest.mark.fast
 def test_what_is_refused(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = llm.llm.engine.step
-    monkeypatch.setattr(llm.llm.engine, "step", lambda: (time.sleep(0.002), step()))  # nobody is done too soon
+    step = llm.llm.engine.step  # slowly, so that nobody is done too soon
+    monkeypatch.setattr(llm.llm.engine, "step", lambda: (time.sleep(0.002), step()))
 
     async def run() -> None:
         for prompt, params in (
