@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -10,6 +11,18 @@ from tandem.devices.host_memory import host_memory as host_memory  # all devices
 from tandem.program.program import Program, Tensor
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Piece(NamedTuple):
+    """Rows of a matrix of the file, on their way to panels: panel p goes to place p // run * period + p % run."""
+
+    tensor: Tensor  # where they go
+    begin: int  # bytes into it, to place 0
+    rows: Bytes  # [rows, row bytes]: blocks of the tensor's layout
+    columns: int
+    first: int  # which panel of the matrix the rows begin
+    run: int
+    period: int
 
 
 class Recording(Protocol):
@@ -59,13 +72,8 @@ class Device(Protocol):
     def write(self, tensor: Tensor, data: Bytes) -> None:
         """Bytes to the begin of a tensor."""
 
-    def repack(
-        self, tensor: Tensor, begin: int, rows: Bytes, columns: int, first: int, run: int, period: int
-    ) -> None:
-        """Rows of the file [rows, row bytes] into panels `begin` bytes into a tensor, in its layout.
-
-        The rows begin at panel `first` of their matrix; panel p goes to place p // run * period + p % run.
-        """
+    def repack(self, pieces: Sequence[Piece]) -> None:
+        """Rows of the file into panels."""
 
     def record(self, program: Program, turn: int = 0) -> Recording: ...
 

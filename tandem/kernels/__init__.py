@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 from tandem.kernels.kernel import Kernel
 
 
 def all_kernels() -> dict[str, Kernel]:
     """Every kernel declared in this folder, by name."""
+    import importlib
+    import pkgutil
+
     kernels: list[Kernel] = []
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")

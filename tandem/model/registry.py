@@ -17,13 +17,9 @@ from tandem.model.catalogue import PACKAGES, SHORT_NAMES, Progress, RemoteFile
 from tandem.settings import read_settings
 
 PREFERRED_QUANTS = ("Q4_K_M", "Q4_0", "Q4_1", "Q8_0")  # of a repository named without one
-SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
-QUANT = re.compile(
-    r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|FP?16|FP?32)(?=$|[-./])", re.IGNORECASE
-)
-REPOSITORY = re.compile(
-    r"(?:https?://)?(?:(?:hf|huggingface)\.co/)?([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w./-]+))?"
-)
+SPLIT = r"-(\d{5})-of-(\d{5})(?=\.gguf$)"
+QUANT = r"(?i)(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|FP?16|FP?32)(?=$|[-./])"
+REPOSITORY = r"(?:https?://)?(?:(?:hf|huggingface)\.co/)?([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w./-]+))?"
 
 
 class CachedModel(NamedTuple):
@@ -100,7 +96,7 @@ def _parse(model: str) -> tuple[str, str]:
         return repo, quant or usual
     if os.path.isdir(os.path.expanduser(model)):
         raise ModelNotFoundError(f"{model} is a directory: name a .gguf file in it")
-    match = REPOSITORY.fullmatch(model)
+    match = re.fullmatch(REPOSITORY, model)
     if match and (match[2] or not model.endswith(".gguf")):
         return match[1], match[2] or ""
     if "/" in model or model.endswith(".gguf"):
@@ -193,12 +189,12 @@ def _link(link: Path, blob: Path) -> None:
 
 
 def _base(name: str) -> str:
-    return SPLIT.sub("", name)
+    return re.sub(SPLIT, "", name)
 
 
 def _quant(base: str) -> str:
     """The quantisation a file is named after, or the file's name."""
-    found = QUANT.findall(base.removesuffix(".gguf"))
+    found = re.findall(QUANT, base.removesuffix(".gguf"))
     return found[-1].upper() if found else base
 
 
@@ -210,7 +206,7 @@ def _whole_models(names: Iterable[str]) -> dict[str, list[str]]:
             groups.setdefault(_base(name), []).append(name)
     models = {}
     for base, parts in groups.items():
-        split = SPLIT.search(parts[0])
+        split = re.search(SPLIT, parts[0])
         if base in parts:
             models[base] = [base]
         elif split and len(parts) == int(split[2]):

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from tandem.devices.device import Device
+from tandem.devices.device import Device, Piece
 from tandem.kernels import formats
 from tandem.kernels.kernel import Array
 from tandem.kernels.panels import LANES, LAYOUTS
@@ -20,8 +20,9 @@ from tandem.model.gguf import GGUF, TensorInfo
 from tandem.program.graph import Vector
 from tandem.program.weight_plan import PackedMatrix, PackedVector, WeightPlan
 
-READ_BYTES = 16 << 20  # of the file in memory at a time, by all loaders together
-CONVERT_PANELS = 64  # converted at a time by all loaders: bounds the float32 copies
+READ_BYTES = 8 << 20  # of the file in work at a time, by all loaders together
+FLOATS = 8  # times the bytes of the file that a conversion takes on its way, at least
+Rows = tuple[PackedMatrix, int, int, int]  # of one of its parts: the first row and the one after the last
 
 
 def layout_of(format: formats.Format) -> str:
@@ -48,34 +49,45 @@ def device_bytes(gguf: GGUF) -> int:
 def load_weights(gguf: GGUF, plan: WeightPlan, device: Device, tables: Mapping[str, Array]) -> None:
     """Fills the device's "weights" arena; `tables` are the constants that are not in the file."""
     with ThreadPoolExecutor(device.loaders) as pool:
-        loaded = pool.map(
-            lambda piece: _load_piece(gguf, device, *piece), _pieces(gguf, plan, device.loaders)
-        )
-        list(loaded)  # waits, and raises what one of them raised
+        groups = _groups(gguf, plan, READ_BYTES // device.loaders)
+        list(pool.map(lambda group: _load(gguf, device, group), groups))  # raises what one of them raised
     for vector in plan.vectors.values():
         _load_vector(gguf, vector, device, tables)
     gguf.forget()
 
 
-def _pieces(gguf: GGUF, plan: WeightPlan, loaders: int) -> Iterator[tuple[PackedMatrix, int, int, int]]:
-    """All matrices, a moderate number of rows at a time: (matrix, part of it, first row, row after the last)."""
+def _groups(gguf: GGUF, plan: WeightPlan, most: int) -> Iterator[list[Rows]]:
+    """All matrices: large ones cut, small ones gathered, to about `most` bytes at a time."""
+    group: list[Rows] = []
+    nbytes = 0
     for packed in plan.matrices.values():
         for index, part in enumerate(packed.parts):
             info = gguf.tensor(part.name)
-            panels = READ_BYTES // (info.row_bytes * LANES) if _same(packed, info) else CONVERT_PANELS
-            step = max(1, panels // loaders) * LANES
+            row_bytes = info.row_bytes * (1 if _same(packed, info) else FLOATS)
+            step = max(1, most // (row_bytes * LANES)) * LANES
             for row in range(0, part.rows, step):
-                yield packed, index, row, min(row + step, part.rows)
+                end = min(row + step, part.rows)
+                group.append((packed, index, row, end))
+                nbytes += (end - row) * row_bytes
+                if nbytes >= most:
+                    yield group
+                    group, nbytes = [], 0
+    yield group
 
 
-def _load_piece(gguf: GGUF, device: Device, packed: PackedMatrix, index: int, row: int, end: int) -> None:
+def _load(gguf: GGUF, device: Device, group: list[Rows]) -> None:
+    pieces = [_piece(gguf, *rows) for rows in group]
+    device.repack(pieces)
+    gguf.done_with(sum(piece.rows.nbytes for piece in pieces))  # else the file would be in memory too
+
+
+def _piece(gguf: GGUF, packed: PackedMatrix, index: int, row: int, end: int) -> Piece:
     part, layout = packed.parts[index], packed.tensor.dtype
     info, rows = gguf.tensor(part.name), gguf.raw(part.name)[row:end]
     first, run, period = packed.placement(index)
     begin = first * LAYOUTS[layout].matrix_bytes(LANES, part.columns)
     converted = rows if _same(packed, info) else _converted(rows, info.format, layout)
-    device.repack(packed.tensor, begin, converted, part.columns, row // LANES, run, period)
-    gguf.done_with(rows.nbytes)  # as we go: the file would be in memory beside the weights
+    return Piece(packed.tensor, begin, converted, part.columns, row // LANES, run, period)
 
 
 def _same(packed: PackedMatrix, info: TensorInfo) -> bool:

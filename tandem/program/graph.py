@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tandem.errors import ProgramError
 
@@ -20,8 +20,7 @@ class Value:
     count: str = "tokens"  # or "rows"
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """A weight matrix by its name in the file."""
 
     name: str
@@ -29,8 +28,7 @@ class Matrix:
     columns: int  # inputs
 
 
-@dataclass(frozen=True)
-class Vector:
+class Vector(NamedTuple):
     """Float32 constants by name: a tensor of the file, or a table the architecture computes."""
 
     name: str
@@ -48,8 +46,7 @@ class Op:
         return f"{', '.join(v.name for v in self.outputs)} = {self.kind}({', '.join(v.name for v in self.inputs)})"
 
 
-@dataclass(frozen=True)
-class Heads:
+class Heads(NamedTuple):
     """The attention shape of a layer, shared by its rope, store and attention ops."""
 
     layer: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tandem.kernels.panels import LANES, LAYOUTS
 from tandem.program.graph import Matrix, Vector
@@ -13,8 +14,7 @@ ALIGNMENT = 64  # a cache line, and one AVX-512 vector
 GLU_ROWS = 32  # gate and up alternate by this many rows, so that one work item holds both
 
 
-@dataclass(frozen=True)
-class PackedMatrix:
+class PackedMatrix(NamedTuple):
     """Matrices of the file stacked by rows; with `glu` two of equal shape alternate by GLU_ROWS."""
 
     tensor: Tensor
@@ -30,8 +30,7 @@ class PackedMatrix:
         return sum(m.rows // LANES for m in self.parts[:part]), panels, panels
 
 
-@dataclass(frozen=True)
-class PackedVector:
+class PackedVector(NamedTuple):
     tensor: Tensor
     parts: tuple[Vector | int, ...]  # constants by name, or so many zeros
 

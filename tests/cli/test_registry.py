@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -330,7 +331,7 @@ def test_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_every_short_name_leads_to_a_repository_and_a_quant() -> None:
     for name, full in SHORT_NAMES.items():
         repo, quant = registry._parse(name)
-        assert f"{repo}:{quant}" == full and registry.QUANT.fullmatch(quant)
+        assert f"{repo}:{quant}" == full and re.fullmatch(registry.QUANT, quant)
 
 
 def test_quants_are_read_from_names() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.device import Piece
 from tandem.devices.vulkan import recording
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.recording import bucket
@@ -166,9 +167,8 @@ def test_repacked_panels_are_those_of_the_cpu(
         hide.mapped = None
     for run, period in ((panels, panels), (2, 4)):
         for device in (cpu, small):
-            device.repack(
-                tensor, 2 * LAYOUTS[layout].matrix_bytes(16, columns), packed, columns, 1, run, period
-            )
+            begin = 2 * LAYOUTS[layout].matrix_bytes(16, columns)
+            device.repack([Piece(tensor, begin, packed, columns, 1, run, period)])
         assert (small.read(tensor) == cpu.read(tensor)).all()
     cpu.close()
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tandem.devices.cpu import library
 from tandem.devices.cpu.library import ffi
-from tandem.devices.cpu.repacker import Repacker
-from tandem.devices.device import Bytes, host_memory
+from tandem.devices.cpu.repacker import repack_all
+from tandem.devices.device import Bytes, Piece, host_memory
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.kernels.kernel import COUNTS
 from tandem.program.program import Program, Tensor, arena_in
@@ -31,7 +32,6 @@ class CPUDevice:
         if pool == ffi.NULL:
             raise DeviceError(f"cannot start {threads} threads: ask for between 1 and 256")
         self._pool = ffi.gc(pool, self._library.tandem_pool_destroy)
-        self._repacker = Repacker(threads)
 
     def describe(self) -> str:
         return f"the CPU: {self.isa}, {self.threads} threads"
@@ -69,10 +69,8 @@ class CPUDevice:
     def write(self, tensor: Tensor, data: Bytes) -> None:
         self.view(tensor)[: len(data)] = data
 
-    def repack(
-        self, tensor: Tensor, begin: int, rows: Bytes, columns: int, first: int, run: int, period: int
-    ) -> None:
-        self._repacker.repack(tensor.dtype, rows, columns, self.view(tensor)[begin:], first, run, period)
+    def repack(self, pieces: Sequence[Piece]) -> None:
+        repack_all([(piece, self.view(piece.tensor)[piece.begin :].ctypes.data) for piece in pieces])
 
     def record(self, program: Program, turn: int = 0) -> Recording:
         return Recording(self, program, turn)
@@ -96,7 +94,6 @@ class CPUDevice:
             return
         ffi.release(self._pool)
         self._pool = ffi.NULL
-        self._repacker.close()
         for memory, _ in self._arenas.values():
             memory.madvise(mmap.MADV_DONTNEED)
 

@@ -20,6 +20,10 @@ int tandem_pool_run(pool *p, const launch *launches, int32_t count, const int32_
 // repack.c
 int tandem_repack(const char *name, const uint8_t *file, int64_t rows, int64_t columns, uint8_t *out,
                   int64_t first_panel, int64_t run, int64_t period);
+typedef struct {
+    const char *layout; const uint8_t *file; int64_t rows, columns; uint8_t *out; int64_t first_panel, run, period;
+} repack_job;
+int tandem_repack_all(const repack_job *jobs, int64_t count);
 
 // model/scan.c
 int64_t tandem_scan_strings(const char *data, int64_t size, int64_t n, int64_t *start, int64_t *length);

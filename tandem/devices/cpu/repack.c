@@ -172,6 +172,10 @@ static void transpose_floats(blocks b, uint8_t *panel, int columns, int size) {
         }
 }
 
+typedef struct {  // the arguments of tandem_repack
+    const char *layout; const uint8_t *file; int64_t rows, columns; uint8_t *out; int64_t first_panel, run, period;
+} repack_job;
+
 typedef void repack_fn(blocks, uint8_t *);
 static const struct { const char *name; repack_fn *repack; int span, file_bytes, bytes; } formats[] = {
 #define ENTRY(name) {#name, repack_##name, name##_SPAN, name##_BYTES / ROWS, name##_BYTES},
@@ -198,5 +202,12 @@ EXPORT int tandem_repack(const char *name, const uint8_t *file, int64_t rows, in
             else formats[f].repack(b, panel);
         }
     }
+    return 0;
+}
+
+// Several pieces in one call, which lets Python's other threads run for longer.
+EXPORT int tandem_repack_all(const repack_job *jobs, int64_t count) {
+    for (const repack_job *j = jobs; j < jobs + count; j++)
+        if (tandem_repack(j->layout, j->file, j->rows, j->columns, j->out, j->first_panel, j->run, j->period)) return -1;
     return 0;
 }

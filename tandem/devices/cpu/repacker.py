@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
 
 from tandem.devices.cpu import library
 from tandem.devices.cpu.library import ffi
-from tandem.devices.device import Bytes
+from tandem.devices.device import Bytes, Piece
+from tandem.errors import DeviceError
 from tandem.kernels.panels import LANES, LAYOUTS
 
-REPACK_BYTES = 4 << 20  # a thread's share: large enough to hide the call, small enough to balance
+REPACK_BYTES = 1 << 20  # a thread's share: large enough to hide the call, small enough to balance
+
+
+def repack_all(pieces: Sequence[tuple[Piece, int]]) -> None:
+    """Pieces and the addresses of their place 0, in one call and this thread: others may call it at the same time."""
+    jobs = ffi.new("repack_job[]", len(pieces))
+    for job, (piece, address) in zip(jobs, pieces, strict=True):
+        job.layout, job.rows, job.columns = _name(piece.tensor.dtype), len(piece.rows), piece.columns
+        job.file = ffi.cast("uint8_t *", piece.rows.ctypes.data)
+        job.out = ffi.cast("uint8_t *", address)
+        job.first_panel, job.run, job.period = piece.first, piece.run, piece.period
+    if library.load().tandem_repack_all(jobs, len(pieces)):
+        raise DeviceError(f"no panels for {pieces[0][0].tensor.dtype}: report this as a bug")
+
+
+@cache
+def _name(layout: str) -> Any:
+    return ffi.new("char[]", layout.encode())
 
 
 class Repacker:
@@ -20,7 +41,7 @@ class Repacker:
     def repack(
         self, layout: str, rows: Bytes, columns: int, target: Bytes, first: int, run: int, period: int
     ) -> None:
-        """As Device.repack, into memory of the host's."""
+        """One piece into memory of the host's, over several threads."""
         step = max(1, REPACK_BYTES // LAYOUTS[layout].matrix_bytes(LANES, columns)) * LANES
         source, out = rows.ctypes.data, ffi.cast("uint8_t *", target.ctypes.data)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.devices.cpu.repacker import Repacker
-from tandem.devices.device import Bytes, host_memory
+from tandem.devices.device import Bytes, Piece, host_memory
 from tandem.devices.vulkan.binding import Vulkan, ffi, new, strings
 from tandem.devices.vulkan.capabilities import (
     Capabilities,
@@ -209,7 +209,11 @@ class VulkanDevice:
             self._staging.buffer()[: len(part)] = part
             self._staging.upload(block, [(0, offset + begin, len(part))])
 
-    def repack(
+    def repack(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            self._repack(*piece)
+
+    def _repack(
         self, tensor: Tensor, begin: int, rows: Bytes, columns: int, first: int, run: int, period: int
     ) -> None:
         block, offset = self.arenas[tensor.arena].locate(tensor.start)
