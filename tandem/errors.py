@@ -5,6 +5,7 @@ TandemError
 ├── ModelNotFoundError    no such file, short name or repository
 ├── UnsupportedModelError a sound file of a kind this engine does not run; lists the kinds it does
 ├── DownloadError         a pull failed: network, disk, permission, checksum
+├── StateFileError        a saved conversation is damaged, or of another model
 ├── TemplateError         a chat template is broken, reaches out, or does not end
 ├── RequestError          a request cannot be served as asked
 │   ├── ContextError      the prompt is longer than the context
@@ -39,6 +40,10 @@ class UnsupportedModelError(TandemError):
 
 class DownloadError(TandemError):
     """A pull failed; nothing half-written is left under the final name."""
+
+
+class StateFileError(TandemError):
+    """A saved conversation is damaged, or of another model."""
 
 
 class TemplateError(TandemError):

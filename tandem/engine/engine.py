@@ -171,6 +171,11 @@ class Engine:
         sequence.finish("cancelled")
         self.scheduler.remove(sequence)
 
+    def wait(self) -> None:
+        """Until nothing is running on the device; what was sampled is read by the next steps."""
+        for flight in self._flying:
+            flight.turn.recording.finish()
+
     def logits(self, ids: list[int]) -> Array:
         """float32 [len(ids), vocab]: the logits after each token, teacher-forced."""
         out, recording = np.empty((len(ids), self.model.config.vocab), np.float32), self.turns[0].recording

@@ -63,6 +63,18 @@ class KVCache:
                 table.blocks.append(pool.take())
         return True
 
+    def take(self, tables: list[BlockTable], blocks: int) -> bool:
+        """Blocks for empty tables, in sliding groups only those that the first query after them sees."""
+        firsts = [_first_seen(blocks * KV_BLOCK, window) for window in self.windows]
+        if any(blocks - first > pool.free for first, pool in zip(firsts, self.pools, strict=True)):
+            return False
+        for table, pool, first in zip(tables, self.pools, firsts, strict=True):
+            table.blocks = [NO_BLOCK] * first
+            table.freed = first
+            for _ in range(first, blocks):
+                table.blocks.append(pool.take())
+        return True
+
     def slide(self, tables: list[BlockTable], position: int) -> None:
         """Gives back what no query at `position` or later can see."""
         for table, pool, window in zip(tables, self.pools, self.windows, strict=True):

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from tandem.devices.opening import open_device
+from tandem.engine import kv_state
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
 from tandem.engine.reply import Reply, Result, Token, TokenLogprob, Usage
@@ -150,6 +151,21 @@ class LLM:
     @property
     def intermediates(self) -> list[str]:
         return list(self.engine.program.values)
+
+    # ---- conversations on disk
+
+    def save(self, prompt: str | list[int] | Iterable[Message], path: str | os.PathLike[str]) -> int:
+        """Saves the keys and values of a prompt or conversation, which are computed if they are not there; returns of
+        how many tokens. After `restore`, what begins like it starts from there."""
+        tokens = self.prepare(prompt).sequence.prompt
+        self.generate(tokens, max_tokens=1)
+        with self.lock:
+            return kv_state.save(self.engine, tokens, path)
+
+    def restore(self, path: str | os.PathLike[str]) -> list[int]:
+        """Brings back what `save` wrote with the same model; returns the tokens."""
+        with self.lock:
+            return kv_state.restore(self.engine, path)
 
     # ---- what is inside
 

@@ -124,7 +124,7 @@ def test_copies_of_a_prompt_share_it(llm: LLM) -> None:
     llm.engine.turns[0].batch.write = lambda chunks: (  # type: ignore[method-assign, misc]
         computed.append(sum(chunk.count for chunk in chunks)), write(chunks)
     )  # fmt: skip
-    results = llm.generate([prompt] * 4, max_tokens=8, temperature=1.0)
+    results = llm.generate([prompt] * 4, max_tokens=8, temperature=9.0)
     del llm.engine.turns[0].batch.write
     assert len({result.text for result in results}) > 1
     assert sum(computed) < len(prompt) + 3 * 16 + 4 * 8

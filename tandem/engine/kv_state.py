@@ -1,0 +1,130 @@
+"""Keys and values of a text in a file, so that another run of the same model can go on from there.
+
+    magic, 4 bytes length, JSON header, KV blocks, 32 bytes checksum of all before
+
+Restored blocks come into the KV cache under their keys, as if a request had just computed them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tandem.engine.kv_cache import NO_BLOCK, BlockTable, extend_keys
+from tandem.errors import ContextError, StateFileError
+from tandem.program.program import Tensor
+from tandem.program.step_inputs import KV_BLOCK, TOKEN_SLOT
+
+if TYPE_CHECKING:
+    from tandem.engine.engine import Engine
+    from tandem.model.model import Model
+
+MAGIC, CHECKSUM = b"tandem kv 1\n", 32
+SAMPLE = 256  # bytes of each tensor that tell a model from others of its shape
+
+
+def save(engine: Engine, tokens: list[int], path: str | os.PathLike[str]) -> int:
+    """Writes what the cache has of a text from its first token on; returns for how many tokens."""
+    engine.wait()
+    keys = keys_of(tokens)
+    count = engine.cache.find(keys)
+    tables = engine.cache.new_tables()
+    engine.cache.share(tables, keys[:count])
+    try:
+        header = json.dumps({**_kind(engine), "tokens": tokens[: count * KV_BLOCK]}).encode()
+        parts = [MAGIC, len(header).to_bytes(4, "little"), header]
+        parts += [engine.device.read(block).tobytes() for block in _blocks(engine, tables)]
+    finally:
+        engine.cache.release(tables)
+    data = b"".join(parts)
+    unfinished = Path(f"{os.fspath(path)}.part")
+    unfinished.write_bytes(data + blake2b(data, digest_size=CHECKSUM).digest())
+    unfinished.replace(path)
+    return count * KV_BLOCK
+
+
+def restore(engine: Engine, path: str | os.PathLike[str]) -> list[int]:
+    """Brings a file's blocks into the cache; returns the tokens they stand for."""
+    engine.wait()
+    header, data = _read(Path(path))
+    tokens = header.pop("tokens")
+    if header != _kind(engine):
+        raise StateFileError(
+            f"{path} was saved with another model, or other settings for keys and values: open that one"
+        )
+    keys, cache = keys_of(tokens), engine.cache
+    tables = cache.new_tables()
+    if len(tokens) > engine.context or not cache.take(tables, len(keys)):
+        raise ContextError(
+            f"{path} holds {len(tokens)} tokens, for which there is no room: use a larger context or KV memory"
+        )
+    try:
+        blocks = list(_blocks(engine, tables))
+        if sum(block.nbytes for block in blocks) != len(data):
+            raise StateFileError(f"{path} does not hold what its header says: save it again")
+        at = 0
+        for block in blocks:
+            engine.device.write(block, data[at : at + block.nbytes])
+            at += block.nbytes
+        cache.name(tables, keys)
+    finally:
+        cache.release(tables)
+    return list(tokens)
+
+
+def keys_of(tokens: list[int]) -> list[bytes]:
+    keys: list[bytes] = []
+    extend_keys(keys, tokens)
+    return keys
+
+
+def fingerprint(model: Model) -> str:
+    """Differs between models: of their shape, and a little of each weight."""
+    found = blake2b(repr(model.config).encode(), digest_size=16)
+    for name, tensor in sorted(model.gguf.tensors.items()):
+        found.update(f"{name} {tensor.shape} {tensor.format.name}".encode())
+        found.update(model.gguf.raw(name).reshape(-1)[:SAMPLE].tobytes())
+    return found.hexdigest()
+
+
+def _kind(engine: Engine) -> dict[str, Any]:
+    """What must be equal for blocks to mean the same."""
+    layers = [[cache.dtype, nbytes] for cache, _, nbytes in _caches(engine)]
+    return {"model": fingerprint(engine.model), "block": KV_BLOCK, "layers": layers}
+
+
+def _caches(engine: Engine) -> Iterator[tuple[Tensor, int, int]]:
+    """Each layer's cache, its group, and the bytes of a block."""
+    for launch in engine.program.launches:
+        cache = launch.buffers.get("cache")
+        if launch.kernel.name == "rope" and cache is not None:
+            group = int(launch.scalars["slot_field"]) - TOKEN_SLOT
+            yield cache, group, cache.nbytes // engine.cache.blocks[group]
+
+
+def _blocks(engine: Engine, tables: list[BlockTable]) -> Iterator[Tensor]:
+    """The blocks of tables, layer by layer."""
+    for cache, group, nbytes in _caches(engine):
+        for block in tables[group].blocks:
+            if block != NO_BLOCK:
+                yield Tensor("block", cache.arena, cache.dtype, nbytes, offset=cache.start + block * nbytes)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.uint8]]]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StateFileError(f"{path} cannot be read: {error.strerror}") from None
+    if not data.startswith(MAGIC):
+        raise StateFileError(f"{path} is no saved state of this version: save it again")
+    if blake2b(data[:-CHECKSUM], digest_size=CHECKSUM).digest() != data[-CHECKSUM:]:
+        raise StateFileError(f"{path} is damaged or was cut off: save it again")
+    begin = len(MAGIC) + 4
+    end = begin + int.from_bytes(data[len(MAGIC) : begin], "little")
+    return json.loads(data[begin:end]), np.frombuffer(data[end:-CHECKSUM], np.uint8)

@@ -1,0 +1,76 @@
+"""A conversation saved by one process goes on in another as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem import LLM
+from tandem.errors import ContextError, StateFileError
+from tests.models.test_reference import GOLDENS
+
+PROMPT = [(7 * i) % 250 + 3 for i in range(75)]
+
+
+def open_llm(name: str = "gemma3-pattern3", **options: object) -> LLM:
+    settings = {"threads": 1, "context": 128, "batch": 2, "device": "cpu", **options}
+    return LLM(GOLDENS / f"{name}.gguf", **settings)  # type: ignore[arg-type]
+
+
+def computed(llm: LLM, prompt: list[int]) -> tuple[list[int], int]:
+    """The answer, and how many tokens of the prompt had to be computed."""
+    reply = llm.prepare(prompt, max_tokens=9)
+    llm.engine.enqueue(reply.sequence)
+    llm.engine.scheduler._admit()
+    shared = reply.sequence.computed
+    while reply.sequence.finish_reason is None:
+        llm.engine.step()
+    return [sampled.id for sampled in reply.sequence.generated], len(prompt) - shared
+
+
+@pytest.mark.parametrize("name", ["gemma3-pattern3", "llama"])
+def test_the_same_continuation(name: str, tmp_path: Path) -> None:
+    with open_llm(name) as llm:
+        expected, _ = computed(llm, PROMPT)
+        assert llm.save(PROMPT, tmp_path / "state") == 64
+    with open_llm(name) as llm:
+        assert llm.restore(tmp_path / "state") == PROMPT[:64]
+        assert llm.restore(tmp_path / "state") == PROMPT[:64]  # again does no harm
+        assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
+        assert computed(llm, PROMPT) == (expected, 75 - 64)
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_file_that_is_damaged_or_foreign_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with open_llm() as llm:
+        llm.save(PROMPT, state)
+        good = state.read_bytes()
+        for bad in (
+            b"",
+            b"GGUF",
+            good[:40],
+            good[:-1],
+            good[:-40],
+            good[:500] + b"?" + good[501:],
+            good + b"x",
+        ):
+            state.write_bytes(bad)
+            with pytest.raises(StateFileError, match="save it again"):
+                llm.restore(state)
+        with pytest.raises(StateFileError, match="cannot be read"):
+            llm.restore(tmp_path / "nothing")
+        state.write_bytes(good)
+        assert llm.restore(state) == PROMPT[:64]
+    for options in ({"name": "gemma3-global"}, {"name": "llama"}, {"kv": "f32"}):
+        with (
+            open_llm(**options) as other,
+            pytest.raises(StateFileError, match="another model, or other settings"),
+        ):  # type: ignore[arg-type]
+            other.restore(state)
+    with (
+        open_llm(context=48) as small,
+        pytest.raises(ContextError, match="64 tokens, for which there is no room"),
+    ):
+        small.restore(state)
