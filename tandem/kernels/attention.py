@@ -107,6 +107,7 @@ def make_case(
     out_q8: int = 0,
     most: int = 16,
     size: float = 1.0,
+    q_gap: int = 3,
 ) -> Case:
     """A cache whose unused slots are NaN; blocks before a window are -1 in the tables."""
     q_heads, kv_heads, dim = heads
@@ -127,7 +128,7 @@ def make_case(
     work = cut(rows, most)
     gap = 0 if out_q8 else 5
     arrays = {
-        "q": padded(rng.standard_normal((tokens, columns)), columns + 3),
+        "q": padded(rng.standard_normal((tokens, columns)), columns + q_gap),
         "cache": cache,
         "tables": tables,
         "work": work,
@@ -137,7 +138,7 @@ def make_case(
         "q_heads": q_heads,
         "kv_heads": kv_heads,
         "head_dim": dim,
-        "q_stride": columns + 3,
+        "q_stride": columns + q_gap,
         "out_stride": columns + gap,
         "table_stride": tables.shape[1],
         "window": window,
@@ -177,6 +178,16 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
     yield make_case(rng, "very large head", (4, 1, 512), [(20, 17)], window=30)
     yield make_case(rng, "sharp scores", (4, 2, 64), [(600, 5)], size=8.0)
     yield make_case(rng, "large odd head", (4, 1, 328), [(20, 17)])
+    # Rows that begin on 16 bytes, as in a Program: what matrix units take.
+    for dim in (64, 128, 256):
+        rows = [(0, 40), (130, 1), (700, 20)]
+        yield make_case(rng, f"aligned {dim}", (4, 2, dim), rows, out_q8=1, q_gap=0)
+        yield make_case(rng, f"aligned {dim}, window", (2, 1, dim), rows, window=200, q_gap=0)
+        yield make_case(
+            rng, f"aligned {dim}, single tokens", (8, 1, dim), [(0, 1), (77, 1), (1500, 1)], q_gap=0
+        )
+    yield make_case(rng, "aligned, softcap", (6, 2, 128), [(100, 9), (3, 1)], softcap=5.0, q_gap=0)
+    yield make_case(rng, "aligned, many heads", (24, 1, 64), [(333, 18)], window=100, q_gap=0)
 
 
 KERNEL = Kernel(

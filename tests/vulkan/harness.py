@@ -18,7 +18,7 @@ import numpy as np
 
 from tandem.devices.vulkan import compile_shaders
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.grids import GRIDS, MATRIX_ATTENTION, has_matrix_units
+from tandem.devices.vulkan.grids import GRIDS
 from tandem.devices.vulkan.recording import Recording
 from tandem.kernels import all_kernels
 from tandem.kernels.kernel import COUNTS, Array, Case, Kernel
@@ -137,7 +137,7 @@ def assert_q8_matches(name: str, got: Array, want: Array, atol: float, rtol: flo
 
 def check_case(device: VulkanDevice, kernel: Kernel, case: Case) -> None:
     expected = kernel.reference(case.arrays, case.scalars, case.counts)
-    if kernel.name == "attention" and MATRIX_ATTENTION and has_matrix_units(device.capabilities):
+    if kernel.name == "attention" and device.capabilities.fragments:
         case = replace(case, atol=HALF_RATIO * case.atol, rtol=HALF_RATIO * case.rtol)
     assert_matches(case, run_kernel(device, kernel, case), expected)
 

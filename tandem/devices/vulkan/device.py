@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tandem.devices.cpu.repacker import Repacker
 from tandem.devices.device import Bytes, Piece, host_memory
+from tandem.devices.vulkan import fragments
 from tandem.devices.vulkan.binding import Vulkan, ffi, new, strings
 from tandem.devices.vulkan.capabilities import (
     Capabilities,
@@ -132,6 +134,7 @@ class VulkanDevice:
             self._block(placed, closing) for placed in plan(runs, capabilities, self.heaps_free(), None)
         ]
         self._staging = Staging(self.queue, blocks)
+        self.capabilities = replace(capabilities, fragments=fragments.found(self, self._staging))
         with self.queue.once() as commands:
             vk.CmdFillBuffer(commands, self.scratch.buffer, 0, 2**64 - 1, 0)
             self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)

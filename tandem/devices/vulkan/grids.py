@@ -26,15 +26,16 @@ class Dispatch:
     subgroup: int = 0  # invocations; 0: the driver's choice
     scratch: bool = False  # uses the device's scratch memory: not beside another launch that does
     before: Dispatch | None = None  # runs first, with the same arguments; this one waits for it
+    expands: int = (
+        0  # tiles of what it quantises that it leaves in scratch memory as fragments: `before` is done
+    )
 
 
 # Memory in which the workgroups of a launch meet. It begins with counters, which are 0 between launches.
 SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
 ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # to fill a device; software is filled by any
+ENOUGH_THREADS = {"discrete": 150_000, "integrated": 20_000}
 MOST_SPLITS = 64  # of the keys of a query
-# Right with a software stand-in for matrices, wrong on the one GPU it was tried on: not chosen until it is understood.
-MATRIX_ATTENTION = False
-
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
 
 
@@ -53,7 +54,10 @@ def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
         threads *= 2
     strides = (dim, *(int(scalars[f"{name}_stride"]) for name in ("x", "add", "out")))
     held = 2 if threads * 8 >= dim else 8  # groups of 4 columns a thread
-    return Dispatch(rows, shader=f"norm_{held}", constants=(threads, int(all(n % 4 == 0 for n in strides))))
+    aligned = all(n % 4 == 0 for n in strides)
+    tiles = fragment_tiles(dim, rows, device) if scalars["out_q8"] and aligned else 0
+    constants = (threads, int(aligned), tiles)
+    return Dispatch(rows, shader=f"norm_{held}", constants=constants, scratch=tiles > 0, expands=tiles)
 
 
 def glu(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
@@ -74,34 +78,56 @@ def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatc
     """A workgroup some queries of a work item and a KV head; of few items, each with a part of the keys."""
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
     rows = 1 if counts["tokens"] <= counts["work"] else 16  # of an item, as a rule
-    together = rows * int(scalars["q_heads"]) // kv_heads
-    fits_matrices = dim % 16 == 0 and dim <= 256 and not scalars["kv_f32"]
-    matrix = (
-        MATRIX_ATTENTION and counts["tokens"] > 16 and rows > 1 and fits_matrices and has_matrix_units(device)
-    )
-    queries = 32 if matrix else min(8 if dim <= 256 else 4, 1 << (together - 1).bit_length())
-    slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, matrix)
-    # Keys at a time, by the size of shared memory; or loads at a time: longer code takes long to compile in software.
-    keys, loads = 64 if dim <= 128 else 32, 2 if device.kind == "software" else 8
-    constants = (queries, dim, int(scalars["kv_f32"]), keys if matrix else loads)
-    shader, subgroup = ("attention_matrix", 32) if matrix else ("attention", 0)
-    return Dispatch(kv_heads, counts["work"], slots, shader, constants, subgroup, scratch=True)
+    together = 1 << (rows * int(scalars["q_heads"]) // kv_heads - 1).bit_length()
+    if device.fragments and dim in (64, 128, 256) and scalars["q_stride"] % 4 == 0 and not scalars["kv_f32"]:
+        return _attention_fragments(scalars, counts, device, together, rows)
+    queries = min(8 if dim <= 256 else 4, together)
+    slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, 64)
+    loads = 2 if device.kind == "software" else 8  # at a time: longer code takes long to compile in software
+    constants = (queries, dim, int(scalars["kv_f32"]), loads)
+    return Dispatch(kv_heads, counts["work"], slots, "attention", constants, scratch=True)
+
+
+def _attention_fragments(
+    scalars: Scalars, counts: Counts, device: Capabilities, together: int, rows: int
+) -> Dispatch:
+    """On matrix units, 16 queries a subgroup, or for single tokens four subgroups together."""
+    kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
+    teams = rows == 1 and together * dim <= 1024
+    queries = min(32 if dim <= 128 else 16, together)
+    tiles = -(-queries // 16)
+    # Subgroups with the same queries, each with a share of the keys, as shared memory allows.
+    shares = 2 if rows > 1 else 8 // tiles
+    exchanged = 256 if teams else 0  # of two floats, each of them
+    while shares * (4 * queries * (dim + 2) + 8 * exchanged) + 32 * tiles * dim > device.shared_memory - 1024:
+        shares //= 2
+    slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, 64 * shares)
+    shader = f"attention_{'teams' if teams else 'fragments'}_{dim}"
+    constants = (queries, dim, 0, shares, 32 * tiles * shares, *([exchanged * shares] if teams else []))
+    return Dispatch(kv_heads, counts["work"], slots, shader, constants, subgroup=32, scratch=True)
 
 
 def _attention_slots(
-    scalars: Scalars, counts: Counts, device: Capabilities, tiles: int, queries: int, matrix: bool
+    scalars: Scalars, counts: Counts, device: Capabilities, tiles: int, queries: int, keys: int
 ) -> int:
-    """Workgroups of a work item and a KV head, for its tiles of queries and the parts of their keys."""
+    """Workgroups of a work item and a KV head, for its tiles of queries and the parts of their keys, `keys` or more."""
     pairs = max(1, int(scalars["kv_heads"]) * counts["work"])
-    least, size = (1, 2) if matrix else (2, 1)  # those on matrix units have more to do
-    wanted = max(least, ENOUGH_WORKGROUPS.get(device.kind, 8) // size // pairs)
+    wanted = max(2, ENOUGH_WORKGROUPS.get(device.kind, 8) // pairs)
     longest = min(int(scalars["window"]) or 1 << 30, 16 * int(scalars["table_stride"]))  # keys seen
-    wanted = max(tiles, min(wanted, tiles * (longest // 64 + 2)))
+    wanted = max(tiles, min(wanted, tiles * (longest // keys + 2)))
     room = (SCRATCH_BYTES - 4 * COUNTERS) // (4 * queries * (int(scalars["head_dim"]) + 4))
     return max(1, min(wanted, MOST_SPLITS, min(room, COUNTERS) // pairs))
 
 
-FEW_TOKENS = 8  # up to here integer dot products are faster than matrix units
+def fragment_tiles(columns: int, tokens: int, device: Capabilities) -> int:
+    """Tiles of 8 tokens that a product takes from scratch memory, in whole groups of up to 8; 0: it does not."""
+    tiles = min(8, 1 << (-(-tokens // 8) - 1).bit_length())
+    tiles *= -(-tokens // (8 * tiles))
+    fits = 16 * columns * tiles <= SCRATCH_BYTES - 4 * COUNTERS
+    return tiles if device.fragments and tokens > 8 and fits else 0
+
+
+FEW_TOKENS = 8  # up to here integer dot products are faster than matrices that go through shared memory
 
 
 def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
@@ -112,13 +138,47 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     groups = panels // 4 if glu else panels
     if not LAYOUTS[layout].quantised:
         return Dispatch(groups, constants=(128,))
-    fits = 2 * (tokens + 127) * (int(scalars["columns"]) + 63) < SCRATCH_BYTES - 4 * COUNTERS
+    columns = int(scalars["columns"])
+    tiles = fragment_tiles(columns, tokens, device)
+    if device.fragments and (tiles or 1 < tokens <= 8):
+        return _matmul_fragments(f"matmul_{layout}", scalars, panels, tiles)
+    fits = 2 * (tokens + 127) * (columns + 63) < SCRATCH_BYTES - 4 * COUNTERS
     if tokens > FEW_TOKENS and fits and has_matrix_units(device):
         return _matmul_matrix(f"matmul_{layout}", scalars, panels, tokens)
     together = 1 if tokens == 1 else 4 if tokens <= 4 else 8
-    return Dispatch(
-        groups, shader=f"matmul_{layout}_t{together}", constants=(256 if glu or panels < 1024 else 128,)
+    threads = 64  # of a panel: enough in all to fill the device, if there are blocks of columns for them
+    most = min(512 if tokens == 1 else 128, columns // 8, device.workgroup_invocations)
+    enough, most = ENOUGH_THREADS.get(device.kind, 1), most // 4 if glu else most
+    while 2 * threads <= most and panels * threads < enough:
+        threads *= 2
+    threads *= 4 if glu else 1
+    meeting = threads // device.subgroup_min * LANES * together
+    return Dispatch(groups, shader=f"matmul_{layout}_t{together}", constants=(threads, int(glu), meeting))
+
+
+def _matmul_fragments(kernel: str, scalars: Scalars, panels: int, expanded: int) -> Dispatch:
+    """On matrix units, with weights in registers: a subgroup 32 or 64 rows of up to 8 tiles of 8 tokens.
+
+    `expanded`: tiles that come from scratch memory; 0: the one tile is taken from the quantised activations themselves.
+    """
+    glu, tiles = bool(scalars["epilogue"]), min(8, expanded or 1)
+    groups = max(1, expanded // 8)
+    pairs = 2 if glu or groups > 1 else 1  # of panels
+    # Subgroups that share the columns of the same rows, and such with rows of their own: the former where rows are few.
+    if groups > 1:
+        shares = 1 if -(-panels // 16) * groups >= 256 else 2
+        units = 4 // shares
+    else:
+        shares = 4 if glu or tiles == 8 else 8
+        units = 2 if (glu and tiles <= 2) or (not glu and tiles == 4) else 1
+    shader = f"{kernel}_{'x' if expanded else 'q'}u{pairs}n{tiles}"
+    expand = (
+        Dispatch(-(-int(scalars["columns"]) // 128), expanded, shader="matmul_tokens") if expanded else None
     )
+    return Dispatch(
+        -(-panels // (2 * pairs * units)), groups, shader=shader, constants=(32 * shares * units, shares),
+        subgroup=32, scratch=expanded > 0, before=expand,
+    )  # fmt: skip
 
 
 def _matmul_matrix(kernel: str, scalars: Scalars, panels: int, tokens: int) -> Dispatch:

@@ -190,10 +190,18 @@ class Recording:
             device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
         if min(dispatch.x, dispatch.y, dispatch.z) == 0:
             return
-        if dispatch.before:
+        if dispatch.before and not self._expanded(i, counts):
             self._record(commands, i, dispatch.before)
             device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
         self._record(commands, i, dispatch)
+
+    def _expanded(self, i: int, counts: Counts) -> bool:
+        """Whether the launch before has left what launch i reads in scratch memory."""
+        if i == 0:
+            return False
+        source, launch = self.program.launches[i - 1], self.program.launches[i]
+        made = self._dispatch(source, counts).expands
+        return made > 0 and source.buffers["out"] is launch.buffers["x"]
 
     def _record(self, commands: Any, i: int, dispatch: Dispatch) -> None:
         device, name = self.device, dispatch.shader or self.program.launches[i].kernel.name
