@@ -82,6 +82,10 @@ class Comparison:
             self.ids: list[int] = self.peer.ask("tokenize", text=TEXT.read_text())["ids"]
             for sequences, target in zip((0, *STEPS), TARGETS[self.name], strict=True):
                 yield from self._speed(sequences, target)
+        yield from self.first_tokens()
+
+    def first_tokens(self) -> Iterator[Row]:
+        """Seconds from the start of a process to the first token it prints."""
         tandem = [
             str(Path(sys.executable).with_name("tandem")),
             "run",
