@@ -68,7 +68,7 @@ class Engine:
         config = model.config
         blocks = -(-context // KV_BLOCK)
         tokens, rows = min(STEP_TOKENS, blocks * KV_BLOCK), batch + (ROWS_FOR_GUESSES if lookup else 0)
-        limits = StepLimits(tokens, rows, batch, blocks, len(config.windows))
+        limits = StepLimits(tokens, rows, batch, blocks, len(config.windows), config.vocab)
         layout = StepLayout(limits)
         plan = WeightPlan(model.layouts())
         ops = fuse(model.ops(context), lambda matrix: plan.layouts[matrix.name], passes)

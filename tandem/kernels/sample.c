@@ -16,7 +16,7 @@ typedef struct {
     int32_t top_k;
     float top_p, min_p, repeat, presence, frequency;
     uint32_t seed_low, seed_high, counter;
-    int32_t first_edit, edits, tops, unused[3];
+    int32_t first_edit, edits, tops, masked, unused[2];
 } parameters;
 typedef struct { int32_t token, count; float bias; int32_t unused; } edit;
 typedef union { int32_t i; float f; } field;
@@ -24,6 +24,7 @@ typedef union { int32_t i; float f; } field;
 typedef struct {
     const float *logits;
     const edit *edits;  // by token, upwards
+    const uint32_t *mask;  // a bit a token, or NULL
     const parameters *p;
     int32_t vocab, edit_count, blocks, shift;  // a group is 2^shift blocks
     float highest, group_highest[MOST_GROUPS];
@@ -59,7 +60,7 @@ static float edited(const parameters *p, float x, const edit *e) {
     return x;
 }
 
-// The logits of a block with their edits, -inf past the vocabulary. `cursor` begins at 0 and blocks come in order.
+// The logits of a block with their edits, -inf past the vocabulary and where the mask is not set. `cursor` begins at 0 and blocks come in order.
 ALWAYS_INLINE void read_block(const row_view *r, int block, int *cursor, float x[BLOCK]) {
     int start = block * BLOCK, n = r->vocab - start < BLOCK ? r->vocab - start : BLOCK;
     const float *from = r->logits + start;
@@ -75,6 +76,8 @@ ALWAYS_INLINE void read_block(const row_view *r, int block, int *cursor, float x
         if (i >= 0) x[i] = edited(r->p, x[i], &r->edits[*cursor]);
     }
     for (int i = 0; *cursor > begin && i < BLOCK; i += LANES) f_store(x + i, clean(f_load(x + i)));
+    for (int i = 0; r->mask && i < n; i++)
+        if (!(r->mask[(start + i) / 32] >> (start + i) % 32 & 1)) x[i] = -INFINITY;
 }
 
 static void open_row(row_view *r) {
@@ -248,7 +251,8 @@ static void write_logprobs(const row_view *row, int32_t token, field *out) {
     double groups[MOST_GROUPS];
     row_view r = *row;
     r.edit_count = 0;
-    if (row->edit_count) open_row(&r);
+    r.mask = NULL;
+    if (row->edit_count || row->mask) open_row(&r);
     int32_t n = r.p->tops < MOST_TOPS ? r.p->tops : MOST_TOPS, found = 0, cursor = 0;
     n = n < r.vocab ? n : r.vocab;
     int dead = r.highest == -INFINITY;
@@ -277,14 +281,15 @@ static void write_logprobs(const row_view *row, int32_t token, field *out) {
 
 KERNEL(sample) {
     (void)step;
-    const int32_t vocab = args->scalar[0].i, stride = args->scalar[1].i;
+    const int32_t vocab = args->scalar[0].i, stride = args->scalar[1].i, mask_words = args->scalar[3].i;
     row_view r;
     r.logits = (const float *)args->buffer[0] + (size_t)item * stride;
     r.p = (const parameters *)args->buffer[1] + item;
     r.edits = (const edit *)args->buffer[2] + r.p->first_edit;
     r.edit_count = r.p->edits;
+    r.mask = r.p->masked ? (const uint32_t *)args->buffer[3] + (size_t)item * mask_words : NULL;
     r.vocab = vocab;
-    field *out = (field *)args->buffer[3] + (size_t)item * OUT_FIELDS;
+    field *out = (field *)args->buffer[4] + (size_t)item * OUT_FIELDS;
     memset(out, 0, sizeof(field) * OUT_FIELDS);
     open_row(&r);
     out[OUT_TOKEN].i = pick(&r);

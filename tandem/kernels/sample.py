@@ -1,7 +1,7 @@
 """Picks a token from each row of logits, with the filters of llama.cpp in its order.
 
-Logit bias and penalties (`edits`), then top_k, top_p, min_p, temperature and the draw; or, at temperature 0, the
-highest. Equal logits go by the lower id. NaN counts as -inf; if everything is -inf or banned, the token is 0.
+Logit bias and penalties (`edits`), the mask, then top_k, top_p, min_p, temperature and the draw; or, at temperature 0,
+the highest. Equal logits go by the lower id. NaN counts as -inf; if everything is -inf or banned, the token is 0.
 Log-probabilities are those of the logits as they came. The random number depends on seed and counter alone.
 `logits` is not changed. Vocabularies of any size; the edits of a row are sorted by token, one entry a token.
 """
@@ -36,7 +36,8 @@ PARAMETERS = np.dtype(
             "tops",
             np.int32,
         ),  # best tokens wanted with log-probabilities, to MOST_TOPS; -1: no log-probabilities
-        ("unused", np.int32, 3),
+        ("masked", np.int32),  # 1: only tokens whose bit of the row's mask is set
+        ("unused", np.int32, 2),
     ]
 )
 EDIT = np.dtype(
@@ -71,6 +72,7 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
         "logits": rows_bytes(rows, int(scalars["vocab"]), scalars["stride"]),
         "params": PARAMETERS.itemsize * rows,
         "edits": EDIT.itemsize * int(scalars["edits"]),
+        "masks": 4 * int(scalars["mask_words"]) * rows,
         "out": RESULT.itemsize * rows,
     }
 
@@ -141,7 +143,11 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
             logits = arrays["logits"][row, : int(scalars["vocab"])]
             edits = arrays["edits"][p["first_edit"] :][: p["edits"]] if p["edits"] else np.zeros(0, EDIT)
             result = np.zeros((), RESULT)
-            result["token"] = pick(edited(logits, p, edits), p)
+            x = edited(logits, p, edits)
+            if p["masked"]:
+                bits = np.unpackbits(arrays["masks"][row].view(np.uint8), bitorder="little")[: len(x)]
+                x = np.where(bits, x, -np.inf)
+            result["token"] = pick(x, p)
             if p["tops"] >= 0:
                 logprobs = log_softmax(clean(logits))
                 n = min(p["tops"], MOST_TOPS, len(logprobs))
@@ -156,17 +162,22 @@ OFF: dict[str, float] = {"temperature": 1, "top_p": 1, "repeat_penalty": 1, "top
 
 
 def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], gap: int = 0) -> Case:
-    """A row for each of `wanted`, which holds parameters, `seed` and a list of `edits` (token, count, bias)."""
+    """A row for each of `wanted`, which holds parameters, `seed`, a list of `edits` (token, count, bias), a `mask`."""
     rows = len(wanted)
+    masks = np.zeros((rows, -(-logits.shape[-1] // 32)), np.uint32)
     params = np.zeros(rows, PARAMETERS)
     edits: list[tuple[Any, ...]] = []
-    for p, want in zip(params, wanted, strict=True):
+    for row, (p, want) in enumerate(zip(params, wanted, strict=True)):
         for name, value in {**OFF, **want}.items():
             if name == "seed":
                 p["seed_low"], p["seed_high"] = value % 2**32, value >> 32
             elif name == "edits":
                 p["first_edit"], p["edits"] = len(edits), len(value)
                 edits += [(*edit, 0) for edit in sorted(value)]
+            elif name == "mask":
+                p["masked"] = 1
+                bits = np.packbits(value, bitorder="little")
+                masks[row].view(np.uint8)[: len(bits)] = bits
             else:
                 p[name] = value
     logits = np.broadcast_to(logits, (rows, logits.shape[-1]))
@@ -178,7 +189,10 @@ def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], ga
     }
     if edits:
         arrays["edits"] = np.array(edits, EDIT)
-    scalars = {"vocab": vocab, "stride": vocab + gap, "edits": len(edits)}
+    if params["masked"].any():
+        arrays["masks"] = masks
+    mask_words = masks.shape[1] if "masks" in arrays else 0
+    scalars = {"vocab": vocab, "stride": vocab + gap, "edits": len(edits), "mask_words": mask_words}
     return Case(label, arrays, scalars, {"tokens": 1, "rows": rows, "work": 0}, atol=2e-5, rtol=1e-6)
 
 
@@ -219,6 +233,10 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield make_case(
             f"{vocab} tokens, even ones banned", logits, [{**want, "edits": banned} for want in wanted]
         )
+        masks = rng.random((len(wanted), vocab)) < 0.1
+        masked = [{**want, "mask": mask} for want, mask in zip(wanted, masks, strict=True)]
+        some = [{**want, **penalties} if i % 2 else want for i, want in enumerate(masked)]
+        yield make_case(f"{vocab} tokens, masked", logits, [*some[:-1], wanted[-1]], gap)
     wanted = [{**some, **draws[i % 8]} for i, some in enumerate(filters)]
     everything = [(t, 0, -np.inf) for t in range(100)]
     yield make_case(
@@ -244,6 +262,8 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield make_case(label, row, wanted)
     big = rng.standard_normal(300_000) * 3
     yield make_case("300,000 tokens", big, [wanted[i] for i in (0, 1, 3, 7, 9, 15)])
+    few = rng.random(300_000) < 1e-4
+    yield make_case("300,000 tokens, few allowed", big, [{**wanted[i], "mask": few} for i in (0, 1, 3)])
 
 
 KERNEL = Kernel(
@@ -252,9 +272,15 @@ KERNEL = Kernel(
         Buffer("logits", "r"),  # float32 [R, stride]
         Buffer("params", "r"),  # PARAMETERS [R]
         Buffer("edits", "r"),  # EDIT [...]
+        Buffer("masks", "r"),  # uint32 [R, mask_words], a bit a token
         Buffer("out", "w"),  # RESULT [R]
     ),
-    scalars=(("vocab", "i"), ("stride", "i"), ("edits", "i")),  # edits: how many there is room for
+    scalars=(
+        ("vocab", "i"),
+        ("stride", "i"),
+        ("edits", "i"),  # how many there is room for
+        ("mask_words", "i"),
+    ),
     grid=lambda scalars: Grid(1, "rows"),
     cost=cost,
     extents=extents,

@@ -290,7 +290,9 @@ class _Lowering:
         logits = self.f32[op.inputs[0]]
         self._launch(
             sample.KERNEL, "result",
-            {"logits": logits, "params": self.step.params, "edits": self.step.edits, "out": self.step.results},
+            {"logits": logits, "params": self.step.params, "edits": self.step.edits, "masks": self.step.masks,
+             "out": self.step.results},
             vocab=op.inputs[0].width, stride=logits.stride, edits=self.step.limits.edits,
+            mask_words=self.step.masks.stride,
         )  # fmt: skip
         self.values["result"] = (len(self.launches) - 1, self.step.results)

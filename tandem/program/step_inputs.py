@@ -36,6 +36,7 @@ class StepLimits:
     sequences: int
     blocks: int  # of a sequence's block table
     groups: int = 1  # KV groups
+    vocab: int = 0
 
     @property
     def work(self) -> int:
@@ -59,6 +60,7 @@ class StepLayout:
         self.rows = self._table("rows", 1, limits.rows)
         self.params = self._table("params", PARAM_INTS, limits.rows)
         self.edits = self._table("edits", EDIT_INTS, limits.edits)
+        self.masks = self._table("masks", max(1, -(-limits.vocab // 32)), limits.rows)
         self.tables = [
             self._table(f"tables.{g}", limits.blocks, limits.sequences) for g in range(limits.groups)
         ]
@@ -89,6 +91,7 @@ class StepInputs:
         self.rows = view(layout.rows)[:, 0]
         self.params = view(layout.params)
         self.edits = view(layout.edits)
+        self.masks = view(layout.masks)
         self.tables = [view(table) for table in layout.tables]
 
     def set_counts(self, **counts: int) -> None:
