@@ -7,7 +7,6 @@ import operator
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -21,6 +20,7 @@ from tandem.errors import RequestError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.model.model import open_model
 from tandem.model.registry import resolve
+from tandem.threads import Beside
 
 if TYPE_CHECKING:
     from tandem.model.chat_template import ChatTemplate
@@ -79,13 +79,12 @@ class LLM:
         self.lock = threading.Lock()  # of the engine
         self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
         try:
-            with ThreadPoolExecutor(1) as beside:  # the vocabulary is read while weights are repacked
-                text = beside.submit(_open_text, self._model.gguf)
-                self.engine = Engine(
-                    self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32",
-                    kv_memory=kv_memory, lookup=lookup,
-                )  # fmt: skip
-                self.tokenizer, self._template = text.result()
+            text = Beside(_open_text, self._model.gguf)  # the vocabulary is read while weights are repacked
+            self.engine = Engine(
+                self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32",
+                kv_memory=kv_memory, lookup=lookup,
+            )  # fmt: skip
+            self.tokenizer, self._template = text.result()
         except BaseException:
             self.device.close()
             raise

@@ -6,7 +6,7 @@ A row is a whole number of blocks. `dequantise` is the reference that every othe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from tandem.kernels import formats_iq as iq
 from tandem.kernels.kernel import Array
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     name: str
     ggml_type: int
     block: int  # elements

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ Counts = Mapping[str, int]  # "tokens", "rows", "work": what StepInputs says at 
 COUNTS = ("tokens", "rows", "work")  # the order of the STEP_* constants in core.h
 
 
-@dataclass(frozen=True)
-class Buffer:
+class Buffer(NamedTuple):
     name: str
     access: Literal["r", "w", "rw"]
 
@@ -37,8 +36,7 @@ class Grid:
         return self.items * (1 if self.count is None else -(-counts[self.count] // self.step))
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     bytes: float  # moved to or from memory, each buffer once
     ops: float  # multiplications and additions
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LANES = 16  # rows a panel
 TILE = 16  # tokens a tile of quantised activations
@@ -10,8 +10,7 @@ Q8_COLUMNS = 32
 Q8_BLOCK_BYTES = 768  # 16 tokens x 32 int8, and a scale and three sums for each token
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     name: str
     span: int  # columns a chunk
     chunk_bytes: int  # bytes of a chunk of 16 rows

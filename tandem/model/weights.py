@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from tandem.kernels.panels import LANES, LAYOUTS
 from tandem.model.gguf import GGUF, TensorInfo
 from tandem.program.graph import Vector
 from tandem.program.weight_plan import PackedMatrix, PackedVector, WeightPlan
+from tandem.threads import each
 
 READ_BYTES = 8 << 20  # of the file in work at a time, by all loaders together
 FLOATS = 8  # times the bytes of the file that a conversion takes on its way, at least
@@ -48,9 +48,8 @@ def device_bytes(gguf: GGUF) -> int:
 
 def load_weights(gguf: GGUF, plan: WeightPlan, device: Device, tables: Mapping[str, Array]) -> None:
     """Fills the device's "weights" arena; `tables` are the constants that are not in the file."""
-    with ThreadPoolExecutor(device.loaders) as pool:
-        groups = _groups(gguf, plan, READ_BYTES // device.loaders)
-        list(pool.map(lambda group: _load(gguf, device, group), groups))  # raises what one of them raised
+    groups = _groups(gguf, plan, READ_BYTES // device.loaders)
+    each(lambda group: _load(gguf, device, group), groups, device.loaders)
     for vector in plan.vectors.values():
         _load_vector(gguf, vector, device, tables)
     gguf.forget()
