@@ -127,6 +127,8 @@ class Batch:
             if chunk.sampled:
                 sequence = chunk.sequence
                 sequence.row = len(ends)
+                if sequence.grammar:
+                    sequence.grammar.write_mask(self.inputs.masks[sequence.row])
                 for last in range(token - 1 - len(chunk.guess), token):
                     edits = self._write_params(sequence, len(ends), edits)
                     ends.append(last)
@@ -159,4 +161,5 @@ def _param_row(sequence: Sequence) -> Ints:
     floats[4:7] = p.repeat_penalty, p.presence_penalty, p.frequency_penalty
     row[7:9] = np.array([sequence.seed], np.uint64).view(np.int32)
     row[12] = NO_LOGPROBS if p.logprobs is None else p.logprobs
+    row[13] = sequence.grammar is not None
     return row

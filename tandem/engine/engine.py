@@ -16,6 +16,7 @@ import numpy as np
 from tandem.devices import null
 from tandem.devices.device import Device, Recording
 from tandem.engine.batch import Batch
+from tandem.engine.grammar import Grammar
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.kv_plan import plan_kv
 from tandem.engine.pace import Pace
@@ -115,8 +116,9 @@ class Engine:
         self.scheduler.add(sequence)
 
     def prepare(
-        self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset()
-    ) -> Sequence:
+        self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset(),
+        grammar: Grammar | None = None,
+    ) -> Sequence:  # fmt: skip
         """A request that has been checked but is not queued yet."""
         self._check_prompt(prompt)
         if len(prompt) >= self.context:
@@ -128,7 +130,8 @@ class Engine:
             raise RequestError(f"logit_bias names a token outside 0 to {self.model.config.vocab - 1}")
         if len(params.logit_bias) > MOST_BIASES:
             raise RequestError(f"logit_bias has {len(params.logit_bias)} entries: give {MOST_BIASES} at most")
-        return Sequence(prompt, params, stop_ids, self.cache.new_tables(), self.context - len(prompt))
+        most = self.context - len(prompt)
+        return Sequence(prompt, params, stop_ids, self.cache.new_tables(), most, grammar=grammar)
 
     def step(self) -> list[Sequence]:
         """Starts steps while a turn is free, then reads the oldest; returns the sequences that got a token."""

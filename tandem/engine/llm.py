@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from tandem.devices.opening import open_device
 from tandem.engine import kv_state
 from tandem.engine.engine import Engine
+from tandem.engine.grammar import Grammar, Grammars
 from tandem.engine.params import SamplingParams
 from tandem.engine.reply import Reply, Result, Token, TokenLogprob, Usage
 from tandem.errors import RequestError, TandemError
@@ -76,6 +77,7 @@ class LLM:
             raise RequestError(
                 f"context={context}: this model was trained for {config.trained_context} at most"
             )
+        self._grammars: Grammars | None = None
         self.lock = threading.Lock()  # of the engine
         self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
         try:
@@ -214,8 +216,15 @@ class LLM:
             raise RequestError(
                 f"unknown parameter {sorted(unknown)[0]!r}; there is: {', '.join(sorted(known))}"
             )
-        sequence = self.engine.prepare(ids, SamplingParams(**params), self.tokenizer.stop_ids)
+        wanted = SamplingParams(**params)
+        grammar = self._compile(wanted) if wanted.form else None
+        sequence = self.engine.prepare(ids, wanted, self.tokenizer.stop_ids, grammar)
         return Reply(sequence, self.tokenizer)
+
+    def _compile(self, params: SamplingParams) -> Grammar:
+        if self._grammars is None:
+            self._grammars = Grammars(self.tokenizer, self._model.config.vocab)
+        return self._grammars.compile(params)
 
     def _stream(self, reply: Reply) -> Iterator[Token]:
         try:

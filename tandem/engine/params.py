@@ -34,6 +34,10 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; 0: the chosen token's; n: and the n likeliest
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    json_schema: dict[str, Any] | str | None = None  # the answer is JSON of this schema; {}: any
+    regex: str | None = None  # the answer matches
+    grammar: str | None = None  # in Lark's notation, from `start`
+    choices: tuple[str, ...] = ()  # the answer is one of these
     priority: int = 0  # lower ones are served first, even if others have to start over
     timeout: float | None = None  # seconds after which the request ends, done or not
 
@@ -84,6 +88,34 @@ class SamplingParams:
             value = getattr(self, name)
             _check(value is None or _whole(value), f"{name} must be a whole number or None")
         _check(isinstance(self.ignore_eos, bool), "ignore_eos must be True or False")
+        self._check_form()
+
+    def _check_form(self) -> None:
+        choices = self.choices or ()
+        _check(
+            isinstance(choices, (list, tuple))
+            and all(isinstance(choice, str) and choice for choice in choices),
+            "choices must be a list of texts that are not empty",
+        )
+        object.__setattr__(self, "choices", tuple(choices))
+        schema = self.json_schema
+        _check(schema is None or isinstance(schema, (dict, str)), "json_schema must be a dict or its JSON")
+        for name in ("regex", "grammar"):
+            _check(
+                getattr(self, name) is None or isinstance(getattr(self, name), str), f"{name} must be a text"
+            )
+        _check(len(self._forms) <= 1, f"give one of {' and '.join(self._forms)}")
+
+    @property
+    def _forms(self) -> list[str]:
+        given = {"json_schema": self.json_schema is not None, "regex": self.regex is not None,
+                 "grammar": self.grammar is not None, "choices": bool(self.choices)}  # fmt: skip
+        return [name for name, there in given.items() if there]
+
+    @property
+    def form(self) -> str | None:
+        """What gives the answer its form."""
+        return next(iter(self._forms), None)
 
     @property
     def uses_history(self) -> bool:

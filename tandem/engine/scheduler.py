@@ -87,7 +87,7 @@ class Scheduler:
         rows, added = self.limits.rows - len(self.running), 0
         for chunk in chunks:
             sequence = chunk.sequence
-            if sequence.params.uses_history:
+            if sequence.always_waits:
                 continue
             if chunk.begin < len(sequence.tokens):
                 guess = speculator.guess(sequence, len(chunks), min(rows, budget) - added)

@@ -20,6 +20,7 @@ from tandem.engine.params import SamplingParams
 from tandem.program.step_inputs import EDIT_INTS, Ints
 
 if TYPE_CHECKING:
+    from tandem.engine.grammar import Grammar
     from tandem.engine.speculation import Lookup
 
 _numbers = itertools.count()
@@ -47,6 +48,7 @@ class Sequence:
     row: int = -1  # of the results of the last step that sampled it
     entered: int = 0  # how often it was let in
     lookup: Lookup | None = None  # where guesses of its next tokens come from
+    grammar: Grammar | None = None  # what its tokens must obey
     keys: list[bytes] = field(default_factory=list)  # of its full KV blocks
     slot: int = -1  # row of the block tables while running
     generated: list[Sampled] = field(default_factory=list)
@@ -60,7 +62,7 @@ class Sequence:
         self.tokens = list(self.prompt)
         self.number = next(_numbers)  # first come, first served
         self.priority = self.params.priority
-        self.waits = self.params.uses_history
+        self.always_waits = self.waits = self.params.uses_history or self.grammar is not None
         self.deadline = self.submitted + (math.inf if self.params.timeout is None else self.params.timeout)
         self.most = min(self.most, self.params.max_tokens)
         seed = self.params.seed
@@ -93,7 +95,11 @@ class Sequence:
         self.tokens.append(sampled.id)
         if self.params.uses_history:
             self._count(sampled.id)
-        if sampled.id in self.stop_ids and not self.params.ignore_eos:
+        if self.grammar:
+            self.grammar.accept(sampled.id)
+        if (sampled.id in self.stop_ids and not self.params.ignore_eos) or (
+            self.grammar and self.grammar.ended
+        ):
             self.finish("stop")
         elif len(self.generated) >= self.most:
             self.finish("length")

@@ -1,0 +1,95 @@
+"""Answers of a given form: JSON of a schema, a regular expression, a Lark grammar, or one of some texts.
+
+llguidance says which tokens may come next; the sampler draws among those. A sequence with a grammar waits for its
+token, since the next mask depends on it; masks are made while the device runs the others' step.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tandem.engine.params import SamplingParams
+from tandem.errors import RequestError
+from tandem.program.step_inputs import Ints
+
+if TYPE_CHECKING:
+    from tandem.model.tokenizer import Tokenizer
+
+
+class Grammar:
+    """Where a sequence is in its grammar."""
+
+    def __init__(self, matcher: Any, vocab: int) -> None:
+        self._matcher = matcher
+        self._mask = np.zeros(-(-vocab // 32), np.int32)
+
+    def write_mask(self, row: Ints) -> None:
+        """A bit for each token that may come next."""
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        row[: len(self._mask)] = self._mask
+
+    def accept(self, token: int) -> None:
+        self._matcher.consume_token(token)
+
+    @property
+    def ended(self) -> bool:
+        """Nothing may come any more."""
+        return bool(self._matcher.is_stopped() or self._matcher.is_error())
+
+
+class Grammars:
+    """Makes grammars for a vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+        """`vocab`: of the model, which may have more tokens than its tokenizer."""
+        try:
+            from llguidance import LLTokenizer, TokenizerWrapper
+        except ImportError:
+            raise RequestError("answers of a given form need the package llguidance: install it") from None
+        words = TokenizerWrapper(_Vocabulary(tokenizer))
+        self._tokenizer = LLTokenizer(words, n_vocab=vocab, eos_token=sorted(tokenizer.stop_ids))
+        self._vocab = vocab
+
+    def compile(self, params: SamplingParams) -> Grammar:
+        from llguidance import LLMatcher
+
+        try:
+            text = _grammar_text(LLMatcher, params)
+            matcher = LLMatcher(self._tokenizer, text, log_level=0)
+        except ValueError as error:
+            raise _refused(params, str(error)) from None
+        if matcher.is_error():
+            raise _refused(params, matcher.get_error())
+        return Grammar(matcher, self._vocab)
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance wants it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        ids = range(tokenizer.vocab_size)
+        self.eos_token_id, self.bos_token_id = min(tokenizer.stop_ids, default=0), tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(id) for id in ids]
+        self.special_token_ids = [id for id in ids if tokenizer.is_hidden(id)]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._tokenizer.encode(text, bos=False)
+
+
+def _grammar_text(matcher: Any, params: SamplingParams) -> str:
+    if params.json_schema is not None:
+        return str(matcher.grammar_from_json_schema(params.json_schema))
+    if params.regex is not None:
+        return str(matcher.grammar_from_regex(params.regex))
+    if params.choices:
+        return str(matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, params.choices))))
+    return str(matcher.grammar_from_lark(params.grammar))
+
+
+def _refused(params: SamplingParams, reason: str) -> RequestError:
+    first = next((line.strip() for line in reason.splitlines() if line.strip()), "no reason given")
+    return RequestError(f"{params.form} cannot be used: {first}")

@@ -1,0 +1,97 @@
+"""Answers have the form that was asked for, beside others that need none, and impossible forms are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem import LLM
+from tandem.errors import RequestError
+from tests.cli.tiny_model import write_tiny_model
+
+pytestmark = pytest.mark.fast
+pytest.importorskip("llguidance")
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 120},
+                   "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}},
+    "required": ["name", "age", "tags"], "additionalProperties": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("grammar") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
+    with LLM(path, threads=1, context=512, batch=8, device="cpu") as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_regular_expressions_choices_and_grammars(llm: LLM, temperature: float) -> None:
+    for seed in range(5):
+        common = {"temperature": temperature, "seed": seed, "max_tokens": 100}
+        result = llm.generate("x", regex=r"[0-9]{3}-[a-f]{2,5}!", **common)
+        assert re.fullmatch(r"[0-9]{3}-[a-f]{2,5}!", result.text) and result.finish_reason == "stop"
+        assert llm.generate("x", choices=["yes", "no", 'maybe "so"'], **common).text in (
+            "yes",
+            "no",
+            'maybe "so"',
+        )
+        text = llm.generate("x", grammar='start: "<" word ("," word){2} ">"\nword: /[xyz]{2}/', **common).text
+        assert re.fullmatch(r"<[xyz]{2}(,[xyz]{2}){2}>", text)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)])
+def test_json_of_a_schema(llm: LLM, schema: Any) -> None:
+    for seed in range(5):
+        bias = {ord(" "): -50.0, ord("\n"): -50.0, ord("\t"): -50.0}  # this model likes to fill space
+        text = llm.generate(
+            "x", json_schema=schema, temperature=1.0, seed=seed, max_tokens=300, logit_bias=bias
+        ).text
+        found = json.loads(text)
+        assert set(found) == {"name", "age", "tags"} and isinstance(found["age"], int) and found["age"] <= 120
+
+
+def test_beside_others(llm: LLM, path: Path) -> None:
+    """A mask is for its row alone; with guesses and two steps in flight too."""
+    plain = llm.generate(["one", "two"], max_tokens=30)
+    with LLM(path, threads=1, context=512, batch=8, device="cpu", lookup=True) as other:
+        for engine in (llm, other):
+            streams = [engine.stream(prompt, max_tokens=30) for prompt in ("one", "two")]
+            digits = engine.stream("x", regex="[0-9]{20}", max_tokens=30)
+            texts = ["", "", ""]
+            for _ in range(31):
+                for i, stream in enumerate((*streams, digits)):
+                    texts[i] += "".join(token.text for token in [next(stream, None)] if token)
+            assert texts[:2] == [result.text for result in plain]
+            assert re.fullmatch("[0-9]{20}", texts[2])
+
+
+@pytest.mark.parametrize(
+    ("params", "problem"),
+    [
+        ({"regex": "(a"}, "regex cannot be used: .*"),
+        ({"grammar": "start: nothing"}, "grammar cannot be used: .*"),
+        ({"json_schema": {"type": "no such type"}}, "json_schema cannot be used: .*"),
+        ({"json_schema": "{"}, "json_schema cannot be used: .*"),
+        ({"json_schema": 5}, "json_schema must be a dict or its JSON"),
+        ({"regex": 5}, "regex must be a text"),
+        ({"choices": [""]}, "choices must be a list of texts"),
+        ({"choices": "yes"}, "choices must be a list of texts"),
+        ({"choices": ["a"], "regex": "a"}, "give one of regex and choices"),
+    ],
+    ids=str,
+)
+def test_refused_with_the_reason(llm: LLM, params: dict[str, Any], problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        llm.generate("x", **params)
