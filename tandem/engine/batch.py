@@ -48,7 +48,7 @@ class Batch:
         work = self._write_work(chunk, 0, 0)
         self.inputs.rows[: chunk.count] = np.arange(chunk.count)
         for row in range(chunk.count):
-            self._write_params(chunk.sequence, row, 0)
+            self._write_params(chunk.sequence, row, row, 0)
         self.inputs.set_counts(tokens=chunk.count, rows=chunk.count, work=work)
 
     def read(self, chunks: list[Chunk]) -> list[list[Sampled]]:
@@ -129,24 +129,25 @@ class Batch:
                 sequence.row = len(ends)
                 if sequence.grammar:
                     sequence.grammar.write_mask(self.inputs.masks[sequence.row])
-                for last in range(token - 1 - len(chunk.guess), token):
-                    edits = self._write_params(sequence, len(ends), edits)
-                    ends.append(last)
-                    draws.append(chunk.begin + chunk.total - (token - 1 - last) - len(sequence.prompt))
+                first = chunk.begin + chunk.count - len(sequence.prompt)
+                for i in range(1 + len(chunk.guess)):
+                    edits = self._write_params(sequence, first + i, len(ends), edits)
+                    ends.append(token - 1 - len(chunk.guess) + i)
+                    draws.append(first + i)
         self.inputs.rows[: len(ends)] = ends
         self.inputs.params[: len(ends), PARAM_COUNTER] = draws
         return len(ends)
 
-    def _write_params(self, sequence: Sequence, row: int, first_edit: int) -> int:
+    def _write_params(self, sequence: Sequence, draw: int, row: int, first_edit: int) -> int:
         """A row of sampling parameters; returns the next free edit."""
-        edits = sequence.edits
+        edits = sequence.edits_of(draw)
         if self._owners[row] == sequence.number and not len(edits):
             return first_edit
         if sequence.param_row is None:
             sequence.param_row = _param_row(sequence)
         params = self.inputs.params[row]
         params[:] = sequence.param_row
-        self._owners[row] = sequence.number
+        self._owners[row] = -1 if len(edits) else sequence.number
         if len(edits):
             self.inputs.edits[first_edit : first_edit + len(edits)] = edits
             params[PARAM_FIRST_EDIT], params[PARAM_EDITS] = first_edit, len(edits)

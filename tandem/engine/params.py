@@ -22,6 +22,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 256
+    min_tokens: int = 0  # before which no end token is taken
     temperature: float = 0.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0
@@ -44,6 +45,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_types()
         _check(self.max_tokens >= 1, "max_tokens must be 1 or more")
+        _check(self.min_tokens >= 0, "min_tokens must be 0 or more")
         for name in (
             "temperature",
             "top_p",
@@ -82,7 +84,7 @@ class SamplingParams:
         )
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "logit_bias", dict(bias))
-        for name in ("max_tokens", "top_k", "priority"):
+        for name in ("max_tokens", "min_tokens", "top_k", "priority"):
             _check(_whole(getattr(self, name)), f"{name} must be a whole number")
         for name in ("seed", "logprobs"):
             value = getattr(self, name)

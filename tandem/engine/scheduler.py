@@ -137,7 +137,11 @@ class Scheduler:
     def _admit(self) -> None:
         """Lets sequences in, in order, while there are slots and blocks."""
         coming = {key for sequence in self.running for key in _uncomputed_keys(sequence)}
-        for sequence in list(self.waiting):
+        for sequence in self.waiting[
+            : 2 * self.limits.sequences
+        ]:  # a long queue costs a step no more than a short one
+            if not self._slots and not self._outranks_last(sequence):
+                return
             if self.share and not sequence.computed and not self._begin(sequence, coming):
                 continue
             if not self._enter(sequence):
@@ -159,7 +163,7 @@ class Scheduler:
         """A slot, and blocks for the first chunk: those of less urgent sequences, if need be."""
         first = min(len(sequence.tokens), sequence.computed + self.limits.tokens)
         while not self._slots or not self.cache.reserve(sequence.tables, first):
-            if not self.running or self.running[-1].priority <= sequence.priority:
+            if not self._outranks_last(sequence):
                 self._leave(sequence)
                 return False
             self._preempt(self.running[-1])
@@ -168,6 +172,10 @@ class Scheduler:
         sequence.entered += 1
         insort(self.running, sequence, key=_order)
         return True
+
+    def _outranks_last(self, sequence: Sequence) -> bool:
+        """Whether the last of those that run is less urgent."""
+        return bool(self.running) and sequence.priority < self.running[-1].priority
 
     def _take(self, sequence: Sequence, count: int, pending: int, chunks: list[Chunk]) -> int:
         """Adds a chunk if there are blocks for it; returns its tokens."""

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -68,6 +68,10 @@ class Sequence:
         seed = self.params.seed
         self.seed = int.from_bytes(os.urandom(8)) if seed is None else seed & (2**64 - 1)
         self.edits = _edits(self.params, self.prompt)
+        self._early_edits = self.edits
+        if self.params.min_tokens:
+            no_end = {**self.params.logit_bias, **dict.fromkeys(self.stop_ids, -math.inf)}
+            self._early_edits = _edits(replace(self.params, logit_bias=no_end), self.prompt)
 
     @property
     def pending(self) -> int:
@@ -94,7 +98,8 @@ class Sequence:
         self.generated.append(sampled)
         self.tokens.append(sampled.id)
         if self.params.uses_history:
-            self._count(sampled.id)
+            self.edits = _counted(self.edits, sampled.id)
+            self._early_edits = _counted(self._early_edits, sampled.id)
         if self.grammar:
             self.grammar.accept(sampled.id)
         if (sampled.id in self.stop_ids and not self.params.ignore_eos) or (
@@ -104,16 +109,25 @@ class Sequence:
         elif len(self.generated) >= self.most:
             self.finish("length")
 
-    def _count(self, token: int) -> None:
-        at = int(np.searchsorted(self.edits[:, 0], token))
-        if at == len(self.edits) or self.edits[at, 0] != token:
-            self.edits = np.insert(self.edits, at, (token, 0, 0, 0), axis=0)
-        self.edits[at, 1] += 1
+    def edits_of(self, draw: int) -> Ints:
+        """The edits of the n-th token's logits: no end is taken before min_tokens."""
+        return self._early_edits if draw < self.params.min_tokens else self.edits
 
     def finish(self, reason: str) -> None:
         if self.finish_reason is None:
             self.finish_reason = reason
             self.finished = time.perf_counter()
+
+
+def _counted(edits: Ints, token: int) -> Ints:
+    """The edits after one more use of a token."""
+    at = int(np.searchsorted(edits[:, 0], token))
+    if at == len(edits) or edits[at, 0] != token:
+        edits = np.insert(edits, at, (token, 0, 0, 0), axis=0)
+    else:
+        edits = edits.copy()
+    edits[at, 1] += 1
+    return edits
 
 
 def _edits(params: SamplingParams, prompt: list[int]) -> Ints:

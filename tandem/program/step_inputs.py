@@ -23,7 +23,7 @@ KNOWN = 0  # TOKEN_SOURCE of a token with an id; otherwise 1 + the row of the ot
 WORK_INTS = 4
 PARAM_INTS = 16
 EDIT_INTS = 4
-MOST_BIASES = 1024  # of a request
+MOST_BIASES, MOST_ENDS = 1024, 64  # of a request
 RESULT_INTS = 64
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -45,7 +45,7 @@ class StepLimits:
     @property
     def edits(self) -> int:
         """Logits that are changed by bias or history, over all rows: each may have a context full of tokens."""
-        return self.rows * (self.blocks * KV_BLOCK + MOST_BIASES)
+        return self.rows * (self.blocks * KV_BLOCK + MOST_BIASES + MOST_ENDS)
 
 
 class StepLayout:

@@ -153,6 +153,18 @@ def test_a_kv_cache_of_a_given_size(path: Path) -> None:
             LLM(path, kv_memory=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.1])
+def test_an_answer_does_not_end_before_its_least_tokens(llm: LLM, penalty: float) -> None:
+    end = next(iter(llm.tokenizer.stop_ids))
+    eager = {"logit_bias": {end: 100.0}, "max_tokens": 20, "repeat_penalty": penalty}
+    assert len(llm.generate("x", **eager).token_ids) == 1
+    for least in (1, 2, 7):
+        result = llm.generate("x", min_tokens=least, **eager)
+        assert len(result.token_ids) == least + 1 and result.finish_reason == "stop"
+        assert not set(result.token_ids[:-1]) & llm.tokenizer.stop_ids
+    assert llm.generate("x", min_tokens=30, **eager).finish_reason == "length"
+
+
 @pytest.mark.parametrize("option", ["threads", "context", "batch"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, "x"])
 def test_not_a_size(path: Path, option: str, value: Any) -> None:
