@@ -11,6 +11,8 @@ from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
+import numpy as np
+
 from tandem.devices.opening import open_device
 from tandem.engine import kv_state
 from tandem.engine.engine import Engine
@@ -148,6 +150,15 @@ class LLM:
         """Named intermediates for each token: see `intermediates` for the names."""
         with self.lock:
             return self.engine.capture(self._ids(ids), names)
+
+    def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
+        """float32 [width], of length 1: what the model makes of a text, before the head. `pooling`: the "mean" of its
+        tokens, the "last" or the first ("cls")."""
+        if pooling not in ("mean", "last", "cls"):
+            raise RequestError(f"pooling={pooling!r}: use mean, last or cls")
+        rows = self.capture(self._ids(prompt), ["result_norm"])["result_norm"]
+        found: Array = rows.mean(axis=0) if pooling == "mean" else rows[-1 if pooling == "last" else 0]
+        return found / max(float(np.linalg.norm(found)), 1e-12)
 
     @property
     def intermediates(self) -> list[str]:

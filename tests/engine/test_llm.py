@@ -153,6 +153,17 @@ def test_a_kv_cache_of_a_given_size(path: Path) -> None:
             LLM(path, kv_memory=wrong)  # type: ignore[arg-type]
 
 
+def test_embeddings(llm: LLM) -> None:
+    one = {pooling: llm.embed("some text", pooling=pooling) for pooling in ("mean", "last", "cls")}
+    assert all(vector.shape == (64,) and abs(np.linalg.norm(vector) - 1) < 1e-5 for vector in one.values())
+    rows = llm.capture(llm.tokenize("some text"), ["result_norm"])["result_norm"]
+    assert np.allclose(one["last"], rows[-1] / np.linalg.norm(rows[-1]))
+    assert np.allclose(one["mean"], rows.mean(axis=0) / np.linalg.norm(rows.mean(axis=0)))
+    assert float(one["mean"] @ llm.embed("some test")) > float(one["mean"] @ llm.embed("QXZ 123"))
+    with pytest.raises(RequestError, match="use mean, last or cls"):
+        llm.embed("x", pooling="sum")
+
+
 @pytest.mark.parametrize("penalty", [1.0, 1.1])
 def test_an_answer_does_not_end_before_its_least_tokens(llm: LLM, penalty: float) -> None:
     end = next(iter(llm.tokenizer.stop_ids))
