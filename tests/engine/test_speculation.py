@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 from tandem.engine.pace import Pace
 from tandem.engine.params import SamplingParams
+from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.speculation import LESS_HOPE, PATIENCE, Lookup, Speculator, best_length
 from tests.engine.simulation import SimulatedEngine, expected
 from tests.engine.test_batch_invariance import Request, requests
@@ -96,3 +98,48 @@ def test_the_same_tokens_greedy_or_drawn(temperature: float, tmp_path: Path) -> 
     guessed, right = tokens(path, wanted, True)
     assert guessed == without
     assert right > 10, "nothing was guessed right, so nothing is shown"
+
+
+def endings(path: Path, count: int, lookup: bool) -> Counter[tuple[int, ...]]:
+    """How often each ending comes out of the same short prompt, which invites guesses."""
+    found: Counter[tuple[int, ...]] = Counter()
+    with opened(path, threads=1, batch=64, lookup=lookup) as engine:
+        if engine.scheduler.speculator:
+            engine.scheduler.speculator.pace = SimpleNamespace(cost=0.001)  # type: ignore[assignment]
+        params = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True, logit_bias=FEW)
+        for _ in range(0, count, 64):
+            sequences = [engine.submit([5, 6, 7, 5, 6, 7, 5, 6], params) for _ in range(64)]
+            while any(sequence.finish_reason is None for sequence in sequences):
+                engine.step()
+            found.update(tuple(sampled.id for sampled in sequence.generated[1:]) for sequence in sequences)
+        assert not engine.scheduler.speculator or engine.scheduler.speculator.right > count / 10
+    return found
+
+
+def chi_square(one: Counter[tuple[int, ...]], other: Counter[tuple[int, ...]]) -> float:
+    """Of two samples of the same size; endings too rare to tell are left out."""
+    both = [(one[key], other[key]) for key in one.keys() | other.keys() if one[key] + other[key] >= 20]
+    assert 8 < len(both) <= 27, "too few endings to say anything"
+    return sum((a - b) ** 2 / (a + b) for a, b in both)
+
+
+MOST = 54.05  # what 26 degrees of freedom exceed once in a thousand times
+
+
+@pytest.mark.parametrize("count", [1920, pytest.param(99_968, marks=pytest.mark.soak)])
+def test_the_distribution_is_that_without_guesses(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path / "tiny.gguf", "Q4_0")
+    without = endings(path, count, lookup=False)
+    assert chi_square(without, endings(path, count, lookup=True)) < MOST
+    monkeypatch.setattr(Sequence, "extend", always_right)
+    assert chi_square(without, endings(path, count, lookup=True)) > MOST, "a wrong rule goes unnoticed"
+
+
+def always_right(sequence: Sequence, drawn: list[Sampled], guess: list[int]) -> int:
+    """A rule that is wrong: takes the guess for what was drawn."""
+    for token in [Sampled(guessed) for guessed in guess] or drawn[:1]:
+        if sequence.finish_reason is None:
+            sequence.append(token)
+    return max(0, len(guess) - 1)
