@@ -22,7 +22,7 @@ from tandem.devices.vulkan.grids import GRIDS
 from tandem.devices.vulkan.recording import Recording
 from tandem.kernels import all_kernels
 from tandem.kernels.kernel import COUNTS, Array, Case, Kernel
-from tandem.kernels.layouts import Q8_BLOCK
+from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
 from tandem.program.program import Launch, Program, Tensor
 from tests.ops.harness import INPUT_GUARD, OUTPUT_GUARD, assert_array_matches
 
@@ -36,6 +36,7 @@ MORE_RTOL, MORE_ATOL = 2e-6, 1.2e-38
 LARGEST_COUNT = 512
 # On matrix units attention has queries and weights in float16: its error to that in float32, about.
 HALF_RATIO = 500.0
+MATRIX_ERROR = 1e-2  # the largest of float16 products: of the result's own size
 
 
 def open_device(name: str = DEVICE) -> VulkanDevice:
@@ -140,6 +141,22 @@ def check_case(device: VulkanDevice, kernel: Kernel, case: Case) -> None:
     if kernel.name == "attention" and device.capabilities.fragments:
         case = replace(case, atol=HALF_RATIO * case.atol, rtol=HALF_RATIO * case.rtol)
     assert_matches(case, run_kernel(device, kernel, case), expected)
+
+
+def check_product(device: VulkanDevice, kernel: Kernel, case: Case) -> None:
+    """A product on matrix units: held to float16's error."""
+    expected = kernel.reference(case.arrays, case.scalars, case.counts)["out"]
+    found = run_kernel(device, kernel, case)["out"]
+    step = np.float32(0)  # a value may round to the neighbouring quant
+    if case.scalars["out_q8"]:
+        expected, found = (q8_unpack(a, case.counts["tokens"]) for a in (expected, found))
+        blocks = np.abs(expected).reshape(len(expected), -1, 32).max(axis=2, keepdims=True)
+        step = np.broadcast_to(blocks * np.float32(1.5 / 127), (*blocks.shape[:2], 32)).reshape(
+            expected.shape
+        )
+    size = max(float(np.sqrt(np.mean(expected**2))), 1e-9)
+    error = (np.maximum(np.abs(expected - found) - step, 0) / size).max()
+    assert error < MATRIX_ERROR, f"error {error:.2e} of the result's size"
 
 
 def cases_of(kernel: Kernel) -> list[Case]:

@@ -143,6 +143,7 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     if device.fragments and (tiles or 1 < tokens <= 8):
         return _matmul_fragments(f"matmul_{layout}", scalars, panels, tiles)
     fits = 2 * (tokens + 127) * (columns + 63) < SCRATCH_BYTES - 4 * COUNTERS
+    fits = fits and LAYOUTS[layout].matrix_bytes(LANES * panels, columns) < 1 << 32  # as its shader's offsets
     if tokens > FEW_TOKENS and fits and has_matrix_units(device):
         return _matmul_matrix(f"matmul_{layout}", scalars, panels, tokens)
     together = 1 if tokens == 1 else 4 if tokens <= 4 else 8

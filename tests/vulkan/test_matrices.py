@@ -1,0 +1,92 @@
+"""The kernels on matrix units, on lavapipe, which has none: their text, with matrices in software instead of the GPU's.
+
+What this leaves to a real GPU: that it spreads matrices over lanes as expected (fragments.py asks it), and subgroups
+that take different numbers of steps, which software matrices cannot: here all take the same.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tandem.devices.vulkan import compile_shaders, pipelines
+from tandem.devices.vulkan.capabilities import Capabilities
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.grids import GRIDS, Dispatch
+from tandem.kernels import attention, matmul
+from tandem.kernels.kernel import Case, Counts, Scalars
+from tests.vulkan.harness import check_case, check_product, open_device
+
+SOFTWARE = Path(__file__).with_name("software_matrices.slang")
+TYPES = {"Weights": "SoftwareA", "Tokens": "SoftwareB", "Keys": "SoftwareB", "Sums": "SoftwareC"}
+LAYOUTS = ("q4_0", "q4_k", "q6_k")
+
+
+def in_software(text: str) -> str:
+    text = text.replace("using namespace linalg;", SOFTWARE.read_text())
+    for name, software in TYPES.items():
+        text = re.sub(rf"typealias {name} = .*", f"typealias {name} = {software};", text)
+    text = text.replace("coopMatMulAdd<float, false>", "software_multiply_add")
+    text = text.replace("[ForceUnroll]", "[loop]")  # software takes minutes to compile long code
+    text = re.sub(r"\{ (take_item|product)<", r"{ this_thread = thread; \1<", text)
+    return re.sub(rf"^ENTRIES\((?!{'|'.join(LAYOUTS)}\)).*\n", "", text, flags=re.M)
+
+
+def one_share(grid: Callable[[Scalars, Counts, Capabilities], Dispatch]) -> Callable[..., Dispatch]:
+    """The same dispatch, with one subgroup for all columns or keys of its rows: so that all take the same steps."""
+
+    def chosen(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
+        dispatch = grid(scalars, counts, device)
+        constants = list(dispatch.constants)
+        if re.search(r"_[qx]u\dn\d$", dispatch.shader):
+            constants[0], constants[1] = constants[0] // constants[1], 1
+        if "fragments" in dispatch.shader:
+            constants[4], constants[3] = constants[4] // constants[3], 1
+        return replace(dispatch, constants=tuple(constants), subgroup=0)
+
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanDevice]:
+    sources, shaders = (tmp_path_factory.mktemp(name) for name in ("sources", "shaders"))
+    for path in compile_shaders.KERNELS.glob("*.slang"):
+        text = path.read_text()
+        (sources / path.name).write_text(in_software(text) if path.stem.endswith("_fragments") else text)
+    shutil.copytree(pipelines.SPIRV, shaders, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile_shaders, "KERNELS", sources)
+        compile_shaders.compile_modules(["attention_fragments", "matmul_fragments"], shaders)
+        patch.setattr(pipelines, "SPIRV", shaders)
+        for name in ("attention", *(f"matmul_{layout}" for layout in LAYOUTS)):
+            patch.setitem(GRIDS, name, one_share(GRIDS[name]))
+        opened = open_device(lavapipe)
+        opened.capabilities = replace(opened.capabilities, fragments=True, shared_memory=48 << 10)
+        yield opened
+        opened.close()
+
+
+def products() -> Iterator[Case]:
+    rng = np.random.default_rng(3)
+    for layout, tokens, rows, columns, epilogue in (
+        ("q4_0", 5, 40, 512, 0), ("q4_0", 12, 128, 512, 2), ("q4_0", 30, 96, 64, 0), ("q4_0", 64, 80, 96, 0),
+        ("q4_0", 100, 112, 256, 0), ("q4_k", 12, 48, 256, 0), ("q6_k", 5, 128, 512, 2),
+    ):  # fmt: skip
+        yield matmul.product_case(layout, tokens, rows, columns, epilogue, 0, rng)
+
+
+def test_products(device: VulkanDevice) -> None:
+    for case in products():
+        check_product(device, matmul.BY_LAYOUT[case.label.split()[0]], case)
+
+
+def test_attention(device: VulkanDevice) -> None:
+    for case in attention.KERNEL.cases(np.random.default_rng(1)):
+        if "aligned" in case.label:
+            check_case(device, attention.KERNEL, case)
