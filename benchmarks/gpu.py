@@ -134,7 +134,7 @@ def time_steady(name: str, device: Any) -> list[dict[str, Any]]:
         rows.append({"label": f"steady, batch {batch}", **dataclasses.asdict(found)})
         print(
             f"batch {batch:2}: step {found.step_us:.0f} us, {batch / found.step_us * 1e6:.0f} tok/s, "
-            f"host {found.host_us:.0f} us, device idle {found.idle or 0:.2%}",
+            f"host {found.host_us:.0f} us and {found.submit_us:.0f} us to submit, device idle {found.idle or 0:.2%}",
             flush=True,
         )
     return rows

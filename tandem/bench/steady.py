@@ -18,7 +18,8 @@ WARM_UP = 8  # steps: recordings are made, caches filled
 @dataclass(frozen=True)
 class Steady:
     steps: int
-    host_us: float  # of this thread a step, without the calls that wait for the device
+    host_us: float  # of this thread a step, without the calls that wait for the device or hand it the step
+    submit_us: float  # the driver's, to hand it over
     step_us: float
     idle: (
         float | None
@@ -31,11 +32,13 @@ def steady(engine: Engine, *, batch: int = 1, steps: int = 200, depth: int = 16)
     for i in range(batch):
         engine.submit([1 + i] * depth, params)
     with ExitStack() as undo:
+        submits = _submits(engine.device, undo)
         watches = [_Watch(turn.recording, engine.device.turns == 1, undo) for turn in engine.turns]
         for _ in range(WARM_UP):
             engine.step()
         for watch in watches:
             watch.clear()
+        submits.clear()
         wall, thread = time.perf_counter(), time.thread_time()
         for _ in range(steps):
             engine.step()
@@ -43,9 +46,29 @@ def steady(engine: Engine, *, batch: int = 1, steps: int = 200, depth: int = 16)
         for sequence in list(engine.scheduler.running):
             engine.cancel(sequence)
         engine.step()
-    host = thread - sum(watch.seconds for watch in watches)
+    submit = sum(submits)
+    host = thread - sum(watch.seconds for watch in watches) - submit
     spans = sorted(span for watch in watches for span in watch.spans)
-    return Steady(steps, host / steps * 1e6, wall / steps * 1e6, _idle_share(spans))
+    return Steady(steps, host / steps * 1e6, submit / steps * 1e6, wall / steps * 1e6, _idle_share(spans))
+
+
+def _submits(device: Any, undo: ExitStack) -> list[float]:
+    """Seconds of this thread in each call that hands work to a driver, from now on."""
+    seconds: list[float] = []
+    if not hasattr(device, "queue"):
+        return seconds
+    vk = device.queue.vk
+    call = vk.QueueSubmit
+
+    def timed(*args: Any) -> Any:
+        begun = time.thread_time()
+        result = call(*args)
+        seconds.append(time.thread_time() - begun)
+        return result
+
+    vk.QueueSubmit = timed
+    undo.callback(setattr, vk, "QueueSubmit", call)
+    return seconds
 
 
 class _Watch:
