@@ -12,15 +12,20 @@ import numpy as np
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
 from tandem.devices.vulkan.binding import ffi
+from tandem.devices.vulkan.capabilities import PUSH_BYTES
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.queue import TRANSFER_TOUCHES, TRANSFER_WRITES
+from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
+from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES
 from tandem.program.program import Program
 from tandem.settings import read_settings
 
 ENOUGH = 0.2  # seconds a measurement takes at least
 REPEATS = 5
 MOST_READ = 512 << 20  # bytes: more than caches hold
-COPY = 256 << 20  # bytes of each of the two buffers of a GPU
+READ, READ_BY_WORKGROUP = (
+    1 << 30,
+    256 * 8 * 16,
+)  # bytes of a GPU's memory, and of them a workgroup's of memory_read
 
 
 def measure_bandwidth(device: Device, nbytes: int) -> tuple[float, str]:
@@ -31,7 +36,7 @@ def measure_bandwidth(device: Device, nbytes: int) -> tuple[float, str]:
     assert isinstance(device, VulkanDevice)
     if device.capabilities.kind == "software":
         return HostReads(read_settings().threads, min(nbytes, MOST_READ)).best(), "reads of the CPU"
-    return copies(device), "a copy"
+    return device_reads(device), "reads"
 
 
 class HostReads:
@@ -66,23 +71,26 @@ class HostReads:
         return max(once, *(self.rate(ENOUGH * once) for _ in range(REPEATS)))
 
 
-def copies(device: VulkanDevice) -> float:
-    """The best of some copies between two buffers: bytes read and bytes written."""
-    buffers = []
-    for name in ("from", "to"):
-        device.allocate(name, COPY)
-        buffers.append(device.arenas[name].locate(0)[0].buffer)
-    region = ffi.new("VkBufferCopy[]", [(0, 0, COPY)])
+def device_reads(device: VulkanDevice) -> float:
+    """The best of some launches that only read, one after the other, a buffer of zeros larger than caches."""
+    device.allocate("read", READ)
+    push = np.zeros(PUSH_BYTES // 8, np.uint64)
+    push[:2] = device.arenas["read"].address(0), device.scratch.address
+    pipeline = device.pipelines.get("memory_read")
 
-    def copy(times: int) -> float:
+    def read(times: int) -> float:
         begun = time.perf_counter()
         with device.queue.once() as commands:
-            for i in range(times):
-                device.vk.CmdCopyBuffer(commands, buffers[i % 2], buffers[1 - i % 2], 1, region)
-                device.queue.barrier(commands, TRANSFER_WRITES, TRANSFER_TOUCHES)
+            device.vk.CmdBindPipeline(commands, 1, pipeline)
+            device.vk.CmdPushConstants(
+                commands, device.pipelines.layout, STAGE_COMPUTE, 0, PUSH_BYTES, ffi.from_buffer(push)
+            )
+            for _ in range(times):
+                device.vk.CmdDispatch(commands, READ // READ_BY_WORKGROUP, 1, 1)
+                device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
         return time.perf_counter() - begun
 
-    times = 1 + int(ENOUGH / copy(1))
-    seconds = min(copy(times) for _ in range(REPEATS))
-    device.place(Program([], {}, {}))  # gives the buffers back
-    return 2 * COPY * times / seconds
+    times = 1 + int(ENOUGH / min(read(1) for _ in range(REPEATS)))
+    seconds = min(read(times) for _ in range(REPEATS))
+    device.place(Program([], {}, {}))  # gives the buffer back
+    return READ * times / seconds
