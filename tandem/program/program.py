@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
 from tandem.kernels.kernel import Cost, Counts, Grid, Kernel
 
@@ -35,13 +37,12 @@ class Tensor:
     offset: int = -1
     base: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        self.root: Tensor = self if self.base is None else self.base.root
+
     @property
     def start(self) -> int:
         return self.offset if self.base is None else self.base.start + self.offset
-
-    @property
-    def root(self) -> Tensor:
-        return self if self.base is None else self.base.root
 
     @property
     def region(self) -> tuple[str, int, int]:
@@ -70,8 +71,20 @@ class Launch:
     def cost(self, counts: Counts) -> Cost:
         return self.kernel.cost(self.scalars, counts)
 
-    def touched(self, access: str) -> list[Tensor]:
+    def touched(self, access: Literal["r", "w"]) -> list[Tensor]:
         """The tensors read ("r") or written ("w")."""
+        return self._read if access == "r" else self._written
+
+    # Asked for a dozen times while a Program is made and checked.
+    @cached_property
+    def _read(self) -> list[Tensor]:
+        return self._bound("r")
+
+    @cached_property
+    def _written(self) -> list[Tensor]:
+        return self._bound("w")
+
+    def _bound(self, access: str) -> list[Tensor]:
         bound = ((b, self.buffers[b.name]) for b in self.kernel.buffers)
         return [tensor for buffer, tensor in bound if tensor is not None and access in buffer.access]
 
