@@ -98,6 +98,9 @@ def _add_run(commands: Any) -> None:
         action="store_true",
         help="guess tokens from the prompt: faster where an answer repeats it",
     )
+    run.add_argument(
+        "--draft", metavar="MODEL", help="guess tokens with this smaller model of the same family"
+    )
     _add_device(run)
 
 

@@ -59,6 +59,7 @@ def open_llm(options: argparse.Namespace, context: int | None = None, batch: int
         gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
         kv_memory=getattr(options, "kv_memory", None) and options.kv_memory * 1e9,
         lookup=getattr(options, "lookup", False),
+        draft=model_file(options.draft) if getattr(options, "draft", None) else None,
     )
     if options.device == "auto":
         note(f"on {llm.device.describe()}")

@@ -23,7 +23,7 @@ from tandem.engine.pace import Pace
 from tandem.engine.params import SamplingParams
 from tandem.engine.scheduler import Chunk, Scheduler
 from tandem.engine.sequence import Sequence
-from tandem.engine.speculation import Speculator
+from tandem.engine.speculation import Proposer, Speculator
 from tandem.errors import ContextError, RequestError
 from tandem.kernels.kernel import Array
 from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
@@ -58,17 +58,17 @@ class Flight:
 class Engine:
     def __init__(
         self, model: Model, device: Device, *, context: int, batch: int, kv_f32: bool = False,
-        kv_memory: float | None = None, queue: int | None = None, share: bool = True, lookup: bool = False,
-        passes: Iterable[str] = PASSES,
+        kv_memory: float | None = None, queue: int | None = None, share: bool = True,
+        proposer: Proposer | None = None, passes: Iterable[str] = PASSES,
     ) -> None:  # fmt: skip
         """`kv_memory`: bytes of the KV cache; None: a part of what is free. `queue`: requests that may wait. `share`:
-        requests that begin alike compute that part once; a measurement may not want it. `lookup`: guess tokens that
-        have followed before (speculation.py)."""
+        requests that begin alike compute that part once; a measurement may not want it. `proposer`: who guesses
+        tokens (speculation.py)."""
         self.model, self.device, self.context = model, device, context
         passes = tuple(passes)
         config = model.config
         blocks = -(-context // KV_BLOCK)
-        tokens, rows = min(STEP_TOKENS, blocks * KV_BLOCK), batch + (ROWS_FOR_GUESSES if lookup else 0)
+        tokens, rows = min(STEP_TOKENS, blocks * KV_BLOCK), batch + (ROWS_FOR_GUESSES if proposer else 0)
         limits = StepLimits(tokens, rows, batch, blocks, len(config.windows), config.vocab)
         layout = StepLayout(limits)
         plan = WeightPlan(model.layouts())
@@ -87,7 +87,7 @@ class Engine:
             pace=pace,
             queue=queue,
             share=share,
-            speculator=Speculator(pace) if lookup else None,
+            speculator=Speculator(pace, proposer) if proposer else None,
         )
         queries = config.q_heads // config.kv_heads
         self._take_turns([self._turn(layout, turn, queries) for turn in range(device.turns)])

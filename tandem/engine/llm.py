@@ -15,10 +15,13 @@ import numpy as np
 
 from tandem.devices.opening import open_device
 from tandem.engine import kv_state
+from tandem.engine.draft import DraftModel, check_vocabularies
 from tandem.engine.engine import Engine
 from tandem.engine.grammar import Grammar, Grammars
+from tandem.engine.lookup import Lookup
 from tandem.engine.params import SamplingParams
 from tandem.engine.reply import Reply, Result, Token, TokenLogprob, Usage
+from tandem.engine.speculation import Proposer
 from tandem.errors import RequestError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.model.model import open_model
@@ -56,11 +59,13 @@ class LLM:
         gpu_memory: float | None = None,
         kv_memory: float | None = None,
         lookup: bool = False,
+        draft: str | os.PathLike[str] | None = None,
     ) -> None:
         """`model`: a GGUF file, or a name that `tandem pull` has fetched. `context`: tokens a request may have in
         all. `kv`: "f16" or "f32" keys and values. `batch`: sequences served at a time. `gpu_memory`: bytes of a GPU's
         own memory to use at most. `kv_memory`: bytes for the keys and values of all sequences. `lookup`: guess tokens
-        that have followed before, which is faster where answers repeat their prompts."""
+        that have followed before, which is faster where answers repeat their prompts. `draft`: a smaller model of the
+        same family that guesses tokens."""
         if not isinstance(model, str | os.PathLike):
             raise RequestError(f"model={model!r}: give the path of a GGUF file or the name of a model")
         if not isinstance(device, str):
@@ -70,6 +75,8 @@ class LLM:
         for name, value in (("threads", threads), ("context", context), ("batch", batch)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise RequestError(f"{name}={value!r}: give a whole number, 1 or more")
+        if lookup and draft is not None:
+            raise RequestError("guess tokens by lookup or by a draft model: give one of the two")
         if kv_memory is not None and not (isinstance(kv_memory, int | float) and kv_memory > 0):
             raise RequestError(f"kv_memory={kv_memory!r}: give a number of bytes")
         self._model = open_model(resolve(os.fspath(model)))
@@ -81,17 +88,31 @@ class LLM:
             )
         self._grammars: Grammars | None = None
         self.lock = threading.Lock()  # of the engine
+        self._draft: LLM | None = None
         self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
         try:
+            if draft is not None:
+                self._draft = LLM(
+                    draft, device=device, threads=threads, context=self.context, kv=kv, batch=batch
+                )
             text = Beside(_open_text, self._model.gguf)  # the vocabulary is read while weights are repacked
             self.engine = Engine(
                 self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32",
-                kv_memory=kv_memory, lookup=lookup,
+                kv_memory=kv_memory, proposer=Lookup() if lookup else self._drafting(),
             )  # fmt: skip
             self.tokenizer, self._template = text.result()
         except BaseException:
             self.device.close()
+            if self._draft:
+                self._draft.close()
             raise
+
+    def _drafting(self) -> Proposer | None:
+        if self._draft is None:
+            return None
+        tokens = "tokenizer.ggml.tokens"
+        check_vocabularies(self._model.gguf.get(tokens), self._draft._model.gguf.get(tokens))
+        return DraftModel(self._draft.engine, self._model.config.vocab)
 
     # ---- text
 
@@ -193,6 +214,8 @@ class LLM:
         with self.lock:
             self.device.close()
             self._model.gguf.close()
+            if self._draft:
+                self._draft.close()
 
     def __enter__(self) -> Self:
         return self

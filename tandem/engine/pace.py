@@ -29,6 +29,10 @@ class Pace:
         """What one more token adds to a step, in steps."""
         return self._token / self._step if self._step and self._token else TYPICAL_COST
 
+    def in_steps(self, seconds: float) -> float:
+        """A time as a part of a step's."""
+        return seconds / self._step if self._step else 0.0
+
     def budget(self, prompts: int) -> int:
         """Tokens of all prompts together. Each may add its part, so that many at once are not kept waiting for long."""
         if not self._step or not self._token:

@@ -19,7 +19,7 @@ from tandem.errors import QueueFullError
 from tandem.program.step_inputs import KV_BLOCK, StepLimits
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them. A `guess` comes on top:
     tokens that may follow, each with a row of results."""
@@ -84,20 +84,19 @@ class Scheduler:
 
     def _speculate(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> int:
         """Adds guesses where rows, tokens and KV blocks are to spare; returns their tokens."""
-        rows, added = self.limits.rows - len(self.running), 0
-        for chunk in chunks:
+        most = min(self.limits.rows - len(self.running), budget)
+        free = [chunk for chunk in chunks if not chunk.sequence.always_waits]
+        known = [chunk for chunk in free if chunk.begin < len(chunk.sequence.tokens)]
+        guesses = speculator.guess([chunk.sequence for chunk in known], len(chunks), most)
+        for chunk, guess in zip(known, guesses, strict=True):
+            if guess and self.cache.reserve(chunk.sequence.tables, chunk.begin + 1 + len(guess)):
+                chunk.guess = guess
+        for chunk in free:
             sequence = chunk.sequence
-            if sequence.always_waits:
-                continue
-            if chunk.begin < len(sequence.tokens):
-                guess = speculator.guess(sequence, len(chunks), min(rows, budget) - added)
-                if guess and self.cache.reserve(sequence.tables, chunk.begin + 1 + len(guess)):
-                    chunk.guess = guess
-                    added += len(guess)
-            elif sequence.lookup:  # its token is still being sampled
-                sequence.lookup.idle += 1
+            if chunk not in known and sequence.trust:  # its token is still being sampled
+                sequence.trust.idle += 1
             sequence.waits = bool(chunk.guess) or speculator.should_wait(sequence)
-        return added
+        return sum(len(chunk.guess) for chunk in known)
 
     def undo(self, chunks: list[Chunk]) -> None:
         """As if these, which were scheduled last, had not been."""

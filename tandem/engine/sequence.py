@@ -21,7 +21,7 @@ from tandem.program.step_inputs import EDIT_INTS, Ints
 
 if TYPE_CHECKING:
     from tandem.engine.grammar import Grammar
-    from tandem.engine.speculation import Lookup
+    from tandem.engine.speculation import Trust
 
 _numbers = itertools.count()
 
@@ -47,7 +47,7 @@ class Sequence:
     waits: bool = False  # for them: what comes next depends on what the host does with them
     row: int = -1  # of the results of the last step that sampled it
     entered: int = 0  # how often it was let in
-    lookup: Lookup | None = None  # where guesses of its next tokens come from
+    trust: Trust | None = None  # in guesses of its next tokens
     grammar: Grammar | None = None  # what its tokens must obey
     keys: list[bytes] = field(default_factory=list)  # of its full KV blocks
     slot: int = -1  # row of the block tables while running

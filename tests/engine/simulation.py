@@ -16,6 +16,7 @@ import numpy as np
 from tandem.engine.batch import Batch
 from tandem.engine.engine import Engine, Turn
 from tandem.engine.kv_cache import KVCache
+from tandem.engine.lookup import Lookup
 from tandem.engine.pace import Pace
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sequence
@@ -62,7 +63,7 @@ class SimulatedEngine(Engine):
         limits = StepLimits(tokens, rows, batch, -(-context // KV_BLOCK), len(windows))
         layout = StepLayout(limits)
         self.cache = KVCache(windows, blocks)
-        speculator = Speculator(Pace()) if guesses else None
+        speculator = Speculator(Pace(), Lookup()) if guesses else None
         self.scheduler = Scheduler(limits, self.cache, speculator=speculator)
         self.kv = [np.full((n * KV_BLOCK, 2), -1) for n in blocks]
         self.steps = self.tokens_computed = 0

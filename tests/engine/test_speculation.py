@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from tandem.engine.draft import DraftModel, check_vocabularies
+from tandem.engine.lookup import Index, Lookup
 from tandem.engine.pace import Pace
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sampled, Sequence
-from tandem.engine.speculation import LESS_HOPE, PATIENCE, Lookup, Speculator, best_length
+from tandem.engine.speculation import LESS_HOPE, PATIENCE, Speculator, best_length
+from tandem.errors import RequestError
 from tests.engine.simulation import SimulatedEngine, expected
 from tests.engine.test_batch_invariance import Request, requests
 from tests.engine.tiny_models import opened, write_model
@@ -20,13 +23,18 @@ CONTEXT = 256
 FEW = {token: 60.0 for token in (5, 6, 7)}  # tokens, so that a text of them repeats itself
 
 
+def cheap(cost: float) -> SimpleNamespace:
+    """A pace by which guesses are worth trying, whatever they take here."""
+    return SimpleNamespace(cost=cost, in_steps=lambda seconds: 0.0)
+
+
 def test_what_followed_is_looked_up() -> None:
-    lookup, text = Lookup(), [1, 2, 3, 4, 5, 6, 7, 1, 2, 9, 9]
-    assert lookup.guess(text, 4) == []
-    assert lookup.guess([*text, 1, 2], 3) == [9, 9, 1], "the last time counts"
-    assert lookup.guess([*text, 1, 2, 3], 3) == [4, 5, 6], "the longest ending counts"
-    assert lookup.guess([*text, 1, 2, 3, 4, 5], 9) == [6, 7, 1, 2, 9, 9, 1, 2, 3]
-    assert Lookup().guess([1], 3) == Lookup().guess([1, 1], 3) == []
+    index, text = Index(), [1, 2, 3, 4, 5, 6, 7, 1, 2, 9, 9]
+    assert index.guess(text, 4) == []
+    assert index.guess([*text, 1, 2], 3) == [9, 9, 1], "the last time counts"
+    assert index.guess([*text, 1, 2, 3], 3) == [4, 5, 6], "the longest ending counts"
+    assert index.guess([*text, 1, 2, 3, 4, 5], 9) == [6, 7, 1, 2, 9, 9, 1, 2, 3]
+    assert Index().guess([1], 3) == Index().guess([1, 1], 3) == []
 
 
 @pytest.mark.fast
@@ -39,18 +47,18 @@ def test_the_length_of_a_guess() -> None:
 
 
 def test_bad_guesses_end_and_are_tried_again() -> None:
-    speculator = Speculator(Pace())
+    speculator = Speculator(Pace(), Lookup())
     engine = SimulatedEngine(windows=(0,), blocks=(99,), context=CONTEXT, batch=1, tokens=64, guesses=8)
     sequence = engine.prepare([1, 2, 3] * 9, SamplingParams(max_tokens=200))
     tried = []
     for _ in range(3 * PATIENCE):
-        guess = speculator.guess(sequence, 1, 8)
+        [guess] = speculator.guess([sequence], 1, 8)
         tried.append(bool(guess))
         if guess:
             speculator.learn(sequence, len(guess), 0)
     assert all(tried[:3]) and 3 < sum(tried) < 20
     assert not any(tried[10:PATIENCE]) and any(tried[PATIENCE:])
-    assert sequence.lookup and sequence.lookup.right <= LESS_HOPE
+    assert sequence.trust and sequence.trust.right <= LESS_HOPE
 
 
 @pytest.mark.parametrize("turns", [1, 2])
@@ -73,9 +81,9 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(windows: tuple[int, ...], 
 
 
 def tokens(path: Path, wanted: list[Request], lookup: bool) -> tuple[list[list[int]], int]:
-    with opened(path, threads=1, lookup=lookup) as engine:
+    with opened(path, threads=1, proposer=Lookup() if lookup else None) as engine:
         if engine.scheduler.speculator:
-            engine.scheduler.speculator.pace = SimpleNamespace(cost=0.01)  # type: ignore[assignment]
+            engine.scheduler.speculator.pace = cheap(0.01)  # type: ignore[assignment]
         sequences = [engine.submit(prompt, params, frozenset(range(0, 320, 16))) for prompt, params in wanted]
         while any(sequence.finish_reason is None for sequence in sequences):
             engine.step()
@@ -103,9 +111,9 @@ def test_the_same_tokens_greedy_or_drawn(temperature: float, tmp_path: Path) -> 
 def endings(path: Path, count: int, lookup: bool) -> Counter[tuple[int, ...]]:
     """How often each ending comes out of the same short prompt, which invites guesses."""
     found: Counter[tuple[int, ...]] = Counter()
-    with opened(path, threads=1, batch=64, lookup=lookup) as engine:
+    with opened(path, threads=1, batch=64, proposer=Lookup() if lookup else None) as engine:
         if engine.scheduler.speculator:
-            engine.scheduler.speculator.pace = SimpleNamespace(cost=0.001)  # type: ignore[assignment]
+            engine.scheduler.speculator.pace = cheap(0.001)  # type: ignore[assignment]
         params = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True, logit_bias=FEW)
         for _ in range(0, count, 64):
             sequences = [engine.submit([5, 6, 7, 5, 6, 7, 5, 6], params) for _ in range(64)]
@@ -143,3 +151,40 @@ def always_right(sequence: Sequence, drawn: list[Sampled], guess: list[int]) -> 
         if sequence.finish_reason is None:
             sequence.append(token)
     return max(0, len(guess) - 1)
+
+
+def test_a_draft_model(tmp_path: Path) -> None:
+    """The model itself guesses everything right, another one less; the tokens are the same."""
+    path = write_model(tmp_path / "tiny.gguf", "Q4_0")
+    other = write_model(tmp_path / "other.gguf", "Q8_0")
+    wanted = [
+        (prompt, SamplingParams(max_tokens=40, temperature=0.2 * (i % 2), seed=i))
+        for i, (prompt, _) in enumerate(requests(5))
+    ]
+    for draft, share in ((path, 0.5), (other, 0.0)):
+        with (
+            opened(draft, threads=1) as small,
+            opened(path, threads=1, proposer=DraftModel(small, 320)) as engine,
+        ):
+            speculator = engine.scheduler.speculator
+            assert speculator
+            speculator.pace = cheap(0.01)  # type: ignore[assignment]
+            sequences = [engine.submit(prompt, params) for prompt, params in wanted]
+            while any(sequence.finish_reason is None for sequence in sequences):
+                engine.step()
+            ids = [[sampled.id for sampled in sequence.generated] for sequence in sequences]
+            assert ids == tokens_without_stops(path, wanted)
+            assert speculator.right > share * speculator.guessed and speculator.guessed > 30
+            assert small.cache.free_blocks == small.cache.blocks
+
+
+def tokens_without_stops(path: Path, wanted: list[Request]) -> list[list[int]]:
+    with opened(path, threads=1) as engine:
+        return [ids for ids, _ in engine.run(*wanted)]
+
+
+def test_vocabularies_that_differ_are_refused() -> None:
+    check_vocabularies(["a", "b", "c"], ["a", "b", "c", "<pad>"])
+    check_vocabularies(["a", "b", "c", "<pad>"], ["a", "b", "c"])
+    with pytest.raises(RequestError, match="another vocabulary: use one of the same family"):
+        check_vocabularies(["a", "b", "c"], ["a", "x", "c"])

@@ -10,6 +10,7 @@ import pytest
 from tandem.devices.cpu.device import CPUDevice
 from tandem.engine.engine import Engine
 from tandem.engine.kv_cache import BlockTable, KVCache
+from tandem.engine.lookup import Lookup
 from tandem.engine.params import SamplingParams
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sequence
@@ -64,7 +65,9 @@ def test_tokens_are_those_of_the_request_alone(
     rng, events = np.random.default_rng(turns), Events(monkeypatch)
     with opened(path, threads=1, context=CONTEXT, share=False) as one:
         monkeypatch.setattr(CPUDevice, "turns", turns)
-        with opened(path, threads=2, context=CONTEXT, batch=6, lookup=lookup) as engine:
+        with opened(
+            path, threads=2, context=CONTEXT, batch=6, proposer=Lookup() if lookup else None
+        ) as engine:
             alone, compared, room = Alone(one), 0, engine.cache.blocks
             for _ in range(WORKLOADS):
                 workload = random_workload(rng, requests=9, prompt=100, answer=60)

@@ -63,7 +63,7 @@ def prepare(engine: Engine, workload: Workload) -> None:
     engine.cache = KVCache(windows, blocks)
     speculator = engine.scheduler.speculator
     if speculator:
-        speculator.pace = SimpleNamespace(cost=0.01)  # type: ignore[assignment]  # guesses, whether they pay or not
+        speculator.pace = SimpleNamespace(cost=0.01, in_steps=lambda seconds: 0.0)  # type: ignore[assignment]  # guesses, whether they pay or not
     engine.scheduler = Scheduler(
         limits, engine.cache, pace=Pace() if workload.paced else None, speculator=speculator
     )

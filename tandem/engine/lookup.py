@@ -1,0 +1,42 @@
+"""Guesses by prompt lookup: the tokens that followed the last time that the context ended as it does now. No model."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from tandem.engine.sequence import Sequence
+
+LENGTHS = (4, 3, 2)  # of the endings that are looked up
+
+
+class Index:
+    """Where each ending of a text was followed by something, the last time."""
+
+    def __init__(self) -> None:
+        self._after: dict[tuple[int, ...], int] = {}
+        self._read = 0  # tokens that are in it
+
+    def guess(self, tokens: list[int], count: int) -> list[int]:
+        for end in range(max(self._read, LENGTHS[-1]), len(tokens)):
+            for length in LENGTHS:
+                if length <= end:
+                    self._after[tuple(tokens[end - length : end])] = end
+        self._read = len(tokens)
+        for length in LENGTHS:
+            at = self._after.get(tuple(tokens[-length:]))
+            if at is not None:
+                return tokens[at : at + count]
+        return []
+
+
+class Lookup:
+    seconds = 0.0
+
+    def __init__(self) -> None:
+        self._indices: WeakKeyDictionary[Sequence, Index] = WeakKeyDictionary()
+
+    def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [
+            self._indices.setdefault(sequence, Index()).guess(sequence.tokens, count) if count else []
+            for sequence, count in wanted
+        ]
