@@ -153,8 +153,10 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     while 2 * threads <= most and panels * threads < enough:
         threads *= 2
     threads *= 4 if glu else 1
-    meeting = threads // device.subgroup_min * LANES * together
-    return Dispatch(groups, shader=f"matmul_{layout}_t{together}", constants=(threads, int(glu), meeting))
+    both = 2 if glu and tokens == 1 else 1  # panels a lane
+    meeting = both * threads // device.subgroup_min * LANES * together
+    shader = f"matmul_{layout}_t{together}" + ("_glu" if both == 2 else "")
+    return Dispatch(groups, shader=shader, constants=(threads, int(glu), meeting))
 
 
 def _matmul_fragments(kernel: str, scalars: Scalars, panels: int, expanded: int) -> Dispatch:
