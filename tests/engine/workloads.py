@@ -38,13 +38,16 @@ class Workload:
 def random_workload(
     rng: np.random.Generator, requests: int, prompt: int, answer: int, penalties: float = 0.15
 ) -> Workload:
-    """`prompt` and `answer`: tokens at most; `penalties`: the share of requests with them."""
+    """`prompt` and `answer`: tokens at most; `penalties`: the share of requests with them; twice as many
+    have a bias for a few tokens."""
     heads = [rng.integers(0, VOCAB, rng.integers(KV_BLOCK, prompt)).tolist() for _ in range(2)]
     arrivals = []
     for _ in range(int(rng.integers(1, requests + 1))):
         head = heads[rng.integers(2)][: rng.integers(prompt)] if rng.random() < 0.7 else []
         tail = rng.integers(0, VOCAB, rng.integers(1, prompt)).tolist() if rng.random() < 0.8 else [1]
-        few = {int(token): 60.0 for token in rng.integers(0, VOCAB, 4)} if rng.random() < 0.3 else {}
+        few = (
+            {int(token): 60.0 for token in rng.integers(0, VOCAB, 4)} if rng.random() < 2 * penalties else {}
+        )
         params = SamplingParams(
             logit_bias=few, max_tokens=int(rng.integers(1, answer + 1)), ignore_eos=bool(rng.random() < 0.5),
             priority=int(rng.random() < 0.2), repeat_penalty=1.2 if rng.random() < penalties else 1.0,
