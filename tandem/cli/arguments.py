@@ -72,6 +72,8 @@ def _add_run(commands: Any) -> None:
     run.add_argument(
         "--stop", action="append", metavar="TEXT", help="stop before this text (may be repeated)"
     )
+    run.add_argument("--json-schema", metavar="JSON", help="answer with JSON of this schema ('{}': any)")
+    run.add_argument("--regex", metavar="R", help="answer with a text that matches this regular expression")
     sampling = run.add_argument_group("sampling")
     sampling.add_argument(
         "-t", "--temperature", type=float, metavar="X", help="0 takes the likeliest token (0)"

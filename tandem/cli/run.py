@@ -24,7 +24,7 @@ SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
 )
-PARAMETERS = ("max_tokens", "stop", "seed", *SAMPLING)
+PARAMETERS = ("max_tokens", "stop", "seed", "json_schema", "regex", *SAMPLING)
 
 
 def main(options: argparse.Namespace) -> int:
