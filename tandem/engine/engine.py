@@ -10,13 +10,13 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tandem.devices import null
 from tandem.devices.device import Device, Recording
 from tandem.engine.batch import Batch
-from tandem.engine.grammar import Grammar
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.kv_plan import plan_kv
 from tandem.engine.pace import Pace
@@ -33,6 +33,9 @@ from tandem.program.lower import KVPlan, lower
 from tandem.program.program import Program, arena_in
 from tandem.program.step_inputs import KV_BLOCK, MOST_BIASES, RESULT_INTS, StepInputs, StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
+
+if TYPE_CHECKING:
+    from tandem.engine.grammar import Grammar
 
 STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
 ROWS_FOR_GUESSES = 16

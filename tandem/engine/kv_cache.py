@@ -9,9 +9,9 @@ never written to. A sequence that goes on from the middle of one computes that p
 
 from __future__ import annotations
 
+from _blake2 import blake2b  # as hashlib has it, without the milliseconds that its OpenSSL takes to load
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
 
 from tandem.engine.block_pool import BlockPool
 from tandem.program.program import TURNS

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 
 from tandem.devices.opening import open_device
-from tandem.engine import kv_state
-from tandem.engine.draft import DraftModel, check_vocabularies
 from tandem.engine.engine import Engine
-from tandem.engine.grammar import Grammar, Grammars
 from tandem.engine.lookup import Lookup
 from tandem.engine.params import SamplingParams
 from tandem.engine.reply import Reply, Result, Token, TokenLogprob, Usage
@@ -29,6 +26,7 @@ from tandem.model.registry import resolve
 from tandem.threads import Beside
 
 if TYPE_CHECKING:
+    from tandem.engine.grammar import Grammar, Grammars
     from tandem.model.chat_template import ChatTemplate
     from tandem.model.gguf import GGUF
     from tandem.model.tokenizer import Tokenizer
@@ -110,6 +108,8 @@ class LLM:
     def _drafting(self) -> Proposer | None:
         if self._draft is None:
             return None
+        from tandem.engine.draft import DraftModel, check_vocabularies
+
         tokens = "tokenizer.ggml.tokens"
         check_vocabularies(self._model.gguf.get(tokens), self._draft._model.gguf.get(tokens))
         return DraftModel(self._draft.engine, self._model.config.vocab)
@@ -190,6 +190,8 @@ class LLM:
     def save(self, prompt: str | list[int] | Iterable[Message], path: str | os.PathLike[str]) -> int:
         """Saves the keys and values of a prompt or conversation, which are computed if they are not there; returns of
         how many tokens. After `restore`, what begins like it starts from there."""
+        from tandem.engine import kv_state
+
         tokens = self.prepare(prompt).sequence.prompt
         self.generate(tokens, max_tokens=1)
         with self.lock:
@@ -197,6 +199,8 @@ class LLM:
 
     def restore(self, path: str | os.PathLike[str]) -> list[int]:
         """Brings back what `save` wrote with the same model; returns the tokens."""
+        from tandem.engine import kv_state
+
         with self.lock:
             return kv_state.restore(self.engine, path)
 
@@ -256,6 +260,8 @@ class LLM:
         return Reply(sequence, self.tokenizer)
 
     def _compile(self, params: SamplingParams) -> Grammar:
+        from tandem.engine.grammar import Grammars
+
         if self._grammars is None:
             self._grammars = Grammars(self.tokenizer, self._model.config.vocab)
         return self._grammars.compile(params)
