@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.devices.vulkan.capabilities import Capabilities
+from tandem.errors import DeviceError
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS
 
@@ -77,6 +78,10 @@ def rope(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
 def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """A workgroup some queries of a work item and a KV head; of few items, each with a part of the keys."""
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
+    if int(scalars["blocks"]) * 2 * 16 * kv_heads * dim * (4 if scalars["kv_f32"] else 2) >= 1 << 32:
+        raise DeviceError(
+            "a layer's keys and values take more than 4 GB: use a smaller --kv-memory or --context"
+        )
     rows = 1 if counts["tokens"] <= counts["work"] else 16  # of an item, as a rule
     together = 1 << (rows * int(scalars["q_heads"]) // kv_heads - 1).bit_length()
     if device.fragments and dim in (64, 128, 256) and scalars["q_stride"] % 4 == 0 and not scalars["kv_f32"]:
