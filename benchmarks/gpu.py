@@ -65,6 +65,7 @@ def large_products(rng: np.random.Generator) -> list[tuple[Kernel, Case]]:
             (64, 200, 2048, 0, 0),
             (100, 336, 1024, 0, 0),
             (200, 384, 1024, 2, 1),
+            (512, 8192, 256, 0, 0),
         ):  # fmt: skip
             found.append(matmul.product_case(layout, tokens, rows, columns, epilogue, out_q8, rng))
     return [(matmul.BY_LAYOUT[case.label.split()[0]], case) for case in found]

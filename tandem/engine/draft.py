@@ -40,6 +40,8 @@ class DraftModel:
     def _submit(self, tokens: list[int], count: int) -> Sequence | None:
         if not count or len(tokens) + count >= self.engine.context:
             return None
+        if max(tokens) >= self.engine.model.config.vocab:  # a token that only the main model has
+            return None
         return self.engine.submit(tokens, SamplingParams(max_tokens=count, ignore_eos=True))
 
     def _shared(self, guess: list[int]) -> list[int]:

@@ -97,7 +97,6 @@ class Engine:
 
     def _take_turns(self, turns: list[Turn]) -> None:
         self.turns = turns
-        self._free = deque(turns)
         self._flying: deque[Flight] = deque()  # steps that were started, oldest first
         self._done = 0.0  # when the last of them was finished
 
@@ -138,8 +137,8 @@ class Engine:
 
     def step(self) -> list[Sequence]:
         """Starts steps while a turn is free, then reads the oldest; returns the sequences that got a token."""
-        while self._free and (chunks := self.scheduler.schedule()):
-            self._start(self._free[0], chunks)
+        while len(self._flying) < len(self.turns) and (chunks := self.scheduler.schedule()):
+            self._start(next(t for t in self.turns if all(t is not f.turn for f in self._flying)), chunks)
         return self._collect() if self._flying else []
 
     def _start(self, turn: Turn, chunks: list[Chunk]) -> None:
@@ -151,13 +150,12 @@ class Engine:
             self.scheduler.undo(chunks)
             turn.recording.finish()  # what did start may still read its inputs
             raise
-        self._flying.append(Flight(self._free.popleft(), chunks, started))
+        self._flying.append(Flight(turn, chunks, started))
 
     def _collect(self) -> list[Sequence]:
         """The sequences that the oldest step in flight gave a token, when it is done."""
         flight = self._flying[0]
         flight.turn.recording.finish()
-        self._free.append(flight.turn)
         self._flying.popleft()
         before, self._done = self._done, time.perf_counter()
         self.scheduler.observe(flight.chunks, self._done - max(before, flight.started))

@@ -44,8 +44,14 @@ def save(engine: Engine, tokens: list[int], path: str | os.PathLike[str]) -> int
         engine.cache.release(tables)
     data = b"".join(parts)
     unfinished = Path(f"{os.fspath(path)}.part")
-    unfinished.write_bytes(data + blake2b(data, digest_size=CHECKSUM).digest())
-    unfinished.replace(path)
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(data)
+            file.write(blake2b(data, digest_size=CHECKSUM).digest())
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise StateFileError(f"{path} cannot be written: {error.strerror}") from None
     return count * KV_BLOCK
 
 
@@ -118,13 +124,23 @@ def _blocks(engine: Engine, tables: list[BlockTable]) -> Iterator[Tensor]:
 
 def _read(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.uint8]]]:
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:  # nothing else is read of a file that is not ours
+                raise StateFileError(f"{path} is no saved state of this version: save it again")
+            data = MAGIC + file.read()
     except OSError as error:
         raise StateFileError(f"{path} cannot be read: {error.strerror}") from None
-    if not data.startswith(MAGIC):
-        raise StateFileError(f"{path} is no saved state of this version: save it again")
     if blake2b(data[:-CHECKSUM], digest_size=CHECKSUM).digest() != data[-CHECKSUM:]:
         raise StateFileError(f"{path} is damaged or was cut off: save it again")
     begin = len(MAGIC) + 4
     end = begin + int.from_bytes(data[len(MAGIC) : begin], "little")
-    return json.loads(data[begin:end]), np.frombuffer(data[end:-CHECKSUM], np.uint8)
+    try:
+        header = json.loads(data[begin:end])
+    except ValueError:
+        header = None
+    tokens = header.get("tokens") if isinstance(header, dict) else None
+    if not isinstance(tokens, list) or not all(
+        type(token) is int and 0 <= token < 1 << 31 for token in tokens
+    ):
+        raise StateFileError(f"{path} does not hold what its header says: save it again")
+    return header, np.frombuffer(data[end:-CHECKSUM], np.uint8)

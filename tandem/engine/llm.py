@@ -90,9 +90,8 @@ class LLM:
         self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
         try:
             if draft is not None:
-                self._draft = LLM(
-                    draft, device=device, threads=threads, context=self.context, kv=kv, batch=batch
-                )
+                most = min(self.context, open_model(resolve(os.fspath(draft))).config.trained_context)
+                self._draft = LLM(draft, device=device, threads=threads, context=most, kv=kv, batch=batch)
             text = Beside(_open_text, self._model.gguf)  # the vocabulary is read while weights are repacked
             self.engine = Engine(
                 self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32",

@@ -30,6 +30,7 @@ class Chunk:
     sampled: bool
     guess: list[int] = field(default_factory=list)
     entered: int = 0  # the sequence's, when it was scheduled
+    row: int = 0  # the sequence's, of the step before
 
     @property
     def total(self) -> int:
@@ -103,6 +104,7 @@ class Scheduler:
         for chunk in chunks:
             chunk.sequence.computed -= chunk.count
             chunk.sequence.ahead -= chunk.sampled
+            chunk.sequence.row = chunk.row
 
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
         """What a step took."""
@@ -115,7 +117,9 @@ class Scheduler:
         """The first `right` tokens of a guess were those drawn."""
         if chunk.guess and self.speculator:
             self.speculator.learn(chunk.sequence, len(chunk.guess), right)
-            if chunk.entered == chunk.sequence.entered:  # it was not put back meanwhile
+            if (
+                chunk.sequence.slot >= 0 and chunk.entered == chunk.sequence.entered
+            ):  # it was not put back meanwhile
                 chunk.sequence.computed += right
 
     def remove(self, sequence: Sequence) -> None:
@@ -180,7 +184,9 @@ class Scheduler:
         """Adds a chunk if there are blocks for it; returns its tokens."""
         if sequence.slot < 0 or not self._make_room(sequence, sequence.computed + count):
             return 0
-        chunk = Chunk(sequence, sequence.computed, count, count == pending, entered=sequence.entered)
+        chunk = Chunk(
+            sequence, sequence.computed, count, count == pending, entered=sequence.entered, row=sequence.row
+        )
         chunks.append(chunk)
         return count
 

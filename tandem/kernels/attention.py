@@ -186,6 +186,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield make_case(
             rng, f"aligned {dim}, single tokens", (8, 1, dim), [(0, 1), (77, 1), (1500, 1)], q_gap=0
         )
+    yield make_case(rng, "aligned, 16 heads, single tokens", (16, 1, 64), [(100, 1), (5, 1)], q_gap=0)
     yield make_case(rng, "aligned, softcap", (6, 2, 128), [(100, 9), (3, 1)], softcap=5.0, q_gap=0)
     yield make_case(rng, "aligned, many heads", (24, 1, 64), [(333, 18)], window=100, q_gap=0)
 

@@ -13,8 +13,12 @@ import pytest
 from tandem import LLM, cli
 from tandem.devices.vulkan.binding import DEVICE_LOST, OUT_OF_DEVICE_MEMORY, TIMEOUT, result_error
 from tandem.devices.vulkan.device import VulkanDevice
+from tandem.engine.engine import Engine
+from tandem.engine.params import SamplingParams
 from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError
+from tandem.model.model import open_model
 from tests.cli.tiny_model import write_tiny_model
+from tests.engine.tiny_models import write_model
 from tests.models.test_reference import GOLDENS
 from tests.vulkan.test_device import quantise_program, start
 
@@ -226,3 +230,33 @@ def test_a_pipeline_refused_between_two_requests(lavapipe: str, balance: Balance
         balance.failing.clear()
         assert len(llm.generate(list(range(40)), max_tokens=4).token_ids) == 4
     assert balance.nothing_is_alive()
+
+
+def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody(lavapipe: str, tmp_path: Path) -> None:
+    device = VulkanDevice(lavapipe)
+    engine = Engine(
+        open_model(write_model(tmp_path / "tiny.gguf", "Q4_0")), device, context=256, batch=4, share=False
+    )
+
+    def answer() -> list[int]:
+        sequence = engine.submit([5, 6, 7], SamplingParams(max_tokens=20, ignore_eos=True))
+        while sequence.finish_reason is None:
+            engine.step()
+        return [sampled.id for sampled in sequence.generated]
+
+    before, submit, calls = answer(), device.vk.QueueSubmit, iter(range(100))
+
+    def interrupted(*args: object) -> object:
+        result = submit(*args)
+        if next(calls) == 9:
+            raise KeyboardInterrupt
+        return result
+
+    device.vk.QueueSubmit = interrupted
+    sequence = engine.submit([9, 9], SamplingParams(max_tokens=40, ignore_eos=True))
+    with pytest.raises(KeyboardInterrupt):
+        while sequence.finish_reason is None:
+            engine.step()
+    engine.cancel(sequence)
+    assert [answer() for _ in range(3)] == [before] * 3
+    device.close()

@@ -76,7 +76,7 @@ def products() -> Iterator[Case]:
     rng = np.random.default_rng(3)
     for layout, tokens, rows, columns, epilogue in (
         ("q4_0", 5, 40, 512, 0), ("q4_0", 12, 128, 512, 2), ("q4_0", 30, 96, 64, 0), ("q4_0", 64, 80, 96, 0),
-        ("q4_0", 100, 112, 256, 0), ("q4_k", 12, 48, 256, 0), ("q6_k", 5, 128, 512, 2),
+        ("q4_0", 100, 112, 256, 0), ("q4_0", 66, 4096, 32, 0), ("q4_k", 12, 48, 256, 0), ("q6_k", 5, 128, 512, 2),
     ):  # fmt: skip
         yield matmul.product_case(layout, tokens, rows, columns, epilogue, 0, rng)
 

@@ -130,6 +130,7 @@ int32_t vkEnumerateDeviceExtensionProperties(void *physical, const char *layer, 
 int32_t vkCreateDevice(void *physical, const VkDeviceCreateInfo *info, const void *allocator, void **device);
 void vkDestroyDevice(void *device, const void *allocator);
 int32_t vkDeviceWaitIdle(void *device);
+int32_t vkGetSemaphoreCounterValue(void *device, uint64_t semaphore, uint64_t *value);
 void vkGetDeviceQueue(void *device, uint32_t family, uint32_t index, void **queue);
 int32_t vkCreateBuffer(void *device, const VkBufferCreateInfo *info, const void *allocator, uint64_t *buffer);
 void vkDestroyBuffer(void *device, uint64_t buffer, const void *allocator);

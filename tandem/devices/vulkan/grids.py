@@ -98,7 +98,7 @@ def _attention_fragments(
 ) -> Dispatch:
     """On matrix units, 16 queries a subgroup, or for single tokens four subgroups together."""
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
-    teams = rows == 1 and together * dim <= 1024
+    teams = rows == 1 and together <= 8 and together * dim <= 1024
     queries = min(32 if dim <= 128 else 16, together)
     tiles = -(-queries // 16)
     # Subgroups with the same queries, each with a share of the keys, as shared memory allows.

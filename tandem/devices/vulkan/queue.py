@@ -71,9 +71,22 @@ class Queue:
         for i in range(submission.count):
             submission.values[i] = self.submitted + 1 + i
         with self._watched():
-            self.vk.QueueSubmit(self._queue, submission.count, submission.infos, 0)
-        self.submitted += submission.count
+            try:
+                self.vk.QueueSubmit(self._queue, submission.count, submission.infos, 0)
+                self.submitted += submission.count
+            except (
+                KeyboardInterrupt
+            ):  # it comes when the call is done, or before it began: the timeline tells
+                self._ask_timeline()
+                raise
         return self.submitted
+
+    def _ask_timeline(self) -> None:
+        """Waits for all that was submitted, and counts it."""
+        self.vk.DeviceWaitIdle(self.device)
+        value = ffi.new("uint64_t *")
+        self.vk.GetSemaphoreCounterValue(self.device, self.semaphore, value)
+        self.submitted = value[0]
 
     def wait(self, value: int) -> None:
         self._wait_value[0] = value
