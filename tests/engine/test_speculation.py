@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,15 +109,18 @@ def test_the_same_tokens_greedy_or_drawn(temperature: float, tmp_path: Path) -> 
     assert right > 10, "nothing was guessed right, so nothing is shown"
 
 
-def endings(path: Path, count: int, lookup: bool) -> Counter[tuple[int, ...]]:
-    """How often each ending comes out of the same short prompt, which invites guesses."""
+def endings(path: Path, count: int, lookup: bool, first_seed: int) -> Counter[tuple[int, ...]]:
+    """How often each ending comes out of the same short prompt, which invites guesses. Seeds are given, so that a run
+    is like every other, and differ, so that samples are independent."""
     found: Counter[tuple[int, ...]] = Counter()
     with opened(path, threads=1, batch=64, proposer=Lookup() if lookup else None) as engine:
         if engine.scheduler.speculator:
             engine.scheduler.speculator.pace = cheap(0.001)  # type: ignore[assignment]
         params = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True, logit_bias=FEW)
-        for _ in range(0, count, 64):
-            sequences = [engine.submit([5, 6, 7, 5, 6, 7, 5, 6], params) for _ in range(64)]
+        for begin in range(first_seed, first_seed + count, 64):
+            sequences = [
+                engine.submit([5, 6, 7, 5, 6, 7, 5, 6], replace(params, seed=begin + i)) for i in range(64)
+            ]
             while any(sequence.finish_reason is None for sequence in sequences):
                 engine.step()
             found.update(tuple(sampled.id for sampled in sequence.generated[1:]) for sequence in sequences)
@@ -139,10 +143,10 @@ def test_the_distribution_is_that_without_guesses(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
-    without = endings(path, count, lookup=False)
-    assert chi_square(without, endings(path, count, lookup=True)) < MOST
+    without = endings(path, count, False, 0)
+    assert chi_square(without, endings(path, count, True, count)) < MOST
     monkeypatch.setattr(Sequence, "extend", always_right)
-    assert chi_square(without, endings(path, count, lookup=True)) > MOST, "a wrong rule goes unnoticed"
+    assert chi_square(without, endings(path, count, True, 2 * count)) > MOST, "a wrong rule goes unnoticed"
 
 
 def always_right(sequence: Sequence, drawn: list[Sampled], guess: list[int]) -> int:
