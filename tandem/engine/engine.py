@@ -41,7 +41,7 @@ STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
 ROWS_FOR_GUESSES = 16
 
 
-@dataclass
+@dataclass(eq=False)
 class Turn:
     """What a step in flight has for itself."""
 
@@ -138,8 +138,12 @@ class Engine:
     def step(self) -> list[Sequence]:
         """Starts steps while a turn is free, then reads the oldest; returns the sequences that got a token."""
         while len(self._flying) < len(self.turns) and (chunks := self.scheduler.schedule()):
-            self._start(next(t for t in self.turns if all(t is not f.turn for f in self._flying)), chunks)
+            self._start(self._free_turn(), chunks)
         return self._collect() if self._flying else []
+
+    def _free_turn(self) -> Turn:
+        used = [flight.turn for flight in self._flying]
+        return next(turn for turn in self.turns if turn not in used) if used else self.turns[0]
 
     def _start(self, turn: Turn, chunks: list[Chunk]) -> None:
         started = time.perf_counter()

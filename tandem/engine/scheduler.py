@@ -70,10 +70,11 @@ class Scheduler:
         budget = self.limits.tokens - len(chunks)
         if self.speculator:
             budget -= self._speculate(self.speculator, chunks, budget)
-        if chunks and self.pace:
-            budget = min(budget, self.pace.budget(sum(count > 1 for _, count in pending)))
-        for sequence, count in pending:
-            if count > 1 and budget:
+        prompts = [(sequence, count) for sequence, count in pending if count > 1]
+        if prompts and chunks and self.pace:
+            budget = min(budget, self.pace.budget(len(prompts)))
+        for sequence, count in prompts:
+            if budget:
                 budget -= self._take(sequence, min(count, budget), count, chunks)
         chunks = [chunk for chunk in chunks if chunk.sequence.slot >= 0]  # others were put back meanwhile
         for chunk in chunks:
@@ -109,9 +110,14 @@ class Scheduler:
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
         """What a step took."""
         if self.pace:
-            more = sum(chunk.count for chunk in chunks if chunk.count > 1)
-            more += sum(len(chunk.guess) for chunk in chunks)
-            self.pace.observe(more, sum(chunk.count == 1 for chunk in chunks), seconds)
+            more = ones = 0
+            for chunk in chunks:
+                if chunk.count == 1:
+                    ones += 1
+                else:
+                    more += chunk.count
+                more += len(chunk.guess)
+            self.pace.observe(more, ones, seconds)
 
     def accept(self, chunk: Chunk, right: int) -> None:
         """The first `right` tokens of a guess were those drawn."""
