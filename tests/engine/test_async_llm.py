@@ -62,7 +62,12 @@ def test_answers_are_those_of_llm(llm: AsyncLLM, path: Path) -> None:
 
 
 @pytest.mark.fast
-def test_a_stream_left_early_and_a_cancelled_task_end_their_requests(llm: AsyncLLM) -> None:
+def test_a_stream_left_early_and_a_cancelled_task_end_their_requests(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = llm.llm.engine.step  # slowly, so that nobody is done too soon
+    monkeypatch.setattr(llm.llm.engine, "step", lambda: (time.sleep(0.002), step()))
+
     async def run() -> None:
         stream = llm.stream("x", max_tokens=200)
         async for _ in stream:
