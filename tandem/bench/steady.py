@@ -21,9 +21,7 @@ class Steady:
     host_us: float  # of this thread a step, without the calls that wait for the device or hand it the step
     submit_us: float  # the driver's, to hand it over
     step_us: float
-    idle: (
-        float | None
-    )  # share of the time in which the device had no step, from its timestamps; None: it has none
+    idle: float | None  # share of the time without a step on the device, by its timestamps; None: it has none
 
 
 def steady(engine: Engine, *, batch: int = 1, steps: int = 200, depth: int = 16) -> Steady:

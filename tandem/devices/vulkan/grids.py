@@ -21,15 +21,11 @@ class Dispatch:
     y: int = 1
     z: int = 1
     shader: str = ""  # entry point; "": the kernel's own name
-    constants: tuple[
-        int, ...
-    ] = ()  # specialisation constants 0, 1, ...; absent ones keep the shader's default
+    constants: tuple[int, ...] = ()  # specialisation constants 0, 1, ...; absent ones keep their defaults
     subgroup: int = 0  # invocations; 0: the driver's choice
     scratch: bool = False  # uses the device's scratch memory: not beside another launch that does
     before: Dispatch | None = None  # runs first, with the same arguments; this one waits for it
-    expands: int = (
-        0  # tiles of what it quantises that it leaves in scratch memory as fragments: `before` is done
-    )
+    expands: bool = False  # leaves its output in scratch memory, as the next launch's `before` would
 
 
 # Memory in which the workgroups of a launch meet. It begins with counters, which are 0 between launches.
@@ -58,7 +54,7 @@ def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     aligned = all(n % 4 == 0 for n in strides)
     tiles = fragment_tiles(dim, rows, device) if scalars["out_q8"] and aligned else 0
     constants = (threads, int(aligned), tiles)
-    return Dispatch(rows, shader=f"norm_{held}", constants=constants, scratch=tiles > 0, expands=tiles)
+    return Dispatch(rows, shader=f"norm_{held}", constants=constants, scratch=tiles > 0, expands=tiles > 0)
 
 
 def glu(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:

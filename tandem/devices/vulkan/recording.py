@@ -200,8 +200,7 @@ class Recording:
         if i == 0:
             return False
         source, launch = self.program.launches[i - 1], self.program.launches[i]
-        made = self._dispatch(source, counts).expands
-        return made > 0 and source.buffers["out"] is launch.buffers["x"]
+        return self._dispatch(source, counts).expands and source.buffers["out"] is launch.buffers["x"]
 
     def _record(self, commands: Any, i: int, dispatch: Dispatch) -> None:
         device, name = self.device, dispatch.shader or self.program.launches[i].kernel.name
