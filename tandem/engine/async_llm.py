@@ -17,6 +17,7 @@ from typing import Any, Self
 from tandem.engine.llm import LLM, Message
 from tandem.engine.reply import Reply, Result, Token
 from tandem.errors import QueueFullError, RequestError
+from tandem.kernels.kernel import Array
 
 DEFAULT_QUEUE = 1024  # requests that may wait
 CLOSED = "the model is closed: open it again"
@@ -66,11 +67,18 @@ class AsyncLLM:
             for token in tokens:
                 yield token
 
+    async def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
+        """A vector of length 1 for a text: see LLM.embed."""
+        return await asyncio.to_thread(self.llm.embed, prompt, pooling=pooling)
+
     async def close(self) -> None:
         """Ends the requests that are left, and gives everything back."""
         self._closing = True
         self._wake.set()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._thread.join()
         self.llm.close()
 
     async def __aenter__(self) -> Self:

@@ -210,6 +210,11 @@ class LLM:
         return self.engine.program.text({"tokens": tokens, "rows": 1, "work": max(1, tokens // 16)})
 
     @property
+    def nbytes(self) -> int:
+        """Of everything it has allocated on its device, its draft model's too."""
+        return sum(self.engine.program.arena_bytes.values()) + (self._draft.nbytes if self._draft else 0)
+
+    @property
     def config(self) -> dict[str, Any]:
         return dataclasses.asdict(self._model.config)
 

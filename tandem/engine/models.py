@@ -1,0 +1,178 @@
+"""Several models that come and go: loaded when someone asks for one, unloaded when nobody has used it for a while.
+
+    models = Models({"small": "smollm2", "gemma": "/models/gemma.gguf"}, device="auto", keep_alive=300)
+    async with models.use("small") as llm:  # an AsyncLLM
+        ...
+    await models.close()
+
+All of it belongs to one event loop. Models are loaded and closed in threads, one at a time, so that each sees the
+memory that the others have left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.engine.async_llm import AsyncLLM
+from tandem.errors import DoesNotFitError, ModelNotFoundError, RequestError
+
+CLOSED = "the models are closed: start again"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory, for people and for /api/ps."""
+
+    name: str
+    llm: AsyncLLM
+    nbytes: int  # of all its memory
+    device: str  # its name: cpu, vulkan:0 ...
+    users: int
+    expires: float | None  # seconds since 1970; None: not before another needs its memory
+
+
+class _Entry:
+    """A model that is loaded, or about to be."""
+
+    def __init__(self, name: str, keep_alive: float) -> None:
+        self.name, self.keep_alive = name, keep_alive
+        self.users = 0
+        self.left = time.monotonic()  # when its last user left
+        self.opening: asyncio.Task[AsyncLLM]
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def llm(self) -> AsyncLLM | None:
+        """None while it is being loaded, or could not be."""
+        done = self.opening.done() and not self.opening.cancelled() and not self.opening.exception()
+        return self.opening.result() if done else None
+
+    @property
+    def idle(self) -> bool:
+        return self.llm is not None and not self.users
+
+
+class Models:
+    def __init__(
+        self, specs: Mapping[str, str | os.PathLike[str]], *, keep_alive: float | None = None, **options: Any
+    ) -> None:
+        """`specs`: names, and for each a GGUF file or a name that `tandem pull` has fetched. `keep_alive`: seconds that
+        a model stays after its last use; None: until another needs its memory. `options`: of AsyncLLM, for each."""
+        self._specs, self._options = dict(specs), options
+        self._keep_alive = math.inf if keep_alive is None else keep_alive
+        self._entries: dict[str, _Entry] = {}
+        self._turn = asyncio.Lock()  # to load or to close a model
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    def names(self) -> list[str]:
+        return list(self._specs)
+
+    def loaded(self) -> list[Loaded]:
+        """Those in memory, the latest used first."""
+        ready = [(entry, llm) for entry in self._entries.values() if (llm := entry.llm)]
+        ready.sort(key=lambda pair: (not pair[0].users, -pair[0].left))
+        return [_describe(entry, llm) for entry, llm in ready]
+
+    @asynccontextmanager
+    async def use(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[AsyncLLM]:
+        """A model for as long as the block lasts, loaded if it is not there. `keep_alive`: seconds that it stays then
+        (math.inf: until another needs its memory); None: the usual ones."""
+        entry = self._find(name)
+        entry.users += 1
+        if keep_alive is not None:
+            entry.keep_alive = keep_alive
+        if entry.timer:
+            entry.timer.cancel()
+        try:
+            yield await asyncio.shield(entry.opening)  # others may wait for it too
+        finally:
+            entry.users -= 1
+            entry.left = time.monotonic()
+            if not entry.users and entry.keep_alive < math.inf:
+                after = asyncio.get_running_loop().call_later
+                entry.timer = after(entry.keep_alive, lambda: self._start(self._expire(entry)))
+
+    async def unload(self, name: str) -> None:
+        """Gives a model's memory back as soon as nobody uses it."""
+        if entry := self._entries.get(name):
+            async with self.use(name, keep_alive=0):
+                pass
+            await self._expire(entry)
+
+    async def close(self) -> None:
+        """Ends the requests that are left, and gives everything back."""
+        self._closed = True
+        for entry in list(self._entries.values()):
+            await asyncio.wait([entry.opening])
+            async with self._turn:
+                await self._close(entry)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- loading and closing
+
+    def _find(self, name: str) -> _Entry:
+        if self._closed:
+            raise RequestError(CLOSED)
+        if name not in self._specs:
+            there = ", ".join(self._specs) or "none"
+            raise ModelNotFoundError(f"no model is called {name}: there is {there}")
+        if name not in self._entries:
+            entry = self._entries[name] = _Entry(name, self._keep_alive)
+            entry.opening = self._start(self._open(entry))
+        return self._entries[name]
+
+    async def _open(self, entry: _Entry) -> AsyncLLM:
+        try:
+            async with self._turn:
+                return await self._load(entry.name)
+        except BaseException:
+            del self._entries[entry.name]
+            raise
+
+    async def _load(self, name: str) -> AsyncLLM:
+        """Makes room by closing models that nobody uses, the longest unused first."""
+        while True:
+            try:
+                return await asyncio.to_thread(AsyncLLM, self._specs[name], **self._options)
+            except DoesNotFitError:
+                idle = [entry for entry in self._entries.values() if entry.idle]
+                if not idle:
+                    raise
+            await self._close(min(idle, key=lambda entry: entry.left))
+
+    async def _expire(self, entry: _Entry) -> None:
+        async with self._turn:
+            if entry.idle:  # else someone came meanwhile
+                await self._close(entry)
+
+    async def _close(self, entry: _Entry) -> None:
+        if entry.timer:
+            entry.timer.cancel()
+        if entry.llm and self._entries.get(entry.name) is entry:
+            del self._entries[entry.name]
+            await entry.llm.close()
+
+    def _start(self, coroutine: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; nobody may
+
+
+def _describe(entry: _Entry, llm: AsyncLLM) -> Loaded:
+    rests = not entry.users and entry.keep_alive < math.inf
+    expires = time.time() + entry.left + entry.keep_alive - time.monotonic() if rests else None
+    return Loaded(entry.name, llm, llm.llm.nbytes, llm.llm.device.name, entry.users, expires)
