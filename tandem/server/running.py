@@ -1,0 +1,82 @@
+"""Runs the app: a socket, uvicorn with our timeouts, the log, and an end that leaves no answer hanging."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+
+import uvicorn
+
+from tandem.errors import RequestError
+from tandem.server.instances import announced
+from tandem.server.limits import App, Guard
+from tandem.server.settings import ServerSettings
+from tandem.server.sockets import protocol
+
+MORE = 3.0  # seconds to say so to those whose answers were ended
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """The port, taken at once: before minutes are spent on a model."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((settings.host, settings.port))
+    except (OSError, OverflowError, UnicodeError) as error:
+        bound.close()
+        where = f"{settings.host}:{settings.port}"
+        raise RequestError(
+            f"cannot listen on {where} ({error}): choose another with --host or --port"
+        ) from None
+    return bound
+
+
+def serve(app: App, settings: ServerSettings, bound: socket.socket | None = None) -> None:
+    """Until SIGTERM or Ctrl-C. `app`: of create_app; its lifespan opens and closes the models."""
+    bound = bound or listen(settings)
+    _log_to_stderr()
+    guard = Guard(app, settings)
+    host, port = bound.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    config = uvicorn.Config(
+        guard,
+        http=protocol(settings),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(settings.idle_timeout),
+        timeout_graceful_shutdown=int(settings.shutdown + MORE),
+    )
+    with announced(url, list(settings.models), settings.api_keys):
+        _Server(config, guard, url).run(sockets=[bound])
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, guard: Guard, url: str) -> None:
+        super().__init__(config)
+        self.guard, self.url = guard, url
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(f"tandem: ready at {self.url}", file=sys.stderr, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.guard.drain()
+        left = asyncio.get_running_loop().call_later(self.guard.settings.shutdown, self.guard.expire)
+        await super().shutdown(sockets)
+        left.cancel()
+        self._captured_signals.clear()  # it was obeyed: this is an end like any other
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
+    for name, level in (("tandem", logging.INFO), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
