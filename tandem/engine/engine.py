@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -99,6 +99,7 @@ class Engine:
         self.turns = turns
         self._flying: deque[Flight] = deque()  # steps that were started, oldest first
         self._done = 0.0  # when the last of them was finished
+        self.watch: Callable[[list[Chunk], float], None] | None = None  # told of each step, and of its seconds
 
     def _turn(self, layout: StepLayout, turn: int, queries_per_kv_head: int) -> Turn:
         inputs = StepInputs(layout, self.device.memory(arena_in(turn, "step")))
@@ -162,7 +163,8 @@ class Engine:
         flight.turn.recording.finish()
         self._flying.popleft()
         before, self._done = self._done, time.perf_counter()
-        self.scheduler.observe(flight.chunks, self._done - max(before, flight.started))
+        seconds = self._done - max(before, flight.started)
+        self.scheduler.observe(flight.chunks, seconds)
         served = []
         sampled = [chunk for chunk in flight.chunks if chunk.sampled]
         for chunk, tokens in zip(sampled, flight.turn.batch.read(sampled), strict=True):
@@ -173,6 +175,8 @@ class Engine:
                 served.append(sequence)
                 if sequence.finish_reason:
                     self.scheduler.remove(sequence)
+        if self.watch:
+            self.watch(flight.chunks, seconds)
         return served
 
     def cancel(self, sequence: Sequence) -> None:
