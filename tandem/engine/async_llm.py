@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,12 +23,28 @@ DEFAULT_QUEUE = 1024  # requests that may wait
 CLOSED = "the model is closed: open it again"
 
 
-class _Stream:
-    """A request's tokens on their way to the event loop that reads them."""
+class _Outbox:
+    """What is on its way to the event loop that asked for it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.items: asyncio.Queue[Any] = asyncio.Queue()  # BaseException: a failure; None: the end
+
+
+class _Stream(_Outbox):
+    """Lists of tokens."""
 
     def __init__(self, reply: Reply) -> None:
-        self.reply, self.loop = reply, asyncio.get_running_loop()
-        self.items: asyncio.Queue[list[Token] | BaseException | None] = asyncio.Queue()  # None: the end
+        super().__init__()
+        self.reply = reply
+
+
+class _Embedding(_Outbox):
+    """A vector, computed a part at a time."""
+
+    def __init__(self, parts: Generator[Array | None]) -> None:
+        super().__init__()
+        self.parts = parts
 
 
 class AsyncLLM:
@@ -40,12 +56,12 @@ class AsyncLLM:
         """`model` and `options`: as for LLM, or one that is open already. `queue`: requests that may wait; one more
         is refused with a QueueFullError."""
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
-        self._most = queue + self.llm.engine.scheduler.limits.sequences
-        self._streams: set[_Stream] = set()  # only the event loop's side touches it
+        self._most = queue + self.llm.engine.scheduler.limits.sequences - 1
+        self._outboxes: set[_Outbox] = set()  # only the event loop's side touches it
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake, self._closing = threading.Event(), False
         self._gate = threading.Lock()  # of the inbox, and of whether the thread still reads it
-        self._failure: BaseException | None = None  # why it does not
+        self.failure: BaseException | None = None  # why it does not
         self._thread = threading.Thread(target=self._serve, name="tandem-engine", daemon=True)
         self._thread.start()
 
@@ -68,8 +84,10 @@ class AsyncLLM:
                 yield token
 
     async def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
-        """A vector of length 1 for a text: see LLM.embed."""
-        return await asyncio.to_thread(self.llm.embed, prompt, pooling=pooling)
+        """A vector of length 1 for a text: see LLM.embed. Others are served meanwhile."""
+        parts = await asyncio.to_thread(self.llm.embedding, prompt, pooling)
+        vectors: list[Array] = [vector async for vector in self._receive(_Embedding(parts))]
+        return vectors[0]
 
     async def close(self) -> None:
         """Ends the requests that are left, and gives everything back."""
@@ -95,50 +113,54 @@ class AsyncLLM:
         return reply.result()
 
     async def _tokens(self, reply: Reply) -> AsyncIterator[list[Token]]:
-        if len(self._streams) >= self._most:
+        async for tokens in self._receive(_Stream(reply)):
+            yield tokens
+        reply.check_deadline()
+
+    async def _receive(self, outbox: _Outbox) -> AsyncIterator[Any]:
+        if len(self._outboxes) >= self._most:
             raise QueueFullError(
-                f"{len(self._streams)} requests are being served or waiting: try again later"
+                f"{len(self._outboxes)} requests are being served or waiting: try again later"
             )
-        stream = _Stream(reply)
-        self._streams.add(stream)
+        self._outboxes.add(outbox)
         try:
-            if not self._tell(lambda: self._begin(stream)):
-                raise self._failure or RequestError(CLOSED)
-            while (item := await stream.items.get()) is not None:
+            if not self._tell(lambda: self._begin(outbox)):
+                raise self.failure or RequestError(CLOSED)
+            while (item := await outbox.items.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
                 yield item
-            reply.check_deadline()
         finally:
-            self._streams.discard(stream)
-            self._tell(lambda: self._end(stream))
+            self._outboxes.discard(outbox)
+            self._tell(lambda: self._end(outbox))
 
     def _tell(self, message: Callable[[], None]) -> bool:
         """Hands a message to the thread; False if it does not read them any more."""
         with self._gate:
-            if self._failure is None:
+            if self.failure is None:
                 self._inbox.append(message)
                 self._wake.set()
-            return self._failure is None
+            return self.failure is None
 
     # ---- for the thread
 
     def _serve(self) -> None:
         self._served: dict[_Stream, None] = {}
+        self._embeddings: dict[_Embedding, None] = {}
         failure: BaseException = RequestError(CLOSED)
         try:
             while not self._closing:
                 self._wake.wait()
                 self._wake.clear()
-                while (self._inbox or self._served) and not self._closing:
+                while (self._inbox or self._served or self._embeddings) and not self._closing:
                     self._turn()
         except BaseException as error:  # a lost device: every request gets it, and those that come later
             failure = error
         with self._gate:
-            self._failure = failure
+            self.failure = failure
         while self._inbox:
             self._inbox.popleft()()
-        self._deliver([(stream, failure) for stream in self._served])
+        self._deliver([(outbox, failure) for outbox in (*self._served, *self._embeddings)])
 
     def _turn(self) -> None:
         """Takes what is in the inbox, makes a step, and sends the new tokens off."""
@@ -147,7 +169,7 @@ class AsyncLLM:
         with self.llm.lock:
             if self._served:
                 self.llm.engine.step()
-            news: list[tuple[_Stream, Any]] = []
+            news: list[tuple[_Outbox, Any]] = []
             for stream in list(self._served):
                 reply = stream.reply
                 if reply.news:
@@ -155,29 +177,51 @@ class AsyncLLM:
                 if reply.done:
                     news.append((stream, None))
                     del self._served[stream]
+            if self._embeddings:
+                news += self._embed()
         self._deliver(news)
 
-    def _begin(self, stream: _Stream) -> None:
-        self._served[stream] = None
-        with self.llm.lock:
-            self.llm.engine.enqueue(stream.reply.sequence)
+    def _embed(self) -> list[tuple[_Outbox, Any]]:
+        """A part of the first embedding."""
+        first = next(iter(self._embeddings))
+        found: Array | BaseException | None
+        try:
+            found = next(first.parts)
+        except RequestError as error:
+            found = error
+        if found is None:
+            return []
+        del self._embeddings[first]
+        return [(first, found), (first, None)]
 
-    def _end(self, stream: _Stream) -> None:
-        self._served.pop(stream, None)
-        with self.llm.lock:
-            if stream.reply.sequence.finish_reason is None:
-                self.llm.engine.cancel(stream.reply.sequence)
+    def _begin(self, outbox: _Outbox) -> None:
+        if isinstance(outbox, _Embedding):
+            self._embeddings[outbox] = None
+        elif isinstance(outbox, _Stream):
+            self._served[outbox] = None
+            with self.llm.lock:
+                self.llm.engine.enqueue(outbox.reply.sequence)
 
-    def _deliver(self, news: list[tuple[_Stream, Any]]) -> None:
+    def _end(self, outbox: _Outbox) -> None:
+        with self.llm.lock:
+            if isinstance(outbox, _Embedding):
+                self._embeddings.pop(outbox, None)
+                outbox.parts.close()
+            elif isinstance(outbox, _Stream):
+                self._served.pop(outbox, None)
+                if outbox.reply.sequence.finish_reason is None:
+                    self.llm.engine.cancel(outbox.reply.sequence)
+
+    def _deliver(self, news: list[tuple[_Outbox, Any]]) -> None:
         """One call into each event loop."""
-        loops: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Any]]] = {}
-        for stream, item in news:
-            loops.setdefault(stream.loop, []).append((stream, item))
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[_Outbox, Any]]] = {}
+        for outbox, item in news:
+            loops.setdefault(outbox.loop, []).append((outbox, item))
         for loop, items in loops.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_put, items)
 
 
-def _put(news: list[tuple[_Stream, Any]]) -> None:
-    for stream, item in news:
-        stream.items.put_nowait(item)
+def _put(news: list[tuple[_Outbox, Any]]) -> None:
+    for outbox, item in news:
+        outbox.items.put_nowait(item)

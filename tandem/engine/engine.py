@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,7 +72,7 @@ class Engine:
         config = model.config
         blocks = -(-context // KV_BLOCK)
         tokens, rows = min(STEP_TOKENS, blocks * KV_BLOCK), batch + (ROWS_FOR_GUESSES if proposer else 0)
-        limits = StepLimits(tokens, rows, batch, blocks, len(config.windows), config.vocab)
+        limits = StepLimits(tokens, rows, batch + 1, blocks, len(config.windows), config.vocab)
         layout = StepLayout(limits)
         plan = WeightPlan(model.layouts())
         ops = fuse(model.ops(context), lambda matrix: plan.layouts[matrix.name], passes)
@@ -92,6 +92,7 @@ class Engine:
             share=share,
             speculator=Speculator(pace, proposer) if proposer else None,
         )
+        self._guest = self.scheduler.keep_slot()  # for logits, capture and embeddings, whoever else is there
         queries = config.q_heads // config.kv_heads
         self._take_turns([self._turn(layout, turn, queries) for turn in range(device.turns)])
 
@@ -197,22 +198,29 @@ class Engine:
         return out
 
     def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
-        """Named intermediates for each token of `ids`, read right after the launch that completes them."""
-        names = list(names)
+        """Named intermediates for each token of `ids`."""
+        parts = list(self.captured(ids, list(names)))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def captured(self, ids: list[int], names: list[str]) -> Iterator[dict[str, Array]]:
+        """Named intermediates of the next tokens of `ids`, read right after the launch that completes them. Steps may
+        be made in between."""
         unknown = [name for name in names if name not in self.program.values]
         if unknown:
             raise RequestError(f"no intermediate {unknown[0]!r}: `LLM.intermediates` lists their names")
-        found: dict[str, list[Array]] = {name: [] for name in names}
+        launches = self.program.launches
+        needed = 1 + max(i for i, launch in enumerate(launches) if "cache" in launch.buffers)
         recording = self.turns[0].recording
         for _, count in self._forced(ids):
-            done = 0
+            done, part = 0, {}
             for name in sorted(names, key=lambda name: self.program.values[name][0]):
                 index, _ = self.program.values[name]
                 recording.replay(done, index + 1)
                 done = index + 1
-                found[name].append(self._read(name, count))
-            recording.replay(done)
-        return {name: np.concatenate(parts) for name, parts in found.items()}
+                part[name] = self._read(name, count)
+            if done < needed:  # later tokens look back at these
+                recording.replay(done, needed)
+            yield part
 
     def _read(self, name: str, count: int) -> Array:
         _, tensor = self.program.values[name]
@@ -222,23 +230,24 @@ class Engine:
         first, end = tensor.columns
         return np.ndarray((count, end - first), np.float32, memory, strides=(4 * tensor.stride, 4)).copy()
 
-    def _forced(self, ids: list[int]) -> Iterable[tuple[int, int]]:
-        """Writes StepInputs for `ids` chunk by chunk, every row sampled; yields (first token, count) of each."""
+    def _forced(self, ids: list[int]) -> Iterator[tuple[int, int]]:
+        """Writes StepInputs for `ids` chunk by chunk, every row sampled; yields (first token, count) of each. Others
+        keep their places meanwhile, if there are KV blocks for all."""
         self._check_prompt(ids)
         if len(ids) > self.context:
             raise ContextError(
                 f"{len(ids)} tokens are more than the context of {self.context}: load with a larger one"
             )
-        if self.scheduler.running or self.scheduler.waiting:
-            raise RequestError("logits and capture need an idle engine: finish or close the streams first")
-        while self._flying:
-            self._collect()
         limits = self.scheduler.limits
-        sequence = Sequence(ids, SamplingParams(), frozenset(), self.cache.new_tables(), slot=0)
+        sequence = Sequence(ids, SamplingParams(), frozenset(), self.cache.new_tables(), slot=self._guest)
         try:
             while sequence.computed < len(ids):
-                count = min(limits.rows, limits.tokens, len(ids) - sequence.computed)
-                self.cache.reserve(sequence.tables, sequence.computed + count)
+                while self._flying:
+                    self._collect()
+                count = min(limits.rows, self.scheduler.patience(), len(ids) - sequence.computed)
+                self.scheduler.make_room_for_guest(sequence, sequence.computed + count)
+                for table in sequence.tables:
+                    table.written[0] = 0  # another guest may have written its own
                 self.turns[0].batch.write_all_rows(Chunk(sequence, sequence.computed, count, True))
                 yield sequence.computed, count
                 sequence.computed += count

@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -174,11 +174,16 @@ class LLM:
     def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
         """float32 [width], of length 1: what the model makes of a text, before the head. `pooling`: the "mean" of its
         tokens, the "last" or the first ("cls")."""
+        with self.lock:
+            return next(vector for vector in self.embedding(prompt, pooling) if vector is not None)
+
+    def embedding(self, prompt: str | list[int], pooling: str) -> Generator[Array | None]:
+        """`embed` a part at a time, the vector last; whoever takes the next has the lock, others may be served in
+        between."""
         if pooling not in ("mean", "last", "cls"):
             raise RequestError(f"pooling={pooling!r}: use mean, last or cls")
-        rows = self.capture(self._ids(prompt), ["result_norm"])["result_norm"]
-        found: Array = rows.mean(axis=0) if pooling == "mean" else rows[-1 if pooling == "last" else 0]
-        return found / max(float(np.linalg.norm(found)), 1e-12)
+        parts = self.engine.captured(self._ids(prompt), ["result_norm"])
+        return _pooled(parts, pooling)
 
     @property
     def intermediates(self) -> list[str]:
@@ -327,6 +332,17 @@ def _items(prompt: Any) -> Any:
         return list(prompt)
     except TypeError:
         raise RequestError(NOT_A_PROMPT) from None
+
+
+def _pooled(parts: Iterator[dict[str, Array]], pooling: str) -> Generator[Array | None]:
+    rows = next(parts)["result_norm"]
+    first, total = rows[0], rows.sum(axis=0)
+    for part in parts:
+        yield None
+        rows = part["result_norm"]
+        total += rows.sum(axis=0)
+    found = {"mean": total, "last": rows[-1], "cls": first}[pooling]
+    yield found / max(float(np.linalg.norm(found)), 1e-12)
 
 
 def _open_text(gguf: GGUF) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -135,6 +135,23 @@ class Scheduler:
             self.waiting.remove(sequence)
             self._leave(sequence)
 
+    # ---- guests: sequences that are computed between steps
+
+    def keep_slot(self) -> int:
+        """A slot that no sequence of the steps will have."""
+        return self._slots.pop(0)
+
+    def patience(self) -> int:
+        """Tokens that may be computed at a time between steps."""
+        return self.pace.budget(1) if self.pace and self.running else self.limits.tokens
+
+    def make_room_for_guest(self, sequence: Sequence, tokens: int) -> None:
+        """Blocks for `tokens` positions, at the expense of the last that run."""
+        while not self.cache.reserve(sequence.tables, tokens):
+            if not self.running:
+                raise QueueFullError("another text has the KV cache for itself: try again later")
+            self._preempt(self.running[-1])
+
     # ---- who runs
 
     def _end_overdue(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tandem import LLM, AsyncLLM
@@ -37,7 +38,7 @@ def llm(path: Path) -> Iterator[AsyncLLM]:
 
 def check_idle(llm: AsyncLLM) -> None:
     engine = llm.llm.engine
-    assert not llm._streams and not llm._served
+    assert not llm._outboxes and not llm._served and not llm._embeddings
     assert not engine.scheduler.running and not engine.scheduler.waiting
     assert engine.cache.free_blocks == engine.cache.blocks
 
@@ -106,6 +107,34 @@ def test_what_is_refused(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None
         full = [error for error in done if isinstance(error, QueueFullError)]
         assert len(full) == 40 - (20 + 4) and "try again later" in str(full[0])
         assert len({result.text for result in done if not isinstance(result, BaseException)}) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.fast
+def test_embeddings_while_others_are_served(llm: AsyncLLM, path: Path) -> None:
+    texts, long = ["one", "another " * 12], "z" * 200
+    with LLM(path, threads=1, context=256, batch=4) as one:
+        expected = [one.embed(text, pooling=pooling) for text in texts for pooling in ("mean", "last", "cls")]
+        said = one.generate("x", max_tokens=100).text
+
+    async def run() -> None:
+        answers = [asyncio.create_task(llm.generate("x", max_tokens=100)) for _ in range(6)]
+        embeds = [llm.embed(text, pooling=pooling) for text in texts for pooling in ("mean", "last", "cls")]
+        for vector, wanted in zip(await asyncio.gather(*embeds), expected, strict=True):
+            np.testing.assert_allclose(vector, wanted, atol=1e-6)
+        given_up = asyncio.create_task(llm.embed(long))
+        await asyncio.sleep(0.002)
+        given_up.cancel()
+        for prompt, pooling, problem in (
+            ("", "mean", "empty"),
+            ("x", "most", "use mean"),
+            ([9**9], "mean", "outside"),
+        ):
+            with pytest.raises(RequestError, match=problem):
+                await llm.embed(prompt, pooling=pooling)
+        assert {answer.text for answer in await asyncio.gather(*answers)} == {said}
+        assert (await llm.embed(long)).shape == (64,)
 
     asyncio.run(run())
 

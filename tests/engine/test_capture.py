@@ -44,10 +44,26 @@ def test_what_cannot_be_captured() -> None:
         ):
             with pytest.raises(kind, match=problem):
                 engine.capture(ids, names)
-        sequence = engine.submit([1, 2], SamplingParams(max_tokens=9))
-        engine.step()
-        with pytest.raises(RequestError, match="need an idle engine"):
-            engine.logits([1])
-        engine.cancel(sequence)
         assert engine.logits([1] * 32).shape == (32, engine.model.config.vocab)
         assert engine.cache.free_blocks == engine.cache.blocks
+
+
+def test_others_are_served_meanwhile() -> None:
+    """A guest's numbers do not depend on them, nor their tokens on it, even when they lose their KV blocks to it."""
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    with opened(GOLDENS["llama"], context=64, batch=2) as engine:
+        expected = engine.capture(IDS, ["result_norm"])["result_norm"]
+        alone = [engine.run((IDS[i:], params))[0] for i in range(3)]  # tokens and logits
+        sequences = [engine.submit(IDS[i:], params) for i in range(3)]
+        parts = []
+        for part in engine.captured(IDS, ["result_norm"]):
+            parts.append(part["result_norm"])
+            engine.step()
+        np.testing.assert_array_equal(np.concatenate(parts), expected)
+        while any(sequence.finish_reason is None for sequence in sequences):
+            engine.step()
+        assert [([s.id for s in each.generated], engine.seen[each]) for each in sequences] == alone
+        assert engine.cache.free_blocks == engine.cache.blocks
+        assert max(sequence.entered for sequence in sequences) > 1, (
+            "there is room for all: use a smaller cache"
+        )
