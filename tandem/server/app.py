@@ -1,0 +1,45 @@
+"""The server: routes of all dialects over one set of models."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from tandem import __version__
+from tandem.engine.models import Models
+from tandem.server import errors, openai_chat
+from tandem.server.serving import Server
+from tandem.server.settings import ServerSettings
+
+ROUTERS = (openai_chat.router,)
+
+
+def create_app(models: Models, settings: ServerSettings) -> FastAPI:
+    """The app closes `models` when it ends."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await models.close()
+
+    app = FastAPI(title="Tandem", version=__version__, lifespan=lifespan)
+    app.state.server = Server(models, settings)
+    for router in ROUTERS:
+        app.include_router(router)
+    errors.install(app)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """As FastAPI makes it, without the 422 that it would give and we do not."""
+    if app.openapi_schema is None:
+        app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for operations in app.openapi_schema["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+    return app.openapi_schema

@@ -1,0 +1,128 @@
+"""Errors as HTTP answers, each dialect in its own form. What is not foreseen is a 500 that tells nothing but its id."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from typing_extensions import TypedDict
+
+from tandem import errors
+
+LOG = logging.getLogger("tandem.server")
+RETRY_SECONDS = "1"
+UNION_MEMBER = (
+    r"^(str|int|float|bool)$|^[A-Z]|\["  # as pydantic names the types of a field that may have several
+)
+
+# The first that fits; a TandemError that is none of these is the server's own trouble.
+STATUS: tuple[tuple[type[errors.TandemError], int, str | None], ...] = (
+    (errors.ContextError, 400, "context_length_exceeded"),
+    (errors.QueueFullError, 429, "queue_full"),
+    (errors.DeadlineError, 408, "timeout"),
+    (errors.RequestError, 400, None),
+    (errors.TemplateError, 400, "chat_template"),
+    (errors.ModelNotFoundError, 404, "model_not_found"),
+    (errors.DeviceError, 503, "device"),
+)
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+ANTHROPIC_KINDS = {413: "request_too_large", 503: "overloaded_error"}
+
+
+class ErrorDetail(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    """OpenAI's form."""
+
+    error: ErrorDetail
+
+
+class AnthropicErrorBody(TypedDict):
+    type: str
+    error: dict[str, str]
+
+
+class OllamaErrorBody(TypedDict):
+    error: str
+
+
+def install(app: FastAPI) -> None:
+    """Answers for everything that handlers raise."""
+    app.add_exception_handler(errors.TandemError, _tandem_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unforeseen)
+
+
+def status_of(error: BaseException) -> tuple[int, str | None]:
+    """HTTP status and OpenAI's code."""
+    return next(((status, code) for kind, status, code in STATUS if isinstance(error, kind)), (500, None))
+
+
+def message_of(error: BaseException) -> str:
+    """What a client may know: our errors are made for reading, others may hold anything."""
+    return str(error) if isinstance(error, errors.TandemError) else "something went wrong in the server"
+
+
+def response(
+    path: str, status: int, message: str, *, code: str | None = None, param: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:  # fmt: skip
+    """An error in the form of the dialect that `path` belongs to."""
+    headers = {"Retry-After": RETRY_SECONDS, **(headers or {})} if status in (429, 503) else headers
+    return JSONResponse(body(path, status, message, code, param), status, headers)
+
+
+def body(path: str, status: int, message: str, code: str | None = None, param: str | None = None) -> Any:
+    message = message.encode(errors="replace").decode()
+    if path.startswith("/api/"):
+        return OllamaErrorBody(error=message)
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    if path.startswith("/v1/messages"):
+        kind = ANTHROPIC_KINDS.get(status, "api_error" if status >= 500 else kind)
+        return AnthropicErrorBody(type="error", error={"type": kind, "message": message})
+    return ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
+
+
+async def _tandem_error(request: Request, error: Exception) -> JSONResponse:
+    status, code = status_of(error)
+    if status >= 500:
+        LOG.error("%s: %s", request.url.path, error)
+    return response(request.url.path, status, message_of(error), code=code)
+
+
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = max(
+        error.errors(), key=lambda one: len(one["loc"])
+    )  # of a field with several types: what fitted best
+    place = [str(part)[:80] for part in first["loc"][1:] if not re.search(UNION_MEMBER, str(part))]
+    param = first.get("ctx", {}).get("field") or (place[0] if place else None)
+    where = f"{'.'.join(place)}: " if place else ""
+    return response(request.url.path, 400, f"{where}{first['msg']}", param=param)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return response(request.url.path, error.status_code, str(error.detail), headers=error.headers)
+
+
+async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
+    LOG.error("%s: %r", request.url.path, error, exc_info=error)
+    return response(request.url.path, 500, message_of(error))

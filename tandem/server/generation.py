@@ -1,0 +1,91 @@
+"""What every dialect's request becomes, and what its answer is made from. Dialects translate; serving.py runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.engine.reply import TokenLogprob, Usage
+
+Message = dict[str, Any]  # as chat templates know them: role, content, tool_calls, ...
+WHOLE_CONTEXT = 2**31  # as `max_tokens`: until the context is full
+NOTHING = Usage(0, 0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Tool:
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str  # JSON
+
+
+@dataclass
+class Generation:
+    """A request for one or more answers to one prompt."""
+
+    model: str | None  # None: the server's first
+    prompt: str | list[int] | None = None  # or
+    messages: list[Message] = field(default_factory=list)
+    params: dict[str, Any] = field(default_factory=dict)  # of SamplingParams
+    count: int = 1  # answers
+    tools: Sequence[Tool] = ()
+    tool_choice: str = "auto"  # or none, required
+    parallel_tools: bool = True  # an answer may have several calls
+    template: dict[str, Any] = field(default_factory=dict)  # variables of the chat template
+    continue_last: bool = False  # the answer goes on from the last message, which is the assistant's
+    keep_alive: float | None = None  # seconds that the model stays loaded afterwards; None: the usual ones
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new of one of the answers."""
+
+    index: int = 0  # which answer
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None  # on the last one: stop, length or tool_calls
+    usage: Usage | None = None  # on the last one
+
+
+@dataclass
+class Answer:
+    """All pieces of an answer put together."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str = "length"
+    usage: Usage = NOTHING
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.reasoning += piece.reasoning
+        self.calls += piece.calls
+        self.token_ids += piece.token_ids
+        self.logprobs += piece.logprobs
+        self.finish = piece.finish or self.finish
+        self.usage = piece.usage or self.usage
+
+
+def total(usages: Sequence[Usage]) -> Usage:
+    """Of several answers to one prompt, which counts once."""
+    first = usages[0] if usages else NOTHING
+    return Usage(
+        first.prompt_tokens,
+        sum(usage.completion_tokens for usage in usages),
+        min((usage.first_token_seconds for usage in usages), default=0.0),
+        max((usage.decode_seconds for usage in usages), default=0.0),
+    )

@@ -1,0 +1,361 @@
+"""OpenAI's /v1/chat/completions and /v1/models."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal, NotRequired
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from tandem.engine.reply import TokenLogprob, Usage
+from tandem.errors import ModelNotFoundError, RequestError
+from tandem.server.bodies import JSONRoute
+from tandem.server.fields import Fields, given
+from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece, Tool, ToolCall, total
+from tandem.server.openai_types import (
+    ERRORS,
+    IGNORED,
+    Finish,
+    Int32,
+    ModelCard,
+    ModelList,
+    Sampling,
+    StreamOptions,
+    UsageBody,
+    new_id,
+    now,
+    usage_body,
+)
+from tandem.server.serving import MOST_ANSWERS, Server, server_of
+from tandem.server.streaming import event, stream, unless_gone
+
+router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
+
+# ---- requests
+
+
+class Part(Fields):
+    ignored = frozenset({"cache_control", "prompt_cache_breakpoint"})
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(Fields):
+    name: str
+    arguments: str
+
+
+class CallGiven(Fields):
+    ignored = frozenset({"index"})
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class MessageGiven(Fields):
+    ignored = frozenset(
+        {"refusal", "annotations", "audio", "function_call", "cache_control", "provider_specific_fields"}
+    )
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[CallGiven] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class FunctionGiven(Fields):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolGiven(Fields):
+    ignored = frozenset({"cache_control"})
+    type: Literal["function"]
+    function: FunctionGiven
+
+
+class NamedFunction(Fields):
+    name: str
+
+
+class NamedTool(Fields):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class SchemaGiven(Fields):
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Fields):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaGiven | None = None
+
+
+class ChatRequest(Sampling):
+    ignored = IGNORED
+    neutral = {"modalities": (["text"],), "functions": ([],), "function_call": ("none", "auto")}  # noqa: RUF012
+    model: str | None = None
+    messages: Annotated[list[MessageGiven], Field(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    max_tokens: Annotated[Int32, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Int32, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[ToolGiven] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+# ---- answers
+
+
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprobBody(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class Logprobs(TypedDict):
+    content: list[TokenLogprobBody]
+
+
+class CallFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+class CallBody(TypedDict):
+    index: NotRequired[int]
+    id: str
+    type: Literal["function"]
+    function: CallFunction
+
+
+class MessageBody(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[CallBody]]
+
+
+class Choice(TypedDict):
+    index: int
+    message: MessageBody
+    logprobs: Logprobs | None
+    finish_reason: Finish
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: UsageBody
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=ERRORS)
+async def chat_completions(request: Request, body: ChatRequest) -> Response:
+    """Answers a conversation; with `stream`, as server-sent events."""
+    server = server_of(request)
+    wanted = generation(body)
+    wanted.model = server.model_name(wanted.model)
+    if body.stream:
+        return await stream(request, _events(server, wanted, body), "text/event-stream")
+    answers = await unless_gone(request, server.answers(wanted))
+    return JSONResponse(
+        ChatCompletion(
+            id=new_id("chatcmpl-"),
+            object="chat.completion",
+            created=now(),
+            model=wanted.model,
+            choices=[_choice(index, answer, bool(body.logprobs)) for index, answer in enumerate(answers)],
+            usage=usage_body(total([answer.usage for answer in answers])),
+        )
+    )
+
+
+@router.get("/v1/models", responses={401: ERRORS[401]})
+async def list_models(request: Request) -> ModelList:
+    """The models of this server, the first of which is the default."""
+    return ModelList(object="list", data=[_card(name) for name in server_of(request).models.names()])
+
+
+@router.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404], 400: ERRORS[400]})
+async def show_model(request: Request, model: str) -> ModelCard:
+    if model not in server_of(request).models.names():
+        raise ModelNotFoundError(f"no model is called {model}")
+    return _card(model)
+
+
+def _card(name: str) -> ModelCard:
+    return ModelCard(id=name, object="model", created=0, owned_by="tandem")
+
+
+# ---- translation
+
+
+def generation(body: ChatRequest) -> Generation:
+    params = body.sampling()
+    params["max_tokens"] = body.max_completion_tokens or body.max_tokens or WHOLE_CONTEXT
+    if body.logprobs or body.top_logprobs:
+        params["logprobs"] = body.top_logprobs or 0
+    params.update(_form(body.response_format))
+    template = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort:
+        template.setdefault("enable_thinking", body.reasoning_effort != "none")
+        template.setdefault("reasoning_effort", body.reasoning_effort)
+    named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
+    tools = [_tool(tool.function) for tool in body.tools or []]
+    if named is not None:
+        tools = [tool for tool in tools if tool.name == named]
+        if not tools:
+            raise RequestError(f"tool_choice names {named}, which is not among the tools")
+    return Generation(
+        body.model,
+        messages=[message(given) for given in body.messages],
+        params=params,
+        count=body.n or 1,
+        tools=tools,
+        tool_choice="required" if named else str(body.tool_choice or "auto"),
+        parallel_tools=body.parallel_tool_calls is not False and named is None,
+        template=template,
+    )
+
+
+def _form(wanted: ResponseFormat | None) -> dict[str, Any]:
+    if wanted is None or wanted.type == "text":
+        return {}
+    if wanted.type == "json_object":
+        return {"json_schema": {"type": "object"}}
+    if wanted.json_schema is None:
+        raise RequestError("response_format.json_schema: give the schema")
+    return {"json_schema": wanted.json_schema.schema_ or {}}
+
+
+def _tool(function: FunctionGiven) -> Tool:
+    return Tool(function.name, function.description or "", **given(parameters=function.parameters))
+
+
+def message(found: MessageGiven) -> Message:
+    """As templates know it."""
+    role = "system" if found.role == "developer" else found.role
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.function.name, "arguments": call.function.arguments},
+        }
+        for call in found.tool_calls or []
+    ]
+    return {
+        "role": role,
+        "content": text_of(found.content),
+        **given(
+            name=found.name, tool_calls=calls or None, tool_call_id=found.tool_call_id,
+            reasoning_content=found.reasoning_content,
+        ),
+    }  # fmt: skip
+
+
+def text_of(content: str | list[Part] | None) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    for part in content:
+        if part.type != "text" or part.text is None:
+            raise RequestError(
+                f"a part of a message is of the kind {part.type[:40]!r}: this server takes text alone"
+            )
+    return "\n".join(part.text or "" for part in content)
+
+
+def _choice(index: int, answer: Answer, wants_logprobs: bool) -> Choice:
+    body = MessageBody(role="assistant", content=answer.text or (None if answer.calls else ""))
+    if answer.reasoning:
+        body["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        body["tool_calls"] = [_call(call) for call in answer.calls]
+    logprobs = _logprobs(answer.logprobs) if wants_logprobs else None
+    return Choice(index=index, message=body, logprobs=logprobs, finish_reason=answer.finish)  # type: ignore[typeddict-item]
+
+
+def _call(call: ToolCall) -> CallBody:
+    return CallBody(
+        id=call.id, type="function", function=CallFunction(name=call.name, arguments=call.arguments)
+    )
+
+
+def _logprobs(tokens: list[TokenLogprob]) -> Logprobs:
+    def one(text: str, logprob: float) -> TopLogprob:
+        return TopLogprob(token=text, logprob=max(logprob, -9999.0), bytes=list(text.encode()))
+
+    return Logprobs(
+        content=[
+            {
+                **one(token.text, token.logprob),
+                "top_logprobs": [one(text, value) for _, text, value in token.top],
+            }
+            for token in tokens
+        ]
+    )
+
+
+async def _events(server: Server, wanted: Generation, body: ChatRequest) -> AsyncGenerator[str, None]:
+    """The answer in chunks; the last but `[DONE]` has the usage, if it was asked for."""
+    base = {
+        "id": new_id("chatcmpl-"),
+        "object": "chat.completion.chunk",
+        "created": now(),
+        "model": wanted.model,
+    }
+    with_usage = bool(body.stream_options and body.stream_options.include_usage)
+    usages: list[Usage] = []
+    calls_before = [0] * wanted.count
+    begun: set[int] = set()
+    async with aclosing(server.run(wanted)) as pieces:
+        async for piece in pieces:
+            delta: dict[str, Any] = {} if piece.index in begun else {"role": "assistant", "content": ""}
+            begun.add(piece.index)
+            delta |= _delta(piece, calls_before[piece.index])
+            calls_before[piece.index] += len(piece.calls)
+            if piece.usage:
+                usages.append(piece.usage)
+            if delta or piece.finish or piece.logprobs:
+                logprobs = _logprobs(piece.logprobs) if body.logprobs and piece.logprobs else None
+                choice = {
+                    "index": piece.index,
+                    "delta": delta,
+                    "logprobs": logprobs,
+                    "finish_reason": piece.finish,
+                }
+                yield event({**base, "choices": [choice], **({"usage": None} if with_usage else {})})
+    if with_usage:
+        yield event({**base, "choices": [], "usage": usage_body(total(usages))})
+    yield "data: [DONE]\n\n"
+
+
+def _delta(piece: Piece, calls_before: int) -> dict[str, Any]:
+    calls = [{"index": calls_before + i, **_call(call)} for i, call in enumerate(piece.calls)]
+    return given(
+        content=piece.text or None, reasoning_content=piece.reasoning or None, tool_calls=calls or None
+    )

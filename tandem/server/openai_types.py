@@ -1,0 +1,152 @@
+"""OpenAI's objects that several of its endpoints share."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from tandem.engine.reply import Usage
+from tandem.server import errors
+from tandem.server.fields import Fields, given
+
+# Accepted, for they cannot change the answer.
+IGNORED = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    }
+)
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": errors.ErrorBody, "description": text}
+    for status, text in {
+        400: "The request cannot be served as asked",
+        401: "No valid API key",
+        404: "There is no such model",
+        408: "It was not done in time",
+        413: "The body is too large",
+        429: "Too many requests: try again later",
+        503: "The device or the model is not available",
+    }.items()
+}
+DEFAULT_MIN_P = 0.1
+Finish = Literal["stop", "length", "tool_calls"]
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+StopTexts = str | Annotated[list[str], Field(max_length=64)]
+
+
+class StreamOptions(Fields):
+    ignored = frozenset({"include_obfuscation"})
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class StructuredOutputs(Fields):
+    """The form of an answer, as vLLM's clients ask for it."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class Sampling(Fields):
+    """How tokens are drawn, in chat and completions; the second half are llama.cpp's and vLLM's."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Seed | None = None
+    stop: StopTexts | None = None
+    top_k: Annotated[Int32, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Annotated[Int32, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    priority: Int32 | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """As SamplingParams. Whoever says nothing of it gets OpenAI's temperature, and no token of the long tail, which
+        small models cannot do without."""
+        silent = all(value is None for value in (self.temperature, self.top_p, self.top_k, self.min_p))
+        form = self.structured_outputs or StructuredOutputs(json=None)
+        bias = {_token(token): value for token, value in (self.logit_bias or {}).items()}
+        return given(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=self.top_p or None,  # 0, as some clients send: the likeliest token, see below
+            top_k=1 if self.top_p == 0 else max(0, self.top_k or 0) or None,
+            min_p=DEFAULT_MIN_P if silent else self.min_p,
+            repeat_penalty=self.repeat_penalty or self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=bias or None,
+            seed=self.seed,
+            stop=[self.stop] if isinstance(self.stop, str) else self.stop,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            priority=self.priority,
+            json_schema=form.json_,
+            regex=form.regex,
+            choices=form.choice,
+            grammar=form.grammar,
+        )
+
+
+class TokenDetails(TypedDict):
+    cached_tokens: int
+
+
+class UsageBody(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: NotRequired[TokenDetails]
+
+
+class ModelCard(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+def usage_body(usage: Usage) -> UsageBody:
+    return UsageBody(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+    )
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def _token(text: str) -> int:
+    from tandem.errors import RequestError
+
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise RequestError("logit_bias: its keys are token ids, whole numbers")
+    return int(text)
