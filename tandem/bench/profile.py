@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.bench.runs import Bench, Workload, added, step_costs
+from tandem.bench.runs import Bench, Step, Workload, added, step_costs
 from tandem.engine.params import SamplingParams
 from tandem.engine.scheduler import Chunk
 from tandem.kernels.kernel import Cost
@@ -37,7 +37,7 @@ class Group:
 def profile(bench: Bench, workload: Workload) -> list[Group]:
     """The first step of a round of `workload`, those that take most first."""
     step = next(iter(bench.steps(workload)))
-    seconds = _launch_seconds(bench, workload, step)
+    seconds = launch_seconds(bench, workload, step)
     launches = bench.engine.program.launches
     found: dict[tuple[str, str], list[tuple[float, Cost]]] = {}
     for launch, s, cost in zip(launches, seconds, step_costs(bench.engine.program, step), strict=True):
@@ -50,7 +50,8 @@ def profile(bench: Bench, workload: Workload) -> list[Group]:
     return sorted(groups, key=lambda group: -group.seconds)
 
 
-def _launch_seconds(bench: Bench, workload: Workload, step: list[tuple[int, int]]) -> list[float]:
+def launch_seconds(bench: Bench, workload: Workload, step: Step) -> list[float]:
+    """Of each launch of a step, run alone. The engine must have nothing else to do."""
     engine = bench.engine
     chunks: list[Chunk] = []
     try:

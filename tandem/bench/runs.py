@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -89,8 +90,17 @@ class Bench:
         workloads = list(workloads)
         blocks = -(-max(w.end for w in workloads) // KV_BLOCK)
         batch = max(w.batch for w in workloads)
-        self.engine = Engine(model, device, context=blocks * KV_BLOCK, batch=batch, share=False)
-        self._random = np.random.default_rng(0)
+        self._use(Engine(model, device, context=blocks * KV_BLOCK, batch=batch, share=False))
+
+    @classmethod
+    def on(cls, engine: Engine) -> Self:
+        """With an engine that is there already."""
+        bench = cls.__new__(cls)
+        bench._use(engine)
+        return bench
+
+    def _use(self, engine: Engine) -> None:
+        self.engine, self._random = engine, np.random.default_rng(0)
 
     def measure(self, workload: Workload, rounds: int = ROUNDS) -> Measured:
         warm = time.perf_counter()
