@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 import numpy as np
 
 from tandem.engine.scheduler import Chunk
@@ -9,15 +11,20 @@ from tandem.engine.sequence import Sampled, Sequence
 from tandem.program.step_inputs import (
     KNOWN,
     KV_BLOCK,
+    PARAM_INTS,
+    RESULT_INTS,
     TOKEN_ID,
+    TOKEN_INTS,
     TOKEN_POSITION,
     TOKEN_SEQUENCE,
     TOKEN_SLOT,
     TOKEN_SOURCE,
+    WORK_INTS,
     Ints,
     StepInputs,
 )
 
+FOUR = Struct("4i")  # the fields of a token before its slots; those of an entry of the work list
 QUERIES_PER_ITEM = 64  # rows x heads that share a KV head: what the attention kernel takes together
 ROWS_PER_ITEM = 16
 PARAM_COUNTER, PARAM_FIRST_EDIT, PARAM_EDITS = 9, 10, 11  # fields of a row of sampling parameters
@@ -29,18 +36,29 @@ class Batch:
     def __init__(self, turn: int, inputs: StepInputs, results: Ints, queries_per_kv_head: int) -> None:
         self.turn, self.inputs, self.results = turn, inputs, results
         self.results_f32 = results.view(np.float32)
+        # A step of few sequences writes and reads single numbers: NumPy would take most of the host's time for them.
+        self._header, self._tokens, self._work, self._rows, self._params, self._ids = (
+            array.reshape(-1).data
+            for array in (inputs.header, inputs.tokens, inputs.work, inputs.rows, inputs.params, results)
+        )
         self.rows_per_item = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM // queries_per_kv_head))
         self._owners = [-1] * len(results)  # whose sampling parameters each row has
 
     def write(self, chunks: list[Chunk]) -> None:
-        """Chunks of one token come first: all of them are written in one go."""
-        token = work = next((i for i, chunk in enumerate(chunks) if chunk.total > 1), len(chunks))
-        self._write_ones(chunks[:token])
-        for chunk in chunks[token:]:
-            self._write_tokens(chunk, token)
-            work = self._write_work(chunk, token, work)
-            token += chunk.total
-        self.inputs.set_counts(tokens=token, rows=self._write_rows(chunks), work=work)
+        token = row = work = edits = 0
+        for chunk in chunks:
+            begin = token
+            if chunk.count == 1 and not chunk.guess:
+                self._write_token(chunk, token, work)
+                token, work = token + 1, work + 1
+            else:
+                self._write_tokens(chunk, token)
+                work = self._write_work(chunk, token, work)
+                token += chunk.total
+            if chunk.sampled:
+                edits = self._write_rows(chunk, begin + chunk.count - 1, row, edits)
+                row += 1 + len(chunk.guess)
+        self._set_counts(token, row, work)
 
     def write_all_rows(self, chunk: Chunk) -> None:
         """One chunk with the logits of every token, not only the last."""
@@ -49,46 +67,40 @@ class Batch:
         self.inputs.rows[: chunk.count] = np.arange(chunk.count)
         for row in range(chunk.count):
             self._write_params(chunk.sequence, row, row, 0)
-        self.inputs.set_counts(tokens=chunk.count, rows=chunk.count, work=work)
+        self._set_counts(chunk.count, chunk.count, work)
 
-    def read(self, chunks: list[Chunk]) -> list[list[Sampled]]:
-        """What was sampled for each of these: a token, and one after each of its guess's."""
-        rows = sum(1 + len(chunk.guess) for chunk in chunks)
-        ids, row, found = self.results[:rows, 0].tolist(), 0, []
-        for chunk in chunks:
-            end, plain = row + 1 + len(chunk.guess), chunk.sequence.params.logprobs is None
-            found.append(
-                [Sampled(ids[i]) if plain else self._with_logprobs(i, ids[i]) for i in range(row, end)]
-            )
-            row = end
-        return found
+    def _set_counts(self, tokens: int, rows: int, work: int) -> None:
+        self._header[0], self._header[1], self._header[2] = tokens, rows, work  # as in COUNTS
 
-    def _with_logprobs(self, row: int, token: int) -> Sampled:
+    def read(self, row: int, sequence: Sequence) -> Sampled:
+        """What was sampled in a row of a sequence's."""
+        token = self._ids[row * RESULT_INTS]
+        if sequence.params.logprobs is None:
+            return Sampled(token)
         result, floats = self.results[row], self.results_f32[row]
         tops = int(result[RESULT_TOPS])
         ids = result[RESULT_TOP_IDS : RESULT_TOP_IDS + tops].tolist()
-        logprobs = floats[RESULT_TOP_LOGPROBS : RESULT_TOP_LOGPROBS + tops].tolist()
-        return Sampled(token, float(floats[1]), tuple(zip(ids, logprobs, strict=True)))
+        found = floats[RESULT_TOP_LOGPROBS : RESULT_TOP_LOGPROBS + tops].tolist()
+        return Sampled(token, float(floats[1]), tuple(zip(ids, found, strict=True)))
 
-    def _write_ones(self, chunks: list[Chunk]) -> None:
-        tokens, work = [], []
-        for i, chunk in enumerate(chunks):
-            sequence, position = chunk.sequence, chunk.begin
+    def _write_token(self, chunk: Chunk, token: int, work: int) -> None:
+        """A chunk of one token, as most are."""
+        sequence, position, slot = chunk.sequence, chunk.begin, chunk.sequence.slot
+        tables, known = sequence.tables, position < len(sequence.tokens)
+        if tables[0].written[self.turn] < len(tables[0].blocks):
             self._write_tables(sequence)
-            block, place = divmod(position, KV_BLOCK)
-            slots = [table.blocks[block] * KV_BLOCK + place for table in sequence.tables]
-            known = position < len(sequence.tokens)
-            token, source = (sequence.tokens[position], KNOWN) if known else (0, 1 + sequence.row)
-            tokens.append([token, position, sequence.slot, source, *slots])
-            work.append((i, 1, sequence.slot, position))
-        if chunks:
-            self.inputs.tokens[: len(tokens), : len(tokens[0])] = tokens
-            self.inputs.work[: len(work)] = work
+        id, source = (sequence.tokens[position], KNOWN) if known else (0, 1 + sequence.row)
+        first = token * TOKEN_INTS
+        FOUR.pack_into(self._tokens, 4 * first, id, position, slot, source)
+        FOUR.pack_into(self._work, 4 * WORK_INTS * work, token, 1, slot, position)
+        block, place = position // KV_BLOCK, position % KV_BLOCK
+        for group, table in enumerate(tables, first + TOKEN_SLOT):
+            self._tokens[group] = table.blocks[block] * KV_BLOCK + place
 
     def _write_tokens(self, chunk: Chunk, at: int) -> None:
         sequence, begin, end = chunk.sequence, chunk.begin, chunk.begin + chunk.total
         self._write_tables(sequence)
-        tokens = sequence.tokens[begin : begin + chunk.count] + chunk.guess
+        tokens = [*sequence.tokens[begin : begin + chunk.count], *chunk.guess]
         # Only the last can be one that the step before is still sampling.
         source = KNOWN if len(tokens) == chunk.total else 1 + sequence.row
         positions = np.arange(begin, end)
@@ -117,32 +129,23 @@ class Batch:
             work += 1
         return work
 
-    def _write_rows(self, chunks: list[Chunk]) -> int:
-        """Which tokens are sampled, and how; returns their number."""
-        ends: list[int] = []  # the last token of each chunk
-        draws: list[int] = []  # which of its request
-        token = edits = 0
-        for chunk in chunks:
-            token += chunk.total
-            if chunk.sampled:
-                sequence = chunk.sequence
-                sequence.row = len(ends)
-                if sequence.grammar:
-                    sequence.grammar.write_mask(self.inputs.masks[sequence.row])
-                first = chunk.begin + chunk.count - len(sequence.prompt)
-                for i in range(1 + len(chunk.guess)):
-                    edits = self._write_params(sequence, first + i, len(ends), edits)
-                    ends.append(token - 1 - len(chunk.guess) + i)
-                    draws.append(first + i)
-        self.inputs.rows[: len(ends)] = ends
-        self.inputs.params[: len(ends), PARAM_COUNTER] = draws
-        return len(ends)
+    def _write_rows(self, chunk: Chunk, token: int, row: int, edits: int) -> int:
+        """That a chunk's last token and those of its guess are sampled, and how; returns the next free edit."""
+        sequence = chunk.sequence
+        sequence.row = row
+        if sequence.grammar:
+            sequence.grammar.write_mask(self.inputs.masks[row])
+        draw = chunk.begin + chunk.count - len(sequence.prompt)
+        for i in range(1 + len(chunk.guess)):
+            if sequence.edited or self._owners[row + i] != sequence.number:
+                edits = self._write_params(sequence, draw + i, row + i, edits)
+            self._rows[row + i] = token + i
+            self._params[(row + i) * PARAM_INTS + PARAM_COUNTER] = draw + i
+        return edits
 
     def _write_params(self, sequence: Sequence, draw: int, row: int, first_edit: int) -> int:
         """A row of sampling parameters; returns the next free edit."""
         edits = sequence.edits_of(draw)
-        if self._owners[row] == sequence.number and not len(edits):
-            return first_edit
         if sequence.param_row is None:
             sequence.param_row = _param_row(sequence)
         params = self.inputs.params[row]

@@ -49,7 +49,7 @@ class Turn:
     recording: Recording
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Flight:
     """A step that was started."""
 
@@ -166,16 +166,22 @@ class Engine:
         before, self._done = self._done, time.perf_counter()
         seconds = self._done - max(before, flight.started)
         self.scheduler.observe(flight.chunks, seconds)
-        served = []
-        sampled = [chunk for chunk in flight.chunks if chunk.sampled]
-        for chunk, tokens in zip(sampled, flight.turn.batch.read(sampled), strict=True):
+        served, batch, row = [], flight.turn.batch, 0
+        for chunk in flight.chunks:
+            if not chunk.sampled:
+                continue
             sequence = chunk.sequence
             sequence.ahead -= 1
             if sequence.finish_reason is None:  # else it ended meanwhile, and this is a token too many
-                self.scheduler.accept(chunk, sequence.extend(tokens, chunk.guess))
+                if chunk.guess:
+                    drawn = [batch.read(row + i, sequence) for i in range(1 + len(chunk.guess))]
+                    self.scheduler.accept(chunk, sequence.extend(drawn, chunk.guess))
+                else:
+                    sequence.append(batch.read(row, sequence))
                 served.append(sequence)
                 if sequence.finish_reason:
                     self.scheduler.remove(sequence)
+            row += 1 + len(chunk.guess)
         if self.watch:
             self.watch(flight.chunks, seconds)
         return served

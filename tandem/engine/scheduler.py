@@ -7,9 +7,10 @@ given back may be used by the next step, while those before are still in flight.
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import insort
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Items
 
 from tandem.engine.kv_cache import KVCache, extend_keys
 from tandem.engine.pace import Pace
@@ -19,18 +20,16 @@ from tandem.errors import QueueFullError
 from tandem.program.step_inputs import KV_BLOCK, StepLimits
 
 
-@dataclass(slots=True, eq=False)
 class Chunk:
     """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them. A `guess` comes on top:
     tokens that may follow, each with a row of results."""
 
-    sequence: Sequence
-    begin: int
-    count: int
-    sampled: bool
-    guess: list[int] = field(default_factory=list)
-    entered: int = 0  # the sequence's, when it was scheduled
-    row: int = 0  # the sequence's, of the step before
+    __slots__ = ("begin", "count", "entered", "guess", "row", "sampled", "sequence")
+
+    def __init__(self, sequence: Sequence, begin: int, count: int, sampled: bool) -> None:
+        self.sequence, self.begin, self.count, self.sampled = sequence, begin, count, sampled
+        self.guess: Items[int] = ()
+        self.entered, self.row = sequence.entered, sequence.row  # as they were when it was scheduled
 
     @property
     def total(self) -> int:
@@ -49,37 +48,48 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # both in the order of their turn: priority, then age
         self.running: list[Sequence] = []
         self._slots = list(range(limits.sequences - 1, -1, -1))
+        self._deadline = math.inf  # no request's is sooner
 
     def add(self, sequence: Sequence) -> None:
         if self.queue is not None and len(self.waiting) >= self.queue:
             raise QueueFullError(f"{len(self.waiting)} requests are waiting already: try again later")
         insort(self.waiting, sequence, key=_order)
+        self._deadline = min(self._deadline, sequence.deadline)
 
     def schedule(self) -> list[Chunk]:
         """One token of each sequence that answers comes first, then prompts in order, under the budget of tokens."""
-        self._end_overdue()
+        if self._deadline < math.inf:
+            self._end_overdue()
         for sequence in self.running:
-            self._settle(sequence)
+            if sequence.computed >= sequence.due:
+                self._settle(sequence)
         if self.waiting:
             self._admit()
         chunks: list[Chunk] = []
-        pending = [(sequence, sequence.pending) for sequence in self.running]
-        for sequence, count in pending:
-            if count == 1 and len(chunks) < self.limits.tokens:
+        prompts: list[tuple[Sequence, int]] = []
+        for sequence in self.running.copy():  # some may be put back
+            count = sequence.pending
+            if count > 1:
+                prompts.append((sequence, count))
+            elif count and len(chunks) < self.limits.tokens:
                 self._take(sequence, 1, 1, chunks)
         budget = self.limits.tokens - len(chunks)
         if self.speculator:
             budget -= self._speculate(self.speculator, chunks, budget)
-        prompts = [(sequence, count) for sequence, count in pending if count > 1]
         if prompts and chunks and self.pace:
             budget = min(budget, self.pace.budget(len(prompts)))
         for sequence, count in prompts:
             if budget:
                 budget -= self._take(sequence, min(count, budget), count, chunks)
-        chunks = [chunk for chunk in chunks if chunk.sequence.slot >= 0]  # others were put back meanwhile
         for chunk in chunks:
-            chunk.sequence.computed += chunk.count
-            chunk.sequence.ahead += chunk.sampled
+            sequence = chunk.sequence
+            if sequence.slot < 0:  # it was put back meanwhile
+                chunks = [chunk for chunk in chunks if chunk.sequence is not sequence]
+                continue
+            sequence.computed += chunk.count
+            sequence.ahead += chunk.sampled
+            if chunk.count > 1:
+                sequence.due = 0
         if self.speculator:
             chunks.sort(key=lambda chunk: chunk.total > 1)  # single tokens are written first
         return chunks
@@ -156,9 +166,12 @@ class Scheduler:
 
     def _end_overdue(self) -> None:
         now = time.perf_counter()
+        if now < self._deadline:
+            return
         for sequence in [s for s in (*self.running, *self.waiting) if s.deadline < now]:
             sequence.finish("timeout")
             self.remove(sequence)
+        self._deadline = min((s.deadline for s in (*self.running, *self.waiting)), default=math.inf)
 
     def _admit(self) -> None:
         """Lets sequences in, in order, while there are slots and blocks."""
@@ -207,10 +220,7 @@ class Scheduler:
         """Adds a chunk if there are blocks for it; returns its tokens."""
         if sequence.slot < 0 or not self._make_room(sequence, sequence.computed + count):
             return 0
-        chunk = Chunk(
-            sequence, sequence.computed, count, count == pending, entered=sequence.entered, row=sequence.row
-        )
-        chunks.append(chunk)
+        chunks.append(Chunk(sequence, sequence.computed, count, count == pending))
         return count
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
@@ -235,7 +245,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         self.cache.release(sequence.tables)
-        sequence.computed = 0
+        sequence.computed = sequence.due = 0
 
     def _settle(self, sequence: Sequence) -> None:
         """After steps were started: offers full blocks to others, and gives back what has left a window."""
@@ -245,6 +255,7 @@ class Scheduler:
             self.cache.name(sequence.tables, sequence.keys[:full])
         if self.cache.slides:
             self.cache.slide(sequence.tables, sequence.computed)
+        sequence.due = (sequence.computed // KV_BLOCK + 1) * KV_BLOCK
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +35,7 @@ class Sampled(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens and their log-probabilities
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     prompt: list[int]
     params: SamplingParams
@@ -43,6 +44,7 @@ class Sequence:
     most: int = 2**31  # tokens that may be generated
     tokens: list[int] = field(default_factory=list)  # prompt and generated
     computed: int = 0  # tokens whose keys and values are in the cache, or will be after the steps in flight
+    due: int = 0  # its blocks want looking after when so many are computed
     ahead: int = 0  # tokens that steps in flight are sampling
     waits: bool = False  # for them: what comes next depends on what the host does with them
     row: int = -1  # of the results of the last step that sampled it
@@ -57,21 +59,31 @@ class Sequence:
     submitted: float = field(default_factory=time.perf_counter)
     first_token: float = 0.0
     finished: float = 0.0
+    number: int = field(default_factory=lambda: next(_numbers))  # first come, first served
+    priority: int = field(init=False)
+    always_waits: bool = field(init=False)
+    deadline: float = field(init=False)
+    seed: int = field(init=False)
+    ends: frozenset[int] = field(init=False)  # tokens that end it
+    counts: bool = field(init=False)  # how often it had each token: penalties want to know
+    edits: Ints = field(init=False)
+    edited: bool = field(init=False)  # some of its logits are
+    _early_edits: Ints = field(init=False)
 
     def __post_init__(self) -> None:
+        params = self.params
         self.tokens = list(self.prompt)
-        self.number = next(_numbers)  # first come, first served
-        self.priority = self.params.priority
-        self.always_waits = self.waits = self.params.uses_history or self.grammar is not None
-        self.deadline = self.submitted + (math.inf if self.params.timeout is None else self.params.timeout)
-        self.most = min(self.most, self.params.max_tokens)
-        seed = self.params.seed
-        self.seed = int.from_bytes(os.urandom(8)) if seed is None else seed & (2**64 - 1)
-        self.edits = _edits(self.params, self.prompt)
-        self._early_edits = self.edits
-        if self.params.min_tokens:
-            no_end = {**self.params.logit_bias, **dict.fromkeys(self.stop_ids, -math.inf)}
-            self._early_edits = _edits(replace(self.params, logit_bias=no_end), self.prompt)
+        self.priority, self.counts = params.priority, params.uses_history
+        self.always_waits = self.waits = self.counts or self.grammar is not None
+        self.deadline = self.submitted + (math.inf if params.timeout is None else params.timeout)
+        self.most = min(self.most, params.max_tokens)
+        self.seed = int.from_bytes(os.urandom(8)) if params.seed is None else params.seed & (2**64 - 1)
+        self.ends = frozenset() if params.ignore_eos else self.stop_ids
+        self.edits = self._early_edits = _edits(params, self.prompt)
+        if params.min_tokens:
+            no_end = {**params.logit_bias, **dict.fromkeys(self.stop_ids, -math.inf)}
+            self._early_edits = _edits(replace(params, logit_bias=no_end), self.prompt)
+        self.edited = self.counts or len(self._early_edits) > 0
 
     @property
     def pending(self) -> int:
@@ -83,7 +95,7 @@ class Sequence:
             return 0
         return len(self.tokens) + self.ahead - self.computed
 
-    def extend(self, drawn: list[Sampled], guess: list[int]) -> int:
+    def extend(self, drawn: list[Sampled], guess: Items[int]) -> int:
         """Appends what was drawn, up to the first that is not the guess; returns how many of it were right."""
         self.append(drawn[0])
         right = 0
@@ -97,14 +109,12 @@ class Sequence:
             self.first_token = time.perf_counter()
         self.generated.append(sampled)
         self.tokens.append(sampled.id)
-        if self.params.uses_history:
+        if self.counts:
             self.edits = _counted(self.edits, sampled.id)
             self._early_edits = _counted(self._early_edits, sampled.id)
         if self.grammar:
             self.grammar.accept(sampled.id)
-        if (sampled.id in self.stop_ids and not self.params.ignore_eos) or (
-            self.grammar and self.grammar.ended
-        ):
+        if sampled.id in self.ends or (self.grammar and self.grammar.ended):
             self.finish("stop")
         elif len(self.generated) >= self.most:
             self.finish("length")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tandem.kernels.kernel import COUNTS
 from tandem.program.program import OTHER_TURN, Tensor
 from tandem.program.weight_plan import align
 
@@ -93,7 +92,3 @@ class StepInputs:
         self.edits = view(layout.edits)
         self.masks = view(layout.masks)
         self.tables = [view(table) for table in layout.tables]
-
-    def set_counts(self, **counts: int) -> None:
-        for index, name in enumerate(COUNTS):
-            self.header[index] = counts[name]
