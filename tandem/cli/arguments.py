@@ -95,15 +95,19 @@ def _add_run(commands: Any) -> None:
         "--frequency-penalty", type=float, metavar="X", help="subtract X for each time it was used"
     )
     sampling.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
-    run.add_argument(
+    _add_guesses(run)
+    _add_device(run)
+
+
+def _add_guesses(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--lookup",
         action="store_true",
         help="guess tokens from the prompt: faster where an answer repeats it",
     )
-    run.add_argument(
+    command.add_argument(
         "--draft", metavar="MODEL", help="guess tokens with this smaller model of the same family"
     )
-    _add_device(run)
 
 
 def _add_pull(commands: Any) -> None:
@@ -159,8 +163,38 @@ def _add_bench(commands: Any) -> None:
     _add_device(bench, context=False)
 
 
+def _add_serve(commands: Any) -> None:
+    from pathlib import Path  # takes milliseconds that other commands need not spend
+
+    summary = "serve models to other programs over HTTP, as OpenAI does, and a page to chat"
+    serve = _add(commands, "serve", "serve", summary, model=None)
+    serve.add_argument(
+        "models", metavar="MODEL", nargs="*",
+        help=f"{MODEL_HELP}; the first answers those who name none (without: all in the cache)",
+    )  # fmt: skip
+    serve.add_argument("--host", metavar="H", help="to listen on: 0.0.0.0 for all (127.0.0.1)")
+    serve.add_argument("--port", type=int, metavar="N", help="to listen on (8000)")
+    serve.add_argument("--api-keys", type=Path, metavar="FILE", help="with a key a line: others are refused")
+    serve.add_argument("--settings", type=Path, metavar="FILE", help="a TOML file with any of the settings")
+    serve.add_argument(
+        "--cors-origin", action="append", dest="cors_origins", metavar="URL",
+        help="a web page's origin that may call (may be repeated)",
+    )  # fmt: skip
+    serve.add_argument("--batch", type=_positive, metavar="N", help="requests answered at a time (64)")
+    serve.add_argument("--max-queue", type=_positive, metavar="N", help="requests that may wait (128)")
+    serve.add_argument("--timeout", type=float, metavar="S", help="seconds for an answer (600)")
+    serve.add_argument(
+        "--keep-alive", type=float, metavar="S",
+        help="unload a model so many seconds after its last use (when another needs its memory)",
+    )  # fmt: skip
+    _add_guesses(serve)
+    _add_device(serve)
+    serve.set_defaults(device=None)  # the settings' own
+
+
 COMMANDS: dict[str, Callable[[Any], None]] = {
     "run": _add_run,
+    "serve": _add_serve,
     "pull": _add_pull,
     "list": _add_list,
     "rm": _add_rm,

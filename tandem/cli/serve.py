@@ -1,0 +1,76 @@
+"""`tandem serve`: models for other programs, over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandem.cli.models import model_file
+from tandem.errors import RequestError
+from tandem.model import registry
+
+if TYPE_CHECKING:
+    from tandem.server.settings import ServerSettings
+
+
+def main(options: argparse.Namespace) -> int:
+    from tandem.server.settings import ServerSettings, read_settings_file
+
+    settings = read_settings_file(options.settings) if options.settings else ServerSettings()
+    settings = dataclasses.replace(settings, **_given(options))
+    files = _files(settings.models)
+    settings = dataclasses.replace(settings, models=tuple(files))
+    from tandem.engine.models import Models
+    from tandem.server.app import create_app
+    from tandem.server.running import listen, serve
+
+    bound = listen(settings)  # before minutes are spent on a model
+    models = Models(
+        files, keep_alive=options.keep_alive, queue=settings.max_queue, **_engine(options, settings)
+    )
+    serve(create_app(models, settings), settings, bound)
+    return 0
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that are on the command line: they go before those of the file."""
+    from tandem.server.settings import ServerSettings
+
+    names = {field.name for field in dataclasses.fields(ServerSettings)}
+    found = {name: value for name, value in vars(options).items() if name in names and value is not None}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in found.items()
+        if value != []
+    }
+
+
+def _files(models: tuple[str, ...]) -> dict[str, Path]:
+    """A name for each model, and its file; those that are not here are fetched. Without any, all that are here."""
+    if not models:
+        models = tuple(model.name for model in registry.list_models() if model.files)
+        if not models:
+            raise RequestError("there is no model to serve yet: name one, such as `tandem serve smollm2`")
+        return {name: registry.resolve(name) for name in models}
+    files: dict[str, Path] = {}
+    for model in models:
+        path = model_file(model)
+        name = path.stem if Path(model).expanduser() == path else model
+        if files.setdefault(name, path) != path:
+            raise RequestError(f"two models would be called {name}: rename the file {path}")
+    return files
+
+
+def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, Any]:
+    return {
+        "device": settings.device,
+        "context": settings.context,
+        "batch": settings.batch,
+        "threads": options.threads,
+        "gpu_memory": options.gpu_memory and options.gpu_memory * 1e9,
+        "kv_memory": options.kv_memory and options.kv_memory * 1e9,
+        "lookup": options.lookup,
+        "draft": model_file(options.draft) if options.draft else None,
+    }
