@@ -51,6 +51,15 @@ class Device(Protocol):
         """Steps that may be in flight at a time: 1 where the host has nothing to gain from a second."""
 
     @property
+    def stages(self) -> int:
+        """Devices that a step goes through one after the other, so that as many steps are in flight: 1 but for a model
+        that is split (devices/split/)."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether its memory is the host's."""
+
+    @property
     def loaders(self) -> int:
         """Threads that may call `repack` at a time."""
 

@@ -9,6 +9,8 @@ import numpy as np
 from tandem.engine.scheduler import Chunk
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.program.step_inputs import (
+    HEADER_EDITS,
+    HEADER_MASKS,
     KNOWN,
     KV_BLOCK,
     PARAM_INTS,
@@ -45,7 +47,7 @@ class Batch:
         self._owners = [-1] * len(results)  # whose sampling parameters each row has
 
     def write(self, chunks: list[Chunk]) -> None:
-        token = row = work = edits = 0
+        token = row = work = edits = masks = 0
         for chunk in chunks:
             begin = token
             if chunk.count == 1 and not chunk.guess:
@@ -58,7 +60,9 @@ class Batch:
             if chunk.sampled:
                 edits = self._write_rows(chunk, begin + chunk.count - 1, row, edits)
                 row += 1 + len(chunk.guess)
-        self._set_counts(token, row, work)
+                if chunk.sequence.grammar:
+                    masks = row
+        self._set_counts(token, row, work, edits, masks)
 
     def write_all_rows(self, chunk: Chunk) -> None:
         """One chunk with the logits of every token, not only the last."""
@@ -69,8 +73,9 @@ class Batch:
             self._write_params(chunk.sequence, row, row, 0)
         self._set_counts(chunk.count, chunk.count, work)
 
-    def _set_counts(self, tokens: int, rows: int, work: int) -> None:
+    def _set_counts(self, tokens: int, rows: int, work: int, edits: int = 0, masks: int = 0) -> None:
         self._header[0], self._header[1], self._header[2] = tokens, rows, work  # as in COUNTS
+        self._header[HEADER_EDITS], self._header[HEADER_MASKS] = edits, masks
 
     def read(self, row: int, sequence: Sequence) -> Sampled:
         """What was sampled in a row of a sequence's."""

@@ -71,7 +71,8 @@ class Engine:
         passes = tuple(passes)
         config = model.config
         blocks = -(-context // KV_BLOCK)
-        tokens, rows = min(STEP_TOKENS, blocks * KV_BLOCK), batch + (ROWS_FOR_GUESSES if proposer else 0)
+        tokens = min(STEP_TOKENS // device.stages, blocks * KV_BLOCK)
+        rows = batch + (ROWS_FOR_GUESSES if proposer else 0)
         limits = StepLimits(tokens, rows, batch + 1, blocks, len(config.windows), config.vocab)
         layout = StepLayout(limits)
         plan = WeightPlan(model.layouts())
@@ -91,6 +92,7 @@ class Engine:
             queue=queue,
             share=share,
             speculator=Speculator(pace, proposer) if proposer else None,
+            stages=device.stages,
         )
         self._guest = self.scheduler.keep_slot()  # for logits, capture and embeddings, whoever else is there
         queries = config.q_heads // config.kv_heads

@@ -39,12 +39,13 @@ class Chunk:
 class Scheduler:
     def __init__(
         self, limits: StepLimits, cache: KVCache, *, pace: Pace | None = None, queue: int | None = None,
-        share: bool = True, speculator: Speculator | None = None,
+        share: bool = True, speculator: Speculator | None = None, stages: int = 1,
     ) -> None:  # fmt: skip
         """`pace`: None computes prompts as fast as possible, whoever waits. `queue`: requests that may wait. `share`:
-        requests begin with what others have computed. `speculator`: guesses tokens."""
+        requests begin with what others have computed. `speculator`: guesses tokens. `stages`: devices that steps go
+        through one behind the other; so many are in flight, and each has its part of the sequences."""
         self.limits, self.cache, self.pace, self.queue, self.share = limits, cache, pace, queue, share
-        self.speculator = speculator
+        self.speculator, self.stages = speculator, stages
         self.waiting: list[Sequence] = []  # both in the order of their turn: priority, then age
         self.running: list[Sequence] = []
         self._slots = list(range(limits.sequences - 1, -1, -1))
@@ -67,11 +68,14 @@ class Scheduler:
             self._admit()
         chunks: list[Chunk] = []
         prompts: list[tuple[Sequence, int]] = []
+        most = min(self.limits.tokens, -(-len(self.running) // self.stages))
         for sequence in self.running.copy():  # some may be put back
+            if sequence.ahead and self.stages > 1:
+                continue
             count = sequence.pending
             if count > 1:
                 prompts.append((sequence, count))
-            elif count and len(chunks) < self.limits.tokens:
+            elif count and len(chunks) < most:
                 self._take(sequence, 1, 1, chunks)
         budget = self.limits.tokens - len(chunks)
         if self.speculator:

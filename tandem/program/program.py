@@ -10,14 +10,17 @@ from typing import Literal
 from tandem.kernels.kernel import Cost, Counts, Grid, Kernel
 
 # Two steps may be in flight, in turns. Each turn has StepInputs and results of its own, and reads what the other
-# sampled; a Program names the arenas of turn 0.
-TURNS = 2
+# sampled; a Program names the arenas of turn 0. Where a model is split there is a turn for each device, and none reads
+# what another sampled.
+TURNS, MOST_TURNS = 2, 8
 OTHER_TURN = {"step": "step.1", "step.1": "step", "results": "results.1", "results.1": "results"}
 
 
 def arena_in(turn: int, arena: str) -> str:
     """The arena that a turn has in the place of one a Program names."""
-    return OTHER_TURN.get(arena, arena) if turn else arena
+    if turn < TURNS:
+        return OTHER_TURN.get(arena, arena) if turn else arena
+    return f"{arena}.{turn}" if arena in ("step", "results") else arena
 
 
 @dataclass(eq=False)

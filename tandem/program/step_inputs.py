@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from tandem.kernels.kernel import COUNTS
 from tandem.program.program import OTHER_TURN, Tensor
 from tandem.program.weight_plan import align
 
 KV_BLOCK = 16  # tokens a KV block
 HEADER_INTS = 16
+HEADER_EDITS, HEADER_MASKS = 3, 4  # after COUNTS, for the host: edits, and rows up to the last with a mask
 TOKEN_INTS = 8
 TOKEN_ID, TOKEN_POSITION, TOKEN_SEQUENCE, TOKEN_SOURCE, TOKEN_SLOT = range(5)  # TOKEN_SLOT + KV group
 KNOWN = 0  # TOKEN_SOURCE of a token with an id; otherwise 1 + the row of the other turn's results
@@ -24,6 +26,12 @@ PARAM_INTS = 16
 EDIT_INTS = 4
 MOST_BIASES, MOST_ENDS = 1024, 64  # of a request
 RESULT_INTS = 64
+
+# Which field of the header says how many rows of a table a step has; of others it may need all.
+IN_USE = {
+    "step.tokens": COUNTS.index("tokens"), "step.work": COUNTS.index("work"), "step.rows": COUNTS.index("rows"),
+    "step.params": COUNTS.index("rows"), "step.edits": HEADER_EDITS, "step.masks": HEADER_MASKS,
+}  # fmt: skip
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -73,6 +81,12 @@ class StepLayout:
         tensor = Tensor(f"step.{name}", "step", "i32", 4 * width * rows, width, self.nbytes)
         self.nbytes += align(tensor.nbytes)
         return tensor
+
+
+def bytes_in_use(table: Tensor, header: Ints) -> int:
+    """Of a table of StepInputs, what a step with this header needs."""
+    field = IN_USE.get(table.name)
+    return table.nbytes if field is None else 4 * table.stride * int(header[field])
 
 
 class StepInputs:

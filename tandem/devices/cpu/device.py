@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from tandem.devices.cpu import library
 from tandem.devices.cpu.library import ffi
 from tandem.devices.cpu.repacker import repack_all
 from tandem.devices.device import Bytes, Piece, host_memory
+from tandem.devices.host_memory import touched_memory
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.kernels.kernel import COUNTS
 from tandem.program.program import Program, Tensor, arena_in
@@ -22,6 +24,9 @@ MOST_LAUNCHES = 4096
 class CPUDevice:
     name = "cpu"
     turns = 1  # a step takes every core, so that a host working beside it would only slow it down
+    _open: ClassVar[WeakSet[CPUDevice]] = WeakSet()
+    stages = 1
+    shares_memory = True
 
     def __init__(self, threads: int) -> None:
         self._library = library.load()
@@ -32,12 +37,15 @@ class CPUDevice:
         if pool == ffi.NULL:
             raise DeviceError(f"cannot start {threads} threads: ask for between 1 and 256")
         self._pool = ffi.gc(pool, self._library.tandem_pool_destroy)
+        CPUDevice._open.add(self)
 
     def describe(self) -> str:
         return f"the CPU: {self.isa}, {self.threads} threads"
 
     def free_memory(self) -> tuple[float, float]:
-        free = host_memory()
+        """Without what other models in this process have been given but not touched yet."""
+        given = sum(len(memory) for device in CPUDevice._open for memory, _ in device._arenas.values())
+        free = host_memory() - (max(0, given - touched_memory()) if given else 0)
         return free, free
 
     def place(self, program: Program) -> None:
@@ -92,6 +100,7 @@ class CPUDevice:
         """Ends the threads and gives the memory back: views of it read zeros from then on."""
         if self._pool == ffi.NULL:
             return
+        CPUDevice._open.discard(self)
         ffi.release(self._pool)
         self._pool = ffi.NULL
         for memory, _ in self._arenas.values():

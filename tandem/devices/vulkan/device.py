@@ -101,6 +101,7 @@ def scatter(first: int, count: int, run: int, period: int) -> Iterator[tuple[int
 
 class VulkanDevice:
     turns = TURNS
+    stages = 1
     loaders = 1  # there is one staging buffer
 
     def __init__(
@@ -144,6 +145,10 @@ class VulkanDevice:
 
     def describe(self) -> str:
         return self.capabilities.describe()
+
+    @property
+    def shares_memory(self) -> bool:
+        return self.capabilities.kind in ("integrated", "software")
 
     # ---- memory
 
