@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,21 +41,14 @@ STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
 ROWS_FOR_GUESSES = 16
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Turn:
     """What a step in flight has for itself."""
 
     batch: Batch
     recording: Recording
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A step that was started."""
-
-    turn: Turn
-    chunks: list[Chunk]
-    started: float
+    chunks: list[Chunk] = field(default_factory=list)
+    started: float = 0.0
 
 
 class Engine:
@@ -100,7 +93,7 @@ class Engine:
 
     def _take_turns(self, turns: list[Turn]) -> None:
         self.turns = turns
-        self._flying: deque[Flight] = deque()  # steps that were started, oldest first
+        self._flying: deque[Turn] = deque()  # steps that were started, oldest first
         self._done = 0.0  # when the last of them was finished
         self.watch: Callable[[list[Chunk], float], None] | None = None  # told of each step, and of its seconds
 
@@ -146,11 +139,13 @@ class Engine:
         return self._collect() if self._flying else []
 
     def _free_turn(self) -> Turn:
-        used = [flight.turn for flight in self._flying]
-        return next(turn for turn in self.turns if turn not in used) if used else self.turns[0]
+        for turn in self.turns:
+            if turn not in self._flying:
+                return turn
+        raise RuntimeError("every turn is in flight")
 
     def _start(self, turn: Turn, chunks: list[Chunk]) -> None:
-        started = time.perf_counter()
+        turn.chunks, turn.started = chunks, time.perf_counter()
         try:
             turn.batch.write(chunks)
             turn.recording.start()
@@ -158,18 +153,18 @@ class Engine:
             self.scheduler.undo(chunks)
             turn.recording.finish()  # what did start may still read its inputs
             raise
-        self._flying.append(Flight(turn, chunks, started))
+        self._flying.append(turn)
 
     def _collect(self) -> list[Sequence]:
         """The sequences that the oldest step in flight gave a token, when it is done."""
-        flight = self._flying[0]
-        flight.turn.recording.finish()
+        turn = self._flying[0]
+        turn.recording.finish()
         self._flying.popleft()
         before, self._done = self._done, time.perf_counter()
-        seconds = self._done - max(before, flight.started)
-        self.scheduler.observe(flight.chunks, seconds)
-        served, batch, row = [], flight.turn.batch, 0
-        for chunk in flight.chunks:
+        seconds = self._done - (turn.started if turn.started > before else before)
+        self.scheduler.observe(turn.chunks, seconds)
+        served, batch, row = [], turn.batch, 0
+        for chunk in turn.chunks:
             if not chunk.sampled:
                 continue
             sequence = chunk.sequence
@@ -185,7 +180,7 @@ class Engine:
                     self.scheduler.remove(sequence)
             row += 1 + len(chunk.guess)
         if self.watch:
-            self.watch(flight.chunks, seconds)
+            self.watch(turn.chunks, seconds)
         return served
 
     def cancel(self, sequence: Sequence) -> None:
@@ -194,8 +189,8 @@ class Engine:
 
     def wait(self) -> None:
         """Until nothing is running on the device; what was sampled is read by the next steps."""
-        for flight in self._flying:
-            flight.turn.recording.finish()
+        for turn in self._flying:
+            turn.recording.finish()
 
     def logits(self, ids: list[int]) -> Array:
         """float32 [len(ids), vocab]: the logits after each token, teacher-forced."""

@@ -18,9 +18,9 @@ class Pace:
 
     def observe(self, prompt_tokens: int, others: int, seconds: float) -> None:
         """`others`: sequences that had one token in the step."""
-        if others and not prompt_tokens:
+        if not prompt_tokens:
             self._step = _average(self._step, seconds)
-        elif prompt_tokens:
+        else:
             extra = seconds - self._step if others else seconds
             self._token = _average(self._token, max(extra, 0.0) / prompt_tokens)
 
@@ -44,4 +44,4 @@ def _average(old: float, new: float) -> float:
     """One odd step, with others on this machine's cores, does not throw it off."""
     if not old:
         return new
-    return old + SHARE * (min(new, 4 * old) - old)
+    return old + SHARE * ((new if new < 4 * old else 4 * old) - old)

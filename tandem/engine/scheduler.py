@@ -76,7 +76,10 @@ class Scheduler:
             if count > 1:
                 prompts.append((sequence, count))
             elif count and len(chunks) < most:
-                self._take(sequence, 1, 1, chunks)
+                if sequence.computed < sequence.due:
+                    chunks.append(Chunk(sequence, sequence.computed, 1, True))
+                else:
+                    self._take(sequence, 1, 1, chunks)
         budget = self.limits.tokens - len(chunks)
         if self.speculator:
             budget -= self._speculate(self.speculator, chunks, budget)
@@ -234,6 +237,7 @@ class Scheduler:
             if last is sequence:
                 return False
             self._preempt(last)
+        sequence.due = -(-tokens // KV_BLOCK) * KV_BLOCK
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -259,7 +263,6 @@ class Scheduler:
             self.cache.name(sequence.tables, sequence.keys[:full])
         if self.cache.slides:
             self.cache.slide(sequence.tables, sequence.computed)
-        sequence.due = (sequence.computed // KV_BLOCK + 1) * KV_BLOCK
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
