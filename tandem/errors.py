@@ -71,7 +71,11 @@ class DeviceError(TandemError):
 
 
 class DoesNotFitError(DeviceError):
-    """The model, its context or its cache is larger than the memory."""
+    """The model, its context or its cache is larger than the memory. `missing`: bytes, where they are known."""
+
+    def __init__(self, message: str, missing: float = 0.0) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 class DeviceLostError(DeviceError):

@@ -24,9 +24,13 @@ class Beside(Generic[T]):
         except BaseException as error:
             self._raised.append(error)
 
+    def join(self) -> None:
+        """Waits for its end."""
+        self._thread.join()
+
     def result(self) -> T:
         """Waits for its end; returns or raises what it did."""
-        self._thread.join()
+        self.join()
         for error in self._raised:
             raise error
         return self._returned[0]

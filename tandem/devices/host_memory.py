@@ -24,6 +24,12 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     return min(free, physical, *(_free_in(group) for group in _groups(proc, groups)))
 
 
+def touched_memory(proc: Path = Path("/proc")) -> int:
+    """Bytes of memory that this process has in use, but for files."""
+    fields = dict(line.split(":", 1) for line in (proc / "self" / "status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) * 1024
+
+
 def _groups(proc: Path, root: Path) -> Iterator[Path]:
     """The folders of the process's groups and of those above them, each of which may have a limit.
 

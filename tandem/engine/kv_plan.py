@@ -41,7 +41,8 @@ def plan_kv(
                 if largest
                 else f"use {_quantisation(config, every + weights - one)}, a file of at most "
                 f"{max(0, free[1] - HEADROOM) / 1e9:.1f} GB"
-            )
+            ),
+            missing=one - every,
         )
     if wanted is None:
         sequences = float(max(1, min(batch, int(fast * KV_SHARE / one))))
@@ -72,5 +73,6 @@ def _check_wanted(wanted: float, one: int, free: float, context: int) -> None:
         )
     if wanted > free:
         raise DoesNotFitError(
-            f"a KV cache of {wanted / 1e9:.2f} GB does not fit beside the model: {max(0, free) / 1e9:.2f} GB are left"
+            f"a KV cache of {wanted / 1e9:.2f} GB does not fit beside the model: {max(0, free) / 1e9:.2f} GB are left",
+            missing=wanted - free,
         )

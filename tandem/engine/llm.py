@@ -7,6 +7,7 @@ import operator
 import os
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -77,32 +78,31 @@ class LLM:
             raise RequestError("guess tokens by lookup or by a draft model: give one of the two")
         if kv_memory is not None and not (isinstance(kv_memory, int | float) and kv_memory > 0):
             raise RequestError(f"kv_memory={kv_memory!r}: give a number of bytes")
-        self._model = open_model(resolve(os.fspath(model)))
-        config = self._model.config
-        self.context = min(context or DEFAULT_CONTEXT, config.trained_context)
-        if context and context > config.trained_context:
-            raise RequestError(
-                f"context={context}: this model was trained for {config.trained_context} at most"
-            )
         self._grammars: Grammars | None = None
         self.lock = threading.Lock()  # of the engine
         self._draft: LLM | None = None
-        self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
-        try:
+        with ExitStack() as closing:  # if something fails, what was there before it
+            self._model = closing.enter_context(open_model(resolve(os.fspath(model))))
+            trained = self._model.config.trained_context
+            self.context = min(context or DEFAULT_CONTEXT, trained)
+            if context and context > trained:
+                raise RequestError(f"context={context}: this model was trained for {trained} at most")
+            self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
+            closing.callback(self.device.close)
             if draft is not None:
-                most = min(self.context, open_model(resolve(os.fspath(draft))).config.trained_context)
-                self._draft = LLM(draft, device=device, threads=threads, context=most, kv=kv, batch=batch)
+                with open_model(resolve(os.fspath(draft))) as opened:
+                    most = min(self.context, opened.config.trained_context)
+                self._draft = closing.enter_context(
+                    LLM(draft, device=device, threads=threads, context=most, kv=kv, batch=batch)
+                )
             text = Beside(_open_text, self._model.gguf)  # the vocabulary is read while weights are repacked
+            closing.callback(text.join)
             self.engine = Engine(
                 self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32",
                 kv_memory=kv_memory, proposer=Lookup() if lookup else self._drafting(),
             )  # fmt: skip
             self.tokenizer, self._template = text.result()
-        except BaseException:
-            self.device.close()
-            if self._draft:
-                self._draft.close()
-            raise
+            self._closing = closing.pop_all()
 
     def _drafting(self) -> Proposer | None:
         if self._draft is None:
@@ -225,10 +225,7 @@ class LLM:
 
     def close(self) -> None:
         with self.lock:
-            self.device.close()
-            self._model.gguf.close()
-            if self._draft:
-                self._draft.close()
+            self._closing.close()
 
     def __enter__(self) -> Self:
         return self

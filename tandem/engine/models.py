@@ -15,15 +15,17 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tandem.engine.async_llm import AsyncLLM
 from tandem.errors import DoesNotFitError, ModelNotFoundError, RequestError
 
 CLOSED = "the models are closed: start again"
+CLOCK_STEP = 0.01  # seconds that a timer may be early
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class _Entry:
         """None while it is being loaded, or could not be."""
         done = self.opening.done() and not self.opening.cancelled() and not self.opening.exception()
         return self.opening.result() if done else None
+
+    @property
+    def nbytes(self) -> int:
+        return self.llm.llm.nbytes if self.llm else 0
 
     @property
     def idle(self) -> bool:
@@ -89,22 +95,16 @@ class Models:
         entry.users += 1
         if keep_alive is not None:
             entry.keep_alive = keep_alive
-        if entry.timer:
-            entry.timer.cancel()
         try:
             yield await asyncio.shield(entry.opening)  # others may wait for it too
         finally:
             entry.users -= 1
-            entry.left = time.monotonic()
-            if not entry.users and entry.keep_alive < math.inf:
-                after = asyncio.get_running_loop().call_later
-                entry.timer = after(entry.keep_alive, lambda: self._start(self._expire(entry)))
+            self._rest(entry)
 
     async def unload(self, name: str) -> None:
         """Gives a model's memory back as soon as nobody uses it."""
         if entry := self._entries.get(name):
-            async with self.use(name, keep_alive=0):
-                pass
+            entry.keep_alive = 0.0
             await self._expire(entry)
 
     async def close(self) -> None:
@@ -112,8 +112,7 @@ class Models:
         self._closed = True
         for entry in list(self._entries.values()):
             await asyncio.wait([entry.opening])
-            async with self._turn:
-                await self._close(entry)
+            await self._drop(entry)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- loading and closing
@@ -124,43 +123,71 @@ class Models:
         if name not in self._specs:
             there = ", ".join(self._specs) or "none"
             raise ModelNotFoundError(f"no model is called {name}: there is {there}")
-        if name not in self._entries:
+        entry = self._entries.get(name)
+        if entry and entry.llm and entry.llm.failure:  # its device was lost, perhaps
+            self._start(self._drop(self._entries.pop(name)))
+            entry = None
+        if not entry:
             entry = self._entries[name] = _Entry(name, self._keep_alive)
             entry.opening = self._start(self._open(entry))
-        return self._entries[name]
+        return entry
 
     async def _open(self, entry: _Entry) -> AsyncLLM:
         try:
             async with self._turn:
-                return await self._load(entry.name)
+                llm = await self._load(entry.name)
         except BaseException:
             del self._entries[entry.name]
             raise
+        asyncio.get_running_loop().call_soon(self._rest, entry)  # in case nobody waits for it any more
+        return llm
 
     async def _load(self, name: str) -> AsyncLLM:
-        """Makes room by closing models that nobody uses, the longest unused first."""
-        while True:
+        """Makes room, if that helps, by closing models that nobody uses, the longest unused first."""
+        while not self._closed:
             try:
                 return await asyncio.to_thread(AsyncLLM, self._specs[name], **self._options)
-            except DoesNotFitError:
+            except DoesNotFitError as error:
                 idle = [entry for entry in self._entries.values() if entry.idle]
-                if not idle:
-                    raise
+                if not idle or error.missing > sum(entry.nbytes for entry in idle):
+                    raise self._explained(error) from None
             await self._close(min(idle, key=lambda entry: entry.left))
+        raise RequestError(CLOSED)
+
+    def _explained(self, error: DoesNotFitError) -> DoesNotFitError:
+        used = [f"{each.name} ({each.nbytes / 1e9:.1f} GB)" for each in self.loaded() if each.users]
+        beside = f"; being used meanwhile: {', '.join(used)}" if used else ""
+        return DoesNotFitError(f"{error}{beside}", error.missing)
+
+    def _rest(self, entry: _Entry) -> None:
+        """Has an idle model closed after a while."""
+        if entry.idle:
+            entry.left = time.monotonic()
+            if entry.timer:
+                entry.timer.cancel()
+            if entry.keep_alive < math.inf and not self._closed:
+                after = asyncio.get_running_loop().call_later
+                entry.timer = after(entry.keep_alive, lambda: self._start(self._expire(entry)))
 
     async def _expire(self, entry: _Entry) -> None:
         async with self._turn:
-            if entry.idle:  # else someone came meanwhile
+            due = entry.left + entry.keep_alive - CLOCK_STEP
+            if entry.idle and time.monotonic() >= due:  # else someone came meanwhile
                 await self._close(entry)
+
+    async def _drop(self, entry: _Entry) -> None:
+        async with self._turn:
+            await self._close(entry)
 
     async def _close(self, entry: _Entry) -> None:
         if entry.timer:
             entry.timer.cancel()
-        if entry.llm and self._entries.get(entry.name) is entry:
+        if self._entries.get(entry.name) is entry:
             del self._entries[entry.name]
+        if entry.llm:
             await entry.llm.close()
 
-    def _start(self, coroutine: Any) -> asyncio.Task[Any]:
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -169,10 +196,10 @@ class Models:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waits has it; nobody may
+            task.exception()  # it went to whoever waited
 
 
 def _describe(entry: _Entry, llm: AsyncLLM) -> Loaded:
     rests = not entry.users and entry.keep_alive < math.inf
     expires = time.time() + entry.left + entry.keep_alive - time.monotonic() if rests else None
-    return Loaded(entry.name, llm, llm.llm.nbytes, llm.llm.device.name, entry.users, expires)
+    return Loaded(entry.name, llm, entry.nbytes, llm.llm.device.name, entry.users, expires)

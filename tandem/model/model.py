@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Self
 
 from tandem.devices.device import Device
 from tandem.errors import UnsupportedModelError
@@ -44,6 +45,12 @@ class Model:
     def load(self, plan: WeightPlan, device: Device, context: int) -> None:
         """Fills the device's "weights" arena."""
         load_weights(self.gguf, plan, device, self.tables(context))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gguf.close()
 
 
 def open_model(path: str | Path) -> Model:

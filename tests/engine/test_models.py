@@ -1,0 +1,263 @@
+"""Models that come and go while others are served: loaded once, given back whole, never taken from who uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem import AsyncLLM
+from tandem.devices.cpu import device as cpu
+from tandem.engine import models as module
+from tandem.engine.kv_plan import HEADROOM
+from tandem.engine.models import Models
+from tandem.errors import DeviceLostError, DoesNotFitError, ModelFileError, ModelNotFoundError, RequestError
+from tests.cli.tiny_model import write_tiny_model
+from tests.engine.test_memory import memory
+
+pytestmark = pytest.mark.fast
+
+OPTIONS: dict[str, Any] = {"device": "cpu", "threads": 1, "context": 256, "batch": 2, "kv_memory": 70_000}
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "damaged.gguf").write_bytes(b"GGUF" + bytes(20))
+    files = {name: write_tiny_model(folder / f"{name}.gguf") for name in ("one", "two", "three")}
+    return files | {"damaged": folder / "damaged.gguf", "absent": folder / "absent.gguf"}
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that are loaded, slowly enough for others to come meanwhile."""
+    begun: list[Path] = []
+
+    class SlowLLM(AsyncLLM):
+        def __init__(self, model: Any, **options: Any) -> None:
+            begun.append(model)
+            time.sleep(0.02)
+            super().__init__(model, **options)
+
+    monkeypatch.setattr(module, "AsyncLLM", SlowLLM)
+    return begun
+
+
+def with_models(
+    specs: dict[str, Path], test: Callable[[Models], Awaitable[None]], keep_alive: float | None = None
+) -> None:
+    async def run() -> None:
+        models = Models(specs, keep_alive=keep_alive, **OPTIONS)
+        try:
+            await test(models)
+        finally:
+            await models.close()
+        assert not models.loaded() and not models._tasks
+        with pytest.raises(RequestError, match="are closed"):
+            await answer(models, "one")
+
+    threads = threading.active_count()
+    asyncio.run(run())
+    assert threading.active_count() == threads and not cpu.CPUDevice._open
+
+
+async def answer(models: Models, name: str, tokens: int = 5, **options: Any) -> str:
+    async with models.use(name, **options) as llm:
+        return (await llm.generate("x", max_tokens=tokens)).text
+
+
+def names(models: Models) -> list[str]:
+    return [each.name for each in models.loaded()]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that is about to happen; a busy machine may take its time."""
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        await asyncio.sleep(0.005)
+    assert condition()
+
+
+def test_many_ask_at_once_and_each_model_is_loaded_once(specs: dict[str, Path], loads: list[Path]) -> None:
+    async def test(models: Models) -> None:
+        assert models.names() == list(specs) and not models.loaded()
+        texts = await asyncio.gather(*(answer(models, name) for name in ("one", "two") * 6))
+        assert len(set(texts)) == 1 and len(texts[0]) == 5
+        assert sorted(loads) == sorted([specs["one"], specs["two"]])
+        for each in models.loaded():
+            assert each.nbytes > 1000 and each.device == "cpu" and not each.users and each.expires is None
+        async with models.use("one"):
+            assert [(each.name, each.users) for each in models.loaded()] == [("one", 1), ("two", 0)]
+
+    with_models(specs, test)
+
+
+def test_a_load_that_fails_is_told_to_all_who_wait_and_the_others_go_on(
+    specs: dict[str, Path], loads: list[Path]
+) -> None:
+    async def test(models: Models) -> None:
+        async with models.use("one") as llm:
+            answering = asyncio.create_task(llm.generate("x", max_tokens=100))
+            for name, kind in (("damaged", ModelFileError), ("absent", ModelNotFoundError)):
+                waiting = [answer(models, name) for _ in range(3)]
+                errors = await asyncio.gather(*waiting, return_exceptions=True)
+                assert all(isinstance(error, kind) for error in errors)
+            assert len(loads) == 3 and names(models) == ["one"]
+            assert len((await answering).token_ids) == 100
+            with pytest.raises(ModelNotFoundError, match="no model is called four: there is one, two"):
+                await answer(models, "four")
+        with pytest.raises(ModelFileError):  # it is tried again: the file may be another by now
+            await answer(models, "damaged")
+        assert len(loads) == 4
+
+    with_models(specs, test)
+
+
+def test_a_model_stays_for_a_while_after_its_last_use(specs: dict[str, Path]) -> None:
+    async def test(models: Models) -> None:
+        async with models.use("one"):
+            assert models.loaded()[0].expires is None
+            await answer(models, "one")
+            await asyncio.sleep(0.15)
+            assert names(models) == ["one"], "someone uses it"
+        expires = models.loaded()[0].expires
+        assert expires and 0 < expires - time.time() <= 0.1
+        await until(lambda: not models.loaded())
+        await answer(models, "one", keep_alive=math.inf)
+        await answer(models, "two", keep_alive=0)
+        await until(lambda: names(models) == ["one"])
+        await asyncio.sleep(0.15)
+        assert names(models) == ["one"] and models.loaded()[0].expires is None
+        await models.unload("one")
+        await models.unload("two")  # which is gone
+        assert not models.loaded()
+        async with models.use("one") as llm:
+            await models.unload("one")
+            assert names(models) == ["one"] and (await llm.generate("x", max_tokens=1)).text
+        await until(lambda: not models.loaded())
+
+    with_models(specs, test, keep_alive=0.1)
+
+
+@contextmanager
+def limited(monkeypatch: pytest.MonkeyPatch, nbytes: float) -> Iterator[None]:
+    """A machine with so much memory for models."""
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu, "host_memory", lambda: HEADROOM + nbytes)
+        patch.setattr(cpu, "touched_memory", lambda: 0)
+        yield
+
+
+def test_those_unused_make_room_the_longest_unused_first(
+    specs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(models: Models) -> None:
+        await answer(models, "one")
+        need = models.loaded()[0].nbytes
+        with limited(monkeypatch, 2 * need):
+            for name in ("two", "one"):
+                await answer(models, name)
+            assert names(models) == ["one", "two"]
+            await answer(models, "three")
+            assert names(models) == ["three", "one"], "two was used before one"
+            async with models.use("one"), models.use("three"):
+                with pytest.raises(
+                    DoesNotFitError, match=r"GB that are free: .*; being used meanwhile: .*three"
+                ):
+                    await answer(models, "two")
+                assert {each.name for each in models.loaded()} == {"one", "three"}
+                assert await answer(models, "one")
+            async with models.use("three"):
+                await answer(models, "two")
+                assert names(models) == ["three", "two"]
+        with limited(monkeypatch, -HEADROOM), pytest.raises(DoesNotFitError):
+            await answer(models, "one")
+        assert names(models) == ["three", "two"], "nobody was asked to go in vain"
+
+    with_models(specs, test)
+
+
+def test_who_gives_up_waiting_leaves_nothing_behind(specs: dict[str, Path], loads: list[Path]) -> None:
+    async def test(models: Models) -> None:
+        gone, stays = (asyncio.create_task(answer(models, "one")) for _ in range(2))
+        alone = asyncio.create_task(answer(models, "two"))
+        await until(lambda: bool(loads))
+        gone.cancel()
+        alone.cancel()
+        assert await stays
+        await until(lambda: len(loads) == 2)
+        await until(lambda: not models.loaded())
+
+    with_models(specs, test, keep_alive=0.05)
+
+
+def test_closing_waits_for_loads_and_ends_requests(specs: dict[str, Path], loads: list[Path]) -> None:
+    async def test(models: Models) -> None:
+        tasks = [asyncio.create_task(answer(models, name, 200)) for name in ("one", "two", "three")]
+        await until(lambda: bool(loads))
+        await models.close()
+        for task in tasks:
+            with pytest.raises(RequestError, match="closed"):
+                await task
+        assert loads == [specs["one"]], "those that wait for their turn are not loaded any more"
+
+    with_models(specs, test)
+
+
+def test_a_model_whose_device_was_lost_is_loaded_again(specs: dict[str, Path], loads: list[Path]) -> None:
+    async def test(models: Models) -> None:
+        await answer(models, "two")
+        async with models.use("one") as llm:
+
+            def lost() -> None:
+                raise DeviceLostError("the GPU stopped: load the model again")
+
+            llm.llm.engine.step = lost  # type: ignore[method-assign, assignment]
+            with pytest.raises(DeviceLostError):
+                await llm.generate("x")
+            assert await answer(models, "one"), "with the first still in use"
+        assert await answer(models, "one") == await answer(models, "two")
+        assert len(loads) == 3
+
+    with_models(specs, test)
+
+
+def use_of_machine() -> dict[str, int]:
+    gc.collect()
+    return {
+        "resident": memory("VmRSS"),
+        "threads": len(os.listdir("/proc/self/task")),
+        "files": len(os.listdir("/proc/self/fd")),
+        "maps": len(Path("/proc/self/maps").read_text().splitlines()),
+    }
+
+
+def test_fifty_loads_leave_nothing_behind(specs: dict[str, Path]) -> None:
+    async def test(models: Models) -> None:
+        def load_and_unload() -> Awaitable[Any]:
+            return answer(models, "one", 2)
+
+        for _ in range(5):
+            await load_and_unload()
+            await models.unload("one")
+        before = use_of_machine()
+        for _ in range(50):
+            await load_and_unload()
+            assert names(models) == ["one"]
+            await models.unload("one")
+        after = use_of_machine()
+        print(before, after)
+        assert after["threads"] <= before["threads"] + 4  # of asyncio's own pool
+        assert after["files"] == before["files"] and after["maps"] <= before["maps"] + 20
+        assert after["resident"] < before["resident"] + 3e6
+
+    with_models(specs, test)
