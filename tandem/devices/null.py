@@ -9,6 +9,7 @@ Rules, each a ProgramError that names the launch:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import combinations
 
 from tandem.errors import ProgramError
@@ -20,9 +21,10 @@ BEFORE = ("weights", "kv", "step", "results.1")  # arenas whose bytes are there 
 READ_ONLY = ("weights", "step", "results.1")
 
 
-def check(program: Program) -> None:
+def check(program: Program, given: Iterable[Tensor] = ()) -> None:
+    """`given`: activations that are there before the first launch."""
     since = Unordered()
-    intact: set[Tensor] = set()  # written so far, and not written over since
+    intact = set(given)  # written so far, and not written over since
     lost: dict[Tensor, Tensor] = {}  # root -> what was written over it
     for i, launch in enumerate(program.launches):
         where = f"launch {i} ({launch.kernel.name} -> {launch.name})"

@@ -1,7 +1,9 @@
-"""Opens a device by its name: cpu, vulkan, vulkan:<index>, vulkan:<part of a name>, or auto."""
+"""Opens a device by its name: cpu, vulkan, vulkan:<index>, vulkan:<part of a name>, auto, or several of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from glob import glob
 
 from tandem.devices.cpu.device import CPUDevice
@@ -24,10 +26,23 @@ class CPUInstead(CPUDevice):
         return f"{super().describe()}; no GPU is used: {self.problem}"
 
 
-def open_device(name: str, *, threads: int | None = None, gpu_memory: float | None = None) -> Device:
-    """`threads`: of the CPU. `gpu_memory`: bytes of a GPU's own memory to use at most."""
+def open_device(
+    name: str,
+    *,
+    threads: int | None = None,
+    gpu_memory: float | None = None,
+    split: Sequence[int] | None = None,
+) -> Device:
+    """`threads`: of the CPU. `gpu_memory`: bytes of a GPU's own memory to use at most. `split`: how many of a model's
+    layers each of several devices has; None: as many as it is fast."""
     settings = read_settings()
     threads = threads or settings.threads
+    if "," in name:
+        return _open_several(name.split(","), threads, gpu_memory, split)
+    if split is not None:
+        raise DeviceError(
+            f"layers are split between devices, and {name} is one: name several, as in vulkan,cpu"
+        )
     if name == "cpu" or (name == "auto" and not any(glob(pattern) for pattern in GPU_NODES)):
         return CPUDevice(threads)
     kind = name.partition(":")[0]
@@ -44,3 +59,21 @@ def open_device(name: str, *, threads: int | None = None, gpu_memory: float | No
         if name != "auto":
             raise
         return CPUInstead(threads, error)
+
+
+def _open_several(
+    names: list[str], threads: int, gpu_memory: float | None, split: Sequence[int] | None
+) -> Device:
+    from tandem.devices.split.device import SplitDevice
+
+    if "auto" in names:
+        raise DeviceError("auto chooses one device: name each of several")
+    share = max(1, threads // max(1, names.count("cpu")))
+    with ExitStack() as undo:
+        devices = []
+        for name in names:
+            devices.append(open_device(name, threads=share, gpu_memory=gpu_memory))
+            undo.callback(devices[-1].close)
+        found = SplitDevice(devices, split)
+        undo.pop_all()
+    return found

@@ -119,7 +119,7 @@ def _blocks(engine: Engine, tables: list[BlockTable]) -> Iterator[Tensor]:
     for cache, group, nbytes in _caches(engine):
         for block in tables[group].blocks:
             if block != NO_BLOCK:
-                yield Tensor("block", cache.arena, cache.dtype, nbytes, offset=cache.start + block * nbytes)
+                yield Tensor("block", cache.arena, cache.dtype, nbytes, offset=block * nbytes, base=cache)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.uint8]]]:

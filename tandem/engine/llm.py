@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import os
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from numbers import Integral
 from types import TracebackType
@@ -59,12 +59,14 @@ class LLM:
         kv_memory: float | None = None,
         lookup: bool = False,
         draft: str | os.PathLike[str] | None = None,
+        split: Sequence[int] | None = None,
     ) -> None:
         """`model`: a GGUF file, or a name that `tandem pull` has fetched. `context`: tokens a request may have in
         all. `kv`: "f16" or "f32" keys and values. `batch`: sequences served at a time. `gpu_memory`: bytes of a GPU's
         own memory to use at most. `kv_memory`: bytes for the keys and values of all sequences. `lookup`: guess tokens
         that have followed before, which is faster where answers repeat their prompts. `draft`: a smaller model of the
-        same family that guesses tokens."""
+        same family that guesses tokens. `split`: how many layers each device has where `device` names several, as in
+        "vulkan:0,cpu"; None: as many as it is fast."""
         if not isinstance(model, str | os.PathLike):
             raise RequestError(f"model={model!r}: give the path of a GGUF file or the name of a model")
         if not isinstance(device, str):
@@ -76,6 +78,8 @@ class LLM:
                 raise RequestError(f"{name}={value!r}: give a whole number, 1 or more")
         if lookup and draft is not None:
             raise RequestError("guess tokens by lookup or by a draft model: give one of the two")
+        if split is not None and not all(isinstance(layers, int) and layers > 0 for layers in split):
+            raise RequestError(f"split={split!r}: give the number of layers of each device")
         if kv_memory is not None and not (isinstance(kv_memory, int | float) and kv_memory > 0):
             raise RequestError(f"kv_memory={kv_memory!r}: give a number of bytes")
         self._grammars: Grammars | None = None
@@ -87,13 +91,14 @@ class LLM:
             self.context = min(context or DEFAULT_CONTEXT, trained)
             if context and context > trained:
                 raise RequestError(f"context={context}: this model was trained for {trained} at most")
-            self.device = open_device(device, threads=threads, gpu_memory=gpu_memory)
+            self.device = open_device(device, threads=threads, gpu_memory=gpu_memory, split=split)
             closing.callback(self.device.close)
             if draft is not None:
                 with open_model(resolve(os.fspath(draft))) as opened:
                     most = min(self.context, opened.config.trained_context)
+                first = device.partition(",")[0]  # of several; a draft model is small
                 self._draft = closing.enter_context(
-                    LLM(draft, device=device, threads=threads, context=most, kv=kv, batch=batch)
+                    LLM(draft, device=first, threads=threads, context=most, kv=kv, batch=batch)
                 )
             text = Beside(_open_text, self._model.gguf)  # the vocabulary is read while weights are repacked
             closing.callback(text.join)

@@ -1,0 +1,98 @@
+"""Cuts a Program between layers into one for each device.
+
+The launches stay as they are. A device has the weights and KV caches of its own layers, one after the other from the
+begin of its arenas; activations keep their places. What is alive at a cut (the residual stream, and what the last
+launch before it has made for the first one after it) crosses from device to device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tandem.program.plan_memory import lifetimes
+from tandem.program.program import Launch, Program, Tensor
+from tandem.program.weight_plan import align
+
+OWN = ("weights", "kv")  # arenas of which a part has only what its launches touch
+
+
+@dataclass(frozen=True)
+class Part:
+    """Launches [begin, end) of a whole Program, as a Program of their own."""
+
+    program: Program
+    begin: int
+    end: int
+    layers: range
+    entering: list[Tensor]  # activations that the part before leaves
+    leaving: list[Tensor]
+    moved: dict[Tensor, Tensor]  # weights and KV caches of the whole Program -> here
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.program.arena_bytes.values())
+
+    def here(self, tensor: Tensor) -> Tensor:
+        """A tensor of the whole Program in this part; weights and caches: one that `moved` knows."""
+        root = self.moved.get(tensor.root)
+        if root is None or tensor is tensor.root:
+            return root or tensor
+        return replace(tensor, offset=tensor.start - tensor.root.start, base=root)
+
+
+def layer_starts(launches: Sequence[Launch]) -> list[int]:
+    """The launch with which each layer begins. Of the places between two layers' caches the last one at which the
+    least crosses: after the residual and the norm that reads it."""
+    touches: dict[Tensor, list[int]] = {}  # each layer's KV cache -> the launches that use it
+    for i, launch in enumerate(launches):
+        cache = launch.buffers.get("cache")
+        if cache is not None:
+            touches.setdefault(cache, []).append(i)
+    spans = [(uses[0], uses[-1]) for uses in touches.values()]
+    lives = lifetimes(list(launches))
+
+    def crossing(at: int) -> int:
+        return sum(tensor.nbytes for tensor in alive(lives, at))
+
+    return [0] + [min(range(first, last, -1), key=crossing) for (_, last), (first, _) in pairwise(spans)]
+
+
+def alive(lives: dict[Tensor, tuple[int, int]], at: int) -> list[Tensor]:
+    """Activations made before launch `at` that it or a later one needs."""
+    return [tensor for tensor, (first, last) in lives.items() if first < at <= last]
+
+
+def cut(program: Program, starts: Sequence[int], counts: Sequence[int]) -> list[Part]:
+    """One part for each count of layers."""
+    lives, parts, layer = lifetimes(program.launches), [], 0
+    for count in counts:
+        begin, after = starts[layer], layer + count
+        end = starts[after] if after < len(starts) else len(program.launches)
+        part = _part(program, begin, end, range(layer, after), alive(lives, begin), alive(lives, end))
+        parts.append(part)
+        layer = after
+    return parts
+
+
+def _part(
+    program: Program, begin: int, end: int, layers: range, entering: list[Tensor], leaving: list[Tensor]
+) -> Part:
+    sizes: dict[str, int] = {}
+    moved: dict[Tensor, Tensor] = {}
+    launches = program.launches[begin:end]
+    for launch in launches:
+        for root in (tensor.root for tensor in launch.buffers.values() if tensor is not None):
+            size, arena = sizes.get(root.arena, 0), root.arena
+            if arena not in OWN:
+                sizes[arena] = max(size, root.start + align(root.nbytes))
+            elif root not in moved:
+                moved[root] = replace(root, offset=size)
+                sizes[arena] = size + align(root.nbytes)
+    part = Part(Program([], program.max_counts, sizes), begin, end, layers, entering, leaving, moved)
+    part.program.launches += [
+        replace(launch, buffers={name: t and part.here(t) for name, t in launch.buffers.items()})
+        for launch in launches
+    ]
+    return part

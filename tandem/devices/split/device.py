@@ -1,0 +1,195 @@
+"""Several devices as one: each has some of a model's layers, and steps go through them one behind the other.
+
+A step in flight is on one device at a time, so as many steps are in flight as there are devices, each with its part of
+the sequences. The engine sees a device like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Semaphore
+
+import numpy as np
+
+from tandem.devices import null
+from tandem.devices.device import Bytes, Device, Piece
+from tandem.devices.split.balance import balance
+from tandem.devices.split.cut import OWN, Part, cut, layer_starts
+from tandem.devices.split.stage import Carrier, Stage, Trip
+from tandem.errors import DeviceError, DoesNotFitError
+from tandem.program.program import MOST_TURNS, Program, Tensor, arena_in
+
+
+class SplitDevice:
+    shares_memory = False
+
+    def __init__(self, devices: Sequence[Device], split: Sequence[int] | None = None) -> None:
+        """`split`: layers of each device; None: by what they do in a second."""
+        if len(devices) > MOST_TURNS:
+            raise DeviceError(f"{len(devices)} devices are more than {MOST_TURNS}: name fewer")
+        if split is not None and (len(split) != len(devices) or min(split) < 1):
+            raise DeviceError(
+                f"split {','.join(map(str, split))}: give {len(devices)} numbers, the layers of each device"
+            )
+        self.devices, self.split = devices, split
+        self.name = ",".join(device.name for device in devices)
+        self.turns = self.stages = len(devices)
+        self.loaders = max(device.loaders for device in devices)
+        self._loading = [Semaphore(device.loaders) for device in devices]
+        self.chain: list[Stage] = []  # in the order of the layers
+        self.latest = 0  # which of them ran last, where a step is run bit by bit
+        self._carriers: list[Carrier] = []
+
+    def describe(self) -> str:
+        if not self.chain:
+            return "; ".join(device.describe() for device in self.devices)
+        return "; ".join(
+            f"layers {stage.part.layers[0]} to {stage.part.layers[-1]} on {stage.device.describe()}"
+            for stage in self.chain
+        )
+
+    # ---- memory
+
+    def free_memory(self) -> tuple[float, float]:
+        """All that devices have of their own, and the host's once."""
+        free = [(device.shares_memory, *device.free_memory()) for device in self.devices]
+        own = sum(fast for shares, fast, _ in free if not shares)
+        host = [nbytes if shares else nbytes - fast for shares, fast, nbytes in free]
+        shared = max((fast for shares, fast, _ in free if shares), default=0.0)
+        return own + shared, own + max(host)
+
+    def place(self, program: Program) -> None:
+        self._stop()
+        starts = layer_starts(program.launches)
+        counts = self.split or self._balance(program, starts)
+        if sum(counts) != len(starts):
+            raise DeviceError(
+                f"split {','.join(map(str, counts))}: the model has {len(starts)} layers, not {sum(counts)}"
+            )
+        parts = cut(program, starts, counts)
+        self._check_fit(parts)
+        for device, part in zip(self.devices, parts, strict=True):
+            null.check(part.program, part.entering)
+            device.place(part.program)
+        crossing = max(sum(tensor.nbytes for tensor in part.leaving) for part in parts)
+        sizes = program.arena_bytes["step"], program.arena_bytes["results"], crossing
+        self._carriers = [Carrier(*(np.zeros(n, np.uint8) for n in sizes)) for _ in range(self.turns)]
+        self.chain = [Stage(device, part) for device, part in zip(self.devices, parts, strict=True)]
+        for stage, after in zip(self.chain, [*self.chain[1:], None], strict=True):
+            stage.start(after.inbox.put if after else lambda trip: trip.done.set())
+
+    def _balance(self, program: Program, starts: Sequence[int]) -> list[int]:
+        if len(starts) < len(self.devices):
+            raise DeviceError(
+                f"the model has {len(starts)} layers, too few for {len(self.devices)} devices: name fewer"
+            )
+        return balance(program, starts, self.devices)
+
+    def _check_fit(self, parts: list[Part]) -> None:
+        left = self.free_memory()[1]
+        for device, part in zip(self.devices, parts, strict=True):
+            free = min(device.free_memory()[1], left)
+            if part.nbytes > free:
+                raise DoesNotFitError(
+                    f"layers {part.layers[0]} to {part.layers[-1]} take {part.nbytes / 1e9:.2f} GB, and "
+                    f"{device.name} has {free / 1e9:.2f} GB free: give it fewer layers, or use a smaller context"
+                )
+            left -= part.nbytes
+
+    def memory(self, arena: str) -> Bytes:
+        for turn, carrier in enumerate(self._carriers):
+            if arena == arena_in(turn, "step"):
+                return carrier.step
+            if arena == arena_in(turn, "results"):
+                return carrier.results
+        raise DeviceError(f"the host does not see the {arena} arena: report this")
+
+    def read(self, tensor: Tensor) -> Bytes:
+        stage = self._having(tensor)[0]
+        return stage.device.read(stage.part.here(tensor))
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        for stage in self._having(tensor):
+            stage.device.write(stage.part.here(tensor), data)
+
+    def repack(self, pieces: Sequence[Piece]) -> None:
+        for stage, loading in zip(self.chain, self._loading, strict=True):
+            mine = [
+                piece._replace(tensor=stage.part.here(piece.tensor))
+                for piece in pieces
+                if piece.tensor.root in stage.part.moved
+            ]
+            if mine:
+                with loading:
+                    stage.device.repack(mine)
+
+    def _having(self, tensor: Tensor) -> list[Stage]:
+        """The stages with a tensor: several have a tied head, or RoPE's table."""
+        if tensor.arena in OWN:
+            return [stage for stage in self.chain if tensor.root in stage.part.moved]
+        return [self.chain[-1 if tensor.arena == "output" else self.latest]]
+
+    # ---- running
+
+    def record(self, program: Program, turn: int = 0) -> Recording:
+        return Recording(self, self._carriers[turn])
+
+    def _stop(self) -> None:
+        stages, self.chain = self.chain, []
+        for stage in stages:  # in order: each hands on what it still has
+            stage.stop()
+
+    def close(self) -> None:
+        self._stop()
+        for device in self.devices:
+            device.close()
+
+
+class Recording:
+    """The way of a turn's steps through all stages."""
+
+    def __init__(self, device: SplitDevice, carrier: Carrier) -> None:
+        self.device, self.carrier = device, carrier
+        self._trip = Trip(carrier)
+        self._trip.done.set()
+
+    def start(self) -> None:
+        trip = self._trip = Trip(self.carrier)
+        inbox = self.device.chain[0].inbox
+        try:
+            inbox.put(trip)
+        except BaseException as interrupt:  # it may be on its way already: one behind it will tell
+            behind = Trip(self.carrier, interrupt)
+            inbox.put(behind)
+            behind.done.wait()
+            trip.done.set()
+            raise
+
+    def finish(self) -> None:
+        self._trip.done.wait()
+        if self._trip.error:
+            raise self._trip.error
+
+    def replay(self, begin: int = 0, end: int | None = None) -> None:
+        if (begin, end) == (0, None):
+            self.start()
+            self.finish()
+            return
+        for i, stage in enumerate(self.device.chain):
+            part = stage.part
+            first, last = max(begin, part.begin), part.end if end is None else min(end, part.end)
+            if first < last:
+                self.device.latest = i
+                if first == part.begin:
+                    stage.enter(self.carrier)
+                stage.recording.replay(first - part.begin, last - part.begin)
+                if last == part.end:
+                    stage.leave(self.carrier)
+
+    def replay_timed(self) -> list[float]:
+        seconds = []
+        for stage in self.device.chain:
+            stage.enter(self.carrier)
+            seconds += stage.recording.replay_timed()
+            stage.leave(self.carrier)
+        return seconds
