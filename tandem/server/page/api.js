@@ -1,0 +1,77 @@
+// The server's API, as any client uses it.
+
+const KEY = "tandem.key";
+const dialog = document.getElementById("key-dialog");
+
+/** fetch with the key, if there is one; asks for it where the server wants one. */
+async function request(path, options = {}) {
+  for (;;) {
+    const key = localStorage.getItem(KEY);
+    const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
+    const response = await fetch(path, { ...options, headers });
+    if (response.status !== 401) return response;
+    await askForKey();
+  }
+}
+
+let asking;
+function askForKey() {
+  asking ??= new Promise((resolve) => {
+    const input = document.getElementById("key");
+    input.value = "";
+    dialog.addEventListener("close", () => {
+      localStorage.setItem(KEY, input.value.trim());
+      asking = undefined;
+      resolve();
+    }, { once: true });
+    if (!dialog.open) dialog.showModal();
+  });
+  return asking;
+}
+
+async function failure(response) {
+  const text = await response.text();
+  try {
+    const { error } = JSON.parse(text);
+    return new Error(error.message ?? String(error));
+  } catch {
+    return new Error(`The server answered ${response.status}.`);
+  }
+}
+
+export async function get(path, signal) {
+  const response = await request(path, { signal });
+  if (!response.ok) throw await failure(response);
+  return response.json();
+}
+
+export const models = async () => (await get("/v1/models")).data.map((model) => model.id);
+
+/** The chunks of a chat completion, as they come. */
+export async function* complete(body, signal) {
+  const response = await request("/v1/chat/completions", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    signal,
+  });
+  if (!response.ok) throw await failure(response);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let pending = "", done = false;
+  while (!done) {
+    const part = await reader.read();
+    if (part.done) break;
+    pending += part.value;
+    const events = pending.split("\n\n");
+    pending = events.pop();
+    for (const event of events) {
+      const data = event.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim());
+      if (data[0] === "[DONE]") { done = true; break; }
+      if (!data.length) continue;
+      const chunk = JSON.parse(data.join("\n"));
+      if (chunk.error) throw new Error(chunk.error.message ?? "The server reported an error.");
+      yield chunk;
+    }
+  }
+  if (!done) throw new Error("The connection was lost before the answer was done.");
+}
