@@ -11,6 +11,7 @@ import numpy as np
 
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
+from tandem.devices.split.device import SplitDevice
 from tandem.devices.vulkan.binding import ffi
 from tandem.devices.vulkan.capabilities import PUSH_BYTES
 from tandem.devices.vulkan.device import VulkanDevice
@@ -31,6 +32,8 @@ READ, READ_BY_WORKGROUP = (
 def measure_bandwidth(device: Device, nbytes: int) -> tuple[float, str]:
     """(bytes a second, how it was measured), before a model is loaded. `nbytes` are read again and again, as a
     model's weights are: what stays in the caches between steps counts."""
+    if isinstance(device, SplitDevice):
+        return sum(measure_bandwidth(each, nbytes)[0] for each in device.devices), "reads of each, added up"
     if isinstance(device, CPUDevice):
         return HostReads(device.threads, min(nbytes, MOST_READ)).best(), "reads"
     assert isinstance(device, VulkanDevice)

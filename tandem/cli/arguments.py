@@ -215,8 +215,12 @@ def _add_device(
     device.add_argument("--threads", type=_positive, metavar="N", help="of the CPU (one a core)")
     device.add_argument(
         "--device", type=_device, default="auto", metavar="D",
-        help="where to run: cpu, vulkan, vulkan:<index or part of a name>, or auto (auto)",
+        help="where to run: cpu, vulkan, vulkan:<index or part of a name>, auto, or several, as vulkan,cpu (auto)",
         nargs="?" if value_optional else None, const="auto" if value_optional else None,
+    )  # fmt: skip
+    device.add_argument(
+        "--split", type=_split, metavar="N,N",
+        help="layers of each of several devices, or auto: as many as it is fast (auto)",
     )  # fmt: skip
     device.add_argument(
         "--gpu-memory", type=float, metavar="GB", help="of the GPU's own memory to use at most"
@@ -232,11 +236,16 @@ def _is_text(argument: str) -> bool:
 
 
 def _device(text: str) -> str:
-    if text not in ("auto", "cpu") and text.partition(":")[0] != "vulkan":
-        raise argparse.ArgumentTypeError(
-            f"no device {text!r}: use cpu, vulkan, vulkan:<index or part of a name> or auto"
-        )
+    for name in text.split(","):
+        if name not in ("auto", "cpu") and name.partition(":")[0] != "vulkan":
+            raise argparse.ArgumentTypeError(
+                f"no device {name!r}: use cpu, vulkan, vulkan:<index or part of a name> or auto"
+            )
     return text
+
+
+def _split(text: str) -> list[int] | None:
+    return None if text == "auto" else [_positive(part) for part in text.split(",")]
 
 
 def _positive(text: str) -> int:

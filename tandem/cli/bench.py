@@ -25,8 +25,9 @@ def main(options: argparse.Namespace) -> int:
     workloads = _workloads(options)
     model = _model(options)
     device = open_device(
-        options.device, threads=options.threads, gpu_memory=options.gpu_memory and options.gpu_memory * 1e9
-    )
+        options.device, threads=options.threads, gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
+        split=options.split,
+    )  # fmt: skip
     try:
         bandwidth, how = measure_bandwidth(device, model.nbytes)
         note("loading")

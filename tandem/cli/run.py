@@ -60,8 +60,9 @@ def open_llm(options: argparse.Namespace, context: int | None = None, batch: int
         kv_memory=getattr(options, "kv_memory", None) and options.kv_memory * 1e9,
         lookup=getattr(options, "lookup", False),
         draft=model_file(options.draft) if getattr(options, "draft", None) else None,
+        split=options.split,
     )
-    if options.device == "auto":
+    if options.device == "auto" or llm.device.stages > 1:
         note(f"on {llm.device.describe()}")
     return llm
 

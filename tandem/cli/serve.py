@@ -73,4 +73,5 @@ def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, 
         "kv_memory": options.kv_memory and options.kv_memory * 1e9,
         "lookup": options.lookup,
         "draft": model_file(options.draft) if options.draft else None,
+        "split": options.split,
     }

@@ -208,7 +208,7 @@ def _memory(llm: LLM) -> dict[str, Any]:
     arenas = {"weights": 0, "kv": 0, "other": 0}
     heaps: list[dict[str, Any]] = []
     device: Any = llm.device
-    if llm.device.name == "cpu":
+    if not hasattr(device, "heaps_free"):
         free, _ = llm.device.free_memory()
         for arena, nbytes in llm.engine.program.arena_bytes.items():
             arenas[arena if arena in arenas else "other"] += nbytes

@@ -60,7 +60,7 @@ def _bandwidth(llm: LLM) -> float | None:
     if llm.device.name != "cpu" and llm.device.free_memory()[0] < ROOM:
         return None
     try:
-        device = open_device(llm.device.name, threads=getattr(llm.device, "threads", None))
+        device = open_device(llm.device.name.split()[0], threads=getattr(llm.device, "threads", None))
     except TandemError:
         return None
     try:

@@ -32,7 +32,7 @@ class SplitDevice:
                 f"split {','.join(map(str, split))}: give {len(devices)} numbers, the layers of each device"
             )
         self.devices, self.split = devices, split
-        self.name = ",".join(device.name for device in devices)
+        self.name = ",".join(device.name.split()[0] for device in devices)
         self.turns = self.stages = len(devices)
         self.loaders = max(device.loaders for device in devices)
         self._loading = [Semaphore(device.loaders) for device in devices]
