@@ -20,6 +20,7 @@ class Usage:
     completion_tokens: int
     first_token_seconds: float  # from submission to the first token
     decode_seconds: float  # from the first token to the last
+    cached_tokens: int = 0  # of the prompt: computed before, for another request
 
     @property
     def total_tokens(self) -> int:
@@ -108,7 +109,7 @@ class Reply:
         first = sequence.first_token or time.perf_counter()
         return Usage(
             len(sequence.prompt), len(sequence.generated), first - sequence.submitted,
-            max(0.0, (sequence.finished or first) - first),
+            max(0.0, (sequence.finished or first) - first), sequence.cached,
         )  # fmt: skip
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob:

@@ -203,6 +203,8 @@ class Scheduler:
             return False
         self.cache.share(sequence.tables, sequence.keys[:shared])
         sequence.computed = shared * KV_BLOCK
+        if not sequence.entered:  # else it is its own work that it finds
+            sequence.cached = sequence.computed
         return True
 
     def _enter(self, sequence: Sequence) -> bool:

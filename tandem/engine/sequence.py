@@ -49,6 +49,7 @@ class Sequence:
     waits: bool = False  # for them: what comes next depends on what the host does with them
     row: int = -1  # of the results of the last step that sampled it
     entered: int = 0  # how often it was let in
+    cached: int = 0  # tokens of the prompt that others had computed
     trust: Trust | None = None  # in guesses of its next tokens
     grammar: Grammar | None = None  # what its tokens must obey
     keys: list[bytes] = field(default_factory=list)  # of its full KV blocks
