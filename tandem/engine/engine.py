@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tandem.engine.grammar import Grammar
 
 STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
+SPLIT_STEP_TOKENS = 128  # where the layers are split: a prompt's parts follow each other from device to device
 ROWS_FOR_GUESSES = 16
 
 
@@ -64,7 +65,7 @@ class Engine:
         passes = tuple(passes)
         config = model.config
         blocks = -(-context // KV_BLOCK)
-        tokens = min(STEP_TOKENS // device.stages, blocks * KV_BLOCK)
+        tokens = min(STEP_TOKENS if device.stages == 1 else SPLIT_STEP_TOKENS, blocks * KV_BLOCK)
         rows = batch + (ROWS_FOR_GUESSES if proposer else 0)
         limits = StepLimits(tokens, rows, batch + 1, blocks, len(config.windows), config.vocab)
         layout = StepLayout(limits)

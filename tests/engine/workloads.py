@@ -68,8 +68,9 @@ def prepare(engine: Engine, workload: Workload) -> None:
     if speculator:
         speculator.pace = SimpleNamespace(cost=0.01, in_steps=lambda seconds: 0.0)  # type: ignore[assignment]  # guesses, whether they pay or not
     engine.scheduler = Scheduler(
-        limits, engine.cache, pace=Pace() if workload.paced else None, speculator=speculator
-    )
+        limits, engine.cache, pace=Pace() if workload.paced else None, speculator=speculator,
+        stages=engine.scheduler.stages,
+    )  # fmt: skip
 
 
 def serve(engine: Engine, workload: Workload, stop_ids: frozenset[int]) -> list[Sequence]:
