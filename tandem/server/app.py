@@ -11,23 +11,25 @@ from fastapi.openapi.utils import get_openapi
 
 from tandem import __version__
 from tandem.engine.models import Models
-from tandem.server import errors, openai_chat
+from tandem.server import errors, openai_chat, openai_completions, openai_embeddings, utility
 from tandem.server.serving import Server
 from tandem.server.settings import ServerSettings
 
-ROUTERS = (openai_chat.router,)
+ROUTERS = (openai_chat.router, openai_completions.router, openai_embeddings.router, utility.router)
 
 
 def create_app(models: Models, settings: ServerSettings) -> FastAPI:
     """The app closes `models` when it ends."""
+    server = Server(models, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        server.start()
         yield
         await models.close()
 
     app = FastAPI(title="Tandem", version=__version__, lifespan=lifespan)
-    app.state.server = Server(models, settings)
+    app.state.server = server
     for router in ROUTERS:
         app.include_router(router)
     errors.install(app)

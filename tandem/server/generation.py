@@ -18,6 +18,7 @@ class Tool:
     name: str
     description: str = ""
     parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool = False  # the arguments of its calls must fit
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Generation:
     model: str | None  # None: the server's first
     prompt: str | list[int] | None = None  # or
     messages: list[Message] = field(default_factory=list)
-    params: dict[str, Any] = field(default_factory=dict)  # of SamplingParams
+    params: dict[str, Any] = field(default_factory=dict)  # of SamplingParams; max_tokens may be 0 with echo
+    echo: bool = False  # the prompt is part of the answer
     count: int = 1  # answers
     tools: Sequence[Tool] = ()
     tool_choice: str = "auto"  # or none, required
@@ -53,7 +55,7 @@ class Piece:
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # NaN: of a prompt's first token
     finish: str | None = None  # on the last one: stop, length or tool_calls
     usage: Usage | None = None  # on the last one
 
@@ -88,4 +90,5 @@ def total(usages: Sequence[Usage]) -> Usage:
         sum(usage.completion_tokens for usage in usages),
         min((usage.first_token_seconds for usage in usages), default=0.0),
         max((usage.decode_seconds for usage in usages), default=0.0),
+        first.cached_tokens,
     )

@@ -254,7 +254,8 @@ def _form(wanted: ResponseFormat | None) -> dict[str, Any]:
 
 
 def _tool(function: FunctionGiven) -> Tool:
-    return Tool(function.name, function.description or "", **given(parameters=function.parameters))
+    more = given(parameters=function.parameters, strict=function.strict)
+    return Tool(function.name, function.description or "", **more)
 
 
 def message(found: MessageGiven) -> Message:

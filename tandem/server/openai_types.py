@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem.engine.reply import Usage
+from tandem.errors import RequestError
 from tandem.server import errors
 from tandem.server.fields import Fields, given
 
@@ -39,9 +40,26 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 DEFAULT_MIN_P = 0.1
 Finish = Literal["stop", "length", "tool_calls"]
+MOST_PROMPTS = 2048  # of one request
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Prompts = (
+    str
+    | TokenIds
+    | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_PROMPTS)]
+)
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 StopTexts = str | Annotated[list[str], Field(max_length=64)]
+
+
+def each_prompt(prompts: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """One or several, as the endpoints take them."""
+    if isinstance(prompts, str):
+        return [prompts]
+    first = prompts[0]
+    return [prompts] if isinstance(first, int) else list(prompts)  # type: ignore[list-item, arg-type]
 
 
 class StreamOptions(Fields):
@@ -113,7 +131,7 @@ class UsageBody(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: NotRequired[TokenDetails]
+    prompt_tokens_details: TokenDetails
 
 
 class ModelCard(TypedDict):
@@ -133,6 +151,7 @@ def usage_body(usage: Usage) -> UsageBody:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
+        prompt_tokens_details=TokenDetails(cached_tokens=usage.cached_tokens),
     )
 
 
@@ -145,8 +164,6 @@ def now() -> int:
 
 
 def _token(text: str) -> int:
-    from tandem.errors import RequestError
-
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise RequestError("logit_bias: its keys are token ids, whole numbers")
     return int(text)

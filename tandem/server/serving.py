@@ -3,28 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import Request
 
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.models import Models
-from tandem.errors import ModelNotFoundError, RequestError
+from tandem.errors import ContextError, ModelNotFoundError, RequestError, TandemError
+from tandem.kernels.kernel import Array
+from tandem.server.conversation import Prompt, prepare
+from tandem.server.errors import LOG, message_of
 from tandem.server.generation import Answer, Generation, Piece
+from tandem.server.live import live_of
+from tandem.server.metrics import Metrics
 from tandem.server.settings import ServerSettings
 
-MOST_ANSWERS = 128  # of one request
+MOST_ANSWERS = 128  # to a prompt
 
 
-@dataclass
 class Server:
     """What handlers find in `app.state.server`."""
 
-    models: Models
-    settings: ServerSettings
+    def __init__(self, models: Models, settings: ServerSettings) -> None:
+        self.models, self.settings = models, settings
+        self.metrics = Metrics(models)
+        self._first: asyncio.Task[None] | None = None  # loads the first model
+
+    def start(self) -> None:
+        """Begins to load the first model, so that it is there when it is asked for."""
+        if self.models.names():
+            self._first = asyncio.get_running_loop().create_task(self._load(self.models.names()[0]))
+
+    async def _load(self, name: str) -> None:
+        try:
+            async with self.models.use(name) as llm:
+                LOG.info("%s is ready on %s", name, llm.llm.device.describe())
+        except TandemError as error:
+            LOG.error("%s cannot be loaded: %s", name, error)
+            raise
+
+    def health(self) -> tuple[Literal["ok", "loading", "failed"], str]:
+        """Whether requests are answered, and why not."""
+        failures = [str(one.llm.failure) for one in self.models.loaded() if one.llm.failure]
+        if failures:
+            return "failed", failures[0]
+        if self._first and not self._first.done():
+            return "loading", "the model is being loaded"
+        if self._first and (error := self._first.exception()):
+            return "failed", message_of(error)
+        return "ok", ""
 
     def model_name(self, name: str | None) -> str:
         """The model a request asks for: the first if it does not say."""
@@ -33,25 +63,82 @@ class Server:
             raise ModelNotFoundError("this server has no models: name some when it is started")
         return name or names[0]
 
-    async def run(self, request: Generation) -> AsyncGenerator[Piece, None]:
-        """The answers, piece by piece. Closing the iterator stops them."""
-        if not 1 <= request.count <= MOST_ANSWERS:
-            raise RequestError(f"n = {request.count}: ask for 1 to {MOST_ANSWERS} answers")
-        name = self.model_name(request.model)
-        async with self.models.use(name, keep_alive=request.keep_alive) as llm:
-            prompt = await asyncio.to_thread(_prompt_ids, llm, request)
-            streams = [_one(llm, prompt, request, index) for index in range(request.count)]
-            async with aclosing(_merged(streams)) as pieces:
+    async def run(self, *requests: Generation) -> AsyncGenerator[Piece, None]:
+        """The answers to requests to one model, piece by piece, counted through. Closing the iterator stops them."""
+        name = self.model_name(requests[0].model)
+        async with self.models.use(name, keep_alive=requests[0].keep_alive) as llm:
+            live_of(llm)  # begins to watch it, if nobody has yet
+            streams: list[AsyncGenerator[Piece, None]] = []
+            for request in requests:
+                prompt = await asyncio.to_thread(self._prepare, llm, request)
+                streams += [
+                    self._answer(llm, name, prompt, len(streams), nth) for nth in range(request.count)
+                ]
+            async with aclosing(_merged(streams, self.settings.batch)) as pieces:
                 async for piece in pieces:
                     yield piece
 
-    async def answers(self, request: Generation) -> list[Answer]:
+    async def answers(self, *requests: Generation) -> list[Answer]:
         """The answers when they are whole."""
-        found = [Answer() for _ in range(request.count)]
-        async with aclosing(self.run(request)) as pieces:
+        found = [Answer() for request in requests for _ in range(request.count)]
+        async with aclosing(self.run(*requests)) as pieces:
             async for piece in pieces:
                 found[piece.index].add(piece)
         return found
+
+    async def embed(self, model: str, prompts: Sequence[str | list[int]]) -> tuple[list[Array], int]:
+        """A vector for each prompt, and how many tokens they have."""
+        async with self.models.use(model) as llm:
+            texts = [llm.llm.tokenize(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+            vectors = [await llm.embed(ids) for ids in texts]
+            return vectors, sum(map(len, texts))
+
+    def _prepare(self, llm: AsyncLLM, request: Generation) -> Prompt:
+        if not 1 <= request.count <= MOST_ANSWERS:
+            raise RequestError(f"n = {request.count}: ask for 1 to {MOST_ANSWERS} answers")
+        prompt = prepare(llm.llm, request)
+        most = self.settings.max_prompt or math.inf
+        if len(prompt.ids) > most:
+            raise ContextError(
+                f"the prompt has {len(prompt.ids)} tokens, and this server takes {most}: shorten it"
+            )
+        return prompt
+
+    async def _answer(
+        self, llm: AsyncLLM, model: str, prompt: Prompt, first: int, nth: int
+    ) -> AsyncGenerator[Piece, None]:
+        """One answer, the n-th of those that the request asks for; `first` is the index of the first of them."""
+        params, reader = {"timeout": self.settings.timeout, **prompt.params}, prompt.reader()
+        index, most = first + nth, params.get("max_tokens")
+        if nth and params.get("seed") is not None:
+            params["seed"] += nth  # or all would be the same
+        if most == 0:
+            params["max_tokens"] = 1
+        if prompt.text:
+            yield Piece(index, prompt.text)
+        with self.metrics.request(model) as watch:
+            async with aclosing(llm.stream(prompt.ids, **params)) as tokens:  # type: ignore[type-var]
+                async for token in tokens:
+                    watch.token()
+                    finish = token.finish_reason
+                    if token.usage:
+                        watch.done(token.usage, finish or "")
+                    if most == 0:
+                        yield Piece(index, finish="length", usage=token.usage)
+                        return
+                    news = reader.push(token.text, finish is not None)
+                    finish = "tool_calls" if finish and reader.called else finish
+                    logprobs = [token.logprob] if token.logprob else []
+                    yield Piece(
+                        index,
+                        news.text,
+                        news.reasoning,
+                        news.calls,
+                        [token.id],
+                        logprobs,
+                        finish,
+                        token.usage,
+                    )
 
 
 def server_of(request: Request) -> Server:
@@ -59,40 +146,20 @@ def server_of(request: Request) -> Server:
     return server
 
 
-def _prompt_ids(llm: AsyncLLM, request: Generation) -> list[int] | str:
-    if request.prompt is not None:
-        return request.prompt
-    return llm.llm.chat_ids(request.messages, **request.template)
-
-
-async def _one(
-    llm: AsyncLLM, prompt: list[int] | str, request: Generation, index: int
-) -> AsyncGenerator[Piece, None]:
-    params = dict(request.params)
-    if index and params.get("seed") is not None:
-        params["seed"] += index  # or all answers would be the same
-    async with aclosing(llm.stream(prompt, **params)) as tokens:  # type: ignore[type-var]
-        async for token in tokens:
-            logprobs = [token.logprob] if token.logprob else []
-            yield Piece(
-                index, token.text, token_ids=[token.id], logprobs=logprobs, finish=token.finish_reason,
-                usage=token.usage,
-            )  # fmt: skip
-
-
-async def _merged(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
-    """The pieces of all streams, as they come."""
+async def _merged(streams: Sequence[AsyncGenerator[Piece, None]], most: int) -> AsyncGenerator[Piece, None]:
+    """The pieces of all streams as they come, `most` streams at a time."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for piece in only:
                 yield piece
         return
     queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+    turn = asyncio.Semaphore(most)
 
     async def pump(stream: AsyncGenerator[Piece, None]) -> None:
         end: BaseException | None = None
         try:
-            async with aclosing(stream) as pieces:
+            async with turn, aclosing(stream) as pieces:
                 async for piece in pieces:
                     queue.put_nowait(piece)
         except Exception as error:

@@ -1,0 +1,111 @@
+"""A conversation as a prompt: the model's template, its tools, its thoughts, and the form its answer must have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.engine.llm import LLM
+from tandem.errors import RequestError
+from tandem.server import tool_formats
+from tandem.server.generation import Generation, Message, Tool
+from tandem.server.reading import THINK, THOUGHT, Reader
+
+OURS = {"messages", "tools", "self"}  # variables that a request may not set
+FORMS = ("json_schema", "regex", "grammar", "choices")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    ids: list[int]
+    text: str  # to echo
+    params: dict[str, Any]  # of SamplingParams
+    reader: Callable[[], Reader]  # for each answer
+
+
+def prepare(llm: LLM, request: Generation) -> Prompt:
+    """What the engine gets for a request."""
+    if request.prompt is None:
+        return _chat(llm, request)
+    text, ids = "", request.prompt
+    if isinstance(ids, str):
+        text, ids = ids, llm.tokenize(ids, special=True)
+    elif request.echo:
+        text = llm.tokenizer.decode(ids, special=True)
+    return Prompt(ids, text if request.echo else "", request.params, Reader)
+
+
+def _chat(llm: LLM, request: Generation) -> Prompt:
+    source = llm.chat_template
+    tools = request.tools if request.tool_choice != "none" else ()
+    format = tool_formats.format_of(source)
+    messages, variables = _for_template(request.messages), dict(request.template)
+    if taken := OURS & variables.keys():
+        raise RequestError(f"chat_template_kwargs may not set {min(taken)}")
+    if tool_formats.knows_tools(source):
+        variables["tools"] = [tool_formats.as_json(tool) for tool in tools] or None
+    else:
+        messages = tool_formats.without_tools(messages, tools, format)
+    begun = messages.pop()["content"] if _continues(request) else ""
+    ids = llm.chat_ids(messages, **variables)
+    if begun:
+        ids += llm.tokenizer.encode(begun, bos=False)
+    thinking = _ends_with_thought(llm, ids)
+    may_think = thinking or (THINK in source and variables.get("enable_thinking") is not False and not begun)
+    params = _formed(request, tools, format, thinking=thinking, may_think=may_think)
+    names = {tool.name for tool in tools}
+    return Prompt(ids, "", params, lambda: Reader(format if tools else None, names, thinking))
+
+
+def _continues(request: Generation) -> bool:
+    return request.continue_last and len(request.messages) > 1 and request.messages[-1]["role"] == "assistant"
+
+
+def _for_template(messages: Sequence[Message]) -> list[Message]:
+    """Arguments of calls as objects, which templates write as they should be."""
+    return [{**message, **_calls(message)} for message in messages]
+
+
+def _calls(message: Message) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return {}
+    return {"tool_calls": [{**call, "function": _parsed(call["function"])} for call in message["tool_calls"]]}
+
+
+def _parsed(function: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {**function, "arguments": json.loads(function["arguments"] or "{}")}
+    except (ValueError, RecursionError):
+        return function
+
+
+def _ends_with_thought(llm: LLM, ids: list[int]) -> bool:
+    return llm.tokenizer.decode(ids[-8:], special=True).rstrip().endswith(THINK)
+
+
+def _formed(
+    request: Generation, tools: Sequence[Tool], format: tool_formats.ToolFormat, *, thinking: bool, may_think: bool
+) -> dict[str, Any]:  # fmt: skip
+    """The parameters with a grammar for calls that are required, or whose arguments must fit (`strict`). A thought
+    may come before what has a form."""
+    params = dict(request.params)
+    required = bool(tools) and request.tool_choice == "required"
+    if required or (format.is_marked and any(tool.strict for tool in tools)):
+        if any(params.get(form) is not None for form in FORMS):
+            raise RequestError("give a form of the answer, or tools that are required or strict, not both")
+        params["grammar"] = format.grammar(tools, several=request.parallel_tools, optional=not required)
+    schema = params.pop("json_schema", None) if may_think else None
+    if schema is not None:
+        schema = schema if isinstance(schema, str) else json.dumps(schema)
+        params["grammar"] = f"start: json\njson: %json {schema}\n"
+    if may_think and (required or schema is not None):
+        params["grammar"] = _after_thought(params["grammar"], begun=thinking)
+    return params
+
+
+def _after_thought(grammar: str, *, begun: bool) -> str:
+    thought = "thought" if begun else f'("{THINK}" thought)?'
+    rules = f'thought[suffix="{THOUGHT}"]: /(?s:.*)/\nSPACE: /\\s+/\n'
+    return f"start: {thought} SPACE? rest\n{rules}{grammar.replace('start:', 'rest:', 1)}"

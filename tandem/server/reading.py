@@ -1,0 +1,129 @@
+"""Reads an answer as it comes: which part is thought, which is text, and which are calls of tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.server.generation import ToolCall
+from tandem.server.tool_formats import ToolFormat
+
+THINK, THOUGHT = "<think>", "</think>"
+
+
+@dataclass
+class News:
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+class Reader:
+    """Gets the text of an answer token by token; holds back what may be the beginning of a mark.
+
+    Each of `_start`, `_thought`, `_opening`, `_text` and `_call` reads a part of it, and returns whether the next one
+    can go on. Space around thoughts and calls belongs to nobody.
+    """
+
+    def __init__(
+        self, format: ToolFormat | None = None, tools: set[str] | None = None, thinking: bool = False
+    ) -> None:
+        """`format`: of calls, None if there may be none. `thinking`: the prompt has begun a thought."""
+        self._format, self._tools = format, tools or set()
+        self._marks = format.begins if format and not format.at_start else ()
+        self._read = self._thought if thinking else self._start
+        self._held = ""  # not handed out yet
+        self._is_first = True  # nothing of this part was handed out yet
+        self._ended = False
+        self.called = False
+
+    def push(self, text: str, last: bool = False) -> News:
+        """What is new, given more text; `last`: there will be no more."""
+        news = News()
+        self._held += text
+        self._ended = last
+        while self._read(news):
+            pass
+        return news
+
+    def _start(self, news: News) -> bool:
+        """Does it begin with a thought?"""
+        begin = self._held.lstrip()
+        if THINK.startswith(begin[: len(THINK)]) and len(begin) < len(THINK) and not self._ended:
+            return False
+        is_thought = begin.startswith(THINK)
+        self._held = begin[len(THINK) :] if is_thought else self._held
+        self._read = self._thought if is_thought else self._opening
+        return True
+
+    def _thought(self, news: News) -> bool:
+        text, ends = self._up_to((THOUGHT,))
+        news.reasoning += self._stripped(text)
+        if not ends:
+            return False
+        self._held = self._held[len(THOUGHT) :]
+        self._is_first, self._read = True, self._after_thought
+        return True
+
+    def _after_thought(self, news: News) -> bool:
+        self._held = self._held.lstrip()
+        self._read = self._opening if self._held else self._read
+        return bool(self._held)
+
+    def _opening(self, news: News) -> bool:
+        """Is all of it a call? Some families mark calls by nothing else."""
+        if self._format and self._format.at_start:
+            begin, mark = self._held.lstrip(), self._format.begins[0]
+            if len(begin) < len(mark) and mark.startswith(begin) and not self._ended:
+                return False
+            if begin.startswith(mark):
+                self._read = self._call
+                return True
+        self._read = self._text
+        return True
+
+    def _text(self, news: News) -> bool:
+        if not self._marks:
+            news.text, self._held = news.text + self._held, ""
+            return False
+        text, begins = self._up_to(self._marks)
+        news.text += self._stripped(text) if self.called else text
+        if begins:
+            self._read = self._call
+        return begins
+
+    def _call(self, news: News) -> bool:
+        assert self._format
+        format = self._format
+        begin = next((mark for mark in self._marks if self._held.startswith(mark)), "")
+        end = self._held.find(format.end, len(begin)) if format.end else -1
+        if end < 0 and not self._ended:
+            return False
+        end = len(self._held) if end < 0 else end
+        calls = format.read(self._held[len(begin) : end], self._tools)
+        news.calls += calls
+        news.text += "" if calls else self._held[: end + len(format.end)]
+        self._held = self._held[end + len(format.end) :]
+        self.called, self._is_first, self._read = self.called or bool(calls), True, self._text
+        return True
+
+    def _up_to(self, marks: tuple[str, ...]) -> tuple[str, bool]:
+        """Takes what comes before a mark, without the space there; and whether a mark was found."""
+        place = min((found for mark in marks if (found := self._held.find(mark)) >= 0), default=-1)
+        if place < 0 and self._ended:
+            text, self._held = self._held, ""
+            return text, False
+        end = place if place >= 0 else len(self._held) - max(_overlap(self._held, mark) for mark in marks)
+        text = self._held[:end].rstrip()
+        self._held = self._held[place if place >= 0 else len(text) :]
+        return text, place >= 0
+
+    def _stripped(self, text: str) -> str:
+        """Without the space at the beginning of a part."""
+        text = text.lstrip() if self._is_first else text
+        self._is_first = self._is_first and not text
+        return text
+
+
+def _overlap(text: str, mark: str) -> int:
+    """The length of the longest end of `text` that begins `mark`."""
+    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,0 +1,99 @@
+"""/tokenize, /detokenize, /health and /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from tandem.engine.llm import LLM
+from tandem.errors import RequestError
+from tandem.server.bodies import JSONRoute
+from tandem.server.fields import Fields
+from tandem.server.openai_chat import MessageGiven, message
+from tandem.server.openai_types import ERRORS, TokenId
+from tandem.server.serving import server_of
+
+router = APIRouter(route_class=JSONRoute, tags=["more"])
+MOST_TOKENS = 1 << 20
+
+
+class TokenizeRequest(Fields):
+    """A text, as `prompt` (vLLM) or `content` (llama-server); or messages, for the template."""
+
+    neutral = {"with_pieces": (False,), "return_token_strs": (False,)}  # noqa: RUF012
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[MessageGiven] | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+
+
+class Tokens(TypedDict):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeRequest(Fields):
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MOST_TOKENS)]
+
+
+class Text(TypedDict):
+    prompt: str
+    content: str
+
+
+class Health(TypedDict):
+    status: Literal["ok", "loading", "failed"]
+    message: str
+
+
+@router.post("/tokenize", response_model=Tokens, responses=ERRORS)
+async def tokenize(request: Request, body: TokenizeRequest) -> Response:
+    """The token ids of a text, or of a conversation."""
+    server = server_of(request)
+    async with server.models.use(server.model_name(body.model)) as llm:
+        ids = await asyncio.to_thread(_ids, llm.llm, body)
+        return JSONResponse(Tokens(tokens=ids, count=len(ids), max_model_len=llm.llm.context))
+
+
+@router.post("/detokenize", response_model=Text, responses=ERRORS)
+async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
+    """The text of token ids, control tokens included."""
+    server = server_of(request)
+    async with server.models.use(server.model_name(body.model)) as llm:
+        text = await asyncio.to_thread(llm.llm.tokenizer.decode, body.tokens, special=True)
+        return JSONResponse(Text(prompt=text, content=text))
+
+
+@router.get("/health", responses={503: {"model": Health, "description": "Not yet, or not any more"}})
+async def health(request: Request) -> Health:
+    """Whether the first model is there to answer."""
+    status, message = server_of(request).health()
+    found = Health(status=status, message=message)
+    return found if status == "ok" else JSONResponse(found, 503)  # type: ignore[return-value]
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    return PlainTextResponse(server_of(request).metrics.text())
+
+
+def _ids(llm: LLM, body: TokenizeRequest) -> list[int]:
+    if body.messages:
+        return llm.chat_ids([message(one) for one in body.messages])
+    text = body.content if body.prompt is None else body.prompt
+    if text is None:
+        raise RequestError("give a prompt or messages")
+    bos = body.add_special_tokens if body.add_special is None else body.add_special
+    options: dict[str, Any] = {"special": body.parse_special is not False}
+    return llm.tokenizer.encode(text, **options, bos=None if bos is not False else False)
