@@ -20,8 +20,9 @@ from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.llm import LLM
 from tandem.engine.models import Models
 from tandem.engine.scheduler import Chunk
+from tandem.engine.sequence import Sequence
 from tandem.errors import TandemError
-from tandem.server.roofline import Roofline, measure
+from tandem.server.roofline import Roofline, measure_bandwidth, measure_parts
 
 SECONDS = 180  # that are remembered
 FIRST_TOKENS = 32  # requests whose waiting time is
@@ -55,7 +56,7 @@ class Live:
         self.roofline: Roofline | None = None
         self._lock = threading.Lock()
         self._last = self._right = 0.0
-        self._had_more = False
+        self._company: set[Sequence] = set()  # whom the last step served
         self._kv = _bytes_a_position(llm)
         self._step_bytes: dict[tuple[int, int], float] = {}
         self.engine.watch = self.on_step
@@ -77,8 +78,10 @@ class Live:
             for window, nbytes in self._kv:
                 kv_bytes += nbytes * (min(end, window + total - 1) if window else end)
         sampled = sum(chunk.sampled for chunk in chunks) + self._accepted()
-        between = max(0.0, now - self._last - seconds) if self._had_more else 0.0
-        self._last, self._had_more = now, bool(self.engine.scheduler.running)
+        company = {chunk.sequence for chunk in chunks}
+        waited = not company.isdisjoint(self._company)  # else there may have been nothing to do
+        between = max(0.0, now - self._last - seconds) if waited else 0.0
+        self._last, self._company = now, company
         with self._lock:
             self.first_tokens.extend(first)
             self.requests += len(first)
@@ -110,9 +113,11 @@ class Live:
 
     async def measure(self) -> None:
         """Measures where a step's time goes, once, when the engine has nothing to do."""
+        steps = self.totals.steps
         if self.roofline is None and not self._is_busy():
-            self.roofline = Roofline(None, [])  # one look is enough
-            self.roofline = await asyncio.to_thread(self._measure)
+            found = await asyncio.to_thread(self._measure)
+            if self.totals.steps == steps:  # else it was disturbed: another time
+                self.roofline = found
 
     def _is_busy(self) -> bool:
         return bool(self.engine.scheduler.running or self.engine.scheduler.waiting)
@@ -120,7 +125,10 @@ class Live:
     def _measure(self) -> Roofline | None:
         try:
             with self.llm.lock:
-                return None if self._is_busy() else measure(self.llm)
+                if self._is_busy():
+                    return None
+                parts = measure_parts(self.llm)
+            return Roofline(measure_bandwidth(self.llm), parts)
         except TandemError:  # it was closed meanwhile, perhaps
             return None
 
@@ -154,7 +162,7 @@ class Live:
             "speculation": {"guessed": speculator.guessed, "right": speculator.right} if speculator else None,
             "kv": self._kv_blocks(),
             "memory": _memory(self.llm),
-            "roofline": asdict(self.roofline) if self.roofline and self.roofline.parts else None,
+            "roofline": asdict(self.roofline) if self.roofline else None,
         }
 
     def _now(self, seconds: list[Second]) -> dict[str, Any]:
@@ -212,7 +220,7 @@ def _memory(llm: LLM) -> dict[str, Any]:
         free, _ = llm.device.free_memory()
         for arena, nbytes in llm.engine.program.arena_bytes.items():
             arenas[arena if arena in arenas else "other"] += nbytes
-        heaps.append({"name": "memory", "free": free, **arenas})
+        heaps.append({"name": "main memory", "free": free, **arenas})
     else:
         frees = device.heaps_free()
         for index, (heap, free) in enumerate(zip(device.capabilities.heaps, frees, strict=True)):

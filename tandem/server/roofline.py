@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.bench.bandwidth import measure_bandwidth
+from tandem.bench import bandwidth
 from tandem.bench.profile import launch_seconds
 from tandem.bench.runs import Bench, Step, Workload, step_costs
 from tandem.devices.opening import open_device
@@ -40,8 +40,8 @@ class Roofline:
     parts: list[Part]  # of a step of one token
 
 
-def measure(llm: LLM) -> Roofline:
-    """Takes about a second of the whole device; the caller has the lock of an engine with nothing to do."""
+def measure_parts(llm: LLM) -> list[Part]:
+    """Those that take most first; the caller has the lock of an engine with nothing to do."""
     depth = min(DEPTH, llm.context // 2)
     step: Step = [(depth, 1)]
     bench, workload = Bench.on(llm.engine), Workload("decode", 1, depth=depth)
@@ -52,11 +52,11 @@ def measure(llm: LLM) -> Roofline:
         before = found.get(part_of(launch), (0.0, 0.0))
         found[part_of(launch)] = before[0] + seconds, before[1] + cost.bytes
     parts = [Part(name, seconds, nbytes) for name, (seconds, nbytes) in found.items()]
-    return Roofline(_bandwidth(llm), sorted(parts, key=lambda part: -part.seconds))
+    return sorted(parts, key=lambda part: -part.seconds)
 
 
-def _bandwidth(llm: LLM) -> float | None:
-    """By a device of its own, for the measurement takes and gives back memory."""
+def measure_bandwidth(llm: LLM) -> float | None:
+    """Takes about a second of the whole device, and is done by another one: it takes memory and gives it back."""
     if llm.device.name != "cpu" and llm.device.free_memory()[0] < ROOM:
         return None
     try:
@@ -64,7 +64,7 @@ def _bandwidth(llm: LLM) -> float | None:
     except TandemError:
         return None
     try:
-        return measure_bandwidth(device, llm.engine.model.nbytes)[0]
+        return bandwidth.measure_bandwidth(device, llm.engine.model.nbytes)[0]
     except TandemError:
         return None
     finally:

@@ -53,9 +53,9 @@ function route() {
   document.body.classList.toggle("is-live", isLive);
   live.show(isLive);
   if (!isLive && (name !== chat.chat.id || !name)) {
-    const known = name && store.load(name);
-    if (known || chat.chat.messages.length) chat.open(known || store.create());
-    if (known?.messages.findLast((m) => m.model)?.model) pick(known.messages.findLast((m) => m.model).model);
+    const known = name ? store.load(name) : null;
+    if (known || chat.chat.messages.length) chat.open(known ?? store.create());
+    pick(known?.messages.findLast((message) => message.model)?.model);
   }
   drawChats();
   showWorking(chat.busy);
