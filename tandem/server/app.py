@@ -12,8 +12,10 @@ from fastapi.openapi.utils import get_openapi
 from tandem import __version__
 from tandem.engine.models import Models
 from tandem.server import errors, openai_chat, openai_completions, openai_embeddings, utility
+from tandem.server.live import live_router
 from tandem.server.serving import Server
 from tandem.server.settings import ServerSettings
+from tandem.server.static import page_router
 
 ROUTERS = (openai_chat.router, openai_completions.router, openai_embeddings.router, utility.router)
 
@@ -32,6 +34,8 @@ def create_app(models: Models, settings: ServerSettings) -> FastAPI:
     app.state.server = server
     for router in ROUTERS:
         app.include_router(router)
+    app.include_router(page_router())
+    app.include_router(live_router(models))
     errors.install(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
