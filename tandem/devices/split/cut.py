@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from tandem.program.plan_memory import lifetimes
-from tandem.program.program import Launch, Program, Tensor
+from tandem.program.program import Program, Tensor
 from tandem.program.weight_plan import align
 
 OWN = ("weights", "kv")  # arenas of which a part has only what its launches touch
@@ -42,21 +41,13 @@ class Part:
         return replace(tensor, offset=tensor.start - tensor.root.start, base=root)
 
 
-def layer_starts(launches: Sequence[Launch]) -> list[int]:
-    """The launch with which each layer begins. Of the places between two layers' caches the last one at which the
-    least crosses: after the residual and the norm that reads it."""
-    touches: dict[Tensor, list[int]] = {}  # each layer's KV cache -> the launches that use it
-    for i, launch in enumerate(launches):
-        cache = launch.buffers.get("cache")
-        if cache is not None:
-            touches.setdefault(cache, []).append(i)
-    spans = [(uses[0], uses[-1]) for uses in touches.values()]
-    lives = lifetimes(list(launches))
-
-    def crossing(at: int) -> int:
-        return sum(tensor.nbytes for tensor in alive(lives, at))
-
-    return [0] + [min(range(first, last, -1), key=crossing) for (_, last), (first, _) in pairwise(spans)]
+def layer_starts(program: Program) -> list[int]:
+    """The launch with which each layer begins: the first after the last one's output. A norm that was fused with that
+    residual is done by then, so that its rows cross too."""
+    starts = [0]
+    while end := program.values.get(f"blk.{len(starts) - 1}.out"):
+        starts.append(end[0] + 1)
+    return starts[:-1]
 
 
 def alive(lives: dict[Tensor, tuple[int, int]], at: int) -> list[Tensor]:
@@ -68,11 +59,9 @@ def cut(program: Program, starts: Sequence[int], counts: Sequence[int]) -> list[
     """One part for each count of layers."""
     lives, parts, layer = lifetimes(program.launches), [], 0
     for count in counts:
-        begin, after = starts[layer], layer + count
-        end = starts[after] if after < len(starts) else len(program.launches)
-        part = _part(program, begin, end, range(layer, after), alive(lives, begin), alive(lives, end))
-        parts.append(part)
-        layer = after
+        layers, layer = range(layer, layer + count), layer + count
+        begin, end = starts[layers[0]], starts[layer] if layer < len(starts) else len(program.launches)
+        parts.append(_part(program, begin, end, layers, alive(lives, begin), alive(lives, end)))
     return parts
 
 

@@ -60,7 +60,7 @@ class SplitDevice:
 
     def place(self, program: Program) -> None:
         self._stop()
-        starts = layer_starts(program.launches)
+        starts = layer_starts(program)
         counts = self.split or self._balance(program, starts)
         if sum(counts) != len(starts):
             raise DeviceError(

@@ -1,0 +1,368 @@
+"""A model's layers on several devices: the tokens are those of one, all devices are busy, and failures are told."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem import LLM
+from tandem.devices import null
+from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.opening import open_device
+from tandem.devices.split import balance
+from tandem.devices.split.cut import cut, layer_starts
+from tandem.devices.split.device import SplitDevice
+from tandem.devices.split.stage import Carrier, Stage
+from tandem.engine.engine import Engine
+from tandem.engine.lookup import Lookup
+from tandem.engine.params import SamplingParams
+from tandem.engine.sequence import Sequence
+from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError, RequestError
+from tandem.model.model import open_model
+from tests.engine.simulation import SimulatedEngine, expected
+from tests.engine.tiny_models import opened, write_model
+from tests.engine.workloads import CONTEXT, Workload, random_workload, serve
+from tests.models.test_reference import GOLDENS
+from tests.null.programs import PASS_SETS, build, golden, layouts_of, real_config
+
+GOLDEN = GOLDENS / "gemma3-pattern3.gguf"  # four layers
+STOPS = frozenset(range(0, 320, 20))
+
+
+@contextmanager
+def split_engine(path: Path, *split: int, **options: Any) -> Iterator[Engine]:
+    model, device = open_model(path), SplitDevice([CPUDevice(1) for _ in split], split)
+    try:
+        yield Engine(model, device, **{"context": CONTEXT, "batch": 8, **options})
+    finally:
+        device.close()
+        model.gguf.close()
+
+
+def tokens_of(sequences: list[Sequence], workload: Workload) -> list[list[int]]:
+    return [
+        [sampled.id for sampled in sequence.generated]
+        for sequence, arrival in zip(sequences, workload.arrivals, strict=True)
+        if arrival.cancelled is None
+    ]
+
+
+# ---- cutting
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("passes", PASS_SETS.values(), ids=list(PASS_SETS))
+@pytest.mark.parametrize("name", ["gemma3-pattern3", "llama", "qwen2"])
+def test_parts_are_programs_of_their_own(name: str, passes: tuple[str, ...]) -> None:
+    program = golden(name, passes)
+    starts = layer_starts(program)
+    parts = cut(program, starts, [1, *[1] * (len(starts) > 2), len(starts) - 1 - (len(starts) > 2)])
+    assert [launch.name for part in parts for launch in part.program.launches] == [
+        launch.name for launch in program.launches
+    ]
+    for part in parts:
+        null.check(part.program, part.entering)
+        assert sum(tensor.arena == "kv" for tensor in part.moved) == len(part.layers)
+    assert sum(part.program.arena_bytes["kv"] for part in parts) == program.arena_bytes["kv"]
+    assert not parts[0].entering and not parts[-1].leaving
+    with pytest.raises(Exception, match="nothing has written it"):
+        null.check(parts[1].program)
+
+
+@pytest.mark.fast
+def test_little_crosses_and_nothing_is_there_twice() -> None:
+    config = real_config("Gemma 3 27B")
+    program = build(config, layouts_of(config, mixed=True), tokens=1, rows=1)
+    parts = cut(program, layer_starts(program), [20, 42])
+    crossing = sum(tensor.nbytes for tensor in parts[0].leaving)
+    assert crossing <= 5376 * 4 + 16 * 5376 * 1.5  # the residual of a token, and a tile of its norm
+    head = next(tensor for tensor in parts[0].moved if tensor.name == "token_embd.weight")
+    tables = 2 * 2048 * 128 * 4
+    both = sum(part.program.arena_bytes["weights"] for part in parts)
+    assert program.arena_bytes["weights"] + head.nbytes <= both
+    assert both <= program.arena_bytes["weights"] + head.nbytes + tables + 10000
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("rates", "free", "counts"),
+    [
+        ((1.0, 1.0), (1e12, 1e12), (33, 29)),  # the head is worth some layers
+        ((3.0, 1.0), (1e12, 1e12), (49, 13)),
+        ((3.0, 1.0), (5e9, 1e12), (16, 46)),  # of 0.25 GB each, beside the embedding
+        ((1.0, 1.0, 2.0), (1e12, 1e12, 1e12), (16, 16, 30)),
+    ],
+)
+def test_layers_go_where_they_are_computed_fastest(
+    rates: tuple[float, ...],
+    free: tuple[float, ...],
+    counts: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = real_config("Gemma 3 27B")
+    program = build(config, layouts_of(config, mixed=False), tokens=64, rows=1)
+    found = iter(rates)
+    monkeypatch.setattr(balance, "_rate", lambda *args: next(found))
+    devices = [Card(nbytes - 4e9) for nbytes in free]
+    chosen = balance.balance(program, layer_starts(program), devices)  # type: ignore[arg-type]
+    assert tuple(chosen) == counts
+
+
+class Card:
+    """A GPU of which only the memory matters: its own, and some of the host's."""
+
+    name, loaders, shares_memory = "card", 1, False
+
+    def __init__(self, nbytes: float) -> None:
+        self.nbytes = nbytes
+
+    def free_memory(self) -> tuple[float, float]:
+        return self.nbytes, self.nbytes + 4e9
+
+
+# ---- the same tokens
+
+
+@pytest.mark.parametrize(
+    ("architecture", "format", "split", "lookup"),
+    [("llama", "Q4_0", (1, 1), False), ("gemma3", "Q4_K", (1, 1, 1), False), ("gemma3", "F32", (2, 1), True)],
+)
+def test_workloads_get_the_tokens_of_one_device(
+    architecture: str, format: str, split: tuple[int, ...], lookup: bool, tmp_path: Path
+) -> None:
+    """Requests come and go, share beginnings, wait for blocks, have biases and penalties, and guess."""
+    path = write_model(tmp_path / "tiny.gguf", format, architecture)
+    rng = np.random.default_rng(7)
+    workloads = [random_workload(rng, requests=8, prompt=90, answer=20) for _ in range(6)]
+    proposer = {"proposer": Lookup()} if lookup else {}
+    with (
+        opened(path, context=CONTEXT, batch=8, share=False) as one,
+        split_engine(path, *split, **proposer) as engine,
+    ):
+        for workload in workloads:
+            alone = []
+            for arrival in workload.arrivals:
+                sequence = one.submit(list(arrival.prompt), arrival.params, STOPS)
+                while sequence.finish_reason is None:
+                    one.step()
+                alone.append(sequence)
+            assert tokens_of(serve(engine, workload, STOPS), workload) == tokens_of(alone, workload)
+            assert engine.cache.free_blocks == engine.cache.blocks
+        logits = [each.logits(list(range(50))) for each in (one, engine)]
+        assert logits[0].tobytes() == logits[1].tobytes()
+
+
+class OnlyOneToken:
+    """A form of which a step may take only one token, which its position tells."""
+
+    ended = False
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def write_mask(self, mask: np.ndarray) -> None:
+        mask[:] = 0
+        mask[self.at // 32] = 1 << self.at % 32
+
+    def accept(self, token: int) -> None:
+        assert token == self.at
+        self.at += 9
+
+
+def test_masks_reach_the_last_device(tmp_path: Path) -> None:
+    with split_engine(write_model(tmp_path / "tiny.gguf", "Q4_0"), 1, 1) as engine:
+        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        sequences = [engine.prepare([4, 5], params, grammar=grammar) for grammar in (None, OnlyOneToken())]  # type: ignore[arg-type]
+        for sequence in sequences:
+            engine.enqueue(sequence)
+        while any(sequence.finish_reason is None for sequence in sequences):
+            engine.step()
+        assert [sampled.id for sampled in sequences[1].generated] == [0, 9, 18, 27, 36]
+
+
+def test_intermediates_embeddings_and_saved_conversations(tmp_path: Path) -> None:
+    """Also from one device to several, and back."""
+    prompt = [(7 * i) % 250 + 3 for i in range(75)]
+    options: dict[str, Any] = {"threads": 1, "context": 128, "batch": 2}
+    with (
+        LLM(GOLDEN, device="cpu", **options) as one,
+        LLM(GOLDEN, device="cpu,cpu", split=[3, 1], **options) as split,
+    ):
+        names = ["embedding", "blk.0.out", "blk.2.attn", "blk.3.ffn_out", "result_norm", "logits"]
+        captured = [llm.capture(prompt[:20], names) for llm in (one, split)]
+        for name in names:
+            assert captured[0][name].tobytes() == captured[1][name].tobytes(), name
+        assert (one.embed(prompt) == split.embed(prompt)).all()
+        assert len(split.engine.turns[0].recording.replay_timed()) == len(split.engine.program.launches)
+        assert one.save(prompt, tmp_path / "one") == split.save(prompt, tmp_path / "split") == 64
+        assert (tmp_path / "one").read_bytes() == (tmp_path / "split").read_bytes()
+    with LLM(GOLDEN, device="cpu,cpu", **options) as split:
+        assert split.restore(tmp_path / "one") == prompt[:64]
+        assert split.save([*prompt[:64], 1], tmp_path / "again") == 64
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "one").read_bytes()
+
+
+# ---- several steps in flight
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("seed", range(20))
+def test_each_step_has_its_part_of_the_sequences(seed: int) -> None:
+    chance = random.Random(seed)
+    stages, windows = chance.randint(2, 4), chance.choice([(0,), (0, 20), (16, 33)])
+    blocks = tuple(8 + chance.randint(0, 20) for _ in windows)
+    engine = SimulatedEngine(
+        windows=windows, blocks=blocks, context=128, batch=6, tokens=chance.choice([8, 40]), turns=stages,
+        guesses=chance.choice([0, 9]),
+    )  # fmt: skip
+    engine.scheduler.stages = stages
+    sequences = []
+    for step in range(80):
+        if chance.random() < 0.3 and step < 60:
+            prompt = [chance.choice([1, 4, 6, 5, 2]) for _ in range(chance.randint(1, 60))]
+            params = SamplingParams(max_tokens=chance.randint(1, 40), priority=chance.randint(0, 1))
+            sequences.append(engine.submit(prompt, params))
+        elif sequences and chance.random() < 0.05:
+            engine.cancel(chance.choice(sequences))
+        engine.step()
+        flying = [chunk.sequence for turn in engine._flying for chunk in turn.chunks if chunk.sampled]
+        assert len(flying) == len(set(flying)), "a sequence is sampled by two steps in flight"
+    while any(sequence.finish_reason is None for sequence in sequences):
+        engine.step()
+    for sequence in sequences:
+        ids = [sampled.id for sampled in sequence.generated]
+        assert ids == expected(sequence.prompt, len(ids), windows, engine.repeats)
+    while engine._flying:
+        engine.step()
+    engine.check_idle()
+
+
+def overlap(stages: list[Stage]) -> float:
+    """Seconds in which two stages or more were at work, as a part of those in which any was."""
+    ends = sorted(
+        (when, change)
+        for stage in stages
+        for span in stage.times
+        for when, change in zip(span, (1, -1), strict=True)
+    )
+    busy, both, at_work, before = 0.0, 0.0, 0, 0.0
+    for when, change in ends:
+        busy += (when - before) * (at_work > 0)
+        both += (when - before) * (at_work > 1)
+        at_work, before = at_work + change, when
+    return both / busy
+
+
+def test_all_devices_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that take their time, as if others did the work."""
+    enter = Stage.enter
+
+    def slow(stage: Stage, carrier: Carrier) -> None:
+        time.sleep(0.01)
+        enter(stage, carrier)
+
+    monkeypatch.setattr(Stage, "enter", slow)
+    with split_engine(write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), 1, 1, 1) as engine:
+        params = SamplingParams(max_tokens=12, ignore_eos=True)
+        prompts = [[9], list(range(100, 230)), [3] * 20, [10, 4]]
+        sequences = [engine.submit(prompt, params) for prompt in prompts]
+        while any(sequence.finish_reason is None for sequence in sequences):
+            engine.step()
+        chain = engine.device.chain  # type: ignore[attr-defined]
+        assert overlap(chain) > 0.6
+        begun = [[begin for begin, _ in stage.times] for stage in chain]
+        assert all(one < other for one, other in zip(begun[0], begun[1], strict=True))
+
+
+# ---- failures
+
+
+def test_a_device_that_is_lost_fails_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = threading.active_count()
+    llm = LLM(GOLDEN, device="cpu,cpu", threads=2, context=128, batch=4)
+    recording = llm.device.chain[1].recording  # type: ignore[attr-defined]
+    calls = iter(range(100))
+
+    def lost() -> None:
+        if next(calls) > 3:
+            raise DeviceLostError("the GPU has not answered: load the model again")
+
+    monkeypatch.setattr(recording, "start", lost)
+    for _ in range(2):  # and so do those that come later
+        with pytest.raises(DeviceLostError, match="has not answered"):
+            llm.generate([[1, 2, 3], [4, 5]], max_tokens=20)
+    llm.close()
+    llm.close()
+    assert threading.active_count() == threads
+
+
+def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody() -> None:
+    with LLM(GOLDEN, device="cpu,cpu", threads=2, context=128, batch=4) as llm:
+        alone = llm.generate([1, 2, 3], max_tokens=9).token_ids
+        stage = llm.device.chain[0]  # type: ignore[attr-defined]
+        stage.inbox = Interrupting(stage.inbox)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate([[7, 8], [9]], max_tokens=9)
+        assert llm.generate([1, 2, 3], max_tokens=9).token_ids == alone
+
+
+class Interrupting:
+    """Ctrl-C right after a step was put into the queue, or right before."""
+
+    def __init__(self, queue: Any) -> None:
+        self.queue, self.calls = queue, iter(range(1000))
+
+    def put(self, item: Any) -> None:
+        call = next(self.calls)
+        if call != 4:
+            self.queue.put(item)
+        if call in (2, 4):
+            raise KeyboardInterrupt
+
+    def get(self) -> Any:
+        return self.queue.get()
+
+
+@pytest.mark.fast
+def test_what_cannot_be_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(kind: type[Exception], message: str, device: str, split: Any = None) -> None:
+        threads = threading.active_count()
+        with pytest.raises(kind, match=message):
+            LLM(GOLDEN, device=device, split=split, threads=2, context=64, batch=1)
+        assert threading.active_count() == threads
+
+    refused(DeviceError, "no device 'gpu': use cpu", "cpu,gpu")
+    refused(DeviceError, "auto chooses one device", "cpu,auto")
+    refused(DeviceError, "4 layers, too few for 5 devices", "cpu,cpu,cpu,cpu,cpu")
+    refused(DeviceError, "more than 8", ",".join(["cpu"] * 9))
+    refused(DeviceError, "the model has 4 layers, not 5", "cpu,cpu", [4, 1])
+    refused(DeviceError, "give 2 numbers", "cpu,cpu", [1, 1, 2])
+    refused(DeviceError, "name several", "cpu", [4])
+    refused(RequestError, "number of layers", "cpu,cpu", "2,2")
+    refused(RequestError, "number of layers", "cpu,cpu", [4, 0])
+    free = iter([(1e9, 1e9)] * 2 + [(1e3, 1e3)] * 20)
+    monkeypatch.setattr(CPUDevice, "free_memory", lambda device: next(free))
+    refused(DoesNotFitError, "layers 0 to 1 take 0.00 GB, and cpu has 0.00 GB free", "cpu,cpu", [2, 2])
+    free = iter([(1e9, 1e9)] * 2 + [(1e3, 1e3)] * 20)
+    refused(DoesNotFitError, "do not fit: cpu has 0.00 GB, cpu has 0.00 GB free", "cpu,cpu")
+
+
+@pytest.mark.fast
+def test_the_host_is_counted_once() -> None:
+    with_host = SplitDevice([CPUDevice(1), CPUDevice(1)])
+    try:
+        one, both = CPUDevice(1).free_memory(), with_host.free_memory()
+        assert abs(one[1] - both[1]) < 1e8
+        assert SplitDevice([Card(8e9), Card(8e9)]).free_memory() == (16e9, 20e9)  # type: ignore[list-item]
+        assert "the CPU" in with_host.describe() and open_device("cpu").stages == 1
+    finally:
+        with_host.close()
