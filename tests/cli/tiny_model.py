@@ -1,4 +1,4 @@
-"""A model that loads in no time: one layer of random weights over bytes, which babbles in small letters for ever."""
+"""A model that loads in no time: a few layers of random weights over bytes, which babbles in small letters for ever."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ DIM = 64
 
 
 def write_tiny_model(
-    path: Path, *, template: str = CHATML, architecture: str = "llama", context: int = 100_000
+    path: Path,
+    *,
+    template: str = CHATML,
+    architecture: str = "llama",
+    context: int = 100_000,
+    layers: int = 1,
 ) -> Path:
     tokens = [*byte_letters(), "<|im_start|>", "<|im_end|>"]
     keys: list[Key] = [
         ("general.architecture", "str", architecture),
         (f"{architecture}.context_length", "u32", context),
         (f"{architecture}.embedding_length", "u32", DIM),
-        (f"{architecture}.block_count", "u32", 1),
+        (f"{architecture}.block_count", "u32", layers),
         (f"{architecture}.feed_forward_length", "u32", DIM),
         (f"{architecture}.attention.head_count", "u32", 2),
         (f"{architecture}.attention.head_count_kv", "u32", 2),
@@ -37,20 +42,20 @@ def write_tiny_model(
         ("tokenizer.ggml.eos_token_id", "u32", 257),
         ("tokenizer.chat_template", "str", template),
     ]
-    return write(path, keys, _tensors(tokens))
+    return write(path, keys, _tensors(tokens, layers))
 
 
-def _tensors(tokens: list[str]) -> list[Tensor]:
+def _tensors(tokens: list[str], layers: int) -> list[Tensor]:
     rng = np.random.default_rng(0)
     square, vocabulary = (DIM, DIM), (len(tokens), DIM)
-    shapes = {f"blk.0.{name}.weight": square for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
-    shapes |= {f"blk.0.{name}.weight": square for name in ("ffn_gate", "ffn_up", "ffn_down")}
+    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    shapes = {f"blk.{i}.{name}.weight": square for i in range(layers) for name in matrices}
     shapes |= {"token_embd.weight": vocabulary, "output.weight": vocabulary}
     arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     letters = [token in string.ascii_lowercase for token in tokens]
     arrays["output.weight"] *= np.array(letters)[:, None]  # nothing else is ever the likeliest
-    norms = ("blk.0.attn_norm.weight", "blk.0.ffn_norm.weight", "output_norm.weight")
-    arrays |= {name: np.ones(DIM, np.float32) for name in norms}
+    norms = [f"blk.{i}.{name}_norm.weight" for i in range(layers) for name in ("attn", "ffn")]
+    arrays |= {name: np.ones(DIM, np.float32) for name in (*norms, "output_norm.weight")}
     return [(name, "F32", array) for name, array in arrays.items()]
 
 

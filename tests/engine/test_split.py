@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem import LLM
+from tandem import LLM, cli
+from tandem.cli import run
 from tandem.devices import null
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.opening import open_device
@@ -27,6 +28,7 @@ from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError, RequestError
 from tandem.model.model import open_model
+from tests.cli.tiny_model import write_tiny_model
 from tests.engine.simulation import SimulatedEngine, expected
 from tests.engine.tiny_models import opened, write_model
 from tests.engine.workloads import CONTEXT, Workload, random_workload, serve
@@ -208,6 +210,24 @@ def test_intermediates_embeddings_and_saved_conversations(tmp_path: Path) -> Non
         assert split.restore(tmp_path / "one") == prompt[:64]
         assert split.save([*prompt[:64], 1], tmp_path / "again") == 64
     assert (tmp_path / "again").read_bytes() == (tmp_path / "one").read_bytes()
+
+
+def test_the_command_line_says_who_has_which_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, notes = str(write_tiny_model(tmp_path / "tiny.gguf", layers=5)), list[str]()
+    monkeypatch.setattr(run, "note", notes.append)
+
+    def answer(*options: str) -> str:
+        assert cli.main(["run", path, "tell me a tale", "-n", "9", "--threads", "2", *options]) == 0
+        return capsys.readouterr().out
+
+    expected = answer("--device", "cpu")
+    assert answer("--device", "cpu,cpu", "--split", "4,1", "--lookup") == expected
+    assert any("layers 0 to 3 on the CPU" in note and "; layers 4 to 4 on" in note for note in notes)
+    assert answer("--device", "cpu,cpu,cpu", "--split", "auto", "--draft", path) == expected
+    assert cli.main(["run", path, "x", "--device", "cpu,cpu", "--split", "3,3"]) == 1
+    assert "the model has 5 layers, not 6" in capsys.readouterr().err
 
 
 # ---- several steps in flight
