@@ -18,10 +18,12 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tandem.engine.async_llm import AsyncLLM
 from tandem.errors import DoesNotFitError, ModelNotFoundError, RequestError
+from tandem.model.registry import resolve
 
 CLOSED = "the models are closed: start again"
 CLOCK_STEP = 0.01  # seconds that a timer may be early
@@ -81,6 +83,16 @@ class Models:
     def names(self) -> list[str]:
         return list(self._specs)
 
+    def add(self, name: str, spec: str | os.PathLike[str]) -> None:
+        """One more that can be asked for; a name that is there stays as it is."""
+        self._specs.setdefault(name, spec)
+
+    def path(self, name: str) -> Path:
+        """The file of a model."""
+        if name not in self._specs:
+            raise self._unknown(name)
+        return resolve(os.fspath(self._specs[name]))
+
     def loaded(self) -> list[Loaded]:
         """Those in memory, the latest used first."""
         ready = [(entry, llm) for entry in self._entries.values() if (llm := entry.llm)]
@@ -121,8 +133,7 @@ class Models:
         if self._closed:
             raise RequestError(CLOSED)
         if name not in self._specs:
-            there = ", ".join(self._specs) or "none"
-            raise ModelNotFoundError(f"no model is called {name}: there is {there}")
+            raise self._unknown(name)
         entry = self._entries.get(name)
         if entry and entry.llm and entry.llm.failure:  # its device was lost, perhaps
             self._start(self._drop(self._entries.pop(name)))
@@ -131,6 +142,9 @@ class Models:
             entry = self._entries[name] = _Entry(name, self._keep_alive)
             entry.opening = self._start(self._open(entry))
         return entry
+
+    def _unknown(self, name: str) -> ModelNotFoundError:
+        return ModelNotFoundError(f"no model is called {name}: there is {', '.join(self._specs) or 'none'}")
 
     async def _open(self, entry: _Entry) -> AsyncLLM:
         try:
