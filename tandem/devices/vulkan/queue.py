@@ -68,17 +68,20 @@ class Queue:
 
     def submit(self, submission: Submission) -> int:
         """Hands all its command buffers over in one call; returns the value to wait for."""
+        if self._lost:
+            raise DeviceLostError(self._lost)
         for i in range(submission.count):
             submission.values[i] = self.submitted + 1 + i
-        with self._watched():
+        try:
             try:
                 self.vk.QueueSubmit(self._queue, submission.count, submission.infos, 0)
                 self.submitted += submission.count
-            except (
-                KeyboardInterrupt
-            ):  # it comes when the call is done, or before it began: the timeline tells
-                self._ask_timeline()
+            except KeyboardInterrupt:
+                self._ask_timeline()  # it comes when the call is done, or before it began
                 raise
+        except DeviceLostError as error:
+            self._lost = str(error)
+            raise
         return self.submitted
 
     def _ask_timeline(self) -> None:
@@ -89,22 +92,16 @@ class Queue:
         self.submitted = value[0]
 
     def wait(self, value: int) -> None:
+        if self._lost:  # whoever comes later hears of it at once
+            raise DeviceLostError(self._lost)
         self._wait_value[0] = value
-        with self._watched():
+        try:
             if self.vk.WaitSemaphores(self.device, self._wait, self._timeout_ns) == TIMEOUT:
                 self._stuck = True
                 raise DeviceLostError(
                     f"the GPU has not answered for {self._timeout_ns / 1e9:.0f} s: load the model again; if it "
                     "repeats, look for a hang in the kernel log"
                 )
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """A device that was lost stays lost: whoever comes later hears of it at once."""
-        if self._lost:
-            raise DeviceLostError(self._lost)
-        try:
-            yield
         except DeviceLostError as error:
             self._lost = str(error)
             raise

@@ -31,6 +31,7 @@ SEGMENT_SECONDS = 0.2  # of a submission at most, by estimate: drivers reset a G
 # Bytes and operations a second that any device of its kind reaches.
 RATES = {"discrete": (200e9, 4e12), "integrated": (40e9, 0.8e12)}
 SLOW = (4e9, 10e9)
+THREE = struct.Struct("3i")
 TIMESTAMP_QUERY, WAIT_FOR_64_BITS, ALL_COMMANDS = 2, 3, 0x10000
 
 
@@ -67,18 +68,18 @@ class Recording:
         self._constants = [
             ffi.from_buffer(push_constants(launch, device, turn)) for launch in program.launches
         ]
-        self._header = device.memory(arena_in(turn, "step"))[: 4 * len(COUNTS)].view(np.int32)
+        self._header = device.memory(arena_in(turn, "step"))[: 4 * len(COUNTS)].data
+        self._most = [program.max_counts[name] for name in COUNTS]
         self._recorded: dict[tuple[int, ...], Submission] = {}
         self._done = 0  # the timeline's value at the end of the step that was started last
         self._stamps = 0  # a pool of two timestamps, while steps are watched
 
     def start(self) -> None:
         """Submits a step, recorded when its bucket is new."""
-        counts = self._bucket()
-        key = tuple(counts.values())
+        key = self._sizes()
         submission = self._recorded.get(key)
         if submission is None:
-            commands = self._segments(counts, 0, len(self.program.launches))
+            commands = self._segments(self._bucket(), 0, len(self.program.launches))
             submission = self._recorded[key] = Submission(commands, self.device.queue.semaphore)
             self.device.pipelines.save()
         self._done = self.device.queue.submit(submission)
@@ -148,8 +149,13 @@ class Recording:
         return ticks * (self.device.capabilities.timestamp_ns * 1e-9)
 
     def _bucket(self) -> dict[str, int]:
-        most, counts = self.program.max_counts, self._header.tolist()
-        return {name: bucket(count, most[name]) for name, count in zip(COUNTS, counts, strict=True)}
+        return dict(zip(COUNTS, self._sizes(), strict=True))
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Of each of COUNTS. The header is read in one go, for it may lie behind a slow bus."""
+        tokens, rows, work = THREE.unpack(self._header.tobytes())
+        most = self._most
+        return bucket(tokens, most[0]), bucket(rows, most[1]), bucket(work, most[2])
 
     def _segments(self, counts: Counts, begin: int, end: int) -> list[Any]:
         """Command buffers for launches [begin, end), none of them long enough to look like a hang."""
