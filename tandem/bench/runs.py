@@ -22,6 +22,7 @@ from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import DoesNotFitError
 from tandem.kernels.kernel import Cost
+from tandem.kernels.layouts import kv_bytes
 from tandem.model.model import Model
 from tandem.program.program import Launch, Program
 from tandem.program.step_inputs import KV_BLOCK
@@ -86,11 +87,11 @@ class Measured:
 class Bench:
     """A model on a device, with room for all of `workloads`."""
 
-    def __init__(self, model: Model, device: Device, workloads: Iterable[Workload]) -> None:
+    def __init__(self, model: Model, device: Device, workloads: Iterable[Workload], kv: str = "f16") -> None:
         workloads = list(workloads)
         blocks = -(-max(w.end for w in workloads) // KV_BLOCK)
         batch = max(w.batch for w in workloads)
-        self._use(Engine(model, device, context=blocks * KV_BLOCK, batch=batch, share=False))
+        self._use(Engine(model, device, context=blocks * KV_BLOCK, batch=batch, kv=kv, share=False))
 
     @classmethod
     def on(cls, engine: Engine) -> Self:
@@ -175,5 +176,5 @@ def _launch_cost(launch: Launch, counts: dict[str, int], step: Step) -> Cost:
     window, dim = int(s["window"]) or 1 << 30, int(s["head_dim"])
     read = sum(min(begin + count, window + count - 1) for begin, count in step)
     pairs = sum(int(np.minimum(np.arange(begin, begin + count) + 1, window).sum()) for begin, count in step)
-    key_bytes = 2 * int(s["kv_heads"]) * dim * (4 if s["kv_f32"] else 2)  # and its value
+    key_bytes = kv_bytes(1, s["kv_heads"], dim, s["kv"]) // KV_BLOCK  # and its value
     return Cost(cost.bytes + read * key_bytes, cost.ops + 4 * pairs * int(s["q_heads"]) * dim)

@@ -225,6 +225,10 @@ def _add_device(
     device.add_argument(
         "--gpu-memory", type=float, metavar="GB", help="of the GPU's own memory to use at most"
     )
+    device.add_argument(
+        "--kv", choices=("f16", "q8"), default="f16",
+        help="keep keys and values in 16 bits or in 8, which takes half the memory (f16)",
+    )  # fmt: skip
     if context:
         device.add_argument(
             "--kv-memory", type=float, metavar="GB", help="for keys and values (enough for one context)"

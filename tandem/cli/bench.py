@@ -31,7 +31,7 @@ def main(options: argparse.Namespace) -> int:
     try:
         bandwidth, how = measure_bandwidth(device, model.nbytes)
         note("loading")
-        bench = Bench(model, device, workloads)
+        bench = Bench(model, device, workloads, options.kv)
         if not options.json:
             name = options.synthetic or options.model
             print(f"{name}, {human_size(model.nbytes)} of weights, on {device.describe()}")

@@ -56,6 +56,7 @@ def open_llm(options: argparse.Namespace, context: int | None = None, batch: int
         threads=options.threads,
         context=context or options.context,
         batch=batch,
+        kv=options.kv,
         gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
         kv_memory=getattr(options, "kv_memory", None) and options.kv_memory * 1e9,
         lookup=getattr(options, "lookup", False),

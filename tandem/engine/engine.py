@@ -54,13 +54,13 @@ class Turn:
 
 class Engine:
     def __init__(
-        self, model: Model, device: Device, *, context: int, batch: int, kv_f32: bool = False,
+        self, model: Model, device: Device, *, context: int, batch: int, kv: str = "f16",
         kv_memory: float | None = None, queue: int | None = None, share: bool = True,
         proposer: Proposer | None = None, passes: Iterable[str] = PASSES,
     ) -> None:  # fmt: skip
-        """`kv_memory`: bytes of the KV cache; None: a part of what is free. `queue`: requests that may wait. `share`:
-        requests that begin alike compute that part once; a measurement may not want it. `proposer`: who guesses
-        tokens (speculation.py)."""
+        """`kv`: what keys and values are stored as. `kv_memory`: bytes of the KV cache; None: a part of what is free.
+        `queue`: requests that may wait. `share`: requests that begin alike compute that part once; a measurement may
+        not want it. `proposer`: who guesses tokens (speculation.py)."""
         self.model, self.device, self.context = model, device, context
         passes = tuple(passes)
         config = model.config
@@ -71,13 +71,12 @@ class Engine:
         layout = StepLayout(limits)
         plan = WeightPlan(model.layouts())
         ops = fuse(model.ops(context), lambda matrix: plan.layouts[matrix.name], passes)
-        element, free = 4 if kv_f32 else 2, device.free_memory()
-        kv = KVPlan(plan_kv(config, limits, batch, model.nbytes, element, free, kv_memory), kv_f32)
-        self.program: Program = lower(ops, plan, layout, kv, passes)
+        kv_blocks = plan_kv(config, limits, batch, model.nbytes, kv, device.free_memory(), kv_memory)
+        self.program: Program = lower(ops, plan, layout, KVPlan(kv_blocks, kv), passes)
         null.check(self.program)
         device.place(self.program)
         model.load(plan, device, context)
-        self.cache = KVCache(config.windows, kv.blocks)
+        self.cache = KVCache(config.windows, kv_blocks)
         pace = Pace()
         self.scheduler = Scheduler(
             limits,

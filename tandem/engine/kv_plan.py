@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tandem.errors import DoesNotFitError
+from tandem.kernels.layouts import KV_TYPES, kv_bytes
 from tandem.kernels.panels import LANES, LAYOUTS
 from tandem.model.config import ModelConfig
 from tandem.program.step_inputs import KV_BLOCK, StepLimits
@@ -12,14 +13,14 @@ HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
 
 
 def plan_kv(
-    config: ModelConfig, limits: StepLimits, batch: int, weights: int, element: int, free: tuple[float, float],
+    config: ModelConfig, limits: StepLimits, batch: int, weights: int, kv: str, free: tuple[float, float],
     wanted: float | None = None,
 ) -> tuple[int, ...]:  # fmt: skip
     """Blocks of each KV group: one full context at least, up to `batch` of them within a share of the fast memory; or
     as many as `wanted` bytes hold."""
     fast, every = (nbytes - weights - HEADROOM for nbytes in free)
     per_block = [
-        2 * KV_BLOCK * config.kv_heads * config.head_dim * element * config.layer_window.count(w)
+        kv_bytes(config.layer_window.count(w), config.kv_heads, config.head_dim, KV_TYPES.index(kv))
         for w in config.windows
     ]
 
@@ -37,7 +38,7 @@ def plan_kv(
             f"the model ({weights / 1e9:.1f} GB) with a context of {limits.blocks * KV_BLOCK} ({one / 1e9:.1f} GB) "
             f"does not fit in the {free[1] / 1e9:.1f} GB that are free: "
             + (
-                f"use a context of at most {largest}"
+                f"use a context of at most {largest}" + (", or kv q8 for half of it" if kv != "q8" else "")
                 if largest
                 else f"use {_quantisation(config, every + weights - one)}, a file of at most "
                 f"{max(0, free[1] - HEADROOM) / 1e9:.1f} GB"

@@ -22,6 +22,7 @@ from tandem.engine.reply import Reply, Result, Token, TokenLogprob, Usage
 from tandem.engine.speculation import Proposer
 from tandem.errors import RequestError, TandemError
 from tandem.kernels.kernel import Array
+from tandem.kernels.layouts import KV_TYPES
 from tandem.model.model import open_model
 from tandem.model.registry import resolve
 from tandem.threads import Beside
@@ -62,17 +63,17 @@ class LLM:
         split: Sequence[int] | None = None,
     ) -> None:
         """`model`: a GGUF file, or a name that `tandem pull` has fetched. `context`: tokens a request may have in
-        all. `kv`: "f16" or "f32" keys and values. `batch`: sequences served at a time. `gpu_memory`: bytes of a GPU's
-        own memory to use at most. `kv_memory`: bytes for the keys and values of all sequences. `lookup`: guess tokens
-        that have followed before, which is faster where answers repeat their prompts. `draft`: a smaller model of the
-        same family that guesses tokens. `split`: how many layers each device has where `device` names several, as in
-        "vulkan:0,cpu"; None: as many as it is fast."""
+        all. `kv`: what keys and values are kept as: "f16", "q8" (int8, half the memory) or "f32". `batch`: sequences
+        served at a time. `gpu_memory`: bytes of a GPU's own memory to use at most. `kv_memory`: bytes for the keys and
+        values of all sequences. `lookup`: guess tokens that have followed before, which is faster where answers repeat
+        their prompts. `draft`: a smaller model of the same family that guesses tokens. `split`: how many layers each
+        device has where `device` names several, as in "vulkan:0,cpu"; None: as many as it is fast."""
         if not isinstance(model, str | os.PathLike):
             raise RequestError(f"model={model!r}: give the path of a GGUF file or the name of a model")
         if not isinstance(device, str):
             raise RequestError(f"device={device!r}: give a name, such as cpu or auto")
-        if kv not in ("f16", "f32"):
-            raise RequestError(f"kv={kv!r}: use f16 or f32")
+        if kv not in KV_TYPES:
+            raise RequestError(f"kv={kv!r}: use f16, q8 or f32")
         for name, value in (("threads", threads), ("context", context), ("batch", batch)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise RequestError(f"{name}={value!r}: give a whole number, 1 or more")
@@ -103,7 +104,7 @@ class LLM:
             text = Beside(_open_text, self._model.gguf)  # the vocabulary is read while weights are repacked
             closing.callback(text.join)
             self.engine = Engine(
-                self._model, self.device, context=self.context, batch=batch, kv_f32=kv == "f32",
+                self._model, self.device, context=self.context, batch=batch, kv=kv,
                 kv_memory=kv_memory, proposer=Lookup() if lookup else self._drafting(),
             )  # fmt: skip
             self.tokenizer, self._template = text.result()
@@ -155,6 +156,12 @@ class LLM:
             raise RequestError('a conversation is a list of messages: [{"role": "user", "content": "..."}]')
         text = self._template.render([dict(message) for message in messages], **template)
         return self.tokenizer.encode(text, special=True)
+
+    @property
+    def chat_template(self) -> str:
+        """The text of the file's own; empty if it has none."""
+        source: str = self._model.gguf.get("tokenizer.chat_template", "")
+        return source
 
     # ---- tokens and numbers
 

@@ -8,6 +8,7 @@ window of an entry's first row are not looked at.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.layouts import (
     KV_BLOCK,
+    KV_TYPES,
     kv_bytes,
     kv_load,
     kv_store,
@@ -46,7 +48,7 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     out_stride = int(scalars["out_stride"])
     return {
         "q": rows_bytes(tokens, columns, scalars["q_stride"]),
-        "cache": kv_bytes(scalars["blocks"], scalars["kv_heads"], scalars["head_dim"], scalars["kv_f32"]),
+        "cache": kv_bytes(scalars["blocks"], scalars["kv_heads"], scalars["head_dim"], scalars["kv"]),
         "tables": 4 * int(scalars["sequences"] * scalars["table_stride"]),
         "work": 4 * WORK_INTS * counts["work"],
         "out": q8_bytes(tokens, out_stride) if scalars["out_q8"] else rows_bytes(tokens, columns, out_stride),
@@ -103,7 +105,7 @@ def make_case(
     rows: Sequence[tuple[int, int]],
     window: int = 0,
     softcap: float = 0.0,
-    kv_f32: int = 0,
+    kv: str = "f16",
     out_q8: int = 0,
     most: int = 16,
     size: float = 1.0,
@@ -114,8 +116,9 @@ def make_case(
     tokens, columns = sum(new for _, new in rows), q_heads * dim
     lengths = [-(-(position + new) // KV_BLOCK) for position, new in rows]
     free = list(rng.permutation(sum(lengths) + 3))
-    cache = kv_zeros(len(free), kv_heads, dim, np.float32 if kv_f32 else np.float16)
-    cache[...] = np.nan
+    cache = kv_zeros(len(free), kv_heads, dim, kv)
+    for field in ("k_scale", "v_scale") if kv == "q8" else ("k", "v"):
+        cache[field] = np.nan
     tables = np.full((len(rows), max(lengths) + 1), -1, np.int32)
     for sequence, (position, new) in enumerate(rows):
         first = max(0, position - window + 1) // KV_BLOCK if window else 0
@@ -144,7 +147,7 @@ def make_case(
         "window": window,
         "scale": dim**-0.5,
         "softcap": softcap,
-        "kv_f32": kv_f32,
+        "kv": KV_TYPES.index(kv),
         "out_q8": out_q8,
         "sequences": len(tables),
         "blocks": len(cache),
@@ -158,44 +161,59 @@ def make_case(
 def cases(rng: np.random.Generator) -> Iterator[Case]:
     for dim in (8, 16, 20, 40, 64, 72, 80, 96, 128, 256):
         yield make_case(rng, f"head_dim {dim}", (2, 1, dim), [(0, 17), (70, 1)])
-        yield make_case(rng, f"head_dim {dim} float32", (2, 2, dim), [(15, 2), (0, 1)], kv_f32=1)
+        yield make_case(rng, f"head_dim {dim} float32", (2, 2, dim), [(15, 2), (0, 1)], kv="f32")
+        yield make_case(rng, f"head_dim {dim} q8", (2, 1, dim), [(0, 19), (70, 1)], kv="q8")
     for group in range(1, 9):
         yield make_case(
             rng, f"{group} heads a group", (2 * group, 2, 32), [(30, 40), (5, 1)], out_q8=group % 2
         )
+        yield make_case(rng, f"{group} heads a group, q8", (group, 1, 64), [(30, 9), (5, 1)], kv="q8")
     for window in (1, 15, 16, 17, 64, 100, 1000):
         rows = [(0, 33), (90, 20), (200, 1)]
         yield make_case(rng, f"window {window}", (3, 1, 32), rows, window=window)
         yield make_case(rng, f"window {window} by 3 rows", (2, 1, 16), rows, window=window, most=3)
+        yield make_case(rng, f"window {window} q8", (2, 1, 64), rows, window=window, kv="q8")
     yield make_case(rng, "softcap", (4, 2, 32), [(100, 9)], softcap=2.0)
-    yield make_case(rng, "softcap, window, float32", (4, 2, 32), [(100, 9)], window=50, softcap=5.0, kv_f32=1)
+    yield make_case(rng, "softcap, window, float32", (4, 2, 32), [(100, 9)], window=50, softcap=5.0, kv="f32")
+    yield make_case(rng, "softcap, window, q8", (4, 2, 32), [(100, 9)], window=50, softcap=5.0, kv="q8")
     for position in (62, 511, 512, 1023, 1300):
-        yield make_case(rng, f"context {position}", (4, 1, 64), [(position, 3)], kv_f32=position % 2)
-    yield make_case(rng, "context 8190", (2, 1, 32), [(8190, 2)], kv_f32=1)
+        kv = KV_TYPES[position % 3]
+        yield make_case(rng, f"context {position} {kv}", (4, 1, 64), [(position, 3)], kv=kv)
+    yield make_case(rng, "context 8190", (2, 1, 32), [(8190, 2)], kv="f32")
     yield make_case(rng, "window over splits", (2, 1, 32), [(1290, 16)], window=700)
     yield make_case(rng, "chunk of a prompt", (9, 3, 64), [(450, 100)], out_q8=1)
     yield make_case(rng, "more queries than are taken together", (16, 2, 16), [(3, 20), (0, 16)], most=20)
     yield make_case(rng, "very large head", (4, 1, 512), [(20, 17)], window=30)
+    yield make_case(rng, "very large head q8", (4, 1, 512), [(20, 17)], window=30, kv="q8")
     yield make_case(rng, "sharp scores", (4, 2, 64), [(600, 5)], size=8.0)
+    yield make_case(rng, "sharp scores, q8", (4, 2, 64), [(600, 5)], size=8.0, kv="q8")
     yield make_case(rng, "large odd head", (4, 1, 328), [(20, 17)])
+    yield make_case(rng, "large odd head q8", (4, 1, 328), [(20, 17)], kv="q8")
     # Rows that begin on 16 bytes, as in a Program: what matrix units take.
-    for dim in (64, 128, 256):
-        rows = [(0, 40), (130, 1), (700, 20)]
-        yield make_case(rng, f"aligned {dim}", (4, 2, dim), rows, out_q8=1, q_gap=0)
-        yield make_case(rng, f"aligned {dim}, window", (2, 1, dim), rows, window=200, q_gap=0)
+    for dim, kv in itertools.product((64, 128, 256), ("f16", "q8")):
+        rows, label = [(0, 40), (130, 1), (700, 20)], f"aligned {dim} {kv}"
+        yield make_case(rng, label, (4, 2, dim), rows, out_q8=1, q_gap=0, kv=kv)
+        yield make_case(rng, f"{label}, window", (2, 1, dim), rows, window=200, q_gap=0, kv=kv)
+        single = [(0, 1), (77, 1), (1500, 1)]
+        yield make_case(rng, f"{label}, single tokens", (8, 1, dim), single, q_gap=0, kv=kv)
+    for kv in ("f16", "q8"):
+        heads = (16, 1, 64)
         yield make_case(
-            rng, f"aligned {dim}, single tokens", (8, 1, dim), [(0, 1), (77, 1), (1500, 1)], q_gap=0
+            rng, f"aligned {kv}, 16 heads, single tokens", heads, [(100, 1), (5, 1)], q_gap=0, kv=kv
         )
-    yield make_case(rng, "aligned, 16 heads, single tokens", (16, 1, 64), [(100, 1), (5, 1)], q_gap=0)
-    yield make_case(rng, "aligned, softcap", (6, 2, 128), [(100, 9), (3, 1)], softcap=5.0, q_gap=0)
-    yield make_case(rng, "aligned, many heads", (24, 1, 64), [(333, 18)], window=100, q_gap=0)
+        yield make_case(
+            rng, f"aligned {kv}, softcap", (6, 2, 128), [(100, 9), (3, 1)], softcap=5.0, q_gap=0, kv=kv
+        )
+        yield make_case(
+            rng, f"aligned {kv}, many heads", (24, 1, 64), [(333, 18)], window=100, q_gap=0, kv=kv
+        )
 
 
 KERNEL = Kernel(
     name="attention",
     buffers=(
         Buffer("q", "r"),  # float32 [T, q_stride], heads of head_dim
-        Buffer("cache", "r"),  # one layer's KV blocks (layouts.h), float16 or float32
+        Buffer("cache", "r"),  # one layer's KV blocks (layouts.h)
         Buffer("tables", "r"),  # int32 [sequences][table_stride]: the block of positions 16 i to 16 i + 15
         Buffer("work", "r"),  # int32 [W][first row, rows, sequence, position of the first row]
         Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]
@@ -210,7 +228,7 @@ KERNEL = Kernel(
         ("window", "i"),  # keys a query sees, its own included; 0: all
         ("scale", "f"),
         ("softcap", "f"),  # c: scores s become c tanh(s / c); 0: as they are
-        ("kv_f32", "i"),
+        ("kv", "i"),  # what keys and values are stored as, of KV_TYPES
         ("out_q8", "i"),  # head_dim is then a multiple of 32
         ("sequences", "i"),  # rows of `tables`, and blocks of the cache: their sizes, for the null device
         ("blocks", "i"),

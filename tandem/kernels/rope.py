@@ -1,7 +1,11 @@
 """Head normalisation, rotary positions and the KV store: what q, k and v go through before attention.
 
 `parts` says which of the three run: fused Programs do all in one launch, others one by one. q and k change in
-place. A token whose slot is negative is not stored. Absent q, k, v, norms: address 0, stride 0.
+place. A token whose slot is negative is not stored. Absent q, k, v, vectors: address 0, stride 0.
+
+With SHIFT, keys are stored less a vector that is the same at all positions. Attention does not see that: each of a
+query's scores changes alike. In int8 it is worth much, for what keys have in common can be 100 times what tells them
+apart (models with a bias on K).
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ import numpy as np
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.layouts import (
     KV_BLOCK,
+    KV_TYPES,
     TOKEN_INTS,
     TOKEN_POSITION,
     TOKEN_SLOT,
     kv_bytes,
+    kv_head_bytes,
     kv_store,
     kv_zeros,
     padded,
@@ -25,7 +31,7 @@ from tandem.kernels.layouts import (
 )
 from tandem.kernels.norm import rms_norm
 
-NORM, ROPE, STORE = 1, 2, 4  # bits of `parts`
+NORM, ROPE, STORE, SHIFT = 1, 2, 4, 8  # bits of `parts`; never NORM and SHIFT, which share a buffer
 
 
 def cost(scalars: Scalars, counts: Counts) -> Cost:
@@ -35,7 +41,8 @@ def cost(scalars: Scalars, counts: Counts) -> Cost:
         kv if scalars["k_stride"] else 0
     )
     in_place = 8 * turned if parts & (NORM | ROPE) else 0
-    stored = 2 * kv * (4 + (4 if scalars["kv_f32"] else 2)) if parts & STORE else 0
+    written = scalars["kv_heads"] * kv_head_bytes(head_dim, scalars["kv"]) / KV_BLOCK
+    stored = 8 * kv + written if parts & STORE else 0
     ops = turned * ((4 if parts & NORM else 0) + (3 if parts & ROPE else 0))
     return Cost(bytes=tokens * (in_place + stored), ops=tokens * ops)
 
@@ -46,9 +53,9 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     rows = {name: rows_bytes(tokens, int(n) * dim, scalars[f"{name}_stride"]) for name, n in heads.items()}
     return {
         **rows,
-        "cache": kv_bytes(scalars["blocks"], scalars["kv_heads"], dim, scalars["kv_f32"]),
+        "cache": kv_bytes(scalars["blocks"], scalars["kv_heads"], dim, scalars["kv"]),
         "table": 4 * int(scalars["positions"] * scalars["rot_dim"]),
-        "norms": 8 * dim,
+        "vectors": 4 * dim * int(scalars["kv_heads"] if int(scalars["parts"]) & SHIFT else 2),
         "tokens": 4 * TOKEN_INTS * tokens,
     }
 
@@ -76,8 +83,8 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
         width = int(scalars[count]) * dim
         x = arrays[name][:tokens, :width].reshape(tokens, -1, dim).astype(np.float64)
         if weight is not None:
-            if parts & NORM and "norms" in arrays:
-                x = rms_norm(x, scalars["eps"]) * arrays["norms"][weight]
+            if parts & NORM and "vectors" in arrays:
+                x = rms_norm(x, scalars["eps"]) * arrays["vectors"][weight]
             if parts & ROPE:
                 x = turn(x, arrays["table"][table[:, TOKEN_POSITION]], bool(scalars["interleaved"]))
             outputs[name][:tokens, :width] = x.reshape(tokens, width)
@@ -86,6 +93,8 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
         slots = table[:, int(scalars["slot_field"])]
         kept = slots >= 0
         k, v = (heads[name][kept] if name in heads else None for name in ("k", "v"))
+        if parts & SHIFT and k is not None:
+            k = k - arrays["vectors"]
         kv_store(outputs["cache"], slots[kept], k, v)
     return outputs
 
@@ -96,7 +105,7 @@ def make_case(
     shape: tuple[int, int, int, int, int],
     parts: int,
     interleaved: int = 0,
-    kv_f32: int = 0,
+    kv: str = "f16",
     absent: str = "",
     gap: int = 0,
     size: float = 1.0,
@@ -110,12 +119,13 @@ def make_case(
     if tokens > 3:
         table[2, TOKEN_SLOT + group] = -1
     angles = rng.uniform(0, 2 * np.pi, (50, rot_dim // 2))
-    cache = kv_zeros(blocks, kv_heads, dim, np.float32 if kv_f32 else np.float16)
-    cache[...] = rng.standard_normal(cache.shape)
+    cache = kv_zeros(blocks, kv_heads, dim, kv)
+    for field in cache.dtype.names or ():
+        cache[field] = 9 * rng.standard_normal(cache[field].shape)
     arrays: dict[str, Any] = {
         "cache": cache,
         "table": np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32),
-        "norms": rng.uniform(0.5, 2, (2, dim)).astype(np.float32),
+        "vectors": rng.uniform(0.5, 2, (kv_heads if parts & SHIFT else 2, dim)).astype(np.float32),
         "tokens": table,
     }
     strides = {}
@@ -133,13 +143,13 @@ def make_case(
         "eps": 1e-6,
         "interleaved": interleaved,
         "slot_field": TOKEN_SLOT + group,
-        "kv_f32": kv_f32,
+        "kv": KV_TYPES.index(kv),
         "parts": parts,
         "positions": len(angles),
         "blocks": blocks,
     }
     # A turned value is a difference of products, each to 3e-6 of its size: 5 deviations, or 10 if normed.
-    largest = 5 * size if not parts & NORM or "norms" in absent else 10.0
+    largest = 5 * size if not parts & NORM or "vectors" in absent else 10.0
     counts = {"tokens": tokens, "rows": 1, "work": 0}
     return Case(label, arrays, scalars, counts, atol=3e-6 * largest, rtol=3e-6)
 
@@ -157,16 +167,27 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
     for shape in shapes:
         for interleaved in (0, 1):
             name = "x".join(map(str, shape)) + (" interleaved" if interleaved else "")
-            yield make_case(rng, f"{name} float16", shape, everything, interleaved, 0, gap=interleaved * 3)
-            yield make_case(rng, f"{name} float32", shape, everything, interleaved, 1, "norms")
+            yield make_case(rng, f"{name} float16", shape, everything, interleaved, gap=interleaved * 3)
+            yield make_case(rng, f"{name} float32", shape, everything, interleaved, "f32", "vectors")
+            yield make_case(rng, f"{name} q8", shape, everything, interleaved, "q8")
     for parts, label in ((NORM, "norm"), (ROPE, "rope"), (STORE, "store"), (ROPE | STORE, "rope and store")):
-        yield make_case(rng, f"{label} alone", (5, 4, 2, 48, 32), parts, 0, 0, gap=1)
+        yield make_case(rng, f"{label} alone", (5, 4, 2, 48, 32), parts, gap=1)
+    for parts, label in (
+        (STORE, "store"),
+        (STORE | SHIFT, "shift"),
+        (ROPE | STORE | SHIFT, "rope and shift"),
+    ):
+        yield make_case(rng, f"{label} in q8", (5, 4, 2, 96, 32), parts, 0, "q8", gap=1)
+    yield make_case(rng, "shift in float16", (5, 4, 2, 16, 16), STORE | SHIFT)
     for absent in ("q", "k", "v", "k v", "q v"):
-        yield make_case(rng, f"without {absent}", (5, 4, 2, 16, 16), everything, 1, 0, absent)
-    yield make_case(rng, "without k v cache", (5, 4, 2, 16, 16), NORM | ROPE, 0, 0, "k v cache")
+        yield make_case(rng, f"without {absent}", (5, 4, 2, 16, 16), everything, 1, "f16", absent)
+        yield make_case(rng, f"without {absent} q8", (5, 4, 2, 16, 16), everything, 1, "q8", absent)
+    yield make_case(rng, "without k v cache", (5, 4, 2, 16, 16), NORM | ROPE, absent="k v cache")
     for size in (0.0, 1e-20, 1e4):
-        yield make_case(rng, f"size {size:g}", (2, 2, 1, 32, 32), everything, 0, 0, size=size)
-        yield make_case(rng, f"size {size:g} float32", (2, 2, 1, 32, 32), ROPE | STORE, 1, 1, size=size)
+        yield make_case(rng, f"size {size:g}", (2, 2, 1, 32, 32), everything, size=size)
+        yield make_case(rng, f"size {size:g} float32", (2, 2, 1, 32, 32), ROPE | STORE, 1, "f32", size=size)
+        yield make_case(rng, f"size {size:g} q8", (2, 2, 1, 32, 32), ROPE | STORE, 1, "q8", size=size)
+    yield make_case(rng, "very large head in q8", (2, 1, 1, 512, 512), ROPE | STORE, kv="q8")
     yield make_case(rng, "1x32x8x128", (1, 32, 8, 128, 128), everything)
 
 
@@ -176,9 +197,9 @@ KERNEL = Kernel(
         Buffer("q", "rw"),  # float32 [T, q_stride], heads of head_dim
         Buffer("k", "rw"),  # float32 [T, k_stride]
         Buffer("v", "r"),  # float32 [T, v_stride]
-        Buffer("cache", "w"),  # one layer's KV blocks (layouts.h), float16 or float32
+        Buffer("cache", "w"),  # one layer's KV blocks (layouts.h)
         Buffer("table", "r"),  # float32 [positions][rot_dim / 2][cos, sin]
-        Buffer("norms", "r"),  # float32 [2][head_dim]: the weights of q and of k
+        Buffer("vectors", "r"),  # float32 [2][head_dim]: the norms' weights; with SHIFT [kv_heads][head_dim]
         Buffer("tokens", "r"),  # int32 [T][TOKEN_INTS]
     ),
     scalars=(
@@ -192,7 +213,7 @@ KERNEL = Kernel(
         ("eps", "f"),
         ("interleaved", "i"),  # 1: pairs (2i, 2i + 1); 0: pairs (i, i + rot_dim / 2)
         ("slot_field", "i"),  # the column of `tokens` with the KV slot
-        ("kv_f32", "i"),
+        ("kv", "i"),  # what keys and values are stored as, of KV_TYPES
         ("parts", "i"),
         ("positions", "i"),  # rows of `table`, and blocks of the cache: their sizes, for the null device
         ("blocks", "i"),

@@ -57,6 +57,10 @@ class Rope:
         return frequency / factor * ramp + frequency * (1.0 - ramp), magnitude * (0.1 * np.log(factor) + 1.0)
 
 
+def key_mean_name(layer: int) -> str:
+    return f"blk.{layer}.attn_k.mean"
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     architecture: str
@@ -91,8 +95,13 @@ class ModelConfig:
         return Heads(
             layer, self.windows.index(self.layer_window[layer]), self.q_heads, self.kv_heads, self.head_dim,
             rope.rot_dim, self.interleaved, Vector(f"rope.{self.layer_rope[layer]}", context * rope.rot_dim),
-            self.layer_window[layer], self.scale, self.attention_softcap, self.eps,
+            self.layer_window[layer], self.scale, self.attention_softcap, self.eps, self._key_mean(layer),
         )  # fmt: skip
+
+    def _key_mean(self, layer: int) -> Vector | None:
+        """Of keys with a bias; but a soft cap would not let the scores change alike."""
+        size = self.kv_heads * self.head_dim
+        return Vector(key_mean_name(layer), size) if self.qkv_bias and not self.attention_softcap else None
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
         return Matrix(f"{name}.weight", rows, columns)

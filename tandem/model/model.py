@@ -10,12 +10,17 @@ from typing import Self
 from tandem.devices.device import Device
 from tandem.errors import UnsupportedModelError
 from tandem.kernels.kernel import Array
+from tandem.kernels.rope import turn
 from tandem.model.architectures import ARCHITECTURES
-from tandem.model.config import Metadata, ModelConfig
+from tandem.model.config import Metadata, ModelConfig, key_mean_name
 from tandem.model.gguf import GGUF
-from tandem.model.weights import device_bytes, load_weights, matrix_layouts
+from tandem.model.weights import device_bytes, load_weights, matrix_layouts, vector
 from tandem.program.graph import Builder, Op
 from tandem.program.weight_plan import WeightPlan
+
+# Whatever the context is, so that a saved conversation can be restored with another. Of pairs that turn fast little is
+# left; those that hardly turn in so many positions are the ones with large biases.
+MEAN_POSITIONS = 4096
 
 
 @dataclass
@@ -44,7 +49,18 @@ class Model:
 
     def load(self, plan: WeightPlan, device: Device, context: int) -> None:
         """Fills the device's "weights" arena."""
-        load_weights(self.gguf, plan, device, self.tables(context))
+        load_weights(self.gguf, plan, device, self.tables(context) | self._key_means(plan))
+
+    def _key_means(self, plan: WeightPlan) -> dict[str, Array]:
+        """What the keys of a layer have of their bias on average over positions, if the plan asks for it."""
+        c, wanted = self.config, plan.vector_names()
+        layers = [layer for layer in range(c.layers) if key_mean_name(layer) in wanted]
+        turns = [rope.table(MEAN_POSITIONS).mean(axis=0) for rope in c.ropes] if layers else []
+        found = {}
+        for layer in layers:
+            bias = vector(self.gguf, f"blk.{layer}.attn_k.bias").reshape(1, c.kv_heads, c.head_dim)
+            found[key_mean_name(layer)] = turn(bias, turns[c.layer_rope[layer]][None], c.interleaved)
+        return found
 
     def __enter__(self) -> Self:
         return self

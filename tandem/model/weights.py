@@ -50,8 +50,8 @@ def load_weights(gguf: GGUF, plan: WeightPlan, device: Device, tables: Mapping[s
     """Fills the device's "weights" arena; `tables` are the constants that are not in the file."""
     groups = _groups(gguf, plan, READ_BYTES // device.loaders)
     each(lambda group: _load(gguf, device, group), groups, device.loaders)
-    for vector in plan.vectors.values():
-        _load_vector(gguf, vector, device, tables)
+    for packed in plan.vectors.values():
+        _load_vector(gguf, packed, device, tables)
     gguf.forget()
 
 
@@ -102,7 +102,7 @@ def _load_vector(gguf: GGUF, packed: PackedVector, device: Device, tables: Mappi
     out, at = np.zeros(packed.tensor.nbytes // 4, np.float32), 0
     for part in packed.parts:
         if isinstance(part, Vector):
-            values = tables[part.name].ravel() if part.name in tables else _vector(gguf, part.name)
+            values = tables[part.name].ravel() if part.name in tables else vector(gguf, part.name)
             out[at : at + part.size] = values
             at += part.size
         else:
@@ -110,5 +110,5 @@ def _load_vector(gguf: GGUF, packed: PackedVector, device: Device, tables: Mappi
     device.write(packed.tensor, out.view(np.uint8))
 
 
-def _vector(gguf: GGUF, name: str) -> Array:
+def vector(gguf: GGUF, name: str) -> Array:
     return formats.dequantise(gguf.tensor(name).format, gguf.raw(name)).ravel()

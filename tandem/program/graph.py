@@ -61,6 +61,7 @@ class Heads(NamedTuple):
     scale: float
     softcap: float = 0.0
     eps: float = 1e-6
+    key_mean: Vector | None = None  # what keys are stored less in int8 (rope.py): [kv_heads][head_dim]
 
 
 def _same(op: Op) -> list[int]:

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from tandem.errors import ProgramError
 from tandem.kernels import attention, embed, glu, matmul, norm, quantise, rope, sample
 from tandem.kernels.kernel import Kernel
-from tandem.kernels.layouts import rows_bytes
+from tandem.kernels.layouts import KV_TYPES, kv_bytes, rows_bytes
 from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS, Layout, q8_bytes
 from tandem.program.fuse import PASSES, consumers
 from tandem.program.graph import Heads, Matrix, Op, Value, Vector
 from tandem.program.hazards import place_barriers
 from tandem.program.plan_memory import plan_memory
 from tandem.program.program import OTHER_TURN, Launch, Program, Tensor
-from tandem.program.step_inputs import KV_BLOCK, TOKEN_SLOT, StepLayout
+from tandem.program.step_inputs import TOKEN_SLOT, StepLayout
 from tandem.program.weight_plan import WeightPlan, align
 
 ACTIVATIONS = {"silu": 0, "gelu": 1}
-PART_NORM, PART_ROPE, PART_STORE = 1, 2, 4
+PART_NORM, PART_ROPE, PART_STORE, PART_SHIFT = 1, 2, 4, 8
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,15 @@ class KVPlan:
     """How much KV cache there is: blocks of KV_BLOCK tokens for each group of layers."""
 
     blocks: tuple[int, ...]  # per group
-    f32: bool = False
+    kv: str = "f16"  # what keys and values are stored as, one of KV_TYPES
+
+    @property
+    def index(self) -> int:
+        """As kernels are told."""
+        return KV_TYPES.index(self.kv)
 
     def block_bytes(self, heads: Heads) -> int:
-        return 2 * KV_BLOCK * heads.kv_heads * heads.head_dim * (4 if self.f32 else 2)
+        return kv_bytes(1, heads.kv_heads, heads.head_dim, self.index)
 
 
 def lower(
@@ -105,7 +110,7 @@ class _Lowering:
         if heads.layer not in self.caches:
             size = self.kv.blocks[heads.group] * self.kv.block_bytes(heads)
             self.caches[heads.layer] = Tensor(
-                f"kv.{heads.layer}", "kv", "f32" if self.kv.f32 else "f16", size, offset=self.kv_bytes
+                f"kv.{heads.layer}", "kv", self.kv.kv, size, offset=self.kv_bytes
             )
             self.kv_bytes += align(size)
         return self.caches[heads.layer]
@@ -252,21 +257,24 @@ class _Lowering:
 
     def _heads_launch(
         self, op: Op, q: Value | None, k: Value, v: Value | None = None, *,
-        weights: tuple[Vector, Vector] | None = None, parts: int,
+        weights: tuple[Vector, ...] | None = None, parts: int,
     ) -> None:  # fmt: skip
         heads: Heads = op.attrs["heads"]
         tensors = {name: self.f32[value] for name, value in (("q", q), ("k", k), ("v", v)) if value}
         for value, output in zip(op.inputs, op.outputs, strict=False):
             self._in_place(op, value, output)
+        vectors = weights
+        if self.kv.kv == "q8" and parts & PART_STORE and heads.key_mean and not weights:
+            parts, vectors = parts | PART_SHIFT, (heads.key_mean,)
         self._launch(
             rope.KERNEL, f"kv.{heads.layer}" if parts & PART_STORE else op.outputs[1].name,
             {**tensors, "cache": self._cache(heads) if parts & PART_STORE else None,
              "table": self.plan.vector(heads.table) if parts & PART_ROPE else None,
-             "norms": self.plan.vector(*weights) if weights else None, "tokens": self.step.tokens},
+             "vectors": self.plan.vector(*vectors) if vectors else None, "tokens": self.step.tokens},
             q_heads=heads.q_heads, kv_heads=heads.kv_heads, head_dim=heads.head_dim, rot_dim=heads.rot_dim,
             q_stride=tensors["q"].stride if q else 0, k_stride=tensors["k"].stride,
             v_stride=tensors["v"].stride if v else 0, eps=heads.eps, interleaved=heads.interleaved,
-            slot_field=TOKEN_SLOT + heads.group, kv_f32=self.kv.f32, parts=parts,
+            slot_field=TOKEN_SLOT + heads.group, kv=self.kv.index, parts=parts,
             positions=heads.table.size // heads.rot_dim, blocks=self.kv.blocks[heads.group],
         )  # fmt: skip
         self._done(*op.outputs)
@@ -281,7 +289,7 @@ class _Lowering:
             {"q": q, "cache": self._cache(heads), "tables": table, "work": self.step.work, "out": out},
             q_heads=heads.q_heads, kv_heads=heads.kv_heads, head_dim=heads.head_dim, q_stride=q.stride,
             out_stride=out.stride, table_stride=table.stride, window=heads.window, scale=heads.scale,
-            softcap=heads.softcap, kv_f32=self.kv.f32, out_q8=out_q8, sequences=self.step.limits.sequences,
+            softcap=heads.softcap, kv=self.kv.index, out_q8=out_q8, sequences=self.step.limits.sequences,
             blocks=self.kv.blocks[heads.group],
         )  # fmt: skip
         self._done(op.outputs[0])

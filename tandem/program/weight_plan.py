@@ -67,5 +67,8 @@ class WeightPlan:
             self.vectors[parts] = PackedVector(tensor, parts)
         return self.vectors[parts].tensor
 
+    def vector_names(self) -> set[str]:
+        return {part.name for parts in self.vectors for part in parts if isinstance(part, Vector)}
+
     def _place(self, tensor: Tensor) -> None:
         tensor.offset, self.nbytes = self.nbytes, self.nbytes + align(tensor.nbytes)

@@ -22,6 +22,7 @@ from tandem.engine.models import Models
 from tandem.engine.scheduler import Chunk
 from tandem.engine.sequence import Sequence
 from tandem.errors import TandemError
+from tandem.kernels.layouts import KV_BLOCK, kv_bytes
 from tandem.server.roofline import Roofline, measure_bandwidth, measure_parts
 
 SECONDS = 180  # that are remembered
@@ -207,7 +208,7 @@ def _bytes_a_position(llm: LLM) -> list[tuple[int, float]]:
     for launch in llm.engine.program.launches:
         if launch.kernel.name == "attention":
             s = launch.scalars
-            found[int(s["window"])] += 2 * int(s["kv_heads"]) * int(s["head_dim"]) * (4 if s["kv_f32"] else 2)
+            found[int(s["window"])] += kv_bytes(1, s["kv_heads"], s["head_dim"], s["kv"]) // KV_BLOCK
     return list(found.items())
 
 

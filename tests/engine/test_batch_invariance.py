@@ -73,7 +73,8 @@ def test_windows_shorter_than_the_prompt(tmp_path: Path) -> None:
     assert max(len(prompt) for prompt, _ in requests()) > 2 * WINDOW
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3")
     check(path)
-    check(path, others=8, kv_f32=True)
+    check(path, others=8, kv="f32")
+    check(path, others=8, kv="q8")
 
 
 @pytest.mark.parametrize("isa", ["avx2", "plain"])

@@ -21,13 +21,13 @@ IDS = np.random.default_rng(2).integers(0, 250, 40).tolist()
 OTHER_SETS = {name: passes for name, passes in PASS_SETS.items() if passes != PASSES}
 
 
-def logits(path: Path, passes: tuple[str, ...], ids: list[int] = IDS, **options: bool) -> tuple[int, Array]:
+def logits(path: Path, passes: tuple[str, ...], ids: list[int] = IDS, **options: str) -> tuple[int, Array]:
     """How many launches a step has, and what comes out."""
     with opened(path, passes=passes, context=128, batch=16, **options) as engine:
         return len(engine.program.launches), engine.logits(ids)
 
 
-def check(path: Path, **options: bool) -> None:
+def check(path: Path, **options: str) -> None:
     launches, fused = logits(path, PASSES, **options)
     for label, passes in OTHER_SETS.items():
         count, plain = logits(path, passes, **options)
@@ -38,7 +38,13 @@ def check(path: Path, **options: bool) -> None:
 @pytest.mark.fast
 @pytest.mark.parametrize("name", [name for name in GOLDENS if "27b" not in name])
 def test_golden_models_in_float32(name: str) -> None:
-    check(GOLDENS[name], kv_f32=True)
+    check(GOLDENS[name], kv="f32")
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", ["qwen2", "gemma3-pattern3"])
+def test_keys_and_values_in_int8(name: str) -> None:
+    check(GOLDENS[name], kv="q8")
 
 
 @pytest.mark.fast

@@ -109,16 +109,18 @@ def config(windows: tuple[int, ...]) -> ModelConfig:
 )
 def test_as_many_sequences_as_fit(windows: tuple[int, ...], free: float, blocks: tuple[int, ...]) -> None:
     limits = StepLimits(256, 8, 8, 64, len(set(windows)))
-    assert plan_kv(config(windows), limits, 8, 0, 2, (free, free)) == blocks
+    assert plan_kv(config(windows), limits, 8, 0, "f16", (free, free)) == blocks
 
 
 def test_a_context_that_does_not_fit_says_which_would() -> None:
     limits, weights = StepLimits(256, 8, 8, 64), 1e9
     free = weights + HEADROOM + 10 * 16384
     with pytest.raises(DoesNotFitError, match=r"\(1.0 GB\) with a context of 1024 .* of at most 160"):
-        plan_kv(config((0, 0)), limits, 8, int(weights), 2, (free, free))
+        plan_kv(config((0, 0)), limits, 8, int(weights), "f16", (free, free))
+    with pytest.raises(DoesNotFitError, match=r"with a context of 1024 .* of at most 288$"):
+        plan_kv(config((0, 0)), limits, 8, int(weights), "q8", (free, free))
     with pytest.raises(DoesNotFitError, match=r"1.0 GB that are free: .* a file of at most 0.8 GB"):
-        plan_kv(config((0, 0)), limits, 8, int(weights), 2, (weights, weights))
+        plan_kv(config((0, 0)), limits, 8, int(weights), "f16", (weights, weights))
 
 
 @pytest.mark.parametrize(("format", "bits"), [("Q4_0", 4.5), ("Q2_K", 8.5), ("IQ1_S", 8.5)])

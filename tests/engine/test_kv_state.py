@@ -29,12 +29,14 @@ def computed(llm: LLM, prompt: list[int]) -> tuple[list[int], int]:
     return [sampled.id for sampled in reply.sequence.generated], len(prompt) - shared
 
 
-@pytest.mark.parametrize("name", ["gemma3-pattern3", "llama"])
-def test_the_same_continuation(name: str, tmp_path: Path) -> None:
-    with open_llm(name) as llm:
+@pytest.mark.parametrize(
+    ("name", "kv"), [("gemma3-pattern3", "f16"), ("llama", "f16"), ("gemma3-pattern3", "q8"), ("qwen2", "q8")]
+)
+def test_the_same_continuation(name: str, kv: str, tmp_path: Path) -> None:
+    with open_llm(name, kv=kv) as llm:
         expected, _ = computed(llm, PROMPT)
         assert llm.save(PROMPT, tmp_path / "state") == 64
-    with open_llm(name) as llm:
+    with open_llm(name, kv=kv, context=112) as llm:
         assert llm.restore(tmp_path / "state") == PROMPT[:64]
         assert llm.restore(tmp_path / "state") == PROMPT[:64]  # again does no harm
         assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
@@ -63,7 +65,7 @@ def test_a_file_that_is_damaged_or_foreign_is_refused(tmp_path: Path) -> None:
             llm.restore(tmp_path / "nothing")
         state.write_bytes(good)
         assert llm.restore(state) == PROMPT[:64]
-    for options in ({"name": "gemma3-global"}, {"name": "llama"}, {"kv": "f32"}):
+    for options in ({"name": "gemma3-global"}, {"name": "llama"}, {"kv": "f32"}, {"kv": "q8"}):
         with (
             open_llm(**options) as other,
             pytest.raises(StateFileError, match="another model, or other settings"),

@@ -18,6 +18,7 @@ from tests.engine.tiny_models import opened, write_model
 from tests.engine.workloads import CONTEXT, random_workload, serve
 
 WORKLOADS = 50  # for each of four engines
+KV = {("llama", 1): "f16", ("llama", 2): "q8", ("gemma3", 1): "q8", ("gemma3", 2): "f16"}
 STOPS = frozenset(range(0, 320, 20))
 
 
@@ -63,10 +64,11 @@ def test_tokens_are_those_of_the_request_alone(
 ) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
     rng, events = np.random.default_rng(turns), Events(monkeypatch)
-    with opened(path, threads=1, context=CONTEXT, share=False) as one:
+    kv = KV[architecture, turns]
+    with opened(path, threads=1, context=CONTEXT, share=False, kv=kv) as one:
         monkeypatch.setattr(CPUDevice, "turns", turns)
         with opened(
-            path, threads=2, context=CONTEXT, batch=6, proposer=Lookup() if lookup else None
+            path, threads=2, context=CONTEXT, batch=6, kv=kv, proposer=Lookup() if lookup else None
         ) as engine:
             alone, compared, room = Alone(one), 0, engine.cache.blocks
             for _ in range(WORKLOADS):
@@ -81,5 +83,5 @@ def test_tokens_are_those_of_the_request_alone(
             if engine.scheduler.speculator:
                 assert engine.scheduler.speculator.guessed > 50
     what = f"{compared} tokens, {events.shared} blocks shared, {events.preempted} put back"
-    print(f"{architecture}, {turns} in flight: {what}")
+    print(f"{architecture}, {kv}, {turns} in flight: {what}")
     assert compared > 1000 and events.shared > 100 and events.preempted > 5

@@ -28,23 +28,21 @@ Layouts = dict[str, str]
 
 def build(
     config: ModelConfig, layouts: Layouts, passes: Iterable[str] = PASSES, *, tokens: int = 512, rows: int = 64,
-    context: int = 2048, kv_f32: bool = False,
+    context: int = 2048, kv: str = "f16",
 ) -> Program:  # fmt: skip
     builder = Builder()
     ARCHITECTURES[config.architecture].build(builder, config, context)
     ops = fuse(builder.ops, lambda matrix: layouts[matrix.name], passes)
     blocks = -(-context // KV_BLOCK)
     limits = StepLimits(tokens, rows, rows, blocks, len(config.windows))
-    kv = KVPlan(tuple(blocks + group for group in range(len(config.windows))), kv_f32)
-    return lower(ops, WeightPlan(layouts), StepLayout(limits), kv, passes)
+    plan = KVPlan(tuple(blocks + group for group in range(len(config.windows))), kv)
+    return lower(ops, WeightPlan(layouts), StepLayout(limits), plan, passes)
 
 
 def golden(name: str, passes: Iterable[str] = PASSES, tokens: int = 512, rows: int = 64) -> Program:
     model = open_model(GOLDENS[name])
     try:
-        return build(
-            model.config, model.layouts(), passes, tokens=tokens, rows=rows, context=128, kv_f32=True
-        )
+        return build(model.config, model.layouts(), passes, tokens=tokens, rows=rows, context=128, kv="f32")
     finally:
         model.gguf.close()
 

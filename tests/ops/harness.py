@@ -15,7 +15,7 @@ from tandem.devices.cpu import library
 from tandem.devices.cpu.device import CPUDevice
 from tandem.kernels import all_kernels
 from tandem.kernels.kernel import COUNTS, Array, Case, Kernel
-from tandem.kernels.layouts import Q8_BLOCK
+from tandem.kernels.layouts import KV_SCALED, Q8_BLOCK
 from tandem.kernels.panels import Q8_COLUMNS
 
 ALIGNMENT = 64
@@ -109,6 +109,9 @@ def assert_matches(case: Case, got: dict[str, Array], expected: dict[str, Array]
 
 def assert_array_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
     """Within the case's bound, float16 within one unit more, integers equal; gaps between rows untouched."""
+    if "k_scale" in (want.dtype.names or ()):
+        assert_kv_q8_matches(name, got, want, atol, rtol)
+        return
     if want.dtype.names:
         for field in want.dtype.names:
             assert_array_matches(f"{name}.{field}", got[field], want[field], atol, rtol)
@@ -135,6 +138,20 @@ def assert_q8_matches(name: str, got: Array, want: Array, atol: float, rtol: flo
     for field, columns in {"sum": slice(None), "low": slice(half), "high": slice(half, None)}.items():
         total = got["q"][..., columns].sum(axis=-1, dtype=np.int32).astype(np.float32)
         np.testing.assert_array_equal(got[field], got["scale"] * total, err_msg=f"{name}.{field}")
+
+
+def assert_kv_q8_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
+    """Scales within the bound and a unit of float16; quants equal, or 1 off in a few and where the scale is another."""
+    for field, axis in (("k", -2), ("v", -1)):
+        scales, wanted = got[f"{field}_scale"], want[f"{field}_scale"]
+        assert_array_matches(f"{name}.{field}_scale", scales, wanted, atol / 127, rtol)
+        off = np.abs(got[field].astype(int) - want[field])
+        same = np.repeat(scales == wanted, KV_SCALED, axis=-2)[..., : off.shape[axis], :]
+        assert off.max(initial=0) <= 1, f"{name}.{field}: a quant is off by {off.max()}"
+        few = max(0.002, 254 * rtol) * off.size + 2
+        assert off[same if field == "k" else same.swapaxes(-1, -2)].sum() <= few, (
+            f"{name}.{field}: {off.sum()}"
+        )
 
 
 def time_case(device: CPUDevice, kernel: Kernel, case: Case, repeats: int = 200) -> float:

@@ -20,7 +20,10 @@ SUPPORTED = [isa for isa in library.ISAS if library.load().tandem_isa_supported(
 ROWS = [(500, 24), (0, 17), (61, 1)]  # over a split, from the beginning, alone at the end of a chunk
 CASES = {
     "float16": make_case(np.random.default_rng(1), "", (6, 2, 64), ROWS),
-    "float32": make_case(np.random.default_rng(2), "", (2, 1, 32), ROWS, kv_f32=1),
+    "float32": make_case(np.random.default_rng(2), "", (2, 1, 32), ROWS, kv="f32"),
+    "q8": make_case(np.random.default_rng(7), "", (6, 2, 64), ROWS, kv="q8"),
+    "q8, odd head": make_case(np.random.default_rng(8), "", (3, 1, 40), ROWS, softcap=3.0, kv="q8"),
+    "q8, window": make_case(np.random.default_rng(9), "", (4, 1, 32), ROWS, window=45, out_q8=1, kv="q8"),
     "odd head": make_case(np.random.default_rng(3), "", (3, 1, 40), ROWS, softcap=3.0),
     "window": make_case(np.random.default_rng(4), "", (4, 1, 32), ROWS, window=45, out_q8=1),
     "seven heads a group": make_case(np.random.default_rng(5), "", (7, 1, 16), ROWS, window=400),
@@ -57,14 +60,16 @@ def test_the_same_bits_however_rows_are_cut(name: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", SUPPORTED)
-def test_keys_outside_the_window_change_no_bit(isa: str) -> None:
+@pytest.mark.parametrize("kv", ["f16", "q8"])
+def test_keys_outside_the_window_change_no_bit(isa: str, kv: str) -> None:
     """What a row does not see may be anything finite: here large values in the blocks it shares with what it sees."""
-    case = make_case(np.random.default_rng(6), "", (2, 1, 32), [(200, 3)], window=20)
+    case = make_case(np.random.default_rng(6), "", (2, 1, 32), [(200, 3)], window=20, kv=kv)
     tables, cache = case.arrays["tables"], case.arrays["cache"].copy()
-    keys, values = cache[:, :, 0].reshape(-1, 1, 32, 16), cache[:, :, 1].reshape(-1, 1, 16, 32)
     block = tables[0, 181 // 16]  # the window of the first row begins at 181 = 11 * 16 + 5
-    keys[block, ..., :5], values[block, :, :5] = 60000.0, -60000.0
-    assert not np.array_equal(cache, case.arrays["cache"], equal_nan=True)
+    fields = ("k_scale", "v_scale") if kv == "q8" else ("k", "v")
+    cache[fields[0]][block, ..., :5] = 60000.0
+    cache[fields[1]][(block, ..., slice(5)) if kv == "q8" else (block, slice(None), slice(5))] = -60000.0
+    assert cache.tobytes() != case.arrays["cache"].tobytes()
     changed = replace(case, arrays={**case.arrays, "cache": cache})
     before, after = (run_once(KERNEL, isa, c, False)["out"] for c in (case, changed))
     assert before.tobytes() == after.tobytes()

@@ -80,20 +80,20 @@ def programs() -> Iterator[Program]:
     """What models of published shapes, in every layout, are lowered to, on paper; six layers have all there is."""
     models = [SyntheticModel(f"{shape}:q4_0", LAYERS) for shape in SHAPES] + [small_heads()]
     for model in models:
-        yield lowered(model, PASSES, kv_f32=False)
+        yield lowered(model, PASSES)
     for layout in LAYOUTS:
-        yield lowered(SyntheticModel(f"gemma-3-27b:{layout}", LAYERS), PASSES, kv_f32=False)
-    yield lowered(SyntheticModel("llama-3-8b", LAYERS), (), kv_f32=True)
+        yield lowered(SyntheticModel(f"gemma-3-27b:{layout}", LAYERS), PASSES)
+    yield lowered(SyntheticModel("llama-3-8b", LAYERS), (), kv="f32")
 
 
-def lowered(model: SyntheticModel, passes: tuple[str, ...], kv_f32: bool) -> Program:
+def lowered(model: SyntheticModel, passes: tuple[str, ...], kv: str = "f16") -> Program:
     blocks, groups = CONTEXT // KV_BLOCK, len(model.config.windows)
     plan, step = (
         WeightPlan(model.layouts()),
         StepLayout(StepLimits(STEP_TOKENS, BATCH, BATCH, blocks, groups)),
     )
     ops = fuse(model.ops(CONTEXT), lambda matrix: plan.layouts[matrix.name], passes)
-    return lower(ops, plan, step, KVPlan((blocks,) * groups, kv_f32), passes)
+    return lower(ops, plan, step, KVPlan((blocks,) * groups, kv), passes)
 
 
 def jobs_of(program: Program, device: Capabilities) -> Iterator[Job]:

@@ -86,7 +86,7 @@ def test_what_the_firmware_keeps_is_read_from_the_card_that_is_meant(tmp_path: P
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (64, 64), (512, 1)])
 def test_no_submission_of_the_27b_comes_near_a_reset(tokens: int, rows: int) -> None:
     """Kernels give a job 10 s. By the rates assumed a segment takes 0.2; a launch that alone takes more, 2 at most."""
-    program = lowered(SyntheticModel("gemma-3-27b:q4_0"), PASSES, kv_f32=False)
+    program = lowered(SyntheticModel("gemma-3-27b:q4_0"), PASSES)
     counts = {"tokens": tokens, "rows": rows, "work": rows}
     recording: Any = SimpleNamespace(device=SimpleNamespace(capabilities=PHOENIX), program=program)
     bounds = Recording._cut(recording, counts, 0, len(program.launches))

@@ -57,7 +57,7 @@ def test_the_planned_barriers_are_enough(lavapipe: str, name: str) -> None:
     [*_, (ids, _)] = golden_prompts(name)
     model, device = open_model(GOLDENS / f"{name}.gguf"), VulkanDevice(lavapipe)
     engine = Engine(
-        model, device, context=128, batch=8, kv_f32=True, passes=()
+        model, device, context=128, batch=8, kv="f32", passes=()
     )  # unfused: some run side by side
     planned, program = engine.logits(ids), engine.program
     assert sum(launch.barrier for launch in program.launches) < 0.9 * len(program.launches)

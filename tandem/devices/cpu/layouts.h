@@ -35,8 +35,19 @@ ALWAYS_INLINE void q8_write(void *base, int32_t columns, int32_t token, int32_t 
 }
 
 // One layer's KV cache is blocks of 16 tokens: [blocks][kv_heads]{K [head_dim][16 tokens], V [16 tokens][head_dim]}.
-// K is transposed so that 16 keys are 16 lanes; elements are float16 or float32. A slot is block * 16 + token.
-enum { KV_BLOCK = 16 };
+// K is transposed so that 16 keys are 16 lanes; elements are float16, float32 or int8. Of int8, each 32 elements of a
+// token's head have a float16 scale, after K and V: {K's [scales][16 tokens], V's [scales][16 tokens]}.
+// A slot is block * 16 + token.
+enum { KV_BLOCK = 16, KV_SCALED = 32 };
+enum { KV_F16 = 0, KV_F32 = 1, KV_Q8 = 2 };
+
+ALWAYS_INLINE int32_t kv_scales(int32_t head_dim) { return (head_dim + KV_SCALED - 1) / KV_SCALED; }
+
+// Of a block's keys and values of one head.
+ALWAYS_INLINE size_t kv_head_bytes(int32_t head_dim, int32_t kv) {
+    if (kv == KV_Q8) return (size_t)2 * KV_BLOCK * (head_dim + sizeof(half) * kv_scales(head_dim));
+    return (size_t)2 * KV_BLOCK * head_dim * (kv == KV_F32 ? sizeof(float) : sizeof(half));
+}
 
 // StepInputs' token table: int32 [T][8].
 enum { TOKEN_ID = 0, TOKEN_POSITION = 1, TOKEN_SEQUENCE = 2, TOKEN_SOURCE = 3, TOKEN_SLOT = 4 /* + KV group */, TOKEN_INTS = 8 };

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import Counts, Scalars
+from tandem.kernels.layouts import KV_TYPES, kv_bytes
 from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS
 
 
@@ -74,18 +75,19 @@ def rope(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
 def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """A workgroup some queries of a work item and a KV head; of few items, each with a part of the keys."""
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
-    if int(scalars["blocks"]) * 2 * 16 * kv_heads * dim * (4 if scalars["kv_f32"] else 2) >= 1 << 32:
+    if kv_bytes(scalars["blocks"], kv_heads, dim, scalars["kv"]) >= 1 << 32:
         raise DeviceError(
             "a layer's keys and values take more than 4 GB: use a smaller --kv-memory or --context"
         )
     rows = 1 if counts["tokens"] <= counts["work"] else 16  # of an item, as a rule
     together = 1 << (rows * int(scalars["q_heads"]) // kv_heads - 1).bit_length()
-    if device.fragments and dim in (64, 128, 256) and scalars["q_stride"] % 4 == 0 and not scalars["kv_f32"]:
+    takes = dim in (64, 128, 256) and scalars["q_stride"] % 4 == 0 and KV_TYPES[int(scalars["kv"])] != "f32"
+    if device.fragments and takes:
         return _attention_fragments(scalars, counts, device, together, rows)
     queries = min(8 if dim <= 256 else 4, together)
     slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, 64)
     loads = 2 if device.kind == "software" else 8  # at a time: longer code takes long to compile in software
-    constants = (queries, dim, int(scalars["kv_f32"]), loads)
+    constants = (queries, dim, int(scalars["kv"]), loads)
     return Dispatch(kv_heads, counts["work"], slots, "attention", constants, scratch=True)
 
 
