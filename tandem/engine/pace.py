@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-SLOWDOWN = 1.0  # a prompt may add so much of the time that a step takes without it
-FEWEST = 4  # tokens: a prompt always gets on
+SLOWDOWN = 1.3  # a prompt may add so much of the time that a step takes without it; what chance adds comes on top
 SHARE = 0.2  # of a new measurement in the average
 UNKNOWN = 16  # tokens, until there are measurements
 TYPICAL_COST = 0.25  # of another token, in steps, until it has been measured
 
 
 class Pace:
-    """Learns from the steps' times what a token of a prompt costs."""
+    """Learns from the steps' times what a token of a prompt costs.
+
+    That is more for a longer prompt, since attention looks back at all of it, and for fewer tokens at a time. Both
+    change slowly from step to step, so that an average of the last few follows them.
+    """
 
     def __init__(self) -> None:
-        self._step = 0.0  # seconds of a step without prompts
-        self._token = 0.0  # seconds that a token of a prompt adds to it
+        self._step = 0.0  # seconds of a step without prompts, lately
+        self._steps = [0.0]  # the same where so many others are there: none, 1, 2 to 3, 4 to 7 ...
+        self._token = 0.0  # seconds that a token of a prompt adds
+        self._spread = 0.0  # how far from that a measurement usually is
 
     def observe(self, prompt_tokens: int, others: int, seconds: float) -> None:
         """`others`: sequences that had one token in the step."""
         if not prompt_tokens:
-            self._step = _average(self._step, seconds)
+            size = others.bit_length()
+            while size >= len(self._steps):
+                self._steps.append(0.0)
+            self._step = self._steps[size] = _average(self._steps[size], seconds)
         else:
-            extra = seconds - self._step if others else seconds
-            self._token = _average(self._token, max(extra, 0.0) / prompt_tokens)
+            extra = seconds - self._quiet(others) if others else seconds
+            token = max(extra, 0.0) / prompt_tokens
+            if self._token:
+                self._spread = _average(self._spread, abs(token - self._token))
+            self._token = _average(self._token, token)
 
     @property
     def cost(self) -> float:
@@ -33,11 +44,18 @@ class Pace:
         """A time as a part of a step's."""
         return seconds / self._step if self._step else 0.0
 
-    def budget(self, prompts: int) -> int:
-        """Tokens of all prompts together. Each may add its part, so that many at once are not kept waiting for long."""
-        if not self._step or not self._token:
+    def budget(self, prompts: int, others: int) -> int:
+        """Tokens of all prompts together while `others` wait. Each may add its part, so that many at once are not kept
+        waiting for long."""
+        step = self._quiet(others)
+        if not step or not self._token:
             return UNKNOWN * prompts
-        return prompts * max(FEWEST, int(SLOWDOWN * self._step / self._token))
+        return prompts * max(1, int(SLOWDOWN * step / (self._token + self._spread)))
+
+    def _quiet(self, others: int) -> float:
+        """Seconds of a step without prompts, of so many or the nearest number below that has been seen."""
+        seen = [seconds for seconds in self._steps[: others.bit_length() + 1] if seconds]
+        return seen[-1] if seen else self._step
 
 
 def _average(old: float, new: float) -> float:

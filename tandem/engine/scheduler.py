@@ -84,7 +84,7 @@ class Scheduler:
         if self.speculator:
             budget -= self._speculate(self.speculator, chunks, budget)
         if prompts and chunks and self.pace:
-            budget = min(budget, self.pace.budget(len(prompts)))
+            budget = min(budget, self.pace.budget(len(prompts), len(chunks)))
         for sequence, count in prompts:
             if budget:
                 budget -= self._take(sequence, min(count, budget), count, chunks)
@@ -129,7 +129,7 @@ class Scheduler:
         if self.pace:
             more = ones = 0
             for chunk in chunks:
-                if chunk.count == 1:
+                if chunk.count == 1 and chunk.sampled:
                     ones += 1
                 else:
                     more += chunk.count
@@ -160,7 +160,8 @@ class Scheduler:
 
     def patience(self) -> int:
         """Tokens that may be computed at a time between steps."""
-        return self.pace.budget(1) if self.pace and self.running else self.limits.tokens
+        others = len(self.running)
+        return self.pace.budget(1, others) if self.pace and others else self.limits.tokens
 
     def make_room_for_guest(self, sequence: Sequence, tokens: int) -> None:
         """Blocks for `tokens` positions, at the expense of the last that run."""
