@@ -60,8 +60,9 @@ def random_workload(
 
 def prepare(engine: Engine, workload: Workload) -> None:
     """An engine with as little room as the workload says, and nothing in it."""
-    limits, windows = replace(engine.scheduler.limits, tokens=workload.tokens), engine.cache.windows
-    one = [(window + workload.tokens) // KV_BLOCK + 2 if window else limits.blocks for window in windows]
+    tokens = min(workload.tokens, engine.scheduler.limits.tokens)
+    limits, windows = replace(engine.scheduler.limits, tokens=tokens), engine.cache.windows
+    one = [(window + tokens) // KV_BLOCK + 2 if window else limits.blocks for window in windows]
     blocks = tuple(min(n, limits.blocks) + workload.spare for n in one)
     engine.cache = KVCache(windows, blocks)
     speculator = engine.scheduler.speculator

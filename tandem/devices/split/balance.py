@@ -14,7 +14,7 @@ from tandem.kernels.kernel import COUNTS
 from tandem.program.program import Launch, Program, Tensor
 
 ENOUGH = 64 << 20  # bytes of weights that a measurement reads: more than most caches hold
-REPEATS = 3
+REPEATS, LONG = 3, 0.3  # steps of a measurement, or seconds after which it ends
 
 
 def balance(program: Program, starts: Sequence[int], devices: Sequence[Device]) -> list[int]:
@@ -62,15 +62,13 @@ def _rate(
     device.memory("step")[: 4 * len(COUNTS)].view(np.int32)[:] = tokens
     recording = device.record(part.program)
     recording.replay()  # a GPU compiles what is new
-
-    def seconds() -> float:
+    seconds: list[float] = []
+    while len(seconds) < REPEATS and sum(seconds) < LONG:
         begun = time.perf_counter()
         recording.replay()
-        return time.perf_counter() - begun
-
-    best = min(seconds() for _ in range(REPEATS))
+        seconds.append(time.perf_counter() - begun)
     device.place(Program([], {}, {}))  # gives the memory back
-    return sum(work[:count]) / best
+    return sum(work[:count]) / min(seconds)
 
 
 def _memory(program: Program, layers: Sequence[Sequence[Launch]]) -> tuple[list[int], int]:
