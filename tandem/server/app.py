@@ -11,13 +11,32 @@ from fastapi.openapi.utils import get_openapi
 
 from tandem import __version__
 from tandem.engine.models import Models
-from tandem.server import errors, openai_chat, openai_completions, openai_embeddings, utility
+from tandem.server import (
+    anthropic,
+    errors,
+    ollama,
+    ollama_models,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_responses,
+    utility,
+)
 from tandem.server.live import live_router
 from tandem.server.serving import Server
 from tandem.server.settings import ServerSettings
 from tandem.server.static import page_router
 
-ROUTERS = (openai_chat.router, openai_completions.router, openai_embeddings.router, utility.router)
+ROUTERS = (
+    openai_chat.router,
+    openai_completions.router,
+    openai_embeddings.router,
+    openai_responses.router,
+    anthropic.router,
+    ollama.router,
+    ollama_models.router,
+    utility.router,
+)
 
 
 def create_app(models: Models, settings: ServerSettings) -> FastAPI:

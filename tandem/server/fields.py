@@ -17,12 +17,12 @@ class Fields(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     ignored: ClassVar[frozenset[str]] = frozenset()
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    neutral: ClassVar[tuple[tuple[str, Any], ...]] = ()
 
     @model_validator(mode="after")
     def _refuse_unknown(self) -> Self:
         for name, value in (self.model_extra or {}).items():
-            harmless = value is None or name in self.ignored or value in self.neutral.get(name, ())
+            harmless = value is None or name in self.ignored or (name, value) in self.neutral
             if not harmless:
                 raise PydanticCustomError("unsupported", "`{field}` is not supported", {"field": name[:80]})
         return self

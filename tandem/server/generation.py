@@ -10,6 +10,7 @@ from tandem.engine.reply import TokenLogprob, Usage
 
 Message = dict[str, Any]  # as chat templates know them: role, content, tool_calls, ...
 WHOLE_CONTEXT = 2**31  # as `max_tokens`: until the context is full
+DEFAULT_MIN_P = 0.1
 NOTHING = Usage(0, 0, 0.0, 0.0)
 
 
@@ -56,7 +57,9 @@ class Piece:
     calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)  # NaN: of a prompt's first token
+    prompt_tokens: int = 0  # of its prompt
     finish: str | None = None  # on the last one: stop, length or tool_calls
+    stopped_by: str | None = None  # on the last one: the stop string that ended it
     usage: Usage | None = None  # on the last one
 
 
@@ -70,6 +73,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str = "length"
+    stopped_by: str | None = None
     usage: Usage = NOTHING
 
     def add(self, piece: Piece) -> None:
@@ -79,7 +83,24 @@ class Answer:
         self.token_ids += piece.token_ids
         self.logprobs += piece.logprobs
         self.finish = piece.finish or self.finish
+        self.stopped_by = piece.stopped_by
         self.usage = piece.usage or self.usage
+
+
+def drawing(
+    temperature: float | None = None, top_p: float | None = None, top_k: int | None = None,
+    min_p: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """How tokens are drawn. Whoever says nothing of it gets the temperature that the dialects have in common, and no
+    token of the long tail, which small models cannot do without. A `top_p` of 0 and a `top_k` of -1 are taken as
+    other engines do."""
+    if temperature is None and top_p is None and top_k is None and min_p is None:
+        return {"temperature": 1.0, "min_p": DEFAULT_MIN_P}
+    top_k = 1 if top_p == 0 else max(0, top_k or 0)
+    found = {"top_p": top_p or None, "top_k": top_k or None, "min_p": min_p}
+    return {"temperature": 1.0 if temperature is None else temperature} | {
+        name: value for name, value in found.items() if value is not None
+    }
 
 
 def total(usages: Sequence[Usage]) -> Usage:

@@ -104,7 +104,12 @@ class ResponseFormat(Fields):
 
 class ChatRequest(Sampling):
     ignored = IGNORED
-    neutral = {"modalities": (["text"],), "functions": ([],), "function_call": ("none", "auto")}  # noqa: RUF012
+    neutral = (
+        ("modalities", ["text"]),
+        ("functions", []),
+        ("function_call", "none"),
+        ("function_call", "auto"),
+    )
     model: str | None = None
     messages: Annotated[list[MessageGiven], Field(min_length=1)]
     stream: bool | None = None
@@ -226,9 +231,9 @@ def generation(body: ChatRequest) -> Generation:
         template.setdefault("enable_thinking", body.reasoning_effort != "none")
         template.setdefault("reasoning_effort", body.reasoning_effort)
     named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
-    tools = [_tool(tool.function) for tool in body.tools or []]
+    tools = [tool(one.function) for one in body.tools or []]
     if named is not None:
-        tools = [tool for tool in tools if tool.name == named]
+        tools = [one for one in tools if one.name == named]
         if not tools:
             raise RequestError(f"tool_choice names {named}, which is not among the tools")
     return Generation(
@@ -253,7 +258,7 @@ def _form(wanted: ResponseFormat | None) -> dict[str, Any]:
     return {"json_schema": wanted.json_schema.schema_ or {}}
 
 
-def _tool(function: FunctionGiven) -> Tool:
+def tool(function: FunctionGiven) -> Tool:
     more = given(parameters=function.parameters, strict=function.strict)
     return Tool(function.name, function.description or "", **more)
 

@@ -40,7 +40,7 @@ LEAST = -9999.0  # for the logarithm of nothing, which JSON has no number for
 
 class CompletionRequest(Sampling):
     ignored = IGNORED
-    neutral = {"best_of": (1,), "suffix": ("",)}  # noqa: RUF012
+    neutral = (("best_of", 1), ("suffix", ""))
     model: str | None = None
     prompt: Prompts
     stream: bool | None = None

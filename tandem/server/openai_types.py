@@ -13,6 +13,7 @@ from tandem.engine.reply import Usage
 from tandem.errors import RequestError
 from tandem.server import errors
 from tandem.server.fields import Fields, given
+from tandem.server.generation import drawing
 
 # Accepted, for they cannot change the answer.
 IGNORED = frozenset(
@@ -38,7 +39,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         503: "The device or the model is not available",
     }.items()
 }
-DEFAULT_MIN_P = 0.1
 Finish = Literal["stop", "length", "tool_calls"]
 MOST_PROMPTS = 2048  # of one request
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -97,16 +97,11 @@ class Sampling(Fields):
     structured_outputs: StructuredOutputs | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """As SamplingParams. Whoever says nothing of it gets OpenAI's temperature, and no token of the long tail, which
-        small models cannot do without."""
-        silent = all(value is None for value in (self.temperature, self.top_p, self.top_k, self.min_p))
+        """As SamplingParams."""
         form = self.structured_outputs or StructuredOutputs(json=None)
         bias = {_token(token): value for token, value in (self.logit_bias or {}).items()}
         return given(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=self.top_p or None,  # 0, as some clients send: the likeliest token, see below
-            top_k=1 if self.top_p == 0 else max(0, self.top_k or 0) or None,
-            min_p=DEFAULT_MIN_P if silent else self.min_p,
+            **drawing(self.temperature, self.top_p, self.top_k, self.min_p),
             repeat_penalty=self.repeat_penalty or self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,

@@ -12,6 +12,7 @@ from fastapi import Request
 
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.models import Models
+from tandem.engine.reply import Token
 from tandem.errors import ContextError, ModelNotFoundError, RequestError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.server.conversation import Prompt, prepare
@@ -19,6 +20,7 @@ from tandem.server.errors import LOG, message_of
 from tandem.server.generation import Answer, Generation, Piece
 from tandem.server.live import live_of
 from tandem.server.metrics import Metrics
+from tandem.server.reading import Reader
 from tandem.server.settings import ServerSettings
 
 MOST_ANSWERS = 128  # to a prompt
@@ -86,9 +88,16 @@ class Server:
                 found[piece.index].add(piece)
         return found
 
-    async def embed(self, model: str, prompts: Sequence[str | list[int]]) -> tuple[list[Array], int]:
+    async def count(self, request: Generation) -> int:
+        """The tokens of a prompt."""
+        async with self.models.use(self.model_name(request.model)) as llm:
+            return len((await asyncio.to_thread(self._prepare, llm, request)).ids)
+
+    async def embed(
+        self, model: str, prompts: Sequence[str | list[int]], keep_alive: float | None = None
+    ) -> tuple[list[Array], int]:
         """A vector for each prompt, and how many tokens they have."""
-        async with self.models.use(model) as llm:
+        async with self.models.use(model, keep_alive=keep_alive) as llm:
             texts = [llm.llm.tokenize(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
             vectors = [await llm.embed(ids) for ids in texts]
             return vectors, sum(map(len, texts))
@@ -109,36 +118,45 @@ class Server:
     ) -> AsyncGenerator[Piece, None]:
         """One answer, the n-th of those that the request asks for; `first` is the index of the first of them."""
         params, reader = {"timeout": self.settings.timeout, **prompt.params}, prompt.reader()
-        index, most = first + nth, params.get("max_tokens")
+        index, ids, length = first + nth, list[int](), len(prompt.ids)
         if nth and params.get("seed") is not None:
             params["seed"] += nth  # or all would be the same
-        if most == 0:
+        if only_echo := params.get("max_tokens") == 0:
             params["max_tokens"] = 1
         if prompt.text:
-            yield Piece(index, prompt.text)
+            yield Piece(index, prompt.text, prompt_tokens=length)
         with self.metrics.request(model) as watch:
             async with aclosing(llm.stream(prompt.ids, **params)) as tokens:  # type: ignore[type-var]
                 async for token in tokens:
                     watch.token()
-                    finish = token.finish_reason
-                    if token.usage:
-                        watch.done(token.usage, finish or "")
-                    if most == 0:
-                        yield Piece(index, finish="length", usage=token.usage)
-                        return
-                    news = reader.push(token.text, finish is not None)
-                    finish = "tool_calls" if finish and reader.called else finish
-                    logprobs = [token.logprob] if token.logprob else []
-                    yield Piece(
-                        index,
-                        news.text,
-                        news.reasoning,
-                        news.calls,
-                        [token.id],
-                        logprobs,
-                        finish,
-                        token.usage,
-                    )
+                    ids.append(token.id)
+                    piece = Piece(index, prompt_tokens=length, finish=token.finish_reason, usage=token.usage)
+                    if not only_echo:
+                        _fill(piece, token, reader)
+                    if piece.finish == "stop" and params.get("stop"):
+                        piece.stopped_by = _stop_text(llm, ids, params["stop"])
+                    if piece.usage:
+                        watch.done(piece.usage, piece.finish or "")
+                    yield piece
+
+
+def _fill(piece: Piece, token: Token, reader: Reader) -> None:
+    """What a token adds to an answer."""
+    news = reader.push(token.text, piece.finish is not None)
+    piece.text, piece.reasoning, piece.calls = news.text, news.reasoning, news.calls
+    piece.token_ids = [token.id]
+    piece.logprobs = [token.logprob] if token.logprob else []
+    if piece.finish and reader.called:
+        piece.finish = "tool_calls"
+
+
+def _stop_text(llm: AsyncLLM, ids: list[int], stops: Sequence[str]) -> str | None:
+    """The stop string that an answer came to, which is not in its text any more."""
+    if ids[-1] in llm.llm.tokenizer.stop_ids:
+        return None
+    text = llm.llm.tokenizer.decode(ids, continues=True)
+    found = [stop for stop in stops if stop in text]
+    return min(found, key=text.index, default=None)
 
 
 def server_of(request: Request) -> Server:

@@ -25,7 +25,7 @@ MOST_TOKENS = 1 << 20
 class TokenizeRequest(Fields):
     """A text, as `prompt` (vLLM) or `content` (llama-server); or messages, for the template."""
 
-    neutral = {"with_pieces": (False,), "return_token_strs": (False,)}  # noqa: RUF012
+    neutral = (("with_pieces", False), ("return_token_strs", False))
     model: str | None = None
     prompt: str | None = None
     content: str | None = None

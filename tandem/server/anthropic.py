@@ -1,0 +1,298 @@
+"""Anthropic's /v1/messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from tandem.engine.reply import Usage
+from tandem.errors import RequestError
+from tandem.server import errors
+from tandem.server.blocks import Block, changes
+from tandem.server.bodies import JSONRoute
+from tandem.server.fields import Fields, given
+from tandem.server.generation import Answer, Generation, Message, Tool, ToolCall, drawing
+from tandem.server.openai_types import ERRORS as OPENAI_ERRORS
+from tandem.server.openai_types import Int32, new_id
+from tandem.server.serving import Server, server_of
+from tandem.server.streaming import event, stream, unless_gone
+
+router = APIRouter(route_class=JSONRoute, tags=["Anthropic"])
+ERRORS = {status: {**about, "model": errors.AnthropicErrorBody} for status, about in OPENAI_ERRORS.items()}
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+# ---- requests
+
+
+class BlockGiven(Fields):
+    """A block of a message. Which fields it has depends on its type."""
+
+    ignored = frozenset({"cache_control", "citations", "signature", "caller"})
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[BlockGiven] | None = None
+    is_error: bool | None = None
+
+
+class MessageGiven(Fields):
+    role: Literal["user", "assistant"]
+    content: str | list[BlockGiven]
+
+
+class ToolGiven(Fields):
+    ignored = frozenset({"cache_control", "input_examples", "eager_input_streaming", "defer_loading"})
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class ToolChoice(Fields):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Fields):
+    ignored = frozenset({"budget_tokens", "display"})
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class OutputFormat(Fields):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Fields):
+    ignored = frozenset({"effort"})
+    format: OutputFormat | None = None
+
+
+class CountRequest(Fields):
+    model: str | None = None
+    messages: Annotated[list[MessageGiven], Field(min_length=1)]
+    system: str | list[BlockGiven] | None = None
+    tools: list[ToolGiven] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+
+
+class MessagesRequest(CountRequest):
+    ignored = frozenset({"metadata", "service_tier", "cache_control", "inference_geo"})
+    max_tokens: Annotated[Int32, Field(ge=1)]
+    stream: bool | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Int32, Field(ge=0)] | None = None
+
+
+# ---- answers
+
+
+class UsageBody(TypedDict):
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int
+
+
+class MessageBody(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: UsageBody
+
+
+class Count(TypedDict):
+    input_tokens: int
+
+
+@router.post("/v1/messages", response_model=MessageBody, responses=ERRORS)
+async def messages(request: Request, body: MessagesRequest) -> Response:
+    """Answers a conversation; with `stream`, as server-sent events. A last message of the assistant is gone on with."""
+    server = server_of(request)
+    wanted = generation(body)
+    wanted.params = given(
+        max_tokens=body.max_tokens,
+        **drawing(body.temperature, body.top_p, body.top_k),
+        stop=body.stop_sequences or None,
+        **wanted.params,
+    )
+    wanted.model = server.model_name(wanted.model)
+    if body.stream:
+        return await stream(request, _events(server, wanted), "text/event-stream")
+    [answer] = await unless_gone(request, server.answers(wanted))
+    found = _message(wanted.model, _usage(answer.usage))
+    found["content"], found["stop_reason"] = _content(answer), _stop_reason(answer.finish, answer.stopped_by)
+    found["stop_sequence"] = answer.stopped_by
+    return JSONResponse(found)
+
+
+@router.post("/v1/messages/count_tokens", response_model=Count, responses=ERRORS)
+async def count_tokens(request: Request, body: CountRequest) -> Response:
+    """How many tokens a conversation has, tools and template included."""
+    return JSONResponse(Count(input_tokens=await server_of(request).count(generation(body))))
+
+
+# ---- translation
+
+
+def generation(body: CountRequest) -> Generation:
+    """All but how tokens are drawn."""
+    choice = body.tool_choice or ToolChoice(type="auto")
+    tools = [
+        Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
+        for tool in body.tools or []
+    ]
+    if choice.type == "tool":
+        tools = [tool for tool in tools if tool.name == choice.name]
+        if not tools:
+            raise RequestError(f"tool_choice names {choice.name}, which is not among the tools")
+    form = body.output_format or (body.output_config.format if body.output_config else None)
+    system = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []
+    template = {"enable_thinking": body.thinking.type != "disabled"} if body.thinking else {}
+    return Generation(
+        body.model,
+        messages=system + [one for found in body.messages for one in _messages(found)],
+        params={"json_schema": form.schema_} if form else {},
+        tools=tools,
+        tool_choice={"any": "required", "tool": "required"}.get(choice.type, choice.type),
+        parallel_tools=not choice.disable_parallel_tool_use and choice.type != "tool",
+        template=template,
+        continue_last=True,
+    )
+
+
+def _messages(found: MessageGiven) -> list[Message]:
+    """What one of Anthropic's messages is to templates: results of tools are messages of their own."""
+    if isinstance(found.content, str):
+        return [{"role": found.role, "content": found.content}]
+    results: list[Message] = []
+    texts: list[BlockGiven] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for block in found.content:
+        if block.type == "tool_result":
+            text = _text(block.content or "", "tool_result")
+            results.append({"role": "tool", "content": text, **given(tool_call_id=block.tool_use_id)})
+        elif block.type == "tool_use":
+            function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type != "redacted_thinking":
+            texts.append(block)
+    if not texts and not calls and results:
+        return results
+    more = given(tool_calls=calls or None, reasoning_content="\n".join(thoughts) or None)
+    return [*results, {"role": found.role, "content": _text(texts, "content"), **more}]
+
+
+def _text(content: str | list[BlockGiven], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    for block in content:
+        if block.type != "text" or block.text is None:
+            raise RequestError(f"{where}: blocks of the kind {block.type[:40]!r} are not supported here")
+    return "\n".join(block.text or "" for block in content)
+
+
+def _message(model: str, usage: UsageBody) -> MessageBody:
+    return MessageBody(
+        id=new_id("msg_"), type="message", role="assistant", model=model, content=[], stop_reason=None,
+        stop_sequence=None, usage=usage,
+    )  # fmt: skip
+
+
+def _content(answer: Answer) -> list[dict[str, Any]]:
+    blocks: list[Block] = []
+    if answer.reasoning:
+        blocks.append(Block(0, "reasoning", answer.reasoning))
+    if answer.text or not answer.calls:
+        blocks.append(Block(0, "text", answer.text))
+    blocks += [Block(0, "call", call.arguments, call) for call in answer.calls]
+    return [_block(block, block.text) for block in blocks]
+
+
+def _block(block: Block, text: str) -> dict[str, Any]:
+    if block.call:
+        call = block.call
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call) if text else {}}
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "text", "text": text}
+
+
+def _input(call: ToolCall) -> dict[str, Any]:
+    """The arguments; in a key of their own where the model has written something else than an object."""
+    try:
+        found = json.loads(call.arguments)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": call.arguments}
+
+
+def _stop_reason(finish: str, stopped_by: str | None) -> str:
+    return "stop_sequence" if stopped_by is not None else STOP_REASONS[finish]
+
+
+def _usage(usage: Usage) -> UsageBody:
+    return UsageBody(
+        input_tokens=usage.prompt_tokens - usage.cached_tokens,
+        output_tokens=usage.completion_tokens,
+        cache_read_input_tokens=usage.cached_tokens,
+        cache_creation_input_tokens=0,
+    )
+
+
+DELTAS = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+
+
+async def _events(server: Server, wanted: Generation) -> AsyncGenerator[str, None]:
+    def named(type: str, **values: Any) -> str:
+        return event({"type": type, **values}, type)
+
+    begun = False
+    async with aclosing(changes(server.run(wanted))) as found:
+        async for change in found:
+            index = change.block.index
+            if not begun:
+                begun, usage = True, _usage(Usage(change.piece.prompt_tokens, 0, 0.0, 0.0))
+                yield named("message_start", message=_message(wanted.model or "", usage))
+            if change.what == "begin":
+                yield named("content_block_start", index=index, content_block=_block(change.block, ""))
+            elif change.what == "more":
+                kind, key = DELTAS[change.block.kind]
+                yield named("content_block_delta", index=index, delta={"type": kind, key: change.text})
+            elif change.what == "end":
+                yield named("content_block_stop", index=index)
+            elif change.piece.finish and change.piece.usage:
+                stopped_by = change.piece.stopped_by
+                reason = _stop_reason(change.piece.finish, stopped_by)
+                delta = {"stop_reason": reason, "stop_sequence": stopped_by}
+                yield named("message_delta", delta=delta, usage=_usage(change.piece.usage))
+    yield named("message_stop")
