@@ -95,25 +95,31 @@ def test_little_crosses_and_nothing_is_there_twice() -> None:
 
 @pytest.mark.fast
 @pytest.mark.parametrize(
-    ("rates", "free", "counts"),
+    ("rates", "free", "rows", "counts"),
     [
-        ((1.0, 1.0), (1e12, 1e12), (33, 29)),  # the head is worth some layers
-        ((3.0, 1.0), (1e12, 1e12), (49, 13)),
-        ((3.0, 1.0), (5e9, 1e12), (16, 46)),  # of 0.25 GB each, beside the embedding
-        ((1.0, 1.0, 2.0), (1e12, 1e12, 1e12), (16, 16, 30)),
+        ((1.0, 1.0), (1e12, 1e12), 2, (33, 29)),  # the head is worth some layers
+        ((3.0, 1.0), (1e12, 1e12), 2, (49, 13)),
+        ((3.0, 1.0), (5e9, 1e12), 2, (16, 46)),  # of 0.25 GB each, beside the embedding
+        ((3.0, 1.0), (5e9, 6e9), 2, (32, 30)),  # more than they have of their own: some of the host's too
+        ((1.0, 1.0, 2.0), (1e12, 1e12, 1e12), 4, (16, 16, 30)),
+        (
+            (3.0, 1.0),
+            (1e12, 1e12),
+            1,
+            (61, 1),
+        ),  # one sequence has nothing from a device that others keep busy
+        ((1.0, 2.0, 1.5), (1e12, 8e9, 1e12), 1, (1, 28, 33)),
     ],
 )
 def test_layers_go_where_they_are_computed_fastest(
-    rates: tuple[float, ...],
-    free: tuple[float, ...],
-    counts: tuple[int, ...],
+    rates: tuple[float, ...], free: tuple[float, ...], rows: int, counts: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     config = real_config("Gemma 3 27B")
-    program = build(config, layouts_of(config, mixed=False), tokens=64, rows=1)
+    program = build(config, layouts_of(config, mixed=False), tokens=64, rows=rows)
     found = iter(rates)
     monkeypatch.setattr(balance, "_rate", lambda *args: next(found))
-    devices = [Card(nbytes - 4e9) for nbytes in free]
+    devices = [Card(nbytes) for nbytes in free]
     chosen = balance.balance(program, layer_starts(program), devices)  # type: ignore[arg-type]
     assert tuple(chosen) == counts
 

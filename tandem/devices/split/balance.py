@@ -1,9 +1,10 @@
-"""How many layers each device gets: as many as it computes in the time that the others take for theirs."""
+"""How many layers each device gets, by the time that it takes for some of them and the memory it has."""
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,30 +19,44 @@ REPEATS, LONG = 3, 0.3  # steps of a measurement, or seconds after which it ends
 
 
 def balance(program: Program, starts: Sequence[int], devices: Sequence[Device]) -> list[int]:
-    """Layers for each device, so that the slowest part of a step takes as little as it can, within their memory."""
+    """Layers for each device. Where several sequences are served, the slowest part of a step takes as little as it can;
+    a sequence alone has each device wait for the others, so that all parts together do."""
     layers = [program.launches[begin:end] for begin, end in zip(starts, [*starts[1:], None], strict=True)]
-    tokens = max(1, min(program.max_counts["rows"] // len(devices), program.max_counts["tokens"]))
+    rows, most = program.max_counts["rows"], program.max_counts["tokens"]
+    tokens = max(1, min(rows // len(devices), most))
     work = [_bytes(layer, tokens) for layer in layers]
     own, common = _memory(program, layers)
-    free = [device.free_memory()[1] for device in devices]
+    free = [device.free_memory() for device in devices]
     rates = [_rate(device, program, starts, work, tokens) for device in devices]
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # layers placed -> slowest part, counts
-    for rate, most in zip(rates, free, strict=True):
-        placed: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for begin, (slowest, counts) in best.items():
-            for end in range(begin + 1, len(layers) + 1):
-                if common + sum(own[begin:end]) > most:
+    for nbytes in zip(*free, strict=True):  # of the devices' own speed; if that is not enough, of any
+        room = [n - common for n in nbytes]
+        counts = partition(work, rates, own, room, max if rows > 1 else operator.add)
+        if counts:
+            return list(counts)
+    raise DoesNotFitError(
+        f"the layers, {sum(own) / 1e9:.2f} GB in all, do not fit: "
+        + ", ".join(f"{d.name} has {n / 1e9:.2f} GB" for d, (_, n) in zip(devices, free, strict=True))
+        + f" free, {common / 1e9:.2f} GB of it needed by each: use a smaller context, batch or model"
+    )
+
+
+def partition(
+    work: Sequence[float], rates: Sequence[float], sizes: Sequence[float], room: Sequence[float],
+    join: Callable[[float, float], float],
+) -> tuple[int, ...] | None:  # fmt: skip
+    """How many items in a row each worker takes, one at least, for the least time: `join` makes one of two workers'
+    times. None if there is not room for them."""
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # items that are taken -> time, counts
+    for rate, most in zip(rates, room, strict=True):
+        taken: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for begin, (before, counts) in best.items():
+            for end in range(begin + 1, len(work) + 1):
+                if sum(sizes[begin:end]) > most:
                     break
-                option = max(slowest, sum(work[begin:end]) / rate), (*counts, end - begin)
-                placed[end] = min(option, placed.get(end, option))
-        best = placed
-    if len(layers) not in best:
-        raise DoesNotFitError(
-            f"the layers, {sum(own) / 1e9:.2f} GB in all, do not fit: "
-            + ", ".join(f"{d.name} has {n / 1e9:.2f} GB" for d, n in zip(devices, free, strict=True))
-            + f" free, {common / 1e9:.2f} GB of it needed by each: use a smaller context, batch or model"
-        )
-    return list(best[len(layers)][1])
+                option = join(before, sum(work[begin:end]) / rate), (*counts, end - begin)
+                taken[end] = min(option, taken.get(end, option))
+        best = taken
+    return best[len(work)][1] if len(work) in best else None
 
 
 def _bytes(launches: Sequence[Launch], tokens: int) -> float:

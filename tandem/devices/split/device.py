@@ -154,8 +154,10 @@ class Recording:
         self._trip.done.set()
 
     def start(self) -> None:
-        trip = self._trip = Trip(self.carrier)
-        inbox = self.device.chain[0].inbox
+        if not self.device.chain:
+            raise DeviceError("the devices are closed: open the model again")
+        trip, inbox = Trip(self.carrier), self.device.chain[0].inbox
+        self._trip = trip
         try:
             inbox.put(trip)
         except BaseException as interrupt:  # it may be on its way already: one behind it will tell
