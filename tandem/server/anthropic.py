@@ -26,6 +26,10 @@ from tandem.server.streaming import event, stream, unless_gone
 
 router = APIRouter(route_class=JSONRoute, tags=["Anthropic"])
 ERRORS = {status: {**about, "model": errors.AnthropicErrorBody} for status, about in OPENAI_ERRORS.items()}
+ABOUT = frozenset(
+    {"metadata", "service_tier", "cache_control", "inference_geo", "diagnostics", "speed", "user_profile_id",
+     "workspace_id"}
+)  # fmt: skip
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 # ---- requests
@@ -52,7 +56,9 @@ class MessageGiven(Fields):
 
 
 class ToolGiven(Fields):
-    ignored = frozenset({"cache_control", "input_examples", "eager_input_streaming", "defer_loading"})
+    ignored = frozenset(
+        {"cache_control", "input_examples", "allowed_callers", "eager_input_streaming", "defer_loading"}
+    )
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
@@ -68,7 +74,7 @@ class ToolChoice(Fields):
 
 class Thinking(Fields):
     ignored = frozenset({"budget_tokens", "display"})
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
 class OutputFormat(Fields):
@@ -82,6 +88,7 @@ class OutputConfig(Fields):
 
 
 class CountRequest(Fields):
+    ignored = ABOUT
     model: str | None = None
     messages: Annotated[list[MessageGiven], Field(min_length=1)]
     system: str | list[BlockGiven] | None = None
@@ -93,7 +100,6 @@ class CountRequest(Fields):
 
 
 class MessagesRequest(CountRequest):
-    ignored = frozenset({"metadata", "service_tier", "cache_control", "inference_geo"})
     max_tokens: Annotated[Int32, Field(ge=1)]
     stream: bool | None = None
     stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None

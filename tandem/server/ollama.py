@@ -22,7 +22,7 @@ from tandem.server import errors
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Fields, given
 from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece, ToolCall
-from tandem.server.openai_chat import ToolGiven, tool
+from tandem.server.openai_chat import ToolGiven, logprobs_body, tool
 from tandem.server.openai_types import ERRORS as OPENAI_ERRORS
 from tandem.server.openai_types import Int32, Seed, StopTexts
 from tandem.server.serving import Server, server_of
@@ -86,11 +86,15 @@ class Asked(Fields):
     options: Options | None = None
     keep_alive: Duration | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def generation(self, server: Server, **more: Any) -> Generation:
         params = (self.options or Options()).sampling()
         if self.format:
             params["json_schema"] = {"type": "object"} if self.format == "json" else self.format
+        if self.logprobs:
+            params["logprobs"] = self.top_logprobs or 0
         template = {} if self.think is None else {"enable_thinking": bool(self.think)}
         name = known_name(server, self.model)
         return Generation(name, params=params, template=template, keep_alive=seconds(self.keep_alive), **more)
@@ -156,11 +160,13 @@ class Said(Times):
 
 class ChatAnswer(Said, total=False):
     message: dict[str, Any]
+    logprobs: list[dict[str, Any]]
     done_reason: str
 
 
 class GenerateAnswer(Said, total=False):
     response: str
+    logprobs: list[dict[str, Any]]
     thinking: str
     done_reason: str
 
@@ -264,11 +270,15 @@ async def _load_or_unload(server: Server, body: Asked, **nothing: Any) -> Respon
 def _chat_body(piece: Piece | Answer) -> dict[str, Any]:
     calls = [{"function": {"name": call.name, "arguments": _arguments(call)}} for call in piece.calls]
     more = given(thinking=piece.reasoning or None, tool_calls=calls or None)
-    return {"message": {"role": "assistant", "content": piece.text, **more}}
+    return {"message": {"role": "assistant", "content": piece.text, **more}, **_logprobs(piece)}
 
 
 def _generate_body(piece: Piece | Answer) -> dict[str, Any]:
-    return {"response": piece.text, **given(thinking=piece.reasoning or None)}
+    return {"response": piece.text, **given(thinking=piece.reasoning or None), **_logprobs(piece)}
+
+
+def _logprobs(piece: Piece | Answer) -> dict[str, Any]:
+    return {"logprobs": logprobs_body(piece.logprobs)["content"]} if piece.logprobs else {}
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:
@@ -293,7 +303,7 @@ async def _lines(
 ) -> AsyncGenerator[str, None]:
     async with aclosing(server.run(wanted)) as pieces:
         async for piece in pieces:
-            if piece.text or piece.reasoning or piece.calls:
+            if piece.text or piece.reasoning or piece.calls or piece.logprobs:
                 yield line({**base, "created_at": _now(), **form(piece), "done": False})
             if piece.finish and piece.usage:
                 end = _end(piece.finish, piece.usage, begin)

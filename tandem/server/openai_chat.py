@@ -106,6 +106,7 @@ class ChatRequest(Sampling):
     ignored = IGNORED
     neutral = (
         ("modalities", ["text"]),
+        ("verbosity", "medium"),
         ("functions", []),
         ("function_call", "none"),
         ("function_call", "auto"),
@@ -301,7 +302,7 @@ def _choice(index: int, answer: Answer, wants_logprobs: bool) -> Choice:
         body["reasoning_content"] = answer.reasoning
     if answer.calls:
         body["tool_calls"] = [_call(call) for call in answer.calls]
-    logprobs = _logprobs(answer.logprobs) if wants_logprobs else None
+    logprobs = logprobs_body(answer.logprobs) if wants_logprobs else None
     return Choice(index=index, message=body, logprobs=logprobs, finish_reason=answer.finish)  # type: ignore[typeddict-item]
 
 
@@ -311,7 +312,7 @@ def _call(call: ToolCall) -> CallBody:
     )
 
 
-def _logprobs(tokens: list[TokenLogprob]) -> Logprobs:
+def logprobs_body(tokens: list[TokenLogprob]) -> Logprobs:
     def one(text: str, logprob: float) -> TopLogprob:
         return TopLogprob(token=text, logprob=max(logprob, -9999.0), bytes=list(text.encode()))
 
@@ -347,7 +348,7 @@ async def _events(server: Server, wanted: Generation, body: ChatRequest) -> Asyn
             if piece.usage:
                 usages.append(piece.usage)
             if delta or piece.finish or piece.logprobs:
-                logprobs = _logprobs(piece.logprobs) if body.logprobs and piece.logprobs else None
+                logprobs = logprobs_body(piece.logprobs) if body.logprobs and piece.logprobs else None
                 choice = {
                     "index": piece.index,
                     "delta": delta,

@@ -78,7 +78,7 @@ class Reasoning(Fields):
 
 
 class ResponsesRequest(Fields):
-    ignored = IGNORED | {"include", "stream_options", "client_metadata"}
+    ignored = IGNORED | {"include", "max_tool_calls", "stream_options", "client_metadata"}
     neutral = (("truncation", "disabled"), ("background", False), ("top_logprobs", 0))
     model: str | None = None
     input: str | Annotated[list[Item], Field(min_length=1)]

@@ -19,6 +19,8 @@ from tandem.server.generation import drawing
 IGNORED = frozenset(
     {
         "user",
+        "prompt_cache_options",
+        "prediction",
         "metadata",
         "store",
         "service_tier",
