@@ -42,7 +42,7 @@ typedef struct {
     float scores[MOST_QUERIES][CHUNK];                                        // then weights
     float queries[MOST_STATE], sums[MOST_STATE], all_sums[MOST_STATE];
     float stage[MOST_HEAD_DIM * LANES];  // keys of a block or 16 columns of a chunk's values, as float32
-    float value_scales[CHUNK];           // of int8 values, of 32 columns
+    float scaled[MOST_QUERIES][CHUNK];   // weights times the scales that int8 values have in 32 columns
 } state;
 
 // The keys of a chunk that some query sees, counted from its beginning, and their blocks.
@@ -75,7 +75,7 @@ ALWAYS_INLINE const void *element(const void *base, size_t index, int kv) {
     return (const char *)base + index * (kv == KV_F32 ? sizeof(float) : kv == KV_F16 ? sizeof(half) : 1);
 }
 
-// Sixteen elements; int8 before it is scaled, which is exact in float32.
+// Sixteen elements; int8 before it is scaled.
 ALWAYS_INLINE f32x16 load(const void *base, size_t index, int kv) {
     const void *p = element(base, index, kv);
     return kv == KV_F32 ? f_load(p) : kv == KV_F16 ? f_from_half(p) : f_from_int(i_from_bytes(p));
@@ -87,30 +87,20 @@ ALWAYS_INLINE f32x16 scales_at(const char *block, int head_dim, int values, int 
     return f_from_half(scales + (values * kv_scales(head_dim) + d / KV_SCALED) * KV_BLOCK);
 }
 
-// A block's keys to s->stage.
-static void stage_keys(state *s, const char *block, int head_dim, int kv) {
-    f32x16 scale = f_zero();
-    for (int d = 0; d < head_dim; d++) {
-        if (kv == KV_Q8 && d % KV_SCALED == 0) scale = scales_at(block, head_dim, 0, d);
-        f32x16 k = load(block, (size_t)d * KV_BLOCK, kv);
-        f_store(s->stage + d * LANES, kv == KV_Q8 ? f_mul(k, scale) : k);
-    }
-}
-
-// 16 columns of a block's values to s->stage from row `to` on. Of a head that ends before, only float16 and float32 may
-// not be read past its end; what is there in int8 are scales, and nobody looks at those columns.
-static void stage_values(state *s, int to, const char *block, int column, int head_dim, int kv) {
+// Copies rows of 16 elements to s->stage from its row `to` on; of each only the first `n` exist, the rest are zeros.
+// But what follows in int8 are scales, which may be read: nobody looks at those columns.
+static void stage(state *s, int to, const void *from, int stride, int rows, int n, int kv) {
     float *out = s->stage + (size_t)to * LANES;
-    const void *from = element(block, (size_t)KV_BLOCK * head_dim + column, kv);
-    for (int i = 0; i < KV_BLOCK; i++) {
-        if (column + LANES <= head_dim || kv == KV_Q8) {
-            f32x16 v = load(from, (size_t)i * head_dim, kv);
-            f_store(out + i * LANES, kv == KV_Q8 ? f_mul(v, f_set(s->value_scales[to + i])) : v);
-            continue;
-        }
-        for (int l = 0; l < LANES; l++) {
-            const void *x = element(from, (size_t)i * head_dim + l, kv);
-            out[i * LANES + l] = column + l >= head_dim ? 0.0f : kv == KV_F32 ? *(const float *)x : half_to_float(*(const half *)x);
+    if (kv == KV_Q8) {
+        for (int i = 0; i < rows; i++) f_store(out + i * LANES, load(from, (size_t)i * stride, KV_Q8));
+    } else if (n >= LANES && kv == KV_F32) {
+        for (int i = 0; i < rows; i++) f_store(out + i * LANES, load(from, (size_t)i * stride, KV_F32));
+    } else if (n >= LANES) {
+        for (int i = 0; i < rows; i++) f_store(out + i * LANES, load(from, (size_t)i * stride, KV_F16));
+    } else {
+        for (int i = 0; i < rows * LANES; i++) {
+            const void *x = element(from, (size_t)(i / LANES) * stride + i % LANES, kv);
+            out[i] = i % LANES >= n ? 0.0f : kv == KV_F32 ? *(const float *)x : half_to_float(*(const half *)x);
         }
     }
 }
@@ -137,36 +127,42 @@ ALWAYS_INLINE int tile_size(int left) {
 #define FOR_TILE(q, n) _Pragma("GCC unroll 8") for (int q = 0; q < n; q++)
 #endif
 
-// scores[q][lane] = sum over d of queries[q][d] * keys[d][lane]. Values follow keys in memory and are wanted next.
-ALWAYS_INLINE void score_tile(int n, int kv, const float *queries, int stride, const char *keys, int head_dim,
-                              float (*scores)[CHUNK]) {
-    f32x16 sum[8], scale = f_zero();
-    FOR_TILE(q, n) sum[q] = f_zero();
-    for (int begin = 0; begin < head_dim; begin += KV_SCALED) {
-        const int end = begin + KV_SCALED < head_dim ? begin + KV_SCALED : head_dim;
-        if (kv == KV_Q8) scale = scales_at(keys, head_dim, 0, begin);
-        for (int d = begin; d < end; d++) {
-            f32x16 k = load(keys, (size_t)d * KV_BLOCK, kv);
-            if (kv == KV_Q8) k = f_mul(k, scale);
-            if (kv != KV_F32) __builtin_prefetch(element(keys, (size_t)(head_dim + d) * KV_BLOCK, kv), 0, 2);
-            FOR_TILE(q, n) sum[q] = f_fma(f_set(queries[q * stride + d]), k, sum[q]);
-        }
-    }
-    FOR_TILE(q, n) f_store(scores[q], sum[q]);
+// What is asked of memory ahead of its use, a line at a time: rows of 16 elements have 32 bytes or 16.
+ALWAYS_INLINE void ask_for(const char *block, int row, int kv) {
+    if (kv == KV_F16 || (kv == KV_Q8 && row % 4 == 0)) __builtin_prefetch(element(block, (size_t)row * KV_BLOCK, kv), 0, 2);
 }
 
-// sums[q][lane] = sums[q][lane] * rescale[q] + sum over keys of weights[q][key] * value(key)[lane]; staged: kv is float32.
-ALWAYS_INLINE void value_tile(int n, int kv, const state *s, const chunk_view *c, int q0, int column, int head_dim,
-                              float *sums) {
+// scores[q][lane] = sum over d of queries[q][d] * keys[d][lane]; in int8 the sums of 32 d each are scaled and added.
+// `keys` are those of the block or staged, as `kv` says. Values follow keys in memory and are wanted next.
+ALWAYS_INLINE void score_tile(int n, int kv, int q8, const float *queries, int stride, const void *keys, const char *block,
+                              int head_dim, float (*scores)[CHUNK]) {
+    for (int begin = 0, end; begin < head_dim; begin = end) {
+        f32x16 sum[8];
+        FOR_TILE(q, n) sum[q] = f_zero();
+        end = q8 && begin + KV_SCALED < head_dim ? begin + KV_SCALED : head_dim;
+        for (int d = begin; d < end; d++) {
+            f32x16 k = load(keys, (size_t)d * KV_BLOCK, kv);
+            ask_for(block, head_dim + d, kv);
+            FOR_TILE(q, n) sum[q] = f_fma(f_set(queries[q * stride + d]), k, sum[q]);
+        }
+        if (q8) {
+            const f32x16 scale = scales_at(block, head_dim, 0, begin);
+            FOR_TILE(q, n) sum[q] = begin ? f_fma(sum[q], scale, f_load(scores[q])) : f_mul(sum[q], scale);
+        }
+        FOR_TILE(q, n) f_store(scores[q], sum[q]);
+    }
+}
+
+// sums[q][lane] = sums[q][lane] * rescale[q] + sum over keys of weights[q][key] * value(key)[lane]
+ALWAYS_INLINE void value_tile(int n, int kv, const float (*weights)[CHUNK], const state *s, const chunk_view *c, int q0,
+                              int column, int head_dim, float *sums) {
     f32x16 sum[8];
-    const float (*weights)[CHUNK] = s->scores + q0;
     FOR_TILE(q, n) sum[q] = f_mul(f_load(sums + q * s->stride), f_set(s->rescale[q0 + q]));
     for (int key = c->first_key; key < c->end_key; key++) {
         const int b = key / KV_BLOCK, i = key % KV_BLOCK;
         f32x16 x = kv == KV_F32 ? f_load(s->stage + key * LANES)
                                 : load(c->blocks[b], (size_t)(KV_BLOCK + i) * head_dim + column, kv);
-        if (kv == KV_Q8) x = f_mul(x, f_set(s->value_scales[key]));
-        if (kv != KV_F32) __builtin_prefetch(element(c->ahead[b], (size_t)(column + i) * KV_BLOCK, kv), 0, 2);
+        ask_for(c->ahead[b], column + i, kv);
         FOR_TILE(q, n) sum[q] = f_fma(f_set(weights[q][key]), x, sum[q]);
     }
     FOR_TILE(q, n) f_store(sums + q * s->stride, sum[q]);
@@ -209,10 +205,19 @@ static void weigh_all(state *s, const item_view *item, int chunk) {
         for (int q = 0; q < s->count; q++) weigh(s, item, q, chunk, 0, 0);
 }
 
-// `direct`: what keys and values are when they are converted where they are used; float32: they are staged.
-ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int first_key, int end_key, int direct) {
+// The weights of a chunk, each times the scale of the value in the 32 columns from `column` on.
+static void scale_weights(state *s, const chunk_view *c, int column, int head_dim) {
+    for (int b = c->first_block; b < c->end_block; b++) {
+        const f32x16 scale = scales_at(c->blocks[b], head_dim, 1, column);
+        for (int q = 0; q < s->padded; q++)
+            f_store(s->scaled[q] + b * KV_BLOCK, f_mul(f_load(s->scores[q] + b * KV_BLOCK), scale));
+    }
+}
+
+ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int first_key, int end_key, int staged, int q8) {
     chunk_view c;
-    const int head_dim = item->head_dim, last_block = (end_key - 1) / KV_BLOCK, staged = direct == KV_F32;
+    const int head_dim = item->head_dim, last_block = (end_key - 1) / KV_BLOCK;
+    const int kv = staged ? KV_F32 : q8 ? KV_Q8 : KV_F16;
     c.first_block = first_key > chunk ? (first_key - chunk) / KV_BLOCK : 0;
     c.first_key = c.first_block * KV_BLOCK;
     c.end_key = end_key - chunk < CHUNK ? end_key - chunk : CHUNK;
@@ -221,24 +226,24 @@ ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int fi
         int block = chunk / KV_BLOCK + b, ahead = block + CHUNK_BLOCKS < last_block ? block + CHUNK_BLOCKS : last_block;
         c.blocks[b] = item->cache + (size_t)item->table[block] * item->block_bytes;
         c.ahead[b] = item->cache + (size_t)item->table[ahead] * item->block_bytes;
-        if (staged) stage_keys(s, c.blocks[b], head_dim, item->kv);
+        if (staged) stage(s, 0, c.blocks[b], KV_BLOCK, head_dim, LANES, item->kv);
         for (int q = 0, size; q < s->count; q += size) {
             size = tile_size(s->count - q);
-            const char *keys = staged ? (const char *)s->stage : c.blocks[b];
+            const void *keys = staged ? (const void *)s->stage : c.blocks[b];
             float (*scores)[CHUNK] = (float (*)[CHUNK])(s->scores[q] + b * KV_BLOCK);
-            FOR_SIZE(size, score_tile, direct, s->queries + q * s->stride, s->stride, keys, head_dim, scores)
+            FOR_SIZE(size, score_tile, kv, q8, s->queries + q * s->stride, s->stride, keys, c.blocks[b], head_dim, scores)
         }
     }
     weigh_all(s, item, chunk);
     for (int column = 0; column < head_dim; column += LANES) {
-        for (int b = c.first_block; b < c.end_block; b++) {
-            if (item->kv == KV_Q8 && column % KV_SCALED == 0)
-                f_store(s->value_scales + b * KV_BLOCK, scales_at(c.blocks[b], head_dim, 1, column));
-            if (staged) stage_values(s, b * KV_BLOCK, c.blocks[b], column, head_dim, item->kv);
-        }
+        if (q8 && column % KV_SCALED == 0) scale_weights(s, &c, column, head_dim);
+        for (int b = c.first_block; staged && b < c.end_block; b++)
+            stage(s, b * KV_BLOCK, element(c.blocks[b], (size_t)KV_BLOCK * head_dim + column, item->kv), head_dim,
+                  KV_BLOCK, head_dim - column, item->kv);
         for (int q = 0, size; q < s->count; q += size) {
             size = tile_size(s->count - q);
-            FOR_SIZE(size, value_tile, direct, s, &c, q, column, head_dim, s->sums + q * s->stride + column)
+            const float (*weights)[CHUNK] = (const float (*)[CHUNK])(q8 ? s->scaled : s->scores) + q;
+            FOR_SIZE(size, value_tile, kv, weights, s, &c, q, column, head_dim, s->sums + q * s->stride + column)
         }
     }
 }
@@ -256,7 +261,7 @@ static void fold_split(state *s, const item_view *item) {
     }
 }
 
-ALWAYS_INLINE void attend(state *s, const item_view *item, int direct) {
+ALWAYS_INLINE void attend(state *s, const item_view *item, int staged, int q8) {
     int first_key = item->window && s->position[0] >= item->window ? s->position[0] - item->window + 1 : 0;
     int end_key = s->position[s->count - 1] + 1;
     for (int split = first_key / SPLIT * SPLIT; split < end_key; split += SPLIT) {
@@ -264,14 +269,15 @@ ALWAYS_INLINE void attend(state *s, const item_view *item, int direct) {
         int end = split + SPLIT < end_key ? split + SPLIT : end_key;
         memset(s->sums, 0, sizeof(float) * s->padded * s->stride);
         for (int q = 0; q < s->count; q++) s->highest[q] = NOTHING_YET, s->total[q] = 0.0f;
-        for (; chunk < end; chunk += CHUNK) take_chunk(s, item, chunk, first_key, end_key, direct);
+        for (; chunk < end; chunk += CHUNK) take_chunk(s, item, chunk, first_key, end_key, staged, q8);
         fold_split(s, item);
     }
 }
 
-static void attend_staged(state *s, const item_view *item) { attend(s, item, KV_F32); }
-static void attend_f16(state *s, const item_view *item) { attend(s, item, KV_F16); }
-static void attend_q8(state *s, const item_view *item) { attend(s, item, KV_Q8); }
+static void attend_staged(state *s, const item_view *item) { attend(s, item, 1, 0); }
+static void attend_directly(state *s, const item_view *item) { attend(s, item, 0, 0); }
+static void attend_staged_q8(state *s, const item_view *item) { attend(s, item, 1, 1); }
+static void attend_directly_q8(state *s, const item_view *item) { attend(s, item, 0, 1); }
 
 // Queries `first` to first + count - 1 of the item; a query is row * group + head. Tiles are padded with the last one.
 static void take_queries(state *s, const item_view *item, int first, int count) {
@@ -312,9 +318,9 @@ KERNEL(attention) {
     const int32_t queries = work[WORK_ROWS] * group;
     for (int first = 0; first < queries; first += together) {
         take_queries(&s, &view, first, queries - first < together ? queries - first : together);
-        if (kv == KV_F32 || s.count > FEW_QUERIES || head_dim % LANES) attend_staged(&s, &view);
-        else if (kv == KV_F16) attend_f16(&s, &view);
-        else attend_q8(&s, &view);
+        const int staged = kv == KV_F32 || s.count > FEW_QUERIES || head_dim % LANES;
+        if (kv == KV_Q8) (staged ? attend_staged_q8 : attend_directly_q8)(&s, &view);
+        else (staged ? attend_staged : attend_directly)(&s, &view);
         for (int q = 0; q < s.count; q++) {
             const int32_t token = work[WORK_ROW] + (first + q) / group;
             const int32_t column = first_column + (first + q) % group * head_dim;
