@@ -26,3 +26,10 @@ def test_a_model_that_serves_several(lavapipe: str, gpu_memory: float | None) ->
     with LLM(GOLDENS / "gemma3-pattern3.gguf", device=lavapipe, context=128, gpu_memory=gpu_memory) as llm:
         assert [len(result.token_ids) for result in llm.generate(prompts, max_tokens=6)] == [6] * 3
         llm.engine.turns[0].recording.replay_timed()
+
+
+def test_a_model_on_two_devices(lavapipe: str) -> None:
+    """Each is used by a thread of its own."""
+    for device in (f"{lavapipe},cpu", f"cpu,{lavapipe}"):
+        with LLM(GOLDENS / "gemma3-pattern3.gguf", device=device, threads=1, context=128) as llm:
+            assert len(llm.generate([5, 6, 7], max_tokens=6).token_ids) == 6
