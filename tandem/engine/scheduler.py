@@ -68,9 +68,11 @@ class Scheduler:
             self._admit()
         chunks: list[Chunk] = []
         prompts: list[tuple[Sequence, int]] = []
-        most = min(self.limits.tokens, -(-len(self.running) // self.stages))
+        stages, most = self.stages, self.limits.tokens
+        if stages > 1:
+            most = min(most, -(-len(self.running) // stages))
         for sequence in self.running.copy():  # some may be put back
-            if sequence.ahead and self.stages > 1:
+            if stages > 1 and sequence.ahead:
                 continue
             count = sequence.pending
             if count > 1:
