@@ -100,7 +100,7 @@ function list(lines, depth) {
       inner.push(line.slice(Math.min(indentOf(line), indent)));
     }
   }
-  const node = h(ordered ? "ol" : "ul", ordered ? { start: parseInt(first[2], 10) } : null);
+  const node = h(ordered ? "ol" : "ul", ordered && parseInt(first[2], 10) !== 1 ? { start: parseInt(first[2], 10) } : null);
   for (const item of items) node.append(listItem(item.lines, depth));
   return node;
 }

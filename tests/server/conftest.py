@@ -1,0 +1,20 @@
+"""One server with a real model, for all tests that only ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.packages import model_path
+from tests.server.servers import Running, serving
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Its model is called smollm2."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    (folder / "smollm2.gguf").symlink_to(model_path("smollm2"))
+    arguments = (folder / "smollm2.gguf", "--device", "cpu", "--kv-memory", "0.5")
+    with serving(folder, *arguments, batch=8, context=2048, shutdown=2) as server:
+        yield server
