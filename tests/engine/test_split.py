@@ -140,20 +140,24 @@ class Card:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "format", "split", "lookup"),
-    [("llama", "Q4_0", (1, 1), False), ("gemma3", "Q4_K", (1, 1, 1), False), ("gemma3", "F32", (2, 1), True)],
+    ("architecture", "format", "split", "kv", "lookup"),
+    [
+        ("llama", "Q4_0", (1, 1), "f16", False),
+        ("gemma3", "Q4_K", (1, 1, 1), "q8", False),
+        ("gemma3", "F32", (2, 1), "f32", True),
+    ],
 )
 def test_workloads_get_the_tokens_of_one_device(
-    architecture: str, format: str, split: tuple[int, ...], lookup: bool, tmp_path: Path
+    architecture: str, format: str, split: tuple[int, ...], kv: str, lookup: bool, tmp_path: Path
 ) -> None:
     """Requests come and go, share beginnings, wait for blocks, have biases and penalties, and guess."""
     path = write_model(tmp_path / "tiny.gguf", format, architecture)
     rng = np.random.default_rng(7)
     workloads = [random_workload(rng, requests=8, prompt=90, answer=20) for _ in range(6)]
-    proposer = {"proposer": Lookup()} if lookup else {}
+    proposer = Lookup() if lookup else None
     with (
-        opened(path, context=CONTEXT, batch=8, share=False) as one,
-        split_engine(path, *split, **proposer) as engine,
+        opened(path, context=CONTEXT, batch=8, kv=kv, share=False) as one,
+        split_engine(path, *split, kv=kv, proposer=proposer) as engine,
     ):
         for workload in workloads:
             alone = []
