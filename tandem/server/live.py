@@ -26,6 +26,7 @@ from tandem.kernels.layouts import KV_BLOCK, kv_bytes
 from tandem.server.roofline import Roofline, measure_bandwidth, measure_parts
 
 SECONDS = 180  # that are remembered
+NOW = 3  # of them
 FIRST_TOKENS = 32  # requests whose waiting time is
 
 
@@ -144,7 +145,7 @@ class Live:
             "context": self.llm.context,
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
-            "now": self._now(history[-3:]),
+            "now": self._now(history),
             "history": {
                 "until": now,
                 "tokens": [second.tokens for second in history],
@@ -166,9 +167,10 @@ class Live:
             "roofline": asdict(self.roofline) if self.roofline else None,
         }
 
-    def _now(self, seconds: list[Second]) -> dict[str, Any]:
-        """Averages over those of the last seconds in which there was work."""
-        worked = [second for second in seconds if second.steps]
+    def _now(self, history: list[Second]) -> dict[str, Any]:
+        """Averages over the last seconds in which there was work; tokens a second only if that is now."""
+        worked = [second for second in history if second.steps][-NOW:]
+        recent = any(second.steps for second in history[-NOW:])
         steps, decoding = sum(s.steps for s in worked), sum(s.decoding for s in worked)
         decoded = sum((s.decoded for s in worked), Counter[tuple[int, int]]())
         nbytes = sum(self._bytes(*shape) * n for shape, n in decoded.items()) + sum(
@@ -177,8 +179,8 @@ class Live:
         busy, between = sum(s.busy for s in worked), sum(s.between for s in worked)
         worked_for = max(busy + between, 1e-9)
         return {
-            "tokens_per_s": sum(s.tokens for s in worked) / worked_for,
-            "prompt_tokens_per_s": sum(s.prompt_tokens for s in worked) / worked_for,
+            "tokens_per_s": recent * sum(s.tokens for s in worked) / worked_for,
+            "prompt_tokens_per_s": recent * sum(s.prompt_tokens for s in worked) / worked_for,
             "sequences": sum(s.sequences for s in worked) / max(steps, 1),
             "step_seconds": decoding / max(sum(decoded.values()), 1),
             "step_bytes": nbytes / max(sum(decoded.values()), 1),
