@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tandem.engine.grammar import Grammar
 
 STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
-SPLIT_STEP_TOKENS = 128  # where the layers are split: a prompt's parts follow each other from device to device
+SPLIT_STEP_TOKENS = 128  # where layers are split: a prompt's parts follow each other through the devices
 ROWS_FOR_GUESSES = 16
 
 
