@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cli.tiny_model import write_tiny_model
 from tests.packages import model_path
 from tests.server.servers import Running, serving
 
@@ -17,4 +18,16 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (folder / "smollm2.gguf").symlink_to(model_path("smollm2"))
     arguments = (folder / "smollm2.gguf", "--device", "cpu", "--kv-memory", "0.5")
     with serving(folder, *arguments, batch=8, context=2048, shutdown=2) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A model that babbles, with little room and little time."""
+    folder = tmp_path_factory.mktemp("tiny")
+    model = write_tiny_model(folder / "tiny.gguf")
+    arguments = (model, "--device", "cpu", "--threads", "1")
+    with serving(
+        folder, *arguments, batch=8, context=128, timeout=20, shutdown=2, access_log=False
+    ) as server:
         yield server

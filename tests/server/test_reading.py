@@ -1,0 +1,95 @@
+"""Thoughts and calls are found in answers however these are cut into tokens, and nothing else is taken for them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tandem.server.generation import Tool
+from tandem.server.reading import Reader
+from tandem.server.tool_formats import FENCED, HERMES, LLAMA3, MISTRAL, ToolFormat, format_of, without_tools
+
+pytestmark = pytest.mark.fast
+
+TOOLS = {"f", "g"}
+F3 = ("f", {"x": 3})
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>'
+PYTHON = "```tool_code\nprint(f(x=3))\n```"
+
+# (format, whether the prompt began a thought, answer, text, thought, calls)
+ANSWERS: list[tuple[ToolFormat | None, bool, str, str, str, list[tuple[str, Any]]]] = [
+    (None, False, "Hello there.", "Hello there.", "", []),
+    (None, False, "  a < b <tool_call>", "  a < b <tool_call>", "", []),
+    (None, False, "<think>\nhm, <b>\n</think>\n\nYes.\n", "Yes.\n", "hm, <b>", []),
+    (None, True, "so</think>Yes", "Yes", "so", []),
+    (None, True, "never ends", "", "never ends", []),
+    (None, False, "<thin> air", "<thin> air", "", []),
+    (None, False, "I <think> so</think>", "I <think> so</think>", "", []),
+    (HERMES, False, CALL, "", "", [F3]),
+    (HERMES, False, f"Well.\n{CALL}\n{CALL}\n", "Well.", "", [F3, F3]),
+    (HERMES, False, f"<think>\nlook\n</think>\n\n{CALL}", "", "look", [F3]),
+    (HERMES, False, '<tool_call>[{"name": "f", "arguments": {"x": 3}}]</tool_call>', "", "", [F3]),
+    (HERMES, False, '<tool_call>{"name": "new", "arguments": "{}"}</tool_call>', "", "", [("new", {})]),
+    (HERMES, False, "<tool_call>what?</tool_call> no", "<tool_call>what?</tool_call> no", "", []),
+    (HERMES, False, '<tool_call>{"name": "f", "arg', '<tool_call>{"name": "f", "arg', "", []),
+    (HERMES, False, '<tool_call>{"name": "f", "arguments": {"x": 3}}', "", "", [F3]),
+    (HERMES, False, "a <tool b\n", "a <tool b\n", "", []),
+    (LLAMA3, False, '{"name": "f", "parameters": {"x": 3}}', "", "", [F3]),
+    (LLAMA3, False, '\n{"name": "f", "parameters": {"x": 3}}; {"name": "g"}', "", "", [F3, ("g", {})]),
+    (LLAMA3, False, '{"name": "unknown"}', '{"name": "unknown"}', "", []),
+    (LLAMA3, False, 'Use {"name": "f"}', 'Use {"name": "f"}', "", []),
+    (MISTRAL, False, ' [{"name": "f", "arguments": {"x": 3}}]', "", "", [F3]),
+    (MISTRAL, False, "[1, 2]", "[1, 2]", "", []),
+    (FENCED, False, '```tool_call\n{"name": "f", "arguments": {"x": 3}}\n```', "", "", [F3]),
+    (FENCED, False, '```json\n{"name": "f", "parameters": {"x": 3}}\n```\n', "", "", [F3]),
+    (FENCED, False, f"Sure:\n{PYTHON}", "Sure:", "", [F3]),
+    (FENCED, False, "```tool_code\nimport os\n```", "```tool_code\nimport os\n```", "", []),
+    (FENCED, False, "```python\nf(x=3)\n```", "```python\nf(x=3)\n```", "", []),
+    (FENCED, False, '```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', "", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer[2][:30])
+def test_answers_are_read(answer: Any, size: int) -> None:
+    format, thinking, said, text, reasoning, calls = answer
+    reader = Reader(format, TOOLS, thinking)
+    pieces = [said[i : i + size] for i in range(0, len(said), size)]
+    news = [reader.push(piece) for piece in pieces] + [reader.push("", last=True)]
+    assert "".join(one.text for one in news) == text
+    assert "".join(one.reasoning for one in news).rstrip() == reasoning
+    found = [call for one in news for call in one.calls]
+    assert [(call.name, json.loads(call.arguments)) for call in found] == calls
+    assert len({call.id for call in found}) == len(found) and reader.called == bool(calls)
+
+
+def test_text_is_not_held_back_without_need() -> None:
+    reader = Reader(HERMES, TOOLS)
+    assert reader.push("Hello").text == "Hello"
+    assert reader.push(" <to").text == ""
+    assert reader.push("day").text == " <today"
+
+
+def test_formats_by_template() -> None:
+    assert format_of("... <tool_call> ...") is HERMES and format_of("<|im_start|>") is HERMES
+    assert format_of("<|start_header_id|> <|python_tag|>") is LLAMA3
+    assert format_of("[INST] [TOOL_CALLS]") is MISTRAL and format_of("<start_of_turn>") is FENCED
+
+
+def test_a_conversation_for_a_template_without_tools() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 3}}}
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "2"},
+    ]
+    told = without_tools(messages, [Tool("f", "Does it.")], HERMES)
+    assert [turn["role"] for turn in told] == ["system", "user", "assistant", "user"]
+    assert told[0]["content"].startswith("Be kind.\n\nYou can call") and '"Does it."' in told[0]["content"]
+    assert told[2]["content"] == f"{CALL}\n{CALL}"
+    assert told[3]["content"].count("<tool_response>") == 2
+    assert messages[0]["content"] == "Be kind.", "the request itself stays as it is"
