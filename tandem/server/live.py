@@ -23,7 +23,7 @@ from tandem.engine.scheduler import Chunk
 from tandem.engine.sequence import Sequence
 from tandem.errors import TandemError
 from tandem.kernels.layouts import KV_BLOCK, kv_bytes
-from tandem.server.roofline import Roofline, measure_bandwidth, measure_parts
+from tandem.server.roofline import Roofline, can_measure, measure_bandwidth, measure_parts
 
 SECONDS = 180  # that are remembered
 NOW = 3  # of them
@@ -260,7 +260,7 @@ def live_router(models: Models) -> APIRouter:
 
 def _measure_one(lives: Iterable[Live], tasks: set[asyncio.Task[None]]) -> None:
     """One at a time: two would slow each other down."""
-    unknown = [live for live in lives if live.roofline is None]
+    unknown = [live for live in lives if live.roofline is None and can_measure(live.llm)]
     if unknown and not tasks:
         task = asyncio.get_running_loop().create_task(unknown[0].measure())
         tasks.add(task)

@@ -40,6 +40,11 @@ class Roofline:
     parts: list[Part]  # of a step of one token
 
 
+def can_measure(llm: LLM) -> bool:
+    """Where a model is split between devices, each would have a roofline of its own."""
+    return not hasattr(llm.device, "devices")
+
+
 def measure_parts(llm: LLM) -> list[Part]:
     """Those that take most first; the caller has the lock of an engine with nothing to do."""
     depth = min(DEPTH, llm.context // 2)

@@ -1,0 +1,367 @@
+"""Keys, limits, bad connections, the log and the end of a server: each promise of docs/SECURITY.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.errors import RequestError
+from tandem.server.keys import Keys, read_keys
+from tandem.server.settings import ServerSettings, read_settings_file
+from tests.cli.tiny_model import write_tiny_model
+from tests.server.servers import PATIENCE, Running, post, read_all, serving, wait_until
+
+CHAT = "/v1/chat/completions"
+MiB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """With limits that a test can reach."""
+    limits: dict[str, Any] = {"read_timeout": 1, "write_timeout": 1, "idle_timeout": 1, "max_body": MiB}
+    limits |= {"max_requests": 4, "max_prompt": 4000, "context": 50_000, "batch": 8, "shutdown": 2}
+    limits["cors_origins"] = ["https://friend.example"]
+    with serving(tmp_path_factory.mktemp("operation"), tiny, **limits) as found:
+        yield found
+
+
+def endless(server: Running, **more: Any) -> dict[str, Any]:
+    return server.chat(stream=True, max_tokens=40_000, **more)
+
+
+def is_well(server: Running) -> None:
+    """It goes on serving, and nothing of what came before is left."""
+    server.wait_idle()
+    assert server.ask(CHAT, server.chat(max_tokens=3))[0] == 200
+
+
+# ---- connections
+
+
+def test_a_connection_that_says_nothing_is_closed(server: Running) -> None:
+    with server.connect() as silent:
+        assert read_all(silent) == b""
+    is_well(server)
+
+
+def test_a_request_that_never_ends_is_closed(server: Running) -> None:
+    """A byte now and then does not keep it open."""
+    with server.connect() as slow:
+        begun = time.monotonic()
+        try:
+            for byte in b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nx-slow: " + b"a" * 1000:
+                slow.sendall(bytes([byte]))
+                time.sleep(0.05)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        assert time.monotonic() - begun < PATIENCE / 2
+    is_well(server)
+
+
+def test_a_body_that_comes_too_slowly_is_refused(server: Running) -> None:
+    with server.connect() as slow:
+        slow.sendall(post(CHAT, server.chat())[:-10])
+        answer = read_all(slow)
+    assert b" 408 " in answer and b"did not arrive" in answer
+    is_well(server)
+
+
+def test_the_second_request_of_a_connection_has_a_deadline_too(server: Running) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhos")
+        assert read_all(connection) == b""
+
+
+def test_an_idle_connection_is_closed(server: Running) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_does_not_read_is_given_up(server: Running) -> None:
+    """Its request is cancelled when the buffers between are full and stay so."""
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", server.port))
+        deaf.sendall(post(CHAT, endless(server, n=8, logprobs=True, top_logprobs=20)))
+        wait_until(lambda: server.running() == 8)
+        server.wait_idle()
+    is_well(server)
+
+
+def test_a_client_gone_in_mid_stream_frees_its_place(server: Running) -> None:
+    with server.connect() as client:
+        client.sendall(post(CHAT, endless(server)))
+        assert b"data:" in client.recv(65536) + client.recv(65536)
+        assert server.running() == 1
+    is_well(server)
+
+
+def test_a_client_gone_before_its_answer_frees_its_place(server: Running) -> None:
+    with server.connect() as client:
+        client.sendall(post(CHAT, server.chat(max_tokens=40_000)))
+        wait_until(lambda: server.running() == 1)
+    is_well(server)
+
+
+# ---- sizes and numbers
+
+
+def resident(server: Running) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_of_100_mb_is_refused_and_not_kept(server: Running, chunked: bool) -> None:
+    is_well(server)
+    before, part = resident(server), b"a" * MiB
+    with server.connect() as large:
+        how = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % (100 * MiB)
+        large.sendall(b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n" + how + b"\r\n\r\n")
+        try:
+            for _ in range(100):
+                large.sendall(b"%x\r\n%b\r\n" % (MiB, part) if chunked else part)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it had enough; what it said is still there to be read
+        answer = read_all(large)
+    assert b" 413 " in answer and b"larger than" in answer
+    assert resident(server) - before < 30 * MiB
+    is_well(server)
+
+
+def test_a_long_prompt_is_refused(server: Running) -> None:
+    status, _, body = server.ask(CHAT, server.chat("a " * 5000))
+    assert status == 400 and "4000" in body["error"]["message"]
+
+
+def test_too_many_requests_are_told_when_to_come_again(server: Running) -> None:
+    streams = [server.connect() for _ in range(4)]
+    try:
+        for stream in streams:
+            stream.thing.sendall(post(CHAT, endless(server)))
+        wait_until(lambda: server.running() == 4)
+        status, headers, body = server.ask(CHAT, server.chat())
+        assert status == 429 and int(headers["retry-after"]) > 0
+        assert body["error"]["type"] == "rate_limit_error"
+        assert server.ask("/health")[0] == 200  # it can still be watched
+    finally:
+        for stream in streams:
+            stream.thing.close()
+    is_well(server)
+
+
+def test_a_full_queue_says_so(tiny: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, tiny, batch=1, max_queue=1, context=50_000, shutdown=1) as server:
+        with server.connect() as one, server.connect() as two:
+            for client in (one, two):
+                client.sendall(post(CHAT, endless(server)))
+            wait_until(lambda: server.running() == 2)
+            status, headers, body = server.ask(CHAT, server.chat())
+        assert status == 429 and int(headers["retry-after"]) > 0 and "try again" in body["error"]["message"]
+        is_well(server)
+
+
+# ---- who may call
+
+
+def test_keys(tiny: Path, tmp_path: Path) -> None:
+    """Right ones are served, others are not, and none of them is in the log."""
+    keys = ["sk-first-0123456789abcdef", "sk-second-fedcba9876543210"]
+    file = tmp_path / "keys"
+    file.write_text(f"# people\n{keys[0]}\n\n  {keys[1]}  \n")
+    wrong = "sk-wrong-00000000000000"
+    with serving(tmp_path, tiny, "--api-keys", file) as server:
+        for path, body in ((CHAT, server.chat()), ("/v1/models", None), ("/live", None), ("/metrics", None)):
+            for headers in ({}, {"authorization": f"Bearer {wrong}"}, {"x_api_key": wrong}):
+                status, answered, error = server.ask(path, body, **headers)
+                assert status == 401 and answered["www-authenticate"] == "Bearer"
+                assert error["error"]["type"] == "authentication_error" and wrong not in str(error)
+        for key in keys:
+            assert server.ask("/v1/models", authorization=f"Bearer {key}")[0] == 200
+            assert server.ask(CHAT, server.chat(max_tokens=2), x_api_key=key)[0] == 200
+            assert server.ask(f"/v1/models?key={key}")[0] == 401
+        assert server.ask("/")[0] == server.ask("/health")[0] == 200  # the page asks for a key by itself
+        log = server.log.read_text()
+        assert "401" in log and not any(key in log for key in (*keys, wrong))
+        answer = subprocess.run(  # which reads the key where the server does
+            [sys.executable, "-m", "tandem", "ps"],
+            env=server.env,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert server.url in answer.stdout and not any(key in answer.stdout for key in keys)
+
+
+@pytest.mark.fast
+def test_key_files(tmp_path: Path) -> None:
+    assert Keys(["a", "b"]).accept("b") and not Keys(["a"]).accept("") and not Keys(["a"]).accept(None)
+    for text in ("", "# only a comment\n", "with space\n", "ключ\n"):
+        (tmp_path / "keys").write_text(text)
+        with pytest.raises(RequestError):
+            read_keys(tmp_path / "keys")
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_keys(tmp_path / "none")
+
+
+def test_pages_of_others_may_not_call(server: Running) -> None:
+    body = server.chat(max_tokens=1)
+    assert server.ask(CHAT, body, origin="https://evil.example")[0] == 403
+    assert server.ask("/v1/models", origin="null")[0] == 403
+    assert server.ask("/v1/models", host="evil.example")[0] == 403  # a name that was made to point here
+    assert server.ask("/v1/models", origin=server.url)[0] == 200
+    status, headers, _ = server.ask(CHAT, body, origin="https://friend.example")
+    assert status == 200 and headers["access-control-allow-origin"] == "https://friend.example"
+    with server.connect() as asking:
+        asking.sendall(
+            b"OPTIONS /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: https://friend.example\r\n\r\n"
+        )
+        assert b" 204 " in asking.recv(65536)
+
+
+def test_it_listens_on_this_machine_only() -> None:
+    assert ServerSettings().host == "127.0.0.1" and not ServerSettings().cors_origins
+
+
+# ---- the log
+
+
+def test_requests_have_ids_and_a_line_each(server: Running) -> None:
+    _, headers, _ = server.ask("/v1/models?secret=42", x_request_id="from-the-client.1")
+    assert headers["x-request-id"] == "from-the-client.1"
+    _, headers, _ = server.ask("/no/such%0apath", x_request_id="two words")
+    made = headers["x-request-id"]
+    assert len(made) == 16 and made != "two words"
+    wait_until(lambda: made in server.log.read_text())
+    lines = server.log.read_text().splitlines()
+    assert any("from-the-client.1 127.0.0.1 GET /v1/models 200 " in line for line in lines)
+    assert any(f"{made} 127.0.0.1 GET /no/such\\npath 404 " in line for line in lines)
+    assert not any("secret" in line for line in lines)
+
+
+# ---- settings
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("prot = 1", "there is no setting prot"),
+        ("port = 'x'", "port = 'x'"),
+        ("port = 99999", "65535"),
+        ("max_requests = 0", "above 0"),
+        ("models = 3", "models = 3"),
+        ("access_log = 1", "access_log"),
+        ("port = ", "is not TOML"),
+    ],
+)
+def test_a_wrong_settings_file_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "tandem.toml"
+    file.write_text(text)
+    with pytest.raises(RequestError, match=problem):
+        read_settings_file(file)
+
+
+@pytest.mark.fast
+def test_a_settings_file(tmp_path: Path) -> None:
+    file = tmp_path / "tandem.toml"
+    file.write_text('port = 1234\nmodels = ["a", "b"]\ntimeout = 5\napi_keys = "keys"\naccess_log = false\n')
+    found = read_settings_file(file)
+    assert (found.port, found.models, found.timeout) == (1234, ("a", "b"), 5.0)
+    assert found.api_keys == tmp_path / "keys" and not found.access_log
+
+
+# ---- the end
+
+
+def test_sigterm_under_load(tiny: Path, tmp_path: Path) -> None:
+    """Short answers finish, long ones end with an error, the port is free at once, and a restart serves."""
+    ended: dict[str, bytes] = {}
+    with serving(tmp_path / "one", tiny, context=90_000, batch=16, shutdown=2) as server:
+        port = server.port
+
+        def ask(name: str, body: dict[str, Any]) -> None:
+            with server.connect() as client:
+                client.sendall(post(CHAT, body))
+                ended[name] = read_all(client)
+
+        wanted = {f"short {i}": server.chat(stream=True, max_tokens=500) for i in range(4)}
+        wanted |= {f"long {i}": server.chat(stream=True, max_tokens=80_000) for i in range(4)}
+        wanted |= {f"whole {i}": server.chat(max_tokens=80_000) for i in range(2)}
+        clients = [threading.Thread(target=ask, args=item) for item in wanted.items()]
+        for client in clients:
+            client.start()
+        wait_until(lambda: server.running() == len(wanted))
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: is_free(port))
+        assert server.process.poll() is None  # while it still answers
+        with serving(tmp_path / "two", tiny, port=port) as restarted:
+            assert restarted.ask(CHAT, restarted.chat(max_tokens=3))[0] == 200
+            for client in clients:
+                client.join(PATIENCE)
+            assert server.process.wait(PATIENCE) == 0
+    for name, answer in ended.items():
+        if name.startswith("short"):
+            assert answer.count(b'"delta"') >= 500 and b"[DONE]" in answer
+        elif name.startswith("long"):
+            assert b"data: [DONE]" not in answer and b"shut down" in answer.split(b"data: ")[-1]
+        else:
+            assert b" 503 " in answer and b"retry-after" in answer and b"shut down" in answer
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def test_a_port_in_use_is_one_sentence(server: Running, tiny: Path) -> None:
+    command = [sys.executable, "-m", "tandem", "serve", str(tiny), "--port", str(server.port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1 and "choose another" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_idle_server_rests(server: Running) -> None:
+    """Less than 2% of a core."""
+    is_well(server)
+    begun, before = time.monotonic(), cpu_seconds(server)
+    time.sleep(3)
+    assert (cpu_seconds(server) - before) / (time.monotonic() - begun) < 0.02
+
+
+def cpu_seconds(server: Running) -> float:
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_errors_have_the_form_that_clients_expect(server: Running) -> None:
+    for status, answer in (
+        (403, server.ask("/v1/models", origin="https://evil.example")),
+        (404, server.ask("/v1/nothing")),
+        (400, server.ask(CHAT, {"messages": "none"})),
+    ):
+        assert answer[0] == status, json.dumps(answer[2])
+        assert set(answer[2]["error"]) == {"message", "type", "param", "code"}
