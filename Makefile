@@ -1,7 +1,7 @@
 # make run [PROMPT="..."]   build, fetch the default model, answer
 # make test                 everything CI checks, with its own set-up
 # make check                lint, types and the tests that take seconds
-# make soak | bench | wheel the long tests | the comparison with peers | a wheel in dist/
+# make soak | bench | wheel the long tests | the comparison with peers (bench-serving: as servers) | a wheel in dist/
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ PROMPT ?= Why is the sky blue? Answer in two sentences.
 EDITABLE := --config-settings editable_mode=compat
 SOURCES := $(shell find tandem -name '*.c' -o -name '*.h')
 
-.PHONY: run test check soak bench wheel core shaders clean
+.PHONY: run test check soak bench bench-serving wheel core shaders clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed core
@@ -52,6 +52,21 @@ soak: $(VENV)/dev-installed core
 PEER ?= .venv-peer/bin/python
 bench: $(VENV)/dev-installed core $(if $(filter .venv-peer/%,$(PEER)),.venv-peer/built)
 	@$(BIN)/python -m benchmarks.against_llama_cpp --peer $(PEER) $(BENCH)
+
+# SERVER: a llama-server built for this CPU, instead of building one; BENCH: options, such as --rounds 5.
+SERVER ?= .venv-peer/llama-server/bin/llama-server
+bench-serving: $(VENV)/dev-installed core $(if $(filter .venv-peer/%,$(SERVER)),$(SERVER))
+	@$(BIN)/python -m benchmarks.serving --peer $(SERVER) $(BENCH)
+
+.venv-peer/llama-server/bin/llama-server: | .venv-peer/built
+	@echo "Building llama.cpp's server for this CPU in .venv-peer: once, about 10 minutes on 2 cores."
+	.venv-peer/bin/pip install --quiet --disable-pip-version-check cmake ninja
+	.venv-peer/bin/pip download --quiet --disable-pip-version-check --no-deps --no-binary=llama-cpp-python \
+		--dest .venv-peer llama-cpp-python==0.3.36
+	tar -xzf .venv-peer/llama_cpp_python-0.3.36.tar.gz -C .venv-peer
+	PATH="$$PWD/.venv-peer/bin:$$PATH" cmake -G Ninja -S .venv-peer/llama_cpp_python-0.3.36/vendor/llama.cpp \
+		-B .venv-peer/llama-server -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_USE_PREBUILT_UI=OFF
+	PATH="$$PWD/.venv-peer/bin:$$PATH" cmake --build .venv-peer/llama-server --target llama-server
 
 # pip's cache is left out: it may hold a build for another CPU.
 .venv-peer/built:

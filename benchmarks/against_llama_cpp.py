@@ -94,19 +94,22 @@ def machine() -> dict[str, Any]:
     }
 
 
-def versions(peer: str) -> dict[str, str]:
-    def output(*command: str) -> str:
-        return subprocess.run(command, capture_output=True, text=True, cwd=HERE).stdout.strip()
-
-    commit = output("git", "describe", "--always", "--dirty")
-    package = output(peer, "-c", "import importlib.metadata as m; print(m.version('llama-cpp-python'))")
-    return {
-        "tandem": f"Tandem {tandem.__version__} ({commit})",
-        "peer": f"llama.cpp of llama-cpp-python {package}",
+def versions(peer: str | None) -> dict[str, str]:
+    """`peer`: a Python with llama_cpp."""
+    version = "import importlib.metadata as m; print(m.version('llama-cpp-python'))"
+    found = {"peer": f"llama.cpp of llama-cpp-python {output_of(peer, '-c', version)}"} if peer else {}
+    return found | {
+        "tandem": f"Tandem {tandem.__version__} ({output_of('git', 'describe', '--always', '--dirty')})",
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "compiler": output("cc", "--version").partition("\n")[0],
+        "compiler": output_of("cc", "--version").partition("\n")[0],
     }
+
+
+def output_of(*command: str) -> str:
+    """What a command prints, on either stream."""
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, check=False)
+    return (done.stdout or done.stderr).strip()
 
 
 def say(text: str) -> None:

@@ -1,121 +1,213 @@
-"""How requests feel when others are there: time to the first token, and between tokens, on this machine.
+"""Tandem's server against llama.cpp's on this machine: same files, threads and requests, rounds in turn.
 
-    python -m benchmarks.serving MODEL [--device cpu] [--threads 2]
+    python -m benchmarks.serving --peer LLAMA_SERVER [MODEL ...]
 
-- shared: the first token after a prompt of 1,000 tokens, new and when the same beginning was answered before;
-- disturbed: the time between tokens of a stream, before and while a prompt of 2,000 tokens arrives;
-- load: clients that ask one request after another (prompts of 20 to 200 tokens, answers of 16 to 64): tokens a second.
+- load: 1 to 64 clients who come and ask at random times, prompts of 20 to 150 tokens, answers of 16 to 80;
+- disturbed: four streams, before and while a prompt of 2,000 tokens arrives;
+- shared: first tokens after 1,000 tokens, new ones and those that another prompt began with.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import random
+import json
+import os
 import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tandem import AsyncLLM
+from benchmarks import clients, servers
+from benchmarks.against_llama_cpp import machine, output_of, say, versions
+from benchmarks.measures import TEXT
+from benchmarks.workers import DISTURBED, HERE, busy_seconds
+from tandem.bench.statistics import median_interval, ratio_of_medians
+from tandem.model.gguf import GGUF
+from tandem.model.tokenizer import Tokenizer
+from tests.packages import model_path
 
-CONTEXT = 4096
+MODELS = ("smollm2", "gemma-3-270m")
+REQUESTS = {1: 4, 4: 8, 16: 32, 64: 64}  # clients: requests in all
+CONTEXT, SHORT = 4096, 512  # tokens of a request: at most, and under load
+FASTER, BOUND, SHARED = 2.0, 3.0, 0.1  # to reach: tokens/s at 16 clients, p99 between tokens, a shared prefix
 
-
-def ids(llm: AsyncLLM, count: int, chance: random.Random) -> list[int]:
-    return [chance.randrange(1000, 2000) for _ in range(count)]
-
-
-async def first_token(llm: AsyncLLM, prompt: list[int]) -> float:
-    return (await llm.generate(prompt, max_tokens=1)).usage.first_token_seconds
-
-
-async def shared(llm: AsyncLLM, rounds: int = 5) -> tuple[float, float]:
-    """Seconds to the first token: of a new prompt, and of one that begins like it."""
-    cold, warm = [], []
-    for i in range(rounds):
-        chance = random.Random(i)
-        prefix = ids(llm, 1000, chance)
-        cold.append(await first_token(llm, prefix + ids(llm, 20, chance)))
-        warm.append(await first_token(llm, prefix + ids(llm, 20, chance)))
-    return float(np.median(cold)), float(np.median(warm))
+Measure = Callable[[int, clients.Texts, int], Coroutine[Any, Any, dict[str, float]]]
 
 
-async def disturbed(llm: AsyncLLM, streams: int, rounds: int = 3) -> tuple[Any, Any, float]:
-    """Gaps between a stream's tokens: before a long prompt arrives, and until its first token; and how long that is."""
-    before, during, first = [], [], []
-    for i in range(rounds):
-        chance, times, arrived = random.Random(i), list[list[float]](), list[float]()
-
-        async def answer(chance: random.Random = chance, times: list[list[float]] = times) -> None:
-            times.append([])
-            mine = times[-1]
-            async for _ in llm.stream(ids(llm, 20, chance), max_tokens=2000, ignore_eos=True):
-                mine.append(time.perf_counter())
-
-        answering = [asyncio.create_task(answer()) for _ in range(streams)]
-        await asyncio.sleep(2.0)
-        arrived.append(time.perf_counter())
-        first.append(await first_token(llm, ids(llm, 2000, chance)))
-        arrived.append(time.perf_counter())
-        for task in answering:
-            task.cancel()
-        await asyncio.gather(*answering, return_exceptions=True)
-        for mine in times:
-            gaps = np.diff(mine)
-            at = np.array(mine[1:])
-            before += gaps[(at < arrived[0]) & (at > arrived[0] - 1.5)].tolist()
-            during += gaps[(at >= arrived[0]) & (at <= arrived[1])].tolist()
-    return np.array(before), np.array(during), float(np.median(first))
+def _load(count: int) -> Measure:
+    return lambda port, texts, i: clients.load(port, texts, count, REQUESTS[count], i)
 
 
-async def load(llm: AsyncLLM, clients: int, seconds: float = 8.0) -> tuple[float, float]:
-    """Tokens a second of all clients, and the 99th percentile of the time to the first token."""
-    made, first, end = [], [], time.perf_counter() + seconds
-
-    async def client(number: int) -> None:
-        chance = random.Random(number)
-        while time.perf_counter() < end:
-            prompt = ids(llm, chance.randrange(20, 200), chance)
-            result = await llm.generate(prompt, max_tokens=chance.randrange(16, 64), ignore_eos=True)
-            made.append(len(result.token_ids))
-            first.append(result.usage.first_token_seconds)
-
-    begun = time.perf_counter()
-    await asyncio.gather(*(client(i) for i in range(clients)))
-    return sum(made) / (time.perf_counter() - begun), float(np.percentile(first, 99))
-
-
-async def run(options: argparse.Namespace) -> None:
-    threads = {"threads": options.threads} if options.threads else {}
-    async with AsyncLLM(options.model, device=options.device, context=CONTEXT, **threads) as llm:
-        print(f"{options.model} on {llm.llm.device.describe()}")
-        await load(llm, 4, 1.0)
-        cold, warm = await shared(llm)
-        print(
-            f"first token after 1,000 tokens: new {cold * 1e3:.0f} ms, shared {warm * 1e3:.0f} ms ({warm / cold:.1%})"
-        )
-        for streams in (1, 4):
-            before, during, first = await disturbed(llm, streams)
-            median, p99 = np.median(before), np.percentile(during, 99)
-            print(
-                f"{streams} streams: {median * 1e3:.1f} ms between tokens; while 2,000 tokens arrive median "
-                f"{np.median(during) * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms ({p99 / median:.1f}x the quiet median), "
-                f"first token of those after {first:.1f} s"
-            )
-        for clients in (1, 4, 16, 64):
-            rate, first = await load(llm, clients)
-            print(f"{clients:2} clients: {rate:.0f} tok/s, first token p99 {first * 1e3:.0f} ms")
+MEASURES: dict[str, tuple[int, int, Measure]] = {  # name: slots, context, (port, texts, round)
+    **{f"{count} clients": (count, SHORT, _load(count)) for count in REQUESTS},
+    "disturbed": (clients.STREAMS + 1, CONTEXT, lambda port, texts, i: clients.disturbed(port, texts)),
+    "shared": (1, CONTEXT, lambda port, texts, i: clients.shared(port, texts)),
+}
 
 
 def main() -> None:
+    options = parse()
+    results: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "machine": machine(),
+        "settings": {
+            "threads": options.threads, "rounds": options.rounds, "requests": REQUESTS, "prompts": clients.PROMPTS,
+            "answers": clients.ANSWERS, "pause": clients.PAUSE, "peer_options": options.peer_options,
+        },
+        "versions": versions(None) | {"peer": output_of(options.peer, "--version").partition("\n")[0]},
+        "models": [],
+    }  # fmt: skip
+    for name in options.models:
+        rounds = run(model_path(name), options)
+        results["models"].append({"name": name, "rounds": rounds})
+        options.output.write_text(json.dumps(results, indent=1) + "\n")
+    say(f"wrote {options.output}")
+    print(table(results))
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int)
-    asyncio.run(run(parser.parse_args()))
+    parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL", help=f"{', '.join(MODELS)}")
+    parser.add_argument("--peer", required=True, metavar="PROGRAM", help="llama-server, built for this CPU")
+    parser.add_argument("--peer-options", nargs="*", default=[], metavar="OPTION", help="more of its options")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of each side (3)")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="of each side (2)")
+    parser.add_argument("--device", default="cpu", metavar="D", help="of our side (cpu)")
+    parser.add_argument(
+        "--only", nargs="*", default=list(MEASURES), metavar="MEASURE", help="; ".join(MEASURES)
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="for the data (results/DATE-serving.json)"
+    )
+    options = parser.parse_args()
+    options.output = options.output or HERE / "results" / f"{datetime.now(UTC):%Y-%m-%d}-serving.json"
+    return options
+
+
+def run(model: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rounds of a model: for each measure what both sides had, a different one first each time."""
+    with GGUF.open(model) as gguf:
+        texts = clients.Texts(Tokenizer.from_gguf(gguf).encode(TEXT.read_text())[1:])
+    rounds = []
+    with servers.tandem(model, threads=options.threads, device=options.device, context=CONTEXT) as ours:
+        for i in range(options.rounds):
+            found: dict[str, Any] = {}
+            for name in options.only:
+                slots, context, measure = MEASURES[name]
+                found[name] = {}
+                for side in ("ours", "peer") if i % 2 == 0 else ("peer", "ours"):
+                    with ExitStack() as closing:
+                        server = ours
+                        if side == "peer":
+                            server = closing.enter_context(
+                                servers.llama_cpp(
+                                    options.peer, model, threads=options.threads, slots=slots, context=context,
+                                    options=options.peer_options,
+                                )
+                            )  # fmt: skip
+                        asyncio.run(clients.load(server.port, texts, 1, 1, 0))  # to warm up
+                        found[name][side] = timed(server, measure(server.port, texts, i))
+                say(f"{model.stem}, round {i + 1}, {name}: {brief(found[name])}")
+            rounds.append(found)
+    return rounds
+
+
+def timed(server: servers.Server, measure: Coroutine[Any, Any, dict[str, float]]) -> dict[str, float]:
+    """What a measure finds, and the share of the machine that went to others meanwhile."""
+    busy, own, began = busy_seconds(), time.process_time() + server.cpu_seconds, time.perf_counter()
+    found = asyncio.run(measure)
+    seconds = time.perf_counter() - began
+    others = busy_seconds() - busy - (time.process_time() + server.cpu_seconds - own)
+    return found | {"others": max(0.0, others) / (seconds * (os.cpu_count() or 1)), "seconds": seconds}
+
+
+def brief(found: dict[str, dict[str, float]]) -> str:
+    return "; ".join(
+        f"{side} " + ", ".join(f"{key} {value:.4g}" for key, value in values.items())
+        for side, values in found.items()
+    )
+
+
+# ---- the table
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = [["model", "measure", "Tandem", "llama.cpp", "ratio", "aim", ""]]
+    for model in results["models"]:
+        for name in model["rounds"][0]:
+            rounds = [each[name] for each in model["rounds"]]
+            lines += [[model["name"], *cells] for cells in _rows(name, rounds)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    text = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
+    settings, cpu = results["settings"], results["machine"]
+    others = [
+        side["others"] for model in results["models"] for each in model["rounds"] for pair in each.values()
+        for side in pair.values()
+    ]  # fmt: skip
+    notes = [
+        f"Medians of {settings['rounds']} rounds in turn with their 95% interval, {settings['threads']} threads each; "
+        f"{cpu['cpu']}, {cpu['cores']} cores, {results['date']}.",
+        f"{results['versions']['tandem']} against llama-server, {results['versions']['peer']}.",
+    ]
+    if max(others) > DISTURBED:
+        notes.append(f"Careful: others took up to {max(others):.0%} of the machine.")
+    return "\n".join([*text, "", *notes])
+
+
+def _rows(name: str, rounds: list[dict[str, dict[str, float]]]) -> list[list[str]]:
+    def both(key: str) -> tuple[list[float], list[float]]:
+        return [each["ours"][key] for each in rounds], [each["peer"][key] for each in rounds]
+
+    def row(
+        label: str, key: str, form: str, aim: str = "", met: Callable[[float], bool] | None = None
+    ) -> list[str]:
+        ours, peer = both(key)
+        ratio = ratio_of_medians(ours, peer)
+        value = ratio.value if key == "tokens_per_s" else float(np.median(ours))
+        verdict = ("met" if met(value) else "missed") if met else ""
+        between = f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})" if key == "tokens_per_s" else ""
+        return [label, _figure(ours, form), _figure(peer, form), between, aim, verdict]
+
+    if name == "disturbed":
+        p99 = "p99 between tokens while 2,000 tokens arrive, of the median before"
+        return [
+            row(p99, "p99_of_quiet", ".2f", f"<= {BOUND:g}", lambda value: value <= BOUND),
+            row("their first token, s", "first_token_s", ".2f"),
+        ]
+    if name == "shared":
+        return [
+            row("first token after 1,000 new tokens, ms", "cold_s", "ms"),
+            row(
+                "after 1,000 shared tokens, of that",
+                "warm_of_cold",
+                ".1%",
+                f"<= {SHARED:.0%}",
+                lambda v: v <= SHARED,
+            ),
+        ]
+    at_16 = name == "16 clients"
+    return [
+        row(
+            f"{name}, tokens/s", "tokens_per_s", ".0f", f">= {FASTER:g}" if at_16 else "",
+            (lambda value: value >= FASTER) if at_16 else None,
+        ),
+        row(f"{name}, first token p99, ms", "first_token_p99_s", "ms"),
+    ]  # fmt: skip
+
+
+def _figure(values: list[float], form: str) -> str:
+    if form == "ms":
+        values, form = [1e3 * value for value in values], ".0f"
+    low, high = median_interval(values)
+    return f"{np.median(values):{form}} ({low:{form}}-{high:{form}})"
 
 
 if __name__ == "__main__":

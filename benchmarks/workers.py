@@ -58,10 +58,10 @@ class Worker:
 
     def measure(self, do: str, **request: Any) -> Measured:
         time.sleep(SETTLE)
-        busy, started = _busy_seconds(), time.perf_counter()
+        busy, started = busy_seconds(), time.perf_counter()
         answer = self.ask(do, **request)
         capacity = (time.perf_counter() - started) * (os.cpu_count() or 1)
-        others = max(0.0, _busy_seconds() - busy - answer["cpu"]) / capacity
+        others = max(0.0, busy_seconds() - busy - answer["cpu"]) / capacity
         return Measured(answer["seconds"], others, answer.get("inside", 0.0))
 
     def _answer(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Worker:
 def first_output(command: list[str]) -> Measured:
     """Seconds from the start of a process to the first byte it prints. Python may keep its compiled modules."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    busy, before, started = _busy_seconds(), os.times(), time.perf_counter()
+    busy, before, started = busy_seconds(), os.times(), time.perf_counter()
     out, nowhere = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(command, stdout=out, stderr=nowhere, env=environment) as process:
         assert process.stdout
@@ -96,10 +96,10 @@ def first_output(command: list[str]) -> Measured:
     after = os.times()
     own = after.children_user + after.children_system - before.children_user - before.children_system
     capacity = (time.perf_counter() - started) * (os.cpu_count() or 1)
-    return Measured(seconds, max(0.0, _busy_seconds() - busy - own) / capacity, 0.0)
+    return Measured(seconds, max(0.0, busy_seconds() - busy - own) / capacity, 0.0)
 
 
-def _busy_seconds() -> float:
+def busy_seconds() -> float:
     """Processor time of everything on the machine, and what its host took away."""
     with open("/proc/stat") as lines:
         fields = [int(field) for field in lines.readline().split()[1 : 1 + STEAL]]

@@ -1,0 +1,146 @@
+"""Clients of a server with OpenAI's /v1/completions, and what they see: token by token, with the time of each.
+
+Requests are token ids, greedy, and run to their full length, so that every server has the same work. One that is not
+interested in an answer any more closes its connection, as people do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+PROMPTS, ANSWERS = (20, 150), (16, 80)  # tokens of requests under load, from and to
+ARRIVAL, PAUSE = (
+    0.03,
+    0.05,
+)  # seconds on average until the next client comes, and between answer and next request
+STREAMS, LONG = 4, 2000  # those that are disturbed, and the tokens of the prompt that does
+QUIET = 2.0  # seconds before it
+PREFIX, TAIL, PREFIXES = 1000, 20, 2  # tokens that prompts share, tokens after them, and how many such pairs
+MOST = 3600  # tokens of a stream that is stopped before
+
+
+@dataclass
+class Answer:
+    asked: float
+    times: list[float] = field(default_factory=list)  # of each token
+
+    @property
+    def first(self) -> float:
+        return self.times[0] - self.asked
+
+
+class Texts:
+    """Prompts out of one long text, so that each begins elsewhere."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids, self._at = list(ids), 0
+
+    def take(self, count: int) -> list[int]:
+        self._at = (self._at + 97) % len(self._ids)
+        return (self._ids * (2 + count // len(self._ids)))[self._at : self._at + count]
+
+
+async def tokens(port: int, prompt: list[int], count: int) -> AsyncIterator[float]:
+    """The time of each token of an answer."""
+    wanted = {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = json.dumps(wanted).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(f"{head}{kind}".encode() + body)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise SystemExit(f"the server refused a request: {status!r} {await reader.read(2000)!r}")
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                event: dict[str, Any] = json.loads(line[6:])
+                if any(choice.get("text") for choice in event.get("choices", ())):
+                    yield time.perf_counter()
+    finally:
+        writer.close()
+
+
+async def ask(port: int, prompt: list[int], count: int) -> Answer:
+    answer = Answer(time.perf_counter())
+    async with aclosing(tokens(port, prompt, count)) as stream:  # type: ignore[type-var]
+        async for at in stream:
+            answer.times.append(at)
+    return answer
+
+
+async def load(port: int, texts: Texts, clients: int, requests: int, seed: int) -> dict[str, float]:
+    """Clients who come at random times, and ask again some time after each answer."""
+    chance = random.Random(seed)
+    work = [(texts.take(chance.randint(*PROMPTS)), chance.randint(*ANSWERS)) for _ in range(requests)]
+    made, answers = sum(count for _, count in work), list[Answer]()
+
+    async def client(arrives: float, chance: random.Random) -> None:
+        await asyncio.sleep(arrives)
+        while work:
+            answers.append(await ask(port, *work.pop()))
+            await asyncio.sleep(chance.expovariate(1 / PAUSE))
+
+    begun = time.perf_counter()
+    arrivals = np.cumsum([chance.expovariate(1 / ARRIVAL) for _ in range(clients)])
+    await asyncio.gather(*(client(at, random.Random(seed + i)) for i, at in enumerate(arrivals)))
+    gaps = np.concatenate([np.diff(answer.times) for answer in answers])
+    first = [answer.first for answer in answers]
+    return {
+        "tokens_per_s": made / (max(answer.times[-1] for answer in answers) - begun),
+        "first_token_s": float(np.median(first)),
+        "first_token_p99_s": float(np.percentile(first, 99)),
+        "between_tokens_s": float(np.median(gaps)),
+        "between_tokens_p99_s": float(np.percentile(gaps, 99)),
+    }
+
+
+async def disturbed(port: int, texts: Texts) -> dict[str, float]:
+    """Streams, before and while a long prompt arrives."""
+    streams = [Answer(time.perf_counter()) for _ in range(STREAMS)]
+
+    async def read(answer: Answer) -> None:
+        async with aclosing(tokens(port, texts.take(TAIL), MOST)) as stream:  # type: ignore[type-var]
+            async for at in stream:
+                answer.times.append(at)
+
+    reading = [asyncio.create_task(read(answer)) for answer in streams]
+    await asyncio.sleep(QUIET)
+    long = await ask(port, texts.take(LONG), 1)
+    for task in reading:
+        task.cancel()
+    await asyncio.gather(*reading, return_exceptions=True)
+    quiet, during = [], []
+    for answer in streams:
+        for before, at in zip(answer.times, answer.times[1:], strict=False):
+            if long.asked - 0.75 * QUIET < before and at < long.asked:
+                quiet.append(at - before)
+            elif at > long.asked and before < long.times[0]:
+                during.append(at - before)
+    return {
+        "quiet_s": float(np.median(quiet)),
+        "during_s": float(np.median(during)),
+        "during_p99_s": float(np.percentile(during, 99)),
+        "p99_of_quiet": float(np.percentile(during, 99) / np.median(quiet)),
+        "first_token_s": long.first,
+    }
+
+
+async def shared(port: int, texts: Texts) -> dict[str, float]:
+    """First tokens of prompts, new ones and those that begin like one before."""
+    cold, warm = [], []
+    for _ in range(PREFIXES):
+        prefix = texts.take(PREFIX)
+        cold.append((await ask(port, prefix + texts.take(TAIL), 1)).first)
+        warm.append((await ask(port, prefix + texts.take(TAIL), 1)).first)
+    found = {"cold_s": float(np.median(cold)), "warm_s": float(np.median(warm))}
+    return found | {"warm_of_cold": found["warm_s"] / found["cold_s"]}
