@@ -10,7 +10,8 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
@@ -79,9 +80,11 @@ class AsyncLLM:
         self, prompt: str | list[int] | Iterable[Message], **params: Any
     ) -> AsyncIterator[Token]:
         """Like generate or chat, one item a token. Closing the iterator stops the request."""
-        async for tokens in self._tokens(await asyncio.to_thread(self.llm.prepare, prompt, **params)):
-            for token in tokens:
-                yield token
+        reply = await asyncio.to_thread(self.llm.prepare, prompt, **params)
+        async with aclosing(self._tokens(reply)) as steps:
+            async for tokens in steps:
+                for token in tokens:
+                    yield token
 
     async def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
         """A vector of length 1 for a text: see LLM.embed. Others are served meanwhile."""
@@ -108,16 +111,18 @@ class AsyncLLM:
         await self.close()
 
     async def _whole(self, reply: Reply) -> Result:
-        async for _ in self._tokens(reply):
-            pass
+        async with aclosing(self._tokens(reply)) as steps:
+            async for _ in steps:
+                pass
         return reply.result()
 
-    async def _tokens(self, reply: Reply) -> AsyncIterator[list[Token]]:
-        async for tokens in self._receive(_Stream(reply)):
-            yield tokens
-        reply.check_deadline()
+    async def _tokens(self, reply: Reply) -> AsyncGenerator[list[Token], None]:
+        async with aclosing(self._receive(_Stream(reply))) as steps:
+            async for tokens in steps:
+                yield tokens
+        reply.check()
 
-    async def _receive(self, outbox: _Outbox) -> AsyncIterator[Any]:
+    async def _receive(self, outbox: _Outbox) -> AsyncGenerator[Any, None]:
         if len(self._outboxes) >= self._most:
             raise QueueFullError(
                 f"{len(self._outboxes)} requests are being served or waiting: try again later"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from struct import Struct
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from tandem.engine.scheduler import Chunk
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.program.step_inputs import (
+    EDIT_INTS,
     HEADER_EDITS,
     HEADER_MASKS,
     KNOWN,
@@ -29,9 +31,19 @@ from tandem.program.step_inputs import (
 FOUR = Struct("4i")  # the fields of a token before its slots; those of an entry of the work list
 QUERIES_PER_ITEM = 64  # rows x heads that share a KV head: what the attention kernel takes together
 ROWS_PER_ITEM = 16
-PARAM_COUNTER, PARAM_FIRST_EDIT, PARAM_EDITS = 9, 10, 11  # fields of a row of sampling parameters
+PARAM_COUNTER, PARAM_FIRST_EDIT, PARAM_EDITS, PARAM_TOPS = (
+    9,
+    10,
+    11,
+    12,
+)  # fields of a row of sampling parameters
 NO_LOGPROBS = -1
 RESULT_TOPS, RESULT_TOP_IDS, RESULT_TOP_LOGPROBS = 2, 4, 24  # fields of a result row, after id and logprob
+
+
+# Sampling parameters that draw the highest logit after one edit, and that edit: it makes its token's the highest.
+SCORING, FORCED = np.zeros(PARAM_INTS, np.int32), np.zeros(EDIT_INTS, np.int32)
+SCORING.view(np.float32)[[2, 4]], SCORING[PARAM_EDITS], FORCED.view(np.float32)[2] = 1.0, 1, 3e38
 
 
 class Batch:
@@ -57,6 +69,9 @@ class Batch:
                 self._write_tokens(chunk, token)
                 work = self._write_work(chunk, token, work)
                 token += chunk.total
+            if chunk.scores:
+                edits = self._write_scores(chunk, begin, row, edits)
+                row += chunk.scores
             if chunk.sampled:
                 edits = self._write_rows(chunk, begin + chunk.count - 1, row, edits)
                 row += 1 + len(chunk.guess)
@@ -82,11 +97,14 @@ class Batch:
         token = self._ids[row * RESULT_INTS]
         if sequence.params.logprobs is None:
             return tuple.__new__(Sampled, (token, None, ()))  # Sampled(token) takes three times as long
+        return self.read_logprobs(row)
+
+    def read_logprobs(self, row: int) -> Sampled:
         result, floats = self.results[row], self.results_f32[row]
         tops = int(result[RESULT_TOPS])
         ids = result[RESULT_TOP_IDS : RESULT_TOP_IDS + tops].tolist()
         found = floats[RESULT_TOP_LOGPROBS : RESULT_TOP_LOGPROBS + tops].tolist()
-        return Sampled(token, float(floats[1]), tuple(zip(ids, found, strict=True)))
+        return Sampled(int(result[0]), float(floats[1]), tuple(zip(ids, found, strict=True)))
 
     def _write_token(self, chunk: Chunk, token: int, work: int) -> None:
         """A chunk of one token, as most are."""
@@ -139,18 +157,34 @@ class Batch:
         sequence = chunk.sequence
         sequence.row = row
         if sequence.grammar:
-            sequence.grammar.write_mask(self.inputs.masks[row])
+            sequence.grammar.write_masks(self.inputs.masks[row:], chunk.guess)
         draw = chunk.begin + chunk.count - len(sequence.prompt)
         for i in range(1 + len(chunk.guess)):
             if sequence.edited or self._owners[row + i] != sequence.number:
-                edits = self._write_params(sequence, draw + i, row + i, edits)
+                edits = self._write_params(sequence, draw + i, row + i, edits, chunk.guess[:i])
             self._rows[row + i] = token + i
             self._params[(row + i) * PARAM_INTS + PARAM_COUNTER] = draw + i
         return edits
 
-    def _write_params(self, sequence: Sequence, draw: int, row: int, first_edit: int) -> int:
+    def _write_scores(self, chunk: Chunk, token: int, row: int, edit: int) -> int:
+        """Rows for what the prompt's tokens say of those after them: each is made to draw the prompt's next, for a row
+        of results has the log-probability of what was drawn, as it was before edits. Returns the next free edit."""
+        n, after = chunk.scores, chunk.begin + 1
+        params, edits = self.inputs.params[row : row + n], self.inputs.edits[edit : edit + n]
+        params[:] = SCORING
+        params[:, PARAM_TOPS] = chunk.sequence.params.prompt_logprobs or 0
+        params[:, PARAM_FIRST_EDIT] = np.arange(edit, edit + n)
+        edits[:] = FORCED
+        edits[:, 0] = chunk.sequence.prompt[after : after + n]
+        self.inputs.rows[row : row + n] = np.arange(token, token + n)
+        self._owners[row : row + n] = [-1] * n
+        return edit + n
+
+    def _write_params(
+        self, sequence: Sequence, draw: int, row: int, first_edit: int, guess: Items[int] = ()
+    ) -> int:
         """A row of sampling parameters; returns the next free edit."""
-        edits = sequence.edits_of(draw)
+        edits = sequence.edits_of(draw, guess)
         if sequence.param_row is None:
             sequence.param_row = _param_row(sequence)
         params = self.inputs.params[row]
@@ -169,6 +203,6 @@ def _param_row(sequence: Sequence) -> Ints:
     floats[0], row[1], floats[2], floats[3] = p.temperature, min(p.top_k, 2**31 - 1), p.top_p, p.min_p
     floats[4:7] = p.repeat_penalty, p.presence_penalty, p.frequency_penalty
     row[7:9] = np.array([sequence.seed], np.uint64).view(np.int32)
-    row[12] = NO_LOGPROBS if p.logprobs is None else p.logprobs
+    row[PARAM_TOPS] = NO_LOGPROBS if p.logprobs is None else p.logprobs
     row[13] = sequence.grammar is not None
     return row

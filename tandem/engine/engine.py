@@ -6,6 +6,7 @@ Step: schedule -> write inputs -> start -> read the tokens of the step before. T
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +31,7 @@ from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
 from tandem.model.model import Model
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.lower import KVPlan, lower
-from tandem.program.program import Program, arena_in
+from tandem.program.program import Program, Tensor, arena_in
 from tandem.program.step_inputs import KV_BLOCK, MOST_BIASES, RESULT_INTS, StepInputs, StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
 
@@ -50,6 +51,7 @@ class Turn:
     recording: Recording
     chunks: list[Chunk] = field(default_factory=list)
     started: float = 0.0
+    exclusive: bool = False  # nobody may write the logits before they are read
 
 
 class Engine:
@@ -95,7 +97,10 @@ class Engine:
         self.turns = turns
         self._flying: deque[Turn] = deque()  # steps that were started, oldest first
         self._done = 0.0  # when the last of them was finished
-        self.watch: Callable[[list[Chunk], float], None] | None = None  # told of each step, and of its seconds
+        self._processors = False  # some request had one
+        self.watch: Callable[[list[Chunk], float], None] | None = (
+            None  # told of each step, and of its seconds
+        )
 
     def _turn(self, layout: StepLayout, turn: int, queries_per_kv_head: int) -> Turn:
         inputs = StepInputs(layout, self.device.memory(arena_in(turn, "step")))
@@ -112,6 +117,7 @@ class Engine:
         return sequence
 
     def enqueue(self, sequence: Sequence) -> None:
+        self._processors |= sequence.params.logits_processor is not None
         self.scheduler.add(sequence)
 
     def prepare(
@@ -129,23 +135,29 @@ class Engine:
             raise RequestError(f"logit_bias names a token outside 0 to {self.model.config.vocab - 1}")
         if len(params.logit_bias) > MOST_BIASES:
             raise RequestError(f"logit_bias has {len(params.logit_bias)} entries: give {MOST_BIASES} at most")
+        banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
+        if len(banned | stop_ids if params.min_tokens else banned) >= self.model.config.vocab:
+            raise RequestError("logit_bias bans every token: leave one")
         most = self.context - len(prompt)
         return Sequence(prompt, params, stop_ids, self.cache.new_tables(), most, grammar=grammar)
 
     def step(self) -> list[Sequence]:
         """Starts steps while a turn is free, then reads the oldest; returns the sequences that got a token."""
-        while len(self._flying) < len(self.turns) and (chunks := self.scheduler.schedule()):
-            self._start(self._free_turn(), chunks)
+        while (turn := self._free_turn()) and (chunks := self.scheduler.schedule()):
+            self._start(turn, chunks)
         return self._collect() if self._flying else []
 
-    def _free_turn(self) -> Turn:
+    def _free_turn(self) -> Turn | None:
+        if self._flying and self._flying[-1].exclusive:
+            return None
         for turn in self.turns:
             if turn not in self._flying:
                 return turn
-        raise RuntimeError("every turn is in flight")
+        return None
 
     def _start(self, turn: Turn, chunks: list[Chunk]) -> None:
         turn.chunks, turn.started = chunks, time.perf_counter()
+        turn.exclusive = self._processors and any(chunk.sequence.params.logits_processor for chunk in chunks)
         try:
             turn.batch.write(chunks)
             turn.recording.start()
@@ -165,12 +177,17 @@ class Engine:
         self.scheduler.observe(turn.chunks, seconds)
         served, batch, row = [], turn.batch, 0
         for chunk in turn.chunks:
+            sequence = chunk.sequence
+            if chunk.scores:
+                sequence.scored[chunk.begin :] = [batch.read_logprobs(row + i) for i in range(chunk.scores)]
+                row += chunk.scores
             if not chunk.sampled:
                 continue
-            sequence = chunk.sequence
             sequence.ahead -= 1
             if sequence.finish_reason is None:  # else it ended meanwhile, and this is a token too many
-                if chunk.guess:
+                if turn.exclusive and sequence.params.logits_processor:
+                    self._process(sequence, batch, row)
+                elif chunk.guess:
                     drawn = [batch.read(row + i, sequence) for i in range(1 + len(chunk.guess))]
                     self.scheduler.accept(chunk, sequence.extend(drawn, chunk.guess))
                 else:
@@ -182,6 +199,20 @@ class Engine:
         if self.watch:
             self.watch(turn.chunks, seconds)
         return served
+
+    def _process(self, sequence: Sequence, batch: Batch, row: int) -> None:
+        """The next token of a sequence with a logits processor, sampled here."""
+        from tandem.engine.processor import process
+
+        _, tensor = self.program.values["logits"]
+        offset, nbytes = 4 * tensor.stride * row, 4 * self.model.config.vocab
+        one = Tensor("logits", tensor.arena, "f32", nbytes, tensor.stride, offset, tensor)
+        logits: Array = self.device.read(one).view(np.float32).copy()
+        sampled = process(sequence, logits, batch.inputs.params[row])
+        if isinstance(sampled, RequestError):
+            sequence.fail(sampled)
+        else:
+            sequence.append(sampled)
 
     def cancel(self, sequence: Sequence) -> None:
         sequence.finish("cancelled")

@@ -7,6 +7,7 @@ token, since the next mask depends on it; masks are made while the device runs t
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,17 +23,31 @@ if TYPE_CHECKING:
 class Grammar:
     """Where a sequence is in its grammar."""
 
-    def __init__(self, matcher: Any, vocab: int) -> None:
-        self._matcher = matcher
-        self._mask = np.zeros(-(-vocab // 32), np.int32)
+    def __init__(self, matcher: Any, vocab: int, ends: frozenset[int]) -> None:
+        self._matcher, self._ends = matcher, ends
+        self.mask = np.zeros(-(-vocab // 32), np.int32)  # the last one
 
-    def write_mask(self, row: Ints) -> None:
-        """A bit for each token that may come next."""
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        row[: len(self._mask)] = self._mask
+    def write_masks(self, rows: Ints, guess: Sequence[int] = ()) -> None:
+        """A bit for each token that may come next, and a row more after each token of a guess, which is `possible`."""
+        for i in range(1 + len(guess)):
+            if i and not self._matcher.consume_token(guess[i - 1]):
+                raise RuntimeError("a guess that is not possible")
+            if self._matcher.is_stopped():  # what would come after the end is dropped
+                break
+            self._matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
+            rows[i, : len(self.mask)] = self.mask
+        if i:
+            self._matcher.rollback(i)
 
-    def accept(self, token: int) -> None:
-        self._matcher.consume_token(token)
+    def possible(self, guess: list[int]) -> list[int]:
+        """Of a guess, what may come; nothing that may be the end, for no row follows it."""
+        most = self._matcher.validate_tokens(guess)
+        ends = (i for i, token in enumerate(guess[:most]) if token in self._ends)
+        return guess[: next(ends, most)]
+
+    def accept(self, token: int) -> bool:
+        """False if it may not come."""
+        return bool(self._matcher.consume_token(token))
 
     @property
     def ended(self) -> bool:
@@ -51,7 +66,7 @@ class Grammars:
             raise RequestError("answers of a given form need the package llguidance: install it") from None
         words = TokenizerWrapper(_Vocabulary(tokenizer))
         self._tokenizer = LLTokenizer(words, n_vocab=vocab, eos_token=sorted(tokenizer.stop_ids))
-        self._vocab = vocab
+        self._vocab, self._ends = vocab, tokenizer.stop_ids
 
     def compile(self, params: SamplingParams) -> Grammar:
         from llguidance import LLMatcher
@@ -63,7 +78,7 @@ class Grammars:
             raise _refused(params, str(error)) from None
         if matcher.is_error():
             raise _refused(params, matcher.get_error())
-        return Grammar(matcher, self._vocab)
+        return Grammar(matcher, self._vocab, self._ends)
 
 
 class _Vocabulary:

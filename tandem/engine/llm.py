@@ -289,7 +289,7 @@ class LLM:
             self._enqueue([reply])  # here and not before: a stream nobody reads takes no place in the queue
             while not reply.done:
                 yield from self._advance([reply])
-            reply.check_deadline()
+            reply.check()
         finally:
             self._cancel([reply])
 

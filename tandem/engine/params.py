@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
 from tandem.errors import RequestError
+from tandem.kernels.kernel import Array
 
 MOST_LOGPROBS = 20
 LARGEST = 3.4e38  # what a float32 holds
+
+
+# Takes the tokens so far and the logits of the next, float32 [vocab], which it changes or returns changed. Each token
+# then waits for Python, alone on the device: rows of logits come to the host, and NumPy samples.
+LogitsProcessor = Callable[[list[int], Array], Array | None]
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None  # None: a new one each time
     logprobs: int | None = None  # None: none; 0: the chosen token's; n: and the n likeliest
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens, which are then all computed
+    logits_processor: LogitsProcessor | None = None  # slow: see its description
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     json_schema: dict[str, Any] | str | None = None  # the answer is JSON of this schema; {}: any
@@ -63,10 +71,11 @@ class SamplingParams:
         _check(
             self.timeout is None or (_number(self.timeout) and self.timeout > 0), "timeout must be above 0"
         )
-        _check(
-            self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
-            f"logprobs must be 0 to {MOST_LOGPROBS}",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _check(value is None or 0 <= value <= MOST_LOGPROBS, f"{name} must be 0 to {MOST_LOGPROBS}")
+        processor = self.logits_processor
+        _check(processor is None or callable(processor), "logits_processor must be a function")
 
     def _check_types(self) -> None:
         """Values may come from anywhere, JSON for one; what other engines take for `none` is taken too."""
@@ -86,7 +95,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", dict(bias))
         for name in ("max_tokens", "min_tokens", "top_k", "priority"):
             _check(_whole(getattr(self, name)), f"{name} must be a whole number")
-        for name in ("seed", "logprobs"):
+        for name in ("seed", "logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _check(value is None or _whole(value), f"{name} must be a whole number or None")
         _check(isinstance(self.ignore_eos, bool), "ignore_eos must be True or False")

@@ -42,6 +42,7 @@ class Result:
     finish_reason: str  # "stop": an end token or a stop string; "length": max_tokens or the context
     usage: Usage
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # one a token; nothing is said of the first
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,10 @@ class Reply:
         end = (sequence.finish_reason, self._usage()) if self.done else (None, None)
         return Token(sampled.id, self.pieces[-1], logprob, *end)
 
-    def check_deadline(self) -> None:
+    def check(self) -> None:
+        """Raises what ended the request before its time."""
+        if self.sequence.error:
+            raise self.sequence.error
         if self.sequence.finish_reason == "timeout":
             raise DeadlineError(
                 f"the request was not done in {self.sequence.params.timeout:g} s, {len(self.pieces)} tokens of its "
@@ -97,12 +101,21 @@ class Reply:
             )
 
     def result(self) -> Result:
-        self.check_deadline()
+        self.check()
         sequence = self.sequence
         wanted = sequence.params.logprobs is not None
         logprobs = [self._logprob(sampled) for sampled in sequence.generated] if wanted else None
         ids = [sampled.id for sampled in sequence.generated]
-        return Result("".join(self.pieces), ids, sequence.finish_reason or "length", self._usage(), logprobs)
+        return Result(
+            "".join(self.pieces), ids, sequence.finish_reason or "length", self._usage(), logprobs,
+            self.prompt_logprobs(),
+        )  # fmt: skip
+
+    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """Of the prompt's tokens, when the first of the answer is there, if they were asked for."""
+        if self.sequence.params.prompt_logprobs is None:
+            return None
+        return [None, *map(self._logprob, self.sequence.scored)]
 
     def _usage(self) -> Usage:
         sequence = self.sequence

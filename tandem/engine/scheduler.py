@@ -22,13 +22,14 @@ from tandem.program.step_inputs import KV_BLOCK, StepLimits
 
 class Chunk:
     """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them. A `guess` comes on top:
-    tokens that may follow, each with a row of results."""
+    tokens that may follow, each with a row of results. The first `scores` tokens have rows for their successors."""
 
-    __slots__ = ("begin", "count", "entered", "guess", "row", "sampled", "sequence")
+    __slots__ = ("begin", "count", "entered", "guess", "row", "sampled", "scores", "sequence")
 
     def __init__(self, sequence: Sequence, begin: int, count: int, sampled: bool) -> None:
         self.sequence, self.begin, self.count, self.sampled = sequence, begin, count, sampled
         self.guess: Items[int] = ()
+        self.scores = 0
         self.entered, self.row = sequence.entered, sequence.row  # as they were when it was scheduled
 
     @property
@@ -83,13 +84,18 @@ class Scheduler:
                 else:
                     self._take(sequence, 1, 1, chunks)
         budget = self.limits.tokens - len(chunks)
-        if self.speculator:
-            budget -= self._speculate(self.speculator, chunks, budget)
+        guessed = self._speculate(self.speculator, chunks, budget) if self.speculator else 0
+        budget -= guessed
         if prompts and chunks and self.pace:
             budget = min(budget, self.pace.budget(len(prompts), len(chunks)))
+        rows = self.limits.rows - len(self.running) - guessed  # that nobody may want
         for sequence, count in prompts:
+            most = budget
+            if sequence.params.prompt_logprobs is not None:
+                most = min(most, rows + 1)
+                rows -= most - 1
             if budget:
-                budget -= self._take(sequence, min(count, budget), count, chunks)
+                budget -= self._take(sequence, min(count, most), count, chunks)
         for chunk in chunks:
             sequence = chunk.sequence
             if sequence.slot < 0:  # it was put back meanwhile
@@ -99,14 +105,12 @@ class Scheduler:
             sequence.ahead += chunk.sampled
             if chunk.count > 1:
                 sequence.due = 0
-        if self.speculator:
-            chunks.sort(key=lambda chunk: chunk.total > 1)  # single tokens are written first
         return chunks
 
     def _speculate(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> int:
         """Adds guesses where rows, tokens and KV blocks are to spare; returns their tokens."""
         most = min(self.limits.rows - len(self.running), budget)
-        free = [chunk for chunk in chunks if not chunk.sequence.always_waits]
+        free = [chunk for chunk in chunks if not chunk.sequence.params.logits_processor]
         known = [chunk for chunk in free if chunk.begin < len(chunk.sequence.tokens)]
         guesses = speculator.guess([chunk.sequence for chunk in known], len(chunks), most)
         for chunk, guess in zip(known, guesses, strict=True):
@@ -116,7 +120,8 @@ class Scheduler:
             sequence = chunk.sequence
             if chunk not in known and sequence.trust:  # its token is still being sampled
                 sequence.trust.idle += 1
-            sequence.waits = bool(chunk.guess) or speculator.should_wait(sequence)
+            if not sequence.always_waits:
+                sequence.waits = bool(chunk.guess) or speculator.should_wait(sequence)
         return sum(len(chunk.guess) for chunk in known)
 
     def undo(self, chunks: list[Chunk]) -> None:
@@ -200,6 +205,8 @@ class Scheduler:
     def _begin(self, sequence: Sequence, coming: set[bytes]) -> bool:
         """Begins it with what others have computed; not yet if one of them is just about to compute more of it."""
         usable = (len(sequence.tokens) - 1) // KV_BLOCK  # one token at least is left, for its logits
+        if sequence.params.prompt_logprobs is not None:
+            usable = len(sequence.scored) // KV_BLOCK
         extend_keys(sequence.keys, sequence.tokens)
         shared = self.cache.find(sequence.keys[:usable])
         if shared < usable and sequence.keys[shared] in coming:
@@ -232,7 +239,10 @@ class Scheduler:
         """Adds a chunk if there are blocks for it; returns its tokens."""
         if sequence.slot < 0 or not self._make_room(sequence, sequence.computed + count):
             return 0
-        chunks.append(Chunk(sequence, sequence.computed, count, count == pending))
+        chunk = Chunk(sequence, sequence.computed, count, count == pending)
+        if sequence.params.prompt_logprobs is not None:  # the last one's successor is not known
+            chunk.scores = max(0, min(count, len(sequence.prompt) - 1 - chunk.begin))
+        chunks.append(chunk)
         return count
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 
 from tandem.engine.kv_cache import BlockTable
 from tandem.engine.params import SamplingParams
+from tandem.errors import RequestError, TandemError
 from tandem.program.step_inputs import EDIT_INTS, Ints
 
 if TYPE_CHECKING:
@@ -55,7 +56,11 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)  # of its full KV blocks
     slot: int = -1  # row of the block tables while running
     generated: list[Sampled] = field(default_factory=list)
-    finish_reason: str | None = None  # "stop", "length", "cancelled", "timeout"
+    scored: list[Sampled] = field(
+        default_factory=list
+    )  # the prompt's tokens from the second on, if asked for
+    finish_reason: str | None = None  # "stop", "length", "cancelled", "timeout", "error"
+    error: TandemError | None = None
     param_row: Any = None  # the sampling parameters as StepInputs has them, made once
     submitted: float = field(default_factory=time.perf_counter)
     first_token: float = 0.0
@@ -75,7 +80,7 @@ class Sequence:
         params = self.params
         self.tokens = list(self.prompt)
         self.priority, self.counts = params.priority, params.uses_history
-        self.always_waits = self.waits = self.counts or self.grammar is not None
+        self.always_waits = self.waits = bool(self.counts or self.grammar or params.logits_processor)
         self.deadline = self.submitted + (math.inf if params.timeout is None else params.timeout)
         self.most = min(self.most, params.max_tokens)
         self.seed = int.from_bytes(os.urandom(8)) if params.seed is None else params.seed & (2**64 - 1)
@@ -108,21 +113,29 @@ class Sequence:
     def append(self, sampled: Sampled) -> None:
         if not self.generated:
             self.first_token = time.perf_counter()
+        if self.grammar and not self.grammar.accept(sampled.id):
+            self.fail(RequestError("logit_bias bans every token that the answer's form allows: ban fewer"))
+            return
         self.generated.append(sampled)
         self.tokens.append(sampled.id)
         if self.counts:
             self.edits = _counted(self.edits, sampled.id)
             self._early_edits = _counted(self._early_edits, sampled.id)
-        if self.grammar:
-            self.grammar.accept(sampled.id)
         if sampled.id in self.ends or (self.grammar and self.grammar.ended):
             self.finish("stop")
         elif len(self.generated) >= self.most:
             self.finish("length")
 
-    def edits_of(self, draw: int) -> Ints:
-        """The edits of the n-th token's logits: no end is taken before min_tokens."""
-        return self._early_edits if draw < self.params.min_tokens else self.edits
+    def edits_of(self, draw: int, guess: Items[int] = ()) -> Ints:
+        """The edits of the n-th token's logits, after a guess of those before: no end is taken before min_tokens."""
+        edits = self._early_edits if draw < self.params.min_tokens else self.edits
+        for token in guess if self.counts else ():
+            edits = _counted(edits, token)
+        return edits
+
+    def fail(self, error: TandemError) -> None:
+        self.error = error
+        self.finish("error")
 
     def finish(self, reason: str) -> None:
         if self.finish_reason is None:

@@ -55,7 +55,10 @@ class Speculator:
             count = self._length(sequence, company, most)
             wanted.append((sequence, count))
             most -= count
-        guesses = self.proposer.guess(wanted)
+        guesses = [
+            sequence.grammar.possible(guess) if guess and sequence.grammar else guess
+            for (sequence, _), guess in zip(wanted, self.proposer.guess(wanted), strict=True)
+        ]
         for sequence, guess in zip(sequences, guesses, strict=True):
             if guess and sequence.trust:
                 sequence.trust.idle = 0

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +76,29 @@ def test_beside_others(llm: LLM, path: Path) -> None:
                     texts[i] += "".join(token.text for token in [next(stream, None)] if token)
             assert texts[:2] == [result.text for result in plain]
             assert re.fullmatch("[0-9]{20}", texts[2])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_guesses_keep_to_the_form(llm: LLM, path: Path, temperature: float) -> None:
+    """The same answers as without, and some of it was guessed: also where a guess reaches the form's end."""
+    forms: list[dict[str, Any]] = [
+        {"regex": "(abcd|dcba|[0-9]){30}!"},
+        {"regex": "(ab){40}"},
+        {"json_schema": SCHEMA, "logit_bias": {ord(" "): -50.0, ord("\n"): -50.0, ord("\t"): -50.0}},
+        {"regex": "[ab]{60}", "repeat_penalty": 1.2, "frequency_penalty": 0.1},
+        {"repeat_penalty": 0.8, "presence_penalty": -0.2},
+    ]
+    with LLM(path, threads=1, context=512, batch=8, device="cpu", lookup=True) as other:
+        speculator = other.engine.scheduler.speculator
+        assert speculator
+        speculator.pace = SimpleNamespace(cost=0.01, in_steps=lambda seconds: 0.0)  # type: ignore[assignment]
+        for form in forms:
+            common = {"temperature": temperature, "seed": 5, "max_tokens": 80, **form}
+            prompt = "abcdabcd dcba 0123012301230123"
+            before = speculator.right
+            assert other.generate(prompt, **common).token_ids == llm.generate(prompt, **common).token_ids
+            assert speculator.right > before or "json_schema" in form, form
+            assert other.engine.cache.free_blocks == other.engine.cache.blocks
 
 
 @pytest.mark.parametrize(
