@@ -192,9 +192,21 @@ def _add_serve(commands: Any) -> None:
     serve.set_defaults(device=None)  # the settings' own
 
 
+def _add_ps(commands: Any) -> None:
+    _add(commands, "ps", "servers", "show the servers that run on this machine", model=None)
+
+
+def _add_stop(commands: Any) -> None:
+    stop = _add(commands, "stop", "servers", "let servers end their answers and go", model=None)
+    stop.add_argument("server", metavar="SERVER", nargs="?", help="its port, address or a model (all)")
+    stop.add_argument("--wait", type=float, default=60.0, metavar="S", help="seconds at most (60)")
+
+
 COMMANDS: dict[str, Callable[[Any], None]] = {
     "run": _add_run,
     "serve": _add_serve,
+    "ps": _add_ps,
+    "stop": _add_stop,
     "pull": _add_pull,
     "list": _add_list,
     "rm": _add_rm,

@@ -12,6 +12,7 @@ from tandem.cli.terminal import dim, note, printable
 from tandem.errors import TandemError
 
 if TYPE_CHECKING:
+    from tandem.cli.remote import RemoteLLM
     from tandem.engine.llm import LLM, Usage
 
 PROMPT = "\001\033[1m\002> \001\033[0m\002"  # bold; \001 and \002 tell readline what takes no room
@@ -27,7 +28,7 @@ Three double quotes begin and end a longer text.
 Ctrl-C stops an answer."""
 
 
-def chat(llm: LLM, system: str | None, parameters: dict[str, Any]) -> int:
+def chat(llm: LLM | RemoteLLM, system: str | None, parameters: dict[str, Any]) -> int:
     """Asks and answers until the person leaves."""
     history = system_message(system)
     last: Usage | None = None

@@ -11,8 +11,10 @@ from tandem.cli import interruptible
 from tandem.cli.models import model_file
 from tandem.cli.terminal import note, print_json, printable, read_text
 from tandem.errors import RequestError
+from tandem.settings import read_settings
 
 if TYPE_CHECKING:
+    from tandem.cli.remote import RemoteLLM
     from tandem.engine.llm import LLM, Usage
 
 SAMPLING = (
@@ -30,7 +32,7 @@ PARAMETERS = ("max_tokens", "stop", "seed", "json_schema", "regex", *SAMPLING)
 def main(options: argparse.Namespace) -> int:
     prompt = _prompt(options)
     parameters = {key: value for key in PARAMETERS if (value := getattr(options, key)) is not None}
-    with open_llm(options) as llm:
+    with _server(options) or open_llm(options) as llm:
         if prompt is None:
             from tandem.cli.chat import chat
 
@@ -43,6 +45,16 @@ def main(options: argparse.Namespace) -> int:
             return 0
         answer = stream(llm, request, parameters)
         return 130 if answer.stopped else 0
+
+
+def _server(options: argparse.Namespace) -> RemoteLLM | None:
+    """A running server that has this model."""
+    servers = read_settings().pipelines / "servers"
+    if not servers.is_dir() or not any(servers.iterdir()):  # mostly: and then nothing is imported
+        return None
+    from tandem.cli.remote import find_server
+
+    return find_server(options)
 
 
 def open_llm(options: argparse.Namespace, context: int | None = None, batch: int = 1) -> LLM:
@@ -79,7 +91,7 @@ class Answer:
     stopped: bool = False  # by Ctrl-C
 
 
-def stream(llm: LLM, request: str | list[dict[str, str]], parameters: dict[str, Any]) -> Answer:
+def stream(llm: LLM | RemoteLLM, request: str | list[dict[str, str]], parameters: dict[str, Any]) -> Answer:
     """Prints an answer token by token, and to a person how fast it was. Ctrl-C ends it early."""
     answer, on_terminal = Answer(), sys.stdout.isatty()
     try:
@@ -103,15 +115,17 @@ def stream(llm: LLM, request: str | list[dict[str, str]], parameters: dict[str, 
     return answer
 
 
-def statistic(llm: LLM, usage: Usage) -> str:
+def statistic(llm: LLM | RemoteLLM, usage: Usage) -> str:
     """Tokens and speed of prompt and answer in one line."""
-    one = {"tokens": 1, "rows": 1, "work": 1}
-    bytes_per_token = sum(launch.cost(one).bytes for launch in llm.engine.program.launches)
+    one, engine = {"tokens": 1, "rows": 1, "work": 1}, getattr(llm, "engine", None)  # a server keeps its own
     decoded, seconds = usage.completion_tokens - 1, usage.decode_seconds
     parts = [f"prompt {usage.prompt_tokens} tokens, {usage.prompt_tokens / usage.first_token_seconds:.0f}/s"]
     parts.append(f"answer {usage.completion_tokens} tokens")
     if decoded and seconds:
-        parts[-1] += f", {decoded / seconds:.0f}/s, {decoded / seconds * bytes_per_token / 1e9:.1f} GB/s"
+        parts[-1] += f", {decoded / seconds:.0f}/s"
+        if engine:
+            bytes_per_token = sum(launch.cost(one).bytes for launch in engine.program.launches)
+            parts[-1] += f", {decoded / seconds * bytes_per_token / 1e9:.1f} GB/s"
     parts.append(f"first after {usage.first_token_seconds:.2f} s")
     return " · ".join(parts)
 
@@ -132,7 +146,7 @@ def _prompt(options: argparse.Namespace) -> str | None:
     return prompt
 
 
-def _print_result(llm: LLM, model: str, request: Any, parameters: dict[str, Any]) -> None:
+def _print_result(llm: LLM | RemoteLLM, model: str, request: Any, parameters: dict[str, Any]) -> None:
     result = (
         llm.generate(request, **parameters) if isinstance(request, str) else llm.chat(request, **parameters)
     )

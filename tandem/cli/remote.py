@@ -1,0 +1,151 @@
+"""A model that a running server has open already: `tandem run` asks it instead of loading another."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from tandem.cli.terminal import note
+from tandem.errors import DeviceLostError, QueueFullError, RequestError, TandemError
+from tandem.server.instances import Instance, running
+
+# Options that say how a model is to be opened: who gives one wants a model of their own.
+OPENING = ("context", "threads", "gpu_memory", "kv_memory", "draft")
+PATIENCE = 600.0  # seconds without a token
+
+
+def find_server(options: argparse.Namespace) -> RemoteLLM | None:
+    """One that serves this model, if it may be used as it is."""
+    if options.device != "auto" or options.lookup or any(getattr(options, name) for name in OPENING):
+        return None
+    for instance in running():
+        if options.model in instance.models:
+            found = RemoteLLM(instance, options.model)
+            if found.is_there():
+                note(f"on the server at {found.url}")
+                return found
+    return None
+
+
+class RemoteLLM:
+    """As much of an LLM as `tandem run` needs."""
+
+    def __init__(self, instance: Instance, model: str) -> None:
+        self.url, self.model, self.context = instance.url, model, 0
+        self._headers = {"content-type": "application/json", **_authorization(instance)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def is_there(self) -> bool:
+        try:
+            with self._request("GET", "/live") as response:
+                live = json.loads(response.read())["models"]
+        except (OSError, TandemError, ValueError, KeyError):
+            return False
+        self.context = live[self.model]["context"] if self.model in live else 0
+        return True
+
+    def chat(self, messages: Iterable[Mapping[str, Any]], **params: Any) -> Any:
+        return self._whole(messages, params)
+
+    def generate(self, prompt: str, **params: Any) -> Any:
+        return self._whole(prompt, params)
+
+    def stream(self, prompt: str | Iterable[Mapping[str, Any]], **params: Any) -> Iterator[Any]:
+        """Tokens, or what the server sends at a time; the last has the usage."""
+        from tandem.engine.reply import Token, Usage
+
+        path, body = _body(self.model, prompt, params)
+        begun, first, finish = time.perf_counter(), 0.0, None
+        with self._request("POST", path, body) as response:
+            for data in _events(response):
+                for choice in data["choices"]:
+                    text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+                    first, finish = first or time.perf_counter(), choice["finish_reason"] or finish
+                    yield Token(-1, text)
+                if data.get("usage"):
+                    used, now = data["usage"], time.perf_counter()
+                    counts = used["prompt_tokens"], used["completion_tokens"]
+                    yield Token(
+                        -1, "", None, finish, Usage(*counts, (first or now) - begun, now - (first or now))
+                    )
+
+    def _whole(self, prompt: str | Iterable[Mapping[str, Any]], params: dict[str, Any]) -> Any:
+        from tandem.engine.reply import Result
+
+        tokens = list(self.stream(prompt, **params))
+        last = tokens[-1]
+        return Result("".join(token.text for token in tokens), [], last.finish_reason, last.usage)
+
+    def _request(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
+        host = urlsplit(self.url)
+        connection = http.client.HTTPConnection(host.hostname or "", host.port, timeout=PATIENCE)
+        try:
+            connection.request(method, path, body and json.dumps(body), self._headers)
+            response = connection.getresponse()
+        except OSError as error:
+            raise DeviceLostError(f"the server at {self.url} does not answer: {error}") from None
+        if response.status >= 400:
+            raise _error(response.status, response.read())
+        return response
+
+
+def _authorization(instance: Instance) -> dict[str, str]:
+    if not instance.api_keys:
+        return {}
+    from tandem.server.keys import read_keys
+
+    try:
+        return {"authorization": f"Bearer {read_keys(Path(instance.api_keys))[0]}"}
+    except RequestError:  # not for us
+        return {}
+
+
+def _body(
+    model: str, prompt: str | Iterable[Mapping[str, Any]], params: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """The path and the body of a request, as OpenAI has them."""
+    body = {
+        "model": model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+        **params,
+    }
+    form = {"json": body.pop("json_schema", None), "regex": body.pop("regex", None)}
+    if form := {name: value for name, value in form.items() if value is not None}:
+        body["structured_outputs"] = form
+    if isinstance(prompt, str):
+        return "/v1/completions", {**body, "prompt": prompt}
+    return "/v1/chat/completions", {**body, "messages": list(prompt)}
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[Any]:
+    for line in response:
+        data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+        if data == b"[DONE]":
+            return
+        if data:
+            event = json.loads(data)
+            if "error" in event:
+                raise _error(event["error"].get("code") or 500, data)
+            yield event
+    raise DeviceLostError("the server went away before the answer was done: try again")
+
+
+def _error(status: Any, body: bytes) -> TandemError:
+    try:
+        message = str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"the server answered {status}: see its log"
+    return QueueFullError(message) if status in (429, 503) else RequestError(message)

@@ -1,0 +1,88 @@
+"""Many streaming clients at once: every answer is whole, and the server takes little of a step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.packages import model_path
+from tests.server.servers import PATIENCE, Running, post, serving
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder: Path = tmp_path_factory.mktemp("load")
+    (folder / "smollm2.gguf").symlink_to(model_path("smollm2"))
+    with serving(folder, folder / "smollm2.gguf", batch=64, context=1024, shutdown=2) as found:
+        yield found
+
+
+async def stream(server: Running, body: bytes) -> tuple[int, int, str]:
+    """(tokens that came, tokens that the server counted, problem) of an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        writer.write(body)
+        tokens = counted = 0
+        status = await asyncio.wait_for(reader.readline(), PATIENCE)
+        if b" 200 " not in status:
+            return 0, 0, status.decode()
+        async for line in reader:
+            if line.startswith(b"data: [DONE]"):
+                return tokens, counted, ""
+            if line.startswith(b"data: "):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    return tokens, counted, event["error"]["message"]
+                tokens += bool(event["choices"])
+                counted = (event.get("usage") or {}).get("completion_tokens", counted)
+        return tokens, counted, "it was cut"
+    finally:
+        writer.close()
+
+
+async def client(server: Running, number: int, until: float) -> list[tuple[int, int, str]]:
+    found = []
+    while time.monotonic() < until:
+        text = f"Write a story about the number {number} and the number {len(found)}."
+        options = {"stream_options": {"include_usage": True}, "ignore_eos": True}
+        body = server.chat(text, stream=True, max_tokens=40 + 7 * (number % 5), **options)
+        found.append(await stream(server, post(CHAT, body)))
+    return found
+
+
+async def clients(server: Running, count: int, seconds: float) -> list[tuple[int, int, str]]:
+    until = time.monotonic() + seconds
+    found = await asyncio.gather(*(client(server, number, until) for number in range(count)))
+    return [answer for answers in found for answer in answers]
+
+
+def check(server: Running, count: int, seconds: float) -> None:
+    before = server.ask("/live")[2]["models"]["smollm2"]["totals"]
+    answers = asyncio.run(clients(server, count, seconds))
+    after = server.ask("/live")[2]["models"]["smollm2"]["totals"]
+    assert len(answers) >= count
+    assert not [problem for _, _, problem in answers if problem]
+    assert all(came == counted for came, counted, _ in answers)  # each token in an event of its own
+    assert sum(counted for _, counted, _ in answers) == after["tokens"] - before["tokens"]
+    busy, between = (after[name] - before[name] for name in ("busy", "between"))
+    assert between / (busy + between) < 0.05, (
+        f"{between:.2f} s of {busy + between:.2f} s are outside of steps"
+    )
+
+
+def test_16_clients(server: Running) -> None:
+    server.ask(CHAT, server.chat(max_tokens=8))
+    check(server, 16, 10)
+
+
+@pytest.mark.soak
+def test_64_clients(server: Running) -> None:
+    server.ask(CHAT, server.chat(max_tokens=8))
+    check(server, 64, 120)
