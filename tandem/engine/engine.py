@@ -101,6 +101,7 @@ class Engine:
         self.watch: Callable[[list[Chunk], float], None] | None = (
             None  # told of each step, and of its seconds
         )
+        self.begun = 0.0  # when `step` was called last
 
     def _turn(self, layout: StepLayout, turn: int, queries_per_kv_head: int) -> Turn:
         inputs = StepInputs(layout, self.device.memory(arena_in(turn, "step")))
@@ -143,6 +144,7 @@ class Engine:
 
     def step(self) -> list[Sequence]:
         """Starts steps while a turn is free, then reads the oldest; returns the sequences that got a token."""
+        self.begun = time.perf_counter()
         while (turn := self._free_turn()) and (chunks := self.scheduler.schedule()):
             self._start(turn, chunks)
         return self._collect() if self._flying else []

@@ -40,7 +40,7 @@ class Second:
     steps: int = 0
     sequences: int = 0  # of all steps together
     busy: float = 0.0  # seconds in steps
-    between: float = 0.0  # seconds from one step to the next, while there was work
+    between: float = 0.0  # seconds outside of the engine from one step to the next, while there was work
     decoding: float = 0.0  # seconds of steps without prompts
     decoded: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens, rows) of those steps
     kv_bytes: float = 0.0  # keys and values that they read
@@ -82,7 +82,7 @@ class Live:
         sampled = sum(chunk.sampled for chunk in chunks) + self._accepted()
         company = {chunk.sequence for chunk in chunks}
         waited = not company.isdisjoint(self._company)  # else there may have been nothing to do
-        between = max(0.0, now - self._last - seconds) if waited else 0.0
+        between = max(0.0, self.engine.begun - self._last) if waited else 0.0
         self._last, self._company = now, company
         with self._lock:
             self.first_tokens.extend(first)

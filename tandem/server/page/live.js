@@ -95,7 +95,7 @@ export class Live {
     this.put("first", first ? time(first.last) : "–", first ? `median ${time(first.median)}` : "of the last request");
     this.put("batch", now.sequences ? digits(now.sequences) : "–", "sequences a step");
     this.put("step", now.step_seconds ? time(now.step_seconds) : "–",
-      now.step_seconds ? `${(100 * now.between).toFixed(1)}% between steps` : "while it answers");
+      now.step_seconds ? `${(100 * now.between).toFixed(1)}% outside the engine` : "while it answers");
     const limit = roofline?.bandwidth;
     this.put("traffic", now.bytes_per_s ? rate(now.bytes_per_s) : "–",
       limit ? `of ${rate(limit)} the memory gives` : "the limit is measured when idle");
