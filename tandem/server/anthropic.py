@@ -17,10 +17,10 @@ from tandem.errors import RequestError
 from tandem.server import errors
 from tandem.server.blocks import Block, changes
 from tandem.server.bodies import JSONRoute
-from tandem.server.fields import Fields, given
+from tandem.server.fields import Fields, Natural, Positive, given
 from tandem.server.generation import Answer, Generation, Message, Tool, ToolCall, drawing
 from tandem.server.openai_types import ERRORS as OPENAI_ERRORS
-from tandem.server.openai_types import Int32, new_id
+from tandem.server.openai_types import EVENTS, new_id
 from tandem.server.serving import Server, server_of
 from tandem.server.streaming import event, stream, unless_gone
 
@@ -39,7 +39,7 @@ class BlockGiven(Fields):
     """A block of a message. Which fields it has depends on its type."""
 
     ignored = frozenset({"cache_control", "citations", "signature", "caller"})
-    type: str
+    type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
     text: str | None = None
     thinking: str | None = None
     id: str | None = None
@@ -100,12 +100,12 @@ class CountRequest(Fields):
 
 
 class MessagesRequest(CountRequest):
-    max_tokens: Annotated[Int32, Field(ge=1)]
+    max_tokens: Positive
     stream: bool | None = None
     stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Int32, Field(ge=0)] | None = None
+    top_k: Natural | None = None
 
 
 # ---- answers
@@ -133,7 +133,7 @@ class Count(TypedDict):
     input_tokens: int
 
 
-@router.post("/v1/messages", response_model=MessageBody, responses=ERRORS)
+@router.post("/v1/messages", response_model=MessageBody, responses=EVENTS | ERRORS)
 async def messages(request: Request, body: MessagesRequest) -> Response:
     """Answers a conversation; with `stream`, as server-sent events. A last message of the assistant is gone on with."""
     server = server_of(request)

@@ -29,7 +29,10 @@ STATUS: tuple[tuple[type[errors.TandemError], int, str | None], ...] = (
     (errors.RequestError, 400, None),
     (errors.TemplateError, 400, "chat_template"),
     (errors.ModelNotFoundError, 404, "model_not_found"),
+    (errors.DownloadError, 502, "download"),
     (errors.DeviceError, 503, "device"),
+    (errors.ModelFileError, 503, "model_file"),
+    (errors.UnsupportedModelError, 503, "model_file"),
 )
 KINDS = {
     401: "authentication_error",

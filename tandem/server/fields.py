@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)  # 3.0 is a whole number in JSON
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31), WHOLE]
+Natural = Annotated[int, Field(ge=0, lt=2**31), WHOLE]
+Positive = Annotated[int, Field(ge=1, lt=2**31), WHOLE]
 
 
 class Fields(BaseModel):
@@ -15,17 +25,31 @@ class Fields(BaseModel):
     `neutral` ones may have the values that ask for nothing. Null is as good as absent.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, allow_inf_nan=False, json_schema_extra=lambda schema, cls: _describe(schema, cls)
+    )
     ignored: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[tuple[tuple[str, Any], ...]] = ()
 
-    @model_validator(mode="after")
-    def _refuse_unknown(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            harmless = value is None or name in self.ignored or (name, value) in self.neutral
-            if not harmless:
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, given: Any) -> Any:
+        known = {field.alias or name for name, field in cls.model_fields.items()} | cls.ignored
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if name not in known and value is not None and (name, value) not in cls.neutral:
                 raise PydanticCustomError("unsupported", "`{field}` is not supported", {"field": name[:80]})
-        return self
+        return given
+
+
+def _describe(schema: dict[str, Any], cls: type[Any]) -> None:
+    """Says in the OpenAPI document which fields there are besides those that count."""
+    described = schema.setdefault("properties", {})
+    for name in sorted(cls.ignored):
+        described[name] = {"description": "Accepted; changes nothing."}
+    for name in dict.fromkeys(name for name, _ in cls.neutral):
+        values = [value for known, value in cls.neutral if known == name]
+        described[name] = {"enum": [*values, None], "description": "Other values are not supported."}
+    schema["additionalProperties"] = False
 
 
 def given(**values: Any) -> dict[str, Any]:

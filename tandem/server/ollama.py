@@ -17,14 +17,13 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem.engine.reply import Usage
-from tandem.errors import RequestError
 from tandem.server import errors
 from tandem.server.bodies import JSONRoute
-from tandem.server.fields import Fields, given
+from tandem.server.fields import Fields, Int32, given
 from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece, ToolCall
 from tandem.server.openai_chat import ToolGiven, logprobs_body, tool
 from tandem.server.openai_types import ERRORS as OPENAI_ERRORS
-from tandem.server.openai_types import Int32, Seed, StopTexts
+from tandem.server.openai_types import Seed, StopTexts, TopK, TopLogprobs
 from tandem.server.serving import Server, server_of
 from tandem.server.streaming import line, stream, unless_gone
 
@@ -32,7 +31,11 @@ router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
 ERRORS = {status: {**about, "model": errors.OllamaErrorBody} for status, about in OPENAI_ERRORS.items()}
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 NDJSON = "application/x-ndjson"
-Duration = float | str  # seconds, or such as "5m"; negative: for ever
+LINES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {NDJSON: {"schema": {"type": "string"}}}, "description": "Whole, or as a stream"}
+}
+DURATION = r"^(-?\d{1,9}(\.\d{1,9})?(ms|s|m|h))+$"
+Duration = float | Annotated[str, Field(pattern=DURATION)]  # seconds, or such as "5m"; negative: for ever
 
 # ---- requests
 
@@ -50,7 +53,7 @@ class Options(Fields):
     )  # fmt: skip
     num_predict: Int32 | None = None  # -1: to the end of the context
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[Int32, Field(ge=-1)] | None = None
+    top_k: TopK | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
@@ -87,7 +90,7 @@ class Asked(Fields):
     keep_alive: Duration | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
 
     def generation(self, server: Server, **more: Any) -> Generation:
         params = (self.options or Options()).sampling()
@@ -176,7 +179,7 @@ class Embeddings(Times):
     embeddings: list[list[float]]
 
 
-@router.post("/api/chat", response_model=ChatAnswer, responses=ERRORS)
+@router.post("/api/chat", response_model=ChatAnswer, responses=LINES | ERRORS)
 async def chat(request: Request, body: ChatRequest) -> Response:
     """Answers a conversation: in lines of JSON, unless `stream` is false."""
     server = server_of(request)
@@ -190,7 +193,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     return await _answer(request, server, wanted, body, _chat_body)
 
 
-@router.post("/api/generate", response_model=GenerateAnswer, responses=ERRORS)
+@router.post("/api/generate", response_model=GenerateAnswer, responses=LINES | ERRORS)
 async def generate(request: Request, body: GenerateRequest) -> Response:
     """Answers a prompt, through the chat template unless it is `raw`."""
     server = server_of(request)
@@ -229,8 +232,6 @@ def known_name(server: Server, name: str) -> str:
 def seconds(duration: Duration | None) -> float | None:
     if isinstance(duration, str):
         parts = re.findall(r"(-?\d+(?:\.\d+)?)(ms|s|m|h)", duration)
-        if not re.fullmatch(r"(-?\d{1,9}(\.\d{1,9})?(ms|s|m|h))+", duration):
-            raise RequestError(f"keep_alive = {duration[:40]!r}: give seconds, or a text such as 5m")
         duration = sum(float(number) * UNITS[unit] for number, unit in parts)
     return math.inf if duration is not None and duration < 0 else duration
 

@@ -23,8 +23,9 @@ from tandem.errors import RequestError
 from tandem.model.gguf import GGUF
 from tandem.model.registry import resolve
 from tandem.server.bodies import JSONRoute
+from tandem.server.errors import OllamaErrorBody
 from tandem.server.fields import Fields
-from tandem.server.ollama import ERRORS, NDJSON, known_name
+from tandem.server.ollama import ERRORS, LINES, NDJSON, known_name
 from tandem.server.serving import Server, server_of
 from tandem.server.streaming import line, stream, unless_gone
 
@@ -33,6 +34,9 @@ FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
     13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "BF16",
 }  # fmt: skip
+NO_HUB: dict[int | str, dict[str, Any]] = {
+    502: {"model": OllamaErrorBody, "description": "It cannot be fetched"}
+}
 NAME = r"(https?://)?\w[\w.-]*(/\w[\w.-]*){0,2}(:[\w./-]+)?"
 LONGEST = 1000  # characters of a value of the file's metadata that /api/show tells
 
@@ -141,7 +145,7 @@ async def show(request: Request, body: ShowRequest) -> Response:
     return JSONResponse(await asyncio.to_thread(_shown, name, server.models.path(name)))
 
 
-@router.post("/api/pull", response_model=Status, responses=ERRORS)
+@router.post("/api/pull", response_model=Status, responses=LINES | ERRORS | NO_HUB)
 async def pull(request: Request, body: PullRequest) -> Response:
     """Fetches a model as `tandem pull` does; from then on it can be asked for."""
     server, name = server_of(request), body.model or body.name

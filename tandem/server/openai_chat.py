@@ -14,23 +14,25 @@ from typing_extensions import TypedDict
 from tandem.engine.reply import TokenLogprob, Usage
 from tandem.errors import ModelNotFoundError, RequestError
 from tandem.server.bodies import JSONRoute
-from tandem.server.fields import Fields, given
+from tandem.server.fields import Fields, Positive, given
 from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece, Tool, ToolCall, total
 from tandem.server.openai_types import (
     ERRORS,
+    EVENTS,
     IGNORED,
+    Count,
     Finish,
-    Int32,
     ModelCard,
     ModelList,
     Sampling,
     StreamOptions,
+    TopLogprobs,
     UsageBody,
     new_id,
     now,
     usage_body,
 )
-from tandem.server.serving import MOST_ANSWERS, Server, server_of
+from tandem.server.serving import Server, server_of
 from tandem.server.streaming import event, stream, unless_gone
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
@@ -40,8 +42,8 @@ router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 
 class Part(Fields):
     ignored = frozenset({"cache_control", "prompt_cache_breakpoint"})
-    type: str
-    text: str | None = None
+    type: Literal["text"]
+    text: str
 
 
 class CalledFunction(Fields):
@@ -115,11 +117,11 @@ class ChatRequest(Sampling):
     messages: Annotated[list[MessageGiven], Field(min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
-    max_tokens: Annotated[Int32, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[Int32, Field(ge=1)] | None = None
+    n: Count | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[ToolGiven] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -180,7 +182,7 @@ class ChatCompletion(TypedDict):
     usage: UsageBody
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=ERRORS)
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=EVENTS | ERRORS)
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """Answers a conversation; with `stream`, as server-sent events."""
     server = server_of(request)
@@ -286,14 +288,7 @@ def message(found: MessageGiven) -> Message:
 
 
 def text_of(content: str | list[Part] | None) -> str:
-    if not isinstance(content, list):
-        return content or ""
-    for part in content:
-        if part.type != "text" or part.text is None:
-            raise RequestError(
-                f"a part of a message is of the kind {part.type[:40]!r}: this server takes text alone"
-            )
-    return "\n".join(part.text or "" for part in content)
+    return "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
 
 
 def _choice(index: int, answer: Answer, wants_logprobs: bool) -> Choice:

@@ -5,32 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem.engine.reply import TokenLogprob, Usage
 from tandem.errors import RequestError
 from tandem.server.bodies import JSONRoute
+from tandem.server.fields import Natural
 from tandem.server.generation import Answer, Generation, total
 from tandem.server.openai_types import (
     ERRORS,
+    EVENTS,
     IGNORED,
+    Count,
     Finish,
-    Int32,
     Prompts,
     Sampling,
     StreamOptions,
+    TopLogprobs,
     UsageBody,
     each_prompt,
     new_id,
     now,
     usage_body,
 )
-from tandem.server.serving import MOST_ANSWERS, Server, server_of
+from tandem.server.serving import Server, server_of
 from tandem.server.streaming import event, stream, unless_gone
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
@@ -45,9 +47,9 @@ class CompletionRequest(Sampling):
     prompt: Prompts
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
-    max_tokens: Annotated[Int32, Field(ge=0)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    n: Count | None = None
+    max_tokens: Natural | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = None
 
 
@@ -74,7 +76,7 @@ class Completion(TypedDict):
     usage: UsageBody
 
 
-@router.post("/v1/completions", response_model=Completion, responses=ERRORS)
+@router.post("/v1/completions", response_model=Completion, responses=EVENTS | ERRORS)
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Continues texts or token ids. Control tokens written in a text count as such."""
     server = server_of(request)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem.errors import RequestError
 from tandem.kernels.kernel import Array
 from tandem.server.bodies import JSONRoute
-from tandem.server.fields import Fields
+from tandem.server.fields import Fields, Positive
 from tandem.server.openai_types import ERRORS, IGNORED, Prompts, each_prompt
 from tandem.server.serving import server_of
 from tandem.server.streaming import unless_gone
@@ -27,7 +26,7 @@ class EmbeddingRequest(Fields):
     model: str | None = None
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    dimensions: Positive | None = None
 
 
 class Embedding(TypedDict):

@@ -16,9 +16,9 @@ from tandem.engine.reply import Usage
 from tandem.errors import RequestError
 from tandem.server.blocks import Block, Change, changes
 from tandem.server.bodies import JSONRoute
-from tandem.server.fields import Fields, given
+from tandem.server.fields import Fields, Positive, given
 from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Tool, drawing
-from tandem.server.openai_types import ERRORS, IGNORED, Int32, new_id, now
+from tandem.server.openai_types import ERRORS, EVENTS, IGNORED, new_id, now
 from tandem.server.serving import Server, server_of
 from tandem.server.streaming import event, stream, unless_gone
 
@@ -29,23 +29,37 @@ router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 
 class Part(Fields):
     ignored = frozenset({"annotations", "logprobs"})
-    type: str
-    text: str | None = None
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
 
 
-class Item(Fields):
-    """A message, a call of a function, its result, or a thought. Which fields it has depends on its type."""
+class MessageItem(Fields):
+    ignored = frozenset({"id", "status", "phase"})
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Part]
 
-    ignored = frozenset({"status", "encrypted_content", "phase", "namespace"})
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
-    id: str | None = None
-    role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[Part] | None = None
-    summary: list[Part] | None = None
+
+class CallItem(Fields):
+    ignored = frozenset({"id", "status", "namespace", "caller"})
+    type: Literal["function_call"]
     call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    output: str | list[Part] | None = None
+    name: str
+    arguments: str
+
+
+class ResultItem(Fields):
+    ignored = frozenset({"id", "status", "caller"})
+    type: Literal["function_call_output"]
+    call_id: str | None = None
+    output: str | list[Part]
+
+
+class ThoughtItem(Fields):
+    ignored = frozenset({"id", "status", "encrypted_content"})
+    type: Literal["reasoning"]
+    content: list[Part] | None = None
+    summary: list[Part] | None = None
 
 
 class ToolGiven(Fields):
@@ -81,9 +95,9 @@ class ResponsesRequest(Fields):
     ignored = IGNORED | {"include", "max_tool_calls", "stream_options", "client_metadata"}
     neutral = (("truncation", "disabled"), ("background", False), ("top_logprobs", 0))
     model: str | None = None
-    input: str | Annotated[list[Item], Field(min_length=1)]
+    input: str | Annotated[list[MessageItem | CallItem | ResultItem | ThoughtItem], Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: Annotated[Int32, Field(ge=1)] | None = None
+    max_output_tokens: Positive | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     tools: list[ToolGiven] | None = None
@@ -91,6 +105,7 @@ class ResponsesRequest(Fields):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
+    metadata: dict[str, Any] | None = None
     stream: bool | None = None
 
 
@@ -122,7 +137,7 @@ class ResponseBody(TypedDict):
     truncation: Literal["disabled"]
 
 
-@router.post("/v1/responses", response_model=ResponseBody, responses=ERRORS)
+@router.post("/v1/responses", response_model=ResponseBody, responses=EVENTS | ERRORS)
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Answers a conversation; with `stream`, as server-sent events."""
     server = server_of(request)
@@ -170,35 +185,28 @@ def _messages(body: ResponsesRequest) -> list[Message]:
     found: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     if isinstance(body.input, str):
         return [*found, {"role": "user", "content": body.input}]
-    thought = ""
+    thought: dict[str, str] = {}
     for item in body.input:
-        if item.type == "reasoning":
-            thought = _text(item.content or item.summary)
-        elif item.type == "function_call_output":
+        if isinstance(item, ThoughtItem):
+            thought = {"reasoning_content": _text(item.content or item.summary or "")}
+        elif isinstance(item, ResultItem):
             found.append({"role": "tool", "content": _text(item.output), **given(tool_call_id=item.call_id)})
-        elif item.type == "function_call":
+        elif isinstance(item, CallItem):
             if not found or found[-1]["role"] != "assistant":
-                found.append({"role": "assistant", "content": "", **given(reasoning_content=thought or None)})
-            function = {"name": item.name or "", "arguments": item.arguments or "{}"}
-            call = {"id": item.call_id, "type": "function", "function": function}
-            found[-1].setdefault("tool_calls", []).append(call)
+                found.append({"role": "assistant", "content": "", **thought})
+            call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+            found[-1].setdefault("tool_calls", []).append({"type": "function", **call})
         else:
-            if item.role is None:
-                raise RequestError("input: a message needs a role")
             role = "system" if item.role == "developer" else item.role
-            more = given(reasoning_content=thought or None) if role == "assistant" else {}
-            found.append({"role": role, "content": _text(item.content), **more})
-        thought = thought if item.type == "reasoning" else ""
+            found.append(
+                {"role": role, "content": _text(item.content), **(thought if role == "assistant" else {})}
+            )
+            thought = {}
     return found
 
 
-def _text(content: str | list[Part] | None) -> str:
-    if not isinstance(content, list):
-        return content or ""
-    for part in content:
-        if part.text is None:
-            raise RequestError(f"input: parts of the kind {part.type[:40]!r} are not supported")
-    return "\n".join(part.text or "" for part in content)
+def _text(content: str | list[Part]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def _response(body: ResponsesRequest, model: str) -> ResponseBody:
@@ -209,7 +217,7 @@ def _response(body: ResponsesRequest, model: str) -> ResponseBody:
     return ResponseBody(
         id=new_id("resp_"), object="response", created_at=now(), status="in_progress", model=model, output=[],
         usage=None, incomplete_details=None, error=None, instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens, metadata=(body.model_extra or {}).get("metadata") or {},
+        max_output_tokens=body.max_output_tokens, metadata=body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False, previous_response_id=None,
         reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None}, store=False,
         temperature=body.temperature, text=text, tool_choice=choice,

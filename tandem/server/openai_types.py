@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 from tandem.engine.reply import Usage
 from tandem.errors import RequestError
 from tandem.server import errors
-from tandem.server.fields import Fields, given
-from tandem.server.generation import drawing
+from tandem.server.fields import WHOLE, Fields, Int32, Natural, given
+from tandem.server.generation import MOST_ANSWERS, drawing
 
 # Accepted, for they cannot change the answer.
 IGNORED = frozenset(
@@ -41,18 +41,28 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         503: "The device or the model is not available",
     }.items()
 }
+EVENT = {
+    "description": "A server-sent event: JSON in `data`",
+    "type": "object",
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+    "required": ["data"],
+}
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": EVENT}}, "description": "Whole, or as a stream"}
+}
 Finish = Literal["stop", "length", "tool_calls"]
 MOST_PROMPTS = 2048  # of one request
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[Natural], Field(min_length=1)]
 Prompts = (
     str
     | TokenIds
     | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
     | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_PROMPTS)]
 )
-Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE]
+TopK = Annotated[int, Field(ge=-1, lt=2**31), WHOLE]
+Count = Annotated[int, Field(ge=1, le=MOST_ANSWERS), WHOLE]
+TopLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
 StopTexts = str | Annotated[list[str], Field(max_length=64)]
 
 
@@ -89,11 +99,11 @@ class Sampling(Fields):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Seed | None = None
     stop: StopTexts | None = None
-    top_k: Annotated[Int32, Field(ge=-1)] | None = None
+    top_k: TopK | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    min_tokens: Annotated[Int32, Field(ge=0)] | None = None
+    min_tokens: Natural | None = None
     ignore_eos: bool | None = None
     priority: Int32 | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -13,7 +13,7 @@ from fastapi import Request
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.models import Models
 from tandem.engine.reply import Token
-from tandem.errors import ContextError, ModelNotFoundError, RequestError, TandemError
+from tandem.errors import ContextError, ModelNotFoundError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.server.conversation import Prompt, prepare
 from tandem.server.errors import LOG, message_of
@@ -22,8 +22,6 @@ from tandem.server.live import live_of
 from tandem.server.metrics import Metrics
 from tandem.server.reading import Reader
 from tandem.server.settings import ServerSettings
-
-MOST_ANSWERS = 128  # to a prompt
 
 
 class Server:
@@ -103,8 +101,6 @@ class Server:
             return vectors, sum(map(len, texts))
 
     def _prepare(self, llm: AsyncLLM, request: Generation) -> Prompt:
-        if not 1 <= request.count <= MOST_ANSWERS:
-            raise RequestError(f"n = {request.count}: ask for 1 to {MOST_ANSWERS} answers")
         prompt = prepare(llm.llm, request)
         most = self.settings.max_prompt or math.inf
         if len(prompt.ids) > most:

@@ -13,9 +13,9 @@ from typing_extensions import TypedDict
 from tandem.engine.llm import LLM
 from tandem.errors import RequestError
 from tandem.server.bodies import JSONRoute
-from tandem.server.fields import Fields
+from tandem.server.fields import Fields, Natural
 from tandem.server.openai_chat import MessageGiven, message
-from tandem.server.openai_types import ERRORS, TokenId
+from tandem.server.openai_types import ERRORS
 from tandem.server.serving import server_of
 
 router = APIRouter(route_class=JSONRoute, tags=["more"])
@@ -43,7 +43,7 @@ class Tokens(TypedDict):
 
 class DetokenizeRequest(Fields):
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MOST_TOKENS)]
+    tokens: Annotated[list[Natural], Field(max_length=MOST_TOKENS)]
 
 
 class Text(TypedDict):
