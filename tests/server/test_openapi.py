@@ -1,0 +1,60 @@
+"""Requests made from our own OpenAPI document, right and wrong ones: no 5xx, and each answer as the document says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import checks
+
+from tests.server.servers import Running
+
+CHECKS: Any = [
+    checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+]
+COMMON: Any = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "database": None,
+    "derandomize": True,
+}
+
+
+@pytest.mark.parametrize("examples", [90, pytest.param(1500, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.value)
+def test_generated_requests(tiny: Running, mode: schemathesis.GenerationMode, examples: int) -> None:
+    document = schemathesis.openapi.from_url(f"{tiny.url}/openapi.json")
+    count = 0
+    for found in document.exclude(path="/api/pull").get_all_operations():  # which asks the network
+        operation = found.ok()
+        if mode == schemathesis.GenerationMode.NEGATIVE and operation.method == "get":
+            continue  # nothing can be wrong with it
+
+        @settings(max_examples=examples, **COMMON)
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def send(case: schemathesis.Case) -> None:
+            nonlocal count
+            count += 1
+            if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+                case.body["model"] = "tiny"  # or nearly all would be refused
+            case.call_and_validate(checks=CHECKS, timeout=60)
+
+        send()
+    print(f"{count} {mode.value} requests")
+    assert count > 10 * examples
+
+
+def test_the_document_names_every_route(tiny: Running) -> None:
+    status, _, found = tiny.ask("/openapi.json")
+    assert status == 200 and {
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/responses", "/v1/messages",
+        "/api/chat", "/api/generate", "/api/embed", "/api/tags", "/api/show", "/api/ps", "/api/pull", "/api/version",
+        "/tokenize", "/detokenize", "/health", "/metrics",
+    } <= found["paths"].keys()  # fmt: skip
+    assert tiny.ask("/docs")[0] == 200
