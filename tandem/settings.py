@@ -16,6 +16,9 @@ class Settings(NamedTuple):
     hub: str  # HF_ENDPOINT
     hub_token: str | None  # HF_TOKEN
     pipelines: Path  # XDG_CACHE_HOME/tandem: compiled GPU programs
+    ollama: tuple[Path, ...]  # OLLAMA_MODELS, or where Ollama keeps models of its user and of its service
+    lm_studio: tuple[Path, ...]  # where LM Studio keeps its models, now and in older versions
+    llama_cpp: Path  # LLAMA_CACHE: where llama.cpp has put what it downloaded
 
 
 def read_settings() -> Settings:
@@ -29,7 +32,15 @@ def read_settings() -> Settings:
         hub=(env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_token=env.get("HF_TOKEN"),
         pipelines=cache / "tandem",
+        ollama=(Path(env["OLLAMA_MODELS"]),) if env.get("OLLAMA_MODELS") else _ollama_folders(),
+        lm_studio=(Path.home() / ".lmstudio" / "models", cache / "lm-studio" / "models"),
+        llama_cpp=Path(env.get("LLAMA_CACHE") or cache / "llama.cpp"),
     )
+
+
+def _ollama_folders() -> tuple[Path, ...]:
+    homes = (Path.home(), Path("/usr/share/ollama"), Path("/var/lib/ollama"))
+    return tuple(home / ".ollama" / "models" for home in homes)
 
 
 def _threads(wanted: str | None) -> int:

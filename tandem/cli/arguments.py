@@ -11,7 +11,7 @@ from typing import Any
 from tandem.model.catalogue import SHORT_NAMES
 
 NAME_HELP = "a short name such as smollm2 or gemma-3-27b, or hf.co/user/repo:QUANT"
-MODEL_HELP = f"a .gguf file, {NAME_HELP}"
+MODEL_HELP = f"a .gguf file, {NAME_HELP}, or ollama:NAME"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

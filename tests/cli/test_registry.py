@@ -15,6 +15,7 @@ import pytest
 from tandem.errors import DownloadError, ModelNotFoundError
 from tandem.model import download, registry
 from tandem.model.catalogue import PACKAGES, SHORT_NAMES, Package, Progress, RemoteFile
+from tandem.model.files import QUANT, quant_of
 from tests.loopback_hub import COMMIT, LoopbackHub
 
 pytestmark = pytest.mark.fast
@@ -331,7 +332,7 @@ def test_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_every_short_name_leads_to_a_repository_and_a_quant() -> None:
     for name, full in SHORT_NAMES.items():
         repo, quant = registry._parse(name)
-        assert f"{repo}:{quant}" == full and re.fullmatch(registry.QUANT, quant)
+        assert f"{repo}:{quant}" == full and re.fullmatch(QUANT, quant)
 
 
 def test_quants_are_read_from_names() -> None:
@@ -346,7 +347,7 @@ def test_quants_are_read_from_names() -> None:
         "gpt-oss-20b-mxfp4.gguf": "MXFP4",
         "unquantised.gguf": "unquantised.gguf",
     }
-    assert {name: registry._quant(name) for name in names} == names
+    assert {name: quant_of(name) for name in names} == names
 
 
 @pytest.mark.parametrize("damaged", [False, True])
