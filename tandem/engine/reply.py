@@ -54,6 +54,7 @@ class Token:
     logprob: TokenLogprob | None = None
     finish_reason: str | None = None  # on the last one
     usage: Usage | None = field(default=None, repr=False)  # on the last one
+    prompt_logprobs: list[TokenLogprob | None] | None = field(default=None, repr=False)  # on the first one
 
 
 class Reply:
@@ -88,7 +89,8 @@ class Reply:
             self.pieces[-1] += text.flush()
         logprob = self._logprob(sampled) if sampled.logprob is not None else None
         end = (sequence.finish_reason, self._usage()) if self.done else (None, None)
-        return Token(sampled.id, self.pieces[-1], logprob, *end)
+        scores = self.prompt_logprobs() if len(self.pieces) == 1 else None
+        return Token(sampled.id, self.pieces[-1], logprob, *end, prompt_logprobs=scores)
 
     def check(self) -> None:
         """Raises what ended the request before its time."""

@@ -20,9 +20,10 @@ FORMS = ("json_schema", "regex", "grammar", "choices")
 @dataclass(frozen=True)
 class Prompt:
     ids: list[int]
-    text: str  # to echo
     params: dict[str, Any]  # of SamplingParams
     reader: Callable[[], Reader]  # for each answer
+    echoes: bool = False  # it is part of the answer
+    text: str = ""
 
 
 def prepare(llm: LLM, request: Generation) -> Prompt:
@@ -34,7 +35,7 @@ def prepare(llm: LLM, request: Generation) -> Prompt:
         text, ids = ids, llm.tokenize(ids, special=True)
     elif request.echo:
         text = llm.tokenizer.decode(ids, special=True)
-    return Prompt(ids, text if request.echo else "", request.params, Reader)
+    return Prompt(ids, request.params, Reader, request.echo, text)
 
 
 def _chat(llm: LLM, request: Generation) -> Prompt:
@@ -56,7 +57,7 @@ def _chat(llm: LLM, request: Generation) -> Prompt:
     may_think = thinking or (THINK in source and variables.get("enable_thinking") is not False and not begun)
     params = _formed(request, tools, format, thinking=thinking, may_think=may_think)
     names = {tool.name for tool in tools}
-    return Prompt(ids, "", params, lambda: Reader(format if tools else None, names, thinking))
+    return Prompt(ids, params, lambda: Reader(format if tools else None, names, thinking))
 
 
 def _continues(request: Generation) -> bool:

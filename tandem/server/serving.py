@@ -12,7 +12,7 @@ from fastapi import Request
 
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.models import Models
-from tandem.engine.reply import Token
+from tandem.engine.reply import Token, TokenLogprob
 from tandem.errors import ContextError, ModelNotFoundError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.server.conversation import Prompt, prepare
@@ -119,12 +119,15 @@ class Server:
             params["seed"] += nth  # or all would be the same
         if only_echo := params.get("max_tokens") == 0:
             params["max_tokens"] = 1
-        if prompt.text:
-            yield Piece(index, prompt.text, prompt_tokens=length)
+        if prompt.echoes and params.get("logprobs") is not None:
+            params["prompt_logprobs"] = params["logprobs"]
         with self.metrics.request(model) as watch:
             async with aclosing(llm.stream(prompt.ids, **params)) as tokens:  # type: ignore[type-var]
                 async for token in tokens:
                     watch.token()
+                    if prompt.echoes and not ids:
+                        logprobs = _prompt_logprobs(llm, prompt.ids, token)
+                        yield Piece(index, prompt.text, logprobs=logprobs, prompt_tokens=length)
                     ids.append(token.id)
                     piece = Piece(index, prompt_tokens=length, finish=token.finish_reason, usage=token.usage)
                     if not only_echo:
@@ -144,6 +147,14 @@ def _fill(piece: Piece, token: Token, reader: Reader) -> None:
     piece.logprobs = [token.logprob] if token.logprob else []
     if piece.finish and reader.called:
         piece.finish = "tool_calls"
+
+
+def _prompt_logprobs(llm: AsyncLLM, ids: list[int], token: Token) -> list[TokenLogprob]:
+    """Of a prompt that is echoed, if they were asked for; nothing is known of its first token."""
+    if token.prompt_logprobs is None:
+        return []
+    first = TokenLogprob(ids[0], llm.llm.tokenizer.piece(ids[0]), math.nan)
+    return [first, *(one for one in token.prompt_logprobs if one)]
 
 
 def _stop_text(llm: AsyncLLM, ids: list[int], stops: Sequence[str]) -> str | None:
