@@ -71,7 +71,8 @@ class DeviceError(TandemError):
 
 
 class DoesNotFitError(DeviceError):
-    """The model, its context or its cache is larger than the memory. `missing`: bytes, where they are known."""
+    """The model, its context or its cache is larger than the memory. `missing`: bytes, where they are known
+    (infinite: memory is not what is missing)."""
 
     def __init__(self, message: str, missing: float = 0.0) -> None:
         super().__init__(message)

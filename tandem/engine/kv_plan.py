@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tandem.errors import DoesNotFitError
 from tandem.kernels.layouts import KV_TYPES, kv_bytes
 from tandem.kernels.panels import LANES, LAYOUTS
@@ -70,7 +72,8 @@ def _check_wanted(wanted: float, one: int, free: float, context: int) -> None:
     if wanted < one:
         raise DoesNotFitError(
             f"a context of {context} takes {one / 1e9:.2f} GB of KV cache, more than the {wanted / 1e9:.2f} GB allowed "
-            "for it: allow more, or use a smaller context"
+            "for it: allow more, or use a smaller context",
+            missing=math.inf,
         )
     if wanted > free:
         raise DoesNotFitError(

@@ -23,8 +23,9 @@ from tandem.engine.models import Models
 from tandem.errors import DeviceLostError, DoesNotFitError, ModelFileError, ModelNotFoundError, RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.test_memory import memory
+from tests.packages import model_path
 
-pytestmark = pytest.mark.fast
+fast = pytest.mark.fast
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "threads": 1, "context": 256, "batch": 2, "kv_memory": 70_000}
 
@@ -52,11 +53,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return begun
 
 
-def with_models(
-    specs: dict[str, Path], test: Callable[[Models], Awaitable[None]], keep_alive: float | None = None
-) -> None:
+def with_models(specs: dict[str, Path], test: Callable[[Models], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
-        models = Models(specs, keep_alive=keep_alive, **OPTIONS)
+        models = Models(specs, **OPTIONS | options)
         try:
             await test(models)
         finally:
@@ -87,6 +86,7 @@ async def until(condition: Callable[[], bool]) -> None:
     assert condition()
 
 
+@fast
 def test_many_ask_at_once_and_each_model_is_loaded_once(specs: dict[str, Path], loads: list[Path]) -> None:
     async def test(models: Models) -> None:
         assert models.names() == list(specs) and not models.loaded()
@@ -101,6 +101,7 @@ def test_many_ask_at_once_and_each_model_is_loaded_once(specs: dict[str, Path], 
     with_models(specs, test)
 
 
+@fast
 def test_a_load_that_fails_is_told_to_all_who_wait_and_the_others_go_on(
     specs: dict[str, Path], loads: list[Path]
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_load_that_fails_is_told_to_all_who_wait_and_the_others_go_on(
     with_models(specs, test)
 
 
+@fast
 def test_a_model_stays_for_a_while_after_its_last_use(specs: dict[str, Path]) -> None:
     async def test(models: Models) -> None:
         async with models.use("one"):
@@ -157,6 +159,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, nbytes: float) -> Iterator[None]:
         yield
 
 
+@fast
 def test_those_unused_make_room_the_longest_unused_first(
     specs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +182,9 @@ def test_those_unused_make_room_the_longest_unused_first(
             async with models.use("three"):
                 await answer(models, "two")
                 assert names(models) == ["three", "two"]
+        models._options["kv_memory"] = 1000
+        with pytest.raises(DoesNotFitError, match="allow more"):
+            await answer(models, "one")
         with limited(monkeypatch, -HEADROOM), pytest.raises(DoesNotFitError):
             await answer(models, "one")
         assert names(models) == ["three", "two"], "nobody was asked to go in vain"
@@ -186,6 +192,7 @@ def test_those_unused_make_room_the_longest_unused_first(
     with_models(specs, test)
 
 
+@fast
 def test_who_gives_up_waiting_leaves_nothing_behind(specs: dict[str, Path], loads: list[Path]) -> None:
     async def test(models: Models) -> None:
         gone, stays = (asyncio.create_task(answer(models, "one")) for _ in range(2))
@@ -200,6 +207,7 @@ def test_who_gives_up_waiting_leaves_nothing_behind(specs: dict[str, Path], load
     with_models(specs, test, keep_alive=0.05)
 
 
+@fast
 def test_closing_waits_for_loads_and_ends_requests(specs: dict[str, Path], loads: list[Path]) -> None:
     async def test(models: Models) -> None:
         tasks = [asyncio.create_task(answer(models, name, 200)) for name in ("one", "two", "three")]
@@ -213,6 +221,7 @@ def test_closing_waits_for_loads_and_ends_requests(specs: dict[str, Path], loads
     with_models(specs, test)
 
 
+@fast
 def test_a_model_whose_device_was_lost_is_loaded_again(specs: dict[str, Path], loads: list[Path]) -> None:
     async def test(models: Models) -> None:
         await answer(models, "two")
@@ -241,6 +250,7 @@ def use_of_machine() -> dict[str, int]:
     }
 
 
+@fast
 def test_fifty_loads_leave_nothing_behind(specs: dict[str, Path]) -> None:
     async def test(models: Models) -> None:
         def load_and_unload() -> Awaitable[Any]:
@@ -261,3 +271,22 @@ def test_fifty_loads_leave_nothing_behind(specs: dict[str, Path]) -> None:
         assert after["resident"] < before["resident"] + 3e6
 
     with_models(specs, test)
+
+
+def test_a_real_model_gives_its_memory_back() -> None:
+    """Weights, keys and values, and the vocabulary's own."""
+
+    async def test(models: Models) -> None:
+        await answer(models, "smollm2")
+        await models.unload("smollm2")
+        before = use_of_machine()["resident"]
+        async with models.use("smollm2") as llm:
+            await asyncio.gather(*(llm.generate(f"{i} and", max_tokens=4) for i in range(4)))
+            loaded = use_of_machine()["resident"]
+        await models.unload("smollm2")
+        del llm
+        left = use_of_machine()["resident"] - before
+        print(f"{(loaded - before) / 1e6:.0f} MB more while loaded, {left / 1e6:.1f} MB after")
+        assert loaded - before > 90e6 and left < 15e6
+
+    with_models({"smollm2": model_path("smollm2")}, test, kv_memory=None)

@@ -1,0 +1,38 @@
+"""Models that come and go on a GPU give everything back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tandem.engine.models import Models
+from tests.cli.tiny_model import write_tiny_model
+from tests.engine.test_models import use_of_machine
+
+
+def test_loads_leave_nothing_behind(lavapipe: str, tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf")
+
+    async def run() -> None:
+        models = Models({"tiny": path}, device=lavapipe, context=256, batch=2)
+
+        async def load_and_unload() -> None:
+            async with models.use("tiny") as llm:
+                assert len((await llm.generate("x", max_tokens=2)).token_ids) == 2
+                assert models.loaded()[0].device.startswith("vulkan:")
+            await models.unload("tiny")
+            assert not models.loaded()
+
+        for _ in range(2):
+            await load_and_unload()
+        before = use_of_machine()
+        for _ in range(4):
+            await load_and_unload()
+        after = use_of_machine()
+        print(before, after)
+        assert after["threads"] <= before["threads"] + 4  # of asyncio's own pool
+        assert after["files"] <= before["files"] and after["maps"] <= before["maps"] + 20
+        assert after["resident"] < before["resident"] + 25e6  # the driver keeps some of its own
+        await models.close()
+
+    asyncio.run(run())
