@@ -88,9 +88,9 @@ class Reply:
         if self.done:
             self.pieces[-1] += text.flush()
         logprob = self._logprob(sampled) if sampled.logprob is not None else None
-        end = (sequence.finish_reason, self._usage()) if self.done else (None, None)
+        finish, usage = (sequence.finish_reason, self._usage()) if self.done else (None, None)
         scores = self.prompt_logprobs() if len(self.pieces) == 1 else None
-        return Token(sampled.id, self.pieces[-1], logprob, *end, prompt_logprobs=scores)
+        return Token(sampled.id, self.pieces[-1], logprob, finish, usage, scores)
 
     def check(self) -> None:
         """Raises what ended the request before its time."""
