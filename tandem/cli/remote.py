@@ -16,13 +16,15 @@ from tandem.errors import DeviceLostError, QueueFullError, RequestError, TandemE
 from tandem.server.instances import Instance, running
 
 # Options that say how a model is to be opened: who gives one wants a model of their own.
-OPENING = ("context", "threads", "gpu_memory", "kv_memory", "draft")
+OPENING = ("context", "threads", "split", "gpu_memory", "kv_memory", "draft")
 PATIENCE = 600.0  # seconds without a token
 
 
 def find_server(options: argparse.Namespace) -> RemoteLLM | None:
     """One that serves this model, if it may be used as it is."""
-    if options.device != "auto" or options.lookup or any(getattr(options, name) for name in OPENING):
+    if (options.device, options.kv, options.lookup) != ("auto", "f16", False) or any(
+        getattr(options, name) for name in OPENING
+    ):
         return None
     for instance in running():
         if options.model in instance.models:

@@ -1,0 +1,46 @@
+"""The files of deploy/ and docs/SECURITY.md say what is so."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from tandem.cli.arguments import parse
+from tandem.server.settings import ServerSettings, read_settings_file
+
+pytestmark = pytest.mark.fast
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_settings_file_shows_every_setting_and_its_default(tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / "tandem.toml").read_text()
+    found = dict(re.findall(r"^# (\w+) = (.*?)(?:  +#.*)?$", text, re.MULTILINE))
+    assert set(found) == {field.name for field in dataclasses.fields(ServerSettings)}
+    shown = {"models", "context", "api_keys", "max_prompt"}  # which have no default, but an example
+    file = tmp_path / "tandem.toml"
+    file.write_text("".join(f"{name} = {value}\n" for name, value in found.items() if name not in shown))
+    assert read_settings_file(file) == ServerSettings()
+    file.write_text("".join(f"{name} = {value}\n" for name, value in found.items()))
+    assert read_settings_file(file).models == ("smollm2",)
+
+
+def test_the_unit_starts_a_command_that_there_is() -> None:
+    unit = (ROOT / "deploy" / "tandem.service").read_text()
+    [command] = re.findall(r"^ExecStart=\S+/tandem (.*)$", unit, re.MULTILINE)
+    assert parse(command.split()).command == "serve"
+    [stop] = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+    assert int(stop) > ServerSettings().shutdown
+
+
+def test_every_promise_names_a_test_that_there_is() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    text = (ROOT / "docs" / "SECURITY.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert len(named) > 15 and not [name for name in named if f"def {name}(" not in tests]
+    files = re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", text)
+    assert all((ROOT / name).exists() or (ROOT / "tests" / "server" / name).exists() for name in files)
+    defaults = {field.name for field in dataclasses.fields(ServerSettings)}
+    assert set(re.findall(r"^\| `(\w+)` \(", text, re.MULTILINE)) <= defaults
