@@ -6,33 +6,32 @@ KV cache, so that a guess computes little more than its own tokens.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Items
 from itertools import takewhile
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import RequestError
 
-SHARE = 0.2  # of a new measurement in the average
+FEW = 16  # tokens that a text grows by between guesses, where there are some at each step
 
 
 class DraftModel:
     def __init__(self, engine: Engine, vocab: int) -> None:
         """`vocab`: of the model it guesses for."""
-        self.engine, self.vocab, self.seconds = engine, vocab, 0.0
-        self._known: WeakSet[Sequence] = WeakSet()  # whose prompts it has read
+        self.engine, self.vocab = engine, vocab
+        self.usual = True
+        self._read: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # tokens of each text
 
     def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        begun = time.perf_counter()
         drafts = [self._submit(sequence.tokens, count) for sequence, count in wanted]
         while any(draft and draft.finish_reason is None for draft in drafts):
             self.engine.step()
-        self._learn(
-            {sequence for sequence, _ in wanted}, max((count for _, count in wanted), default=0), begun
-        )
+        guessed = [sequence for (sequence, _), draft in zip(wanted, drafts, strict=True) if draft]
+        self.usual = all(len(sequence.tokens) - self._read.get(sequence, 0) <= FEW for sequence in guessed)
+        self._read.update((sequence, len(sequence.tokens)) for sequence in guessed)
         return [
             self._shared([sampled.id for sampled in draft.generated]) if draft else [] for draft in drafts
         ]
@@ -47,13 +46,6 @@ class DraftModel:
     def _shared(self, guess: list[int]) -> list[int]:
         """Up to a token that only the draft model has: one that pads its vocabulary."""
         return list(takewhile(lambda token: token < self.vocab, guess))
-
-    def _learn(self, sequences: set[Sequence], tokens: int, begun: float) -> None:
-        """What a token takes, without the prompts that are read once."""
-        if tokens and all(sequence in self._known for sequence in sequences):
-            taken = (time.perf_counter() - begun) / tokens
-            self.seconds += SHARE * (taken - self.seconds) if self.seconds else taken
-        self._known.update(sequences)
 
 
 def check_vocabularies(tokens: Items[str], draft: Items[str]) -> None:

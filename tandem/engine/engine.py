@@ -86,7 +86,7 @@ class Engine:
             pace=pace,
             queue=queue,
             share=share,
-            speculator=Speculator(pace, proposer) if proposer else None,
+            speculator=Speculator(proposer) if proposer else None,
             stages=device.stages,
         )
         self._guest = self.scheduler.keep_slot()  # for logits, capture and embeddings, whoever else is there
@@ -154,11 +154,12 @@ class Engine:
             return None
         for turn in self.turns:
             if turn not in self._flying:
+                turn.started = time.perf_counter()  # scheduling is a part of the step
                 return turn
         return None
 
     def _start(self, turn: Turn, chunks: list[Chunk]) -> None:
-        turn.chunks, turn.started = chunks, time.perf_counter()
+        turn.chunks = chunks
         turn.exclusive = self._processors and any(chunk.sequence.params.logits_processor for chunk in chunks)
         try:
             turn.batch.write(chunks)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-SLOWDOWN = 1.3  # a prompt may add so much of the time that a step takes without it; what chance adds comes on top
+SLOWDOWN = 1.3  # of the time that a step takes without a prompt, which may add so much; what chance adds comes on top
 SHARE = 0.2  # of a new measurement in the average
 UNKNOWN = 16  # tokens, until there are measurements
-TYPICAL_COST = 0.25  # of another token, in steps, until it has been measured
 
 
 class Pace:
@@ -34,15 +33,6 @@ class Pace:
             if self._token:
                 self._spread = _average(self._spread, abs(token - self._token))
             self._token = _average(self._token, token)
-
-    @property
-    def cost(self) -> float:
-        """What one more token adds to a step, in steps."""
-        return self._token / self._step if self._step and self._token else TYPICAL_COST
-
-    def in_steps(self, seconds: float) -> float:
-        """A time as a part of a step's."""
-        return seconds / self._step if self._step else 0.0
 
     def budget(self, prompts: int, others: int) -> int:
         """Tokens of all prompts together while `others` wait. Each may add its part, so that many at once are not kept

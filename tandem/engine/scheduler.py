@@ -133,15 +133,17 @@ class Scheduler:
 
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
         """What a step took."""
-        if self.pace:
-            more = ones = 0
-            for chunk in chunks:
-                if chunk.count == 1 and chunk.sampled:
-                    ones += 1
-                else:
-                    more += chunk.count
-                more += len(chunk.guess)
-            self.pace.observe(more, ones, seconds)
+        prompts = ones = guessed = 0
+        for chunk in chunks:
+            if chunk.count == 1 and chunk.sampled:
+                ones += 1
+            else:
+                prompts += chunk.count
+            guessed += len(chunk.guess)
+        if self.pace and not guessed:
+            self.pace.observe(prompts, ones, seconds)
+        if self.speculator:
+            self.speculator.observe(ones, guessed, None if prompts else seconds)
 
     def accept(self, chunk: Chunk, right: int) -> None:
         """The first `right` tokens of a guess were those drawn."""

@@ -2,21 +2,22 @@
 
 A guess is computed behind the token before it, and a token is drawn at each of its places as it would be without it;
 as long as the draws are the guess, they are all kept. So the tokens are those that the same seed gives without guesses:
-greedy and sampled alike. What a guess costs is learned from the steps' times, how often it is right from the request
-itself; where it does not pay, it is left out, and tried again from time to time.
+greedy and sampled alike. What a guess costs is learned from the steps' times (worth.py), how often it is right from the
+request itself; where it does not pay, it is left out, and tried again from time to time.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from tandem.engine.pace import Pace
 from tandem.engine.sequence import Sequence
+from tandem.engine.worth import Worth
 
-MOST_GUESSED = 8  # tokens
-HOPE, LESS_HOPE = 0.6, 0.35  # that a guessed token is right: to begin with, and when it is tried again
+MOST_GUESSED = 8  # tokens of a request
+HOPE = 0.6  # that a guessed token is right, before there is any experience
 SHARE = 0.2  # of a new guess in the average
-PATIENCE = 48  # tokens after which a request whose guesses were bad is given another try
+PATIENCE, MOST_PATIENCE = 32, 512  # tokens after which a request whose guesses were bad is given another try
+TRIAL = 3  # tokens of such a try
 LOOK = 8  # tokens a request gets a step ahead of the host before a guess is tried again
 
 
@@ -27,73 +28,99 @@ class Proposer(Protocol):
         """For each sequence so many tokens that may follow, or fewer."""
 
     @property
-    def seconds(self) -> float:
-        """What a token of a guess takes to make."""
+    def usual(self) -> bool:
+        """Whether the last guess took no longer than it will the next time."""
 
 
 class Trust:
     """How good a request's guesses have been."""
 
-    def __init__(self) -> None:
-        self.right = HOPE  # share of guessed tokens
+    def __init__(self, right: float) -> None:
+        self.right = right  # share of guessed tokens
         self.idle = 0  # tokens since the last guess
+        self.patience = PATIENCE
+
+    def tried(self) -> None:
+        if self.idle >= self.patience:
+            self.patience = min(2 * self.patience, MOST_PATIENCE)
+        self.idle = 0
 
     def learn(self, guessed: int, right: int) -> None:
         for hit in [True] * right + [False] * (right < guessed):
             self.right += SHARE * (hit - self.right)
+        if right:
+            self.patience = PATIENCE
 
 
 class Speculator:
-    def __init__(self, pace: Pace, proposer: Proposer) -> None:
-        self.pace, self.proposer = pace, proposer
+    def __init__(self, proposer: Proposer, worth: Worth | None = None) -> None:
+        self.proposer, self.worth = proposer, worth or Worth()
         self.guessed = self.right = 0  # tokens, of all requests
+        self._hope = HOPE  # for the next request, from those before
 
     def guess(self, sequences: list[Sequence], company: int, most: int) -> list[list[int]]:
         """Tokens that may follow in each, `most` at most in all. `company`: sequences that the step serves."""
-        wanted = []
-        for sequence in sequences:
-            count = self._length(sequence, company, most)
-            wanted.append((sequence, count))
-            most -= count
-        guesses = [
-            sequence.grammar.possible(guess) if guess and sequence.grammar else guess
-            for (sequence, _), guess in zip(wanted, self.proposer.guess(wanted), strict=True)
-        ]
-        for sequence, guess in zip(sequences, guesses, strict=True):
+        lengths = self._lengths(sequences, company, most)
+        if not any(lengths):
+            return [[]] * len(sequences)
+        wanted = list(zip(sequences, lengths, strict=True))
+        guesses = []
+        for sequence, guess in zip(sequences, self.proposer.guess(wanted), strict=True):
+            guesses.append(sequence.grammar.possible(guess) if guess and sequence.grammar else guess)
             if guess and sequence.trust:
-                sequence.trust.idle = 0
+                sequence.trust.tried()
         return guesses
 
-    def _length(self, sequence: Sequence, company: int, most: int) -> int:
-        if sequence.trust is None:
-            sequence.trust = Trust()
-        trust = sequence.trust
-        trust.idle += 1
-        most = min(most, MOST_GUESSED, sequence.most - len(sequence.generated) - 1)
-        cost = self.pace.cost + self.pace.in_steps(self.proposer.seconds)
-        length = best_length(trust.right, cost, company, most)
-        if not length and trust.idle >= PATIENCE:
-            trust.idle, trust.right = 0, LESS_HOPE
-        return length
+    def _lengths(self, sequences: list[Sequence], company: int, most: int) -> list[int]:
+        """How many tokens to guess of each."""
+        rooms, trusts = [], []
+        for sequence in sequences:
+            if sequence.trust is None:
+                sequence.trust = Trust(self._hope)
+            sequence.trust.idle += 1
+            trusts.append(sequence.trust)
+            rooms.append(min(MOST_GUESSED, sequence.most - len(sequence.generated) - 1))
+        if not sequences or most < 1 or not self.worth.may_guess(company):
+            return [0] * len(sequences)
+        lengths = best_lengths([trust.right for trust in trusts], rooms, self.worth, company, most)
+        if not any(lengths):
+            for i, trust in enumerate(trusts):
+                if trust.idle >= trust.patience:
+                    lengths[i] = max(0, min(TRIAL, rooms[i], most))
+                    most -= lengths[i]
+        return lengths
 
     def should_wait(self, sequence: Sequence) -> bool:
         """Whether to let a request's next step wait for its token, so that a guess can go on from there: where that has
         been good for something, and else from time to time."""
         return sequence.trust is None or sequence.trust.idle % LOOK == 0
 
+    def observe(self, sequences: int, guessed: int, seconds: float | None) -> None:
+        """What a step took; None: it had prompts, too, and what the guesses took cannot be told."""
+        self.worth.observe(sequences, guessed, seconds, self.proposer.usual)
+
     def learn(self, sequence: Sequence, guessed: int, right: int) -> None:
+        """Of a step that was observed."""
         self.guessed += guessed
         self.right += right
+        self.worth.credit(right)
         if sequence.trust:
             sequence.trust.learn(guessed, right)
+            self._hope += SHARE * SHARE * (sequence.trust.right - self._hope)
 
 
-def best_length(right: float, cost: float, company: int, most: int) -> int:
-    """How many tokens to guess for the most tokens a second, if each is right with this probability and adds `cost` of
-    a step's time."""
-    best, length, tokens = float(company), 0, float(company)
-    for n in range(1, most + 1):
-        tokens += right**n
-        if tokens / (1 + cost * n) > best:
-            best, length = tokens / (1 + cost * n), n
-    return length
+def best_lengths(chances: list[float], rooms: list[int], worth: Worth, company: int, most: int) -> list[int]:
+    """How many tokens to guess of each sequence for the most tokens a second, if each is right with its chance."""
+    lengths, best = [0] * len(chances), [0] * len(chances)
+    next_chances = [chance if room > 0 else 0.0 for chance, room in zip(chances, rooms, strict=True)]
+    expected, rate = float(company), company / worth.seconds(company, 0)
+    for guessed in range(1, most + 1):
+        i = max(range(len(chances)), key=next_chances.__getitem__)
+        if not next_chances[i]:
+            break
+        lengths[i] += 1
+        expected += next_chances[i]
+        next_chances[i] = next_chances[i] * chances[i] if lengths[i] < rooms[i] else 0.0
+        if expected / worth.seconds(company, guessed) > rate:
+            rate, best = expected / worth.seconds(company, guessed), lengths.copy()
+    return best

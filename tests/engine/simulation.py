@@ -17,10 +17,10 @@ from tandem.engine.batch import Batch
 from tandem.engine.engine import Engine, Turn
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.lookup import Lookup
-from tandem.engine.pace import Pace
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sequence
 from tandem.engine.speculation import Speculator
+from tandem.engine.worth import Worth
 from tandem.program.step_inputs import (
     KV_BLOCK,
     RESULT_INTS,
@@ -50,6 +50,20 @@ def expected(prompt: list[int], count: int, windows: tuple[int, ...], repeats: b
     return tokens[len(prompt) :]
 
 
+class Willing(Worth):
+    """Guesses, whatever they take, as if each token of one took so much of a step."""
+
+    def __init__(self, cost: float) -> None:
+        super().__init__()
+        self.cost = cost
+
+    def may_guess(self, sequences: int) -> bool:
+        return True
+
+    def seconds(self, sequences: int, guessed: int) -> float:
+        return 1 + self.cost * guessed
+
+
 class SimulatedEngine(Engine):
     """Everything of the engine but the model and the device."""
 
@@ -63,7 +77,7 @@ class SimulatedEngine(Engine):
         limits = StepLimits(tokens, rows, batch, -(-context // KV_BLOCK), len(windows))
         layout = StepLayout(limits)
         self.cache = KVCache(windows, blocks)
-        speculator = Speculator(Pace(), Lookup()) if guesses else None
+        speculator = Speculator(Lookup(), Willing(0.25)) if guesses else None
         self.scheduler = Scheduler(limits, self.cache, speculator=speculator)
         self.kv = [np.full((n * KV_BLOCK, 2), -1) for n in blocks]
         self.steps = self.tokens_computed = 0

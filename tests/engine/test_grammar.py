@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from tandem import LLM
 from tandem.errors import RequestError
 from tests.cli.tiny_model import write_tiny_model
+from tests.engine.simulation import Willing
 
 pytestmark = pytest.mark.fast
 pytest.importorskip("llguidance")
@@ -91,7 +91,7 @@ def test_guesses_keep_to_the_form(llm: LLM, path: Path, temperature: float) -> N
     with LLM(path, threads=1, context=512, batch=8, device="cpu", lookup=True) as other:
         speculator = other.engine.scheduler.speculator
         assert speculator
-        speculator.pace = SimpleNamespace(cost=0.01, in_steps=lambda seconds: 0.0)  # type: ignore[assignment]
+        speculator.worth = Willing(0.01)
         for form in forms:
             common = {"temperature": temperature, "seed": 5, "max_tokens": 80, **form}
             prompt = "abcdabcd dcba 0123012301230123"

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
-from types import SimpleNamespace
+from random import Random
 
 import pytest
 
 from tandem.engine.draft import DraftModel, check_vocabularies
 from tandem.engine.lookup import Index, Lookup
-from tandem.engine.pace import Pace
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sampled, Sequence
-from tandem.engine.speculation import LESS_HOPE, PATIENCE, Speculator, best_length
+from tandem.engine.speculation import PATIENCE, Speculator, best_lengths
 from tandem.errors import RequestError
-from tests.engine.simulation import SimulatedEngine, expected
+from tests.engine.simulation import SimulatedEngine, Willing, expected
 from tests.engine.test_batch_invariance import Request, requests
 from tests.engine.tiny_models import opened, write_model
 
 CONTEXT = 256
 FEW = {token: 60.0 for token in (5, 6, 7)}  # tokens, so that a text of them repeats itself
-
-
-def cheap(cost: float) -> SimpleNamespace:
-    """A pace by which guesses are worth trying, whatever they take here."""
-    return SimpleNamespace(cost=cost, in_steps=lambda seconds: 0.0)
 
 
 def test_what_followed_is_looked_up() -> None:
@@ -40,26 +35,79 @@ def test_what_followed_is_looked_up() -> None:
 
 @pytest.mark.fast
 def test_the_length_of_a_guess() -> None:
-    assert best_length(0.9, 0.05, 1, 8) == 8
-    assert best_length(0.5, 0.25, 1, 8) == 1
-    assert best_length(0.2, 0.25, 1, 8) == 0
-    assert best_length(0.9, 0.25, 64, 8) == 0, "among many the step is full"
-    assert best_length(0.9, 0.001, 64, 8) == 8
+    def length(right: float, cost: float, company: int, most: int) -> int:
+        return best_lengths([right], [most], Willing(cost), company, 8)[0]
+
+    assert length(0.9, 0.05, 1, 8) == 8
+    assert length(0.9, 0.05, 1, 3) == 3
+    assert length(0.5, 0.25, 1, 8) == 1
+    assert length(0.2, 0.25, 1, 8) == 0
+    assert length(0.9, 0.25, 64, 8) == 0, "among many the step is full"
+    assert length(0.9, 0.001, 64, 8) == 8
+    assert best_lengths([0.9, 0.5, 0.0], [8, 8, 8], Willing(0.05), 3, 8) == [7, 1, 0], "the likeliest first"
 
 
 def test_bad_guesses_end_and_are_tried_again() -> None:
-    speculator = Speculator(Pace(), Lookup())
+    speculator = Speculator(Lookup(), Willing(0.25))
     engine = SimulatedEngine(windows=(0,), blocks=(99,), context=CONTEXT, batch=1, tokens=64, guesses=8)
     sequence = engine.prepare([1, 2, 3] * 9, SamplingParams(max_tokens=200))
     tried = []
-    for _ in range(3 * PATIENCE):
+    for _ in range(8 * PATIENCE):
         [guess] = speculator.guess([sequence], 1, 8)
         tried.append(bool(guess))
         if guess:
             speculator.learn(sequence, len(guess), 0)
-    assert all(tried[:3]) and 3 < sum(tried) < 20
+    assert all(tried[:2]) and 3 < sum(tried) < 10
     assert not any(tried[10:PATIENCE]) and any(tried[PATIENCE:])
-    assert sequence.trust and sequence.trust.right <= LESS_HOPE
+    assert sequence.trust and sequence.trust.patience > PATIENCE
+
+
+class Seer:
+    """Guesses tokens of which one in `right` is wrong."""
+
+    usual = True
+
+    def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [[1] * count for _, count in wanted]
+
+
+def times(
+    steps: int, chances: list[float], cost: float, sequences: int, random: Random
+) -> tuple[float, float]:
+    """Seconds of as many tokens with guesses and without: steps take 1 s, more by chance, and `cost` more for each
+    guessed token. The chance that one is right changes while it goes on."""
+    speculator, taken, made = Speculator(Seer()), 0.0, 0
+    engine = SimulatedEngine(windows=(0,), blocks=(9,), context=CONTEXT, batch=1, tokens=64, guesses=8)
+    running = [engine.prepare([1], SamplingParams(max_tokens=10**6)) for _ in range(sequences)]
+    for step in range(steps):
+        guesses = speculator.guess(running, sequences, 16)
+        seconds = random.gauss(1.0, 0.05) + cost * sum(map(len, guesses))
+        speculator.observe(sequences, sum(map(len, guesses)), seconds)
+        taken, made = taken + seconds, made + sequences
+        for sequence, guess in zip(running, guesses, strict=True):
+            if guess:
+                draws = (random.random() < chances[step * len(chances) // steps] for _ in guess)
+                right = len(list(takewhile(bool, draws)))
+                speculator.learn(sequence, len(guess), right)
+                made += right
+    return taken, made / sequences
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+@pytest.mark.parametrize("cost", [0.02, 0.1, 0.3, 1.0])
+def test_guesses_never_cost_much(cost: float, sequences: int) -> None:
+    for seed, chances in enumerate(([0.0], [0.3], [0.6], [0.95, 0.0], [0.0, 0.9, 0.1])):
+        with_guesses, without = times(1500, chances, cost, sequences, Random(seed))
+        assert with_guesses < 1.03 * without, (cost, chances)
+
+
+@pytest.mark.fast
+def test_good_guesses_are_used() -> None:
+    with_guesses, without = times(1000, [0.9], 0.05, 1, Random(0))
+    assert with_guesses < 0.3 * without
+    with_guesses, without = times(3000, [0.0, 0.9], 0.05, 1, Random(0))
+    assert with_guesses < 0.7 * without, "also where they were bad for long"
 
 
 @pytest.mark.parametrize("turns", [1, 2])
@@ -84,7 +132,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(windows: tuple[int, ...], 
 def tokens(path: Path, wanted: list[Request], lookup: bool) -> tuple[list[list[int]], int]:
     with opened(path, threads=1, proposer=Lookup() if lookup else None) as engine:
         if engine.scheduler.speculator:
-            engine.scheduler.speculator.pace = cheap(0.01)  # type: ignore[assignment]
+            engine.scheduler.speculator.worth = Willing(0.01)
         sequences = [engine.submit(prompt, params, frozenset(range(0, 320, 16))) for prompt, params in wanted]
         while any(sequence.finish_reason is None for sequence in sequences):
             engine.step()
@@ -115,7 +163,7 @@ def endings(path: Path, count: int, lookup: bool, first_seed: int) -> Counter[tu
     found: Counter[tuple[int, ...]] = Counter()
     with opened(path, threads=1, batch=64, proposer=Lookup() if lookup else None) as engine:
         if engine.scheduler.speculator:
-            engine.scheduler.speculator.pace = cheap(0.001)  # type: ignore[assignment]
+            engine.scheduler.speculator.worth = Willing(0.001)
         params = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True, logit_bias=FEW)
         for begin in range(first_seed, first_seed + count, 64):
             sequences = [
@@ -124,7 +172,7 @@ def endings(path: Path, count: int, lookup: bool, first_seed: int) -> Counter[tu
             while any(sequence.finish_reason is None for sequence in sequences):
                 engine.step()
             found.update(tuple(sampled.id for sampled in sequence.generated[1:]) for sequence in sequences)
-        assert not engine.scheduler.speculator or engine.scheduler.speculator.right > count / 10
+        assert not engine.scheduler.speculator or engine.scheduler.speculator.guessed > count / 10
     return found
 
 
@@ -172,7 +220,7 @@ def test_a_draft_model(tmp_path: Path) -> None:
         ):
             speculator = engine.scheduler.speculator
             assert speculator
-            speculator.pace = cheap(0.01)  # type: ignore[assignment]
+            speculator.worth = Willing(0.01)
             sequences = [engine.submit(prompt, params) for prompt, params in wanted]
             while any(sequence.finish_reason is None for sequence in sequences):
                 engine.step()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from tandem.engine.params import SamplingParams
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sequence
 from tandem.program.step_inputs import KV_BLOCK
+from tests.engine.simulation import Willing
 from tests.engine.tiny_models import VOCAB
 
 CONTEXT = 256
@@ -67,7 +67,7 @@ def prepare(engine: Engine, workload: Workload) -> None:
     engine.cache = KVCache(windows, blocks)
     speculator = engine.scheduler.speculator
     if speculator:
-        speculator.pace = SimpleNamespace(cost=0.01, in_steps=lambda seconds: 0.0)  # type: ignore[assignment]  # guesses, whether they pay or not
+        speculator.worth = Willing(0.01)
     engine.scheduler = Scheduler(
         limits, engine.cache, pace=Pace() if workload.paced else None, speculator=speculator,
         stages=engine.scheduler.stages,
