@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from tests.cli.tiny_model import write_tiny_model
 from tests.packages import model_path
 from tests.server.browsers import browser
 from tests.server.servers import Running, serving
@@ -200,6 +201,25 @@ def test_the_browser_itself_refuses_scripts_in_the_page(page: Page, problems: li
     refused = [problem for problem in problems if "Content Security Policy" in problem]
     assert len(refused) == 2
     problems.clear()
+
+
+def test_the_page_asks_for_a_key(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("sk-secret-1\n")
+    with serving(tmp_path, write_tiny_model(tmp_path / "tiny.gguf"), api_keys="keys", shutdown=1) as server:
+        page = browser.new_page()
+        page.goto(server.url)
+        for key in ("wrong", "sk-secret-1"):
+            expect(page.locator("#key-dialog")).to_be_visible()
+            page.fill("#key", key)
+            page.click("#key-dialog .primary")
+        expect(page.locator("#model")).to_have_value("tiny")
+        page.evaluate("localStorage.setItem('tandem.settings', JSON.stringify({max_tokens: 4}))")
+        page.reload()
+        expect(page.locator("#model")).to_have_value("tiny")
+        send(page, "Hi")
+        answered(page)
+        assert not page.locator("article.reply .error").count()
+        page.close()
 
 
 MARKDOWN = {
