@@ -108,6 +108,22 @@ def answer(path: str) -> dict[str, float]:
         }
 
 
+def resident_cache(path: str, kv: str) -> int:
+    """How much more is resident once every byte of a context's keys and values is in use."""
+    from tandem import LLM
+
+    with LLM(path, device="cpu", threads=1, context=4096, batch=1, kv=kv) as llm:
+        before = memory("VmRSS")
+        llm.device.memory("kv")[:] = 1
+        return memory("VmRSS") - before
+
+
+def test_int8_keys_and_values_take_half_the_memory() -> None:
+    half, full = (in_new_process("resident_cache", model_path("smollm2"), kv) for kv in ("q8", "f16"))
+    print(f"a context of 4096: {full / 1e6:.1f} MB of float16, {half / 1e6:.1f} MB of int8 with scales")
+    assert full > 90e6 and half < 0.54 * full
+
+
 @pytest.mark.parametrize(
     "name", ["smollm2", "gemma-3-270m", pytest.param("qwen2.5-coder-0.5b", marks=pytest.mark.soak)]
 )

@@ -84,6 +84,8 @@ def programs() -> Iterator[Program]:
     for layout in LAYOUTS:
         yield lowered(SyntheticModel(f"gemma-3-27b:{layout}", LAYERS), PASSES)
     yield lowered(SyntheticModel("llama-3-8b", LAYERS), (), kv="f32")
+    for shape in ("gemma-3-4b", "gemma-3-27b", "qwen2.5-7b"):
+        yield lowered(SyntheticModel(f"{shape}:q4_0", LAYERS), PASSES, kv="q8")
 
 
 def lowered(model: SyntheticModel, passes: tuple[str, ...], kv: str = "f16") -> Program:

@@ -21,8 +21,8 @@ def without_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(GRIDS, "sample", lambda scalars, counts, device: Dispatch(0))
 
 
-def load(name: str, device: str, gpu_memory: float | None = None) -> LLM:
-    return LLM(GOLDENS / f"{name}.gguf", device=device, context=128, kv="f32", gpu_memory=gpu_memory)
+def load(name: str, device: str, gpu_memory: float | None = None, kv: str = "f32") -> LLM:
+    return LLM(GOLDENS / f"{name}.gguf", device=device, context=128, kv=kv, gpu_memory=gpu_memory)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,6 +42,14 @@ def test_intermediates_equal_those_of_the_cpu(lavapipe: str, name: str) -> None:
     for value in names:
         if value not in ("result", "logits"):
             assert np.abs(got[value] - expected[value]).max() < 1e-4, value
+
+
+@pytest.mark.parametrize("name", ["gemma3-pattern3", "qwen2"])
+def test_int8_keys_and_values_are_those_of_the_cpu(lavapipe: str, name: str) -> None:
+    [*_, (ids, _)] = golden_prompts(name)
+    with load(name, "cpu", kv="q8") as cpu, load(name, lavapipe, kv="q8") as llm:
+        difference = np.abs(llm.logits(ids) - cpu.logits(ids))
+    assert difference.max() < 5e-3 and difference.mean() < 1e-4  # a quant may round the other way
 
 
 def test_a_limit_that_spills_changes_no_bit(lavapipe: str) -> None:

@@ -35,9 +35,9 @@ class Checked(Engine):
         return served
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize(("architecture", "kv"), [("llama", "q8"), ("gemma3", "f16")])
 def test_every_token_is_that_of_its_logits(
-    lavapipe: str, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lavapipe: str, architecture: str, kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One step at a time, so that its logits are still there; two in flight give the same tokens."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
@@ -47,7 +47,7 @@ def test_every_token_is_that_of_its_logits(
     for turns in (1, 2):
         model, device = open_model(path), VulkanDevice(lavapipe)
         monkeypatch.setattr(VulkanDevice, "turns", turns)
-        engine = (Checked if turns == 1 else Engine)(model, device, context=CONTEXT, batch=4)
+        engine = (Checked if turns == 1 else Engine)(model, device, context=CONTEXT, batch=4, kv=kv)
         found.append(
             [
                 [sampled.id for sampled in sequence.generated]

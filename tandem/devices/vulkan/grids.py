@@ -69,7 +69,8 @@ def embed(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
 
 def rope(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """A workgroup a head of a token: q's, k's and v's."""
-    return Dispatch(int(scalars["q_heads"] + 2 * scalars["kv_heads"]), counts["tokens"])
+    shader = "rope_q8" if KV_TYPES[int(scalars["kv"])] == "q8" else "rope"
+    return Dispatch(int(scalars["q_heads"] + 2 * scalars["kv_heads"]), counts["tokens"], shader=shader)
 
 
 def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
@@ -106,7 +107,14 @@ def _attention_fragments(
         shares //= 2
     slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, 64 * shares)
     shader = f"attention_{'teams' if teams else 'fragments'}_{dim}"
-    constants = (queries, dim, 0, shares, 32 * tiles * shares, *([exchanged * shares] if teams else []))
+    constants = (
+        queries,
+        dim,
+        int(scalars["kv"]),
+        shares,
+        32 * tiles * shares,
+        *([exchanged * shares] if teams else []),
+    )
     return Dispatch(kv_heads, counts["work"], slots, shader, constants, subgroup=32, scratch=True)
 
 
