@@ -115,9 +115,17 @@ def test_a_profile_has_every_launch(bench: Bench) -> None:
 
 
 def test_more_sequences_than_there_is_memory_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.engine.cache, "reserve", lambda tables, tokens: False)
+    cache, calls = bench.engine.cache, []
+    reserve = cache.reserve
+
+    def refuse_the_last(tables: Any, tokens: int) -> bool:
+        calls.append(tokens)
+        return len(calls) < 20 and reserve(tables, tokens)
+
+    monkeypatch.setattr(cache, "reserve", refuse_the_last)
     with pytest.raises(DoesNotFitError, match="no room for the keys and values of 3 sequences of 105 tokens"):
         bench.round(Workload("decode", 4, 3, 100))
+    assert len(calls) == 20 and cache.free_blocks == cache.blocks, "what the others had is given back"
 
 
 def test_the_bandwidth_of_the_cpu() -> None:

@@ -117,7 +117,14 @@ class Bench:
         """Seconds from the requests' arrival to their last token."""
         engine, made = self.engine, workload.tokens if workload.kind == "decode" else 1
         params = SamplingParams(max_tokens=made, temperature=0, ignore_eos=True)
-        sequences = [self.sequence(workload, params) for _ in range(workload.batch)]
+        sequences: list[Sequence] = []
+        try:
+            for _ in range(workload.batch):
+                sequences.append(self.sequence(workload, params))
+        except DoesNotFitError:
+            for sequence in sequences:
+                engine.cache.release(sequence.tables)
+            raise
         begun = time.perf_counter()
         for sequence in sequences:
             engine.enqueue(sequence)
@@ -137,6 +144,7 @@ class Bench:
         while sequence.computed < workload.depth:
             sequence.computed = min(workload.depth, sequence.computed + KV_BLOCK)
             if not cache.reserve(sequence.tables, sequence.computed):
+                cache.release(sequence.tables)
                 raise self._too_many(workload)
             cache.slide(sequence.tables, sequence.computed)
         return sequence

@@ -11,9 +11,13 @@ from itertools import takewhile
 from weakref import WeakKeyDictionary
 
 from tandem.engine.engine import Engine
+from tandem.engine.kv_plan import KV_SHARE
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import RequestError
+from tandem.kernels.layouts import KV_TYPES, kv_bytes
+from tandem.model.model import Model
+from tandem.program.step_inputs import KV_BLOCK
 
 FEW = 16  # tokens that a text grows by between guesses, where there are some at each step
 
@@ -46,6 +50,21 @@ class DraftModel:
     def _shared(self, guess: list[int]) -> list[int]:
         """Up to a token that only the draft model has: one that pads its vocabulary."""
         return list(takewhile(lambda token: token < self.vocab, guess))
+
+
+def kv_shares(
+    model: Model, draft: Model, kv: str, context: int, batch: int, free: float, wanted: float | None
+) -> tuple[float | None, float]:
+    """Bytes of KV cache for a model and for its draft model: room for the same texts, out of the `wanted` bytes for
+    both, or out of what both leave free, where the model then takes what there is."""
+    one, other = (
+        -(-context // KV_BLOCK) * kv_bytes(c.layers, c.kv_heads, c.head_dim, KV_TYPES.index(kv))
+        for c in (model.config, draft.config)
+    )
+    if wanted is not None:
+        return wanted * one / (one + other), wanted * other / (one + other)
+    both = (free - model.nbytes - draft.nbytes) * KV_SHARE
+    return None, other * max(1.0, min(batch, both / (one + other)))
 
 
 def check_vocabularies(tokens: Items[str], draft: Items[str]) -> None:

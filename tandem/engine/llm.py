@@ -95,11 +95,23 @@ class LLM:
             self.device = open_device(device, threads=threads, gpu_memory=gpu_memory, split=split)
             closing.callback(self.device.close)
             if draft is not None:
+                from tandem.engine.draft import kv_shares
+
                 with open_model(resolve(os.fspath(draft))) as opened:
                     most = min(self.context, opened.config.trained_context)
+                    free = self.device.free_memory()[0]
+                    kv_memory, share = kv_shares(self._model, opened, kv, most, batch, free, kv_memory)
                 first = device.partition(",")[0]  # of several; a draft model is small
                 self._draft = closing.enter_context(
-                    LLM(draft, device=first, threads=threads, context=most, kv=kv, batch=batch)
+                    LLM(
+                        draft,
+                        device=first,
+                        threads=threads,
+                        context=most,
+                        kv=kv,
+                        batch=batch,
+                        kv_memory=share,
+                    )
                 )
             text = Beside(_open_text, self._model.gguf)  # the vocabulary is read while weights are repacked
             closing.callback(text.join)

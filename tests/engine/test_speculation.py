@@ -7,15 +7,18 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from tandem import LLM
 from tandem.engine.draft import DraftModel, check_vocabularies
 from tandem.engine.lookup import Index, Lookup
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.speculation import PATIENCE, Speculator, best_lengths
-from tandem.errors import RequestError
+from tandem.errors import DoesNotFitError, RequestError
+from tests.cli.tiny_model import write_tiny_model
 from tests.engine.simulation import SimulatedEngine, Willing, expected
 from tests.engine.test_batch_invariance import Request, requests
 from tests.engine.tiny_models import opened, write_model
@@ -233,6 +236,23 @@ def test_a_draft_model(tmp_path: Path) -> None:
 def tokens_without_stops(path: Path, wanted: list[Request]) -> list[list[int]]:
     with opened(path, threads=1) as engine:
         return [ids for ids, _ in engine.run(*wanted)]
+
+
+def test_a_draft_model_shares_the_memory_for_keys_and_values(tmp_path: Path) -> None:
+    main = write_tiny_model(tmp_path / "main.gguf", layers=3)
+    draft = write_tiny_model(tmp_path / "draft.gguf")
+    one = (
+        64 // 16 * 2 * 2 * 64 * 16 * 2 // 2
+    )  # bytes of a context of 64 in a layer: keys and values of 64 float16
+    options: dict[str, Any] = {"threads": 1, "context": 64, "batch": 4, "device": "cpu", "draft": draft}
+    with LLM(main, kv_memory=3 * 4 * one, **options) as llm:
+        assert llm._draft
+        blocks = llm.engine.cache.blocks[0], llm._draft.engine.cache.blocks[0]
+        assert blocks == (12, 12), "room for the same texts"
+    with LLM(main, **options) as llm:
+        assert llm._draft and llm._draft.engine.cache.blocks == llm.engine.cache.blocks == (16,)
+    with pytest.raises(DoesNotFitError, match="allow more, or use a smaller context"):
+        LLM(main, kv_memory=3 * one, **options)
 
 
 def test_vocabularies_that_differ_are_refused() -> None:
