@@ -14,6 +14,8 @@ from tandem.server.generation import Generation, Message, Tool
 from tandem.server.reading import THINK, THOUGHT, Reader
 
 OURS = {"messages", "tools", "self"}  # variables that a request may not set
+# Between the parts of JSON: a space, or a new line. A weak model would fill its answer with them if it could.
+GAPS = {"whitespace_pattern": r"( |\r?\n[ \t]{0,24})?"}
 FORMS = ("json_schema", "regex", "grammar", "choices")
 
 
@@ -28,6 +30,9 @@ class Prompt:
 
 def prepare(llm: LLM, request: Generation) -> Prompt:
     """What the engine gets for a request."""
+    schema = request.params.get("json_schema")
+    if isinstance(schema, dict):
+        request.params["json_schema"] = {"x-guidance": GAPS, **schema}
     if request.prompt is None:
         return _chat(llm, request)
     text, ids = "", request.prompt

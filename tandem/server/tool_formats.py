@@ -15,6 +15,10 @@ from uuid import uuid4
 from tandem.server.generation import Message, Tool, ToolCall
 
 
+# JSON as models learned to write it: a weak one would fill its answer with spaces if it could.
+PLAIN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     begins: tuple[str, ...]  # what a call begins with; the first is what our grammars and instructions write
@@ -49,7 +53,8 @@ class ToolFormat:
 
     def grammar(self, tools: Sequence[Tool], *, several: bool, optional: bool) -> str:
         """In Lark's notation: an answer of calls; `optional`: of any text, and calls that are as they should be."""
-        call = f"call: %json {json.dumps({'anyOf': [self._schema(tool) for tool in tools]})}\n"
+        schema = {"anyOf": [self._schema(tool) for tool in tools], "x-guidance": PLAIN}
+        call = f"call: %json {json.dumps(schema)}\n"
         if not self.is_marked:
             listed = 'start: "[" call (", " call)* "]"\n' if several else 'start: "[" call "]"\n'
             return (listed if self.listed else "start: call\n") + call

@@ -1,0 +1,141 @@
+"""Conversations become prompts by the model's own template: with tools, thoughts, and the form of the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem import LLM
+from tandem.errors import RequestError
+from tandem.server.conversation import prepare
+from tandem.server.generation import Generation, Tool
+from tests.cli.tiny_model import CHATML, write_tiny_model
+
+pytestmark = pytest.mark.fast
+
+# As Qwen 3 does it: tools in the system's turn, calls and results in tags, thoughts unless they are not wanted.
+QWEN = """{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<tool_call></tool_call><|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.arguments | tojson }}</tool_call>
+{% endfor %}<|im_end|>
+{% endfor %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>
+{% endif %}"""
+DEEPSEEK = CHATML + "{{ '<think>\\n' }}"
+HI = [{"role": "user", "content": "hi"}]
+TOOL = Tool("f", "Does it.", {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
+THINKING = {"template": {"enable_thinking": True}}
+
+
+@contextmanager
+def opened(folder: Path, template: str) -> Iterator[LLM]:
+    with LLM(write_tiny_model(folder / "m.gguf", template=template), threads=1, context=2048, batch=1) as llm:
+        yield llm
+
+
+def text(llm: LLM, **request: Any) -> str:
+    return llm.tokenizer.decode(prepare(llm, Generation("m", messages=HI, **request)).ids, special=True)
+
+
+def allows(llm: LLM, answer: str, **request: Any) -> bool:
+    """Whether the grammar of a request lets an answer pass to its end."""
+    prompt = prepare(llm, Generation("m", messages=HI, **request))
+    params = {**prompt.params, "max_tokens": 5000}
+    grammar = llm.prepare(prompt.ids, **params).sequence.grammar
+    assert grammar is not None
+    matcher, ids = grammar._matcher, llm.tokenizer.encode(answer, bos=False)
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+def test_tools_go_through_a_template_that_knows_them(tmp_path: Path) -> None:
+    with opened(tmp_path, QWEN) as llm:
+        assert '"name": "f"' in text(llm, tools=[TOOL]) and "f" not in text(
+            llm, tools=[TOOL], tool_choice="none"
+        )
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 3}'}}
+        messages = [
+            *HI,
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "5"},
+        ]
+        ids = prepare(llm, Generation("m", messages=messages, tools=[TOOL])).ids
+        assert '<tool_call>{"x": 3}</tool_call>' in llm.tokenizer.decode(ids, special=True)
+
+
+def test_tools_are_told_where_the_template_does_not(tmp_path: Path) -> None:
+    with opened(tmp_path, CHATML) as llm:
+        told = text(llm, tools=[TOOL])
+        assert told.startswith("<|im_start|>system\nYou can call these functions:") and "<tool_call>" in told
+
+
+def test_the_grammar_of_calls(tmp_path: Path) -> None:
+    good = '<tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>'
+    wrong = good.replace("3", '"3"')
+    with opened(tmp_path, CHATML) as llm:
+        required: Any = {"tools": [TOOL], "tool_choice": "required"}
+        assert allows(llm, good, **required) and allows(llm, f"{good}\n{good}", **required)
+        assert not allows(llm, f"{good}\n{good}", **required, parallel_tools=False)
+        for answer in (wrong, "Hello", f"Hello {good}", good.replace('"f"', '"g"')):
+            assert not allows(llm, answer, **required)
+        strict: Any = {"tools": [Tool(TOOL.name, "", TOOL.parameters, strict=True)]}
+        for answer in (good, "Hello", f"Hello {good}", "a <tool b"):
+            assert allows(llm, answer, **strict)
+        assert not allows(llm, wrong, **strict) and not allows(llm, f"Hello {wrong}", **strict)
+        assert "grammar" not in prepare(llm, Generation("m", messages=HI, tools=[TOOL])).params
+        with pytest.raises(RequestError, match="not both"):
+            prepare(llm, Generation("m", messages=HI, params={"json_schema": {}}, **required))
+
+
+def test_thoughts_come_before_the_form(tmp_path: Path) -> None:
+    schema: Any = {
+        "params": {"json_schema": {"type": "object", "properties": {}, "additionalProperties": False}}
+    }
+    with opened(tmp_path, QWEN) as llm:
+        assert allows(llm, "{}", **schema) and allows(llm, "<think>\nhm {\n</think>\n\n{}", **schema)
+        assert not allows(llm, "<think>hm</think>\nno", **schema)
+        off = prepare(llm, Generation("m", messages=HI, template={"enable_thinking": False}, **schema))
+        assert (
+            off.params == schema["params"]
+            and "json_schema" in off.params
+            and not off.reader().push("x").reasoning
+        )
+        assert allows(llm, '<think>so</think><tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>',
+                      tools=[TOOL], tool_choice="required")  # fmt: skip
+    with opened(tmp_path, DEEPSEEK) as llm:  # its prompt begins the thought
+        assert allows(llm, "hm</think>\n{}", **schema) and not allows(llm, "{}", **schema)
+        news = prepare(llm, Generation("m", messages=HI)).reader().push("hm</think>yes", last=True)
+        assert (news.reasoning, news.text) == ("hm", "yes")
+
+
+def test_an_answer_that_has_begun_is_gone_on_with(tmp_path: Path) -> None:
+    with opened(tmp_path, CHATML) as llm:
+        messages = [*HI, {"role": "assistant", "content": "Well,"}]
+        for goes_on, end in ((True, "assistantWell,"), (False, "Well,<|im_end|>\n<|im_start|>assistant")):
+            prompt = prepare(llm, Generation("m", messages=messages, continue_last=goes_on))
+            assert llm.tokenizer.decode(prompt.ids, special=True).endswith(end)
+
+
+def test_variables_of_the_template(tmp_path: Path) -> None:
+    with opened(tmp_path, QWEN) as llm:
+        assert text(llm, template={"enable_thinking": False}).endswith("<think></think>\n")
+        with pytest.raises(RequestError, match="may not set messages"):
+            text(llm, template={"messages": []})
+
+
+def test_the_whole_way(tmp_path: Path) -> None:
+    """A model that can only babble is held to the form, and its answer is read as a call."""
+    with opened(tmp_path, CHATML) as llm:
+        tool = Tool("f", "", {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"],
+                              "additionalProperties": False})  # fmt: skip
+        wanted = Generation("m", messages=HI, tools=[tool], tool_choice="required", parallel_tools=False)
+        prompt = prepare(llm, wanted)
+        said = llm.generate(prompt.ids, **prompt.params, max_tokens=300)
+        [call] = prompt.reader().push(said.text, last=True).calls
+        assert call.name == "f" and json.loads(call.arguments)["x"] in (1, 2)
