@@ -14,7 +14,6 @@ from uuid import uuid4
 
 from tandem.server.generation import Message, Tool, ToolCall
 
-
 # JSON as models learned to write it: a weak one would fill its answer with spaces if it could.
 PLAIN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
