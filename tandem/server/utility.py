@@ -86,9 +86,10 @@ async def tokenizer_info(request: Request, model: str | None = None) -> Tokenize
     server = server_of(request)
     async with server.models.use(server.model_name(model)) as llm:
         tokenizer = llm.llm.tokenizer
-        ends = {f"{name}_token": getattr(tokenizer, f"{name}_id") for name in ("bos", "eos")}
-        known = {name: None if id is None else tokenizer.piece(id) for name, id in ends.items()}
-        return TokenizerInfo(**known, chat_template=llm.llm.chat_template or None)  # type: ignore[typeddict-item]
+        bos, eos = (
+            None if id is None else tokenizer.piece(id) for id in (tokenizer.bos_id, tokenizer.eos_id)
+        )
+        return TokenizerInfo(bos_token=bos, eos_token=eos, chat_template=llm.llm.chat_template or None)
 
 
 @router.get("/health", responses={503: {"model": Health, "description": "Not yet, or not any more"}})
