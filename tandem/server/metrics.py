@@ -67,12 +67,13 @@ class Watch:
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics, self._model = metrics, model
         self._last, self._histogram = time.perf_counter(), metrics.first.labels(model)
+        self._next = metrics.next.labels(model)
         self.finish = "cancelled"  # unless it turns out otherwise
 
     def token(self) -> None:
         now = time.perf_counter()
         self._histogram.observe(now - self._last)
-        self._last, self._histogram = now, self._metrics.next.labels(self._model)
+        self._last, self._histogram = now, self._next
 
     def done(self, usage: Usage, finish: str) -> None:
         self.finish = finish

@@ -21,8 +21,7 @@ HEADERS = {
 }  # the latter: proxies pass events on at once
 
 
-def compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def event(value: Any, name: str = "") -> str:
