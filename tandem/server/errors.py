@@ -9,8 +9,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from typing_extensions import TypedDict
 
 from tandem import errors
@@ -70,6 +71,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(errors.TandemError, _tandem_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unforeseen)
 
 
@@ -124,6 +126,11 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     return response(request.url.path, error.status_code, str(error.detail), headers=error.headers)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Nobody reads it."""
+    return Response(status_code=499)
 
 
 async def _unforeseen(request: Request, error: Exception) -> JSONResponse:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from tandem.server import errors
 from tandem.server.keys import Keys, read_keys
 from tandem.server.settings import ServerSettings
 
@@ -29,7 +30,6 @@ WATCHING = ("/live", "/metrics")  # and these take no place from requests that d
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DRAIN = 5.0  # seconds to read on after a refusal, so that the client gets to see it
 RETRY_AFTER = 2  # seconds
-TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 503: "server_error"}
 
 log = logging.getLogger("tandem.access")
 
@@ -188,9 +188,7 @@ class Exchange:
             await self._send(message)
 
     async def refuse(self, refusal: Refusal) -> None:
-        kind = TYPES.get(refusal.status, "invalid_request_error")
-        error = {"message": refusal.message, "type": kind, "param": None, "code": None}
-        body = json.dumps({"error": error}).encode()
+        body = json.dumps(errors.body(self.scope["path"], refusal.status, refusal.message)).encode()
         headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         if refusal.status in (429, 503):
             headers.append((b"retry-after", b"%d" % RETRY_AFTER))
@@ -235,7 +233,7 @@ class Exchange:
             return await self.refuse(refusal)
         if self._complete:
             return
-        error = json.dumps({"error": {"message": refusal.message, "type": TYPES[503], "code": 503}})
+        error = json.dumps(errors.body(self.scope["path"], refusal.status, refusal.message))
         if self._kind.startswith(b"text/event-stream"):
             await self.send({"type": "http.response.body", "body": f"data: {error}\n\n".encode()})
         elif self._kind.startswith(b"application/x-ndjson"):

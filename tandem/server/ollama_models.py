@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from typing_extensions import TypedDict
 
 from tandem import __version__
-from tandem.errors import RequestError
+from tandem.errors import RequestError, TandemError
 from tandem.model.gguf import GGUF
 from tandem.model.registry import resolve
 from tandem.server.bodies import JSONRoute
@@ -42,6 +42,7 @@ LONGEST = 1000  # characters of a value of the file's metadata that /api/show te
 
 
 class ShowRequest(Fields):
+    ignored = frozenset({"system", "template", "options"})
     model: str | None = None
     name: str | None = None  # what it was called before
     verbose: bool | None = None
@@ -161,6 +162,12 @@ async def pull(request: Request, body: PullRequest) -> Response:
     return JSONResponse(Status(status="success"))
 
 
+@router.head("/", include_in_schema=False)
+async def is_there() -> Response:
+    """What Ollama's command asks before anything else."""
+    return Response()
+
+
 @router.get("/api/version")
 async def version() -> Version:
     return Version(version=__version__)
@@ -209,7 +216,17 @@ def _listed(name: str, path: Path) -> Listed:
 
 @lru_cache(maxsize=256)
 def _details(path: Path, _changed: int) -> Details:
-    gguf = GGUF.open(path)
+    try:
+        gguf = GGUF.open(path)
+    except TandemError:  # others are listed all the same
+        return Details(
+            parent_model="",
+            format="gguf",
+            family="unknown",
+            families=[],
+            parameter_size="",
+            quantization_level="",
+        )
     try:
         family = str(gguf.get("general.architecture", "unknown"))
         count = sum(math.prod(tensor.shape) for tensor in gguf.tensors.values())

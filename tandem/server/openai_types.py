@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from tandem.engine.reply import Usage
 from tandem.errors import RequestError
 from tandem.server import errors
-from tandem.server.fields import WHOLE, Fields, Int32, Natural, given
+from tandem.server.fields import WHOLE, Fields, Natural, given
 from tandem.server.generation import MOST_ANSWERS, drawing
 
 # Accepted, for they cannot change the answer.
@@ -105,7 +105,7 @@ class Sampling(Fields):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_tokens: Natural | None = None
     ignore_eos: bool | None = None
-    priority: Int32 | None = None
+    priority: Natural | None = None  # later than others; nobody can push to the front
     structured_outputs: StructuredOutputs | None = None
 
     def sampling(self) -> dict[str, Any]:

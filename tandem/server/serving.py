@@ -13,7 +13,7 @@ from fastapi import Request
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.models import Models
 from tandem.engine.reply import Token, TokenLogprob
-from tandem.errors import ContextError, ModelNotFoundError, TandemError
+from tandem.errors import ContextError, DeadlineError, ModelNotFoundError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.server.conversation import Prompt, prepare
 from tandem.server.errors import LOG, message_of
@@ -95,10 +95,22 @@ class Server:
         self, model: str, prompts: Sequence[str | list[int]], keep_alive: float | None = None
     ) -> tuple[list[Array], int]:
         """A vector for each prompt, and how many tokens they have."""
+        vectors, count = list[Array](), 0
         async with self.models.use(model, keep_alive=keep_alive) as llm:
-            texts = [llm.llm.tokenize(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-            vectors = [await llm.embed(ids) for ids in texts]
-            return vectors, sum(map(len, texts))
+            try:
+                async with asyncio.timeout(self.settings.timeout):
+                    for text in prompts:
+                        ids = (
+                            await asyncio.to_thread(llm.llm.tokenize, text) if isinstance(text, str) else text
+                        )
+                        vectors.append(await llm.embed(ids))
+                        count += len(ids)
+            except TimeoutError:
+                seconds = self.settings.timeout
+                raise DeadlineError(
+                    f"the texts were not done in {seconds:g} s: send fewer at a time"
+                ) from None
+        return vectors, count
 
     def _prepare(self, llm: AsyncLLM, request: Generation) -> Prompt:
         prompt = prepare(llm.llm, request)

@@ -1,0 +1,105 @@
+"""/health, /metrics, /tokenize and what the server counts."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.packages import model_path
+from tests.server.servers import Running, serving, wait_until
+
+
+def numbers(server: Running) -> dict[str, float]:
+    """The samples of /metrics; of several with other labels, the sum."""
+    found: dict[str, float] = {}
+    for line in server.ask("/metrics")[2].splitlines():
+        if match := re.fullmatch(r"(\w+)(?:\{.*\})? (\S+)", line):
+            found[match[1]] = found.get(match[1], 0.0) + float(match[2])
+    return found
+
+
+def test_metrics_count_what_happens(smollm2: Running) -> None:
+    ask = smollm2.chat("Tell me about rivers, " * 20, max_tokens=10, ignore_eos=True)
+    smollm2.ask("/v1/chat/completions", ask)
+    before = numbers(smollm2)
+    usage = smollm2.ask("/v1/chat/completions", ask)[2]["usage"]
+    after = numbers(smollm2)
+    grown = {name: after[name] - before.get(name, 0) for name in after}
+    assert usage["completion_tokens"] == grown["tandem_completion_tokens_total"] == 10
+    assert usage["prompt_tokens"] == grown["tandem_prompt_tokens_total"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert 0 < cached == grown["tandem_prompt_tokens_cached_total"] < usage["prompt_tokens"]
+    assert grown["tandem_requests_total"] == grown["tandem_time_to_first_token_seconds_count"] == 1
+    assert grown["tandem_inter_token_seconds_count"] == 9 and grown["tandem_steps_total"] >= 10
+    assert after["tandem_requests_running"] == after["tandem_requests_waiting"] == 0
+    assert after["tandem_kv_blocks"] > 0 and after["tandem_device_memory_bytes"] > 90e6
+
+
+def test_tokens_there_and_back(smollm2: Running) -> None:
+    text = "Grüße, 世界 \U0001f600 <|im_end|>"
+    found = smollm2.ask("/tokenize", {"prompt": text})[2]
+    assert found["count"] == len(found["tokens"]) and found["max_model_len"] == 2048
+    assert smollm2.ask("/detokenize", {"tokens": found["tokens"]})[2]["prompt"] == text
+    plain = smollm2.ask("/tokenize", {"content": text, "parse_special": False})[2]["tokens"]
+    assert len(plain) > len(found["tokens"])
+    chat = smollm2.ask("/tokenize", {"messages": [{"role": "user", "content": "Hi"}]})[2]["tokens"]
+    assert "user\nHi<|im_end|>" in smollm2.ask("/detokenize", {"tokens": chat})[2]["content"]
+
+
+def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    """The server is there, and says why it is of no use."""
+    whole = model_path("smollm2").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
+    command = [sys.executable, "-m", "tandem", "serve", str(tmp_path / "cut.gguf"), "--port", "0"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stderr=log, env={"XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path)}
+        )
+    try:
+        wait_until(lambda: b"ready at" in (tmp_path / "log").read_bytes())
+        match = re.search(r"http://\S+", (tmp_path / "log").read_text())
+        assert match
+        server = Running(process, match[0], tmp_path / "log", {})
+        wait_until(lambda: server.ask("/health")[2]["status"] == "failed")
+        status, _, body = server.ask("/health")
+        assert status == 503 and "cut.gguf" in body["message"]
+        status, headers, body = server.ask("/v1/chat/completions", server.chat())
+        assert status == 503 and body["error"]["code"] == "model_file" and headers["Retry-After"]
+        assert server.ask("/api/tags")[0] == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+def test_refusals_are_in_the_dialects_form(tmp_path: Path, path: str, request: pytest.FixtureRequest) -> None:
+    """Also those that come before a request is looked at."""
+    tiny: Running = request.getfixturevalue("tiny")
+    status, _, body = tiny.ask(path, {}, origin="http://elsewhere.example")
+    assert status == 403
+    if path == "/api/chat":
+        assert "origins" in body["error"]
+    else:
+        assert "origins" in body["error"]["message"] and body["error"]["type"] == "permission_error"
+    assert (body.get("type") == "error") == (path == "/v1/messages")
+
+
+def test_models_are_chosen_by_name(tmp_path: Path) -> None:
+    from tests.cli.tiny_model import write_tiny_model
+
+    first, second = (
+        write_tiny_model(tmp_path / f"{name}.gguf", context=size) for name, size in (("a", 64), ("b", 99))
+    )
+    with serving(tmp_path / "home", first, second, "--device", "cpu", "--threads", "1", shutdown=2) as server:
+        assert [model["id"] for model in server.ask("/v1/models")[2]["data"]] == ["a", "b"]
+        lengths = [
+            server.ask("/tokenize", {"prompt": "x", **more})[2]["max_model_len"]
+            for more in ({}, {"model": "b"})
+        ]
+        assert lengths == [64, 99]
+        assert server.ask("/tokenize", {"prompt": "x", "model": "c"})[0] == 404
