@@ -39,6 +39,10 @@ class Grammar:
         if i:
             self._matcher.rollback(i)
 
+    def forced(self) -> list[int]:
+        """Tokens of the only text that may come next, up to where there is a choice."""
+        return list(self._matcher.compute_ff_tokens())
+
     def possible(self, guess: list[int]) -> list[int]:
         """Of a guess, what may come; nothing that may be the end, for no row follows it."""
         most = self._matcher.validate_tokens(guess)

@@ -39,6 +39,7 @@ class Trust:
         self.right = right  # share of guessed tokens
         self.idle = 0  # tokens since the last guess
         self.patience = PATIENCE
+        self.known = False  # from guesses of its own
 
     def tried(self) -> None:
         if self.idle >= self.patience:
@@ -46,6 +47,7 @@ class Trust:
         self.idle = 0
 
     def learn(self, guessed: int, right: int) -> None:
+        self.known = True
         for hit in [True] * right + [False] * (right < guessed):
             self.right += SHARE * (hit - self.right)
         if right:
@@ -65,8 +67,10 @@ class Speculator:
             return [[]] * len(sequences)
         wanted = list(zip(sequences, lengths, strict=True))
         guesses = []
-        for sequence, guess in zip(sequences, self.proposer.guess(wanted), strict=True):
-            guesses.append(sequence.grammar.possible(guess) if guess and sequence.grammar else guess)
+        for (sequence, length), guess in zip(wanted, self.proposer.guess(wanted), strict=True):
+            if sequence.grammar and length:
+                guess = sequence.grammar.possible(sequence.grammar.forced()[:length] or guess)
+            guesses.append(guess)
             if guess and sequence.trust:
                 sequence.trust.tried()
         return guesses
@@ -79,11 +83,12 @@ class Speculator:
                 sequence.trust = Trust(self._hope)
             sequence.trust.idle += 1
             trusts.append(sequence.trust)
-            rooms.append(min(MOST_GUESSED, sequence.most - len(sequence.generated) - 1))
-        if not sequences or most < 1 or not self.worth.may_guess(company):
+            may = sequence.trust.known or self.worth.may_try
+            rooms.append(min(MOST_GUESSED, sequence.most - len(sequence.generated) - 1) if may else 0)
+        if not sequences or most < 1 or not self.worth.knows(company):
             return [0] * len(sequences)
         lengths = best_lengths([trust.right for trust in trusts], rooms, self.worth, company, most)
-        if not any(lengths):
+        if not any(lengths) and self.worth.may_try:
             for i, trust in enumerate(trusts):
                 if trust.idle >= trust.patience:
                     lengths[i] = max(0, min(TRIAL, rooms[i], most))

@@ -1,7 +1,8 @@
 """Whether guesses pay: what steps take with and without them, and an account of the time they have saved or lost.
 
-An account in the red stops all guesses until a small share of the time has paid it back. So speculation can cost no
-more than that share and one bad guess, whatever the texts and the machine are.
+With an account in the red nothing is tried: a request's first guess, for which a draft model has to read its prompt, or
+another after bad ones. A small share of the time pays it back. Guesses that have been good go on where they save time.
+So trying costs no more than that share, whatever the texts and the machine are.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ class Worth:
         self._guessing = 0  # steps since one without
         self._token = 0.0  # seconds that a token of the step measured last would have taken without guesses
 
-    def may_guess(self, sequences: int) -> bool:
-        """Whether a step of so many may have guesses."""
-        return self.account >= 0 and sequences in self._plain and self._guessing < RECHECK
+    @property
+    def may_try(self) -> bool:
+        """Whether guesses may be made without knowing that they are good."""
+        return self.account >= 0
+
+    def knows(self, sequences: int) -> bool:
+        """What a step of so many takes without guesses, as of lately."""
+        return sequences in self._plain and self._guessing < RECHECK
 
     def seconds(self, sequences: int, guessed: int) -> float:
         """What a step of so many takes with so many guessed tokens, by what was measured of the next smaller and

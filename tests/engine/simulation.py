@@ -57,7 +57,9 @@ class Willing(Worth):
         super().__init__()
         self.cost = cost
 
-    def may_guess(self, sequences: int) -> bool:
+    may_try = True
+
+    def knows(self, sequences: int) -> bool:
         return True
 
     def seconds(self, sequences: int, guessed: int) -> float:
