@@ -1,14 +1,13 @@
 """Guesses by a smaller model with the same vocabulary.
 
-It has an engine of its own, whose requests are the texts so far. What they have in common with those before is in its
-KV cache, so that a guess computes little more than its own tokens.
+It has an engine of its own with a sequence for each text, which pauses between guesses and goes on from where the text
+and what was guessed of it part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from itertools import takewhile
-from weakref import WeakKeyDictionary
 
 from tandem.engine.engine import Engine
 from tandem.engine.kv_plan import KV_SHARE
@@ -27,29 +26,58 @@ class DraftModel:
         """`vocab`: of the model it guesses for."""
         self.engine, self.vocab = engine, vocab
         self.usual = True
-        self._read: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # tokens of each text
+        self._drafts: dict[Sequence, Sequence] = {}  # of each text that has been guessed
 
     def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        drafts = [self._submit(sequence.tokens, count) for sequence, count in wanted]
-        while any(draft and draft.finish_reason is None for draft in drafts):
+        goals = {}  # draft: tokens that it shall have
+        for sequence, count in wanted:
+            if count and (draft := self._begin(sequence, count)):
+                goals[draft] = len(sequence.tokens) + count
+        self.usual = all(len(draft.tokens) - draft.computed <= FEW for draft in goals)
+        self._run(dict(goals))
+        found = []
+        for sequence, count in wanted:
+            guess = self._drafts[sequence].tokens[len(sequence.tokens) :] if sequence in self._drafts else []
+            # Up to a token that only the draft model has: one that pads its vocabulary.
+            found.append(list(takewhile(lambda token: token < self.vocab, guess[:count])))
+        return found
+
+    def forget(self, sequence: Sequence) -> None:
+        if draft := self._drafts.pop(sequence, None):
+            self.engine.cancel(draft)
+
+    def _begin(self, sequence: Sequence, count: int) -> Sequence | None:
+        """Its draft, with the text as it is now."""
+        tokens, draft = sequence.tokens, self._drafts.get(sequence)
+        if len(tokens) + count >= self.engine.context or max(tokens) >= self.engine.model.config.vocab:
+            self.forget(sequence)  # too long, or with a token that only the main model has
+            return None
+        if draft and self.engine.scheduler.resume(draft, tokens):
+            return draft
+        self.forget(sequence)
+        draft = self.engine.submit(tokens, SamplingParams(max_tokens=self.engine.context, ignore_eos=True))
+        draft.always_waits = draft.waits = True  # not a token further than asked for
+        self._drafts[sequence] = draft
+        return draft
+
+    def _run(self, goals: dict[Sequence, int]) -> None:
+        """Until each has come to its goal, and pauses there."""
+        scheduler = self.engine.scheduler
+        while goals:
             self.engine.step()
-        guessed = [sequence for (sequence, _), draft in zip(wanted, drafts, strict=True) if draft]
-        self.usual = all(len(sequence.tokens) - self._read.get(sequence, 0) <= FEW for sequence in guessed)
-        self._read.update((sequence, len(sequence.tokens)) for sequence in guessed)
-        return [
-            self._shared([sampled.id for sampled in draft.generated]) if draft else [] for draft in drafts
-        ]
+            for draft in [draft for draft, goal in goals.items() if len(draft.tokens) >= goal]:
+                scheduler.pause(draft)
+                del goals[draft]
+            if goals and not scheduler.running:  # those that pause have all the memory
+                self._make_room(goals)
 
-    def _submit(self, tokens: list[int], count: int) -> Sequence | None:
-        if not count or len(tokens) + count >= self.engine.context:
-            return None
-        if max(tokens) >= self.engine.model.config.vocab:  # a token that only the main model has
-            return None
-        return self.engine.submit(tokens, SamplingParams(max_tokens=count, ignore_eos=True))
-
-    def _shared(self, guess: list[int]) -> list[int]:
-        """Up to a token that only the draft model has: one that pads its vocabulary."""
-        return list(takewhile(lambda token: token < self.vocab, guess))
+    def _make_room(self, goals: dict[Sequence, int]) -> None:
+        """Forgets those that pause; if there are none, those that wait for memory get no guess."""
+        pausing = [sequence for sequence, draft in self._drafts.items() if draft not in goals]
+        for sequence in pausing or list(self._drafts):
+            self.forget(sequence)
+        if not pausing:
+            goals.clear()
 
 
 def kv_shares(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 from tandem.engine.sequence import Sequence
 
 LENGTHS = (4, 3, 2)  # of the endings that are looked up
@@ -33,10 +31,13 @@ class Lookup:
     usual = True  # a guess takes microseconds
 
     def __init__(self) -> None:
-        self._indices: WeakKeyDictionary[Sequence, Index] = WeakKeyDictionary()
+        self._indices: dict[Sequence, Index] = {}
 
     def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [
             self._indices.setdefault(sequence, Index()).guess(sequence.tokens, count) if count else []
             for sequence, count in wanted
         ]
+
+    def forget(self, sequence: Sequence) -> None:
+        self._indices.pop(sequence, None)

@@ -154,7 +154,27 @@ class Scheduler:
             ):  # it was not put back meanwhile
                 chunk.sequence.computed += right
 
+    def pause(self, sequence: Sequence) -> None:
+        """Takes it out of the steps; its slot and blocks stay."""
+        self.running.remove(sequence)
+
+    def resume(self, sequence: Sequence, tokens: list[int]) -> bool:
+        """Goes on with a text that begins like that of a sequence which pauses; False if blocks that others may have,
+        or that were given back, would have to be computed again."""
+        pairs = enumerate(zip(sequence.tokens, tokens, strict=False))
+        same = next((i for i, (one, other) in pairs if one != other), len(tokens))
+        computed = min(sequence.computed, same, len(tokens) - 1)
+        if self.cache.slides or computed < sequence.tables[0].named * KV_BLOCK:
+            return False
+        del sequence.keys[computed // KV_BLOCK :]
+        sequence.tokens[:], sequence.computed, sequence.due = tokens, computed, 0
+        sequence.generated.clear()
+        insort(self.running, sequence, key=_order)
+        return True
+
     def remove(self, sequence: Sequence) -> None:
+        if self.speculator:
+            self.speculator.proposer.forget(sequence)
         if sequence.slot >= 0:
             self._put_back(sequence)
         elif sequence in self.waiting:
@@ -170,7 +190,7 @@ class Scheduler:
     def patience(self) -> int:
         """Tokens that may be computed at a time between steps."""
         others = len(self.running)
-        return self.pace.budget(1, others) if self.pace and others else self.limits.tokens
+        return max(1, self.pace.budget(1, others)) if self.pace and others else self.limits.tokens
 
     def make_room_for_guest(self, sequence: Sequence, tokens: int) -> None:
         """Blocks for `tokens` positions, at the expense of the last that run."""
@@ -263,7 +283,8 @@ class Scheduler:
 
     def _put_back(self, sequence: Sequence) -> None:
         self._settle(sequence)
-        self.running.remove(sequence)
+        if sequence in self.running:  # else it pauses
+            self.running.remove(sequence)
         self._leave(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = -1

@@ -27,6 +27,9 @@ class Proposer(Protocol):
     def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         """For each sequence so many tokens that may follow, or fewer."""
 
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended."""
+
     @property
     def usual(self) -> bool:
         """Whether the last guess took no longer than it will the next time."""

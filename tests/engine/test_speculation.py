@@ -233,6 +233,48 @@ def test_a_draft_model(tmp_path: Path) -> None:
             assert small.cache.free_blocks == small.cache.blocks
 
 
+def test_a_draft_model_computes_a_text_once(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", "Q4_0")
+    prompt, params = list(range(40, 90)), SamplingParams(max_tokens=60, ignore_eos=True)
+    with (
+        opened(path, threads=1) as small,
+        opened(path, threads=1, proposer=DraftModel(small, 320)) as engine,
+    ):
+        write, computed = small.turns[0].batch.write, []
+        small.turns[0].batch.write = lambda chunks: (
+            computed.append(sum(c.count for c in chunks)),
+            write(chunks),
+        )  # type: ignore[method-assign, assignment, func-returns-value]
+        speculator = engine.scheduler.speculator
+        assert speculator
+        speculator.worth = Willing(0.01)
+        engine.run((prompt, params))
+        assert sum(computed) < 50 + 1.4 * speculator.guessed + 16
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_a_draft_model_with_little_memory(architecture: str, batch: int, tmp_path: Path) -> None:
+    """It has fewer places than there are texts: some of them get no guesses, and none waits for ever."""
+    path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
+    wanted = [(prompt, SamplingParams(max_tokens=40, ignore_eos=True)) for prompt, _ in requests(5)]
+    with (
+        opened(path, threads=1, batch=batch, kv_memory=2.1 * CONTEXT * 1024 * 3) as small,
+        opened(path, threads=1, batch=5, proposer=DraftModel(small, 320)) as engine,
+    ):
+        speculator = engine.scheduler.speculator
+        assert speculator
+        speculator.worth = Willing(0.01)
+        sequences = [engine.submit(prompt, params) for prompt, params in wanted]
+        while any(sequence.finish_reason is None for sequence in sequences):
+            engine.step()
+        assert [[s.id for s in sequence.generated] for sequence in sequences] == tokens_without_stops(
+            path, wanted
+        )
+        assert speculator.right > 10
+        assert small.cache.free_blocks == small.cache.blocks and not small.scheduler.running
+
+
 def tokens_without_stops(path: Path, wanted: list[Request]) -> list[list[int]]:
     with opened(path, threads=1) as engine:
         return [ids for ids, _ in engine.run(*wanted)]
