@@ -187,6 +187,10 @@ def _add_serve(commands: Any) -> None:
         "--keep-alive", type=float, metavar="S",
         help="unload a model so many seconds after its last use (when another needs its memory)",
     )  # fmt: skip
+    serve.add_argument(
+        "--ray", type=_replicas, nargs="?", const="2", metavar="N",
+        help="answer by N replicas on a Ray cluster (2), or by 1-4, as many as are needed",
+    )  # fmt: skip
     _add_guesses(serve)
     _add_device(serve)
     serve.set_defaults(device=None)  # the settings' own
@@ -269,6 +273,14 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
+
+
+def _replicas(text: str) -> tuple[int, int]:
+    fewest, _, most = text.partition("-")
+    found = int(fewest), int(most or fewest)
+    if not 1 <= found[0] <= found[1]:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of replicas, or a range such as 1-4")
+    return found
 
 
 def _numbers(text: str) -> list[int]:

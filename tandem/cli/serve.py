@@ -22,16 +22,36 @@ def main(options: argparse.Namespace) -> int:
     settings = dataclasses.replace(settings, **_given(options))
     files = _files(settings.models)
     settings = dataclasses.replace(settings, models=tuple(files))
-    from tandem.engine.models import Models
-    from tandem.server.app import create_app
     from tandem.server.running import listen, serve
 
     bound = listen(settings)  # before minutes are spent on a model
-    models = Models(
-        files, keep_alive=options.keep_alive, queue=settings.max_queue, **_engine(options, settings)
-    )
-    serve(create_app(models, settings), settings, bound)
+    engine = {"keep_alive": options.keep_alive, "queue": settings.max_queue, **_engine(options, settings)}
+    serve(_app(options, settings, files, engine, bound.getsockname()[1]), settings, bound)
     return 0
+
+
+def _app(
+    options: argparse.Namespace,
+    settings: ServerSettings,
+    files: dict[str, Path],
+    engine: dict[str, Any],
+    port: int,
+) -> Any:
+    """What answers: here, or on Ray."""
+    if not options.ray:
+        from tandem.engine.models import Models
+        from tandem.server.app import create_app
+
+        return create_app(Models(files, **engine), settings)
+    try:
+        from tandem.server import cluster
+    except ImportError:
+        raise RequestError("--ray needs Ray: run `pip install 'tandem-llm[ray]'`") from None
+    here = {name: str(path.resolve()) for name, path in files.items()}
+    specs = {
+        name: name if registry.is_known(name) else path for name, path in here.items()
+    }  # on each machine
+    return cluster.start(specs, settings, engine, replicas=options.ray, threads=options.threads, port=port)
 
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:

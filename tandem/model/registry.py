@@ -41,6 +41,11 @@ def resolve(model: str | Path, pull: bool = False, progress: Progress = lambda *
     return _pull(repo, quant, progress)
 
 
+def is_known(name: str) -> bool:
+    """Whether another machine would know what it means, too."""
+    return name.partition(":")[0].lower() in SHORT_NAMES or bool(re.fullmatch(REPOSITORY, name))
+
+
 def list_models() -> list[CachedModel]:
     """Every GGUF model in the cache, whichever tool fetched it, and those that other programs keep elsewhere."""
     from tandem.model import elsewhere

@@ -33,6 +33,7 @@ class ServerSettings:
     idle_timeout: float = 60.0  # seconds a connection may stay without a request
     shutdown: float = 30.0  # seconds for answers to end after SIGTERM
     access_log: bool = True
+    prefix_routing: bool = True  # with --ray: prefer the replica that has computed a prompt's beginning
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

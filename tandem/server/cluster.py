@@ -1,0 +1,222 @@
+"""Replicas on Ray: `tandem serve --ray`. This process takes the requests, Ray Serve's replicas answer them.
+
+A replica is the whole app with its models, without a port. Ray starts replicas, adds some when requests queue up, and
+starts another where one has died; its requests fail with an error that says to try again, others notice nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
+from ray.serve.request_router import RequestRouter
+
+from tandem.engine.models import Models
+from tandem.model import registry
+from tandem.server.app import create_app
+from tandem.server.limits import RETRY_AFTER, Message, Receive, Send
+from tandem.server.prefixes import Memory, prefix_keys
+from tandem.server.settings import ServerSettings
+
+SCOPE = (
+    "type",
+    "http_version",
+    "method",
+    "scheme",
+    "path",
+    "raw_path",
+    "query_string",
+    "root_path",
+    "headers",
+    "client",
+)
+WATCHED = ("/live", "/metrics")  # one replica answers for itself: always the same
+POLL = 0.2  # seconds
+LOST = "the replica that was answering is gone: try again"
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """Ray's choice of a replica, by `Memory`."""
+
+    def initialize_state(self, **_: Any) -> None:
+        self.memory = Memory()
+
+    async def choose_replicas(
+        self, candidate_replicas: list[Any], pending_request: Any = None
+    ) -> list[list[Any]]:
+        by_id = {replica.replica_id: replica for replica in candidate_replicas}
+        keys = pending_request.args[1] if pending_request else []
+        return [[by_id[name]] for name in self.memory.ranked(by_id, keys)]
+
+    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        self.memory.begin(replica_id, pending_request.args[1])
+
+    def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
+        self.memory.end(replica_id)
+
+    def on_replica_actor_died(self, replica_id: Any) -> None:
+        super().on_replica_actor_died(replica_id)
+        self.memory.forget(replica_id)
+
+
+class Replica:
+    """The app as Ray runs it."""
+
+    async def __init__(  # type: ignore[misc]
+        self, specs: Mapping[str, str], settings: ServerSettings, options: dict[str, Any]
+    ) -> None:
+        files = {name: registry.resolve(model, pull=True) for name, model in specs.items()}
+        models = Models(files, **options)
+        self.app = create_app(models, settings)
+        self._life = self.app.router.lifespan_context(self.app)
+        await self._life.__aenter__()
+        async with models.use(next(iter(specs))):  # it counts as there when it can answer
+            pass
+
+    async def answer(self, request: dict[str, Any], _keys: list[bytes]) -> AsyncIterator[list[Message]]:
+        """The messages of an ASGI app, those that are there at a time; when the caller goes, the app hears of it."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        body: list[Message] = [{"type": "http.request", "body": request["body"], "more_body": False}]
+
+        async def receive() -> Message:
+            return body.pop() if body else await asyncio.Future()
+
+        async def run() -> None:
+            try:
+                await self.app(request["scope"], receive, messages.put)
+            finally:
+                messages.put_nowait(None)
+
+        task = asyncio.create_task(run())
+        try:
+            more = True
+            while more:
+                found = [await messages.get()]
+                while not messages.empty():
+                    found.append(messages.get_nowait())
+                yield [message for message in found if message]
+                more = found[-1] is not None
+            await task
+        finally:
+            task.cancel()
+
+
+class Front:
+    """The app that this process serves: it hands requests on."""
+
+    def __init__(self, handle: Any, name: str, guest: bool) -> None:
+        """`guest`: the cluster is there without us."""
+        self.handle, self.name, self.guest = handle.options(stream=True), name, guest
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._live(receive, send)
+        request: dict[str, Any] = {
+            "scope": {key: scope[key] for key in SCOPE if key in scope},
+            "body": await _body(receive),
+        }
+        path = scope["path"]
+        keys = [path.encode()] if path in WATCHED else prefix_keys(request["body"])
+        passing = asyncio.create_task(self._pass_on(request, keys, send))
+        leaving = asyncio.create_task(_hangs_up(receive))
+        try:
+            await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not passing.done():
+                passing.cancel()
+                with suppress(asyncio.CancelledError):
+                    await passing
+        if not passing.cancelled():
+            passing.result()
+        return None
+
+    async def _pass_on(self, request: dict[str, Any], keys: list[bytes], send: Send) -> None:
+        kind: bytes | None = None  # of an answer that has begun
+        messages = self.handle.answer.remote(request, keys)
+        try:
+            async for some in messages:
+                for message in some:
+                    if message["type"] == "http.response.start":
+                        kind = dict(message["headers"]).get(b"content-type", b"")
+                    await send(message)
+        except (RayError, RayServeException):
+            await _fail(kind, send)
+        except asyncio.CancelledError:
+            messages.cancel()
+            raise
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] != "lifespan.shutdown":
+            await send({"type": f"{message['type']}.complete"})
+        if self.guest:
+            await asyncio.to_thread(serve.delete, self.name)
+        await asyncio.to_thread(ray.shutdown)
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+async def _body(receive: Receive) -> bytes:
+    parts, more = list[bytes](), True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _hangs_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _fail(kind: bytes | None, send: Send) -> None:
+    error = {"error": {"message": LOST, "type": "server_error", "param": None, "code": "replica_lost"}}
+    body = json.dumps(error).encode()
+    if kind is None:
+        headers = [(b"content-type", b"application/json"), (b"retry-after", b"%d" % RETRY_AFTER)]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+    elif kind.startswith(b"text/event-stream"):
+        body = b"data: " + body + b"\n\n"
+    await send({"type": "http.response.body", "body": body})
+
+
+def start(
+    specs: Mapping[str, str], settings: ServerSettings, options: dict[str, Any], *, replicas: tuple[int, int],
+    threads: int | None, port: int,
+) -> Front:  # fmt: skip
+    """Replicas in the cluster that this machine is part of, or in one of its own."""
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    guest = True
+    try:
+        ray.init(address="auto", **quiet)
+    except ConnectionError:
+        ray.init(include_dashboard=False, **quiet)
+        guest = False
+    serve.start(proxy_location="Disabled")
+    fewest, most = replicas
+    how: dict[str, Any] = {"num_replicas": fewest}
+    if fewest != most:
+        wanted = max(1, settings.batch // 2)  # requests a replica: a part of what it serves at a time
+        limits = AutoscalingConfig(min_replicas=fewest, max_replicas=most, target_ongoing_requests=wanted)
+        how = {"autoscaling_config": limits}
+    if settings.prefix_routing:
+        how["request_router_config"] = RequestRouterConfig(request_router_class=PrefixRouter)
+    deployment = serve.deployment(
+        Replica,
+        max_ongoing_requests=settings.max_requests,
+        ray_actor_options={"num_cpus": threads or 1},
+        graceful_shutdown_timeout_s=settings.shutdown,
+        graceful_shutdown_wait_loop_s=POLL,
+        **how,
+    )
+    name = f"tandem-{port}"
+    handle = serve.run(deployment.bind(dict(specs), settings, options), name=name, route_prefix=None)
+    return Front(handle, name, guest)

@@ -1,0 +1,157 @@
+"""Replicas on Ray: prompts go where their beginning is, and the death of one replica is no other's."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import string
+import threading
+import warnings
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.server.prefixes import MOST_PARTS, PART, SLACK, Memory, prefix_keys
+from tests.cli.tiny_model import write_tiny_model
+from tests.server.servers import PATIENCE, Running, post, read_all, serving, wait_until
+
+CHAT = "/v1/chat/completions"
+LONG = 1500  # tokens
+
+
+@pytest.mark.fast
+def test_keys_of_prompts() -> None:
+    def keys(**body: Any) -> list[bytes]:
+        return prefix_keys(json.dumps(body).encode())
+
+    system, turn = {"role": "system", "content": "s" * 3000}, {"role": "user", "content": "a" * 400}
+    one, two = keys(messages=[system]), keys(messages=[system, turn], temperature=1)
+    assert 10 < len(one) < len(two) and two[: len(one) - 1] == one[:-1]  # a conversation that goes on
+    assert keys(model="x", messages=[system])[0] != one[0]
+    assert keys(prompt="a" * (2 * PART * MOST_PARTS)) and len(keys(prompt="a" * 10**6)) == MOST_PARTS
+    for odd in (b"", b"{", b"3", b'{"prompt": "\\ud800"}', b"[" * 100_000, b"null"):
+        assert prefix_keys(odd) == []
+
+
+@pytest.mark.fast
+def test_the_holder_of_a_beginning_is_preferred_unless_it_is_busy() -> None:
+    memory, keys = Memory(), [b"1", b"2", b"3"]
+    memory.begin("b", keys)
+    assert memory.ranked(["a", "b"], keys)[0] == "b"
+    assert memory.ranked(["a", "b"], [b"1", b"2", b"x"])[0] == "b"  # it has most of it
+    assert memory.ranked(["a", "b"], [b"x"])[0] == "a"  # which has nothing to do
+    for _ in range(SLACK):
+        memory.begin("b", [])
+    assert memory.ranked(["a", "b"], keys) == ["a", "b"]
+    memory.end("b")
+    assert memory.ranked(["a", "b"], keys)[0] == "b"
+    memory.forget("b")
+    memory.begin("b", [])
+    assert memory.ranked(["a", "b"], keys)[0] == "a"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    if not find_spec("ray"):
+        message = "NO TEST OF RAY RUNS: pip install 'tandem-llm[ray]'"
+        warnings.warn(message, stacklevel=1)
+        pytest.skip(message)
+    options = ("--ray", "2", "--threads", "1")
+    os.environ["RAY_OVERRIDE_RESOURCES"] = (
+        '{"CPU": 4}'  # room for two servers, also where there are fewer cores
+    )
+    with serving(
+        tmp_path_factory.mktemp("ray"), tiny, *options, context=50_000, batch=8, shutdown=2
+    ) as found:
+        yield found
+
+
+def cached_share(server: Running) -> float:
+    """Of the tokens of prompts in conversations of three turns: those that were computed before."""
+    rng, prompt, cached = random.Random(0), 0, 0
+    talks = [
+        [{"role": "system", "content": "".join(rng.choices(string.ascii_letters, k=1500))}] for _ in range(8)
+    ]
+    for turn in range(3):
+        rng.shuffle(talks)
+        for talk in talks:
+            talk.append({"role": "user", "content": f"{turn} " + "go on " * 50})
+            status, _, body = server.ask(CHAT, {"messages": talk, "max_tokens": 4, "temperature": 0})
+            assert status == 200
+            talk.append(body["choices"][0]["message"])
+            if turn:
+                prompt += body["usage"]["prompt_tokens"]
+                cached += body["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached / prompt
+
+
+def test_prompts_go_where_their_beginning_is(server: Running, tiny: Path, tmp_path: Path) -> None:
+    """Measured against Ray's own routing, in the same cluster."""
+    with_routing = cached_share(server)
+    options = ("--ray", "2", "--threads", "1")
+    plain: dict[str, Any] = {"prefix_routing": False, "context": 50_000, "shutdown": 2}
+    with serving(tmp_path, tiny, *options, **plain) as other:
+        without = cached_share(other)
+    print(f"computed before: {with_routing:.0%} with routing by prefix, {without:.0%} without")
+    assert with_routing > 0.75 and with_routing > without + 0.1
+
+
+def replicas(server: Running) -> list[int]:
+    """The processes that answer for a server."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"ServeReplica:tandem-{server.port}:" in (folder / "cmdline").read_text():
+                found.append(int(folder.name))
+        except OSError:
+            pass  # it has just ended
+    return found
+
+
+def test_the_death_of_a_replica(server: Running) -> None:
+    """Of eight answers, those of the other replica are whole, its own end with an error that says to try again."""
+    ended: list[bytes] = []
+
+    begun = threading.Semaphore(0)
+
+    def ask(number: int) -> None:
+        with server.connect() as client:
+            body = server.chat(f"{number}", stream=True, max_tokens=LONG)
+            client.sendall(post(CHAT, body, connection="close"))
+            first = client.recv(1)
+            begun.release()
+            ended.append(first + read_all(client))
+
+    assert len(replicas(server)) == 2
+    clients = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for client in clients:  # one by one, so that they are shared out
+        client.start()
+        assert begun.acquire(timeout=PATIENCE)
+    os.kill(replicas(server)[0], signal.SIGKILL)
+    for client in clients:
+        client.join(PATIENCE)
+    whole = [answer for answer in ended if b"data: [DONE]" in answer]
+    lost = [answer for answer in ended if b"replica_lost" in answer]
+    assert len(whole) + len(lost) == 8 and whole and lost, [answer[-300:] for answer in ended]
+    assert all(answer.count(b'"delta"') >= LONG for answer in whole)
+    for _ in range(4):
+        assert server.ask(CHAT, server.chat(max_tokens=2))[0] == 200
+    wait_until(lambda: len(replicas(server)) == 2)  # another has taken its place
+
+
+def test_a_client_gone_frees_its_replica(server: Running) -> None:
+    with server.connect() as client:
+        client.sendall(post(CHAT, server.chat("gone", stream=True, max_tokens=40_000)))
+        assert b"data:" in client.recv(65536) + client.recv(65536)
+        assert b"data:" in client.recv(65536)
+    server.wait_idle()
