@@ -21,6 +21,7 @@ from ray.serve.request_router import RequestRouter
 
 from tandem.engine.models import Models
 from tandem.model import registry
+from tandem.server import errors
 from tandem.server.app import create_app
 from tandem.server.limits import RETRY_AFTER, Message, Receive, Send
 from tandem.server.prefixes import Memory, prefix_keys
@@ -149,7 +150,7 @@ class Front:
                         kind = dict(message["headers"]).get(b"content-type", b"")
                     await send(message)
         except (RayError, RayServeException):
-            await _fail(kind, send)
+            await _fail(request["scope"]["path"], kind, send)
         except asyncio.CancelledError:
             messages.cancel()
             raise
@@ -177,9 +178,8 @@ async def _hangs_up(receive: Receive) -> None:
         pass
 
 
-async def _fail(kind: bytes | None, send: Send) -> None:
-    error = {"error": {"message": LOST, "type": "server_error", "param": None, "code": "replica_lost"}}
-    body = json.dumps(error).encode()
+async def _fail(path: str, kind: bytes | None, send: Send) -> None:
+    body = json.dumps(errors.body(path, 503, LOST, "replica_lost")).encode()
     if kind is None:
         headers = [(b"content-type", b"application/json"), (b"retry-after", b"%d" % RETRY_AFTER)]
         await send({"type": "http.response.start", "status": 503, "headers": headers})
