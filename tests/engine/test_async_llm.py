@@ -74,6 +74,7 @@ def test_a_stream_left_early_and_a_cancelled_task_end_their_requests(
         async for _ in stream:
             break
         await stream.aclose()  # type: ignore[attr-defined]
+        assert not llm._outboxes, "it ends at once, not when somebody collects it"
         task = asyncio.create_task(llm.generate("y", max_tokens=200))
         await asyncio.sleep(0.01)
         task.cancel()
