@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-SLOWDOWN = 1.3  # of the time that a step takes without a prompt, which may add so much; what chance adds comes on top
+BOUND = 2.3  # a step with a prompt takes no more than so many without; only what happens by chance is on top
+SPREADS = 3.0  # that chance is allowed for
+LEAST = 0.5  # steps that a prompt may add whatever chance does: it must get on
+EVERY = (
+    16  # steps with prompts there is one without: the machine may be slower by now, and prompts not to blame
+)
 SHARE = 0.2  # of a new measurement in the average
 UNKNOWN = 16  # tokens, until there are measurements
 
@@ -17,8 +22,9 @@ class Pace:
     def __init__(self) -> None:
         self._step = 0.0  # seconds of a step without prompts, lately
         self._steps = [0.0]  # the same where so many others are there: none, 1, 2 to 3, 4 to 7 ...
+        self._since = 0  # how many steps with prompts ago that was measured
         self._token = 0.0  # seconds that a token of a prompt adds
-        self._spread = 0.0  # how far from that a measurement usually is
+        self._spread = 0.0  # seconds that a step with prompts is usually off what was expected
 
     def observe(self, prompt_tokens: int, others: int, seconds: float) -> None:
         """`others`: sequences that had one token in the step."""
@@ -27,12 +33,13 @@ class Pace:
             while size >= len(self._steps):
                 self._steps.append(0.0)
             self._step = self._steps[size] = _average(self._steps[size], seconds)
+            self._since = 0
         else:
+            self._since += others > 0
             extra = seconds - self._quiet(others) if others else seconds
-            token = max(extra, 0.0) / prompt_tokens
-            if self._token:
-                self._spread = _average(self._spread, abs(token - self._token))
-            self._token = _average(self._token, token)
+            if self._token and others:
+                self._spread = _average(self._spread, abs(extra - prompt_tokens * self._token))
+            self._token = _average(self._token, max(extra, 0.0) / prompt_tokens)
 
     def budget(self, prompts: int, others: int) -> int:
         """Tokens of all prompts together while `others` wait. Each may add its part, so that many at once are not kept
@@ -40,7 +47,10 @@ class Pace:
         step = self._quiet(others)
         if not step or not self._token:
             return UNKNOWN * prompts
-        return prompts * max(1, int(SLOWDOWN * step / (self._token + self._spread)))
+        if self._since >= EVERY:
+            return 0
+        room = max((BOUND - 1) * step - SPREADS * self._spread, LEAST * step)
+        return prompts * max(1, int(room / self._token))
 
     def _quiet(self, others: int) -> float:
         """Seconds of a step without prompts, of so many or the nearest number below that has been seen."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.engine.engine import Engine
-from tandem.engine.pace import SLOWDOWN, UNKNOWN, Pace
+from tandem.engine.pace import BOUND, EVERY, UNKNOWN, Pace
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import QueueFullError
@@ -230,13 +230,18 @@ def test_a_cancelled_request_is_gone_within_two_steps() -> None:
 def test_others_get_their_tokens_while_a_long_prompt_is_read() -> None:
     """A pace cuts the prompt so that no step takes much longer than one without it."""
     engine = make(tokens=64, batch=3)
-    engine.scheduler.pace = SimpleNamespace(budget=lambda prompts, others: 10 * prompts, observe=lambda *step: None)  # type: ignore[assignment]
+    engine.scheduler.pace = SimpleNamespace(
+        budget=lambda prompts, others: 10 * prompts, observe=lambda *step: None
+    )  # type: ignore[assignment]
     answering = submit(engine, [1, 2], 50)
     engine.step()
     submit(engine, prompts([80])[0], 3)
     engine.step()
     counts = [sorted(chunk.count for chunk in flight.chunks) for flight in engine._flying]
     assert counts[-1] == [1, 10] and answering in engine.step()
+
+
+MORE = BOUND - 1  # that a prompt may add to a step
 
 
 def test_a_pace_learns_what_a_step_may_take() -> None:
@@ -246,17 +251,27 @@ def test_a_pace_learns_what_a_step_may_take() -> None:
     for _ in range(100):
         pace.observe(0, 4, 0.020)
         pace.observe(0, 64, 0.200)
-    assert pace.budget(1, 4) == int(10 * SLOWDOWN) and pace.budget(3, 4) == 3 * int(10 * SLOWDOWN)
-    assert pace.budget(1, 64) == int(100 * SLOWDOWN) and pace.budget(1, 20) == pace.budget(1, 4), "as far as is known"
-    for _ in range(100):
-        pace.observe(10, 4, 0.020 + 10 * 0.0001)
+    assert pace.budget(1, 4) == int(10 * MORE) and pace.budget(3, 4) == 3 * int(10 * MORE)
+    assert pace.budget(1, 64) == int(100 * MORE) and pace.budget(1, 20) == pace.budget(1, 4), (
+        "as far as is known"
+    )
+
+    def read(extra: float, times: int) -> None:
+        for i in range(times):
+            pace.observe(*((10, 4, 0.020 + extra) if i % 2 else (0, 4, 0.020)))
+
+    read(10 * 0.0001, 200)
     steady = pace.budget(1, 4)
-    assert 0.95 <= steady / (200 * SLOWDOWN) <= 1.0
-    pace.observe(10, 4, 60.0)  # the machine slept
+    assert 0.95 <= steady / (200 * MORE) <= 1.0
+    read(60.0, 2)  # the machine slept
     assert pace.budget(1, 4) > steady / 2
     for i in range(100):
-        pace.observe(10, 4, 0.020 + 10 * 0.0001 * (0.5 + i % 2))
-    assert 0.5 <= pace.budget(1, 4) / steady <= 0.75, "who cannot be sure keeps a distance"
-    for _ in range(100):
-        pace.observe(10, 4, 9.0)
+        read(10 * 0.0001 + 0.005 * (i % 2), 2)
+    assert pace.budget(1, 4) < steady / 2, "who cannot be sure keeps a distance"
+    read(9.0, 200)
     assert pace.budget(1, 4) == 1, "a prompt always gets on"
+    for _ in range(EVERY):
+        pace.observe(1, 4, 0.1)
+    assert pace.budget(1, 4) == 0, "it looks how fast steps are without"
+    pace.observe(0, 4, 0.1)
+    assert pace.budget(1, 4) == 1
