@@ -5,9 +5,7 @@ from __future__ import annotations
 BOUND = 2.3  # a step with a prompt takes no more than so many without; only what happens by chance is on top
 SPREADS = 3.0  # that chance is allowed for
 LEAST = 0.5  # steps that a prompt may add whatever chance does: it must get on
-EVERY = (
-    16  # steps with prompts there is one without: the machine may be slower by now, and prompts not to blame
-)
+EVERY = 16  # steps with prompts there is one without: whether the machine has become slower is seen there
 SHARE = 0.2  # of a new measurement in the average
 UNKNOWN = 16  # tokens, until there are measurements
 
