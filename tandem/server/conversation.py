@@ -9,6 +9,7 @@ from typing import Any
 
 from tandem.engine.llm import LLM
 from tandem.errors import RequestError
+from tandem.model.chat_formats import BY_TOKEN
 from tandem.server import tool_formats
 from tandem.server.generation import Generation, Message, Tool
 from tandem.server.reading import THINK, THOUGHT, Reader
@@ -44,7 +45,7 @@ def prepare(llm: LLM, request: Generation) -> Prompt:
 
 
 def _chat(llm: LLM, request: Generation) -> Prompt:
-    source = llm.chat_template
+    source = llm.chat_template or " ".join(text for text in BY_TOKEN if llm.tokenizer.find(text) is not None)
     tools = request.tools if request.tool_choice != "none" else ()
     format = tool_formats.format_of(source)
     messages, variables = _for_template(request.messages), dict(request.template)
@@ -62,7 +63,7 @@ def _chat(llm: LLM, request: Generation) -> Prompt:
     may_think = thinking or (THINK in source and variables.get("enable_thinking") is not False and not begun)
     params = _formed(request, tools, format, thinking=thinking, may_think=may_think)
     names = {tool.name for tool in tools}
-    return Prompt(ids, params, lambda: Reader(format if tools else None, names, thinking))
+    return Prompt(ids, params, lambda: Reader(names, thinking=thinking, id_length=format.id_length))
 
 
 def _continues(request: Generation) -> bool:
@@ -98,7 +99,7 @@ def _formed(
     may come before what has a form."""
     params = dict(request.params)
     required = bool(tools) and request.tool_choice == "required"
-    if required or (format.is_marked and any(tool.strict for tool in tools)):
+    if required or any(tool.strict for tool in tools):
         if any(params.get(form) is not None for form in FORMS):
             raise RequestError("give a form of the answer, or tools that are required or strict, not both")
         params["grammar"] = format.grammar(tools, several=request.parallel_tools, optional=not required)

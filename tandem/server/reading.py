@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandem.server.generation import ToolCall
-from tandem.server.tool_formats import ToolFormat
+from tandem.server.tool_formats import BARE, MARKS, read_calls
 
 THINK, THOUGHT = "<think>", "</think>"
 
@@ -24,12 +24,10 @@ class Reader:
     can go on. Space around thoughts and calls belongs to nobody.
     """
 
-    def __init__(
-        self, format: ToolFormat | None = None, tools: set[str] | None = None, thinking: bool = False
-    ) -> None:
-        """`format`: of calls, None if there may be none. `thinking`: the prompt has begun a thought."""
-        self._format, self._tools = format, tools or set()
-        self._marks = format.begins if format and not format.at_start else ()
+    def __init__(self, tools: set[str] | None = None, *, thinking: bool = False, id_length: int = 24) -> None:
+        """`tools`: that may be called. `thinking`: the prompt has begun a thought."""
+        self._tools, self._id_length = tools or set(), id_length
+        self._marks = tuple(MARKS) if tools else ()
         self._read = self._thought if thinking else self._start
         self._held = ""  # not handed out yet
         self._is_first = True  # nothing of this part was handed out yet
@@ -70,15 +68,11 @@ class Reader:
         return bool(self._held)
 
     def _opening(self, news: News) -> bool:
-        """Is all of it a call? Some families mark calls by nothing else."""
-        if self._format and self._format.at_start:
-            begin, mark = self._held.lstrip(), self._format.begins[0]
-            if len(begin) < len(mark) and mark.startswith(begin) and not self._ended:
-                return False
-            if begin.startswith(mark):
-                self._read = self._call
-                return True
-        self._read = self._text
+        """Is all of it a call, without marks?"""
+        begin = self._held.lstrip()
+        if self._tools and not self._ended and (not begin or begin == "["):
+            return False
+        self._read = self._call if self._tools and begin.startswith(BARE) else self._text
         return True
 
     def _text(self, news: News) -> bool:
@@ -92,17 +86,16 @@ class Reader:
         return begins
 
     def _call(self, news: News) -> bool:
-        assert self._format
-        format = self._format
-        begin = next((mark for mark in self._marks if self._held.startswith(mark)), "")
-        end = self._held.find(format.end, len(begin)) if format.end else -1
+        mark = next((mark for mark in self._marks if self._held.startswith(mark)), "")
+        close = MARKS.get(mark, "")
+        end = self._held.find(close, len(mark)) if close else -1
         if end < 0 and not self._ended:
             return False
         end = len(self._held) if end < 0 else end
-        calls = format.read(self._held[len(begin) : end], self._tools)
+        calls = read_calls(self._held[len(mark) : end], self._tools, self._id_length)
         news.calls += calls
-        news.text += "" if calls else self._held[: end + len(format.end)]
-        self._held = self._held[end + len(format.end) :]
+        news.text += "" if calls else self._held[: end + len(close)]
+        self._held = self._held[end + len(close) :]
         self.called, self._is_first, self._read = self.called or bool(calls), True, self._text
         return True
 

@@ -157,7 +157,7 @@ def _fill(piece: Piece, token: Token, reader: Reader) -> None:
     piece.text, piece.reasoning, piece.calls = news.text, news.reasoning, news.calls
     piece.token_ids = [token.id]
     piece.logprobs = [token.logprob] if token.logprob else []
-    if piece.finish and reader.called:
+    if piece.finish == "stop" and reader.called:
         piece.finish = "tool_calls"
 
 

@@ -1,6 +1,7 @@
-"""How the families of models write a call of a tool, and how it is read back.
+"""How the families of models write a call of a tool, and how calls are read back.
 
 Templates that know tools tell the model how to call them; for others, the conversation is rewritten so that it says so.
+Models do not always write as they were told, so what is read is what any family writes, if it names a tool there is.
 """
 
 from __future__ import annotations
@@ -18,81 +19,79 @@ from tandem.server.generation import Message, Tool, ToolCall
 PLAIN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
+# What a call stands between. One without marks is all of an answer.
+MARKS = {"<tool_call>": "</tool_call>", "```tool_call": "```", "```tool_code": "```", "```json": "```"}
+BARE = ("{", "[{")
+
+
 @dataclass(frozen=True)
 class ToolFormat:
-    begins: tuple[str, ...]  # what a call begins with; the first is what our grammars and instructions write
-    end: str  # and ends with; "": the end of the answer
-    at_start: bool = False  # calls come first in an answer or not at all
+    """How a family writes calls."""
+
+    mark: str = ""  # one of MARKS
     arguments: str = "arguments"  # their key
     listed: bool = False  # calls are a JSON list
     id_length: int = 24
     result: tuple[str, str] = ("<tool_response>\n", "\n</tool_response>")  # around what a tool gave back
 
-    @property
-    def is_marked(self) -> bool:
-        """A call cannot be taken for anything else."""
-        return bool(self.end)
-
     def write(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Calls as the model writes them."""
         texts = [json.dumps({"name": name, self.arguments: arguments}) for name, arguments in calls]
-        return "\n".join(f"{self.begins[0]}\n{text}\n{self.end}" for text in texts)
-
-    def read(self, text: str, names: set[str]) -> list[ToolCall]:
-        """The calls in a text between the marks; none if it is something else."""
-        found = []
-        for value in _values(text):
-            name = value.get("name") if isinstance(value, dict) else None
-            if not isinstance(name, str) or not (self.is_marked or name in names):
-                return []
-            given = value.get("arguments", value.get("parameters", {}))
-            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            found.append(ToolCall(_new_id(self.id_length), name, arguments))
-        return found
+        end = MARKS.get(self.mark, "")
+        return "\n".join(f"{self.mark}\n{text}\n{end}".strip() for text in texts)
 
     def grammar(self, tools: Sequence[Tool], *, several: bool, optional: bool) -> str:
         """In Lark's notation: an answer of calls; `optional`: of any text, and calls that are as they should be."""
-        schema = {"anyOf": [self._schema(tool) for tool in tools], "x-guidance": PLAIN}
-        call = f"call: %json {json.dumps(schema)}\n"
-        if not self.is_marked:
-            listed = 'start: "[" call (", " call)* "]"\n' if several else 'start: "[" call "]"\n'
-            return (listed if self.listed else "start: call\n") + call
-        begin, end = json.dumps(self.begins[0]), json.dumps(f"\n{self.end}")
-        body = f'body: "\\n" call {end}\n{call}'
+        calls = " | ".join(f"call{i}" for i in range(len(tools)))
+        rules = f"call: {calls}\n" + "".join(self._rule(i, tool) for i, tool in enumerate(tools))
+        if not self.mark:
+            more = ' (", " call)*' if several else ""
+            text = "TEXT: /(?s:[^{\\[].*)/\n" if optional else ""
+            choice = "TEXT? | calls" if optional else "calls"
+            calls = f'"[" call{more} "]"' if self.listed else "call"
+            return f"start: {choice}\ncalls: {calls}\n{text}{rules}"
+        begin, end = json.dumps(self.mark), json.dumps(f"\n{MARKS[self.mark]}")
+        rules = f'body: "\\n" call {end}\n{rules}'
         more = f' ("\\n" {begin} body)*' if several else ""
         if not optional:
-            return f"start: {begin} body{more}\n{body}"
-        mark = "".join(f"\\x{ord(letter):02x}" for letter in self.begins[0])
+            return f"start: {begin} body{more}\n{rules}"
+        mark = "".join(f"\\x{ord(letter):02x}" for letter in self.mark)
         text = f"TEXT: /(?s:.*)/ & ~/(?s:.*{mark}.*)/\nprose[suffix={begin}]: /(?s:.*)/\n"
-        return f"start: TEXT | prose body{more}\n{text}{body}"
+        return f"start: TEXT | prose body{more}\n{text}{rules}"
 
-    def _schema(self, tool: Tool) -> dict[str, Any]:
-        arguments = tool.parameters or {"type": "object"}
-        return {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, self.arguments: arguments},
-            "required": ["name", self.arguments],
-            "additionalProperties": False,
-        }
+    def _rule(self, i: int, tool: Tool) -> str:
+        """Its arguments are a schema of their own: references in it begin there."""
+        head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{self.arguments}": ')
+        schema = {"x-guidance": PLAIN, **(tool.parameters or {"type": "object"})}
+        return f'call{i}: {head} arguments{i} "}}"\narguments{i}: %json {json.dumps(schema)}\n'
 
 
-HERMES = ToolFormat(("<tool_call>",), "</tool_call>")  # Qwen's, too
-LLAMA3 = ToolFormat(("{",), "", at_start=True, arguments="parameters")
-MISTRAL = ToolFormat(("[{",), "", at_start=True, listed=True, id_length=9)
-FENCED = ToolFormat(
-    ("```tool_call", "```tool_code", "```json"), "```", result=("```tool_output\n", "\n```")
-)  # what Gemma was taught to write, by its own words
+HERMES = ToolFormat("<tool_call>")  # Qwen's, too
+LLAMA3 = ToolFormat(arguments="parameters")
+MISTRAL = ToolFormat(listed=True, id_length=9)
+GEMMA = ToolFormat("```tool_call", result=("```tool_output\n", "\n```"))
+BY_TEXT = {
+    "<tool_call>": HERMES, "[TOOL_CALLS]": MISTRAL, "<|python_tag|>": LLAMA3, "ipython": LLAMA3,
+    "<start_of_turn>": GEMMA,
+}  # fmt: skip
 
 
 def format_of(template: str) -> ToolFormat:
     """By what a chat template has in it."""
-    if "<tool_call>" in template:
-        return HERMES
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL
-    if "<|python_tag|>" in template or "ipython" in template:
-        return LLAMA3
-    return FENCED if "<start_of_turn>" in template else HERMES
+    return next((format for text, format in BY_TEXT.items() if text in template), HERMES)
+
+
+def read_calls(text: str, tools: set[str], id_length: int = 24) -> list[ToolCall]:
+    """The calls that a text is; none if it is something else."""
+    found = []
+    for value in _values(text):
+        name = value.get("name") if isinstance(value, dict) else None
+        if name not in tools:
+            return []
+        given = value.get("arguments", value.get("parameters", {}))
+        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        found.append(ToolCall(_new_id(id_length), name, arguments))
+    return found
 
 
 def knows_tools(template: str) -> bool:
@@ -132,9 +131,7 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Tool], format: To
 
 def _instructions(tools: Sequence[Tool], format: ToolFormat) -> str:
     known = "\n".join(json.dumps(as_json(tool)["function"]) for tool in tools)
-    example = (
-        f'{format.begins[0]}\n{{"name": "the function", "arguments": {{"its": "arguments"}}}}\n{format.end}'
-    )
+    example = format.write([("the function", {"its": "arguments"})])
     return f"You can call these functions:\n{known}\n\nTo call one, answer with nothing but this:\n{example}"
 
 

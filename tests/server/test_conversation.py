@@ -93,6 +93,31 @@ def test_the_grammar_of_calls(tmp_path: Path) -> None:
             prepare(llm, Generation("m", messages=HI, params={"json_schema": {}}, **required))
 
 
+@pytest.mark.parametrize("text", ["<|python_tag|>", "[TOOL_CALLS]"])
+def test_the_grammar_of_calls_without_marks(tmp_path: Path, text: str) -> None:
+    good = '{"name": "f", "parameters": {"x": 3}}'
+    if text == "[TOOL_CALLS]":
+        good = '[{"name": "f", "arguments": {"x": 3}}]'
+    with opened(tmp_path, CHATML + "{# " + text + " #}") as llm:
+        required: Any = {"tools": [TOOL], "tool_choice": "required"}
+        assert allows(llm, good, **required) and not allows(llm, "Hello", **required)
+        strict: Any = {"tools": [Tool(TOOL.name, "", TOOL.parameters, strict=True)]}
+        assert allows(llm, good, **strict) and allows(llm, "Hello {", **strict)
+        assert not allows(llm, good.replace("3", '"3"'), **strict)
+
+
+def test_schemas_of_tools_may_refer_to_themselves(tmp_path: Path) -> None:
+    """As those that pydantic makes do."""
+    node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}},
+            "required": ["next"], "additionalProperties": False}  # fmt: skip
+    tool = Tool('say "ü"', "", {"$ref": "#/$defs/Node", "$defs": {"Node": node}})
+    call = json.dumps({"name": tool.name, "arguments": {"next": {"next": None}}})
+    with opened(tmp_path, CHATML) as llm:
+        required: Any = {"tools": [TOOL, tool], "tool_choice": "required"}
+        assert allows(llm, f"<tool_call>\n{call}\n</tool_call>", **required)
+        assert not allows(llm, f"<tool_call>\n{call.replace('null', '1')}\n</tool_call>", **required)
+
+
 def test_thoughts_come_before_the_form(tmp_path: Path) -> None:
     schema: Any = {
         "params": {"json_schema": {"type": "object", "properties": {}, "additionalProperties": False}}

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.server.generation import Tool
 from tandem.server.reading import Reader
-from tandem.server.tool_formats import FENCED, HERMES, LLAMA3, MISTRAL, ToolFormat, format_of, without_tools
+from tandem.server.tool_formats import GEMMA, HERMES, LLAMA3, MISTRAL, format_of, without_tools
 
 pytestmark = pytest.mark.fast
 
@@ -18,44 +18,47 @@ F3 = ("f", {"x": 3})
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>'
 PYTHON = "```tool_code\nprint(f(x=3))\n```"
 
-# (format, whether the prompt began a thought, answer, text, thought, calls)
-ANSWERS: list[tuple[ToolFormat | None, bool, str, str, str, list[tuple[str, Any]]]] = [
-    (None, False, "Hello there.", "Hello there.", "", []),
-    (None, False, "  a < b <tool_call>", "  a < b <tool_call>", "", []),
-    (None, False, "<think>\nhm, <b>\n</think>\n\nYes.\n", "Yes.\n", "hm, <b>", []),
-    (None, True, "so</think>Yes", "Yes", "so", []),
-    (None, True, "never ends", "", "never ends", []),
-    (None, False, "<thin> air", "<thin> air", "", []),
-    (None, False, "I <think> so</think>", "I <think> so</think>", "", []),
-    (HERMES, False, CALL, "", "", [F3]),
-    (HERMES, False, f"Well.\n{CALL}\n{CALL}\n", "Well.", "", [F3, F3]),
-    (HERMES, False, f"<think>\nlook\n</think>\n\n{CALL}", "", "look", [F3]),
-    (HERMES, False, '<tool_call>[{"name": "f", "arguments": {"x": 3}}]</tool_call>', "", "", [F3]),
-    (HERMES, False, '<tool_call>{"name": "new", "arguments": "{}"}</tool_call>', "", "", [("new", {})]),
-    (HERMES, False, "<tool_call>what?</tool_call> no", "<tool_call>what?</tool_call> no", "", []),
-    (HERMES, False, '<tool_call>{"name": "f", "arg', '<tool_call>{"name": "f", "arg', "", []),
-    (HERMES, False, '<tool_call>{"name": "f", "arguments": {"x": 3}}', "", "", [F3]),
-    (HERMES, False, "a <tool b\n", "a <tool b\n", "", []),
-    (LLAMA3, False, '{"name": "f", "parameters": {"x": 3}}', "", "", [F3]),
-    (LLAMA3, False, '\n{"name": "f", "parameters": {"x": 3}}; {"name": "g"}', "", "", [F3, ("g", {})]),
-    (LLAMA3, False, '{"name": "unknown"}', '{"name": "unknown"}', "", []),
-    (LLAMA3, False, 'Use {"name": "f"}', 'Use {"name": "f"}', "", []),
-    (MISTRAL, False, ' [{"name": "f", "arguments": {"x": 3}}]', "", "", [F3]),
-    (MISTRAL, False, "[1, 2]", "[1, 2]", "", []),
-    (FENCED, False, '```tool_call\n{"name": "f", "arguments": {"x": 3}}\n```', "", "", [F3]),
-    (FENCED, False, '```json\n{"name": "f", "parameters": {"x": 3}}\n```\n', "", "", [F3]),
-    (FENCED, False, f"Sure:\n{PYTHON}", "Sure:", "", [F3]),
-    (FENCED, False, "```tool_code\nimport os\n```", "```tool_code\nimport os\n```", "", []),
-    (FENCED, False, "```python\nf(x=3)\n```", "```python\nf(x=3)\n```", "", []),
-    (FENCED, False, '```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', "", []),
-]  # fmt: skip
+# (whether there are tools, whether the prompt began a thought, answer, text, thought, calls)
+ANSWERS: list[tuple[bool, bool, str, str, str, list[tuple[str, Any]]]] = [
+    (False, False, "Hello there.", "Hello there.", "", []),
+    (False, False, "  a < b <tool_call>", "  a < b <tool_call>", "", []),
+    (False, False, "<think>\nhm, <b>\n</think>\n\nYes.\n", "Yes.\n", "hm, <b>", []),
+    (False, True, "so</think>Yes", "Yes", "so", []),
+    (False, True, "never ends", "", "never ends", []),
+    (False, False, "<thin> air", "<thin> air", "", []),
+    (False, False, "I <think> so</think>", "I <think> so</think>", "", []),
+    (False, False, '{"name": "f"}', '{"name": "f"}', "", []),
+    (True, False, CALL, "", "", [F3]),
+    (True, False, f"Well.\n{CALL}\n{CALL}\n", "Well.", "", [F3, F3]),
+    (True, False, f"<think>\nlook\n</think>\n\n{CALL}", "", "look", [F3]),
+    (True, False, '<tool_call>[{"name": "f", "arguments": {"x": 3}}]</tool_call>', "", "", [F3]),
+    (True, False, '<tool_call>{"name": "g", "arguments": "{}"}</tool_call>', "", "", [("g", {})]),
+    (True, False, '<tool_call>{"name": "new"}</tool_call>', '<tool_call>{"name": "new"}</tool_call>', "", []),
+    (True, False, "<tool_call>what?</tool_call> no", "<tool_call>what?</tool_call> no", "", []),
+    (True, False, '<tool_call>{"name": "f", "arg', '<tool_call>{"name": "f", "arg', "", []),
+    (True, False, '<tool_call>{"name": "f", "arguments": {"x": 3}}', "", "", [F3]),
+    (True, False, "a <tool b\n", "a <tool b\n", "", []),
+    (True, False, '{"name": "f", "parameters": {"x": 3}}', "", "", [F3]),  # Llama 3
+    (True, False, '\n{"name": "f", "parameters": {"x": 3}}; {"name": "g"}', "", "", [F3, ("g", {})]),
+    (True, False, '{"name": "unknown"}', '{"name": "unknown"}', "", []),
+    (True, False, 'Use {"name": "f"}', 'Use {"name": "f"}', "", []),
+    (True, False, ' [{"name": "f", "arguments": {"x": 3}}]', "", "", [F3]),  # Mistral
+    (True, False, "[1, 2]", "[1, 2]", "", []),
+    (True, False, '```tool_call\n{"name": "f", "arguments": {"x": 3}}\n```', "", "", [F3]),  # Gemma
+    (True, False, '```json\n{"name": "f", "parameters": {"x": 3}}\n```\n', "", "", [F3]),
+    (True, False, f"Sure:\n{PYTHON}", "Sure:", "", [F3]),
+    (True, False, "```tool_code\nimport os\n```", "```tool_code\nimport os\n```", "", []),
+    (True, False, "```python\nf(x=3)\n```", "```python\nf(x=3)\n```", "", []),
+    (True, False, '```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', "", []),
+    (True, False, "", "", "", []),
+]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer[2][:30])
 def test_answers_are_read(answer: Any, size: int) -> None:
-    format, thinking, said, text, reasoning, calls = answer
-    reader = Reader(format, TOOLS, thinking)
+    has_tools, thinking, said, text, reasoning, calls = answer
+    reader = Reader(TOOLS if has_tools else None, thinking=thinking)
     pieces = [said[i : i + size] for i in range(0, len(said), size)]
     news = [reader.push(piece) for piece in pieces] + [reader.push("", last=True)]
     assert "".join(one.text for one in news) == text
@@ -66,7 +69,7 @@ def test_answers_are_read(answer: Any, size: int) -> None:
 
 
 def test_text_is_not_held_back_without_need() -> None:
-    reader = Reader(HERMES, TOOLS)
+    reader = Reader(TOOLS)
     assert reader.push("Hello").text == "Hello"
     assert reader.push(" <to").text == ""
     assert reader.push("day").text == " <today"
@@ -75,7 +78,7 @@ def test_text_is_not_held_back_without_need() -> None:
 def test_formats_by_template() -> None:
     assert format_of("... <tool_call> ...") is HERMES and format_of("<|im_start|>") is HERMES
     assert format_of("<|start_header_id|> <|python_tag|>") is LLAMA3
-    assert format_of("[INST] [TOOL_CALLS]") is MISTRAL and format_of("<start_of_turn>") is FENCED
+    assert format_of("[INST] [TOOL_CALLS]") is MISTRAL and format_of("<start_of_turn>") is GEMMA
 
 
 def test_a_conversation_for_a_template_without_tools() -> None:
