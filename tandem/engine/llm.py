@@ -331,9 +331,15 @@ class LLM:
 
         A step serves every request, so a reply that was not read meanwhile has several new tokens."""
         with self.lock:
-            if not any(reply.news for reply in replies):
+            for reply in replies:
+                if reply.news:
+                    break
+            else:
                 self.engine.step()
-            return [token for reply in replies for token in self.take(reply)]
+            tokens: list[Token] = []
+            for reply in replies:
+                tokens += self.take(reply)
+            return tokens
 
     def take(self, reply: Reply) -> list[Token]:
         """What is new of a reply; the caller has the lock."""

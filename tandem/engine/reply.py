@@ -85,12 +85,12 @@ class Reply:
             sequence.finish("stop")
             sequence.finish_reason = "stop"
             del sequence.generated[len(self.pieces) :]  # sampled before the stop string was seen
-        if self.done:
-            self.pieces[-1] += text.flush()
         logprob = self._logprob(sampled) if sampled.logprob is not None else None
-        finish, usage = (sequence.finish_reason, self._usage()) if self.done else (None, None)
         scores = self.prompt_logprobs() if len(self.pieces) == 1 else None
-        return Token(sampled.id, self.pieces[-1], logprob, finish, usage, scores)
+        if sequence.finish_reason is None or self.news:
+            return Token(sampled.id, self.pieces[-1], logprob, prompt_logprobs=scores)
+        self.pieces[-1] += text.flush()
+        return Token(sampled.id, self.pieces[-1], logprob, sequence.finish_reason, self._usage(), scores)
 
     def check(self) -> None:
         """Raises what ended the request before its time."""

@@ -21,6 +21,8 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that this token completes; `stopped` turns true at a stop string."""
+        if not self._stop:
+            return self._decoder.push(token)
         return self._release(self._held + self._decoder.push(token))
 
     def flush(self) -> str:

@@ -23,6 +23,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer
 HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # say nothing unless asked for
 MAX_TEXT = 64 << 20  # bytes; merging takes up to 52 times that
 MAX_SPECIAL = 4 << 20  # bytes of all special tokens; Gemma, which has most, has 0.1 MB
+MOST_SHOWN = 8192  # tokens whose bytes are kept for streams
 
 # Tokens that end an answer, whatever the file says of them.
 ENDS = (
@@ -47,6 +48,7 @@ class Tokenizer:
         self.eos_id: int | None = None
         self.add_bos = self.add_eos = self.add_space_prefix = False
         self.stop_ids: frozenset[int] = frozenset()
+        self._shown: dict[int, bytes] = {}  # what the last streams were made of
 
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> Self:
@@ -145,6 +147,15 @@ class Tokenizer:
             return bytes([self._byte_tokens[id]])
         return self._bytes[self._starts[id] : self._starts[id + 1]].tobytes()
 
+    def shown_bytes(self, id: int) -> bytes:
+        """The same without control tokens, which `decode` leaves out."""
+        found = self._shown.get(id)
+        if found is None:
+            if len(self._shown) >= MOST_SHOWN:
+                self._shown = {}
+            found = self._shown[id] = b"" if self.is_hidden(id) else self.token_bytes(id)
+        return found
+
     def piece(self, id: int) -> str:
         """What a token stands for, as far as it is text."""
         return self.token_bytes(id).decode(errors="replace")
@@ -162,14 +173,20 @@ class StreamDecoder:
         self._tokenizer, self._special = tokenizer, special
         self._strip_space = tokenizer.add_space_prefix and not continues
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds = False  # part of a character
 
     def push(self, id: int) -> str:
-        if not self._special and self._tokenizer.is_hidden(id):
-            return ""
-        data = self._tokenizer.token_bytes(id)
-        if self._strip_space:
+        data = self._tokenizer.token_bytes(id) if self._special else self._tokenizer.shown_bytes(id)
+        if self._strip_space and data:
             data, self._strip_space = data.removeprefix(b" "), False
-        return self._decoder.decode(data)
+        if not self._holds:
+            try:
+                return data.decode()  # whole characters, as most tokens are: several times as fast
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self._holds = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """What is still held back: the text ends here."""
