@@ -12,6 +12,8 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from zipfile import ZipFile
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,10 +30,10 @@ def run(*command: str | Path, cwd: Path = Path("/"), **environment: str) -> str:
 def required(package: Distribution) -> dict[str, Distribution]:
     """The packages a package needs, and those that they need."""
     found: dict[str, Distribution] = {}
-    for requirement in package.requires or []:
-        if "extra ==" not in requirement:
-            name = re.split(r"[^\w.-]", requirement)[0]
-            found |= {name: distribution(name), **required(distribution(name))}
+    for requirement in map(Requirement, package.requires or []):
+        if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
+            needed = distribution(requirement.name)
+            found |= {requirement.name: needed, **required(needed)}
     return found
 
 
