@@ -226,6 +226,8 @@ ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int fi
         int block = chunk / KV_BLOCK + b, ahead = block + CHUNK_BLOCKS < last_block ? block + CHUNK_BLOCKS : last_block;
         c.blocks[b] = item->cache + (size_t)item->table[block] * item->block_bytes;
         c.ahead[b] = item->cache + (size_t)item->table[ahead] * item->block_bytes;
+        for (int i = 0; q8 && !staged && i < kv_scales(head_dim); i++)
+            __builtin_prefetch(c.ahead[b] + (size_t)(head_dim + i * 2) * 2 * KV_BLOCK, 0, 2);  // scales: a line each
         if (staged) stage(s, 0, c.blocks[b], KV_BLOCK, head_dim, LANES, item->kv);
         for (int q = 0, size; q < s->count; q += size) {
             size = tile_size(s->count - q);

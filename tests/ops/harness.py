@@ -163,10 +163,11 @@ def time_case(device: CPUDevice, kernel: Kernel, case: Case, repeats: int = 200)
         launch.items, launch.count_step = grid.items, grid.step
         launch.count = -1 if grid.count is None else COUNTS.index(grid.count)
     device.memory("step").view(np.int32)[: len(COUNTS)] = [case.counts[name] for name in COUNTS]
+    step = library.ffi.cast("int32_t *", device.memory("step").ctypes.data)
     seconds = []
     for _ in range(10):
         begin = time.perf_counter()
-        device.run(launches, repeats, library.ffi.NULL)
+        device.run(launches, repeats, step, library.ffi.NULL)
         seconds.append((time.perf_counter() - begin) / repeats)
     return min(seconds)
 

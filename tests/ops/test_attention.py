@@ -12,6 +12,7 @@ from tandem.devices.cpu import library
 from tandem.devices.cpu.device import CPUDevice
 from tandem.kernels.attention import KERNEL, cut, make_case
 from tandem.kernels.kernel import Array, Case
+from tandem.kernels.layouts import KV_BLOCK, kv_bytes
 from tests.ops.harness import STEP_INTS, run_once, time_case
 
 pytestmark = pytest.mark.fast
@@ -94,11 +95,12 @@ def main() -> None:
                     f"{heads!s:>14} {label:20} {seconds * 1e6:8.0f} us {operations / seconds / 1e9:7.1f} GFLOP/s"
                 )
             sequences = 100_000_000 // (4000 * kv_heads * dim * 4)
-            case = make_case(rng, "", heads, [(4000, 1)] * sequences, out_q8=1)
-            seconds = time_case(device, KERNEL, case, repeats=1)
-            moved = sequences * 4001 * kv_heads * dim * 4
-            label = f"{sequences} x 1 row at 4000"
-            print(f"{heads!s:>14} {label:20} {seconds * 1e6:8.0f} us {moved / seconds / 1e9:7.1f} GB/s")
+            for kv in ("f16", "q8"):
+                case = make_case(rng, "", heads, [(4000, 1)] * sequences, out_q8=1, kv=kv)
+                seconds = time_case(device, KERNEL, case, repeats=1)
+                moved = sequences * 4001 * kv_bytes(1, kv_heads, dim, case.scalars["kv"]) / KV_BLOCK
+                label = f"{sequences} x 1 at 4000, {kv}"
+                print(f"{heads!s:>14} {label:20} {seconds * 1e6:8.0f} us {moved / seconds / 1e9:7.1f} GB/s")
         device.close()
 
 
