@@ -46,6 +46,7 @@ class Pace:
         if not step or not self._token:
             return UNKNOWN * prompts
         if self._since >= EVERY:
+            self._since = 0  # once: where tokens are guessed, that step is not measured
             return 0
         room = max((BOUND - 1) * step - SPREADS * self._spread, LEAST * step)
         return prompts * max(1, int(room / self._token))
