@@ -44,12 +44,12 @@ export class Chart {
     ink.textBaseline = "bottom";
     for (const ago of [180, 120, 60, 0].filter((s) => s <= values.length)) {
       ink.textAlign = ago === 0 ? "right" : ago === values.length ? "left" : "center";
-      ink.fillText(ago ? `${ago / 60} min ago` : "now", x(Math.max(0, last - ago)), height);
+      ink.fillText(ago ? `${ago / 60} min ago` : "now", x(Math.max(0, last - ago)), height - 2);
     }
     const points = values.map((v, i) => [x(i), y(v)]);
     const fade = ink.createLinearGradient(0, ROOM.top, 0, height - ROOM.bottom);
     fade.addColorStop(0, colour("--fade"));
-    fade.addColorStop(1, "transparent");
+    fade.addColorStop(1, colour("--fade-end"));
     ink.fillStyle = fade;
     path(ink, [[x(0), y(0)], ...points, [x(last), y(0)]]);
     ink.fill();
@@ -77,7 +77,7 @@ export class Chart {
 function ceiling(most) {
   if (most <= 10) return 10;
   const ten = 10 ** Math.floor(Math.log10(most));
-  return [1, 2, 4, 6, 8, 10].map((m) => m * ten).find((step) => step >= most);
+  return [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((m) => m * ten).find((step) => step >= most);
 }
 
 function path(ink, points) {
