@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import os
+import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -236,6 +237,34 @@ def test_a_model_whose_device_was_lost_is_loaded_again(specs: dict[str, Path], l
             assert await answer(models, "one"), "with the first still in use"
         assert await answer(models, "one") == await answer(models, "two")
         assert len(loads) == 3
+
+    with_models(specs, test)
+
+
+@fast
+def test_people_come_and_go(specs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two of three: whoever has a model keeps it, whoever does not is told, nobody is forgotten."""
+    kinds: list[str] = []
+
+    async def person(models: Models, chance: random.Random) -> None:
+        await asyncio.sleep(chance.random() * 0.3)
+        name, keep = chance.choice(["one", "two", "three"]), chance.choice([None, 0.0, 0.01, math.inf])
+        try:
+            async with asyncio.timeout(chance.choice([0.002, 5])), models.use(name, keep_alive=keep) as llm:
+                await asyncio.sleep(chance.random() * 0.02)
+                kinds.append((await llm.generate("x", max_tokens=2)).text)
+        except (TimeoutError, DoesNotFitError) as error:
+            kinds.append(type(error).__name__)
+        if chance.random() < 0.2:
+            await models.unload(name)
+
+    async def test(models: Models) -> None:
+        await answer(models, "one")
+        with limited(monkeypatch, 2 * models.loaded()[0].nbytes):
+            await asyncio.gather(*(person(models, random.Random(i)) for i in range(100)))
+            assert len(models.loaded()) <= 2 and not any(each.users for each in models.loaded())
+        answers = set(kinds) - {"TimeoutError", "DoesNotFitError"}
+        assert len(kinds) == 100 and len(answers) == 1, kinds
 
     with_models(specs, test)
 
