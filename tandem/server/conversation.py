@@ -63,7 +63,12 @@ def _chat(llm: LLM, request: Generation) -> Prompt:
     may_think = thinking or (THINK in source and variables.get("enable_thinking") is not False and not begun)
     params = _formed(request, tools, format, thinking=thinking, may_think=may_think)
     names = {tool.name for tool in tools}
-    return Prompt(ids, params, lambda: Reader(names, thinking=thinking, id_length=format.id_length))
+    how: dict[str, Any] = {
+        "several": request.parallel_tools,
+        "thinking": thinking,
+        "id_length": format.id_length,
+    }
+    return Prompt(ids, params, lambda: Reader(names, **how))
 
 
 def _continues(request: Generation) -> bool:

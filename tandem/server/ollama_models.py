@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
 from tandem import __version__
@@ -34,8 +35,9 @@ FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
     13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "BF16",
 }  # fmt: skip
-NO_HUB: dict[int | str, dict[str, Any]] = {
-    502: {"model": OllamaErrorBody, "description": "It cannot be fetched"}
+PULL_ERRORS: dict[int | str, dict[str, Any]] = {
+    403: {"model": OllamaErrorBody, "description": "It is not for clients to fetch models here"},
+    502: {"model": OllamaErrorBody, "description": "It cannot be fetched"},
 }
 NAME = r"(https?://)?\w[\w.-]*(/\w[\w.-]*){0,2}(:[\w./-]+)?"
 LONGEST = 1000  # characters of a value of the file's metadata that /api/show tells
@@ -146,12 +148,14 @@ async def show(request: Request, body: ShowRequest) -> Response:
     return JSONResponse(await asyncio.to_thread(_shown, name, server.models.path(name)))
 
 
-@router.post("/api/pull", response_model=Status, responses=LINES | ERRORS | NO_HUB)
+@router.post("/api/pull", response_model=Status, responses=LINES | ERRORS | PULL_ERRORS)
 async def pull(request: Request, body: PullRequest) -> Response:
     """Fetches a model as `tandem pull` does; from then on it can be asked for."""
     server, name = server_of(request), body.model or body.name
     if not name:
         raise RequestError("model: name the one to fetch")
+    if known_name(server, name) not in server.models.names() and not server.settings.is_personal:
+        raise HTTPException(403, "models of this server are fetched by its operator, with `tandem pull`")
     if not re.fullmatch(NAME, name) or Path(name).is_file():  # files of this machine are not for its guests
         raise RequestError(
             f"model: {name[:80]!r} is not a name to fetch: use a short one or hf.co/user/repo:QUANT"

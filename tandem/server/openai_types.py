@@ -77,7 +77,6 @@ def each_prompt(prompts: str | list[int] | list[str] | list[list[int]]) -> list[
 class StreamOptions(Fields):
     ignored = frozenset({"include_obfuscation"})
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
 
 
 class StructuredOutputs(Fields):

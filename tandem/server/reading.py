@@ -24,9 +24,16 @@ class Reader:
     can go on. Space around thoughts and calls belongs to nobody.
     """
 
-    def __init__(self, tools: set[str] | None = None, *, thinking: bool = False, id_length: int = 24) -> None:
-        """`tools`: that may be called. `thinking`: the prompt has begun a thought."""
-        self._tools, self._id_length = tools or set(), id_length
+    def __init__(
+        self,
+        tools: set[str] | None = None,
+        *,
+        several: bool = True,
+        thinking: bool = False,
+        id_length: int = 24,
+    ) -> None:
+        """`tools`: that may be called; `several`: more than once. `thinking`: the prompt has begun a thought."""
+        self._tools, self._several, self._id_length = tools or set(), several, id_length
         self._marks = tuple(MARKS) if tools else ()
         self._read = self._thought if thinking else self._start
         self._held = ""  # not handed out yet
@@ -93,7 +100,8 @@ class Reader:
             return False
         end = len(self._held) if end < 0 else end
         calls = read_calls(self._held[len(mark) : end], self._tools, self._id_length)
-        news.calls += calls
+        if self._several or not self.called:
+            news.calls += calls if self._several else calls[:1]
         news.text += "" if calls else self._held[: end + len(close)]
         self._held = self._held[end + len(close) :]
         self.called, self._is_first, self._read = self.called or bool(calls), True, self._text

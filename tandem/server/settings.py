@@ -38,14 +38,16 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if (
-                isinstance(value, int | float)
-                and not isinstance(value, bool)
-                and value < (field.name != "port")
-            ):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and (value < 0 or (value == 0 and field.name != "port")):
                 raise RequestError(f"{field.name} = {value}: give a number above 0")
         if not self.port <= 65535:
             raise RequestError(f"port = {self.port}: give one up to 65535; 0 takes a free one")
+
+    @property
+    def is_personal(self) -> bool:
+        """For those who sit at this machine, who may fetch models as well."""
+        return self.api_keys is None and self.host in ("127.0.0.1", "localhost", "::1")
 
 
 def read_settings_file(path: Path) -> ServerSettings:

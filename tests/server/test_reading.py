@@ -75,6 +75,11 @@ def test_text_is_not_held_back_without_need() -> None:
     assert reader.push("day").text == " <today"
 
 
+def test_one_call_where_several_are_not_wanted() -> None:
+    news = Reader(TOOLS, several=False).push(f"{CALL}\n{CALL}", last=True)
+    assert len(news.calls) == 1 and not news.text
+
+
 def test_formats_by_template() -> None:
     assert format_of("... <tool_call> ...") is HERMES and format_of("<|im_start|>") is HERMES
     assert format_of("<|start_header_id|> <|python_tag|>") is LLAMA3

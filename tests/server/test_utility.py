@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.cli.tiny_model import write_tiny_model
 from tests.packages import model_path
 from tests.server.servers import Running, serving, wait_until
 
@@ -76,6 +79,31 @@ def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
         process.wait(30)
 
 
+def test_late_answers_and_pulls_of_a_server_with_keys(tmp_path: Path) -> None:
+    """The former end with an error in the dialect's form, the latter are the operator's."""
+    (tmp_path / "keys").write_text("secret")
+    model, home = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "home"
+    options: Any = {"timeout": 0.3, "shutdown": 2, "context": 50_000, "api_keys": str(tmp_path / "keys")}
+    with serving(home, model, "--device", "cpu", "--threads", "1", **options) as server:
+        key = {"authorization": "Bearer secret"}
+        chat = "/v1/chat/completions"
+        status, _, body = server.ask(chat, server.chat(), **key)
+        assert (
+            status == 408
+            and body["error"]["code"] == "timeout"
+            and "not done in 0.3 s" in body["error"]["message"]
+        )
+        text = server.ask(chat, server.chat(stream=True), **key)[2]
+        last = json.loads(text.strip().splitlines()[-1].removeprefix("data: "))
+        assert last["error"]["code"] == "timeout" and "[DONE]" not in text
+        text = server.ask("/v1/messages", server.chat(stream=True, max_tokens=40_000, model="tiny"), **key)[2]
+        assert text.strip().splitlines()[-2] == "event: error" and '"type":"error"' in text
+        text = server.ask("/api/chat", {"model": "tiny", "messages": server.chat()["messages"]}, **key)[2]
+        assert "not done in 0.3 s" in json.loads(text.strip().splitlines()[-1])["error"]
+        status, _, body = server.ask("/api/pull", {"model": "smollm2"}, **key)
+        assert status == 403 and "operator" in body["error"]
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
 def test_refusals_are_in_the_dialects_form(tmp_path: Path, path: str, request: pytest.FixtureRequest) -> None:
     """Also those that come before a request is looked at."""
@@ -90,8 +118,6 @@ def test_refusals_are_in_the_dialects_form(tmp_path: Path, path: str, request: p
 
 
 def test_models_are_chosen_by_name(tmp_path: Path) -> None:
-    from tests.cli.tiny_model import write_tiny_model
-
     first, second = (
         write_tiny_model(tmp_path / f"{name}.gguf", context=size) for name, size in (("a", 64), ("b", 99))
     )
