@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tandem.devices.cpu import library
 from tandem.devices.cpu.device import CPUDevice
 from tandem.kernels.attention import KERNEL, cut, make_case
 from tandem.kernels.kernel import Array, Case
-from tandem.kernels.layouts import KV_BLOCK, kv_bytes
-from tests.ops.harness import STEP_INTS, run_once, time_case
+from tandem.kernels.layouts import KV_BLOCK, KV_SCALED, kv_bytes, kv_quantise
+from tests.ops.harness import STEP_INTS, assert_matches, run_once, time_case
 
 pytestmark = pytest.mark.fast
 
@@ -58,6 +60,37 @@ def test_the_same_bits_however_rows_are_cut(name: str, isa: str) -> None:
     for _ in range(6):
         work = cut_at_random(rng, ROWS)
         assert out_with(case, isa, work) == alone, f"entries {work.tolist()}"
+
+
+@given(
+    dim=st.sampled_from([4, 8, 20, 32, 40, 64, 96, 128]),
+    group=st.integers(1, 9),
+    rows=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 20)), min_size=1, max_size=3),
+    window=st.sampled_from([0, 1, 7, 16, 33, 100]),
+    most=st.integers(1, 20),
+    size=st.sampled_from([0.01, 1.0, 5.0]),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_shape_in_int8(
+    dim: int, group: int, rows: list[tuple[int, int]], window: int, most: int, size: float
+) -> None:
+    rng = np.random.default_rng(len(rows))
+    case = make_case(rng, "", (2 * group, 2, dim), rows, window=window, most=most, size=size, kv="q8")
+    expected = KERNEL.reference(case.arrays, case.scalars, case.counts)
+    for isa in SUPPORTED:
+        assert_matches(
+            replace(case, atol=4e-6 * max(1.0, size)), run_once(KERNEL, isa, case, False), expected
+        )
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 100), st.floats(1e-12, 1e6), st.integers(0, 1 << 30))
+def test_int8_is_half_a_step_off_at_most(dim: int, size: float, seed: int) -> None:
+    x = (np.random.default_rng(seed).standard_normal((3, 2, dim)) * size).astype(np.float32)
+    quants, scales = kv_quantise(x)
+    steps = np.repeat(scales.astype(np.float32), KV_SCALED, axis=-1)[..., :dim]
+    least = 127 * 2.0**-24  # below, scales are 0 or have few bits, and quants may end at 127
+    assert (np.abs(quants * steps - x) <= np.maximum(0.501 * steps, least)).all()
 
 
 @pytest.mark.parametrize("isa", SUPPORTED)
