@@ -20,6 +20,7 @@ from tandem.server import (
     openai_completions,
     openai_embeddings,
     openai_responses,
+    reference,
     utility,
 )
 from tandem.server.live import live_router
@@ -36,6 +37,7 @@ ROUTERS = (
     ollama.router,
     ollama_models.router,
     utility.router,
+    reference.router,
 )
 
 
@@ -49,7 +51,7 @@ def create_app(models: Models, settings: ServerSettings) -> FastAPI:
         yield
         await models.close()
 
-    app = FastAPI(title="Tandem", version=__version__, lifespan=lifespan)
+    app = FastAPI(title="Tandem", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
     for router in ROUTERS:
         app.include_router(router)

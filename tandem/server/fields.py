@@ -7,6 +7,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+IGNORED = "Accepted; changes nothing."
+
 
 def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -45,7 +47,7 @@ def _describe(schema: dict[str, Any], cls: type[Any]) -> None:
     """Says in the OpenAPI document which fields there are besides those that count."""
     described = schema.setdefault("properties", {})
     for name in sorted(cls.ignored):
-        described[name] = {"description": "Accepted; changes nothing."}
+        described[name] = {"description": IGNORED}
     for name in dict.fromkeys(name for name, _ in cls.neutral):
         values = [value for known, value in cls.neutral if known == name]
         described[name] = {"enum": [*values, None], "description": "Other values are not supported."}

@@ -84,7 +84,7 @@ class StructuredOutputs(Fields):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(max_length=1000)] | None = None
     grammar: str | None = None
 
 

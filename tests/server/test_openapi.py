@@ -64,4 +64,9 @@ def test_the_document_names_every_route(tiny: Running) -> None:
         "/api/chat", "/api/generate", "/api/embed", "/api/tags", "/api/show", "/api/ps", "/api/pull", "/api/version",
         "/tokenize", "/detokenize", "/health", "/metrics",
     } <= found["paths"].keys()  # fmt: skip
-    assert tiny.ask("/docs")[0] == 200
+
+
+def test_the_document_for_people_asks_no_other_host(tiny: Running) -> None:
+    status, headers, page = tiny.ask("/docs")
+    assert status == 200 and "/v1/chat/completions" in page and "max_completion_tokens" in page
+    assert "http" not in page and "default-src 'none'" in headers["content-security-policy"]
