@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def _load(count: int) -> Measure:
 
 
 MEASURES: dict[str, tuple[int, int, Measure]] = {  # name: slots, context, (port, texts, round)
-    **{f"{count} clients": (count, SHORT, _load(count)) for count in REQUESTS},
+    **{f"{count} client{'s' * (count > 1)}": (count, SHORT, _load(count)) for count in REQUESTS},
     "disturbed": (clients.STREAMS + 1, CONTEXT, lambda port, texts, i: clients.disturbed(port, texts)),
     "shared": (1, CONTEXT, lambda port, texts, i: clients.shared(port, texts)),
 }
@@ -63,8 +63,7 @@ def main() -> None:
         "models": [],
     }  # fmt: skip
     for name in options.models:
-        rounds = run(model_path(name), options)
-        results["models"].append({"name": name, "rounds": rounds})
+        results["models"].append({"name": name} | run(model_path(name), options))
         options.output.write_text(json.dumps(results, indent=1) + "\n")
     say(f"wrote {options.output}")
     print(table(results))
@@ -91,11 +90,11 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def run(model: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+def run(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The rounds of a model: for each measure what both sides had, a different one first each time."""
     with GGUF.open(model) as gguf:
         texts = clients.Texts(Tokenizer.from_gguf(gguf).encode(TEXT.read_text())[1:])
-    rounds = []
+    rounds, flash = [], prefers_flash(model, texts, options)
     with servers.tandem(model, threads=options.threads, device=options.device, context=CONTEXT) as ours:
         for i in range(options.rounds):
             found: dict[str, Any] = {}
@@ -103,20 +102,31 @@ def run(model: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                 slots, context, measure = MEASURES[name]
                 found[name] = {}
                 for side in ("ours", "peer") if i % 2 == 0 else ("peer", "ours"):
-                    with ExitStack() as closing:
-                        server = ours
-                        if side == "peer":
-                            server = closing.enter_context(
-                                servers.llama_cpp(
-                                    options.peer, model, threads=options.threads, slots=slots, context=context,
-                                    options=options.peer_options,
-                                )
-                            )  # fmt: skip
+                    theirs = peer(model, slots, context, flash, options)
+                    with nullcontext(ours) if side == "ours" else theirs as server:
                         asyncio.run(clients.load(server.port, texts, 1, 1, 0))  # to warm up
                         found[name][side] = timed(server, measure(server.port, texts, i))
                 say(f"{model.stem}, round {i + 1}, {name}: {brief(found[name])}")
             rounds.append(found)
-    return rounds
+    return {"file": model.name, "peer_flash_attention": flash, "rounds": rounds}
+
+
+def peer(
+    model: Path, slots: int, context: int, flash: bool, options: argparse.Namespace
+) -> AbstractContextManager[servers.Server]:
+    wanted = ["-fa", "on" if flash else "off", *options.peer_options]
+    return servers.llama_cpp(
+        options.peer, model, threads=options.threads, slots=slots, context=context, options=wanted
+    )
+
+
+def prefers_flash(model: Path, texts: clients.Texts, options: argparse.Namespace) -> bool:
+    """Which of its two ways to compute attention is faster for llama.cpp here."""
+    rates = {}
+    for flash in (False, True):
+        with peer(model, 16, SHORT, flash, options) as server:
+            rates[flash] = asyncio.run(clients.load(server.port, texts, 16, 16, 0))["tokens_per_s"]
+    return rates[True] >= rates[False]
 
 
 def timed(server: servers.Server, measure: Coroutine[Any, Any, dict[str, float]]) -> dict[str, float]:
