@@ -15,6 +15,7 @@ from tandem.engine.worth import Worth
 
 MOST_GUESSED = 8  # tokens of a request
 HOPE = 0.6  # that a guessed token is right, before there is any experience
+EVEN = 0.5  # guesses that are right more often are worth waiting for
 SHARE = 0.2  # of a new guess in the average
 PATIENCE, MOST_PATIENCE = 32, 512  # tokens after which a request whose guesses were bad is given another try
 TRIAL = 3  # tokens of such a try
@@ -100,8 +101,11 @@ class Speculator:
 
     def should_wait(self, sequence: Sequence) -> bool:
         """Whether to let a request's next step wait for its token, so that a guess can go on from there: where that has
-        been good for something, and else from time to time."""
-        return sequence.trust is None or sequence.trust.idle % LOOK == 0
+        been good for something lately, and else from time to time."""
+        trust = sequence.trust
+        if trust is None or trust.idle % LOOK == 0:
+            return True
+        return trust.known and trust.right > EVEN and trust.idle < PATIENCE
 
     def observe(self, sequences: int, guessed: int, seconds: float | None) -> None:
         """What a step took; None: it had prompts, too, and what the guesses took cannot be told."""
