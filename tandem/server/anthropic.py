@@ -15,10 +15,10 @@ from typing_extensions import TypedDict
 from tandem.engine.reply import Usage
 from tandem.errors import RequestError
 from tandem.server import errors
-from tandem.server.blocks import Block, changes
+from tandem.server.blocks import Block, blocks, changes
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Fields, Natural, Positive, given
-from tandem.server.generation import Answer, Generation, Message, Tool, ToolCall, drawing
+from tandem.server.generation import Generation, Message, Tool, drawing, named
 from tandem.server.openai_types import ERRORS as OPENAI_ERRORS
 from tandem.server.openai_types import EVENTS, new_id
 from tandem.server.serving import Server, server_of
@@ -149,7 +149,8 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
         return await stream(request, _events(server, wanted), "text/event-stream")
     [answer] = await unless_gone(request, server.answers(wanted))
     found = _message(wanted.model, _usage(answer.usage))
-    found["content"], found["stop_reason"] = _content(answer), _stop_reason(answer.finish, answer.stopped_by)
+    found["content"] = [_block(block, block.text) for block in blocks(answer)]
+    found["stop_reason"] = _stop_reason(answer.finish, answer.stopped_by)
     found["stop_sequence"] = answer.stopped_by
     return JSONResponse(found)
 
@@ -171,9 +172,7 @@ def generation(body: CountRequest) -> Generation:
         for tool in body.tools or []
     ]
     if choice.type == "tool":
-        tools = [tool for tool in tools if tool.name == choice.name]
-        if not tools:
-            raise RequestError(f"tool_choice names {choice.name}, which is not among the tools")
+        tools = named(tools, choice.name)
     form = body.output_format or (body.output_config.format if body.output_config else None)
     system = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []
     template = {"enable_thinking": body.thinking.type != "disabled"} if body.thinking else {}
@@ -230,32 +229,18 @@ def _message(model: str, usage: UsageBody) -> MessageBody:
     )  # fmt: skip
 
 
-def _content(answer: Answer) -> list[dict[str, Any]]:
-    blocks: list[Block] = []
-    if answer.reasoning:
-        blocks.append(Block(0, "reasoning", answer.reasoning))
-    if answer.text or not answer.calls:
-        blocks.append(Block(0, "text", answer.text))
-    blocks += [Block(0, "call", call.arguments, call) for call in answer.calls]
-    return [_block(block, block.text) for block in blocks]
-
-
 def _block(block: Block, text: str) -> dict[str, Any]:
     if block.call:
         call = block.call
-        return {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call) if text else {}}
+        return {
+            "type": "tool_use",
+            "id": call.id,
+            "name": call.name,
+            "input": call.as_object() if text else {},
+        }
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": ""}
     return {"type": "text", "text": text}
-
-
-def _input(call: ToolCall) -> dict[str, Any]:
-    """The arguments; in a key of their own where the model has written something else than an object."""
-    try:
-        found = json.loads(call.arguments)
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"arguments": call.arguments}
 
 
 def _stop_reason(finish: str, stopped_by: str | None) -> str:
@@ -279,7 +264,7 @@ DELTAS = {
 
 
 async def _events(server: Server, wanted: Generation) -> AsyncGenerator[str, None]:
-    def named(type: str, **values: Any) -> str:
+    def sent(type: str, **values: Any) -> str:
         return event({"type": type, **values}, type)
 
     begun = False
@@ -288,17 +273,17 @@ async def _events(server: Server, wanted: Generation) -> AsyncGenerator[str, Non
             index = change.block.index
             if not begun:
                 begun, usage = True, _usage(Usage(change.piece.prompt_tokens, 0, 0.0, 0.0))
-                yield named("message_start", message=_message(wanted.model or "", usage))
+                yield sent("message_start", message=_message(wanted.model or "", usage))
             if change.what == "begin":
-                yield named("content_block_start", index=index, content_block=_block(change.block, ""))
+                yield sent("content_block_start", index=index, content_block=_block(change.block, ""))
             elif change.what == "more":
                 kind, key = DELTAS[change.block.kind]
-                yield named("content_block_delta", index=index, delta={"type": kind, key: change.text})
+                yield sent("content_block_delta", index=index, delta={"type": kind, key: change.text})
             elif change.what == "end":
-                yield named("content_block_stop", index=index)
+                yield sent("content_block_stop", index=index)
             elif change.piece.finish and change.piece.usage:
                 stopped_by = change.piece.stopped_by
                 reason = _stop_reason(change.piece.finish, stopped_by)
                 delta = {"stop_reason": reason, "stop_sequence": stopped_by}
-                yield named("message_delta", delta=delta, usage=_usage(change.piece.usage))
-    yield named("message_stop")
+                yield sent("message_delta", delta=delta, usage=_usage(change.piece.usage))
+    yield sent("message_stop")

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
-from tandem.server.generation import Piece, ToolCall
+from tandem.server.generation import Answer, Piece, ToolCall
 
 
 @dataclass
@@ -45,6 +45,13 @@ async def changes(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Change,
                 if block:
                     yield Change("end", piece, block)
                 yield Change("finish", piece, block or Block(0, "text"))
+
+
+def blocks(answer: Answer) -> list[Block]:
+    """Of a whole answer."""
+    found = [Block(0, "reasoning", answer.reasoning)] if answer.reasoning else []
+    found += [Block(0, "text", answer.text)] if answer.text or not answer.calls else []
+    return found + [Block(0, "call", call.arguments, call) for call in answer.calls]
 
 
 def _parts(piece: Piece) -> Iterator[tuple[Literal["reasoning", "text", "call"], str, ToolCall | None]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.engine.reply import TokenLogprob, Usage
+from tandem.errors import RequestError
 
 Message = dict[str, Any]  # as chat templates know them: role, content, tool_calls, ...
 WHOLE_CONTEXT = 2**31  # as `max_tokens`: until the context is full
@@ -28,6 +30,14 @@ class ToolCall:
     id: str
     name: str
     arguments: str  # JSON
+
+    def as_object(self) -> dict[str, Any]:
+        """The arguments; in a key of their own where the model has written something else than an object."""
+        try:
+            found = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            found = None
+        return found if isinstance(found, dict) else {"arguments": self.arguments}
 
 
 @dataclass
@@ -86,6 +96,14 @@ class Answer:
         self.finish = piece.finish or self.finish
         self.stopped_by = piece.stopped_by
         self.usage = piece.usage or self.usage
+
+
+def named(tools: Sequence[Tool], name: str | None) -> list[Tool]:
+    """The one that a request says must be called."""
+    found = [tool for tool in tools if tool.name == name]
+    if not found:
+        raise RequestError(f"tool_choice names {name}, which is not among the tools")
+    return found
 
 
 def drawing(

@@ -20,7 +20,7 @@ from tandem.engine.reply import Usage
 from tandem.server import errors
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Fields, Int32, given
-from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece, ToolCall
+from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece
 from tandem.server.openai_chat import ToolGiven, logprobs_body, tool
 from tandem.server.openai_types import ERRORS as OPENAI_ERRORS
 from tandem.server.openai_types import Seed, StopTexts, TopK, TopLogprobs
@@ -269,7 +269,7 @@ async def _load_or_unload(server: Server, body: Asked, **nothing: Any) -> Respon
 
 
 def _chat_body(piece: Piece | Answer) -> dict[str, Any]:
-    calls = [{"function": {"name": call.name, "arguments": _arguments(call)}} for call in piece.calls]
+    calls = [{"function": {"name": call.name, "arguments": call.as_object()}} for call in piece.calls]
     more = given(thinking=piece.reasoning or None, tool_calls=calls or None)
     return {"message": {"role": "assistant", "content": piece.text, **more}, **_logprobs(piece)}
 
@@ -280,14 +280,6 @@ def _generate_body(piece: Piece | Answer) -> dict[str, Any]:
 
 def _logprobs(piece: Piece | Answer) -> dict[str, Any]:
     return {"logprobs": logprobs_body(piece.logprobs)["content"]} if piece.logprobs else {}
-
-
-def _arguments(call: ToolCall) -> dict[str, Any]:
-    try:
-        found = json.loads(call.arguments)
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"arguments": call.arguments}
 
 
 async def _answer(request: Request, server: Server, wanted: Generation, body: Asked, form: Any) -> Response:

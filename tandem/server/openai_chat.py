@@ -15,7 +15,17 @@ from tandem.engine.reply import TokenLogprob, Usage
 from tandem.errors import ModelNotFoundError, RequestError
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Fields, Positive, given
-from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece, Tool, ToolCall, total
+from tandem.server.generation import (
+    WHOLE_CONTEXT,
+    Answer,
+    Generation,
+    Message,
+    Piece,
+    Tool,
+    ToolCall,
+    named,
+    total,
+)
 from tandem.server.openai_types import (
     ERRORS,
     EVENTS,
@@ -233,20 +243,18 @@ def generation(body: ChatRequest) -> Generation:
     if body.reasoning_effort:
         template.setdefault("enable_thinking", body.reasoning_effort != "none")
         template.setdefault("reasoning_effort", body.reasoning_effort)
-    named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
+    name = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
     tools = [tool(one.function) for one in body.tools or []]
-    if named is not None:
-        tools = [one for one in tools if one.name == named]
-        if not tools:
-            raise RequestError(f"tool_choice names {named}, which is not among the tools")
+    if name is not None:
+        tools = named(tools, name)
     return Generation(
         body.model,
         messages=[message(given) for given in body.messages],
         params=params,
         count=body.n or 1,
         tools=tools,
-        tool_choice="required" if named else str(body.tool_choice or "auto"),
-        parallel_tools=body.parallel_tool_calls is not False and named is None,
+        tool_choice="required" if name else str(body.tool_choice or "auto"),
+        parallel_tools=body.parallel_tool_calls is not False and name is None,
         template=template,
     )
 

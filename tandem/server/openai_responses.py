@@ -13,11 +13,10 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem.engine.reply import Usage
-from tandem.errors import RequestError
-from tandem.server.blocks import Block, Change, changes
+from tandem.server.blocks import Block, Change, blocks, changes
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Fields, Positive, given
-from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Tool, drawing
+from tandem.server.generation import WHOLE_CONTEXT, Generation, Message, Tool, drawing, named
 from tandem.server.openai_types import ERRORS, EVENTS, IGNORED, new_id, now
 from tandem.server.serving import Server, server_of
 from tandem.server.streaming import event, stream, unless_gone
@@ -147,7 +146,7 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
         return await stream(request, _events(server, wanted, body), "text/event-stream")
     [answer] = await unless_gone(request, server.answers(wanted))
     found = _response(body, wanted.model)
-    found["output"] = [_item(block, new_id(PREFIXES[block.kind])) for block in _blocks(answer)]
+    found["output"] = [_item(block, new_id(PREFIXES[block.kind])) for block in blocks(answer)]
     return JSONResponse(_finished(found, answer.finish, answer.usage))
 
 
@@ -166,17 +165,15 @@ def generation(body: ResponsesRequest) -> Generation:
         Tool(one.name, one.description or "", **given(parameters=one.parameters, strict=one.strict))
         for one in body.tools or []
     ]
-    named = body.tool_choice.name if isinstance(body.tool_choice, NamedTool) else None
-    if named is not None:
-        tools = [one for one in tools if one.name == named]
-        if not tools:
-            raise RequestError(f"tool_choice names {named}, which is not among the tools")
+    name = body.tool_choice.name if isinstance(body.tool_choice, NamedTool) else None
+    if name is not None:
+        tools = named(tools, name)
     effort = body.reasoning.effort if body.reasoning else None
     template = {"enable_thinking": effort != "none", "reasoning_effort": effort} if effort else {}
     return Generation(
         body.model, messages=_messages(body), params=params, tools=tools,
-        tool_choice="required" if named else str(body.tool_choice or "auto"),
-        parallel_tools=body.parallel_tool_calls is not False and named is None, template=template,
+        tool_choice="required" if name else str(body.tool_choice or "auto"),
+        parallel_tools=body.parallel_tool_calls is not False and name is None, template=template,
     )  # fmt: skip
 
 
@@ -212,8 +209,8 @@ def _text(content: str | list[Part]) -> str:
 def _response(body: ResponsesRequest, model: str) -> ResponseBody:
     """What is known before the answer: much of it is the request again, as clients expect."""
     text = body.text.model_dump(by_alias=True) if body.text else {"format": {"type": "text"}}
-    named = isinstance(body.tool_choice, NamedTool)
-    choice = body.tool_choice.model_dump() if named else body.tool_choice or "auto"  # type: ignore[union-attr]
+    chosen = body.tool_choice or "auto"
+    choice = chosen.model_dump() if isinstance(chosen, NamedTool) else chosen
     return ResponseBody(
         id=new_id("resp_"), object="response", created_at=now(), status="in_progress", model=model, output=[],
         usage=None, incomplete_details=None, error=None, instructions=body.instructions,
@@ -239,12 +236,6 @@ def _finished(found: ResponseBody, finish: str, usage: Usage) -> ResponseBody:
     return found
 
 
-def _blocks(answer: Answer) -> list[Block]:
-    found = [Block(0, "reasoning", answer.reasoning)] if answer.reasoning else []
-    found += [Block(0, "text", answer.text)] if answer.text or not answer.calls else []
-    return found + [Block(0, "call", call.arguments, call) for call in answer.calls]
-
-
 def _item(block: Block, id: str, *, done: bool = True) -> dict[str, Any]:
     """A block as an item of the output; not done, it is still empty."""
     status = "completed" if done else "in_progress"
@@ -268,22 +259,22 @@ async def _events(server: Server, wanted: Generation, body: ResponsesRequest) ->
     numbers, response = count(), _response(body, wanted.model or "")
     id = ""
 
-    def named(type: str, **values: Any) -> str:
+    def sent(type: str, **values: Any) -> str:
         return event({"type": type, "sequence_number": next(numbers), **values}, type)
 
     async with aclosing(changes(server.run(wanted))) as found:
         async for change in found:
             if not id:
-                yield named("response.created", response=response)
-                yield named("response.in_progress", response=response)
+                yield sent("response.created", response=response)
+                yield sent("response.in_progress", response=response)
             if change.what == "begin" or not id:
                 id = new_id(PREFIXES[change.block.kind])
             if change.what == "finish" and change.piece.usage:
                 _finished(response, change.piece.finish or "", change.piece.usage)
-                yield named(f"response.{response['status']}", response=response)
+                yield sent(f"response.{response['status']}", response=response)
                 return
             for type, values in _change(change, id):
-                yield named(type, output_index=change.block.index, **values)
+                yield sent(type, output_index=change.block.index, **values)
             if change.what == "end":
                 response["output"].append(_item(change.block, id))
 
