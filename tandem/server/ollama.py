@@ -21,7 +21,8 @@ from tandem.server import errors
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Fields, Int32, given
 from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece
-from tandem.server.openai_chat import ToolGiven, logprobs_body, tool
+from tandem.server.openai_chat import logprobs_body, tool
+from tandem.server.openai_chat_types import ToolGiven
 from tandem.server.openai_types import ERRORS as OPENAI_ERRORS
 from tandem.server.openai_types import Seed, StopTexts, TopK, TopLogprobs
 from tandem.server.serving import Server, server_of

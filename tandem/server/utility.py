@@ -14,7 +14,8 @@ from tandem.engine.llm import LLM
 from tandem.errors import RequestError
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Fields, Natural
-from tandem.server.openai_chat import MessageGiven, message
+from tandem.server.openai_chat import message
+from tandem.server.openai_chat_types import MessageGiven
 from tandem.server.openai_types import ERRORS
 from tandem.server.serving import server_of
 
