@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
@@ -165,11 +166,13 @@ class Bench:
             yield [(workload.depth + i * most, min(most, workload.tokens - i * most))]
 
 
-def step_costs(program: Program, step: Step) -> list[Cost]:
-    """Of each launch: what it declares, and the keys and values that attention reads."""
+def step_costs(program: Program, step: Step, rows: int | None = None) -> list[Cost]:
+    """Of each launch: what it declares, and the keys and values that attention reads. `rows`: tokens that are sampled
+    after, where it is not one of each sequence."""
     tokens = sum(count for _, count in step)
-    counts = {"tokens": tokens, "rows": len(step), "work": len(step)}
-    return [_launch_cost(launch, counts, step) for launch in program.launches]
+    counts = {"tokens": tokens, "rows": rows or len(step), "work": len(step)}
+    alike = Counter(step)
+    return [_launch_cost(launch, counts, alike) for launch in program.launches]
 
 
 def added(costs: Iterable[Cost]) -> Cost:
@@ -177,12 +180,16 @@ def added(costs: Iterable[Cost]) -> Cost:
     return Cost(sum(cost.bytes for cost in each), sum(cost.ops for cost in each))
 
 
-def _launch_cost(launch: Launch, counts: dict[str, int], step: Step) -> Cost:
+def _launch_cost(launch: Launch, counts: dict[str, int], alike: Counter[tuple[int, int]]) -> Cost:
+    """`alike`: how many sequences have this position and these tokens."""
     cost, s = launch.cost(counts), launch.scalars
     if launch.kernel.name != "attention":
         return cost
     window, dim = int(s["window"]) or 1 << 30, int(s["head_dim"])
-    read = sum(min(begin + count, window + count - 1) for begin, count in step)
-    pairs = sum(int(np.minimum(np.arange(begin, begin + count) + 1, window).sum()) for begin, count in step)
+    read = sum(n * min(begin + count, window + count - 1) for (begin, count), n in alike.items())
+    pairs = sum(
+        n * int(np.minimum(np.arange(begin, begin + count) + 1, window).sum())
+        for (begin, count), n in alike.items()
+    )
     key_bytes = kv_bytes(1, s["kv_heads"], dim, s["kv"]) // KV_BLOCK  # and its value
     return Cost(cost.bytes + read * key_bytes, cost.ops + 4 * pairs * int(s["q_heads"]) * dim)

@@ -163,6 +163,47 @@ def _add_bench(commands: Any) -> None:
     _add_device(bench, context=False)
 
 
+def _add_plan(commands: Any) -> None:
+    shape = "a shape such as gemma-3-27b:q4_0, of which no file is needed, or a .gguf file"
+    plan = _add(
+        commands,
+        "plan",
+        "plan",
+        "tell what a model could do on a machine, before buying or fetching",
+        model=shape,
+    )
+    plan.add_argument(
+        "--hardware", required=True, metavar="NAME", help="such as phoenix-780m; a wrong one lists all"
+    )
+    plan.add_argument("--memory", type=float, metavar="GIB", help="of the machine, or of a GPU with its own")
+    plan.add_argument("--weights", type=_words, metavar="F,F", help="formats to compare, as q4_0,q6_k,q8_0")
+    plan.add_argument(
+        "--kv", type=_words, default=["f16"], metavar="K,K", help="keys and values: f16, q8 or both (f16)"
+    )
+    plan.add_argument(
+        "-c", "--context", type=_positive, default=4096, metavar="N", help="tokens of a sequence (4096)"
+    )
+    batches = "1,2,4,8,16,32,64"
+    plan.add_argument(
+        "-b", "--batch", type=_numbers, default=_numbers(batches), metavar="N,N",
+        help=f"sequences that generate at a time ({batches})",
+    )  # fmt: skip
+    plan.add_argument(
+        "-d", "--depth", type=_numbers, metavar="N,N", help="tokens before (128, and all but one)"
+    )
+    plan.add_argument("-p", "--prompt", type=_positive, metavar="N", help="tokens of a prompt (512)")
+    plan.add_argument("--draft", metavar="SHAPE", help="with guesses by this smaller model")
+    plan.add_argument(
+        "--acceptance", type=_floats, default=[0.6, 0.7, 0.8], metavar="A,A",
+        help="chances that a guess is right (0.6,0.7,0.8)",
+    )  # fmt: skip
+    plan.add_argument("--target", type=float, metavar="N", help="tokens a second in all: at which batch?")
+    plan.add_argument(
+        "--active", type=float, metavar="B",
+        help="and a mixture of experts that takes so many billion parameters a token",
+    )  # fmt: skip
+
+
 def _add_serve(commands: Any) -> None:
     from pathlib import Path  # takes milliseconds that other commands need not spend
 
@@ -217,6 +258,7 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "inspect": _add_inspect,
     "perplexity": _add_perplexity,
     "bench": _add_bench,
+    "plan": _add_plan,
 }
 
 
@@ -288,6 +330,14 @@ def _numbers(text: str) -> list[int]:
     if min(numbers) < 0:
         raise argparse.ArgumentTypeError(f"{min(numbers)} is less than 0")
     return numbers
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _floats(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
 
 
 class _Version(argparse.Action):

@@ -1,0 +1,84 @@
+"""Machines by name: what their memory and units give, from hardware.toml."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+from tandem.errors import DeviceError
+
+GTT_SHARE = 0.5  # of an APU's memory that Linux lets its GPU map (docs/AMD.md)
+HOST_SHARE = 0.9  # of a CPU's memory: the rest is the system's
+NOT_RUN = "estimate; not yet run"
+RAN = "estimate; calibrated by measurements on this hardware"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What our kernels reach: parts of the hardware's rates, and microseconds of a launch."""
+
+    launch_us: dict[str, float]
+    dot_memory: float
+    dot_ops: float
+    matrix_memory: float
+    matrix_ops: float
+    attention_memory: float
+    attention_ops: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The fields are explained at the top of hardware.toml."""
+
+    name: str
+    title: str
+    kind: str
+    ran: bool
+    pin_gb_s: float
+    read_gb_s: float
+    usual_gb_s: float
+    matrix_tflop_s: float
+    dot_top_s: float
+    matrix_from: int
+    memory_gib: float
+    carve_out_gib: float
+    sources: dict[str, str]
+    calibration: Calibration
+    npu: dict[str, Any] | None = None
+
+    @property
+    def status(self) -> str:
+        return RAN if self.ran else NOT_RUN
+
+    @property
+    def heaps(self) -> dict[str, float]:
+        """Bytes that a model may take, the part to fill first before the others."""
+        total, carved = self.memory_gib * 2**30, self.carve_out_gib * 2**30
+        if self.kind == "apu":
+            return {"carved out": carved, "GTT": (total - carved) * GTT_SHARE}
+        return {"memory": total * HOST_SHARE} if self.kind == "cpu" else {"device": total}
+
+
+def load_hardware(name: str, memory_gib: float | None = None) -> Hardware:
+    """`memory_gib`: instead of what is usual for it."""
+    data = _read()
+    calibrations = data.pop("calibration")
+    if name not in data:
+        raise DeviceError(f"no hardware {name!r} is known: use one of {', '.join(data)}")
+    if memory_gib is not None and not 0 < memory_gib < math.inf:
+        raise DeviceError(f"a memory of {memory_gib:g} GiB is not possible: give the size of what there is")
+    kind = "cpu" if data[name]["kind"] == "cpu" else "gpu"
+    found = Hardware(name, calibration=Calibration(**calibrations[kind]), **data[name])
+    return found if memory_gib is None else replace(found, memory_gib=memory_gib)
+
+
+def known_hardware() -> list[str]:
+    return [name for name in _read() if name != "calibration"]
+
+
+def _read() -> dict[str, Any]:
+    return tomllib.loads(files("tandem.bench").joinpath("hardware.toml").read_text())

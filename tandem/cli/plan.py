@@ -1,0 +1,145 @@
+"""`tandem plan`: what a model could do on a machine, from the Program that would run there. No file is needed."""
+
+from __future__ import annotations
+
+import argparse
+
+from tandem.bench.hardware import Hardware, load_hardware
+from tandem.bench.plan import Planned
+from tandem.bench.what_if import SCHEMA, Data, Wish, describe, experts, parameters, plan_of
+from tandem.cli.terminal import human_size, print_json, print_table
+from tandem.errors import RequestError
+from tandem.kernels.layouts import KV_TYPES
+from tandem.model.model import Model, open_model
+from tandem.model.synthetic import SyntheticModel
+
+HEADER = ("SEQUENCES:", "DEPTH:", "LIMIT TOK/S:", "BY", "PREDICTED TOK/S:", "BY", "MS A STEP:", "FITS")
+
+
+def main(options: argparse.Namespace) -> int:
+    hardware = load_hardware(options.hardware, options.memory)
+    wish = _wish(options)
+    _check_kv(options.kv)
+    drafts = {kv: Planned(_model(options.draft), options.context, kv) for kv in options.kv if options.draft}
+    plans = []
+    for name in _names(options.model, options.weights):
+        model = _model(name)
+        for kv in options.kv:
+            planned = Planned(model, options.context, kv)
+            plans.append({"model": name, **plan_of(planned, hardware, wish, drafts.get(kv))})
+    layout = getattr(model, "layout", "q4_0")
+    data: Data = {
+        "schema": SCHEMA,
+        "status": hardware.status,
+        "model": {
+            "name": options.model,
+            "architecture": model.config.architecture,
+            "parameters": parameters(model),
+        },
+        "hardware": describe(hardware),
+        "context": options.context,
+        "draft": options.draft,
+        "plans": plans,
+        "experts": experts(wish.active, layout, hardware) if wish.active else None,
+    }
+    if options.json:
+        print_json(data)
+    else:
+        _print(data, hardware)
+    return 0
+
+
+def _wish(options: argparse.Namespace) -> Wish:
+    """Without other wishes: a short text, and one as long as the context allows."""
+    last = options.context - 1
+    depths = options.depth or sorted({min(128, last), last})
+    prompt = options.prompt or max(1, min(512, last))
+    active = options.active and options.active * 1e9
+    wish = Wish(options.context, options.batch, depths, prompt, options.acceptance, options.target, active)
+    wish.check()
+    return wish
+
+
+def _check_kv(kinds: list[str]) -> None:
+    if unknown := [kv for kv in kinds if kv not in KV_TYPES]:
+        raise RequestError(f"keys and values are not kept as {unknown[0]!r}: use {', '.join(KV_TYPES)}")
+
+
+def _names(model: str, weights: list[str] | None) -> list[str]:
+    shape = model.partition(":")[0]
+    return [f"{shape}:{layout}" for layout in weights] if weights else [model]
+
+
+def _model(name: str) -> Model:
+    return open_model(name) if name.endswith(".gguf") else SyntheticModel(name)
+
+
+def _print(data: Data, hardware: Hardware) -> None:
+    print(f"{data['model']['name']} on {hardware.title}: {data['status']}")
+    for plan in data["plans"]:
+        _print_plan(plan, data)
+    if data["experts"]:
+        found = data["experts"]
+        print(
+            f"\nA mixture of experts that takes {found['active_parameters'] / 1e9:.3g} billion parameters in "
+            f"{found['weights']} a token ({human_size(found['bytes_a_token'])}), one sequence: limit "
+            f"{found['limit_tokens_per_s']:.1f} tok/s, predicted {found['predicted_tokens_per_s']:.1f}. "
+            "Arithmetic alone: this version has no such model."
+        )
+    print(f"\nAll of this: {data['status']}. Factors: {hardware.calibration.source}")
+
+
+def _print_plan(plan: Data, data: Data) -> None:
+    memory, prompt = plan["memory"], plan["prefill"]
+    print(f"\n{plan['model']}, keys and values in {plan['kv']}")
+    parts = ", ".join(f"{name} {human_size(size)}" for name, size in memory["parts"].items())
+    heaps = ", ".join(
+        f"{name} {human_size(heap['used'])} of {human_size(heap['bytes'])}"
+        for name, heap in memory["heaps"].items()
+    )
+    print(f"memory for one sequence of {data['context']}: {human_size(memory['needed'])} ({parts})")
+    verdict = (
+        f"fits, with room for {memory['sequences']} such sequences" if memory["fits"] else "DOES NOT FIT"
+    )
+    print(f"  in {heaps}: {verdict}\n")
+    print_table(HEADER, [_cells(row) for row in plan["decode"]])
+    print(
+        f"\nprompt of {prompt['tokens']}: limit {prompt['limit']['tokens_per_s']:,.0f} tok/s, predicted "
+        f"{prompt['predicted']['tokens_per_s']:,.0f} (by {prompt['predicted']['binds']}): first token after "
+        f"{prompt['first_token_s']:.2f} s"
+    )
+    for row in plan["speculation"] or []:
+        limit, predicted = row["limit"]["tokens_per_s"], row["predicted"]["tokens_per_s"]
+        print(
+            f"one sequence with {row['guesses']} guesses a step by {data['draft']}, {row['acceptance']:.0%} of them "
+            f"right (assumed): limit {limit:.1f} tok/s, predicted {predicted:.1f}"
+        )
+    if plan["target"]:
+        _print_target(plan["target"])
+
+
+def _print_target(target: Data) -> None:
+    for row in target["rows"]:
+        print(
+            f"{target['tokens_per_s']:g} tok/s in all at depth {row['depth']}: by the limit "
+            f"{_batch(row['limit'], target)}; predicted {_batch(row['predicted'], target)}"
+        )
+
+
+def _batch(found: Data, target: Data) -> str:
+    if found["batch"] is None:
+        return f"not with up to {target['most_batch']} sequences"
+    return f"{found['batch']} sequences" + ("" if found["fits"] else ", which do not fit")
+
+
+def _cells(row: Data) -> list[str]:
+    return [
+        str(row["batch"]),
+        str(row["depth"]),
+        f"{row['limit']['tokens_per_s']:,.1f}",
+        row["limit"]["binds"],
+        f"{row['predicted']['tokens_per_s']:,.1f}",
+        row["predicted"]["binds"],
+        f"{row['predicted']['seconds'] * 1e3:,.0f}",
+        "yes" if row["fits"] else "no",
+    ]

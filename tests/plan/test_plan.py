@@ -1,0 +1,233 @@
+"""`tandem plan`: what it counts equals hand counts, what it says keeps its form, and what it cannot do it says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tandem.bench.hardware import NOT_RUN, RAN, Hardware, known_hardware, load_hardware
+from tandem.bench.plan import Planned
+from tandem.bench.runs import step_costs
+from tandem.bench.what_if import Wish, experts, parameters, plan_of
+from tandem.cli import main
+from tandem.errors import DeviceError, ModelNotFoundError, RequestError
+from tandem.model.synthetic import SyntheticModel
+
+pytestmark = pytest.mark.fast
+
+# Gemma 3 27B by hand: 62 layers of q and o (32 heads of 128), k and v (16), gate, up and down; one embedding.
+LAYER = 2 * 5376 * 4096 + 2 * 5376 * 2048 + 3 * 5376 * 21504
+LAYERS, EMBEDDING = 62 * LAYER, 262208 * 5376
+Q4_0, Q6_K = 18 / 32, 210 / 256  # bytes a weight
+KV_TOKEN = 2 * 16 * 128 * 2  # bytes a layer keeps of a token, in float16
+
+
+@cache
+def gemma(kv: str = "f16", context: int = 8192) -> Planned:
+    return Planned(SyntheticModel("gemma-3-27b:q4_0"), context, kv)
+
+
+PHOENIX = load_hardware("phoenix-780m")
+
+
+def plan(planned: Planned, hardware: Hardware = PHOENIX, **wishes: Any) -> dict[str, Any]:
+    return plan_of(planned, hardware, Wish(context=8192, **wishes))
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["plan", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_parameters_by_hand() -> None:
+    assert round(LAYERS / 1e9, 3) == 25.598 and round(EMBEDDING / 1e9, 3) == 1.410
+    assert parameters(gemma().model) == {"layers": LAYERS, "embedding": EMBEDDING, "head": 0}
+
+
+def test_bytes_and_operations_by_hand() -> None:
+    program = gemma().program
+    costs = list(zip(program.launches, step_costs(program, [(0, 1)]), strict=True))
+    ops = sum(cost.ops for launch, cost in costs if launch.kernel.name.startswith("matmul"))
+    assert ops == 2 * (LAYERS + EMBEDDING)
+    norms = 62 * (4 * 5376) * 4 + 5376 * 4  # vectors of float32; those of q and k are rotation's
+    assert gemma().weights_read == LAYERS * Q4_0 + EMBEDDING * Q6_K + norms
+    assert gemma().weights_read == pytest.approx(15.57e9, rel=1e-3)
+
+
+def test_keys_and_values_by_hand() -> None:
+    """52 layers see 1,024 positions, 10 see all."""
+    limits = [gemma().limit(PHOENIX, [(depth, 1)]).memory for depth in (4095, 8190)]
+    first = gemma().weights_read + (52 * 1024 + 10 * 4096) * KV_TOKEN
+    assert limits[0] * PHOENIX.read_gb_s * 1e9 == pytest.approx(first, rel=1e-9)
+    more = (limits[1] - limits[0]) * PHOENIX.read_gb_s * 1e9
+    assert more == pytest.approx(10 * 4095 * KV_TOKEN, rel=1e-6)
+
+
+def test_one_stream_is_bound_by_memory_and_prompts_by_arithmetic() -> None:
+    found = plan(gemma())
+    one = found["decode"][0]
+    assert one["limit"]["binds"] == "memory" and one["limit"]["tokens_per_s"] == pytest.approx(5.55, abs=0.03)
+    assert found["prefill"]["limit"]["binds"] == "arithmetic"
+    assert found["prefill"]["first_token_s"] > found["prefill"]["first_token_limit_s"]
+
+
+@pytest.mark.parametrize("name", known_hardware())
+def test_no_prediction_beats_the_limit(name: str) -> None:
+    found = plan(gemma(), load_hardware(name), batches=(1, 9, 64))
+    for row in (*found["decode"], found["prefill"]):
+        assert row["predicted"]["tokens_per_s"] < row["limit"]["tokens_per_s"]
+
+
+@pytest.mark.parametrize("name", known_hardware())
+def test_every_figure_has_a_source(name: str) -> None:
+    hardware = load_hardware(name)
+    figures = {f.name for f in fields(Hardware) if f.type in ("float", "int")}
+    assert figures == set(hardware.sources) and all(hardware.sources.values())
+    assert hardware.usual_gb_s <= hardware.read_gb_s <= hardware.pin_gb_s
+    assert hardware.status == (RAN if name in ("h200", "epyc-2-cores") else NOT_RUN)
+    assert hardware.npu is None or hardware.npu["source"]
+
+
+def test_int8_keys_and_values_take_half_and_are_faster() -> None:
+    half, whole = gemma("q8"), gemma()
+    assert 0.5 < half.kv_bytes(8192, 1) / whole.kv_bytes(8192, 1) < 0.55
+    rows = [plan(each, batches=(32,), depths=(4095,))["decode"][0] for each in (half, whole)]
+    assert rows[0]["limit"]["tokens_per_s"] > 1.3 * rows[1]["limit"]["tokens_per_s"]
+
+
+def test_81_tokens_a_second() -> None:
+    """The least batch is the least: one sequence fewer is not enough."""
+    row = plan(gemma(), target=81.0)["target"]["rows"][0]
+    batch = row["limit"]["batch"]
+    seconds = [gemma().limit(PHOENIX, [(512, 1)] * n).total for n in (batch - 1, batch)]
+    assert (batch - 1) / seconds[0] < 81 <= batch / seconds[1]
+    assert row["predicted"] == {"batch": None, "fits": False}
+
+
+def test_speculation_counts_the_draft() -> None:
+    draft = Planned(SyntheticModel("gemma-3-1b:q4_0"), 8192)
+    wish = Wish(context=8192, acceptance=(0.0, 0.7))
+    never, often = plan_of(gemma(), PHOENIX, wish, draft)["speculation"]
+    plain = gemma().predict(PHOENIX, [(128, 1)]).total
+    assert never["guesses"] == 1 and never["predicted"]["seconds"] > plain
+    assert often["predicted"]["tokens_per_s"] > 1.5 / plain
+    assert often["expected"] == pytest.approx((1 - 0.7 ** (often["guesses"] + 1)) / 0.3)
+
+
+def test_experts_by_hand() -> None:
+    found = experts(3e9, "q4_0", PHOENIX)
+    assert found["bytes_a_token"] == 3e9 * Q4_0
+    assert found["limit_tokens_per_s"] == pytest.approx(86.7e9 / (3e9 * Q4_0))
+
+
+def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("llama-3-70b:q8_0", "--hardware", "phoenix-780m", "--memory", "32", "-b", "1")
+    memory = said(capsys, *arguments)["plans"][0]["memory"]
+    assert not memory["fits"] and memory["sequences"] == 0 and memory["left"] < 0
+    assert main(["plan", *arguments]) == 0
+    assert "DOES NOT FIT" in capsys.readouterr().out
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(DeviceError, match="phoenix-780m, strix"):
+        load_hardware("phoenix")
+    with pytest.raises(ModelNotFoundError, match="gemma-3-27b"):
+        SyntheticModel("gemma-4-99b:q4_0")
+    with pytest.raises(RequestError, match="context"):
+        Planned(SyntheticModel("gemma-3-1b:q4_0"), 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no-such-model", "--hardware", "h200"], "gemma-3-27b"),
+        (["there-is-no.gguf", "--hardware", "h200"], "there-is-no.gguf"),
+        (["gemma-3-1b", "--hardware", "abacus"], "phoenix-780m"),
+        (["gemma-3-1b", "--hardware", "h200", "--kv", "q3"], "q8"),
+        (["gemma-3-1b", "--hardware", "h200", "-b", "65"], "64"),
+        (["gemma-3-1b", "--hardware", "h200", "-d", "5000"], "--context"),
+        (["gemma-3-1b", "--hardware", "h200", "--acceptance", "1"], "chance"),
+        (["gemma-3-1b", "--hardware", "h200", "--memory", "0"], "memory"),
+        (["gemma-3-1b", "--hardware", "h200", "-b", "0,1"], "batch"),
+    ],
+)
+def test_errors_are_one_sentence(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("tandem: ") and words in error and error.count("\n") == 1
+
+
+def form(data: Any) -> Any:
+    """The keys of data, nested; of a list those of its first element."""
+    if isinstance(data, dict):
+        return {key: form(value) for key, value in data.items()}
+    return [form(data[0])] if isinstance(data, list) and data else type(data).__name__
+
+
+RATES = {
+    "limit": {"tokens_per_s": "float", "seconds": "float", "binds": "str"},
+    "predicted": {"tokens_per_s": "float", "seconds": "float", "binds": "str"},
+}
+BATCH = {"batch": "int", "fits": "bool"}
+PLAN = {
+    "model": "str",
+    "kv": "str",
+    "weights_bytes_a_token": "float",
+    "memory": {
+        "parts": dict.fromkeys(
+            ("weights", "keys and values", "activations", "inputs and results", "headroom"), "float"
+        ),
+        "heaps": {key: {"bytes": "float", "used": "float"} for key in ("carved out", "GTT")},
+        "needed": "float",
+        "fits": "bool",
+        "left": "float",
+        "sequences": "int",
+    },
+    "decode": [{"batch": "int", "depth": "int", "fits": "bool", **RATES}],
+    "prefill": {"tokens": "int", "first_token_s": "float", "first_token_limit_s": "float", **RATES},
+    "speculation": [{"acceptance": "float", "guesses": "int", "expected": "float", **RATES}],
+    "target": {"tokens_per_s": "float", "most_batch": "int",
+               "rows": [{"depth": "int", "limit": BATCH, "predicted": BATCH}]},
+}  # fmt: skip
+
+
+def test_the_form_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs read it: what changes here changes docs/PLAN.md, and SCHEMA if something goes."""
+    found = said(
+        capsys, "gemma-3-4b:q4_0", "--hardware", "phoenix-780m", "--weights", "q4_0,q8_0", "--kv", "f16,q8",
+        "--draft", "gemma-3-1b:q4_0", "--target", "81", "--active", "3", "-b", "1,8", "-c", "1024",
+    )  # fmt: skip
+    assert found["schema"] == 1 and found["status"] == NOT_RUN == "estimate; not yet run"
+    names = [(each["model"], each["kv"]) for each in found["plans"]]
+    assert names == [(f"gemma-3-4b:{f}", kv) for f in ("q4_0", "q8_0") for kv in ("f16", "q8")]
+    assert form(found["plans"]) == [PLAN]
+    assert list(found) == ["schema", "status", "model", "hardware", "context", "draft", "plans", "experts"]
+    assert list(found["experts"]) == [
+        "active_parameters", "weights", "bytes_a_token", "limit_tokens_per_s", "predicted_tokens_per_s",
+    ]  # fmt: skip
+    assert {"name", "title", "status", "heaps", "sources", "calibration"} < set(found["hardware"])
+
+
+def test_the_whole_command_is_quick() -> None:
+    """Under 3 seconds with the start of Python, and without any file; of processor time, whoever else is busy."""
+    command = ["gemma-3-27b:q4_0", "--hardware", "phoenix-780m", "--json"]
+    begun = time.perf_counter()
+    code = (
+        "import sys, time; from tandem.cli import main; code = main(sys.argv[1:]); "
+        "print(time.process_time(), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plan", *command], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert json.loads(done.stdout)["schema"] == 1
+    assert min(float(done.stderr), time.perf_counter() - begun) < 3
