@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -164,7 +164,8 @@ class AsyncLLM:
         with self._gate:
             self.failure = failure
         while self._inbox:
-            self._inbox.popleft()()
+            with suppress(Exception):  # what failed may have left things in disorder, and others wait
+                self._inbox.popleft()()
         self._deliver([(outbox, failure) for outbox in (*self._served, *self._embeddings)])
 
     def _turn(self) -> None:
@@ -223,7 +224,7 @@ class AsyncLLM:
         for outbox, item in news:
             loops.setdefault(outbox.loop, []).append((outbox, item))
         for loop, items in loops.items():
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # it was closed, and nobody waits any more
                 loop.call_soon_threadsafe(_put, items)
 
 

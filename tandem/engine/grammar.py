@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class Grammar:
-    """Where a sequence is in its grammar."""
+    """Where a sequence is in its grammar. One that meets llguidance's limits stays where it is, and says so."""
+
+    problem = "logit_bias bans every token that the answer's form allows: ban fewer"  # if one is not accepted
 
     def __init__(self, matcher: Any, vocab: int, ends: frozenset[int]) -> None:
         self._matcher, self._ends = matcher, ends
@@ -31,7 +33,7 @@ class Grammar:
         """A bit for each token that may come next, and a row more after each token of a guess, which is `possible`."""
         for i in range(1 + len(guess)):
             if i and not self._matcher.consume_token(guess[i - 1]):
-                raise RuntimeError("a guess that is not possible")
+                return  # a limit was met: nothing will be accepted
             if self._matcher.is_stopped():  # what would come after the end is dropped
                 break
             self._matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
@@ -50,13 +52,16 @@ class Grammar:
         return guess[: next(ends, most)]
 
     def accept(self, token: int) -> bool:
-        """False if it may not come."""
+        """False if it may not come: `problem` says why."""
+        if self._matcher.is_error():  # it met a limit, and masks have had the end alone since then
+            self.problem = f"the answer's form is too intricate: {_first_line(self._matcher.get_error())}"
+            return False
         return bool(self._matcher.consume_token(token))
 
     @property
     def ended(self) -> bool:
         """Nothing may come any more."""
-        return bool(self._matcher.is_stopped() or self._matcher.is_error())
+        return bool(self._matcher.is_stopped())
 
 
 class Grammars:
@@ -96,7 +101,7 @@ class _Vocabulary:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._tokenizer.encode(text, bos=False)
+        return self._tokenizer.encode(text, bos=False, continues=True)
 
 
 def _grammar_text(matcher: Any, params: SamplingParams) -> str:
@@ -110,5 +115,8 @@ def _grammar_text(matcher: Any, params: SamplingParams) -> str:
 
 
 def _refused(params: SamplingParams, reason: str) -> RequestError:
-    first = next((line.strip() for line in reason.splitlines() if line.strip()), "no reason given")
-    return RequestError(f"{params.form} cannot be used: {first}")
+    return RequestError(f"{params.form} cannot be used: {_first_line(reason)}")
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

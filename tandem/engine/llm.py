@@ -262,9 +262,9 @@ class LLM:
     # ---- a request's life
 
     def _ids(self, prompt: Any) -> list[int]:
-        if prompt == "":
-            raise RequestError("the prompt is empty: give at least one character")
         if isinstance(prompt, str):
+            if not prompt:
+                raise RequestError("the prompt is empty: give at least one character")
             return self.tokenizer.encode(prompt)
         try:
             return [operator.index(token) for token in prompt]

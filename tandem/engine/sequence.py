@@ -83,7 +83,7 @@ class Sequence:
         self.always_waits = self.waits = bool(self.counts or self.grammar or params.logits_processor)
         self.deadline = self.submitted + (math.inf if params.timeout is None else params.timeout)
         self.most = min(self.most, params.max_tokens)
-        self.seed = int.from_bytes(os.urandom(8)) if params.seed is None else params.seed & (2**64 - 1)
+        self.seed = int.from_bytes(os.urandom(8)) if params.seed is None else int(params.seed) & (2**64 - 1)
         self.ends = frozenset() if params.ignore_eos else self.stop_ids
         self.edits = self._early_edits = _edits(params, self.prompt)
         if params.min_tokens:
@@ -114,7 +114,7 @@ class Sequence:
         if not self.generated:
             self.first_token = time.perf_counter()
         if self.grammar and not self.grammar.accept(sampled.id):
-            self.fail(RequestError("logit_bias bans every token that the answer's form allows: ban fewer"))
+            self.fail(RequestError(self.grammar.problem))
             return
         self.generated.append(sampled)
         self.tokens.append(sampled.id)

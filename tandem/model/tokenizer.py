@@ -83,10 +83,13 @@ class Tokenizer:
         id = load().tandem_tokenizer_find(self._core, raw, len(raw))
         return id if id >= 0 else None
 
-    def encode(self, text: str | bytes, *, special: bool = False, bos: bool | None = None) -> list[int]:
+    def encode(
+        self, text: str | bytes, *, special: bool = False, bos: bool | None = None, continues: bool = False
+    ) -> list[int]:
         """The ids of `text`. With `special`, control tokens written in it count as such; otherwise they are text.
 
         `bos` adds the token that begins a text or leaves it out; None does as the file says, but never twice.
+        `continues`: the text follows another, so no space is added to its start.
         """
         data = self._spelled(_valid_utf8(text))
         if len(data) > MAX_TEXT:
@@ -96,7 +99,7 @@ class Tokenizer:
             if token is not None:
                 ids.append(token)
             elif start < end:
-                ids += self._encode_plain(data[start:end])
+                ids += self._encode_plain(data[start:end], self.add_space_prefix and not continues)
         if bos is None:
             bos = self.add_bos and ids[:1] != [self.bos_id]
             if self.add_eos and self.eos_id is not None:
@@ -118,9 +121,9 @@ class Tokenizer:
                 yield span[0], span[1], token
             at = span[1]
 
-    def _encode_plain(self, data: bytes) -> list[int]:
+    def _encode_plain(self, data: bytes, space: bool) -> list[int]:
         words = np.array(self._pre.word_lengths(data.decode()) if self._pre else [], np.int32)
-        if self.add_space_prefix:
+        if space:
             data = b" " + data
         ids = np.empty(len(data), np.int32)
         count = load().tandem_tokenizer_encode(

@@ -14,6 +14,7 @@ from tandem import LLM
 from tandem.errors import RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.simulation import Willing
+from tests.models.test_reference import GOLDENS
 
 pytestmark = pytest.mark.fast
 pytest.importorskip("llguidance")
@@ -119,3 +120,38 @@ def test_guesses_keep_to_the_form(llm: LLM, path: Path, temperature: float) -> N
 def test_refused_with_the_reason(llm: LLM, params: dict[str, Any], problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
         llm.generate("x", **params)
+
+
+@pytest.mark.parametrize("lookup", [False, True])
+def test_a_form_that_meets_a_limit_fails_its_request_alone(
+    llm: LLM, path: Path, lookup: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there is of the answer is not taken for all of it; also if the limit is met while a guess is looked at."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    class Impatient:
+        grammar_from_lark = LLMatcher.grammar_from_lark
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            return LLMatcher(*args, limits=LLParserLimits(step_max_items=60), **options)
+
+    with LLM(path, threads=1, context=512, batch=8, device="cpu", lookup=lookup) as other:
+        if speculator := other.engine.scheduler.speculator:
+            speculator.worth = Willing(0.01)
+        beside = other.stream("one", max_tokens=30)
+        first = next(beside).text
+        monkeypatch.setattr("llguidance.LLMatcher", Impatient)
+        for repeats in range(3, 11):  # before the limit, so that it is met anywhere in a guess
+            grammar = f'start: "ab"{{{repeats}}} e\ne: e e e | e e | /[a-z ]/ | ""'
+            with pytest.raises(RequestError, match=r"form is too intricate: .*Too many items"):
+                other.generate("ab" * 12, grammar=grammar, max_tokens=100)
+        assert first + "".join(token.text for token in beside) == llm.generate("one", max_tokens=30).text
+        assert other.engine.cache.free_blocks == other.engine.cache.blocks
+
+
+def test_forms_begin_without_the_space_that_some_vocabularies_add() -> None:
+    """What has to come is tokenized as the continuation that it is."""
+    with LLM(GOLDENS / "llama.gguf", threads=1, context=128, batch=2, device="cpu") as llm:
+        assert llm.tokenizer.add_space_prefix
+        assert llm.generate("x", choices=["{yes}"], max_tokens=20).text == "{yes}"
+        assert llm.generate("x", json_schema={"const": {"a": 1}}, max_tokens=40).text.startswith("{")

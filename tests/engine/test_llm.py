@@ -93,6 +93,7 @@ def test_whatever_counts_as_token_ids(llm: LLM) -> None:
     ids = llm.tokenize("abc")
     expected = llm.generate(ids, max_tokens=3).token_ids
     assert llm.generate(np.array(ids), max_tokens=3).token_ids == expected  # type: ignore[arg-type, call-overload]
+    assert (llm.logits(np.array(ids)) == llm.logits(ids)).all()  # type: ignore[arg-type]
     assert [result.token_ids for result in llm.generate(["abc", "abc"], max_tokens=3)] == [expected] * 2
 
 

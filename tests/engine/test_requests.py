@@ -114,13 +114,13 @@ def test_the_longest_prompt_gets_one_token() -> None:
 
 def test_the_same_seed_is_written_whatever_its_sign_or_size() -> None:
     """Seeds are 64 bits; what the kernel gets does not depend on the row or on the company."""
-    for seed in (0, 1, -1, 2**63, 2**64 + 5):
+    for seed in (0, 1, -1, 2**63, 2**64 + 5, np.int64(-7)):
         engine = make()
         engine.submit([1], SamplingParams(seed=5))
-        sequence = engine.submit([2, 3], SamplingParams(seed=seed))
+        sequence = engine.submit([2, 3], SamplingParams(seed=seed))  # type: ignore[arg-type]
         engine.step()
         low, high = engine.inputs.params[1, 7:9].astype("uint32").tolist()
-        assert high << 32 | low == seed % 2**64 == sequence.seed
+        assert high << 32 | low == int(seed) % 2**64 == sequence.seed
 
 
 def test_history_and_bias_of_every_row_have_room() -> None:
