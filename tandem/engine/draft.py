@@ -22,6 +22,8 @@ FEW = 16  # tokens that a text grows by between guesses, where there are some at
 
 
 class DraftModel:
+    reads = True
+
     def __init__(self, engine: Engine, vocab: int) -> None:
         """`vocab`: of the model it guesses for."""
         self.engine, self.vocab = engine, vocab

@@ -25,6 +25,8 @@ LOOK = 8  # tokens a request gets a step ahead of the host before a guess is tri
 class Proposer(Protocol):
     """Where guesses come from: lookup.py, draft.py."""
 
+    reads: bool  # a whole text, before its first guess
+
     def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         """For each sequence so many tokens that may follow, or fewer."""
 
@@ -82,12 +84,15 @@ class Speculator:
     def _lengths(self, sequences: list[Sequence], company: int, most: int) -> list[int]:
         """How many tokens to guess of each."""
         rooms, trusts = [], []
+        # While nothing has been saved, one text is read at a time: if it was in vain, the others are not.
+        tries = 1 if self.proposer.reads and self.worth.saved <= 0 else len(sequences)
         for sequence in sequences:
             if sequence.trust is None:
                 sequence.trust = Trust(self._hope)
             sequence.trust.idle += 1
             trusts.append(sequence.trust)
-            may = sequence.trust.known or self.worth.may_try
+            may = sequence.trust.known or (self.worth.may_try and tries > 0)
+            tries -= not sequence.trust.known
             rooms.append(min(MOST_GUESSED, sequence.most - len(sequence.generated) - 1) if may else 0)
         if not sequences or most < 1 or not self.worth.knows(company):
             return [0] * len(sequences)

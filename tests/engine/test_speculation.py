@@ -68,7 +68,10 @@ def test_bad_guesses_end_and_are_tried_again() -> None:
 class Seer:
     """Guesses tokens of which one in `right` is wrong."""
 
-    usual = True
+    reads, usual = False, True
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
 
     def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [[1] * count for _, count in wanted]
