@@ -15,6 +15,8 @@ TandemError
 │   ├── DoesNotFitError   the model, its context or its cache is larger than the memory
 │   └── DeviceLostError   a device stopped answering; open it again
 └── ProgramError          a Program breaks a rule (shape, overlap, lifetime, missing barrier); a bug in Tandem
+    ├── LimitError        a plan for the NPU is past a limit of it
+    └── EmulationError    a plan for the NPU stops, overruns or races when it is emulated
 """
 
 
@@ -85,3 +87,19 @@ class DeviceLostError(DeviceError):
 
 class ProgramError(TandemError):
     """A Program breaks a rule of its device; always a bug in Tandem."""
+
+
+class LimitError(ProgramError):
+    """A plan for the NPU is past a limit of it. `limit` is the limit's name."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class EmulationError(ProgramError):
+    """A plan for the NPU fails when it is emulated. `tile` says where."""
+
+    def __init__(self, tile: object, problem: str) -> None:
+        super().__init__(f"{tile}: {problem}")
+        self.tile = str(tile)

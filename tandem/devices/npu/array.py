@@ -1,0 +1,195 @@
+"""The words of a plan for the NPU's array: tiles, buffers, locks, descriptors, channels, routes, core programs.
+
+Emulated; not yet run on a Phoenix. Sizes, strides and lengths of DMA are in words of 4 bytes, offsets in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+WORD = 4  # bytes: the granularity of every DMA
+
+
+class Kind(Enum):
+    """What a tile is, by its row in the array."""
+
+    SHIM = "shim"
+    MEMORY = "memory tile"
+    CORE = "core"
+
+
+class Way(Enum):
+    """The direction of a DMA channel, seen from its tile's memory."""
+
+    IN = "S2MM"
+    OUT = "MM2S"
+
+
+@dataclass(frozen=True, order=True)
+class Tile:
+    """Row 0 is the shim to DRAM, row 1 the memory tile, rows 2 to 5 are cores."""
+
+    column: int
+    row: int
+
+    @property
+    def kind(self) -> Kind:
+        return (Kind.SHIM, Kind.MEMORY)[self.row] if self.row < 2 else Kind.CORE
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} ({self.column}, {self.row})"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A range of a tile's memory, or (on no tile) one of the arguments in DRAM."""
+
+    name: str
+    tile: Tile | None
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A counting semaphore of a tile."""
+
+    tile: Tile
+    number: int
+    initial: int
+
+
+@dataclass(frozen=True)
+class Use:
+    """Acquire: wait until the lock is at least `value`, then subtract it. Release: add it."""
+
+    lock: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A DMA buffer descriptor: a stream of word addresses into one buffer, innermost dimension first.
+
+    The outermost dimension that the hardware has no wrap field for ends with `length`. Each further run of the
+    descriptor starts `step` words later; after `iterations` runs it is back at `offset`.
+    """
+
+    tile: Tile
+    number: int
+    buffer: str
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    length: int
+    acquire: Use | None = None
+    release: Use | None = None
+    next: int | None = None
+    iterations: int = 1
+    step: int = 0
+
+
+@dataclass(frozen=True, order=True)
+class Port:
+    """A DMA channel's end of a stream."""
+
+    tile: Tile
+    way_out: bool
+    channel: int
+
+    @property
+    def way(self) -> Way:
+        return Way.OUT if self.way_out else Way.IN
+
+    def __str__(self) -> str:
+        return f"{self.tile} {self.way.value} {self.channel}"
+
+
+@dataclass(frozen=True)
+class Start:
+    """A channel that runs its chain of descriptors for ever, from when the array is configured."""
+
+    port: Port
+    first: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """A circuit of stream switches: one source, and one destination or a broadcast to several."""
+
+    source: Port
+    destinations: tuple[Port, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A FIFO's objects on one of the tiles it passes, and the uses of the locks that count the free and the filled."""
+
+    tile: Tile
+    objects: tuple[str, ...]
+    free: Use
+    filled: Use
+
+
+@dataclass(frozen=True)
+class Fifo:
+    """An object FIFO: on each tile it passes `depth` objects, all of `bytes`."""
+
+    name: str
+    depth: int
+    bytes: int
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A core's end of a FIFO: the buffers in turn, and the locks around each use of one."""
+
+    buffers: tuple[str, ...]
+    acquire: Use
+    release: Use
+
+
+@dataclass(frozen=True)
+class CoreProgram:
+    """For ever: `k_tiles` times acquire a and b, the first time also c and zero it, multiply, release a and b; then
+    store and release c. At rest a core waits for a, with nothing acquired.
+
+    Kernels work on packed vector tiles: a is [m/4][k/8][4][8], b [k/8][n/8][8][8], c [m/4][n/8][4][8]. Without an
+    `accumulator` they add up in c itself.
+    """
+
+    tile: Tile
+    a: Operand
+    b: Operand
+    c: Operand
+    accumulator: str | None
+    k_tiles: int
+
+
+@dataclass(frozen=True)
+class Write:
+    """Runtime sequence: write a shim descriptor."""
+
+    descriptor: Descriptor
+
+
+@dataclass(frozen=True)
+class Push:
+    """Runtime sequence: queue a descriptor on a shim channel, to run 1 + `repeat` times; a `token` says it is done."""
+
+    port: Port
+    descriptor: int
+    repeat: int
+    token: bool
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Runtime sequence: wait for the oldest token of a shim channel not waited for yet."""
+
+    port: Port
+
+
+Command = Write | Push | Wait
