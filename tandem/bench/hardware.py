@@ -42,6 +42,7 @@ class Hardware:
     read_gb_s: float
     usual_gb_s: float
     matrix_tflop_s: float
+    peak_top_s: float
     dot_top_s: float
     matrix_from: int
     memory_gib: float

@@ -134,9 +134,8 @@ class Planned:
             for launch, cost in zip(self.program.launches, costs, strict=True)
             if launch.kernel.name == "attention"
         )
-        best = max(hardware.matrix_tflop_s, hardware.dot_top_s)
         memory = (self.weights_read + cache) / (hardware.read_gb_s * 1e9)
-        arithmetic = sum(cost.ops for cost in costs) / (best * 1e12)
+        arithmetic = sum(cost.ops for cost in costs) / (hardware.peak_top_s * 1e12)
         return Seconds(memory, arithmetic, 0.0, max(memory, arithmetic))
 
     def predict(self, hardware: Hardware, step: Step, rows: int | None = None) -> Seconds:

@@ -71,9 +71,7 @@ def plan_of(planned: Planned, hardware: Hardware, wish: Wish, draft: Planned | N
             _decode(planned, hardware, batch, depth) for depth in wish.depths for batch in wish.batches
         ],
         "prefill": prompt,
-        "speculation": [_speculation(planned, draft, hardware, chance, wish.depths[0]) for chance in wish.acceptance]
-        if draft
-        else None,
+        "speculation": _speculation(planned, draft, hardware, wish.acceptance, wish.depths[0]) if draft else None,
         "target": _target(planned, hardware, wish.target) if wish.target else None,
     }  # fmt: skip
 
@@ -104,22 +102,27 @@ def _prompt(planned: Planned, hardware: Hardware, tokens: int) -> Data:
     return {"tokens": tokens, "first_token_s": predicted.total, "first_token_limit_s": limit.total, **rates}
 
 
-def _speculation(planned: Planned, draft: Planned, hardware: Hardware, chance: float, depth: int) -> Data:
-    """One sequence: guesses by the draft model, one step each, and a step of the model that checks them all."""
-    found = []
+def _speculation(
+    planned: Planned, draft: Planned, hardware: Hardware, chances: Sequence[float], depth: int
+) -> list[Data]:
+    """One sequence: guesses by the draft model, a step each, and a step of the model that checks them all. For each
+    chance, with as many guesses as give most."""
+    guess = draft.limit(hardware, [(depth, 1)]), draft.predict(hardware, [(depth, 1)])
+    seconds = {}
     for guesses in range(1, MOST_GUESSES + 1):
-        expected = sum(
-            chance**i for i in range(guesses + 1)
-        )  # those that are right, and one of the model's own
-        check, guess = [(depth, guesses + 1)], [(depth, 1)]
-        limit, predicted = (
-            added([getattr(planned, how)(hardware, check, guesses + 1)]
-                  + [getattr(draft, how)(hardware, guess)] * guesses)
-            for how in ("limit", "predict")
-        )  # fmt: skip
-        found.append({"acceptance": chance, "guesses": guesses, "expected": expected,
-                      **_rates(expected, limit, predicted)})  # fmt: skip
-    return max(found, key=lambda data: data["predicted"]["tokens_per_s"])
+        step = hardware, [(depth, guesses + 1)], guesses + 1
+        check = planned.limit(*step), planned.predict(*step)
+        seconds[guesses] = [added([a] + [b] * guesses) for a, b in zip(check, guess, strict=True)]
+
+    def row(chance: float, guesses: int) -> Data:
+        expected = sum(chance**i for i in range(guesses + 1))  # the right ones, and one of the model's own
+        rates = _rates(expected, *seconds[guesses])
+        return {"acceptance": chance, "guesses": guesses, "expected": expected, **rates}
+
+    return [
+        max((row(chance, n) for n in seconds), key=lambda data: float(data["predicted"]["tokens_per_s"]))
+        for chance in chances
+    ]
 
 
 def _target(planned: Planned, hardware: Hardware, target: float) -> Data:
