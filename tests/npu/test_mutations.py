@@ -29,12 +29,14 @@ BASES = [
 
 def same_addresses(plan: GemmPlan) -> GemmPlan:
     """The plan with what no address depends on put to one value: a step that is never taken (of one iteration, or
-    after the last run) and the stride of a dimension of one."""
+    after the last run) and dimensions of one."""
 
     def plain(d: Descriptor, runs: int) -> Descriptor:
-        strides = tuple(s if size > 1 else 1 for size, s in zip(d.sizes, d.strides, strict=True))
+        real = [(size, stride) for size, stride in zip(d.sizes, d.strides, strict=True) if size > 1]
+        sizes, strides = tuple(size for size, _ in real), tuple(stride for _, stride in real)
         iterations = min(d.iterations, runs)
-        return replace(d, strides=strides, iterations=iterations, step=d.step if iterations > 1 else 0)
+        step = d.step if iterations > 1 else 0
+        return replace(d, sizes=sizes, strides=strides, iterations=iterations, step=step)
 
     columns = plan.tiling.columns
     sequence = tuple(

@@ -14,6 +14,8 @@ DEPTH = 2  # of every FIFO: one object is filled while the other is used
 # Published measurements on Phoenix; they rank tilings and are reported nowhere.
 OPS_A_SECOND = 6.76e12
 BYTES_A_SECOND = 15e9
+# Storing the accumulators after each call, 32 bytes a cycle, takes as long as a depth of 32 at 256 products a cycle.
+STORE_DEPTH = 32
 
 # Cores multiply 2 x 2 vector tiles of 4x8x8 at a time, to use each loaded operand twice.
 M_STEP, K_STEP, N_STEP = 8, 8, 16
@@ -46,7 +48,7 @@ def seconds(tiling: Tiling, out_bytes: int) -> float:
     """The roofline that ranks tilings: A is read again for each column of tiles, B for each row of them."""
     M, N, K = tiling.padded
     moved = M * K * tiling.columns + K * N * tiling.rows + M * N * out_bytes
-    return max(2 * M * N * K / OPS_A_SECOND, moved / BYTES_A_SECOND)
+    return max(2 * M * N * K * (1 + STORE_DEPTH / tiling.k) / OPS_A_SECOND, moved / BYTES_A_SECOND)
 
 
 def best(M: int, N: int, K: int, out_bytes: int) -> Tiling:
