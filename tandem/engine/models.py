@@ -105,8 +105,7 @@ class Models:
         (math.inf: until another needs its memory); None: the usual ones."""
         entry = self._find(name)
         entry.users += 1
-        if keep_alive is not None:
-            entry.keep_alive = keep_alive
+        entry.keep_alive = self._keep_alive if keep_alive is None else keep_alive
         try:
             yield await asyncio.shield(entry.opening)  # others may wait for it too
         finally:

@@ -140,6 +140,8 @@ def test_a_model_stays_for_a_while_after_its_last_use(specs: dict[str, Path]) ->
         await until(lambda: names(models) == ["one"])
         await asyncio.sleep(0.15)
         assert names(models) == ["one"] and models.loaded()[0].expires is None
+        await answer(models, "one")
+        assert models.loaded()[0].expires, "as usual again"
         await models.unload("one")
         await models.unload("two")  # which is gone
         assert not models.loaded()
