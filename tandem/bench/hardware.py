@@ -14,6 +14,7 @@ GTT_SHARE = 0.5  # of an APU's memory that Linux lets its GPU map (docs/AMD.md)
 HOST_SHARE = 0.9  # of a CPU's memory: the rest is the system's
 NOT_RUN = "estimate; not yet run"
 RAN = "estimate; calibrated by measurements on this hardware"
+MEASURED = "estimate; from rates measured on this machine"
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,16 @@ class Hardware:
 
     @property
     def status(self) -> str:
+        if self.name == "this":
+            return MEASURED
         return RAN if self.ran else NOT_RUN
 
     @property
     def heaps(self) -> dict[str, float]:
         """Bytes that a model may take, the part to fill first before the others."""
         total, carved = self.memory_gib * 2**30, self.carve_out_gib * 2**30
+        if self.name == "this":
+            return {"free": total}
         if self.kind == "apu":
             return {"carved out": carved, "GTT": (total - carved) * GTT_SHARE}
         return {"memory": total * HOST_SHARE} if self.kind == "cpu" else {"device": total}
@@ -66,15 +71,21 @@ class Hardware:
 
 def load_hardware(name: str, memory_gib: float | None = None) -> Hardware:
     """`memory_gib`: instead of what is usual for it."""
-    data = _read()
-    calibrations = data.pop("calibration")
+    data = {known: figures for known, figures in _read().items() if known != "calibration"}
     if name not in data:
-        raise DeviceError(f"no hardware {name!r} is known: use one of {', '.join(data)}")
-    if memory_gib is not None and not 0 < memory_gib < math.inf:
-        raise DeviceError(f"a memory of {memory_gib:g} GiB is not possible: give the size of what there is")
-    kind = "cpu" if data[name]["kind"] == "cpu" else "gpu"
-    found = Hardware(name, calibration=Calibration(**calibrations[kind]), **data[name])
-    return found if memory_gib is None else replace(found, memory_gib=memory_gib)
+        raise DeviceError(f"no hardware {name!r} is known: use this, or one of {', '.join(data)}")
+    found = Hardware(name, calibration=calibration_of(data[name]["kind"]), **data[name])
+    return found if memory_gib is None else with_memory(found, memory_gib)
+
+
+def with_memory(hardware: Hardware, gib: float) -> Hardware:
+    if not 0 < gib < math.inf:
+        raise DeviceError(f"a memory of {gib:g} GiB is not possible: give the size of what there is")
+    return replace(hardware, memory_gib=gib)
+
+
+def calibration_of(kind: str) -> Calibration:
+    return Calibration(**_read()["calibration"]["cpu" if kind == "cpu" else "gpu"])
 
 
 def known_hardware() -> list[str]:

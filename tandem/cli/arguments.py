@@ -173,7 +173,14 @@ def _add_plan(commands: Any) -> None:
         model=shape,
     )
     plan.add_argument(
-        "--hardware", required=True, metavar="NAME", help="such as phoenix-780m; a wrong one lists all"
+        "--hardware",
+        required=True,
+        metavar="NAME",
+        help="such as phoenix-780m, or this; a wrong one lists all",
+    )
+    plan.add_argument("--measure", action="store_true", help="this machine again, though it has been")
+    plan.add_argument(
+        "--device", type=_device, default="auto", metavar="D", help="of this machine: cpu, vulkan, auto"
     )
     plan.add_argument("--memory", type=float, metavar="GIB", help="of the machine, or of a GPU with its own")
     plan.add_argument("--weights", type=_words, metavar="F,F", help="formats to compare, as q4_0,q6_k,q8_0")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from tandem.bench.hardware import Hardware, load_hardware
+from tandem.bench.hardware import Hardware, load_hardware, with_memory
 from tandem.bench.plan import Planned
 from tandem.bench.what_if import SCHEMA, Data, Wish, describe, experts, parameters, plan_of
-from tandem.cli.terminal import human_size, print_json, print_table
+from tandem.cli.terminal import human_size, note, print_json, print_table
 from tandem.errors import RequestError
 from tandem.kernels.layouts import KV_TYPES
 from tandem.model.model import Model, open_model
@@ -17,7 +17,7 @@ HEADER = ("SEQUENCES:", "DEPTH:", "LIMIT TOK/S:", "BY", "PREDICTED TOK/S:", "BY"
 
 
 def main(options: argparse.Namespace) -> int:
-    hardware = load_hardware(options.hardware, options.memory)
+    hardware = _hardware(options)
     wish = _wish(options)
     _check_kv(options.kv)
     drafts = {kv: Planned(_model(options.draft), options.context, kv) for kv in options.kv if options.draft}
@@ -47,6 +47,16 @@ def main(options: argparse.Namespace) -> int:
     else:
         _print(data, hardware)
     return 0
+
+
+def _hardware(options: argparse.Namespace) -> Hardware:
+    if options.hardware != "this":
+        return load_hardware(options.hardware, options.memory)
+    from tandem.bench.this_machine import this_machine  # takes longer to import than a plan takes
+
+    note("measuring this machine, unless it has been")
+    found = this_machine(options.measure, options.device)
+    return found if options.memory is None else with_memory(found, options.memory)
 
 
 def _wish(options: argparse.Namespace) -> Wish:

@@ -1,0 +1,89 @@
+"""`--hardware this`: the machine at hand, measured through our own kernels and kept in a file.
+
+Measured are reads of its memory and a prompt. A machine's peak cannot be measured by kernels that do not reach it: it
+is taken to be as far above what the prompt reached as where both are known (`calibration` in hardware.toml). So here
+the limit by arithmetic is a guess; the one by memory is not.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from tandem.bench.bandwidth import measure_bandwidth
+from tandem.bench.hardware import Calibration, Hardware, calibration_of
+from tandem.bench.plan import Planned
+from tandem.bench.runs import Bench, Workload
+from tandem.devices.device import Device
+from tandem.devices.opening import open_device
+from tandem.model.synthetic import SyntheticModel
+from tandem.settings import read_settings
+
+SHAPE, LAYERS, PROMPT = "qwen2.5-1.5b:q4_0", 4, 512
+READ_BYTES = 512 << 20
+ROUNDS = 3
+
+
+def this_machine(again: bool = False, device: str = "auto", folder: Path | None = None) -> Hardware:
+    """As measured before, unless that was with another device, or `again`."""
+    file = (folder or read_settings().pipelines) / "this-machine.json"
+    opened = open_device(device)
+    try:
+        known = _kept(file, opened.describe())
+        if known and not again:
+            return known
+        found = measure(opened)
+    finally:
+        opened.close()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(asdict(found), indent=1))
+    return found
+
+
+def measure(device: Device) -> Hardware:
+    kind = "cpu" if device.name == "cpu" else "gpu"
+    few = 2 if kind == "cpu" or "NVIDIA" in device.describe() else 9
+    memory = device.free_memory()[1] / 2**30
+    read, how = measure_bandwidth(device, READ_BYTES)
+    model = SyntheticModel(SHAPE, LAYERS)
+    seconds = (
+        Bench(model, device, [Workload("prefill", PROMPT)])
+        .measure(Workload("prefill", PROMPT), ROUNDS)
+        .median
+    )
+    read_source = f"measured: {how}"
+    rate_source = (
+        f"not a peak that was measured: what a prompt of {PROMPT} reached, over matrix_ops of `calibration`"
+    )
+    unknown = Hardware(
+        "this", device.describe(), kind, True, read / 1e9, read / 1e9, read / 1e9, 1.0, 1.0, 1.0, few, memory, 0.0,
+        {
+            **dict.fromkeys(("pin_gb_s", "read_gb_s", "usual_gb_s"), read_source),
+            **dict.fromkeys(("matrix_tflop_s", "peak_top_s", "dot_top_s"), rate_source),
+            "matrix_from": "docs/VULKAN.md, by the maker",
+            "memory_gib": "free when it was measured",
+            "carve_out_gib": "in memory_gib",
+        },
+        calibration_of(kind),
+    )  # fmt: skip
+    return _with_rate(unknown, Planned(model, PROMPT), seconds)
+
+
+def _with_rate(unknown: Hardware, planned: Planned, seconds: float) -> Hardware:
+    """With the rate at which the prompt is predicted to take so many seconds."""
+    at_one = planned.predict(unknown, planned.prompt_steps(PROMPT)[0])  # at 1 TFLOP/s
+    left = seconds - (at_one.total - at_one.arithmetic)
+    rate = at_one.arithmetic / max(
+        left, seconds / 10
+    )  # where memory alone would explain it, it is not known well
+    return replace(unknown, matrix_tflop_s=rate, peak_top_s=rate, dot_top_s=rate)
+
+
+def _kept(file: Path, title: str) -> Hardware | None:
+    try:
+        data = json.loads(file.read_text())
+        found = Hardware(**{**data, "calibration": Calibration(**data["calibration"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if found.title == title else None

@@ -1,0 +1,62 @@
+"""`--hardware this`: measured once, kept, and measured again where it must be. What is measured is not timed here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tandem.bench import this_machine as module
+from tandem.bench.hardware import MEASURED, Hardware, load_hardware
+from tandem.bench.plan import Planned
+from tandem.bench.this_machine import LAYERS, PROMPT, SHAPE, _with_rate, this_machine
+from tandem.devices.device import Device
+from tandem.devices.opening import open_device
+from tandem.model.synthetic import SyntheticModel
+
+pytestmark = pytest.mark.fast
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices that were measured."""
+    devices: list[str] = []
+
+    def measure(device: Device) -> Hardware:
+        devices.append(device.describe())
+        return dataclasses.replace(load_hardware("epyc-2-cores"), name="this", title=device.describe())
+
+    monkeypatch.setattr(module, "measure", measure)
+    return devices
+
+
+def test_it_is_measured_once(measured: list[str], tmp_path: Path) -> None:
+    first = this_machine(device="cpu", folder=tmp_path / "new")
+    assert this_machine(device="cpu", folder=tmp_path / "new") == first and len(measured) == 1
+    assert first.status == MEASURED and list(first.heaps) == ["free"]
+    this_machine(again=True, device="cpu", folder=tmp_path / "new")
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "this"}', '{"calibration": {}}'])
+def test_a_damaged_file_is_no_trouble(measured: list[str], tmp_path: Path, text: str) -> None:
+    (tmp_path / "this-machine.json").write_text(text)
+    this_machine(device="cpu", folder=tmp_path)
+    assert len(measured) == 1
+
+
+def test_another_device_is_measured(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this_machine(device="cpu", folder=tmp_path)
+    monkeypatch.setattr(module, "open_device", lambda _: open_device("cpu", threads=7))
+    this_machine(device="cpu", folder=tmp_path)
+    assert len(set(measured)) == 2
+
+
+def test_the_rate_is_the_one_that_explains_the_prompt() -> None:
+    planned, machine = Planned(SyntheticModel(SHAPE, LAYERS), PROMPT), load_hardware("epyc-2-cores")
+    unknown = dataclasses.replace(machine, matrix_tflop_s=1.0)
+    found = _with_rate(unknown, planned, 0.5)
+    assert planned.predict(found, [(0, PROMPT)]).total == pytest.approx(0.5)
