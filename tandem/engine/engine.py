@@ -177,7 +177,10 @@ class Engine:
         self._flying.popleft()
         before, self._done = self._done, time.perf_counter()
         seconds = self._done - (turn.started if turn.started > before else before)
-        self.scheduler.observe(turn.chunks, seconds)
+        # One whose requests have all ended may have been done long ago: nobody came to see.
+        watched = any(chunk.sequence.finish_reason is None for chunk in turn.chunks)
+        if watched:
+            self.scheduler.observe(turn.chunks, seconds)
         served, batch, row = [], turn.batch, 0
         for chunk in turn.chunks:
             sequence = chunk.sequence
@@ -199,7 +202,7 @@ class Engine:
                 if sequence.finish_reason:
                     self.scheduler.remove(sequence)
             row += 1 + len(chunk.guess)
-        if self.watch:
+        if self.watch and watched:
             self.watch(turn.chunks, seconds)
         return served
 

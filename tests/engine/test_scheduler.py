@@ -227,6 +227,18 @@ def test_a_cancelled_request_is_gone_within_two_steps() -> None:
     assert all(flight.chunks[0].sequence is stays for flight in engine._flying)
 
 
+def test_a_step_that_nobody_waited_for_is_not_measured() -> None:
+    """It was done when the last request left, and is read when the next one comes."""
+    engine, measured = make(), list[float]()
+    engine.watch = lambda chunks, seconds: measured.append(seconds)
+    gone = submit(engine, [1, 2, 3], 50)
+    engine.step()
+    engine.cancel(gone)
+    assert engine._flying
+    engine.run(submit(engine, [4], 3))
+    assert len(measured) == 1 + 3
+
+
 def test_others_get_their_tokens_while_a_long_prompt_is_read() -> None:
     """A pace cuts the prompt so that no step takes much longer than one without it."""
     engine = make(tokens=64, batch=3)

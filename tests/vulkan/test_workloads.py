@@ -5,6 +5,7 @@ Sums depend on the batch there, so a request's tokens may differ from those it g
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.engine.engine import Engine
+from tandem.engine.lookup import Lookup
 from tandem.engine.sequence import Sequence
 from tandem.model.model import open_model
 from tests.engine.tiny_models import write_model
@@ -29,17 +31,23 @@ class Checked(Engine):
         self.below: list[float] = []
 
     def _collect(self) -> list[Sequence]:
+        sampled = [chunk for chunk in self._flying[0].chunks if chunk.sampled]
+        known = [len(chunk.sequence.generated) for chunk in sampled]
         served = super()._collect()
-        for sequence, logits in zip(served, self._read("logits", len(served)), strict=True):
-            self.below.append(float(logits.max() - logits[sequence.tokens[-1]]))
+        logits = iter(self._read("logits", sum(1 + len(chunk.guess) for chunk in sampled)))
+        for chunk, before in zip(sampled, known, strict=True):
+            rows = list(islice(logits, 1 + len(chunk.guess)))
+            for row, token in zip(rows, chunk.sequence.generated[before:], strict=False):
+                self.below.append(float(row.max() - row[token.id]))
         return served
 
 
-@pytest.mark.parametrize(("architecture", "kv"), [("llama", "q8"), ("gemma3", "f16")])
+@pytest.mark.parametrize(("architecture", "kv", "lookup"), [("llama", "q8", False), ("gemma3", "f16", True)])
 def test_every_token_is_that_of_its_logits(
-    lavapipe: str, architecture: str, kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lavapipe: str, architecture: str, kv: str, lookup: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One step at a time, so that its logits are still there; two in flight give the same tokens."""
+    """One step at a time, so that its logits are still there; two in flight give the same tokens. A guess has the
+    logits of the step that verified it."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
     rng = np.random.default_rng(3)
     workloads = [random_workload(rng, requests=4, prompt=60, answer=8, penalties=0) for _ in range(WORKLOADS)]
@@ -47,7 +55,8 @@ def test_every_token_is_that_of_its_logits(
     for turns in (1, 2):
         model, device = open_model(path), VulkanDevice(lavapipe)
         monkeypatch.setattr(VulkanDevice, "turns", turns)
-        engine = (Checked if turns == 1 else Engine)(model, device, context=CONTEXT, batch=4, kv=kv)
+        kind, proposer = Checked if turns == 1 else Engine, Lookup() if lookup else None
+        engine = kind(model, device, context=CONTEXT, batch=4, kv=kv, proposer=proposer)
         found.append(
             [
                 [sampled.id for sampled in sequence.generated]
@@ -60,6 +69,8 @@ def test_every_token_is_that_of_its_logits(
         )
         if isinstance(engine, Checked):
             assert len(engine.below) > 20 and max(engine.below) == 0.0
+        if speculator := engine.scheduler.speculator:
+            assert 0 < speculator.right < speculator.guessed
         device.close()
         model.gguf.close()
     same = [one == other for one, other in zip(*found, strict=True)]
