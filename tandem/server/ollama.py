@@ -30,6 +30,7 @@ from tandem.server.streaming import line, stream, unless_gone
 
 router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
 ERRORS = {status: {**about, "model": errors.OllamaErrorBody} for status, about in OPENAI_ERRORS.items()}
+LONGEST = 1e9  # seconds: more is for ever
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 NDJSON = "application/x-ndjson"
 LINES: dict[int | str, dict[str, Any]] = {
@@ -234,7 +235,7 @@ def seconds(duration: Duration | None) -> float | None:
     if isinstance(duration, str):
         parts = re.findall(r"(-?\d+(?:\.\d+)?)(ms|s|m|h)", duration)
         duration = sum(float(number) * UNITS[unit] for number, unit in parts)
-    return math.inf if duration is not None and duration < 0 else duration
+    return math.inf if duration is not None and not 0 <= duration <= LONGEST else duration
 
 
 def _message(found: MessageGiven) -> Message:

@@ -154,7 +154,10 @@ def test_ollama_unloads_and_loads(llama: ollama.Client) -> None:
     assert not llama.ps().models
     assert llama.generate(model="smollm2", keep_alive="10m").done_reason == "load"
     [model] = llama.ps().models
-    assert model.expires_at and llama.generate(model="smollm2", keep_alive=-1).done
+    assert model.expires_at and model.expires_at.year < 3000
+    for forever in (-1, 1e300, "999999999h"):
+        assert llama.generate(model="smollm2", keep_alive=forever).done_reason == "load"
+        assert llama.ps().models[0].expires_at.year == 9999  # type: ignore[union-attr]
 
 
 def test_litellm(smollm2: Running, monkeypatch: pytest.MonkeyPatch) -> None:
