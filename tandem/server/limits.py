@@ -28,6 +28,7 @@ OPEN_PATHS = ("/", "/health", "/favicon.ico")  # without a key: the page asks fo
 OPEN_FOLDER = "/page/"
 WATCHING = ("/live", "/metrics")  # and these take no place from requests that do work
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+ARRIVING = 16  # requests of the largest size that may be half here at a time
 DRAIN = 5.0  # seconds to read on after a refusal, so that the client gets to see it
 RETRY_AFTER = 2  # seconds
 
@@ -51,6 +52,7 @@ class Guard:
         self.app, self.settings = app, settings
         self.keys = Keys(read_keys(settings.api_keys)) if settings.api_keys else None
         self.working = 0  # requests in the app
+        self.arriving = 0  # bytes of requests that are not whole yet
         self.draining = False  # no new ones
         self._exchanges: set[Exchange] = set()
 
@@ -88,20 +90,27 @@ class Guard:
         if self.keys and not is_open and not self.keys.accept(exchange.key()):
             raise Refusal(401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`")
         works = not is_open and path not in WATCHING
-        if works and self.working >= self.settings.max_requests:
-            raise Refusal(429, f"{self.working} requests are being served: try again later")
-        await exchange.read_body()
+        self.check_room(works)
+        await exchange.read_body(self)
+        self.check_room(works)  # others may have come meanwhile
         self.working += works
         try:
             await self.app(exchange.scope, exchange.receive, exchange.send)
         finally:
             self.working -= works
 
+    def check_room(self, works: bool) -> None:
+        if works and self.working >= self.settings.max_requests:
+            raise Refusal(429, f"{self.working} requests are being served: try again later")
+        if self.arriving > ARRIVING * self.settings.max_body:
+            raise Refusal(429, "too many large requests are arriving: try again later")
+
     def _check_origin(self, exchange: Exchange) -> None:
         """Pages of other sites, which any browser here may show, get nothing unless they are allowed to."""
         allowed, host = self.settings.cors_origins, exchange.header(b"host")
         name = re.sub(r":\d*$", "", host).lower()
-        if not self.keys and self.settings.host in LOOPBACK and name not in (*LOOPBACK, ""):
+        alone = self.settings.host in ("localhost", "::1") or self.settings.host.startswith("127.")
+        if alone and not self.keys and name not in (*LOOPBACK, self.settings.host, ""):
             raise Refusal(
                 403, f"this server is for this machine and does not answer as {name[:80]}: use keys"
             )
@@ -144,7 +153,7 @@ class Exchange:
 
     # ---- the request
 
-    async def read_body(self) -> None:
+    async def read_body(self, guard: Guard) -> None:
         most, parts, size, more = self._settings.max_body, list[bytes](), 0, True
         too_large = Refusal(413, f"the request is larger than {most} bytes: send less, or raise max_body")
         if int(self.header(b"content-length") or 0) > most:
@@ -157,11 +166,16 @@ class Exchange:
                         raise ClientGone
                     parts.append(message.get("body", b""))
                     size, more = size + len(parts[-1]), message.get("more_body", False)
+                    guard.arriving += len(parts[-1])
                     if size > most:
                         raise too_large
+                    if more:
+                        guard.check_room(False)
         except TimeoutError:
             seconds = self._settings.read_timeout
             raise Refusal(408, f"the request did not arrive within {seconds:g} s: send it faster") from None
+        finally:
+            guard.arriving -= size
         self._body = b"".join(parts)
 
     async def receive(self) -> Message:
@@ -235,7 +249,8 @@ class Exchange:
             return
         error = json.dumps(errors.body(self.scope["path"], refusal.status, refusal.message))
         if self._kind.startswith(b"text/event-stream"):
-            await self.send({"type": "http.response.body", "body": f"data: {error}\n\n".encode()})
+            name = "event: error\n" * (self.scope["path"] == "/v1/messages")
+            await self.send({"type": "http.response.body", "body": f"{name}data: {error}\n\n".encode()})
         elif self._kind.startswith(b"application/x-ndjson"):
             await self.send({"type": "http.response.body", "body": f"{error}\n".encode()})
         else:

@@ -60,7 +60,13 @@ def test_a_wheel_runs_without_a_compiler(tiny: Path, tmp_path: Path) -> None:
         names = set(archive.namelist())
     sources = {str(path.relative_to(ROOT)) for path in ROOT.glob("tandem/**/*.py")}
     assert {name for name in names if name.endswith(".py")} == sources
-    assert {"tandem/py.typed", "tandem/devices/cpu/libtandem.so"} <= names
+    page = {str(path.relative_to(ROOT)) for path in ROOT.glob("tandem/server/page/*")}
+    assert {
+        "tandem/py.typed",
+        "tandem/devices/cpu/libtandem.so",
+        "tandem/server/page/index.html",
+        *page,
+    } <= names
 
     bin = environment_with(wheel, tmp_path / "env")
     nothing_else = {"PATH": str(bin), "CC": "/bin/false"}
