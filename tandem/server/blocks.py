@@ -50,7 +50,7 @@ async def changes(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Change,
 def blocks(answer: Answer) -> list[Block]:
     """Of a whole answer."""
     found = [Block(0, "reasoning", answer.reasoning)] if answer.reasoning else []
-    found += [Block(0, "text", answer.text)] if answer.text or not answer.calls else []
+    found += [Block(0, "text", answer.text)] if answer.text or not (found or answer.calls) else []
     return found + [Block(0, "call", call.arguments, call) for call in answer.calls]
 
 
