@@ -1,0 +1,229 @@
+"""Writes a GemmPlan as MLIR-AIE text. Emulated; not yet run on a Phoenix, nor parsed by an `aie-opt`.
+
+Spelled for MLIR-AIE 1.3: lock values are numbers, and a transfer is `aie.dma_bd(buffer, offset, length, dimensions)`
+with the outermost dimension first. Every memory is typed as words of 32 bits, so that sizes, strides and lengths are
+the plan's own numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tandem.devices.npu.array import (
+    WORD,
+    Buffer,
+    CoreProgram,
+    Descriptor,
+    Kind,
+    Port,
+    Push,
+    Route,
+    Tile,
+    Wait,
+    Write,
+)
+from tandem.devices.npu.plan import GemmPlan
+from tandem.devices.npu.tiling import STACK_BYTES
+
+VERSION = "1.3"  # of MLIR-AIE
+ARGUMENTS = ("A", "B", "C")
+OBJECT_FILE = "tandem_gemm.o"  # the compiled core kernels
+
+Lines = Iterator[str]
+
+
+def emit(plan: GemmPlan) -> str:
+    """The whole module."""
+    tiles = sorted({p.tile for r in plan.routes for p in (r.source, *r.destinations)})
+    lines = ["module {", "  aie.device(npu1) {"]
+    lines += _indent(_kernels(plan), 4)
+    for tile in tiles:
+        lines += _indent(emit_tile(plan, tile), 4)
+    for route in plan.routes:
+        lines += _indent(_flows(route), 4)
+    lines += _indent(emit_sequence(plan), 4)
+    shape = f"{plan.M} x {plan.K} times {plan.K} x {plan.N}, int8 to {plan.output}"
+    head = f"// MLIR-AIE {VERSION}: {shape}. Emulated; not yet run on a Phoenix."
+    return "\n".join([head, *lines, "  }", "}", ""])
+
+
+def emit_tile(plan: GemmPlan, tile: Tile) -> Lines:
+    """A tile with its buffers, locks, channels and program."""
+    yield f"{_tile(tile)} = aie.tile({tile.column}, {tile.row})"
+    for b in plan.buffers:
+        if b.tile == tile:
+            attributes = f'sym_name = "{_name(b.name)}", address = {b.offset} : i32'
+            yield f"%{_name(b.name)} = aie.buffer({_tile(tile)}) {{{attributes}}} : {_type(b)}"
+    for lock in plan.locks:
+        if lock.tile == tile:
+            yield f"{_lock(tile, lock.number)} = aie.lock({_tile(tile)}, {lock.number}) {{init = {lock.initial} : i32}}"
+    starts = [s for s in plan.starts if s.port.tile == tile]
+    if starts:
+        region = "memtile_dma" if tile.kind is Kind.MEMORY else "mem"
+        yield f"%dma_{tile.column}_{tile.row} = aie.{region}({_tile(tile)}) {{"
+        for i, start in enumerate(starts):
+            following = f"^channel{i + 1}" if i + 1 < len(starts) else "^end"
+            if i:
+                yield f"^channel{i}:"
+            yield f"  %{i} = aie.dma_start({start.port.way.value}, {start.port.channel}, ^bd{start.first}, {following})"
+            for d in _chain(plan, tile, start.first):
+                yield from _ring(plan, d)
+        yield from ("^end:", "  aie.end", "}")
+    for program in plan.programs:
+        if program.tile == tile:
+            yield from _core(plan, program)
+
+
+def emit_sequence(plan: GemmPlan) -> Lines:
+    """What the host tells the shims. A task's outermost dimension is its descriptor's iteration."""
+    buffers = _by_name(plan)
+    yield f"aie.runtime_sequence({', '.join(f'%{name}: {_type(buffers[name])}' for name in ARGUMENTS)}) {{"
+    written: dict[tuple[Tile, int], Descriptor] = {}
+    pending: dict[Port, list[int]] = {}
+    for number, command in enumerate(plan.sequence):
+        if isinstance(command, Write):
+            written[command.descriptor.tile, command.descriptor.number] = command.descriptor
+        elif isinstance(command, Push):
+            d, port = written[command.port.tile, command.descriptor], command.port
+            token = "issue_token = true, " if command.token else ""
+            iteration = (d.iterations, d.step if d.iterations > 1 else 0)
+            dims = [iteration, *[(1, 0)] * (3 - len(d.sizes)), *_outermost_first(d)]
+            yield f"  %task{number} = aiex.dma_configure_task({_tile(port.tile)}, {port.way.value}, {port.channel}) {{"
+            yield f"    {_transfer(buffers[d.buffer], d, dims)} {{bd_id = {d.number} : i32}}"
+            yield "    aie.end"
+            yield f"  }} {{{token}repeat_count = {command.repeat} : i32}}"
+            yield f"  aiex.dma_start_task(%task{number})"
+            if command.token:
+                pending.setdefault(port, []).append(number)
+        elif isinstance(command, Wait):
+            yield f"  aiex.dma_await_task(%task{pending[command.port].pop(0)})"
+    yield "}"
+
+
+def _kernels(plan: GemmPlan) -> Lines:
+    """Declarations of what `OBJECT_FILE` holds."""
+    p, buffers = plan.programs[0], _by_name(plan)
+    a, b, c = (_type(buffers[o.buffers[0]]) for o in (p.a, p.b, p.c))
+    sums = _type(buffers[p.accumulator]) if p.accumulator else c
+    yield f"func.func private @zero({sums})"
+    yield f"func.func private @multiply({a}, {b}, {sums})"
+    if p.accumulator:
+        yield f"func.func private @{_store(plan)}({sums}, {c}, i32)"
+
+
+def _core(plan: GemmPlan, p: CoreProgram) -> Lines:
+    """Two output tiles a turn, one for each object of c; a's and b's objects alternate through both."""
+    turns, t = len(p.c.buffers), p.tile
+    yield f"%core_{t.column}_{t.row} = aie.core({_tile(t)}) {{"
+    pairs = (p.k_tiles - 1) // 2
+    for name, value in (("zero", 0), ("one", 1), ("ever", 2**32 - 1), ("pairs", pairs)):
+        yield f"  %{name} = arith.constant {value} : index"
+    if p.accumulator:
+        yield f"  %shift = arith.constant {plan.shift} : i32"
+    yield "  scf.for %turn = %zero to %ever step %one {"
+    for output in range(turns):
+        at = output * p.k_tiles
+        yield from _indent(_call(plan, p, at, output, True), 4)
+        if pairs:
+            yield "    scf.for %pair = %zero to %pairs step %one {"
+            for i in (1, 2):
+                yield from _indent(_call(plan, p, at + i, output, False), 6)
+            yield "    }"
+        if p.k_tiles % 2 == 0:
+            yield from _indent(_call(plan, p, at + 1, output, False), 4)
+        yield from _indent(_finish(plan, p, output), 4)
+    yield from ("  }", "  aie.end", f'}} {{link_with = "{OBJECT_FILE}", stack_size = {STACK_BYTES} : i32}}')
+
+
+def _call(plan: GemmPlan, p: CoreProgram, at: int, output: int, first: bool) -> Lines:
+    """One multiplication: the `at`-th objects of a and b into the `output`-th of c."""
+    buffers = _by_name(plan)
+    a, b, c = p.a.buffers[at % len(p.a.buffers)], p.b.buffers[at % len(p.b.buffers)], p.c.buffers[output]
+    sums = p.accumulator or c
+    for operand in (p.a, p.b, p.c) if first else (p.a, p.b):
+        yield _use(p.tile, "AcquireGreaterEqual", operand.acquire.lock, operand.acquire.value)
+    if first:
+        yield f"func.call @zero(%{_name(sums)}) : ({_type(buffers[sums])}) -> ()"
+    types = ", ".join(_type(buffers[x]) for x in (a, b, sums))
+    yield f"func.call @multiply(%{_name(a)}, %{_name(b)}, %{_name(sums)}) : ({types}) -> ()"
+    for operand in (p.a, p.b):
+        yield _use(p.tile, "Release", operand.release.lock, operand.release.value)
+
+
+def _finish(plan: GemmPlan, p: CoreProgram, output: int) -> Lines:
+    buffers, c = _by_name(plan), p.c.buffers[output]
+    if p.accumulator:
+        types = f"{_type(buffers[p.accumulator])}, {_type(buffers[c])}, i32"
+        yield f"func.call @{_store(plan)}(%{_name(p.accumulator)}, %{_name(c)}, %shift) : ({types}) -> ()"
+    yield _use(p.tile, "Release", p.c.release.lock, p.c.release.value)
+
+
+def _store(plan: GemmPlan) -> str:
+    """The kernel that narrows: cores set their rounding once, so each has its own."""
+    return f"store_{plan.rounding.replace(' ', '_')}"
+
+
+def _flows(route: Route) -> Lines:
+    source = route.source
+    for end in route.destinations:
+        yield f"aie.flow({_tile(source.tile)}, DMA : {source.channel}, {_tile(end.tile)}, DMA : {end.channel})"
+
+
+def _ring(plan: GemmPlan, d: Descriptor) -> Lines:
+    buffer = _by_name(plan)[d.buffer]
+    yield f"^bd{d.number}:"
+    if d.acquire:
+        yield f"  {_use(d.tile, 'AcquireGreaterEqual', d.acquire.lock, d.acquire.value)}"
+    dims = _outermost_first(d) if len(d.sizes) > 1 else []
+    yield f"  {_transfer(buffer, d, dims)} {{bd_id = {d.number} : i32, next_bd_id = {d.next} : i32}}"
+    if d.release:
+        yield f"  {_use(d.tile, 'Release', d.release.lock, d.release.value)}"
+    yield f"  aie.next_bd ^bd{d.next}"
+
+
+def _chain(plan: GemmPlan, tile: Tile, first: int) -> Iterator[Descriptor]:
+    there = {d.number: d for d in plan.descriptors if d.tile == tile}
+    d = there[first]
+    while True:
+        yield d
+        if d.next is None or d.next == first:
+            return
+        d = there[d.next]
+
+
+def _transfer(buffer: Buffer, d: Descriptor, dims: list[tuple[int, int]]) -> str:
+    listed = ", ".join(f"<size = {size}, stride = {stride}>" for size, stride in dims)
+    tail = f", [{listed}]" if dims else ""
+    return f"aie.dma_bd(%{_name(buffer.name)} : {_type(buffer)}, {d.offset // WORD}, {d.length}{tail})"
+
+
+def _outermost_first(d: Descriptor) -> list[tuple[int, int]]:
+    return list(zip(d.sizes, d.strides, strict=True))[::-1]
+
+
+def _by_name(plan: GemmPlan) -> dict[str, Buffer]:
+    return {b.name: b for b in plan.buffers}
+
+
+def _use(tile: Tile, how: str, lock: int, value: int) -> str:
+    return f"aie.use_lock({_lock(tile, lock)}, {how}, {value})"
+
+
+def _tile(tile: Tile) -> str:
+    return f"%tile_{tile.column}_{tile.row}"
+
+
+def _lock(tile: Tile, number: int) -> str:
+    return f"%lock_{tile.column}_{tile.row}_{number}"
+
+
+def _name(buffer: str) -> str:
+    return buffer.replace(".", "_").replace("@", "_").replace(",", "_")
+
+
+def _type(buffer: Buffer) -> str:
+    return f"memref<{buffer.bytes // WORD}xi32>"
+
+
+def _indent(lines: Iterable[str], by: int) -> Lines:
+    return (" " * by + line for line in lines)
