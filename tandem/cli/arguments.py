@@ -45,7 +45,13 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def _add(
-    commands: Any, name: str, module: str, summary: str, *, model: str | None = MODEL_HELP
+    commands: Any,
+    name: str,
+    module: str,
+    summary: str,
+    *,
+    model: str | None = MODEL_HELP,
+    prints_data: bool = True,
 ) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=summary.capitalize() + ".", formatter_class=_formatter
@@ -53,7 +59,8 @@ def _add(
     command.set_defaults(module=module)
     if model:
         command.add_argument("model", metavar="MODEL", help=model)
-    command.add_argument("--json", action="store_true", help="print data as JSON")
+    if prints_data:
+        command.add_argument("--json", action="store_true", help="print data as JSON")
     return command
 
 
@@ -214,8 +221,8 @@ def _add_plan(commands: Any) -> None:
 def _add_serve(commands: Any) -> None:
     from pathlib import Path  # takes milliseconds that other commands need not spend
 
-    summary = "serve models to other programs over HTTP, as OpenAI does, and a page to chat"
-    serve = _add(commands, "serve", "serve", summary, model=None)
+    summary = "serve models to other programs on this machine or elsewhere, and a page to chat"
+    serve = _add(commands, "serve", "serve", summary, model=None, prints_data=False)
     serve.add_argument(
         "models", metavar="MODEL", nargs="*",
         help=f"{MODEL_HELP}; the first answers those who name none (without: all in the cache)",
