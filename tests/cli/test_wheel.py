@@ -63,6 +63,7 @@ def test_a_wheel_runs_without_a_compiler(tiny: Path, tmp_path: Path) -> None:
     page = {str(path.relative_to(ROOT)) for path in ROOT.glob("tandem/server/page/*")}
     assert {
         "tandem/py.typed",
+        "tandem/bench/hardware.toml",
         "tandem/devices/cpu/libtandem.so",
         "tandem/server/page/index.html",
         *page,
