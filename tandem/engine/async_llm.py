@@ -173,6 +173,7 @@ class AsyncLLM:
         while self._inbox:
             self._inbox.popleft()()
         with self.llm.lock:
+            self.llm.cancel_left()
             if self._served:
                 self.llm.engine.step()
             news: list[tuple[_Outbox, Any]] = []

@@ -6,6 +6,7 @@ import dataclasses
 import operator
 import os
 import threading
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from numbers import Integral
@@ -85,6 +86,7 @@ class LLM:
             raise RequestError(f"kv_memory={kv_memory!r}: give a number of bytes")
         self._grammars: Grammars | None = None
         self.lock = threading.Lock()  # of the engine
+        self._left: deque[Reply] = deque()  # nobody reads these any more
         self._draft: LLM | None = None
         with ExitStack() as closing:  # if something fails, what was there before it
             self._model = closing.enter_context(open_model(resolve(os.fspath(model))))
@@ -320,11 +322,19 @@ class LLM:
                 self.engine.enqueue(reply.sequence)
 
     def _cancel(self, replies: list[Reply]) -> None:
-        """What was left before its end."""
-        with self.lock:
-            for reply in replies:
-                if reply.sequence.finish_reason is None:
-                    self.engine.cancel(reply.sequence)
+        """What was left before its end: now, or before the next step. A stream may be collected as garbage anywhere,
+        also in a thread that has the lock, which must not wait for itself."""
+        self._left.extend(reply for reply in replies if reply.sequence.finish_reason is None)
+        if self.lock.acquire(blocking=False):
+            try:
+                self.cancel_left()
+            finally:
+                self.lock.release()
+
+    def cancel_left(self) -> None:
+        """Ends the requests that nobody reads any more; the caller has the lock."""
+        while self._left:
+            self.engine.cancel(self._left.popleft().sequence)
 
     def _advance(self, replies: list[Reply]) -> list[Token]:
         """What is new of these replies, after a step if nothing is.
@@ -335,6 +345,7 @@ class LLM:
                 if reply.news:
                     break
             else:
+                self.cancel_left()
                 self.engine.step()
             tokens: list[Token] = []
             for reply in replies:

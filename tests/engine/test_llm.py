@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -87,6 +88,19 @@ def test_threads_share_one_engine(llm: LLM) -> None:
     for reader in readers:
         reader.join(30)
     assert got == alone
+
+
+def test_a_stream_may_be_collected_during_a_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the garbage collector happens to run: in a thread that has the engine's lock."""
+    expected = llm.generate("x", max_tokens=2).token_ids
+    left: list[Any] = [llm.stream("abc", max_tokens=50)]
+    left.append(left)
+    next(left[0])
+    step = llm.engine.step
+    monkeypatch.setattr(llm.engine, "step", lambda: (gc.collect(), step())[1])
+    del left
+    assert llm.generate("x", max_tokens=2).token_ids == expected
+    assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
 
 
 def test_whatever_counts_as_token_ids(llm: LLM) -> None:
