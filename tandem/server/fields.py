@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -36,11 +37,16 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, given: Any) -> Any:
-        known = {field.alias or name for name, field in cls.model_fields.items()} | cls.ignored
+        known = _known(cls)
         for name, value in given.items() if isinstance(given, dict) else ():
             if name not in known and value is not None and (name, value) not in cls.neutral:
                 raise PydanticCustomError("unsupported", "`{field}` is not supported", {"field": name[:80]})
         return given
+
+
+@cache
+def _known(cls: type[Fields]) -> frozenset[str]:
+    return cls.ignored | {field.alias or name for name, field in cls.model_fields.items()}
 
 
 def _describe(schema: dict[str, Any], cls: type[Any]) -> None:
