@@ -39,8 +39,8 @@ async function failure(response) {
   }
 }
 
-export async function get(path, signal) {
-  const response = await request(path, { signal });
+export async function get(path) {
+  const response = await request(path);
   if (!response.ok) throw await failure(response);
   return response.json();
 }

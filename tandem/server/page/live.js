@@ -68,7 +68,7 @@ export class Live {
     const card = (title, ...children) => h("section.card", null, h("h3", null, title), ...children);
     const stat = (id, title) => h(".stat", null, h("span.label", null, title), part(id), part(`${id}-note`));
     this.view.append(h(".live-page", null,
-      h("header.live-head", null, part("title", "h2"), part("subtitle", "p")),
+      h("header.live-head", null, part("title", "h2"), part("title-note", "p")),
       h("section.card.hero", null,
         h(".hero-text", null, h("span.label", null, "Tokens a second"), part("rate"), part("rate-note")),
         this.chart.node),
@@ -83,8 +83,7 @@ export class Live {
 
   put(id, text, note) {
     this.parts[id].textContent = text;
-    const below = this.parts[`${id === "title" ? "sub" : `${id}-`}${id === "title" ? "title" : "note"}`];
-    if (below) below.textContent = note ?? "";
+    this.parts[`${id}-note`].textContent = note;
   }
 
   draw(name, state, active) {
