@@ -15,7 +15,7 @@ from tandem.devices.npu.tiling import Tiling
 pytestmark = pytest.mark.fast
 
 GOLDEN = Path(__file__).parent / "gemm.mlir"
-PLAN = plan_gemm(60, 120, 48, "int8", shift=6, tiling=Tiling(8, 16, 16, 2, 2, 3))
+PLAN = plan_gemm(150, 120, 48, "int8", shift=6, tiling=Tiling(8, 16, 16, 5, 2, 3))
 
 
 def test_golden() -> None:
@@ -26,6 +26,10 @@ def test_golden() -> None:
 
 def numbers(text: str, pattern: str) -> list[tuple[int, ...]]:
     return [tuple(map(int, match)) for match in re.findall(pattern, text)]
+
+
+def listed(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
 
 
 def test_every_buffer_lock_and_stream_is_there() -> None:
@@ -49,31 +53,30 @@ def test_every_buffer_lock_and_stream_is_there() -> None:
 def test_every_descriptor_is_there() -> None:
     text = "\n".join(emit_tile(PLAN, Tile(2, 1)))
     found = re.findall(
-        r"use_lock\(%lock_2_1_(\d+), AcquireGreaterEqual, (\d+)\)\s+"
-        r"aie\.dma_bd\(%(\w+) : memref<\d+xi32>, (\d+), (\d+)(?:, \[(.*)\])?\) "
-        r"\{bd_id = (\d+) : i32, next_bd_id = (\d+)"
-        r".*\s+aie\.use_lock\(%lock_2_1_(\d+), Release, (\d+)\)\s+aie\.next_bd \^bd(\d+)",
+        r"use_lock\(%lock_2_1_(\d+), AcquireGreaterEqual, %value(\d+)\)\s+"
+        r"aie\.dma_bd\(%(\w+) : memref<\d+xi32> offset = (\d+) len = (\d+)(?: sizes = \[(.*)\] strides = \[(.*)\])?\) "
+        r"\{bd_id = (\d+) : i32\}\s+aie\.use_lock\(%lock_2_1_(\d+), Release, %value(\d+)\)\s+aie\.next_bd \^bd(\d+)",
         text,
     )
     mine = {d.number: d for d in PLAN.descriptors if d.tile == Tile(2, 1)}
     assert len(found) == len(mine) == 24
-    for lock, value, buffer, offset, length, dims, number, following, freed, by, jump in found:
+    for lock, value, buffer, offset, length, sizes, strides, number, freed, by, following in found:
         d = mine[int(number)]
         assert d.acquire and d.release
-        assert (d.acquire.lock, d.acquire.value, d.release.lock, d.release.value) == tuple(
-            map(int, (lock, value, freed, by))
-        )
-        assert (d.offset // 4, d.length, d.next, d.next) == tuple(map(int, (offset, length, following, jump)))
+        assert (d.acquire.lock, d.acquire.value) == (int(lock), int(value))
+        assert (d.release.lock, d.release.value) == (int(freed), int(by))
+        assert (d.offset // 4, d.length, d.next) == (int(offset), int(length), int(following))
         assert re.sub(r"[.@,]", "_", d.buffer) == buffer
-        pairs = numbers(dims, r"<size = (\d+), stride = (\d+)>") or [(d.length, 1)]
-        assert pairs == list(zip(d.sizes, d.strides, strict=True))[::-1]
+        shape = (listed(sizes), listed(strides)) if sizes else ((d.length,), (1,))
+        assert (d.sizes[::-1], d.strides[::-1]) == shape
+    assert set(numbers(text, r"%value(\d+) = arith\.constant (\d+)")) == {(1, 1)}
 
 
 def test_every_task_is_there() -> None:
     text = "\n".join(emit_sequence(PLAN))
     tasks = re.findall(
-        r"dma_bd\(%([ABC]) .*?, (\d+), (\d+), \[(.*)\]\) "
-        r"\{bd_id = (\d+)[^}]*\}\s+aie\.end\s+\} \{(.*)repeat_count = (\d+)",
+        r"dma_bd\(%([ABC]) : \S+ offset = (\d+) len = (\d+) sizes = \[(.*)\] strides = \[(.*)\]\) \{bd_id = (\d+)"
+        r"[^}]*\}\s+aie\.end\s+\} \{(.*)repeat_count = (\d+)",
         text,
     )
     pushes = [c for c in PLAN.sequence if isinstance(c, Push)]
@@ -84,14 +87,29 @@ def test_every_task_is_there() -> None:
             written[c.descriptor.tile, c.descriptor.number] = c.descriptor
         elif isinstance(c, Push):
             expected.append(written[c.port.tile, c.descriptor])
-    for (name, offset, length, dims, number, token, repeat), push, d in zip(
+    for (name, offset, length, sizes, strides, number, token, repeat), push, d in zip(
         tasks, pushes, expected, strict=True
     ):
         assert (name, int(offset) * 4, int(length), int(number)) == (d.buffer, d.offset, d.length, d.number)
         assert (int(repeat), "issue_token = true" in token) == (push.repeat, push.token)
-        outer, *inner = numbers(dims, r"<size = (\d+), stride = (\d+)>")
+        outer, *inner = zip(listed(sizes), listed(strides), strict=True)
         assert outer == (d.iterations, d.step if d.iterations > 1 else 0)
         assert [pair for pair in inner[::-1] if pair != (1, 0)] == list(zip(d.sizes, d.strides, strict=True))
+
+
+def test_descriptors_are_free_before_they_are_written_again() -> None:
+    """As the compiler follows it: a task holds its descriptor until it is awaited or freed."""
+    held: dict[tuple[str, str], str] = {}
+    tile = task = ""
+    for line in emit_sequence(PLAN):
+        if found := re.search(r"(%task\d+) = aiex\.dma_configure_task\((%tile_\d_\d)", line):
+            task, tile = found.groups()
+        elif found := re.search(r"bd_id = (\d+)", line):
+            assert (tile, found[1]) not in held
+            held[tile, found[1]] = task
+        elif found := re.search(r"dma_(?:await|free)_task\((%task\d+)\)", line):
+            del held[next(key for key, value in held.items() if value == found[1])]
+    assert len(held) == 4 * 4 * 2  # the last A and B of four blocks, which nothing follows
 
 
 @pytest.mark.parametrize("depth", range(1, 8))

@@ -1,8 +1,8 @@
 """Writes a GemmPlan as MLIR-AIE text. Emulated; not yet run on a Phoenix, nor parsed by an `aie-opt`.
 
-Spelled for MLIR-AIE 1.3: lock values are numbers, and a transfer is `aie.dma_bd(buffer, offset, length, dimensions)`
-with the outermost dimension first. Every memory is typed as words of 32 bits, so that sizes, strides and lengths are
-the plan's own numbers.
+Spelled for MLIR-AIE 1.4: a descriptor has `sizes` and `strides`, outermost first, and lock values are constants of
+their region (1.3 wrote both as attributes). Every memory is typed as words of 32 bits, so that sizes, strides and
+lengths are the plan's own numbers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from tandem.devices.npu.array import (
     Push,
     Route,
     Tile,
+    Use,
     Wait,
     Write,
 )
 from tandem.devices.npu.plan import GemmPlan
 from tandem.devices.npu.tiling import STACK_BYTES
 
-VERSION = "1.3"  # of MLIR-AIE
+VERSION = "1.4"  # of MLIR-AIE
 ARGUMENTS = ("A", "B", "C")
 OBJECT_FILE = "tandem_gemm.o"  # the compiled core kernels
 
@@ -61,6 +62,7 @@ def emit_tile(plan: GemmPlan, tile: Tile) -> Lines:
     if starts:
         region = "memtile_dma" if tile.kind is Kind.MEMORY else "mem"
         yield f"%dma_{tile.column}_{tile.row} = aie.{region}({_tile(tile)}) {{"
+        yield from _values(u for d in plan.descriptors if d.tile == tile for u in (d.acquire, d.release))
         for i, start in enumerate(starts):
             following = f"^channel{i + 1}" if i + 1 < len(starts) else "^end"
             if i:
@@ -75,26 +77,34 @@ def emit_tile(plan: GemmPlan, tile: Tile) -> Lines:
 
 
 def emit_sequence(plan: GemmPlan) -> Lines:
-    """What the host tells the shims. A task's outermost dimension is its descriptor's iteration."""
+    """What the host tells the shims. A task's outermost dimension is its descriptor's iteration.
+
+    The compiler must be told when a descriptor can be written again: to await a task says so, for others `free` does.
+    """
     buffers = _by_name(plan)
     yield f"aie.runtime_sequence({', '.join(f'%{name}: {_type(buffers[name])}' for name in ARGUMENTS)}) {{"
     written: dict[tuple[Tile, int], Descriptor] = {}
     pending: dict[Port, list[int]] = {}
+    silent: dict[tuple[Tile, int], int] = {}  # tasks without a token, by descriptor
     for number, command in enumerate(plan.sequence):
         if isinstance(command, Write):
             written[command.descriptor.tile, command.descriptor.number] = command.descriptor
         elif isinstance(command, Push):
             d, port = written[command.port.tile, command.descriptor], command.port
+            if (d.tile, d.number) in silent:
+                yield f"  aiex.dma_free_task(%task{silent.pop((d.tile, d.number))})"
             token = "issue_token = true, " if command.token else ""
             iteration = (d.iterations, d.step if d.iterations > 1 else 0)
             dims = [iteration, *[(1, 0)] * (3 - len(d.sizes)), *_outermost_first(d)]
             yield f"  %task{number} = aiex.dma_configure_task({_tile(port.tile)}, {port.way.value}, {port.channel}) {{"
-            yield f"    {_transfer(buffers[d.buffer], d, dims)} {{bd_id = {d.number} : i32}}"
+            yield f"    {_transfer(buffers[d.buffer], d, dims)}"
             yield "    aie.end"
             yield f"  }} {{{token}repeat_count = {command.repeat} : i32}}"
             yield f"  aiex.dma_start_task(%task{number})"
             if command.token:
                 pending.setdefault(port, []).append(number)
+            else:
+                silent[d.tile, d.number] = number
         elif isinstance(command, Wait):
             yield f"  aiex.dma_await_task(%task{pending[command.port].pop(0)})"
     yield "}"
@@ -115,6 +125,7 @@ def _core(plan: GemmPlan, p: CoreProgram) -> Lines:
     """Two output tiles a turn, one for each object of c; a's and b's objects alternate through both."""
     turns, t = len(p.c.buffers), p.tile
     yield f"%core_{t.column}_{t.row} = aie.core({_tile(t)}) {{"
+    yield from _values(use for o in (p.a, p.b, p.c) for use in (o.acquire, o.release))
     pairs = (p.k_tiles - 1) // 2
     for name, value in (("zero", 0), ("one", 1), ("ever", 2**32 - 1), ("pairs", pairs)):
         yield f"  %{name} = arith.constant {value} : index"
@@ -174,8 +185,7 @@ def _ring(plan: GemmPlan, d: Descriptor) -> Lines:
     yield f"^bd{d.number}:"
     if d.acquire:
         yield f"  {_use(d.tile, 'AcquireGreaterEqual', d.acquire.lock, d.acquire.value)}"
-    dims = _outermost_first(d) if len(d.sizes) > 1 else []
-    yield f"  {_transfer(buffer, d, dims)} {{bd_id = {d.number} : i32, next_bd_id = {d.next} : i32}}"
+    yield f"  {_transfer(buffer, d, _outermost_first(d))}"
     if d.release:
         yield f"  {_use(d.tile, 'Release', d.release.lock, d.release.value)}"
     yield f"  aie.next_bd ^bd{d.next}"
@@ -192,9 +202,10 @@ def _chain(plan: GemmPlan, tile: Tile, first: int) -> Iterator[Descriptor]:
 
 
 def _transfer(buffer: Buffer, d: Descriptor, dims: list[tuple[int, int]]) -> str:
-    listed = ", ".join(f"<size = {size}, stride = {stride}>" for size, stride in dims)
-    tail = f", [{listed}]" if dims else ""
-    return f"aie.dma_bd(%{_name(buffer.name)} : {_type(buffer)}, {d.offset // WORD}, {d.length}{tail})"
+    place = f"%{_name(buffer.name)} : {_type(buffer)} offset = {d.offset // WORD} len = {d.length}"
+    sizes, strides = [size for size, _ in dims], [stride for _, stride in dims]
+    shape = f" sizes = {sizes} strides = {strides}" if len(dims) > 1 else ""
+    return f"aie.dma_bd({place}{shape}) {{bd_id = {d.number} : i32}}"
 
 
 def _outermost_first(d: Descriptor) -> list[tuple[int, int]]:
@@ -206,7 +217,13 @@ def _by_name(plan: GemmPlan) -> dict[str, Buffer]:
 
 
 def _use(tile: Tile, how: str, lock: int, value: int) -> str:
-    return f"aie.use_lock({_lock(tile, lock)}, {how}, {value})"
+    return f"aie.use_lock({_lock(tile, lock)}, {how}, %value{value})"
+
+
+def _values(uses: Iterable[Use | None]) -> Lines:
+    """The constants that a region's lock uses name."""
+    for value in sorted({use.value for use in uses if use}):
+        yield f"  %value{value} = arith.constant {value} : i32"
 
 
 def _tile(tile: Tile) -> str:
