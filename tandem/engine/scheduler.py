@@ -189,8 +189,8 @@ class Scheduler:
 
     def patience(self) -> int:
         """Tokens that may be computed at a time between steps."""
-        others = len(self.running)
-        return max(1, self.pace.budget(1, others)) if self.pace and others else self.limits.tokens
+        others, most = len(self.running), self.limits.tokens
+        return min(most, max(1, self.pace.budget(1, others))) if self.pace and others else most
 
     def make_room_for_guest(self, sequence: Sequence, tokens: int) -> None:
         """Blocks for `tokens` positions, at the expense of the last that run."""

@@ -256,6 +256,16 @@ def test_others_get_their_tokens_while_a_long_prompt_is_read() -> None:
 MORE = BOUND - 1  # that a prompt may add to a step
 
 
+def test_a_guest_takes_no_more_than_a_step_holds() -> None:
+    engine = make(tokens=32)
+    engine.scheduler.pace = SimpleNamespace(  # type: ignore[assignment]
+        budget=lambda prompts, others: 1000, observe=lambda *step: None
+    )
+    submit(engine, [1], 50)
+    engine.step()
+    assert engine.scheduler.patience() == 32
+
+
 def test_a_pace_learns_what_a_step_may_take() -> None:
     pace = Pace()
     assert pace.budget(2, 4) == 2 * UNKNOWN
