@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import string
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from tandem.cli import serve
+from tandem.cli.arguments import parse
+from tandem.errors import RequestError
 from tandem.server.prefixes import MOST_PARTS, PART, SLACK, Memory, prefix_keys
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import PATIENCE, Running, post, read_all, serving, wait_until
@@ -53,6 +57,16 @@ def test_the_holder_of_a_beginning_is_preferred_unless_it_is_busy() -> None:
     memory.forget("b")
     memory.begin("b", [])
     assert memory.ranked(["a", "b"], keys)[0] == "a"
+
+
+@pytest.mark.fast
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "tandem.server.cluster", raising=False)
+    options = parse(["serve", str(write_tiny_model(tmp_path / "tiny.gguf")), "--ray", "--port", "0"])
+    assert options.ray == (2, 2) and parse(["serve", "--ray", "1-4"]).ray == (1, 4)
+    with pytest.raises(RequestError, match=r"tandem-llm.ray"):
+        serve.main(options)
 
 
 @pytest.fixture(scope="module")
