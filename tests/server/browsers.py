@@ -29,6 +29,8 @@ def browser() -> Iterator[Browser]:
         warnings.warn(message, stacklevel=1)
         pytest.skip(message)
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        opened = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         yield opened
         opened.close()
