@@ -8,6 +8,7 @@ lengths are the plan's own numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from tandem.devices.npu.array import (
     WORD,
@@ -29,6 +30,7 @@ from tandem.devices.npu.tiling import STACK_BYTES
 VERSION = "1.4"  # of MLIR-AIE
 ARGUMENTS = ("A", "B", "C")
 OBJECT_FILE = "tandem_gemm.o"  # the compiled core kernels
+KERNEL_SOURCE = Path(__file__).with_name("gemm.cc")
 
 Lines = Iterator[str]
 
@@ -46,6 +48,12 @@ def emit(plan: GemmPlan) -> str:
     shape = f"{plan.M} x {plan.K} times {plan.K} x {plan.N}, int8 to {plan.output}"
     head = f"// MLIR-AIE {VERSION}: {shape}. Emulated; not yet run on a Phoenix."
     return "\n".join([head, *lines, "  }", "}", ""])
+
+
+def kernel_options(plan: GemmPlan) -> list[str]:
+    """What the compiler of `KERNEL_SOURCE` is told of the plan."""
+    t = plan.tiling
+    return [f"-DTILE_M={t.m}", f"-DTILE_K={t.k}", f"-DTILE_N={t.n}", f"-DOUTPUT={plan.output}_t"]
 
 
 def emit_tile(plan: GemmPlan, tile: Tile) -> Lines:
