@@ -11,6 +11,14 @@ from tests.packages import model_path
 from tests.server.servers import Running, serving
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_proxy() -> Iterator[None]:
+    """Clients ask this machine directly, whatever its environment says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_PROXY", "*")
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Its model is called smollm2."""
