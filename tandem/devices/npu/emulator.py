@@ -68,7 +68,7 @@ class _Object:
         self.state = after
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def _addresses(sizes: tuple[int, ...], strides: tuple[int, ...]) -> npt.NDArray[np.intp] | None:
     """The words a descriptor touches, in order; None when they are 0, 1, 2 and so on."""
     if len(sizes) == 1 and strides[0] == 1:
@@ -92,8 +92,7 @@ class _Channel:
     def __init__(self, array: _Array, port: Port) -> None:
         self.array, self.port, self.tile = array, port, port.tile
         self.left = 0  # words of the run
-        self.before, self.after = ("filled", "draining") if port.way_out else ("free", "filling")
-        self.finally_ = "free" if port.way_out else "filled"
+        self.states = ("filled", "draining", "free") if port.way_out else ("free", "filling", "filled")
 
     def ready(self) -> bool:
         return self.left > 0 or self._begin()
@@ -108,23 +107,22 @@ class _Channel:
         """Starts the next run of `d`."""
         target, start = self.array.objects[d.buffer], self.array.next_start(d)
         self.stream = _addresses(d.sizes, d.strides)
-        last = start + (d.length - 1 if self.stream is None else int(self.stream.max()))
+        last = start + sum((size - 1) * stride for size, stride in zip(d.sizes, d.strides, strict=True))
         if last >= len(target.words):
             raise EmulationError(self.port, f"descriptor {d.number} runs past the end of {d.buffer}")
         if target.tile and not (start == 0 and _whole(d.sizes, d.strides, len(target.words))):
             raise EmulationError(
                 self.port, f"descriptor {d.number} does not move each word of {d.buffer} once"
             )
-        target.turn(self.tile, self.before, self.after)
+        target.turn(self.tile, self.states[0], self.states[1])
         self.descriptor, self.target, self.start, self.left = d, target, start, d.length
 
     def _here(self, count: int) -> slice | npt.NDArray[np.intp]:
         done = self.descriptor.length - self.left
         if self.stream is None:
             return slice(self.start + done, self.start + done + count)
-        return (
-            self.stream[done : done + count] + self.start if self.start else self.stream[done : done + count]
-        )
+        here = self.stream[done : done + count]
+        return here + self.start if self.start else here
 
     def read(self, count: int) -> kernels.Words:
         return self.target.words[self._here(count)]
@@ -138,7 +136,7 @@ class _Channel:
     def advance(self, count: int) -> None:
         self.left -= count
         if not self.left:
-            self.target.turn(self.tile, self.after, self.finally_)
+            self.target.turn(self.tile, self.states[1], self.states[2])
             self._end()
 
 
