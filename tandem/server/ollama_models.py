@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import math
 import re
-import threading
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -182,29 +181,43 @@ async def _last(lines: AsyncGenerator[str, None]) -> None:
         pass
 
 
+class Pull:
+    """A model on its way. It goes on if the client hangs up, and others who want the same wait for the same."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self._server, self._name = server, name
+        self._progress: dict[str, tuple[int, int]] = {}
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            path = await asyncio.to_thread(resolve, self._name, True, self._note)
+            self._server.models.add(self._name, path)
+        finally:
+            del self._server.pulls[self._name]
+
+    def _note(self, file: str, there: int, size: int) -> None:
+        self._progress = {**self._progress, file: (there, size)}  # another thread reads it
+
+    def lines(self) -> list[str]:
+        return [
+            line({"status": f"pulling {file}", "digest": file, "total": size, "completed": there})
+            for file, (there, size) in self._progress.items()
+        ]
+
+
 async def _pulling(server: Server, name: str) -> AsyncGenerator[str, None]:
-    """How far it is, a few times a second. It goes on if the client hangs up, and the next one finds more of it."""
-    known = known_name(server, name)
-    if known in server.models.names():
-        server.models.path(known)
-        yield line(Status(status="success"))
-        return
-    progress: dict[str, tuple[int, int]] = {}
-    lock = threading.Lock()
-
-    def note(file: str, there: int, size: int) -> None:
-        with lock:
-            progress[file] = there, size
-
-    work = asyncio.create_task(asyncio.to_thread(resolve, name, True, note))
-    yield line(Status(status="pulling manifest"))
-    while not work.done():
-        await asyncio.wait([work], timeout=0.3)
-        with lock:
-            now = dict(progress)
-        for file, (there, size) in now.items():
-            yield line({"status": f"pulling {file}", "digest": file, "total": size, "completed": there})
-    server.models.add(name, await work)
+    """How far it is, a few times a second."""
+    if known_name(server, name) not in server.models.names():
+        if name not in server.pulls:
+            server.pulls[name] = Pull(server, name)
+        pull: Pull = server.pulls[name]
+        yield line(Status(status="pulling manifest"))
+        while not pull.task.done():
+            await asyncio.wait([pull.task], timeout=0.3)
+            for progress in pull.lines():
+                yield progress
+        await pull.task
     yield line(Status(status="success"))
 
 

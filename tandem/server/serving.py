@@ -30,6 +30,7 @@ class Server:
     def __init__(self, models: Models, settings: ServerSettings) -> None:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
+        self.pulls: dict[str, Any] = {}  # models that are being fetched, by their names
         self._first: asyncio.Task[None] | None = None  # loads the first model
 
     def start(self) -> None:

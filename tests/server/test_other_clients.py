@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from typing import Any
 
 import anthropic
@@ -137,6 +138,8 @@ def test_ollama_models(llama: ollama.Client, smollm2: Running) -> None:
     assert [model.model for model in llama.ps().models] == ["smollm2"]
     assert llama.pull("smollm2").status == "success"  # it is there
     assert smollm2.ask("/api/version")[2]["version"]
+    head = urllib.request.Request(smollm2.url, method="HEAD")  # what Ollama's command asks first
+    assert urllib.request.urlopen(head).status == 200
     for name, message in (
         ("/etc/hostname", "is not a name to fetch"),
         ("nonsense", "no model is called nonsense"),

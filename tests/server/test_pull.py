@@ -1,0 +1,38 @@
+"""A model that is fetched through the server can be asked at once; who want the same one share the fetch."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ollama
+import pytest
+
+from tests.cli.tiny_model import write_tiny_model
+from tests.loopback_hub import LoopbackHub
+from tests.server.servers import serving
+
+
+def test_a_model_is_fetched_once_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_tiny_model(tmp_path / "tiny.gguf")
+    with LoopbackHub({"user/repo": {"other-F32.gguf": model.read_bytes()}}) as hub:
+        hub.bytes_per_second = 400_000
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        options = ("--device", "cpu", "--threads", "1")
+        with serving(tmp_path / "home", model, *options, context=64, shutdown=2) as server:
+            client, name = ollama.Client(host=server.url), "hf.co/user/repo:F32"
+            with ThreadPoolExecutor() as pool:
+                pulls = list(pool.map(lambda _: list(client.pull(name, stream=True)), range(3)))
+            for statuses in pulls:
+                assert statuses[0].status == "pulling manifest" and statuses[-1].status == "success"
+            assert any(status.completed and status.total for status in pulls[0])
+            assert sum("/cdn/" in request for request in hub.requests) == 1
+            assert (
+                client.chat(name, [{"role": "user", "content": "Hi"}], options={"num_predict": 3}).eval_count
+                == 3
+            )
+            assert [listed.model for listed in client.list().models] == ["tiny", name]
+            with pytest.raises(ollama.ResponseError, match="no/where") as missing:
+                client.pull("hf.co/no/where")
+            assert missing.value.status_code in (404, 502)
