@@ -53,10 +53,12 @@ class Grammar:
 
     def accept(self, token: int) -> bool:
         """False if it may not come: `problem` says why."""
-        if self._matcher.is_error():  # it met a limit, and masks have had the end alone since then
-            self.problem = f"the answer's form is too intricate: {_first_line(self._matcher.get_error())}"
-            return False
-        return bool(self._matcher.consume_token(token))
+        matcher = self._matcher
+        if not matcher.is_error() and matcher.validate_tokens([token]) and matcher.consume_token(token):
+            return True
+        if matcher.is_error():  # it met a limit, now or with the last mask, which then had the end alone
+            self.problem = f"the answer's form is too intricate: {_first_line(matcher.get_error())}"
+        return False
 
     @property
     def ended(self) -> bool:
@@ -110,7 +112,8 @@ def _grammar_text(matcher: Any, params: SamplingParams) -> str:
     if params.regex is not None:
         return str(matcher.grammar_from_regex(params.regex))
     if params.choices:
-        return str(matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, params.choices))))
+        texts = " | ".join(map(json.dumps, params.choices))  # one terminal: thousands of rules are too many
+        return str(matcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}"))
     return str(matcher.grammar_from_lark(params.grammar))
 
 

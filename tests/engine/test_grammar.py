@@ -49,8 +49,15 @@ def test_regular_expressions_choices_and_grammars(llm: LLM, temperature: float) 
             "no",
             'maybe "so"',
         )
+        few = ["a", "ab", "abab", "b c"]  # also one that begins another
+        assert llm.generate("x", choices=few, **common).text in few
         text = llm.generate("x", grammar='start: "<" word ("," word){2} ">"\nword: /[xyz]{2}/', **common).text
         assert re.fullmatch(r"<[xyz]{2}(,[xyz]{2}){2}>", text)
+
+
+def test_thousands_of_choices(llm: LLM) -> None:
+    choices = [f"number {i}" for i in range(5000)]
+    assert llm.generate("x", choices=choices, max_tokens=20).text in choices
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)])
@@ -128,6 +135,10 @@ def test_a_form_that_meets_a_limit_fails_its_request_alone(
 ) -> None:
     """What there is of the answer is not taken for all of it; also if the limit is met while a guess is looked at."""
     from llguidance import LLMatcher, LLParserLimits
+
+    many = {"properties": {f"k{i}": {"type": "string"} for i in range(1500)}, "type": "object"}
+    with pytest.raises(RequestError, match=r"form is too intricate: .* items; max is"):
+        llm.generate("x", json_schema=many, max_tokens=9)
 
     class Impatient:
         grammar_from_lark = LLMatcher.grammar_from_lark
