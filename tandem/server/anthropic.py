@@ -12,13 +12,12 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from tandem.engine.reply import Usage
 from tandem.errors import RequestError
 from tandem.server import errors
 from tandem.server.blocks import Block, blocks, changes
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Fields, Natural, Positive, given
-from tandem.server.generation import Generation, Message, Tool, drawing, named
+from tandem.server.generation import Generation, Message, Spent, Tool, drawing, named
 from tandem.server.openai_types import ERRORS as OPENAI_ERRORS
 from tandem.server.openai_types import EVENTS, new_id
 from tandem.server.serving import Server, server_of
@@ -247,7 +246,7 @@ def _stop_reason(finish: str, stopped_by: str | None) -> str:
     return "stop_sequence" if stopped_by is not None else STOP_REASONS[finish]
 
 
-def _usage(usage: Usage) -> UsageBody:
+def _usage(usage: Spent) -> UsageBody:
     return UsageBody(
         input_tokens=usage.prompt_tokens - usage.cached_tokens,
         output_tokens=usage.completion_tokens,
@@ -272,7 +271,7 @@ async def _events(server: Server, wanted: Generation) -> AsyncGenerator[str, Non
         async for change in found:
             index = change.block.index
             if not begun:
-                begun, usage = True, _usage(Usage(change.piece.prompt_tokens, 0, 0.0, 0.0))
+                begun, usage = True, _usage(Spent(change.piece.prompt_tokens, 0, 0.0, 0.0))
                 yield sent("message_start", message=_message(wanted.model or "", usage))
             if change.what == "begin":
                 yield sent("content_block_start", index=index, content_block=_block(change.block, ""))

@@ -14,7 +14,13 @@ Message = dict[str, Any]  # as chat templates know them: role, content, tool_cal
 WHOLE_CONTEXT = 2**31  # as `max_tokens`: until the context is full
 DEFAULT_MIN_P = 0.1
 MOST_ANSWERS = 128  # to a prompt
-NOTHING = Usage(0, 0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Spent(Usage):
+    """What an answer took."""
+
+    reasoning_tokens: int = 0  # of its tokens: thoughts
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,10 @@ class Piece:
     prompt_tokens: int = 0  # of its prompt
     finish: str | None = None  # on the last one: stop, length or tool_calls
     stopped_by: str | None = None  # on the last one: the stop string that ended it
-    usage: Usage | None = None  # on the last one
+    usage: Spent | None = None  # on the last one
+
+
+NOTHING = Spent(0, 0, 0.0, 0.0)
 
 
 @dataclass
@@ -85,7 +94,7 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str = "length"
     stopped_by: str | None = None
-    usage: Usage = NOTHING
+    usage: Spent = NOTHING
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -122,13 +131,14 @@ def drawing(
     }
 
 
-def total(usages: Sequence[Usage]) -> Usage:
+def total(usages: Sequence[Spent]) -> Spent:
     """Of several answers to one prompt, which counts once."""
     first = usages[0] if usages else NOTHING
-    return Usage(
+    return Spent(
         first.prompt_tokens,
         sum(usage.completion_tokens for usage in usages),
         min((usage.first_token_seconds for usage in usages), default=0.0),
         max((usage.decode_seconds for usage in usages), default=0.0),
         first.cached_tokens,
+        sum(usage.reasoning_tokens for usage in usages),
     )

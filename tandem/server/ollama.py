@@ -16,11 +16,10 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from tandem.engine.reply import Usage
 from tandem.server import errors
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Fields, Int32, given
-from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece
+from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece, Spent
 from tandem.server.openai_chat import logprobs_body, tool
 from tandem.server.openai_chat_types import ToolGiven
 from tandem.server.openai_types import ERRORS as OPENAI_ERRORS
@@ -305,7 +304,7 @@ async def _lines(
                 yield line({**base, "created_at": _now(), **form(Piece()), **end})
 
 
-def _end(finish: str, usage: Usage, begin: float) -> dict[str, Any]:
+def _end(finish: str, usage: Spent, begin: float) -> dict[str, Any]:
     return {
         "done": True,
         "done_reason": "length" if finish == "length" else "stop",

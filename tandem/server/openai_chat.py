@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from tandem.engine.reply import TokenLogprob, Usage
+from tandem.engine.reply import TokenLogprob
 from tandem.errors import ModelNotFoundError, RequestError
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import given
@@ -19,6 +19,7 @@ from tandem.server.generation import (
     Generation,
     Message,
     Piece,
+    Spent,
     Tool,
     ToolCall,
     named,
@@ -201,7 +202,7 @@ async def _events(server: Server, wanted: Generation, body: ChatRequest) -> Asyn
         "model": wanted.model,
     }
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    usages: list[Usage] = []
+    usages: list[Spent] = []
     calls_before = [0] * wanted.count
     begun: set[int] = set()
     async with aclosing(server.run(wanted)) as pieces:

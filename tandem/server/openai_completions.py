@@ -11,11 +11,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from typing_extensions import TypedDict
 
-from tandem.engine.reply import TokenLogprob, Usage
+from tandem.engine.reply import TokenLogprob
 from tandem.errors import RequestError
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Natural
-from tandem.server.generation import Answer, Generation, total
+from tandem.server.generation import Answer, Generation, Spent, total
 from tandem.server.openai_types import (
     ERRORS,
     EVENTS,
@@ -129,10 +129,10 @@ def _logprobs(tokens: list[TokenLogprob], offset: int) -> Logprobs:
     return found
 
 
-def _usage(usages: list[Usage], count: int) -> Usage:
+def _usage(usages: list[Spent], count: int) -> Spent:
     """Of all prompts, each of which has so many answers."""
     each = [total(usages[i : i + count]) for i in range(0, len(usages), count)]
-    return Usage(
+    return Spent(
         sum(usage.prompt_tokens for usage in each), sum(usage.completion_tokens for usage in each), 0.0, 0.0,
         sum(usage.cached_tokens for usage in each),
     )  # fmt: skip
@@ -144,7 +144,7 @@ async def _events(
     base = {"id": new_id("cmpl-"), "object": "text_completion", "created": now(), "model": model}
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     count = body.n or 1
-    usages: dict[int, Usage] = {}
+    usages: dict[int, Spent] = {}
     offsets = [0] * (len(wanted) * count)
     async with aclosing(server.run(*wanted)) as pieces:
         async for piece in pieces:

@@ -12,11 +12,10 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from tandem.engine.reply import Usage
 from tandem.server.blocks import Block, Change, blocks, changes
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Fields, Positive, given
-from tandem.server.generation import WHOLE_CONTEXT, Generation, Message, Tool, drawing, named
+from tandem.server.generation import WHOLE_CONTEXT, Generation, Message, Spent, Tool, drawing, named
 from tandem.server.openai_types import ERRORS, EVENTS, IGNORED, new_id, now
 from tandem.server.serving import Server, server_of
 from tandem.server.streaming import event, stream, unless_gone
@@ -222,7 +221,7 @@ def _response(body: ResponsesRequest, model: str) -> ResponseBody:
     )  # fmt: skip
 
 
-def _finished(found: ResponseBody, finish: str, usage: Usage) -> ResponseBody:
+def _finished(found: ResponseBody, finish: str, usage: Spent) -> ResponseBody:
     is_cut = finish == "length"
     found["status"] = "incomplete" if is_cut else "completed"
     found["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
@@ -230,7 +229,7 @@ def _finished(found: ResponseBody, finish: str, usage: Usage) -> ResponseBody:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.total_tokens,
     }
     return found

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from tandem.engine.reply import Usage
 from tandem.errors import RequestError
 from tandem.server import errors
 from tandem.server.fields import WHOLE, Fields, Natural, given
-from tandem.server.generation import MOST_ANSWERS, drawing
+from tandem.server.generation import MOST_ANSWERS, Spent, drawing
 
 # Accepted, for they cannot change the answer.
 IGNORED = frozenset(
@@ -133,11 +132,16 @@ class TokenDetails(TypedDict):
     cached_tokens: int
 
 
+class AnswerDetails(TypedDict):
+    reasoning_tokens: int
+
+
 class UsageBody(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: TokenDetails
+    completion_tokens_details: AnswerDetails
 
 
 class ModelCard(TypedDict):
@@ -152,12 +156,13 @@ class ModelList(TypedDict):
     data: list[ModelCard]
 
 
-def usage_body(usage: Usage) -> UsageBody:
+def usage_body(usage: Spent) -> UsageBody:
     return UsageBody(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
         prompt_tokens_details=TokenDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=AnswerDetails(reasoning_tokens=usage.reasoning_tokens),
     )
 
 

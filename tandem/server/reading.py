@@ -40,10 +40,12 @@ class Reader:
         self._is_first = True  # nothing of this part was handed out yet
         self._ended = False
         self.called = False
+        self.thoughts = 0  # pieces of text that were thought
 
     def push(self, text: str, last: bool = False) -> News:
         """What is new, given more text; `last`: there will be no more."""
         news = News()
+        self.thoughts += self._read == self._thought
         self._held += text
         self._ended = last
         while self._read(news):

@@ -17,7 +17,7 @@ from tandem.errors import ContextError, DeadlineError, ModelNotFoundError, Tande
 from tandem.kernels.kernel import Array
 from tandem.server.conversation import Prompt, prepare
 from tandem.server.errors import LOG, message_of
-from tandem.server.generation import Answer, Generation, Piece
+from tandem.server.generation import Answer, Generation, Piece, Spent
 from tandem.server.live import live_of
 from tandem.server.metrics import Metrics
 from tandem.server.reading import Reader
@@ -142,12 +142,13 @@ class Server:
                         logprobs = _prompt_logprobs(llm, prompt.ids, token)
                         yield Piece(index, prompt.text, logprobs=logprobs, prompt_tokens=length)
                     ids.append(token.id)
-                    piece = Piece(index, prompt_tokens=length, finish=token.finish_reason, usage=token.usage)
+                    piece = Piece(index, prompt_tokens=length, finish=token.finish_reason)
                     if not only_echo:
                         _fill(piece, token, reader)
                     if piece.finish == "stop" and params.get("stop"):
                         piece.stopped_by = _stop_text(llm, ids, params["stop"])
-                    if piece.usage:
+                    if token.usage:
+                        piece.usage = Spent(**vars(token.usage), reasoning_tokens=reader.thoughts)
                         watch.done(piece.usage, piece.finish or "")
                     yield piece
 

@@ -30,7 +30,9 @@ def events(text: str) -> list[Any]:
 
 def test_openai(thinker: Running) -> None:
     chat = "/v1/chat/completions"
-    message = thinker.ask(chat, thinker.chat(**SAID))[2]["choices"][0]["message"]
+    answer = thinker.ask(chat, thinker.chat(**SAID))[2]
+    message, usage = answer["choices"][0]["message"], answer["usage"]
+    assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < usage["completion_tokens"]
     assert (message["reasoning_content"], message["content"]) == ("hm, so", "Yes.")
     deltas = [
         chunk["choices"][0]["delta"]
