@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 
 from tandem import LLM
 from tests.packages import model_path
-from tests.server.servers import Running
+from tests.server.servers import Running, serving
 
 HELLO: Any = [{"role": "user", "content": "Say hello to my cat."}]
 WEATHER: Any = {
@@ -266,3 +267,28 @@ def test_a_client_that_hangs_up_ends_its_request(client: openai.OpenAI, smollm2:
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.3).chat.completions.create(**options)
     smollm2.wait_idle()
+
+
+@pytest.mark.soak
+def test_qwen_calls_tools_by_itself(tmp_path: Path) -> None:
+    """A model that learned to, through its own template."""
+    with serving(
+        tmp_path, model_path("qwen2.5-coder-0.5b"), "--device", "cpu", batch=4, shutdown=2
+    ) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        options: Any = {
+            "model": client.models.list().data[0].id,
+            "tools": TOOLS,
+            "temperature": 0,
+            "max_tokens": 100,
+        }
+        messages = [*ASK_WEATHER]
+        answer = client.chat.completions.create(messages=messages, **options).choices[0]
+        [call] = answer.message.tool_calls or []
+        assert json.loads(call.function.arguments)["city"] == "Paris" and answer.finish_reason == "tool_calls"
+        messages += [
+            answer.message,
+            {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 17}'},
+        ]
+        told = client.chat.completions.create(messages=messages, **options).choices[0]
+        assert "17" in (told.message.content or "")
