@@ -63,6 +63,10 @@ class Device(Protocol):
     def loaders(self) -> int:
         """Threads that may call `repack` at a time."""
 
+    @property
+    def workers(self) -> int:
+        """Items that run at a time, where a launch of fewer would leave some idle and may be cut finer; else 1."""
+
     def describe(self) -> str:
         """For people: the device, and which of its paths is in use."""
 

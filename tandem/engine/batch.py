@@ -30,6 +30,7 @@ from tandem.program.step_inputs import (
 
 FOUR = Struct("4i")  # the fields of a token before its slots; those of an entry of the work list
 QUERIES_PER_ITEM = 64  # rows x heads that share a KV head: what the attention kernel takes together
+FEWEST_QUERIES = 8  # with fewer it is slower for each
 ROWS_PER_ITEM = 16
 PARAM_COUNTER, PARAM_FIRST_EDIT, PARAM_EDITS, PARAM_TOPS = (
     9,
@@ -47,7 +48,10 @@ SCORING.view(np.float32)[[2, 4]], SCORING[PARAM_EDITS], FORCED.view(np.float32)[
 
 
 class Batch:
-    def __init__(self, turn: int, inputs: StepInputs, results: Ints, queries_per_kv_head: int) -> None:
+    def __init__(
+        self, turn: int, inputs: StepInputs, results: Ints, queries_per_kv_head: int, pieces: int = 1
+    ) -> None:
+        """`pieces`: items of attention that a chunk is cut into at least, if it is large enough."""
         self.turn, self.inputs, self.results = turn, inputs, results
         self.results_f32 = results.view(np.float32)
         # A step of few sequences writes and reads single numbers: NumPy would take most of the host's time for them.
@@ -56,6 +60,8 @@ class Batch:
             for array in (inputs.header, inputs.tokens, inputs.work, inputs.rows, inputs.params, results)
         )
         self.rows_per_item = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM // queries_per_kv_head))
+        self.fewest_rows = min(self.rows_per_item, -(-FEWEST_QUERIES // queries_per_kv_head))
+        self.pieces = pieces
         self._owners = [-1] * len(results)  # whose sampling parameters each row has
 
     def write(self, chunks: list[Chunk]) -> None:
@@ -146,8 +152,9 @@ class Batch:
                 table.written[self.turn] = end
 
     def _write_work(self, chunk: Chunk, token: int, work: int) -> int:
-        for first in range(0, chunk.total, self.rows_per_item):
-            rows = min(self.rows_per_item, chunk.total - first)
+        most = min(self.rows_per_item, max(self.fewest_rows, -(-chunk.total // self.pieces)))
+        for first in range(0, chunk.total, most):
+            rows = min(most, chunk.total - first)
             self.inputs.work[work] = (token + first, rows, chunk.sequence.slot, chunk.begin + first)
             work += 1
         return work

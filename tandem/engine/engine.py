@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
 SPLIT_STEP_TOKENS = 128  # where layers are split: a prompt's parts follow each other through the devices
 ROWS_FOR_GUESSES = 16
+ITEMS_PER_WORKER = 2  # of attention, at least: with fewer some threads have twice the work of others
 
 
 @dataclass(eq=False, slots=True)
@@ -90,8 +91,7 @@ class Engine:
             stages=device.stages,
         )
         self._guest = self.scheduler.keep_slot()  # for logits, capture and embeddings, whoever else is there
-        queries = config.q_heads // config.kv_heads
-        self._take_turns([self._turn(layout, turn, queries) for turn in range(device.turns)])
+        self._take_turns([self._turn(layout, turn) for turn in range(device.turns)])
 
     def _take_turns(self, turns: list[Turn]) -> None:
         self.turns = turns
@@ -103,10 +103,14 @@ class Engine:
         )
         self.begun = 0.0  # when `step` was called last
 
-    def _turn(self, layout: StepLayout, turn: int, queries_per_kv_head: int) -> Turn:
+    def _turn(self, layout: StepLayout, turn: int) -> Turn:
+        config = self.model.config
         inputs = StepInputs(layout, self.device.memory(arena_in(turn, "step")))
         results = self.device.memory(arena_in(turn, "results"))[: layout.result_bytes].view(np.int32)
-        batch = Batch(turn, inputs, results.reshape(-1, RESULT_INTS), queries_per_kv_head)
+        batch = Batch(
+            turn, inputs, results.reshape(-1, RESULT_INTS), config.q_heads // config.kv_heads,
+            -(-ITEMS_PER_WORKER * self.device.workers // config.kv_heads) if self.device.workers > 1 else 1,
+        )  # fmt: skip
         return Turn(batch, self.device.record(self.program, turn))
 
     def submit(

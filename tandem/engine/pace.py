@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BOUND = 2.3  # a step with a prompt takes no more than so many without; only what happens by chance is on top
+BOUND = 2.1  # a step with a prompt takes no more than so many without; only what happens by chance is on top
 SPREADS = 3.0  # that chance is allowed for
 LEAST = 0.5  # steps that a prompt may add whatever chance does: it must get on
 EVERY = 16  # steps with prompts there is one without: whether the machine has become slower is seen there

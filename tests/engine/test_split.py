@@ -127,7 +127,7 @@ def test_layers_go_where_they_are_computed_fastest(
 class Card:
     """A GPU of which only the memory matters: its own, and some of the host's."""
 
-    name, loaders, shares_memory = "card", 1, False
+    name, loaders, workers, shares_memory = "card", 1, 1, False
 
     def __init__(self, nbytes: float) -> None:
         self.nbytes = nbytes

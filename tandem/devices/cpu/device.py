@@ -31,7 +31,7 @@ class CPUDevice:
     def __init__(self, threads: int) -> None:
         self._library = library.load()
         self.isa = library.best_isa()
-        self.threads = self.loaders = threads
+        self.threads = self.loaders = self.workers = threads
         self._arenas: dict[str, tuple[mmap.mmap, Bytes]] = {}
         pool = self._library.tandem_pool_create(threads, MOST_LAUNCHES)
         if pool == ffi.NULL:

@@ -35,6 +35,7 @@ class SplitDevice:
         self.name = ",".join(device.name.split()[0] for device in devices)
         self.turns = self.stages = len(devices)
         self.loaders = max(device.loaders for device in devices)
+        self.workers = min(device.workers for device in devices)
         self._loading = [Semaphore(device.loaders) for device in devices]
         self.chain: list[Stage] = []  # in the order of the layers
         self.latest = 0  # which of them ran last, where a step is run bit by bit

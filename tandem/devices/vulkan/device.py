@@ -103,6 +103,7 @@ class VulkanDevice:
     turns = TURNS
     stages = 1
     loaders = 1  # there is one staging buffer
+    workers = 1  # larger items make up for idle ones
 
     def __init__(
         self, device: str = "vulkan", *, gpu_memory: float | None = None, cache: Path | None = None
