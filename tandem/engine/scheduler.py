@@ -175,10 +175,11 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         if self.speculator:
             self.speculator.proposer.forget(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
         if sequence.slot >= 0:
             self._put_back(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+        else:
             self._leave(sequence)
 
     # ---- guests: sequences that are computed between steps
@@ -286,12 +287,12 @@ class Scheduler:
         if sequence in self.running:  # else it pauses
             self.running.remove(sequence)
         self._leave(sequence)
-        self._slots.append(sequence.slot)
-        sequence.slot = -1
+        slot, sequence.slot = sequence.slot, -1
+        self._slots.append(slot)
 
     def _leave(self, sequence: Sequence) -> None:
+        sequence.computed = sequence.due = 0  # first: an interrupt may have this done again
         self.cache.release(sequence.tables)
-        sequence.computed = sequence.due = 0
 
     def _settle(self, sequence: Sequence) -> None:
         """After steps were started: offers full blocks to others, and gives back what has left a window."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tandem import LLM, TandemError
+from tandem.engine.sequence import Sequence
 from tandem.errors import DeadlineError, DeviceError, DoesNotFitError, RequestError
 from tests.cli.tiny_model import write_tiny_model
 
@@ -100,6 +101,25 @@ def test_a_stream_may_be_collected_during_a_step(llm: LLM, monkeypatch: pytest.M
     monkeypatch.setattr(llm.engine, "step", lambda: (gc.collect(), step())[1])
     del left
     assert llm.generate("x", max_tokens=2).token_ids == expected
+    assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
+
+
+@pytest.mark.parametrize("place", ["remove", "_put_back", "_settle", "_leave"])
+def test_an_interrupt_while_a_request_is_put_away(llm: LLM, place: str) -> None:
+    """Ctrl-C when its last token is there: it is put away all the same."""
+
+    def interrupted(sequence: Sequence) -> None:
+        if sequence.finish_reason:
+            patch.undo()
+            raise KeyboardInterrupt
+        original(sequence)
+
+    original = getattr(llm.engine.scheduler, place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm.engine.scheduler, place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("abc" * 20, max_tokens=3)
+    assert not llm.engine.scheduler.running and len(llm.engine.scheduler._slots) == 4
     assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
 
 
