@@ -324,7 +324,9 @@ class LLM:
     def _cancel(self, replies: list[Reply]) -> None:
         """What was left before its end: now, or before the next step. A stream may be collected as garbage anywhere,
         also in a thread that has the lock, which must not wait for itself."""
-        unfinished = [each for each in replies if each.sequence.finish_reason is None or each.sequence.slot >= 0]
+        unfinished = [
+            each for each in replies if each.sequence.finish_reason is None or each.sequence.slot >= 0
+        ]
         self._left.extend(unfinished)  # also one that an interrupt kept from being put away
         if self.lock.acquire(blocking=False):
             try:
