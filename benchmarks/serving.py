@@ -13,6 +13,8 @@ import argparse
 import asyncio
 import json
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
@@ -52,6 +54,7 @@ MEASURES: dict[str, tuple[int, int, Measure]] = {  # name: slots, context, (port
 
 def main() -> None:
     options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended too
     results: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "machine": machine(),
