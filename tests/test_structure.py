@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fast
 PACKAGE = Path(tandem.__file__).parent
 # Each may import from itself and from what follows it.
 LAYERS = ["cli", "server", "bench", "engine", "model", "devices", "program", "kernels"]
-COMMON = {"errors", "settings", "threads"}  # for all
+COMMON = {"errors", "interrupts", "settings", "threads"}  # for all
 MOST_LINES = 600
 
 

@@ -22,6 +22,7 @@ from tandem.engine.params import SamplingParams
 from tandem.engine.reply import Reply, Result, Token, TokenLogprob, Usage
 from tandem.engine.speculation import Proposer
 from tandem.errors import RequestError, TandemError
+from tandem.interrupts import deferred
 from tandem.kernels.kernel import Array
 from tandem.kernels.layouts import KV_TYPES
 from tandem.model.model import open_model
@@ -330,7 +331,8 @@ class LLM:
         self._left.extend(unfinished)  # also one that an interrupt kept from being put away
         if self.lock.acquire(blocking=False):
             try:
-                self.cancel_left()
+                with deferred():
+                    self.cancel_left()
             finally:
                 self.lock.release()
 
@@ -343,7 +345,7 @@ class LLM:
         """What is new of these replies, after a step if nothing is.
 
         A step serves every request, so a reply that was not read meanwhile has several new tokens."""
-        with self.lock:
+        with self.lock, deferred():
             for reply in replies:
                 if reply.news:
                     break

@@ -13,6 +13,7 @@ from tandem.kernels.kernel import Array
 
 MOST_LOGPROBS = 20
 LARGEST = 3.4e38  # what a float32 holds
+MOST_STOPS = 128  # each is looked for in every new text
 
 
 # Takes the tokens so far and the logits of the next, float32 [vocab], which it changes or returns changed. Each token
@@ -83,6 +84,7 @@ class SamplingParams:
         _check(isinstance(stop, (str, list, tuple)), "stop must be a text or a list of texts")
         stop = (stop,) if isinstance(self.stop, str) else tuple(stop)
         _check(all(isinstance(s, str) and s for s in stop), "stop strings must be texts that are not empty")
+        _check(len(stop) <= MOST_STOPS, f"stop has {len(stop)} texts: give {MOST_STOPS} at most")
         _check(
             isinstance(bias, Mapping) and all(map(_whole, bias)),
             "logit_bias must be a dict from token ids (whole numbers) to what is added to their logits",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -121,6 +123,33 @@ def test_an_interrupt_while_a_request_is_put_away(llm: LLM, place: str) -> None:
             llm.generate("abc" * 20, max_tokens=3)
     assert not llm.engine.scheduler.running and len(llm.engine.scheduler._slots) == 4
     assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
+
+
+def test_an_interrupt_is_no_other_stream_s(llm: LLM) -> None:
+    """Ctrl-C at any time, while a stream is open in the same thread: that one goes on with the same tokens."""
+    expected, random = llm.generate("hello", max_tokens=40).token_ids, Random(1)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    begun, came = time.perf_counter(), 0
+    llm.generate(["abc", "zzzz", "hello"], max_tokens=40)
+    usual = time.perf_counter() - begun
+    try:
+        for _ in range(150):
+            stream = llm.stream("hello", max_tokens=40)
+            ids = [next(stream).id for _ in range(3)]
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, usual))
+                llm.generate(["abc", "zzzz", "hello"], max_tokens=40)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                came += 1
+            assert ids + [token.id for token in stream] == expected
+            assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGALRM, alarm)
+    assert came > 20
 
 
 def test_whatever_counts_as_token_ids(llm: LLM) -> None:

@@ -76,6 +76,7 @@ def test_too_many_biases() -> None:
         {"seed": 1.5},
         {"logprobs": 1.5},
         {"stop": 5},
+        {"stop": [str(i) for i in range(129)]},
         {"stop": ["a", 5]},
         {"ignore_eos": "no"},
         {"logit_bias": {"1": 1.0}},
