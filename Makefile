@@ -25,7 +25,7 @@ $(VENV)/installed: pyproject.toml
 	@touch $@
 
 $(VENV)/dev-installed: $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable '.[dev,peers,clients]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable '.[dev,peers,clients,ray]'
 	@touch $@
 
 core: tandem/devices/cpu/libtandem.so

@@ -65,7 +65,7 @@ def test_a_context_too_large_is_refused_with_the_one_that_fits(
 
     message = refusal(10_000_000)
     assert "does not fit in the 0.3 GB" in message, message
-    largest = int(message.rsplit("use a context of at most ", 1)[1])
+    largest = int(message.rsplit("use a context of at most ", 1)[1].split(",")[0])
     assert f"use a context of at most {largest}\n" in refusal(largest + 16)
 
 
