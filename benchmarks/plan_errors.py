@@ -74,7 +74,7 @@ def ours() -> Iterator[Row]:
             yield decode("h200", "gemma-3-27b:q4_0", batch, depth + DECODED_GPU // 2, row["tok_s"])
         elif found := re.fullmatch(r"prefill (\d+)", row["label"]):
             yield prefill("h200", "gemma-3-27b:q4_0", int(found[1]), row["tok_s"])
-    for model in _read("2026-11-15.json")["models"]:
+    for model in _read("2026-11-15-13h.json")["models"]:  # the run that factors were fitted to
         shape = CPU_MODELS[model["name"]]
         for row in model["rows"]:
             measured = row["ours"]["median"]
