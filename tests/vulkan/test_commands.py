@@ -66,7 +66,7 @@ def test_a_context_too_large_is_refused_with_the_one_that_fits(
     message = refusal(10_000_000)
     assert "does not fit in the 0.3 GB" in message, message
     largest = int(message.rsplit("use a context of at most ", 1)[1].split(",")[0])
-    assert f"use a context of at most {largest}\n" in refusal(largest + 16)
+    assert f"use a context of at most {largest}, or kv q8" in refusal(largest + 16)
 
 
 def without_loader(folder: Path) -> dict[str, str]:
