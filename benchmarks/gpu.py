@@ -116,11 +116,17 @@ def time_model(name: str, device: Any) -> list[dict[str, Any]]:
     for workload in PROFILED:
         print(f"profile: {workload.label}")
         times: dict[str, float] = {}
-        for group in profile(bench, workload):
+        groups = profile(bench, workload)
+        for group in groups:
             times[group.kernel] = times.get(group.kernel, 0.0) + group.seconds * 1e3
             each = f"{group.kernel:16} {group.name:24} {group.launches:4} {group.seconds * 1e3:8.3f} ms"
             print(f"  {each} {group.gb_per_s:8.0f} GB/s {group.top_per_s:8.1f} TOP/s")
-        rows.append({"label": f"profile {workload.label}", "ms": times})
+        each_group = [
+            {"kernel": g.kernel, "name": g.name, "launches": g.launches, "ms": g.seconds * 1e3,
+             "GB_s": g.gb_per_s, "TOP_s": g.top_per_s}
+            for g in groups
+        ]  # fmt: skip
+        rows.append({"label": f"profile {workload.label}", "ms": times, "groups": each_group})
     return rows
 
 
