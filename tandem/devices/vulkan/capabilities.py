@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tandem.devices.choices import Choices
 from tandem.devices.vulkan.binding import Vulkan, ffi, new
 from tandem.errors import DeviceError
 
@@ -110,6 +111,7 @@ class Capabilities:
     cache_key: str  # changes with the driver: what a pipeline cache depends on
     fragments: bool = False  # lanes hold a matrix's elements as fragments.py expects; asked when it is opened
     carved_out: int = 0  # bytes that the firmware keeps for an integrated GPU: the host does not count them
+    choices: Choices = field(default_factory=Choices, compare=False, repr=False)  # what grids.py asks
 
     @property
     def int8_dot(self) -> bool:

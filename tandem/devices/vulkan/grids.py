@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tandem.devices.choices import Choice
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import Counts, Scalars
@@ -50,6 +51,7 @@ def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     threads = min(max(64, 1 << (-(-dim // 8) - 1).bit_length()) if rows <= 64 else 256, most)
     while threads * 32 < dim and threads < most:
         threads *= 2
+    threads = device.choices.of("norm", scalars, rows).get("threads", threads)
     strides = (dim, *(int(scalars[f"{name}_stride"]) for name in ("x", "add", "out")))
     held = 2 if threads * 8 >= dim else 8  # groups of 4 columns a thread
     aligned = all(n % 4 == 0 for n in strides)
@@ -85,7 +87,8 @@ def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatc
     takes = dim in (64, 128, 256) and scalars["q_stride"] % 4 == 0 and KV_TYPES[int(scalars["kv"])] != "f32"
     if device.fragments and takes:
         return _attention_fragments(scalars, counts, device, together, rows)
-    queries = min(8 if dim <= 256 else 4, together)
+    choice = device.choices.of("attention", scalars, counts["tokens"], counts["work"])
+    queries = min(choice.get("queries", 8 if dim <= 256 else 4), together)
     slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, 64)
     loads = 2 if device.kind == "software" else 8  # at a time: longer code takes long to compile in software
     constants = (queries, dim, int(scalars["kv"]), loads)
@@ -97,11 +100,12 @@ def _attention_fragments(
 ) -> Dispatch:
     """On matrix units, 16 queries a subgroup, or for single tokens four subgroups together."""
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
-    teams = rows == 1 and together <= 8 and together * dim <= 1024
-    queries = min(32 if dim <= 128 else 16, together)
+    choice = device.choices.of("attention", scalars, counts["tokens"], counts["work"])
+    teams = rows == 1 and together <= 8 and together * dim <= 1024 and bool(choice.get("teams", 1))
+    queries = min(choice.get("queries", 32 if dim <= 128 else 16), together)
     tiles = -(-queries // 16)
     # Subgroups with the same queries, each with a share of the keys, as shared memory allows.
-    shares = 2 if rows > 1 else 8 // tiles
+    shares = choice.get("shares", 2 if rows > 1 else 8 // tiles)
     exchanged = 256 if teams else 0  # of two floats, each of them
     while shares * (4 * queries * (dim + 2) + 8 * exchanged) + 32 * tiles * dim > device.shared_memory - 1024:
         shares //= 2
@@ -123,7 +127,8 @@ def _attention_slots(
 ) -> int:
     """Workgroups of a work item and a KV head, for its tiles of queries and the parts of their keys, `keys` or more."""
     pairs = max(1, int(scalars["kv_heads"]) * counts["work"])
-    wanted = max(2, ENOUGH_WORKGROUPS.get(device.kind, 8) // pairs)
+    choice = device.choices.of("attention", scalars, counts["tokens"], counts["work"])
+    wanted = max(2, choice.get("workgroups", ENOUGH_WORKGROUPS.get(device.kind, 8)) // pairs)
     longest = min(int(scalars["window"]) or 1 << 30, 16 * int(scalars["table_stride"]))  # keys seen
     wanted = max(tiles, min(wanted, tiles * (longest // keys + 2)))
     room = (SCRATCH_BYTES - 4 * COUNTERS) // (4 * queries * (int(scalars["head_dim"]) + 4))
@@ -147,15 +152,16 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     tokens = counts["rows" if scalars["count"] else "tokens"]
     panels, glu = -(-int(scalars["rows"]) // LANES), bool(scalars["epilogue"])
     groups = panels // 4 if glu else panels
+    choice = device.choices.of("matmul", scalars, tokens)  # "dot": not on matrix units
     if not LAYOUTS[layout].quantised:
-        return Dispatch(groups, constants=(128,))
+        return Dispatch(groups, constants=(choice.get("threads", 128),))
     columns = int(scalars["columns"])
     tiles = fragment_tiles(columns, tokens, device)
-    if device.fragments and (tiles or 1 < tokens <= 8):
-        return _matmul_fragments(f"matmul_{layout}", scalars, panels, tiles)
+    if device.fragments and (tiles or 1 < tokens <= 8) and not choice.get("dot"):
+        return _matmul_fragments(f"matmul_{layout}", scalars, panels, tiles, choice)
     fits = 2 * (tokens + 127) * (columns + 63) < SCRATCH_BYTES - 4 * COUNTERS
     fits = fits and LAYOUTS[layout].matrix_bytes(LANES * panels, columns) < 1 << 32  # as its shader's offsets
-    if tokens > FEW_TOKENS and fits and has_matrix_units(device):
+    if not choice.get("dot", tokens <= FEW_TOKENS) and fits and has_matrix_units(device):
         return _matmul_matrix(f"matmul_{layout}", scalars, panels, tokens)
     together = 1 if tokens == 1 else 4 if tokens <= 4 else 8
     threads = 64  # of a panel: enough in all to fill the device, if there are blocks of columns for them
@@ -163,21 +169,21 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     enough, most = ENOUGH_THREADS.get(device.kind, 1), most // 4 if glu else most
     while 2 * threads <= most and panels * threads < enough:
         threads *= 2
-    threads *= 4 if glu else 1
+    threads = choice.get("threads", threads) * (4 if glu else 1)
     both = 2 if glu and tokens == 1 else 1  # panels a lane
     meeting = both * threads // device.subgroup_min * LANES * together
     shader = f"matmul_{layout}_t{together}" + ("_glu" if both == 2 else "")
     return Dispatch(groups, shader=shader, constants=(threads, int(glu), meeting))
 
 
-def _matmul_fragments(kernel: str, scalars: Scalars, panels: int, expanded: int) -> Dispatch:
+def _matmul_fragments(kernel: str, scalars: Scalars, panels: int, expanded: int, choice: Choice) -> Dispatch:
     """On matrix units, with weights in registers: a subgroup 32 or 64 rows of up to 8 tiles of 8 tokens.
 
     `expanded`: tiles that come from scratch memory; 0: the one tile is taken from the quantised activations themselves.
     """
     glu, tiles = bool(scalars["epilogue"]), min(8, expanded or 1)
     groups = max(1, expanded // 8)
-    pairs = 2 if glu or groups > 1 else 1  # of panels
+    pairs = choice.get("pairs", 2 if glu or groups > 1 else 1)  # of panels
     # Subgroups that share the columns of the same rows, and such with rows of their own: the former where rows are few.
     if groups > 1:
         shares = 1 if -(-panels // 16) * groups >= 256 else 2
@@ -185,6 +191,7 @@ def _matmul_fragments(kernel: str, scalars: Scalars, panels: int, expanded: int)
     else:
         shares = 4 if glu or tiles == 8 else 8
         units = 2 if (glu and tiles <= 2) or (not glu and tiles == 4) else 1
+    shares, units = choice.get("shares", shares), choice.get("units", units)
     shader = f"{kernel}_{'x' if expanded else 'q'}u{pairs}n{tiles}"
     expand = (
         Dispatch(-(-int(scalars["columns"]) // 128), expanded, shader="matmul_tokens") if expanded else None
@@ -221,6 +228,7 @@ def has_matrix_units(device: Capabilities) -> bool:
 def sample(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """A few workgroups a row: reading 1 MB takes no more than 16."""
     parts = max(2, min(16, ENOUGH_WORKGROUPS.get(device.kind, 8) // 4 // max(1, counts["rows"])))
+    parts = device.choices.of("sample", scalars, counts["rows"]).get("parts", parts)
     return Dispatch(parts, counts["rows"], scratch=True)
 
 

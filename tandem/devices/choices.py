@@ -1,0 +1,84 @@
+"""What was found fastest for a kernel and a shape on one device, and the file it is kept in (docs/TUNING.md).
+
+A choice is a few named numbers, such as {"threads": 256}: a device's rules for grids ask for those of a launch and take
+their own for what is not there. `tandem tune` finds them; without its file nothing is chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+Choice = Mapping[str, int]
+NOTHING: Choice = {}
+# Of a launch's scalars, those that do not make it faster or slower, or that the context sets.
+IRRELEVANT = frozenset({"blocks", "sequences", "positions", "slot_field", "panels_per_item"})
+
+
+def shape_of(kernel: str, scalars: Mapping[str, float], *sizes: int) -> str:
+    """The name of a kernel's shape: whole scalars that matter, and counts by the power of two that holds them."""
+    shape = " ".join(
+        f"{name}={int(value)}"
+        for name, value in scalars.items()
+        if name not in IRRELEVANT and not name.endswith("_stride") and value == int(value)
+    )
+    buckets = "x".join(str(1 << max(0, size - 1).bit_length()) for size in sizes)
+    return f"{kernel} {shape}" + (f" @{buckets}" if sizes else "")
+
+
+class Choices:
+    """Choices by `shape_of`."""
+
+    def __init__(self, found: Mapping[str, Choice] | None = None) -> None:
+        self.found = dict(found or {})
+        self._trial: Choice | None = None
+
+    def of(self, kernel: str, scalars: Mapping[str, float], *sizes: int) -> Choice:
+        if self._trial is not None:
+            return self._trial
+        return self.found.get(shape_of(kernel, scalars, *sizes), NOTHING) if self.found else NOTHING
+
+    @contextmanager
+    def trying(self, choice: Choice) -> Iterator[None]:
+        """Every launch that is recorded inside takes this choice."""
+        self._trial = choice
+        try:
+            yield
+        finally:
+            self._trial = None
+
+
+def read_choices(file: Path) -> Choices:
+    """Those of a file that `write_choices` wrote; none, with a warning, if it is damaged."""
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        return Choices()
+    except (OSError, ValueError):
+        text = ""
+    try:
+        data = json.loads(text)
+        if data["sum"] != _sum(data["choices"]):
+            raise ValueError
+        return Choices(data["choices"])
+    except (ValueError, TypeError, KeyError):
+        warnings.warn(f"{file} is damaged and not used: run `tandem tune` again, or delete it", stacklevel=2)
+        return Choices()
+
+
+def write_choices(file: Path, choices: Choices, about: Mapping[str, str]) -> None:
+    """All at once, so that nobody reads a half of it. `about`: for people who look into it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    found = {shape: dict(choice) for shape, choice in sorted(choices.found.items())}
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps({**about, "sum": _sum(found), "choices": found}, indent=1))
+    partial.replace(file)
+
+
+def _sum(found: object) -> str:
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
