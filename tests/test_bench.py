@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tandem import cli
@@ -18,7 +17,6 @@ from tandem.bench import bandwidth, runs
 from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.profile import profile
 from tandem.bench.runs import Bench, Workload, added, step_costs
-from tandem.bench.statistics import median_interval
 from tandem.devices.cpu.device import CPUDevice
 from tandem.errors import DoesNotFitError, ModelNotFoundError
 from tandem.model.synthetic import SyntheticModel
@@ -196,16 +194,3 @@ def test_more_than_the_memory_gives_is_called_wrong(
         == 0
     )
     assert "Wrong: decode 1, batch 1 is above the bandwidth" in capsys.readouterr().out
-
-
-@pytest.mark.fast
-def test_the_interval_of_a_median_holds_it_about_as_often_as_it_says() -> None:
-    rng, held = np.random.default_rng(1), 0
-    for trial in range(200):
-        values = list(rng.normal(10, 1, 15))
-        low, high = median_interval(values, resamples=400, seed=trial)
-        assert min(values) <= low <= float(np.median(values)) <= high <= max(values)
-        held += low <= 10 <= high
-    assert 0.88 <= held / 200 <= 1.0
-    with pytest.raises(ValueError, match="no rounds"):
-        median_interval([])

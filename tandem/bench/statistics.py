@@ -1,11 +1,17 @@
-"""What rounds of a measurement say: the middle, the spread, and how sure a ratio is."""
+"""What rounds of a measurement say: the middle, the spread, what is odd among them, and how sure a ratio is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+RESAMPLES = 4000
+SIGMA = 1.4826  # a normal distribution's standard deviation is so many times its median absolute deviation
+ODD = 3.5  # standard deviations from the median, by that account
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -26,17 +32,25 @@ def summarise(values: Sequence[float]) -> Summary:
     return Summary(median, float(data.min()), float(data.max()), mad, len(data))
 
 
+def outliers(values: Sequence[float]) -> list[int]:
+    """Which are far from the median, by the spread that one odd round does not move (Iglewicz and Hoaglin)."""
+    summary = summarise(values)
+    return [i for i, value in enumerate(values) if abs(value - summary.median) > ODD * SIGMA * summary.mad]
+
+
+def drift(values: Sequence[float]) -> float:
+    """How much more the last rounds give than the first, as a share; the middle one of an odd number is in neither."""
+    half = len(values) // 2
+    return float(np.median(values[-half:]) / np.median(values[:half]) - 1) if half else 0.0
+
+
 def median_interval(
-    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 4000, seed: int = 0
+    values: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """A bootstrap interval of the median. With few rounds it is coarse: at most as wide as the rounds themselves."""
+    """A 95% bootstrap interval of the median. With few rounds it is coarse: at most as wide as the rounds themselves."""
     if not len(values):
         raise ValueError("no rounds to summarise")
-    data = np.asarray(values, np.float64)
-    drawn = np.random.default_rng(seed).integers(0, len(data), (resamples, len(data)))
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(np.median(data[drawn], axis=1), [tail, 100 - tail])
-    return float(low), float(high)
+    return _middle_95(_medians(np.asarray(values, np.float64), np.random.default_rng(seed), resamples))
 
 
 @dataclass(frozen=True)
@@ -47,14 +61,9 @@ class Ratio:
 
 
 def ratio_of_medians(
-    ours: Sequence[float],
-    theirs: Sequence[float],
-    *,
-    confidence: float = 0.95,
-    resamples: int = 4000,
-    seed: int = 0,
+    ours: Sequence[float], theirs: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Ratio:
-    """median(ours) / median(theirs) with a bootstrap interval.
+    """median(ours) / median(theirs) with a 95% bootstrap interval.
 
     Round i of both was measured at about the same time, so rounds are drawn in pairs: what slows the machine for a
     while slows both. With few rounds the interval is coarse, and at most as wide as the rounds themselves.
@@ -62,9 +71,28 @@ def ratio_of_medians(
     if len(ours) != len(theirs) or not len(ours):
         raise ValueError(f"{len(ours)} and {len(theirs)} rounds do not make pairs")
     pairs = np.array([ours, theirs], np.float64)  # [2, rounds]
-    drawn = np.random.default_rng(seed).integers(0, len(ours), (resamples, len(ours)))
-    medians = np.median(pairs[:, drawn], axis=2)  # [2, resamples]
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(medians[0] / medians[1], [tail, 100 - tail])
+    medians = _medians(pairs, np.random.default_rng(seed), resamples)  # [2, resamples]
     middle = np.median(pairs, axis=1)
-    return Ratio(float(middle[0] / middle[1]), float(low), float(high))
+    return Ratio(float(middle[0] / middle[1]), *_middle_95(medians[0] / medians[1]))
+
+
+def ratio_of_runs(
+    new: Sequence[float], old: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Ratio:
+    """median(new) / median(old) with a 95% bootstrap interval, of rounds that were not taken together."""
+    rng, data = np.random.default_rng(seed), [np.asarray(values, np.float64) for values in (new, old)]
+    if not all(map(len, data)):
+        raise ValueError("no rounds to compare")
+    drawn = [_medians(values, rng, resamples) for values in data]
+    return Ratio(float(np.median(data[0]) / np.median(data[1])), *_middle_95(drawn[0] / drawn[1]))
+
+
+def _medians(data: Array, rng: np.random.Generator, resamples: int) -> Array:
+    """Of rounds (the last axis), drawn again and again; the same rounds for each row."""
+    drawn = rng.integers(0, data.shape[-1], (resamples, data.shape[-1]))
+    return np.asarray(np.median(data[..., drawn], axis=-1))
+
+
+def _middle_95(drawn: Array) -> tuple[float, float]:
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(low), float(high)
