@@ -1,6 +1,7 @@
 # make run [PROMPT="..."]   build, fetch the default model, answer
 # make test                 everything CI checks, with its own set-up
 # make check                lint, types and the tests that take seconds
+# make docs                 the figures of the docs again, from benchmarks/results/
 # make soak | bench | wheel the long tests | the comparison with peers (bench-serving: as servers) | a wheel in dist/
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ PROMPT ?= Why is the sky blue? Answer in two sentences.
 EDITABLE := --config-settings editable_mode=compat
 SOURCES := $(shell find tandem -name '*.c' -o -name '*.h')
 
-.PHONY: run test check soak bench bench-serving wheel core shaders clean
+.PHONY: run test check soak bench bench-serving wheel core shaders docs clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed core
@@ -75,6 +76,11 @@ bench-serving: $(VENV)/dev-installed core $(if $(filter .venv-peer/%,$(SERVER)),
 	CMAKE_ARGS=-DGGML_NATIVE=ON .venv-peer/bin/pip install --quiet --disable-pip-version-check --no-cache-dir \
 		--no-binary=llama-cpp-python llama-cpp-python==0.3.36
 	@touch $@
+
+# After a change in benchmarks/results/ or docs/templates/.
+docs: $(VENV)/installed core
+	@$(BIN)/python -m benchmarks.write_performance
+	@$(BIN)/python -m benchmarks.plan_errors
 
 # What an earlier build left is deleted: it would be packed too, with modules that are gone.
 DIST ?= dist

@@ -1,0 +1,163 @@
+"""The figures of the GPU that pages show: what benchmarks.gpu wrote, beside benchmarks/results/h200-targets.json."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from benchmarks.figures import RESULTS, Data, figure, newest, read, rows_of
+
+PROFILES = {
+    "profile decode 1, batch 1 at 160": "1 sequence",
+    "profile decode 1, batch 8 at 160": "8 sequences",
+    "profile decode 1, batch 32 at 160": "32 sequences",
+    "profile prefill 512": "prompt of 512",
+}
+
+
+def _rows() -> dict[str, Data]:
+    return {row["label"]: row for row in read("h200")["rows"]}
+
+
+def _title(label: str) -> str:
+    if found := re.fullmatch(r"prefill (\d+)", label):
+        return f"prompt of {int(found[1]):,}"
+    _, batch, depth = map(int, re.findall(r"\d+", label))
+    return f"decode, batch {batch}" if depth < 1000 else f"decode at depth {depth:,}"
+
+
+@figure
+def h200_about() -> str:
+    data = read("h200")
+    failures = data["failures"]
+    checks = f"{len(failures)} cases of its checks failed: " + "; ".join(f"`{each}`" for each in failures)
+    return rows_of(
+        ["", ""],
+        [
+            ["GPU", data["device"]],
+            [
+                "model",
+                f"{data['model']}: random weights in the shape of Gemma 3 27B, 15.56 GB with a Q6_K head",
+            ],
+            ["date", f"{data['date']}, commit {data['commit']}"],
+            ["command", f"`{data['command']}`; data in `benchmarks/results/{newest('h200').name}`"],
+            ["checks", checks if failures else "every kernel agrees with NumPy, and the golden models"],
+        ],
+    )
+
+
+@figure
+def h200_table() -> str:
+    timed = {label: row for label, row in _rows().items() if "tok_s" in row}
+    targets = {row["label"]: row for row in _targets()}
+    lines = []
+    for label, row in timed.items():
+        target = targets.get(label, {})
+        peers = [f"{target[key]:,g}" if key in target else "-" for key in ("vulkan", "cuda", "limit")]
+        rates = [f"{row['ms']:,.2f}", f"{row['tok_s']:,.0f}", f"{row['GB_s']:,.0f}", f"{row['TFLOP_s']:,.1f}"]
+        lines.append([_title(label), *rates, *peers, _verdict(row, target, timed)])
+    head = [
+        "",
+        "Tandem, ms a step",
+        "tok/s",
+        "GB/s",
+        "TFLOP/s",
+        "llama.cpp Vulkan",
+        "llama.cpp CUDA",
+        "limit",
+    ]
+    return rows_of([*head, "to reach"], lines)
+
+
+def _targets() -> list[Data]:
+    rows: list[Data] = json.loads((RESULTS / "h200-targets.json").read_text())["rows"]
+    return rows
+
+
+def _verdict(row: Data, target: Data, timed: dict[str, Data]) -> str:
+    if "more_than" in target:
+        other = timed[target["more_than"]]
+        return f"> {_title(other['label']).removeprefix('decode, ')}, " + (
+            "reached" if row["tok_s"] > other["tok_s"] else "missed"
+        )
+    if "reach" not in target:
+        return "-"
+    return f">= {target['reach']:,}, " + ("reached" if row["tok_s"] >= target["reach"] else "missed")
+
+
+@figure
+def h200_missed() -> str:
+    timed = {label: row for label, row in _rows().items() if "tok_s" in row}
+    missed = []
+    for target in _targets():
+        row = timed[target["label"]]
+        aim, _, verdict = _verdict(row, target, timed).rpartition(", ")
+        if verdict == "missed":
+            missed.append(f"{_title(row['label'])} ({row['tok_s']:,.0f} tokens/s, aim {aim})")
+    return f"Missed: {'; '.join(missed)}." if missed else "All is reached."
+
+
+@figure
+def h200_profile() -> str:
+    """Milliseconds of each kernel in a step, those that take most of one sequence first."""
+    times = {title: _rows()[label]["ms"] for label, title in PROFILES.items()}
+    one = times["1 sequence"]
+    lines = [
+        [kernel, *(f"{each[kernel]:,.3f}" if kernel in each else "-" for each in times.values())]
+        for kernel in sorted({k for each in times.values() for k in each}, key=lambda k: -one.get(k, 0.0))
+    ]
+    sums = [f"**{sum(each.values()):,.3f}**" for each in times.values()]
+    return rows_of(["kernel", *times], [*lines, ["**all**", *sums]])
+
+
+@figure
+def h200_launches() -> str:
+    """Every launch with its rates, where the run has kept those."""
+    parts = []
+    for label, title in PROFILES.items():
+        groups = _rows()[label].get("groups")
+        if not groups:
+            return "That run kept the time of each kernel only: rates of each launch come with the next."
+        whole = sum(group["ms"] for group in groups)
+        lines = [
+            [
+                f"{g['kernel']}, {g['name']}", str(g["launches"]), f"{g['ms']:,.3f}", f"{g['ms'] / whole:.1%}",
+                f"{g['GB_s']:,.0f}", f"{g['TOP_s']:,.1f}",
+            ]
+            for g in groups
+        ]  # fmt: skip
+        head = ["kernel, what it makes", "launches", "ms", "share", "GB/s", "TFLOP/s"]
+        parts.append(f"**{title.capitalize()}**: {whole:,.2f} ms a step\n\n" + rows_of(head, lines))
+    return "\n\n".join(parts)
+
+
+@figure
+def h200_steady() -> str:
+    lines = [
+        [
+            row["label"].rpartition(" ")[2], f"{row['step_us'] / 1e3:,.2f}", f"{row['host_us']:,.0f}",
+            f"{row['submit_us']:,.0f}", f"{row['idle']:.2%}",
+        ]
+        for row in read("h200")["steady"]
+    ]  # fmt: skip
+    head = [
+        "sequences",
+        "ms a step",
+        "host's work, us",
+        "driver's call to submit, us",
+        "device waits for the host",
+    ]
+    return rows_of(head, lines)
+
+
+@figure
+def readme_gpu() -> str:
+    rows, peers = _rows(), {row["label"]: row for row in _targets()}
+    labels = [*(f"decode 64, batch {batch} at 128" for batch in (1, 8, 64)), "prefill 512"]
+    one, eight, many, prompt = (f"{rows[label]['tok_s']:,.0f}" for label in labels)
+    theirs = ", ".join(f"{peers[label]['vulkan']:,.0f}" for label in labels)
+    return (
+        f"On an {read('h200')['device'].split(',')[0]} through Vulkan, the shape of Gemma 3 27B in Q4_0 (random "
+        f"weights): {one} tokens/s for one\nsequence, {eight} for 8, {many} for 64, prompts at {prompt} (llama.cpp's "
+        f"Vulkan back end: {theirs}):\nsee [docs/VULKAN.md](docs/VULKAN.md)."
+    )
