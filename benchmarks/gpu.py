@@ -19,56 +19,23 @@ from typing import Any
 import numpy as np
 
 from tandem.bench.bandwidth import measure_bandwidth
+from tandem.bench.kernel_checks import check_kernels, open_for_checks
 from tandem.bench.profile import profile
 from tandem.bench.runs import Bench, Workload
 from tandem.bench.steady import steady
 from tandem.devices.opening import open_device
 from tandem.engine.engine import Engine
-from tandem.kernels import all_kernels, matmul
-from tandem.kernels.kernel import Case, Kernel
 from tandem.model.synthetic import SyntheticModel
-from tests.vulkan import harness
 
 
-def check_kernels(device: Any) -> list[str]:
-    """Every kernel on its cases; the products that matrix units take are held to float16's error."""
+def check_all(device: Any) -> list[str]:
+    """Every kernel on its cases and the larger products that matrix units take; what failed."""
     failures = []
-    for kernel in all_kernels().values():
-        if kernel.name not in harness.GRIDS:
-            failures.append(f"{kernel.name}: no Vulkan version")
-            continue
-        bad, count, begun = [], 0, time.perf_counter()
-        for case in kernel.cases(np.random.default_rng(1)):
-            count += 1
-            try:
-                if kernel.name.startswith("matmul_") and case.counts["tokens"] > 1:
-                    harness.check_product(device, kernel, case)
-                else:
-                    harness.check_case(device, kernel, case)
-            except AssertionError as error:
-                bad.append(f"{kernel.name}: {case.label}: {str(error).strip().splitlines()[0][:200]}")
-        print(
-            f"{kernel.name:16} {count - len(bad)}/{count} cases {time.perf_counter() - begun:5.1f} s",
-            flush=True,
-        )
-        failures += bad
+    for checked in check_kernels(device):
+        passed = checked.cases - len(checked.failures)
+        print(f"{checked.kernel:16} {passed}/{checked.cases} cases {checked.seconds:5.1f} s", flush=True)
+        failures += checked.failures
     return failures
-
-
-def large_products(rng: np.random.Generator) -> list[tuple[Kernel, Case]]:
-    """Shapes with whole and ragged tiles for the matrix units."""
-    found = []
-    for layout in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k"):
-        for tokens, rows, columns, epilogue, out_q8 in (
-            (12, 144, 1024, 0, 0),
-            (30, 256, 1024, 1, 1),
-            (64, 200, 2048, 0, 0),
-            (100, 336, 1024, 0, 0),
-            (200, 384, 1024, 2, 1),
-            (512, 8192, 256, 0, 0),
-        ):  # fmt: skip
-            found.append(matmul.product_case(layout, tokens, rows, columns, epilogue, out_q8, rng))
-    return [(matmul.BY_LAYOUT[case.label.split()[0]], case) for case in found]
 
 
 def check_goldens(device_name: str) -> list[str]:
@@ -164,14 +131,9 @@ def main() -> None:
         return
     failures: list[str] = []
     if not options.skip_checks:
-        device = harness.open_device(options.device)
+        device = open_for_checks(options.device)
         print(device.describe())
-        failures += check_kernels(device)
-        for kernel, case in large_products(np.random.default_rng(2)):
-            try:
-                harness.check_product(device, kernel, case)
-            except AssertionError as error:
-                failures.append(f"{case.label}: {error}")
+        failures += check_all(device)
         device.close()
         print("\n".join(failures) or "all kernels agree with NumPy", flush=True)
         failures += check_goldens(options.device)

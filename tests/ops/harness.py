@@ -11,17 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from tandem.bench.kernel_checks import (
+    GUARD,
+    INPUT_GUARD,
+    OUTPUT_GUARD,
+    assert_array_matches,
+    assert_matches,
+    assert_q8_matches,
+)
 from tandem.devices.cpu import library
 from tandem.devices.cpu.device import CPUDevice
 from tandem.kernels import all_kernels
 from tandem.kernels.kernel import COUNTS, Array, Case, Kernel
-from tandem.kernels.layouts import KV_SCALED, Q8_BLOCK
-from tandem.kernels.panels import Q8_COLUMNS
+
+__all__ = ["assert_array_matches", "assert_matches", "assert_q8_matches", "run_kernel", "run_once"]
 
 ALIGNMENT = 64
-GUARD = 256  # bytes before and after each buffer
-# What guards hold. Inputs: NaN in every float format, so that reading it shows; outputs: no NaN's bits.
-INPUT_GUARD, OUTPUT_GUARD = 0xFF, 0x5A
 STEP_INTS = 16
 
 
@@ -98,60 +103,6 @@ def run_kernel(kernel: Kernel, isa: str, case: Case) -> dict[str, Array]:
         assert size <= len(after), f"{kernel.name} declares more bytes of {name} than the case has"
         assert after[size:] == before[size:], f"{kernel.name} writes past its extent of {name}"
     return outputs
-
-
-def assert_matches(case: Case, got: dict[str, Array], expected: dict[str, Array]) -> None:
-    assert set(got) == set(expected), "the reference returns every output that is present, and no other"
-    for name, want in expected.items():
-        compare = assert_q8_matches if want.dtype == Q8_BLOCK else assert_array_matches
-        compare(name, got[name], want, case.atol, case.rtol)
-
-
-def assert_array_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
-    """Within the case's bound, float16 within one unit more, integers equal; gaps between rows untouched."""
-    if "k_scale" in (want.dtype.names or ()):
-        assert_kv_q8_matches(name, got, want, atol, rtol)
-        return
-    if want.dtype.names:
-        for field in want.dtype.names:
-            assert_array_matches(f"{name}.{field}", got[field], want[field], atol, rtol)
-        return
-    if want.dtype.kind != "f":
-        np.testing.assert_array_equal(got, want, err_msg=name)
-        return
-    if want.dtype == np.float16:
-        atol, rtol = atol + 2.0**-24, rtol + 2.0**-10
-    np.testing.assert_allclose(
-        got.astype(np.float64), want.astype(np.float64), rtol, atol, equal_nan=True, err_msg=name
-    )
-
-
-def assert_q8_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
-    """Scales within the bound; quants equal, or 1 off in a few if values are inexact; sums exactly theirs."""
-    np.testing.assert_allclose(got["scale"], want["scale"], rtol, atol / 127, err_msg=f"{name}.scale")
-    off = np.abs(got["q"].astype(int) - want["q"])
-    exact = atol == 0 and rtol == 0
-    assert off.max(initial=0) <= (0 if exact else 1), f"{name}: a quant is off by {off.max()}"
-    few = max(0.002, 254 * rtol, 2 / off.size)  # an error of e steps makes about 2e of them round elsewhere
-    assert off.mean() <= few, f"{name}: {off.sum()} of {off.size} quants differ"
-    half = Q8_COLUMNS // 2
-    for field, columns in {"sum": slice(None), "low": slice(half), "high": slice(half, None)}.items():
-        total = got["q"][..., columns].sum(axis=-1, dtype=np.int32).astype(np.float32)
-        np.testing.assert_array_equal(got[field], got["scale"] * total, err_msg=f"{name}.{field}")
-
-
-def assert_kv_q8_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
-    """Scales within the bound and a unit of float16; quants equal, or 1 off in a few and where the scale is another."""
-    for field, axis in (("k", -2), ("v", -1)):
-        scales, wanted = got[f"{field}_scale"], want[f"{field}_scale"]
-        assert_array_matches(f"{name}.{field}_scale", scales, wanted, atol / 127, rtol)
-        off = np.abs(got[field].astype(int) - want[field])
-        same = np.repeat(scales == wanted, KV_SCALED, axis=-2)[..., : off.shape[axis], :]
-        assert off.max(initial=0) <= 1, f"{name}.{field}: a quant is off by {off.max()}"
-        few = max(0.002, 254 * rtol) * off.size + 2
-        assert off[same if field == "k" else same.swapaxes(-1, -2)].sum() <= few, (
-            f"{name}.{field}: {off.sum()}"
-        )
 
 
 def time_case(device: CPUDevice, kernel: Kernel, case: Case, repeats: int = 200) -> float:

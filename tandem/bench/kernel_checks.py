@@ -1,0 +1,290 @@
+"""Every kernel on its cases, on a device, compared with its NumPy reference: what tests and `tandem report` share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.device import Recording
+from tandem.devices.opening import open_device
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.grids import GRIDS, has_matrix_units
+from tandem.errors import DeviceError, DeviceLostError
+from tandem.kernels import all_kernels, matmul
+from tandem.kernels.kernel import COUNTS, Array, Case, Kernel
+from tandem.kernels.layouts import KV_SCALED, Q8_BLOCK, q8_unpack
+from tandem.kernels.panels import Q8_COLUMNS
+from tandem.program.program import Launch, Program, Tensor
+
+AnyDevice = CPUDevice | VulkanDevice
+
+ARENA = "activations"
+ARENA_BYTES = 256 << 20
+STEP_BYTES = 64
+GUARD = 256  # bytes before and after each buffer
+# What guards hold. Inputs: NaN in every float format, so that reading it shows; outputs: no NaN's bits.
+INPUT_GUARD, OUTPUT_GUARD = 0xFF, 0x5A
+LARGEST_COUNT = 512
+# GPUs divide and take roots to a few units in the last place, and may take numbers below 1e-38 for 0.
+MORE_RTOL, MORE_ATOL = 2e-6, 1.2e-38
+# On matrix units attention has queries and weights in float16: its error to that in float32, about.
+HALF_RATIO = 500.0
+# The largest error of a product, of the result's own size: in float16 on matrix units, else in int8 and float32.
+MATRIX_ERROR, INTEGER_ERROR = 1e-2, 1e-4
+LARGER = "larger products"
+
+
+class Mismatch(AssertionError):
+    """A kernel does not do what its declaration says."""
+
+
+def require(holds: object, problem: str) -> None:
+    if not holds:
+        raise Mismatch(problem)
+
+
+# ---- all kernels
+
+
+@dataclass(frozen=True)
+class Checked:
+    kernel: str
+    cases: int
+    failures: list[str]
+    seconds: float
+
+
+def check_kernels(device: AnyDevice) -> Iterator[Checked]:
+    """Each kernel on its cases, then products of the size that matrix units take."""
+    for kernel in all_kernels().values():
+        if isinstance(device, VulkanDevice) and kernel.name not in GRIDS:
+            yield Checked(kernel.name, 0, [f"{kernel.name}: no Vulkan version"], 0.0)
+        else:
+            yield check_kernel(device, kernel.name, kernel.cases(np.random.default_rng(1)))
+    yield check_kernel(device, LARGER, large_products(np.random.default_rng(2)))
+
+
+def check_kernel(device: AnyDevice, name: str, cases: Iterator[Case]) -> Checked:
+    """`name`: a kernel's, or LARGER."""
+    begun, count, failures, kernels = time.perf_counter(), 0, [], all_kernels()
+    on_matrix_units = isinstance(device, VulkanDevice) and (
+        device.capabilities.fragments or has_matrix_units(device.capabilities)
+    )
+    for case in cases:
+        count += 1
+        kernel = matmul.BY_LAYOUT[case.label.split()[0]] if name == LARGER else kernels[name]
+        in_half = on_matrix_units and name.startswith("matmul_") and case.counts["tokens"] > 1
+        try:
+            if name == LARGER or in_half:
+                check_product(device, kernel, case, MATRIX_ERROR if on_matrix_units else INTEGER_ERROR)
+            else:
+                check_case(device, kernel, case)
+        except DeviceLostError:
+            raise
+        except (AssertionError, DeviceError) as error:
+            failures.append(f"{kernel.name}: {case.label}: {' '.join(str(error).split())[:200]}")
+    return Checked(name, count, failures, time.perf_counter() - begun)
+
+
+def large_products(rng: np.random.Generator) -> Iterator[Case]:
+    """Shapes with whole and ragged tiles for the matrix units."""
+    for layout in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k"):
+        for tokens, rows, columns, epilogue, out_q8 in (
+            (12, 144, 1024, 0, 0),
+            (30, 256, 1024, 1, 1),
+            (64, 200, 2048, 0, 0),
+            (100, 336, 1024, 0, 0),
+            (200, 384, 1024, 2, 1),
+            (512, 8192, 256, 0, 0),
+        ):  # fmt: skip
+            yield matmul.product_case(layout, tokens, rows, columns, epilogue, out_q8, rng)
+
+
+def check_case(device: AnyDevice, kernel: Kernel, case: Case) -> None:
+    expected = kernel.reference(case.arrays, case.scalars, case.counts)
+    gpu = isinstance(device, VulkanDevice)
+    if kernel.name == "attention" and isinstance(device, VulkanDevice) and device.capabilities.fragments:
+        case = replace(case, atol=HALF_RATIO * case.atol, rtol=HALF_RATIO * case.rtol)
+    assert_matches(case, run_kernel(device, kernel, case), expected, gpu)
+
+
+def check_product(device: AnyDevice, kernel: Kernel, case: Case, bound: float = MATRIX_ERROR) -> None:
+    """Held to an error of the result's size: where a block of outputs is next to nothing, quants may differ."""
+    expected = kernel.reference(case.arrays, case.scalars, case.counts)["out"]
+    found = run_kernel(device, kernel, case)["out"]
+    step: Array = np.zeros(1, np.float32)  # a value may round to the neighbouring quant
+    if case.scalars["out_q8"]:
+        expected, found = (q8_unpack(a, case.counts["tokens"]) for a in (expected, found))
+        blocks = np.abs(expected).reshape(len(expected), -1, 32).max(axis=2, keepdims=True)
+        step = np.broadcast_to(blocks * np.float32(1.5 / 127), (*blocks.shape[:2], 32)).reshape(
+            expected.shape
+        )
+    size = max(float(np.sqrt(np.mean(expected**2))), 1e-9)
+    error = (np.maximum(np.abs(expected - found) - step, 0) / size).max()
+    require(error < bound, f"error {error:.2e} of the result's size")
+
+
+# ---- one kernel on a device
+
+
+def open_for_checks(name: str) -> AnyDevice:
+    """With room for any kernel's case."""
+    device = open_device(name)
+    if not isinstance(device, AnyDevice):
+        device.close()
+        raise DeviceError(f"kernels are checked on one device at a time, and {name} is several: name one")
+    prepare(device)
+    return device
+
+
+def prepare(device: AnyDevice) -> None:
+    device.allocate("step", STEP_BYTES)
+    device.allocate(ARENA, ARENA_BYTES)
+
+
+def tensors_of(case: Case) -> dict[str, Tensor]:
+    """Aligned places for a case's arrays, with a guard zone on either side of each."""
+    found, at = {}, GUARD
+    for name, array in case.arrays.items():
+        found[name] = Tensor(name, ARENA, str(array.dtype), array.nbytes, offset=at)
+        at += -(-array.nbytes // GUARD) * GUARD + GUARD
+    require(at <= ARENA_BYTES, f"{case.label}: {at} bytes are more than the arena of the checks")
+    return found
+
+
+def upload(device: AnyDevice, kernel: Kernel, case: Case, tensors: Mapping[str, Tensor]) -> Array:
+    """Writes the case's arrays, guards and counts; returns the bytes as they lie in the arena."""
+    end = max(t.offset + -(-t.nbytes // GUARD) * GUARD for t in tensors.values()) + GUARD
+    memory = np.empty(end, np.uint8)
+    for buffer in kernel.buffers:
+        if buffer.name in tensors:
+            tensor, guard = tensors[buffer.name], INPUT_GUARD if buffer.access == "r" else OUTPUT_GUARD
+            memory[tensor.offset - GUARD : tensor.offset + -(-tensor.nbytes // GUARD) * GUARD + GUARD] = guard
+    for name, tensor in tensors.items():
+        memory[tensor.offset : tensor.offset + tensor.nbytes] = case.arrays[name].reshape(-1).view(np.uint8)
+    device.write(Tensor("all", ARENA, "u8", end, offset=0), memory)
+    set_counts(device, case)
+    return memory
+
+
+def set_counts(device: AnyDevice, case: Case) -> None:
+    device.memory("step").view(np.int32)[: len(COUNTS)] = [case.counts[name] for name in COUNTS]
+
+
+def record(
+    device: AnyDevice, kernel: Kernel, case: Case, tensors: Mapping[str, Tensor], times: int = 1
+) -> Recording:
+    bound = {b.name: tensors.get(b.name) for b in kernel.buffers}
+    launches = [Launch(kernel, bound, case.scalars, kernel.name, barrier=True) for _ in range(times)]
+    return device.record(Program(launches, dict.fromkeys(COUNTS, LARGEST_COUNT), {ARENA: ARENA_BYTES}))
+
+
+def run_kernel(device: AnyDevice, kernel: Kernel, case: Case) -> dict[str, Array]:
+    """The outputs by name, after a check that nothing else was written."""
+    tensors = tensors_of(case)
+    before = upload(device, kernel, case, tensors)
+    record(device, kernel, case, tensors).replay()
+    after = device.read(Tensor("all", ARENA, "u8", len(before), offset=0))
+    outside = np.ones(len(before), bool)
+    outputs = {}
+    extents = kernel.extents(case.scalars, case.counts)
+    for buffer in kernel.buffers:
+        if buffer.name in tensors and "w" in buffer.access:
+            tensor, array = tensors[buffer.name], case.arrays[buffer.name]
+            size = min(extents.get(buffer.name, tensor.nbytes), tensor.nbytes)
+            outside[tensor.offset : tensor.offset + size] = False
+            written = after[tensor.offset : tensor.offset + tensor.nbytes].copy()
+            outputs[buffer.name] = written.view(array.dtype).reshape(array.shape)
+    changed = np.flatnonzero(outside & (before != after))
+    if len(changed):
+        raise Mismatch(f"{kernel.name} writes outside of its outputs: {where(int(changed[0]), tensors)}")
+    return outputs
+
+
+def where(at: int, tensors: Mapping[str, Tensor]) -> str:
+    name, tensor = max(
+        ((n, t) for n, t in tensors.items() if t.offset - GUARD <= at), key=lambda item: item[1].offset
+    )
+    return f"byte {at - tensor.offset} of {name}, which has {tensor.nbytes}"
+
+
+def time_case(device: AnyDevice, kernel: Kernel, case: Case, repeats: int = 20) -> float:
+    """The best time of a launch in seconds: each alone where the device can tell, else by the clock."""
+    tensors = tensors_of(case)
+    upload(device, kernel, case, tensors)
+    recording = record(device, kernel, case, tensors, repeats)
+    recording.replay()
+    if isinstance(device, CPUDevice) or device.capabilities.timestamp_ns:
+        return min(recording.replay_timed())
+    begin = time.perf_counter()
+    recording.replay()
+    return (time.perf_counter() - begin) / repeats
+
+
+# ---- comparing
+
+
+def assert_matches(
+    case: Case, got: Mapping[str, Array], expected: Mapping[str, Array], gpu: bool = False
+) -> None:
+    """Within the case's bounds; `gpu`: with room for the arithmetic of GPUs."""
+    require(set(got) == set(expected), "the reference returns every output that is present, and no other")
+    atol, rtol = (case.atol + MORE_ATOL, case.rtol + MORE_RTOL) if gpu else (case.atol, case.rtol)
+    for name, want in expected.items():
+        if want.dtype == Q8_BLOCK:
+            assert_q8_matches(name, got[name], want, atol, rtol, gpu)
+        else:
+            assert_array_matches(name, got[name], want, atol, rtol)
+
+
+def assert_array_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
+    """Within the case's bound, float16 within one unit more, integers equal; gaps between rows untouched."""
+    if "k_scale" in (want.dtype.names or ()):
+        assert_kv_q8_matches(name, got, want, atol, rtol)
+        return
+    if want.dtype.names:
+        for field in want.dtype.names:
+            assert_array_matches(f"{name}.{field}", got[field], want[field], atol, rtol)
+        return
+    if want.dtype.kind != "f":
+        np.testing.assert_array_equal(got, want, err_msg=name)
+        return
+    if want.dtype == np.float16:
+        atol, rtol = atol + 2.0**-24, rtol + 2.0**-10
+    np.testing.assert_allclose(
+        got.astype(np.float64), want.astype(np.float64), rtol, atol, equal_nan=True, err_msg=name
+    )
+
+
+def assert_q8_matches(
+    name: str, got: Array, want: Array, atol: float, rtol: float, gpu: bool = False
+) -> None:
+    """Scales within the bound; quants equal, or 1 off in a few if values are inexact; sums exactly theirs."""
+    scale_atol = atol if gpu else atol / 127
+    np.testing.assert_allclose(got["scale"], want["scale"], rtol, scale_atol, err_msg=f"{name}.scale")
+    off = np.abs(got["q"].astype(int) - want["q"])
+    exact = atol == 0 and rtol == 0
+    require(off.max(initial=0) <= (0 if exact else 1), f"{name}: a quant is off by {off.max(initial=0)}")
+    few = max(0.002, 254 * rtol, 2 / off.size)  # an error of e steps makes about 2e of them round elsewhere
+    require(off.mean() <= few, f"{name}: {off.sum()} of {off.size} quants differ")
+    half, more = Q8_COLUMNS // 2, (MORE_RTOL, MORE_ATOL) if gpu else (0.0, 0.0)
+    for field, columns in {"sum": slice(None), "low": slice(half), "high": slice(half, None)}.items():
+        total = got["q"][..., columns].sum(axis=-1, dtype=np.int32).astype(np.float32)
+        np.testing.assert_allclose(got[field], got["scale"] * total, *more, err_msg=f"{name}.{field}")
+
+
+def assert_kv_q8_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
+    """Scales within the bound and a unit of float16; quants equal, or 1 off in a few and where the scale is another."""
+    for field, axis in (("k", -2), ("v", -1)):
+        scales, wanted = got[f"{field}_scale"], want[f"{field}_scale"]
+        assert_array_matches(f"{name}.{field}_scale", scales, wanted, atol / 127, rtol)
+        off = np.abs(got[field].astype(int) - want[field])
+        same = np.repeat(scales == wanted, KV_SCALED, axis=-2)[..., : off.shape[axis], :]
+        require(off.max(initial=0) <= 1, f"{name}.{field}: a quant is off by {off.max(initial=0)}")
+        few = max(0.002, 254 * rtol) * off.size + 2
+        differing = off[same if field == "k" else same.swapaxes(-1, -2)].sum()
+        require(differing <= few, f"{name}.{field}: {off.sum()} quants differ")
