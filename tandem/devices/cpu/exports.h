@@ -11,6 +11,9 @@ typedef struct {
 int tandem_isa_supported(const char *name);
 kernel_fn *tandem_kernel(const char *symbol);
 
+// peak.c
+int64_t tandem_peak(const char *isa, int64_t turns);
+
 // pool.c
 typedef struct pool pool;
 pool *tandem_pool_create(int32_t threads, int32_t most_launches);
