@@ -7,11 +7,10 @@ from typing import Any
 
 from tandem.cli.terminal import human_size, print_json, print_table
 from tandem.devices.opening import open_device
-from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities
+from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.device import VulkanDevice, devices
-from tandem.devices.vulkan.grids import FEW_TOKENS, has_matrix_units
 from tandem.devices.vulkan.memory import HOST_VISIBLE
-from tandem.devices.vulkan.pipelines import SPIRV, needed_features
+from tandem.devices.vulkan.paths import feature_paths
 from tandem.errors import DeviceError
 
 
@@ -49,7 +48,7 @@ def _details(device: Capabilities, free: list[float]) -> dict[str, Any]:
     mapped = {t.heap for t in device.memory_types if t.flags & HOST_VISIBLE}
     return {
         "features": [
-            {"feature": name, "there": there, "path": path} for name, there, path in _features(device)
+            {"feature": name, "there": there, "path": path} for name, there, path in feature_paths(device)
         ],
         "heaps": [
             {
@@ -73,40 +72,6 @@ def _sizes(device: Capabilities) -> str:
     if device.subgroup_min == device.subgroup_max:
         return str(device.subgroup)
     return f"{device.subgroup} ({device.subgroup_min} to {device.subgroup_max})"
-
-
-def _features(device: Capabilities) -> list[tuple[str, bool, str]]:
-    """(feature, whether it is there, what that leads to)."""
-    few = f"products of up to {FEW_TOKENS} tokens"
-    optional = [
-        ("matrix units", has_matrix_units(device), f"products of more than {FEW_TOKENS} tokens",
-         "products of any number of tokens use integer dot products"),
-        ("subgroup size control", device.subgroup_size_control, "subgroups of 32 where matrix units need them",
-         "subgroups have the driver's size"),
-        ("memory budget", device.memory_budget, "the driver says what is free", "a tenth of each heap is left free"),
-        ("timestamps", bool(device.timestamp_ns), "each launch can be timed", "only whole steps can be timed"),
-    ]  # fmt: skip
-    needed = [
-        ("integer dot product", "shaderIntegerDotProduct", few),
-        ("float16 arithmetic", "shaderFloat16", "scales, and products on matrix units"),
-        ("16-bit storage", "storageBuffer16BitAccess", "scales and the KV cache"),
-        ("8-bit storage", "storageBuffer8BitAccess", "weights"),
-        ("timeline semaphore", "timelineSemaphore", "steps in segments, each waited for on its own"),
-    ]
-    shaders = _shader_needs()
-    rows = [(name, there, yes if there else no) for name, there, yes, no in optional]
-    for name, feature, path in needed:
-        there, must = feature in device.features, feature in shaders
-        rows.append(
-            (name, there, path if there else "models do not run without it" if must else "not needed")
-        )
-    return rows
-
-
-def _shader_needs() -> set[str]:
-    """Features that no model runs without: those of shaders that do not need matrix units."""
-    needs = [needed_features(path.read_bytes()) for path in SPIRV.glob("*.spv")]
-    return set(REQUIRED).union(*(need for need in needs if "cooperativeMatrix" not in need))
 
 
 def _show(data: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tandem.cli import inspect_device, main
-from tandem.cli.inspect_device import _details, _features
+from tandem.cli.inspect_device import _details
+from tandem.devices.vulkan.paths import feature_paths
 from tandem.errors import DeviceError
 from tests.vulkan.machines import GB, PHOENIX
 
@@ -36,13 +37,13 @@ def test_lavapipe_on_one_screen(lavapipe: str, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.fast
 def test_a_phoenix_and_what_it_would_be_without() -> None:
-    paths = {name: (there, path) for name, there, path in _features(PHOENIX)}
+    paths = {name: (there, path) for name, there, path in feature_paths(PHOENIX)}
     assert paths["matrix units"] == (True, "products of more than 8 tokens")
     assert paths["integer dot product"] == (
         False,
         "models do not run without it",
     )  # the fake machine's features
-    bare = {name: path for name, _, path in _features(replace(PHOENIX, matrix_shapes=()))}
+    bare = {name: path for name, _, path in feature_paths(replace(PHOENIX, matrix_shapes=()))}
     assert "integer dot products" in bare["matrix units"]
     heaps = _details(PHOENIX, [5.0 * GB, 10.0 * GB])["heaps"]
     assert [(h["device_local"], h["mapped"], h["free"]) for h in heaps] == [

@@ -1,0 +1,43 @@
+"""Which path each feature of a device leads to, for people."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities
+from tandem.devices.vulkan.grids import FEW_TOKENS, has_matrix_units
+from tandem.devices.vulkan.pipelines import SPIRV, needed_features
+
+
+def feature_paths(device: Capabilities) -> list[tuple[str, bool, str]]:
+    """(feature, whether it is there, what that leads to)."""
+    few = f"products of up to {FEW_TOKENS} tokens"
+    optional = [
+        ("matrix units", has_matrix_units(device), f"products of more than {FEW_TOKENS} tokens",
+         "products of any number of tokens use integer dot products"),
+        ("subgroup size control", device.subgroup_size_control, "subgroups of 32 where matrix units need them",
+         "subgroups have the driver's size"),
+        ("memory budget", device.memory_budget, "the driver says what is free", "a tenth of each heap is left free"),
+        ("timestamps", bool(device.timestamp_ns), "each launch can be timed", "only whole steps can be timed"),
+    ]  # fmt: skip
+    needed = [
+        ("integer dot product", "shaderIntegerDotProduct", few),
+        ("float16 arithmetic", "shaderFloat16", "scales, and products on matrix units"),
+        ("16-bit storage", "storageBuffer16BitAccess", "scales and the KV cache"),
+        ("8-bit storage", "storageBuffer8BitAccess", "weights"),
+        ("timeline semaphore", "timelineSemaphore", "steps in segments, each waited for on its own"),
+    ]
+    rows = [(name, there, yes if there else no) for name, there, yes, no in optional]
+    for name, feature, path in needed:
+        there, must = feature in device.features, feature in features_of_all_models()
+        rows.append(
+            (name, there, path if there else "models do not run without it" if must else "not needed")
+        )
+    return rows
+
+
+@cache
+def features_of_all_models() -> frozenset[str]:
+    """Features that no model runs without: those of shaders that do not need matrix units."""
+    needs = [needed_features(path.read_bytes()) for path in SPIRV.glob("*.spv")]
+    return frozenset(REQUIRED).union(*(need for need in needs if "cooperativeMatrix" not in need))
