@@ -57,11 +57,12 @@ class Row(TypedDict):
     tflop_per_s: float
     of_roofline: float  # share of the nearer limit that the median reaches
     bound: str  # that limit: "memory" or "arithmetic"
+    others: float  # share of the machine's processor time that other processes took, in the worst round
     drift: float  # last rounds over first rounds in tokens a second, less 1: -0.1 is 10% slower at the end
     energy: Energy | None
     clock: Clock | None
     peer: PeerRow | None
-    warnings: list[str]  # sentences: outliers, drift, clocks that changed, a peer that did other work
+    warnings: list[str]  # sentences: outliers, drift, clocks that changed, others that disturbed it
     valid: bool
     why: str  # it is not valid: "" where it is
 
@@ -75,6 +76,17 @@ class Launches(TypedDict):
     seconds: float  # of all of them
     bytes: float  # of all of them, activations too
     ops: float
+
+
+class Compared(TypedDict):
+    """A row beside the one of the same label in an older result."""
+
+    label: str
+    old: float  # tokens a second
+    new: float
+    ratio: float  # new over old
+    ratio_interval: Interval
+    verdict: str  # "faster", "slower" or "the same" (the interval holds 1); "invalid" where one of the two is
 
 
 class Machine(TypedDict):
@@ -118,3 +130,5 @@ class Result(TypedDict):
     rows: list[Row]
     profiles: dict[str, list[Launches]]  # by the row's label; of its first step, longest first
     peer: Peer | None
+    comparison: list[Compared] | None  # with `--compare`
+    notes: list[str]  # sentences about the whole: what could not be read, a comparison of unlike things
