@@ -166,6 +166,7 @@
   aie.end
 }
 %tile_3_5 = aie.tile(3, 5)
+%parameters_3_5 = aie.buffer(%tile_3_5) {sym_name = "parameters_3_5", address = 992 : i32} : memref<8xi32>
 %A_0_3_5 = aie.buffer(%tile_3_5) {sym_name = "A_0_3_5", address = 1024 : i32} : memref<32xi32>
 %A_1_3_5 = aie.buffer(%tile_3_5) {sym_name = "A_1_3_5", address = 1152 : i32} : memref<32xi32>
 %B_0_3_5 = aie.buffer(%tile_3_5) {sym_name = "B_0_3_5", address = 1280 : i32} : memref<64xi32>
@@ -224,381 +225,402 @@
   %zero = arith.constant 0 : index
   %one = arith.constant 1 : index
   %ever = arith.constant 4294967295 : index
-  %pairs = arith.constant 1 : index
-  %shift = arith.constant 6 : i32
-  scf.for %turn = %zero to %ever step %one {
+  %first = arith.constant false
+  %flip = arith.constant true
+  %through:2 = scf.for %turn = %zero to %ever step %one iter_args(%odd_input = %first, %odd_output = %first) -> (i1, i1) {
+    %c = arith.select %odd_output, %C_1_3_5, %C_0_3_5 : memref<32xi32>
     aie.use_lock(%lock_3_5_1, AcquireGreaterEqual, %value1)
     aie.use_lock(%lock_3_5_3, AcquireGreaterEqual, %value1)
     aie.use_lock(%lock_3_5_4, AcquireGreaterEqual, %value1)
+    %word = memref.load %parameters_3_5[%zero] : memref<8xi32>
+    %depth = arith.index_cast %word : i32 to index
     func.call @zero(%accumulator_3_5) : (memref<128xi32>) -> ()
-    func.call @multiply(%A_0_3_5, %B_0_3_5, %accumulator_3_5) : (memref<32xi32>, memref<64xi32>, memref<128xi32>) -> ()
+    %a_at_odd_input = arith.select %odd_input, %A_1_3_5, %A_0_3_5 : memref<32xi32>
+    %b_at_odd_input = arith.select %odd_input, %B_1_3_5, %B_0_3_5 : memref<64xi32>
+    func.call @multiply(%a_at_odd_input, %b_at_odd_input, %accumulator_3_5) : (memref<32xi32>, memref<64xi32>, memref<128xi32>) -> ()
     aie.use_lock(%lock_3_5_0, Release, %value1)
     aie.use_lock(%lock_3_5_2, Release, %value1)
-    scf.for %pair = %zero to %pairs step %one {
+    %next = arith.xori %odd_input, %flip : i1
+    %last = scf.for %i = %one to %depth step %one iter_args(%odd = %next) -> (i1) {
       aie.use_lock(%lock_3_5_1, AcquireGreaterEqual, %value1)
       aie.use_lock(%lock_3_5_3, AcquireGreaterEqual, %value1)
-      func.call @multiply(%A_1_3_5, %B_1_3_5, %accumulator_3_5) : (memref<32xi32>, memref<64xi32>, memref<128xi32>) -> ()
+      %a_at_odd = arith.select %odd, %A_1_3_5, %A_0_3_5 : memref<32xi32>
+      %b_at_odd = arith.select %odd, %B_1_3_5, %B_0_3_5 : memref<64xi32>
+      func.call @multiply(%a_at_odd, %b_at_odd, %accumulator_3_5) : (memref<32xi32>, memref<64xi32>, memref<128xi32>) -> ()
       aie.use_lock(%lock_3_5_0, Release, %value1)
       aie.use_lock(%lock_3_5_2, Release, %value1)
-      aie.use_lock(%lock_3_5_1, AcquireGreaterEqual, %value1)
-      aie.use_lock(%lock_3_5_3, AcquireGreaterEqual, %value1)
-      func.call @multiply(%A_0_3_5, %B_0_3_5, %accumulator_3_5) : (memref<32xi32>, memref<64xi32>, memref<128xi32>) -> ()
-      aie.use_lock(%lock_3_5_0, Release, %value1)
-      aie.use_lock(%lock_3_5_2, Release, %value1)
+      %other = arith.xori %odd, %flip : i1
+      scf.yield %other : i1
     }
-    func.call @store_half_even(%accumulator_3_5, %C_0_3_5, %shift) : (memref<128xi32>, memref<32xi32>, i32) -> ()
+    %shift = memref.load %parameters_3_5[%one] : memref<8xi32>
+    func.call @store_half_even(%accumulator_3_5, %c, %shift) : (memref<128xi32>, memref<32xi32>, i32) -> ()
     aie.use_lock(%lock_3_5_5, Release, %value1)
-    aie.use_lock(%lock_3_5_1, AcquireGreaterEqual, %value1)
-    aie.use_lock(%lock_3_5_3, AcquireGreaterEqual, %value1)
-    aie.use_lock(%lock_3_5_4, AcquireGreaterEqual, %value1)
-    func.call @zero(%accumulator_3_5) : (memref<128xi32>) -> ()
-    func.call @multiply(%A_1_3_5, %B_1_3_5, %accumulator_3_5) : (memref<32xi32>, memref<64xi32>, memref<128xi32>) -> ()
-    aie.use_lock(%lock_3_5_0, Release, %value1)
-    aie.use_lock(%lock_3_5_2, Release, %value1)
-    scf.for %pair = %zero to %pairs step %one {
-      aie.use_lock(%lock_3_5_1, AcquireGreaterEqual, %value1)
-      aie.use_lock(%lock_3_5_3, AcquireGreaterEqual, %value1)
-      func.call @multiply(%A_0_3_5, %B_0_3_5, %accumulator_3_5) : (memref<32xi32>, memref<64xi32>, memref<128xi32>) -> ()
-      aie.use_lock(%lock_3_5_0, Release, %value1)
-      aie.use_lock(%lock_3_5_2, Release, %value1)
-      aie.use_lock(%lock_3_5_1, AcquireGreaterEqual, %value1)
-      aie.use_lock(%lock_3_5_3, AcquireGreaterEqual, %value1)
-      func.call @multiply(%A_1_3_5, %B_1_3_5, %accumulator_3_5) : (memref<32xi32>, memref<64xi32>, memref<128xi32>) -> ()
-      aie.use_lock(%lock_3_5_0, Release, %value1)
-      aie.use_lock(%lock_3_5_2, Release, %value1)
-    }
-    func.call @store_half_even(%accumulator_3_5, %C_1_3_5, %shift) : (memref<128xi32>, memref<32xi32>, i32) -> ()
-    aie.use_lock(%lock_3_5_5, Release, %value1)
+    %done = arith.xori %odd_output, %flip : i1
+    scf.yield %last, %done : i1, i1
   }
   aie.end
-} {link_with = "tandem_gemm.o", stack_size = 1024 : i32}
+} {link_with = "tandem_gemm.o", stack_size = 992 : i32}
 aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120xi32>) {
-  %task3 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
+  %p3 = arith.constant 3 : i32
+  %p6 = arith.constant 6 : i32
+  aiex.npu.rtp_write(@parameters_0_2, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_0_2, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_0_3, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_0_3, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_0_4, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_0_4, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_0_5, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_0_5, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_1_2, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_1_2, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_1_3, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_1_3, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_1_4, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_1_4, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_1_5, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_1_5, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_2_2, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_2_2, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_2_3, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_2_3, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_2_4, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_2_4, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_2_5, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_2_5, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_3_2, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_3_2, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_3_3, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_3_3, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_3_4, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_3_4, 1, %p6) : i32
+  aiex.npu.rtp_write(@parameters_3_5, 0, %p3) : i32
+  aiex.npu.rtp_write(@parameters_3_5, 1, %p6) : i32
+  %task35 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 0 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 2 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task3)
-  %task4 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
+  aiex.dma_start_task(%task35)
+  %task36 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 0 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task4)
-  %task5 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
+  aiex.dma_start_task(%task36)
+  %task37 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task5)
-  %task9 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
+  aiex.dma_start_task(%task37)
+  %task41 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 4 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 2 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task9)
-  %task10 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
+  aiex.dma_start_task(%task41)
+  %task42 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 96 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task10)
-  %task11 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
+  aiex.dma_start_task(%task42)
+  %task43 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 4 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task11)
-  %task15 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
+  aiex.dma_start_task(%task43)
+  %task47 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 8 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 2 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task15)
-  %task16 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
+  aiex.dma_start_task(%task47)
+  %task48 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 192 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task16)
-  %task17 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
+  aiex.dma_start_task(%task48)
+  %task49 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 8 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task17)
-  %task21 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
+  aiex.dma_start_task(%task49)
+  %task53 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 12 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 2 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task21)
-  %task22 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
+  aiex.dma_start_task(%task53)
+  %task54 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 288 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task22)
-  %task23 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
+  aiex.dma_start_task(%task54)
+  %task55 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 12 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task23)
-  %task27 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
+  aiex.dma_start_task(%task55)
+  %task59 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 1024 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 5 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task27)
-  %task28 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
+  aiex.dma_start_task(%task59)
+  %task60 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 384 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 3 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task28)
-  %task29 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
+  aiex.dma_start_task(%task60)
+  %task61 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 4 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task29)
-  %task33 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
+  aiex.dma_start_task(%task61)
+  %task65 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 1028 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 5 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task33)
-  %task34 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
+  aiex.dma_start_task(%task65)
+  %task66 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 480 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 3 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task34)
-  %task35 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
+  aiex.dma_start_task(%task66)
+  %task67 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 4 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 4 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task35)
-  %task39 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
+  aiex.dma_start_task(%task67)
+  %task71 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 1032 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 5 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task39)
-  %task40 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
+  aiex.dma_start_task(%task71)
+  %task72 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 576 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 3 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task40)
-  %task41 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
+  aiex.dma_start_task(%task72)
+  %task73 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 8 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 4 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task41)
-  %task45 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
+  aiex.dma_start_task(%task73)
+  %task77 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 1036 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 5 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task45)
-  %task46 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
+  aiex.dma_start_task(%task77)
+  %task78 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 672 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 3 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task46)
-  %task47 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
+  aiex.dma_start_task(%task78)
+  %task79 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 12 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 4 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task47)
-  %task51 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
+  aiex.dma_start_task(%task79)
+  %task83 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 2048 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 8 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task51)
-  %task52 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
+  aiex.dma_start_task(%task83)
+  %task84 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 768 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 6 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task52)
-  %task53 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
+  aiex.dma_start_task(%task84)
+  %task85 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 7 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task53)
-  %task57 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
+  aiex.dma_start_task(%task85)
+  %task89 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 2052 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 8 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task57)
-  %task58 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
+  aiex.dma_start_task(%task89)
+  %task90 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 864 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 6 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task58)
-  %task59 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
+  aiex.dma_start_task(%task90)
+  %task91 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 4 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 7 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task59)
-  %task63 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
+  aiex.dma_start_task(%task91)
+  %task95 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 2056 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 8 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task63)
-  %task64 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
+  aiex.dma_start_task(%task95)
+  %task96 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 960 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 6 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task64)
-  %task65 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
+  aiex.dma_start_task(%task96)
+  %task97 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 8 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 7 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task65)
-  %task69 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
+  aiex.dma_start_task(%task97)
+  %task101 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 2060 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 8 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task69)
-  %task70 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
+  aiex.dma_start_task(%task101)
+  %task102 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 1056 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 6 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task70)
-  %task71 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
+  aiex.dma_start_task(%task102)
+  %task103 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 12 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 7 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task71)
-  %task75 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
+  aiex.dma_start_task(%task103)
+  %task107 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 3072 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 11 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task75)
-  %task76 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
+  aiex.dma_start_task(%task107)
+  %task108 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 1152 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 9 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task76)
-  %task77 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
+  aiex.dma_start_task(%task108)
+  %task109 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 10 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task77)
-  %task81 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
+  aiex.dma_start_task(%task109)
+  %task113 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 3076 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 11 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task81)
-  %task82 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
+  aiex.dma_start_task(%task113)
+  %task114 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 1248 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 9 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task82)
-  %task83 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
+  aiex.dma_start_task(%task114)
+  %task115 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 4 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 10 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task83)
-  %task87 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
+  aiex.dma_start_task(%task115)
+  %task119 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 3080 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 11 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task87)
-  %task88 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
+  aiex.dma_start_task(%task119)
+  %task120 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 1344 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 9 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task88)
-  %task89 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
+  aiex.dma_start_task(%task120)
+  %task121 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 8 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 10 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task89)
-  %task93 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
+  aiex.dma_start_task(%task121)
+  %task125 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 3084 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 11 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task93)
-  %task94 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
+  aiex.dma_start_task(%task125)
+  %task126 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 1440 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 9 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task94)
-  %task95 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
+  aiex.dma_start_task(%task126)
+  %task127 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 12 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 10 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task95)
-  aiex.dma_await_task(%task3)
-  %task100 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
+  aiex.dma_start_task(%task127)
+  aiex.dma_await_task(%task35)
+  %task132 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 4096 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 2 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task100)
-  aiex.dma_free_task(%task4)
-  %task101 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
+  aiex.dma_start_task(%task132)
+  aiex.dma_free_task(%task36)
+  %task133 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 1536 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task101)
-  aiex.dma_free_task(%task5)
-  %task102 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
+  aiex.dma_start_task(%task133)
+  aiex.dma_free_task(%task37)
+  %task134 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task102)
-  aiex.dma_await_task(%task9)
-  %task107 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
+  aiex.dma_start_task(%task134)
+  aiex.dma_await_task(%task41)
+  %task139 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 4100 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 2 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task107)
-  aiex.dma_free_task(%task10)
-  %task108 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
+  aiex.dma_start_task(%task139)
+  aiex.dma_free_task(%task42)
+  %task140 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 1632 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task108)
-  aiex.dma_free_task(%task11)
-  %task109 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
+  aiex.dma_start_task(%task140)
+  aiex.dma_free_task(%task43)
+  %task141 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 4 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task109)
-  aiex.dma_await_task(%task15)
-  %task114 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
+  aiex.dma_start_task(%task141)
+  aiex.dma_await_task(%task47)
+  %task146 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 4104 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 2 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task114)
-  aiex.dma_free_task(%task16)
-  %task115 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
+  aiex.dma_start_task(%task146)
+  aiex.dma_free_task(%task48)
+  %task147 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 1728 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task115)
-  aiex.dma_free_task(%task17)
-  %task116 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
+  aiex.dma_start_task(%task147)
+  aiex.dma_free_task(%task49)
+  %task148 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 8 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task116)
-  aiex.dma_await_task(%task21)
-  %task121 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
+  aiex.dma_start_task(%task148)
+  aiex.dma_await_task(%task53)
+  %task153 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 4108 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 2 : i32}
     aie.end
   } {issue_token = true, repeat_count = 1 : i32}
-  aiex.dma_start_task(%task121)
-  aiex.dma_free_task(%task22)
-  %task122 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
+  aiex.dma_start_task(%task153)
+  aiex.dma_free_task(%task54)
+  %task154 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
     aie.dma_bd(%A : memref<1920xi32> offset = 1824 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task122)
-  aiex.dma_free_task(%task23)
-  %task123 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
+  aiex.dma_start_task(%task154)
+  aiex.dma_free_task(%task55)
+  %task155 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
     aie.dma_bd(%B : memref<1536xi32> offset = 12 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
     aie.end
   } {repeat_count = 1 : i32}
-  aiex.dma_start_task(%task123)
-  aiex.dma_await_task(%task27)
-  aiex.dma_await_task(%task33)
-  aiex.dma_await_task(%task39)
-  aiex.dma_await_task(%task45)
-  aiex.dma_await_task(%task51)
-  aiex.dma_await_task(%task57)
-  aiex.dma_await_task(%task63)
-  aiex.dma_await_task(%task69)
-  aiex.dma_await_task(%task75)
-  aiex.dma_await_task(%task81)
-  aiex.dma_await_task(%task87)
-  aiex.dma_await_task(%task93)
-  aiex.dma_await_task(%task100)
+  aiex.dma_start_task(%task155)
+  aiex.dma_await_task(%task59)
+  aiex.dma_await_task(%task65)
+  aiex.dma_await_task(%task71)
+  aiex.dma_await_task(%task77)
+  aiex.dma_await_task(%task83)
+  aiex.dma_await_task(%task89)
+  aiex.dma_await_task(%task95)
+  aiex.dma_await_task(%task101)
   aiex.dma_await_task(%task107)
-  aiex.dma_await_task(%task114)
-  aiex.dma_await_task(%task121)
+  aiex.dma_await_task(%task113)
+  aiex.dma_await_task(%task119)
+  aiex.dma_await_task(%task125)
+  aiex.dma_await_task(%task132)
+  aiex.dma_await_task(%task139)
+  aiex.dma_await_task(%task146)
+  aiex.dma_await_task(%task153)
 }

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from tandem.devices.npu.array import Command, CoreProgram, Descriptor, Push, Use, Wait, Write
+from tandem.devices.npu.array import Command, CoreProgram, Descriptor, Push, Set, Use, Wait, Write
 from tandem.devices.npu.plan import GemmPlan, words
 
 Mutant = tuple[str, GemmPlan]
@@ -85,7 +85,7 @@ def _tile_descriptor(plan: GemmPlan, rng: random.Random) -> GemmPlan:
 
 def _command(plan: GemmPlan, rng: random.Random) -> GemmPlan:
     """A shim descriptor, a task, or a wait that is left out."""
-    i = rng.randrange(len(plan.sequence))
+    i = rng.choice([i for i, command in enumerate(plan.sequence) if not isinstance(command, Set)])
     command = plan.sequence[i]
     changed: tuple[Command, ...] = ()
     if isinstance(command, Write):
@@ -96,6 +96,21 @@ def _command(plan: GemmPlan, rng: random.Random) -> GemmPlan:
         changed = (rng.choice((replace(command, descriptor=number), replace(command, repeat=repeat))),)
     else:
         assert isinstance(command, Wait)
+    return replace(plan, sequence=(*plan.sequence[:i], *changed, *plan.sequence[i + 1 :]))
+
+
+def _parameter(plan: GemmPlan, rng: random.Random) -> GemmPlan:
+    """A core's parameter: another value, another word, or not written."""
+    i = rng.choice([i for i, command in enumerate(plan.sequence) if isinstance(command, Set)])
+    command = plan.sequence[i]
+    assert isinstance(command, Set)
+    changed = rng.choice(
+        (
+            (replace(command, value=command.value + rng.choice((-1, 1))),),
+            (replace(command, parameter=command.parameter + rng.choice((-1, 1))),),
+            (),
+        )
+    )
     return replace(plan, sequence=(*plan.sequence[:i], *changed, *plan.sequence[i + 1 :]))
 
 
@@ -133,6 +148,7 @@ KINDS: list[tuple[str, Callable[[GemmPlan, random.Random], GemmPlan]]] = [
     ("descriptor of a tile", _tile_descriptor),
     ("descriptor of a tile", _tile_descriptor),
     ("descriptor of a shim", _command),
+    ("parameter of a core", _parameter),
     ("lock", _lock),
     ("lock of a core", _core_lock),
     ("depth", _depth),

@@ -9,23 +9,25 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tandem.devices.npu.array import Descriptor, Lock, Tile, Use, Wait, Write
-from tandem.devices.npu.emulator import Order, emulate
+from tandem.devices.npu.array import Descriptor, Lock, Set, Tile, Use, Wait, Write
+from tandem.devices.npu.emulator import EmulatedArray, Order, emulate
 from tandem.devices.npu.kernels import narrow
 from tandem.devices.npu.limits import check
-from tandem.devices.npu.plan import ROUNDINGS, GemmPlan, plan_gemm
+from tandem.devices.npu.operands import c_of_words, pack_int4, unpack_int4, words_of_a, words_of_b
+from tandem.devices.npu.plan import ROUNDINGS, GemmPlan, plan_gemm, plan_resident
 from tandem.devices.npu.tiling import Tiling
-from tandem.errors import EmulationError
+from tandem.errors import EmulationError, ProgramError
 
 Matrix = npt.NDArray[np.int8]
 
 
 def inputs(plan: GemmPlan, seed: int = 0) -> tuple[Matrix, Matrix]:
     rng = np.random.default_rng(seed)
-    a, b = rng.bytes(plan.M * plan.K), rng.bytes(plan.K * plan.N)
-    return np.frombuffer(a, np.int8).reshape(plan.M, plan.K), np.frombuffer(b, np.int8).reshape(
-        plan.K, plan.N
+    a, b = (
+        np.frombuffer(rng.bytes(rows * columns), np.int8).reshape(rows, columns)
+        for rows, columns in ((plan.M, plan.K), (plan.K, plan.N))
     )
+    return a, b >> 4 if plan.weights == "int4" else b
 
 
 def product(a: Matrix, b: Matrix) -> npt.NDArray[np.int64]:
@@ -62,6 +64,53 @@ def test_hundreds_of_shapes() -> None:
     for i in range(300):
         M, N, K = (rng.choice((rng.randint(1, 40), rng.randint(1, 400))) for _ in range(3))
         equal(plan_gemm(M, N, K), orders[i % len(orders)], seed=i)
+
+
+def test_int4_weights() -> None:
+    """100 shapes with weights of four bits: vector tiles are twice as deep, and two weights share a byte."""
+    rng = random.Random(11)
+    orders: tuple[Order, ...] = ("upstream", "downstream", 4)
+    for i in range(100):
+        M, N, K = (rng.choice((rng.randint(1, 40), rng.randint(1, 400))) for _ in range(3))
+        output = ("int32", "int8", "int16")[i % 3]
+        plan = plan_gemm(M, N, K, output, weights="int4", shift=0 if output == "int32" else 5)
+        equal(plan, orders[i % len(orders)], seed=i)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("order", ["upstream", "downstream", 6])
+def test_one_configuration_for_many_shapes(weights: str, order: Order) -> None:
+    """One dispatch after the other on an array that is configured once, with odd and even numbers of objects."""
+    shapes = [(40, 90, 50), (1, 300, 70), (70, 16, 200), (40, 90, 50), (130, 33, 16)]
+    plans = plan_resident(shapes, "int16", weights=weights, shift=3)
+    assert len({plan.configuration for plan in plans}) == 1
+    assert len({plan.tiling.depth for plan in plans}) > 1
+    array = EmulatedArray(plans[0], order)
+    for i, plan in enumerate(plans):
+        check(plan)
+        a, b = inputs(plan, i)
+        got = c_of_words(plan, array.dispatch(plan, words_of_a(plan, a), words_of_b(plan, b)))
+        assert np.array_equal(got, narrow(product(a, b).astype(np.int32), "int16", 3, "half even"))
+
+
+@pytest.mark.fast
+def test_another_configuration_is_refused() -> None:
+    array, other = EmulatedArray(SMALL), plan_gemm(40, 40, 40, tiling=Tiling(8, 8, 16, 2, 1, 5))
+    a, b = inputs(other)
+    with pytest.raises(EmulationError, match="configured for another tile"):
+        array.dispatch(other, words_of_a(other, a), words_of_b(other, b))
+    with pytest.raises(EmulationError, match="words"):
+        array.dispatch(SMALL, words_of_a(other, a), words_of_b(other, b))
+
+
+@pytest.mark.fast
+def test_int4_is_packed_and_unpacked() -> None:
+    numbers = np.arange(-8, 8, dtype=np.int8).reshape(2, 8)
+    assert pack_int4(numbers)[0, 0] == np.array(0x98, np.uint8).view(np.int8)  # -8, then -7 in the upper half
+    assert np.array_equal(unpack_int4(pack_int4(numbers)), numbers)
+    plan = plan_gemm(8, 16, 16, weights="int4")
+    with pytest.raises(ProgramError, match="do not fit"):
+        words_of_b(plan, np.full((16, 16), 8, np.int8))
 
 
 def test_forced_tilings() -> None:
@@ -124,6 +173,10 @@ def test_gemma_3_27b(N: int, K: int) -> None:
     equal(plan_gemm(3, N, K))
 
 
+def test_gemma_3_27b_in_int4() -> None:
+    equal(plan_gemm(3, 2048, 5376, weights="int4"))
+
+
 SMALL = plan_gemm(160, 128, 32, tiling=Tiling(8, 16, 16, 5, 2, 2))
 
 
@@ -161,5 +214,17 @@ def test_errors_of_the_runtime_sequence() -> None:
     fails(replace(SMALL, sequence=unwritten), "never written", "shim")
     fails(replace(SMALL, sequence=SMALL.sequence[:-1]), "left in its queue", "shim")
     fails(replace(SMALL, sequence=(*SMALL.sequence, SMALL.sequence[-1])), "deadlock", "core")
-    with pytest.raises(EmulationError, match="give int8"):
+    with pytest.raises(ProgramError, match="give int8"):
         emulate(SMALL, *reversed(inputs(SMALL)))
+
+
+@pytest.mark.fast
+def test_errors_of_parameters() -> None:
+    silent = tuple(c for c in SMALL.sequence if not isinstance(c, Set))
+    fails(replace(SMALL, sequence=silent), "depth was never written", "core")
+    for value in (1, 3):
+        wrong = (
+            *(replace(c, value=value) for c in SMALL.sequence[:1] if isinstance(c, Set)),
+            *SMALL.sequence[1:],
+        )
+        fails(replace(SMALL, sequence=wrong), "deadlock|left", "")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.devices.npu.array import Descriptor, Kind, Lock, Port, Push, Start, Tile, Write
+from tandem.devices.npu.array import Descriptor, Kind, Lock, Port, Push, Set, Start, Tile, Write
 from tandem.devices.npu.limits import all_descriptors, check
 from tandem.devices.npu.plan import GemmPlan, plan_gemm, words
 from tandem.devices.npu.tiling import CORE_BYTES, Tiling, core_bytes
@@ -169,6 +169,21 @@ def test_accumulator() -> None:
     refused(plan_gemm(32, 64, 131_072, tiling=Tiling(8, 8, 16, 1, 1, 16_384)), "accumulator")
 
 
+def test_accumulator_of_int4() -> None:
+    """Sixteen times as deep, for the weights are a sixteenth."""
+    tiling = Tiling(8, 16, 16, 1, 1, 131_071)
+    check(plan_gemm(32, 64, 2_097_136, weights="int4", tiling=tiling))
+    tiling = replace(tiling, depth=131_072)
+    refused(plan_gemm(32, 64, 2_097_152, weights="int4", tiling=tiling), "accumulator")
+
+
+@pytest.mark.parametrize(
+    "wrong", [Set(MEMORY, 0, 1), Set(CORE, 2, 1), Set(CORE, 0, 0), Set(CORE, 0, 2**31)], ids=str
+)
+def test_parameters(wrong: Set) -> None:
+    refused(replace(PLAN, sequence=(wrong, *PLAN.sequence)), "parameters")
+
+
 def test_depth() -> None:
     fifo = PLAN.fifos[0]
     refused(replace(PLAN, fifos=(replace(fifo, depth=3), *PLAN.fifos[1:])), "depth")
@@ -181,7 +196,10 @@ def test_shapes(shape: tuple[int, int, int]) -> None:
     assert error.value.limit == "positive shape"
 
 
-@pytest.mark.parametrize(("options", "limit"), [({"output": "int4"}, "output"), ({"shift": 3}, "shift")])
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [({"output": "int4"}, "output"), ({"shift": 3}, "shift"), ({"weights": "int2"}, "weights")],
+)
 def test_outputs(options: dict[str, str], limit: str) -> None:
     with pytest.raises(LimitError) as error:
         plan_gemm(8, 8, 8, **options)  # type: ignore[arg-type]
@@ -198,8 +216,8 @@ GEMMA = {
 
 
 @pytest.mark.parametrize("model", GEMMA)
-@pytest.mark.parametrize("output", ["int32", "int8"])
-def test_gemma(model: str, output: str) -> None:
+@pytest.mark.parametrize(("weights", "output"), [("int8", "int32"), ("int8", "int8"), ("int4", "int32")])
+def test_gemma(model: str, weights: str, output: str) -> None:
     """Every layer of Gemma 3 has a plan within the limits, for a prompt's worth of rows, padded by a fifth at most."""
     hidden, ffn, heads, kv, size = GEMMA[model]
     for N, K in (
@@ -209,7 +227,7 @@ def test_gemma(model: str, output: str) -> None:
         (ffn, hidden),
         (hidden, ffn),
     ):
-        plan = plan_gemm(512, N, K, output)
+        plan = plan_gemm(512, N, K, output, weights=weights)
         check(plan)
         M, wide, deep = plan.tiling.padded
         assert M * wide * deep <= 1.2 * 512 * N * K

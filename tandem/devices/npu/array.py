@@ -153,10 +153,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class CoreProgram:
-    """For ever: `k_tiles` times acquire a and b, the first time also c and zero it, multiply, release a and b; then
-    store and release c. At rest a core waits for a, with nothing acquired.
+    """For ever: `depth` times acquire a and b, the first time also c and zero it, multiply, release a and b; then store
+    and release c. At rest a core waits for a, with nothing acquired.
 
-    Kernels work on packed vector tiles: a is [m/4][k/8][4][8], b [k/8][n/8][8][8], c [m/4][n/8][4][8]. Without an
+    The depth, and the shift of a narrow output, are words of the buffer `parameters` (PARAMETERS), read once the first
+    a and b are there: what the runtime sequence has written before it sent them. Kernels work on packed vector tiles:
+    a is [m/4][k/d][4][d], b [k/d][n/8][d][8], c [m/4][n/8][4][8], where d is 8, or 16 with int4 weights. Without an
     `accumulator` they add up in c itself.
     """
 
@@ -165,7 +167,19 @@ class CoreProgram:
     b: Operand
     c: Operand
     accumulator: str | None
-    k_tiles: int
+    parameters: str
+
+
+PARAMETERS = ("depth", "shift")  # the words of a core's parameters, in this order
+
+
+@dataclass(frozen=True)
+class Set:
+    """Runtime sequence: write a word of a core's parameters."""
+
+    tile: Tile
+    parameter: int
+    value: int
 
 
 @dataclass(frozen=True)
@@ -192,4 +206,4 @@ class Wait:
     port: Port
 
 
-Command = Write | Push | Wait
+Command = Set | Write | Push | Wait

@@ -16,16 +16,18 @@ from tandem.devices.npu.array import (
     CoreProgram,
     Descriptor,
     Kind,
+    Operand,
     Port,
     Push,
     Route,
+    Set,
     Tile,
     Use,
     Wait,
     Write,
 )
 from tandem.devices.npu.plan import GemmPlan
-from tandem.devices.npu.tiling import STACK_BYTES
+from tandem.devices.npu.tiling import STACK_BYTES, WEIGHTS
 
 VERSION = "1.4"  # of MLIR-AIE
 ARGUMENTS = ("A", "B", "C")
@@ -36,7 +38,16 @@ Lines = Iterator[str]
 
 
 def emit(plan: GemmPlan) -> str:
-    """The whole module."""
+    """The whole module: the configuration, and the runtime sequence of this shape."""
+    return _module(plan, emit_sequence(plan))
+
+
+def emit_configuration(plan: GemmPlan) -> str:
+    """What all plans of the same configuration share."""
+    return _module(plan, ())
+
+
+def _module(plan: GemmPlan, sequence: Iterable[str]) -> str:
     tiles = sorted({p.tile for r in plan.routes for p in (r.source, *r.destinations)})
     lines = ["module {", "  aie.device(npu1) {"]
     lines += _indent(_kernels(plan), 4)
@@ -44,16 +55,21 @@ def emit(plan: GemmPlan) -> str:
         lines += _indent(emit_tile(plan, tile), 4)
     for route in plan.routes:
         lines += _indent(_flows(route), 4)
-    lines += _indent(emit_sequence(plan), 4)
-    shape = f"{plan.M} x {plan.K} times {plan.K} x {plan.N}, int8 to {plan.output}"
-    head = f"// MLIR-AIE {VERSION}: {shape}. Emulated; not yet run on a Phoenix."
+    lines += _indent(sequence, 4)
+    t = plan.tiling
+    kind = f"int8 x {plan.weights} to {plan.output}, {t.m} x {t.k} x {t.n} a core"
+    head = f"// MLIR-AIE {VERSION}: {kind}. Emulated; not yet run on a Phoenix."
     return "\n".join([head, *lines, "  }", "}", ""])
 
 
 def kernel_options(plan: GemmPlan) -> list[str]:
     """What the compiler of `KERNEL_SOURCE` is told of the plan."""
     t = plan.tiling
-    return [f"-DTILE_M={t.m}", f"-DTILE_K={t.k}", f"-DTILE_N={t.n}", f"-DOUTPUT={plan.output}_t"]
+    bits = WEIGHTS[plan.weights].bits
+    return [
+        *(f"-DTILE_M={t.m}", f"-DTILE_K={t.k}", f"-DTILE_N={t.n}"),
+        *(f"-DWEIGHT_BITS={bits}", f"-DOUTPUT={plan.output}_t"),
+    ]
 
 
 def emit_tile(plan: GemmPlan, tile: Tile) -> Lines:
@@ -94,8 +110,13 @@ def emit_sequence(plan: GemmPlan) -> Lines:
     written: dict[tuple[Tile, int], Descriptor] = {}
     pending: dict[Port, list[int]] = {}
     silent: dict[tuple[Tile, int], int] = {}  # tasks without a token, by descriptor
+    for value in sorted({c.value for c in plan.sequence if isinstance(c, Set)}):
+        yield f"  %p{value} = arith.constant {value} : i32"
     for number, command in enumerate(plan.sequence):
-        if isinstance(command, Write):
+        if isinstance(command, Set):
+            name = f"@parameters_{command.tile.column}_{command.tile.row}"
+            yield f"  aiex.npu.rtp_write({name}, {command.parameter}, %p{command.value}) : i32"
+        elif isinstance(command, Write):
             written[command.descriptor.tile, command.descriptor.number] = command.descriptor
         elif isinstance(command, Push):
             d, port = written[command.port.tile, command.descriptor], command.port
@@ -130,51 +151,54 @@ def _kernels(plan: GemmPlan) -> Lines:
 
 
 def _core(plan: GemmPlan, p: CoreProgram) -> Lines:
-    """Two output tiles a turn, one for each object of c; a's and b's objects alternate through both."""
-    turns, t = len(p.c.buffers), p.tile
+    """An output tile a turn. Which of a FIFO's two objects is next is a bit that changes with each use."""
+    t, buffers = p.tile, _by_name(plan)
+    parameters = f"%{_name(p.parameters)}[{{}}] : {_type(buffers[p.parameters])}"
     yield f"%core_{t.column}_{t.row} = aie.core({_tile(t)}) {{"
     yield from _values(use for o in (p.a, p.b, p.c) for use in (o.acquire, o.release))
-    pairs = (p.k_tiles - 1) // 2
-    for name, value in (("zero", 0), ("one", 1), ("ever", 2**32 - 1), ("pairs", pairs)):
+    for name, value in (("zero", 0), ("one", 1), ("ever", 2**32 - 1)):
         yield f"  %{name} = arith.constant {value} : index"
+    yield from ("  %first = arith.constant false", "  %flip = arith.constant true")
+    bits = "iter_args(%odd_input = %first, %odd_output = %first) -> (i1, i1)"
+    yield f"  %through:2 = scf.for %turn = %zero to %ever step %one {bits} {{"
+    yield f"    %c = {_select(buffers, p.c, 'odd_output')}"
+    sums = f"%{_name(p.accumulator)}" if p.accumulator else "%c"
+    yield from _indent(_call(plan, p, sums, "%odd_input", parameters), 4)
+    yield "    %next = arith.xori %odd_input, %flip : i1"
+    yield "    %last = scf.for %i = %one to %depth step %one iter_args(%odd = %next) -> (i1) {"
+    yield from _indent(_call(plan, p, sums, "%odd", None), 6)
+    yield from ("      %other = arith.xori %odd, %flip : i1", "      scf.yield %other : i1", "    }")
     if p.accumulator:
-        yield f"  %shift = arith.constant {plan.shift} : i32"
-    yield "  scf.for %turn = %zero to %ever step %one {"
-    for output in range(turns):
-        at = output * p.k_tiles
-        yield from _indent(_call(plan, p, at, output, True), 4)
-        if pairs:
-            yield "    scf.for %pair = %zero to %pairs step %one {"
-            for i in (1, 2):
-                yield from _indent(_call(plan, p, at + i, output, False), 6)
-            yield "    }"
-        if p.k_tiles % 2 == 0:
-            yield from _indent(_call(plan, p, at + 1, output, False), 4)
-        yield from _indent(_finish(plan, p, output), 4)
-    yield from ("  }", "  aie.end", f'}} {{link_with = "{OBJECT_FILE}", stack_size = {STACK_BYTES} : i32}}')
+        types = f"{_type(buffers[p.accumulator])}, {_type(buffers[p.c.buffers[0]])}, i32"
+        yield f"    %shift = memref.load {parameters.format('%one')}"
+        yield f"    func.call @{_store(plan)}({sums}, %c, %shift) : ({types}) -> ()"
+    yield f"    {_use(t, 'Release', p.c.release.lock, p.c.release.value)}"
+    yield "    %done = arith.xori %odd_output, %flip : i1"
+    yield from ("    scf.yield %last, %done : i1, i1", "  }", "  aie.end")
+    yield f'}} {{link_with = "{OBJECT_FILE}", stack_size = {STACK_BYTES} : i32}}'
 
 
-def _call(plan: GemmPlan, p: CoreProgram, at: int, output: int, first: bool) -> Lines:
-    """One multiplication: the `at`-th objects of a and b into the `output`-th of c."""
-    buffers = _by_name(plan)
-    a, b, c = p.a.buffers[at % len(p.a.buffers)], p.b.buffers[at % len(p.b.buffers)], p.c.buffers[output]
-    sums = p.accumulator or c
-    for operand in (p.a, p.b, p.c) if first else (p.a, p.b):
+def _call(plan: GemmPlan, p: CoreProgram, sums: str, odd: str, parameters: str | None) -> Lines:
+    """One multiplication; the first of an output tile (with `parameters`) also learns the depth and begins at zero."""
+    buffers, a, b = _by_name(plan), f"a_at_{odd[1:]}", f"b_at_{odd[1:]}"
+    sums_type = _type(buffers[p.accumulator or p.c.buffers[0]])
+    for operand in (p.a, p.b, p.c) if parameters else (p.a, p.b):
         yield _use(p.tile, "AcquireGreaterEqual", operand.acquire.lock, operand.acquire.value)
-    if first:
-        yield f"func.call @zero(%{_name(sums)}) : ({_type(buffers[sums])}) -> ()"
-    types = ", ".join(_type(buffers[x]) for x in (a, b, sums))
-    yield f"func.call @multiply(%{_name(a)}, %{_name(b)}, %{_name(sums)}) : ({types}) -> ()"
+    if parameters:
+        yield f"%word = memref.load {parameters.format('%zero')}"
+        yield "%depth = arith.index_cast %word : i32 to index"
+        yield f"func.call @zero({sums}) : ({sums_type}) -> ()"
+    yield f"%{a} = {_select(buffers, p.a, odd[1:])}"
+    yield f"%{b} = {_select(buffers, p.b, odd[1:])}"
+    types = f"{_type(buffers[p.a.buffers[0]])}, {_type(buffers[p.b.buffers[0]])}, {sums_type}"
+    yield f"func.call @multiply(%{a}, %{b}, {sums}) : ({types}) -> ()"
     for operand in (p.a, p.b):
         yield _use(p.tile, "Release", operand.release.lock, operand.release.value)
 
 
-def _finish(plan: GemmPlan, p: CoreProgram, output: int) -> Lines:
-    buffers, c = _by_name(plan), p.c.buffers[output]
-    if p.accumulator:
-        types = f"{_type(buffers[p.accumulator])}, {_type(buffers[c])}, i32"
-        yield f"func.call @{_store(plan)}(%{_name(p.accumulator)}, %{_name(c)}, %shift) : ({types}) -> ()"
-    yield _use(p.tile, "Release", p.c.release.lock, p.c.release.value)
+def _select(buffers: dict[str, Buffer], operand: Operand, odd: str) -> str:
+    even_name, odd_name = (_name(name) for name in operand.buffers)
+    return f"arith.select %{odd}, %{odd_name}, %{even_name} : {_type(buffers[operand.buffers[0]])}"
 
 
 def _store(plan: GemmPlan) -> str:

@@ -18,37 +18,40 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.devices.npu import kernels
-from tandem.devices.npu.array import WORD, CoreProgram, Descriptor, Port, Push, Route, Tile, Use, Wait, Write
+from tandem.devices.npu.array import (
+    PARAMETERS,
+    WORD,
+    Command,
+    CoreProgram,
+    Descriptor,
+    Port,
+    Push,
+    Route,
+    Set,
+    Tile,
+    Use,
+    Wait,
+    Write,
+)
 from tandem.devices.npu.limits import LOCK_VALUE, MEMORY
+from tandem.devices.npu.operands import Words, c_of_words, words_of_a, words_of_b
 from tandem.devices.npu.plan import IN_FLIGHT, GemmPlan, words
 from tandem.errors import EmulationError
 
 Order = Literal["upstream", "downstream"] | int
 Steps = Iterator[bool]  # whether the part got on; ends when its work is done
+NEVER_WRITTEN = 0xA5A5A5A5  # what memory holds before anything is in it
 
 
 def emulate(
     plan: GemmPlan, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8], order: Order = "upstream"
 ) -> npt.NDArray[np.signedinteger]:
-    """The M x N output of the plan.
+    """The M x N output of the plan, by an array that is configured for it.
 
     `order`: which parts run first, the ones nearer the inputs or nearer the output; a number mixes them by that seed.
     """
-    if a.shape != (plan.M, plan.K) or b.shape != (plan.K, plan.N) or a.dtype != np.int8 or b.dtype != np.int8:
-        raise EmulationError("inputs", f"give int8 of {plan.M} x {plan.K} and {plan.K} x {plan.N}")
-    rows, columns, depth = plan.tiling.padded
-    array = _Array(plan)
-    array.argument("A", _padded(a, rows, depth))
-    array.argument("B", _padded(b, depth, columns))
-    array.run(order)
-    out: npt.NDArray[np.signedinteger] = array.objects["C"].words.view(plan.output).reshape(rows, columns)
-    return out[: plan.M, : plan.N]
-
-
-def _padded(matrix: npt.NDArray[np.int8], rows: int, columns: int) -> kernels.Words:
-    if matrix.shape != (rows, columns):
-        matrix = np.pad(matrix, ((0, rows - matrix.shape[0]), (0, columns - matrix.shape[1])))
-    return np.ascontiguousarray(matrix).view(np.uint32).reshape(-1)
+    found = EmulatedArray(plan, order).dispatch(plan, words_of_a(plan, a), words_of_b(plan, b))
+    return c_of_words(plan, found)
 
 
 @dataclass
@@ -57,7 +60,7 @@ class _Object:
 
     name: str
     tile: Tile | None
-    words: kernels.Words
+    words: Words
     state: str = "free"
 
     def turn(self, tile: Tile, before: str, after: str) -> None:
@@ -89,7 +92,7 @@ def _whole(sizes: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
 class _Channel:
     """A DMA channel at a descriptor: the run it is in, and how far."""
 
-    def __init__(self, array: _Array, port: Port) -> None:
+    def __init__(self, array: EmulatedArray, port: Port) -> None:
         self.array, self.port, self.tile = array, port, port.tile
         self.left = 0  # words of the run
         self.states = ("filled", "draining", "free") if port.way_out else ("free", "filling", "filled")
@@ -124,10 +127,10 @@ class _Channel:
         here = self.stream[done : done + count]
         return here + self.start if self.start else here
 
-    def read(self, count: int) -> kernels.Words:
+    def read(self, count: int) -> Words:
         return self.target.words[self._here(count)]
 
-    def write(self, data: kernels.Words) -> None:
+    def write(self, data: Words) -> None:
         here = self._here(len(data))
         if self.target.tile is None:
             self.array.note_output(self.port, here)
@@ -143,7 +146,7 @@ class _Channel:
 class _Ring(_Channel):
     """A channel of a core or memory tile: a chain of descriptors, for ever."""
 
-    def __init__(self, array: _Array, port: Port, first: int) -> None:
+    def __init__(self, array: EmulatedArray, port: Port, first: int) -> None:
         super().__init__(array, port)
         self.next = first
 
@@ -164,7 +167,7 @@ class _Ring(_Channel):
 class _Queue(_Channel):
     """A channel of a shim: the tasks that the runtime sequence pushed."""
 
-    def __init__(self, array: _Array, port: Port) -> None:
+    def __init__(self, array: EmulatedArray, port: Port) -> None:
         super().__init__(array, port)
         self.tasks: deque[Push] = deque()
         self.run = 0
@@ -196,10 +199,11 @@ class _Queue(_Channel):
             self.run = 0
 
 
-class _Array:
-    """The whole array at work."""
+class EmulatedArray:
+    """The whole array, configured for a plan; any plan of the same configuration can then be dispatched, and others
+    after it."""
 
-    def __init__(self, plan: GemmPlan) -> None:
+    def __init__(self, plan: GemmPlan, order: Order = "upstream") -> None:
         self.plan = plan
         self.locks = {(lock.tile, lock.number): lock.initial for lock in plan.locks}
         self.waits: dict[Tile, Use] = {}
@@ -208,7 +212,7 @@ class _Array:
         self.runs: dict[tuple[Tile, int], int] = {}
         self.objects: dict[str, _Object] = {}
         memories = {
-            tile: np.full(MEMORY[tile.kind] // WORD, 0xA5A5A5A5, np.uint32)
+            tile: np.full(MEMORY[tile.kind] // WORD, NEVER_WRITTEN, np.uint32)
             for tile in {b.tile for b in plan.buffers}
             if tile
         }
@@ -218,13 +222,26 @@ class _Array:
             start, size = b.offset // WORD, b.bytes // WORD
             view = memories[b.tile][start : start + size] if b.tile else np.zeros(size, np.uint32)
             self.objects[b.name] = _Object(b.name, b.tile, view)
-        self.output = np.zeros(len(self.objects["C"].words), bool)
         self.rings = {s.port: _Ring(self, s.port, s.first) for s in plan.starts}
         ports = {p for r in plan.routes for p in (r.source, *r.destinations)}
         self.queues = {p: _Queue(self, p) for p in ports if p.tile.row == 0}
+        inward = [r for r in plan.routes if r.source.tile.row < r.destinations[0].tile.row]
+        outward = [r for r in plan.routes if r not in inward]
+        self.parts = [*map(self._route, inward), *map(self._core, plan.programs), *map(self._route, outward)]
+        self.order = order
 
-    def argument(self, name: str, data: kernels.Words) -> None:
-        self.objects[name].words = data
+    def dispatch(self, plan: GemmPlan, a: Words, b: Words) -> Words:
+        """C, from A and B as they lie in DRAM."""
+        if plan.configuration != self.plan.configuration:
+            raise EmulationError("array", "it is configured for another tile: configure it for this plan")
+        sizes = [size // WORD for size in plan.argument_bytes]
+        if [len(a), len(b)] != sizes[:2]:
+            raise EmulationError("DRAM", f"A and B are of {len(a)} and {len(b)} words, not {sizes[:2]}")
+        for name, data in (("A", a), ("B", b), ("C", np.zeros(sizes[2], np.uint32))):
+            self.objects[name].words = data
+        self.output = np.zeros(sizes[2], bool)
+        self._run(plan.sequence)
+        return self.objects["C"].words
 
     def next_start(self, d: Descriptor) -> int:
         """The word that the next run of a descriptor starts at."""
@@ -256,21 +273,14 @@ class _Array:
         if self.locks[tile, use.lock] > LOCK_VALUE:
             raise EmulationError(tile, f"lock {use.lock} counts past {LOCK_VALUE}: an overrun")
 
-    def run(self, order: Order) -> None:
+    def _run(self, commands: tuple[Command, ...]) -> None:
         """Until the runtime sequence is through and nothing moves; then all must be as it was at the start."""
-        sequence = self._sequence()
-        inward = [r for r in self.plan.routes if r.source.tile.row < r.destinations[0].tile.row]
-        outward = [r for r in self.plan.routes if r not in inward]
-        parts = [
-            sequence,
-            *map(self._route, inward),
-            *map(self._core, self.plan.programs),
-            *map(self._route, outward),
-        ]
-        if order == "downstream":
+        sequence = self._sequence(commands)
+        parts = [sequence, *self.parts]
+        if self.order == "downstream":
             parts.reverse()
-        elif isinstance(order, int):
-            random.Random(order).shuffle(parts)
+        elif isinstance(self.order, int):
+            random.Random(self.order).shuffle(parts)
         through = False
         while True:
             moved = False
@@ -305,7 +315,8 @@ class _Array:
         while True:
             c = self.objects[p.c.buffers[outputs % len(p.c.buffers)]]
             sums = self.objects[p.accumulator].words if p.accumulator else c.words
-            for i in range(p.k_tiles):
+            i, depth = 0, 1
+            while i < depth:
                 a, b = (self.objects[o.buffers[inputs % len(o.buffers)]] for o in (p.a, p.b))
                 for operand, ready in ((p.a, a), (p.b, b)):
                     while not self.acquire(p.tile, operand.acquire):
@@ -315,25 +326,35 @@ class _Array:
                     while not self.acquire(p.tile, p.c.acquire):
                         yield False
                     c.turn(p.tile, "free", "filling")
+                    depth = self._parameter(p, "depth")
                     sums[:] = 0
-                kernels.multiply(a.words, b.words, sums, m, k, n)
+                kernels.multiply(a.words, b.words, sums, m, k, n, plan.weights)
                 for operand, done in ((p.a, a), (p.b, b)):
                     done.turn(p.tile, "draining", "free")
                     self.release(p.tile, operand.release)
-                inputs += 1
+                i, inputs = i + 1, inputs + 1
                 yield True
             if p.accumulator:
                 c.words.view(plan.output)[:] = kernels.narrow(
-                    sums.view(np.int32), plan.output, plan.shift, plan.rounding
+                    sums.view(np.int32), plan.output, self._parameter(p, "shift"), plan.rounding
                 )
             c.turn(p.tile, "filling", "filled")
             self.release(p.tile, p.c.release)
             outputs += 1
             yield True
 
-    def _sequence(self) -> Steps:
-        for command in self.plan.sequence:
-            if isinstance(command, Write):
+    def _parameter(self, p: CoreProgram, name: str) -> int:
+        value = int(self.objects[p.parameters].words[PARAMETERS.index(name)])
+        if value == NEVER_WRITTEN:
+            raise EmulationError(p.tile, f"the parameter {name} was never written")
+        return value
+
+    def _sequence(self, commands: tuple[Command, ...]) -> Steps:
+        for command in commands:
+            if isinstance(command, Set):
+                target = self.objects[f"parameters@{command.tile.column},{command.tile.row}"]
+                target.words[command.parameter] = command.value
+            elif isinstance(command, Write):
                 d = command.descriptor
                 for port, queue in self.queues.items():
                     if port.tile == d.tile and any(task.descriptor == d.number for task in queue.tasks):

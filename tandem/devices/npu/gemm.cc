@@ -1,17 +1,28 @@
 // The core kernels of a GemmPlan, on the AIE API. Emulated; not yet run on a Phoenix, nor compiled for one: the tests
 // build them with a stand-in for the API, in plain C++, and compare with kernels.py.
 //
-// The plan's tile is given when this is compiled: TILE_M, TILE_K, TILE_N, and OUTPUT (int8_t, int16_t or int32_t).
+// The plan's tile is given when this is compiled: TILE_M, TILE_K, TILE_N, WEIGHT_BITS (8 or 4; b has two int4 a byte,
+// the first in the lower half) and OUTPUT (int8_t, int16_t or int32_t).
 
 #include <aie_api/aie.hpp>
 #include <cstdint>
 
 namespace {
 
-using Product = aie::mmul<4, 8, 8, int8_t, int8_t, accauto>;
+#if WEIGHT_BITS == 4
+constexpr unsigned DEEP = 16;
+using Weight = int4;
+#else
+constexpr unsigned DEEP = 8;
+using Weight = int8_t;
+#endif
+using Product = aie::mmul<4, DEEP, 8, int8_t, Weight, accauto>;
 
-constexpr unsigned ROWS = TILE_M / 4, DEPTH = TILE_K / 8, COLUMNS = TILE_N / 8;  // in vector tiles
-static_assert(TILE_M % 8 == 0 && TILE_K % 8 == 0 && TILE_N % 16 == 0, "cores multiply 2 x 2 vector tiles at a time");
+constexpr unsigned ROWS = TILE_M / 4, DEPTH = TILE_K / DEEP, COLUMNS = TILE_N / 8;  // in vector tiles
+constexpr unsigned B_BYTES = Product::size_B * WEIGHT_BITS / 8;
+static_assert(TILE_M % 8 == 0 && TILE_K % DEEP == 0 && TILE_N % 16 == 0, "two by two vector tiles at a time");
+
+auto weights_at(const int8_t *b) { return aie::load_v<Product::size_B>(reinterpret_cast<const Weight *>(b)); }
 
 Product sums_at(const int32_t *c) { return Product(aie::load_v<Product::size_C>(c)); }
 
@@ -42,11 +53,10 @@ void multiply(const int8_t *__restrict a, const int8_t *__restrict b, int32_t *_
       Product c10 = sums_at(lower), c11 = sums_at(lower + Product::size_C);
       for (unsigned k = 0; k < DEPTH; k++) {
         const int8_t *rows = a + (row * DEPTH + k) * Product::size_A;
-        const int8_t *columns = b + (k * COLUMNS + column) * Product::size_B;
+        const int8_t *columns = b + (k * COLUMNS + column) * B_BYTES;
         auto a0 = aie::load_v<Product::size_A>(rows);
         auto a1 = aie::load_v<Product::size_A>(rows + DEPTH * Product::size_A);
-        auto b0 = aie::load_v<Product::size_B>(columns);
-        auto b1 = aie::load_v<Product::size_B>(columns + Product::size_B);
+        auto b0 = weights_at(columns), b1 = weights_at(columns + B_BYTES);
         c00.mac(a0, b0);
         c01.mac(a0, b1);
         c10.mac(a1, b0);

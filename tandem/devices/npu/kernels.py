@@ -5,22 +5,22 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint32]
+from tandem.devices.npu.operands import Words, unpack_int4
+from tandem.devices.npu.tiling import WEIGHTS
+
 Integers = npt.NDArray[np.int32]
 
 EXACT_DEPTH = 2**24 // 128**2 - 1  # sums of so many products of int8 are exact in float32
 
 
-def unpack(words: Words, rows: int, columns: int, high: int) -> npt.NDArray[np.int8]:
-    """int8 vector tiles of `high` x 8 as a matrix."""
-    tiles = words.view(np.int8).reshape(rows // high, columns // 8, high, 8)
-    return tiles.transpose(0, 2, 1, 3).reshape(rows, columns)
-
-
-def multiply(a: Words, b: Words, c: Words, m: int, k: int, n: int) -> None:
+def multiply(a: Words, b: Words, c: Words, m: int, k: int, n: int, weights: str = "int8") -> None:
     """c += a x b; c holds int32 vector tiles of 4 x 8."""
+    deep = WEIGHTS[weights].deep
+    rows = _matrix(a.view(np.int8), m, k, 4, deep)
+    numbers = b.view(np.int8)
+    columns = _matrix(unpack_int4(numbers) if weights == "int4" else numbers, k, n, deep, 8)
     exact = np.float32 if k <= EXACT_DEPTH else np.float64
-    product = unpack(a, m, k, 4).astype(exact) @ unpack(b, k, n, 8).astype(exact)
+    product = rows.astype(exact) @ columns.astype(exact)
     tiles = product.astype(np.int32).reshape(m // 4, 4, n // 8, 8).transpose(0, 2, 1, 3)
     c.view(np.int32).reshape(m // 4, n // 8, 4, 8)[...] += tiles
 
@@ -37,3 +37,11 @@ def narrow(sums: Integers, output: str, shift: int, rounding: str) -> npt.NDArra
             wide += (below > half) | ((below == half) & (wide % 2 == 1))
     limits = np.iinfo(output)
     return wide.clip(limits.min, limits.max).astype(output)
+
+
+def _matrix(
+    numbers: npt.NDArray[np.int8], rows: int, columns: int, high: int, wide: int
+) -> npt.NDArray[np.int8]:
+    """Vector tiles of `high` x `wide` as a matrix."""
+    tiles = numbers.reshape(rows // high, columns // wide, high, wide)
+    return tiles.transpose(0, 2, 1, 3).reshape(rows, columns)

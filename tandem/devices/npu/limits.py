@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from tandem.devices.npu.array import WORD, Descriptor, Kind, Port, Push, Tile, Write
+from tandem.devices.npu.array import PARAMETERS, WORD, Descriptor, Kind, Port, Push, Set, Tile, Wait, Write
 from tandem.devices.npu.plan import ODD_CHANNELS, GemmPlan, words
-from tandem.devices.npu.tiling import COLUMNS, CORE_BYTES, ROWS
+from tandem.devices.npu.tiling import COLUMNS, CORE_BYTES, ROWS, WEIGHTS
 from tandem.errors import LimitError
 
 DESCRIPTORS = {Kind.CORE: 16, Kind.MEMORY: 48, Kind.SHIM: 16}
@@ -47,7 +47,7 @@ def all_descriptors(plan: GemmPlan) -> list[Descriptor]:
 def _ports(plan: GemmPlan) -> set[Port]:
     routed = {p for route in plan.routes for p in (route.source, *route.destinations)}
     return (
-        routed | {s.port for s in plan.starts} | {c.port for c in plan.sequence if not isinstance(c, Write)}
+        routed | {s.port for s in plan.starts} | {c.port for c in plan.sequence if isinstance(c, Push | Wait)}
     )
 
 
@@ -58,7 +58,7 @@ def _array(plan: GemmPlan) -> Broken:
             yield "4 x 4 cores", f"{tile} is outside of the array"
     if plan.program_bytes > PROGRAM_BYTES:
         yield "program memory", f"a core holds {PROGRAM_BYTES} bytes of program, not {plan.program_bytes}"
-    if plan.tiling.padded[2] * 128 * 128 > ACCUMULATOR:
+    if plan.tiling.padded[2] * 128 * WEIGHTS[plan.weights].largest > ACCUMULATOR:
         yield "accumulator", f"{plan.tiling.padded[2]} products of int8 do not add up in 32 bits"
 
 
@@ -187,6 +187,12 @@ def _fifos(plan: GemmPlan) -> Broken:
 
 
 def _sequence(plan: GemmPlan) -> Broken:
+    cores = {p.tile for p in plan.programs}
+    least = dict(enumerate(1 if name == "depth" else 0 for name in PARAMETERS))
     for command in plan.sequence:
+        if isinstance(command, Set):
+            number, value = command.parameter, command.value
+            if command.tile not in cores or number not in least or not least[number] <= value < 2**31:
+                yield "parameters", f"{command.tile} cannot be told {value} as number {number}"
         if isinstance(command, Push) and not 0 <= command.repeat <= REPEAT:
             yield "repeat", f"{command.port} repeats a descriptor {command.repeat} times, {REPEAT} at most"

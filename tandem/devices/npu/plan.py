@@ -1,12 +1,16 @@
-"""The plan of a GEMM on a Phoenix NPU: C = A x B, int8 x int8, as one object that is checked, emulated and emitted.
+"""The plan of a GEMM on a Phoenix NPU: C = A x B, int8 x int8 or int4, as one object: checked, emulated and emitted.
 
 Emulated; not yet run on a Phoenix. A, B and C lie row-major in DRAM, padded with zeros. Memory tile r holds A's tiles
 for the cores of row r and sends each to all of them; memory tile c holds B's tiles for the cores of column c, packs
 them on the way, and joins C's tiles of its column. The order is: rows of tiles, columns of tiles, depth.
+
+What the array is configured with depends on the tile of a core alone; the shape is in the runtime sequence. So plans
+with one tile run one after the other without a new configuration, which would take milliseconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem.devices.npu.array import (
@@ -21,6 +25,7 @@ from tandem.devices.npu.array import (
     Port,
     Push,
     Route,
+    Set,
     Stage,
     Start,
     Tile,
@@ -28,7 +33,17 @@ from tandem.devices.npu.array import (
     Wait,
     Write,
 )
-from tandem.devices.npu.tiling import COLUMNS, DEPTH, ROWS, STACK_BYTES, Tiling, best
+from tandem.devices.npu.tiling import (
+    COLUMNS,
+    DEPTH,
+    PARAMETER_BYTES,
+    ROWS,
+    STACK_BYTES,
+    WEIGHTS,
+    Tiling,
+    best,
+    resident,
+)
 from tandem.errors import LimitError
 
 OUTPUTS = {"int8": 1, "int16": 2, "int32": 4}
@@ -47,6 +62,7 @@ class GemmPlan:
     M: int
     N: int
     K: int
+    weights: str
     output: str
     shift: int
     rounding: str
@@ -64,6 +80,22 @@ class GemmPlan:
     @property
     def out_bytes(self) -> int:
         return OUTPUTS[self.output]
+
+    @property
+    def configuration(self) -> tuple[object, ...]:
+        """All that the array keeps between plans; two plans that agree in it need no new configuration."""
+        on_tiles = tuple(buffer for buffer in self.buffers if buffer.tile)
+        kinds = (self.weights, self.output, self.rounding, self.tiling.m, self.tiling.k, self.tiling.n)
+        return (
+            *kinds,
+            *(on_tiles, self.locks, self.descriptors, self.starts, self.routes, self.fifos, self.programs),
+        )
+
+    @property
+    def argument_bytes(self) -> tuple[int, int, int]:
+        """Of A, B and C in DRAM, padded."""
+        a, b, c = (buffer.bytes for buffer in self.buffers if buffer.tile is None)
+        return a, b, c
 
 
 @dataclass
@@ -124,10 +156,10 @@ def linear(size: int) -> View:
     return (size // WORD,), (1,)
 
 
-def packed(rows: int, columns: int, high: int) -> View:
-    """Reads a row-major int8 tile as vector tiles of `high` x 8, row of them by row of them."""
-    pitch = columns // WORD
-    return (2, high, columns // 8, rows // high), (1, pitch, 2, high * pitch)
+def packed(rows: int, columns: int, high: int, wide: int, bits: int) -> View:
+    """Reads a row-major tile as vector tiles of `high` x `wide`, row of them by row of them."""
+    row, pitch = wide * bits // 32, columns * bits // 32  # words
+    return (row, high, columns // wide, rows // high), (1, pitch, row, high * pitch)
 
 
 def unpacked(rows: int, columns: int, element: int) -> View:
@@ -142,6 +174,7 @@ def plan_gemm(
     K: int,
     output: str = "int32",
     *,
+    weights: str = "int8",
     shift: int = 0,
     rounding: str = "half even",
     tiling: Tiling | None = None,
@@ -149,27 +182,32 @@ def plan_gemm(
     """A plan for M x K times K x N; narrow outputs are shifted right by `shift`, rounded and saturated."""
     if output not in OUTPUTS or rounding not in ROUNDINGS:
         raise LimitError("output", f"ask for one of {', '.join(OUTPUTS)}, rounded {' or '.join(ROUNDINGS)}")
+    if weights not in WEIGHTS:
+        raise LimitError("weights", f"weights of {weights} are not multiplied: use {' or '.join(WEIGHTS)}")
     if not 0 <= shift < 32 or (output == "int32" and shift):
         raise LimitError("shift", f"{shift} bits cannot be shifted out of 32; int32 outputs are not shifted")
-    tiling = tiling or best(M, N, K, OUTPUTS[output])
-    build = _Builder()
+    tiling = tiling or best(M, N, K, OUTPUTS[output], weights)
+    build, deep, bits = _Builder(), WEIGHTS[weights].deep, WEIGHTS[weights].bits
     for c in range(COLUMNS):
         for r in range(ROWS):
-            _core(build, Tile(c, r + 2), tiling, OUTPUTS[output])
+            _core(build, Tile(c, r + 2), tiling, bits, OUTPUTS[output])
+    a_view = packed(tiling.m, tiling.k, 4, deep, 8)
+    b_view = packed(tiling.k, tiling.n, deep, 8, bits)
     for c in range(COLUMNS):
-        _input(build, "A", c, 0, tiling.m, tiling.k, 4, [Tile(x, c + 2) for x in range(COLUMNS)])
-        _input(build, "B", c, 1, tiling.k, tiling.n, 8, [Tile(c, r + 2) for r in range(ROWS)])
+        _input(build, "A", c, 0, a_view, [Tile(x, c + 2) for x in range(COLUMNS)])
+        _input(build, "B", c, 1, b_view, [Tile(c, r + 2) for r in range(ROWS)])
         _output(build, c, tiling, OUTPUTS[output])
     rows, columns, depth = tiling.padded
     build.buffers += [
         Buffer("A", None, 0, rows * depth),
-        Buffer("B", None, 0, depth * columns),
+        Buffer("B", None, 0, depth * columns * bits // 8),
         Buffer("C", None, 0, rows * columns * OUTPUTS[output]),
     ]
     return GemmPlan(
         M,
         N,
         K,
+        weights,
         output,
         shift,
         rounding,
@@ -181,17 +219,28 @@ def plan_gemm(
         tuple(build.routes),
         tuple(build.fifos),
         tuple(build.programs),
-        tuple(_sequence(tiling, OUTPUTS[output])),
+        (*_parameters(tiling, output, shift), *_sequence(tiling, bits, OUTPUTS[output])),
     )
 
 
-def _core(build: _Builder, tile: Tile, tiling: Tiling, element: int) -> None:
-    """A core's objects, its three channels and its program."""
+def plan_resident(
+    shapes: Sequence[tuple[int, int, int]], output: str = "int32", *, weights: str = "int8", shift: int = 0
+) -> list[GemmPlan]:
+    """Plans for GEMMs of these M, N, K with one configuration."""
+    tilings = resident(shapes, OUTPUTS[output], weights)
+    return [
+        plan_gemm(*shape, output, weights=weights, shift=shift, tiling=tiling)
+        for shape, tiling in zip(shapes, tilings, strict=True)
+    ]
+
+
+def _core(build: _Builder, tile: Tile, tiling: Tiling, bits: int, element: int) -> None:
+    """A core's parameters, its objects, its three channels and its program."""
     m, k, n = tiling.m, tiling.k, tiling.n
-    operands = []
+    operands, parameters = [], build.place(tile, "parameters", PARAMETER_BYTES)
     for name, size, channel, out in (
         ("A", m * k, 0, False),
-        ("B", k * n, 1, False),
+        ("B", k * n * bits // 8, 1, False),
         ("C", m * n * element, 0, True),
     ):
         stage = build.stage(tile, name, size)
@@ -200,7 +249,7 @@ def _core(build: _Builder, tile: Tile, tiling: Tiling, element: int) -> None:
         operands.append(Operand(stage.objects, before, after))
     a, b, c = operands
     accumulator = build.place(tile, "accumulator", m * n * 4) if element < 4 else None
-    build.programs.append(CoreProgram(tile, a, b, c, accumulator, tiling.depth))
+    build.programs.append(CoreProgram(tile, a, b, c, accumulator, parameters))
 
 
 def _input(
@@ -208,23 +257,22 @@ def _input(
     name: str,
     column: int,
     channel: int,
-    rows: int,
-    columns: int,
-    high: int,
+    view: View,
     cores: list[Tile],
 ) -> None:
-    """A or B: shim to memory tile row-major, memory tile to its four cores packed."""
+    """A or B: shim to memory tile row-major, memory tile to its four cores packed by `view`."""
     shim, memory = Tile(column, 0), Tile(column, 1)
-    stage = build.stage(memory, name, rows * columns)
+    size = words(view[0]) * WORD
+    stage = build.stage(memory, name, size)
     objects = [(stage, o) for o in stage.objects]
-    build.ring(Port(memory, False, channel), objects, linear(rows * columns))
-    build.ring(Port(memory, True, channel), objects, packed(rows, columns, high))
+    build.ring(Port(memory, False, channel), objects, linear(size))
+    build.ring(Port(memory, True, channel), objects, view)
     build.routes += [
         Route(Port(shim, True, channel), (Port(memory, False, channel),)),
         Route(Port(memory, True, channel), tuple(Port(core, False, channel) for core in cores)),
     ]
     ends = [build.stages[core, name] for core in cores]
-    build.fifos.append(Fifo(f"{name}{column}", DEPTH, rows * columns, (stage, *ends)))
+    build.fifos.append(Fifo(f"{name}{column}", DEPTH, size, (stage, *ends)))
 
 
 def _output(build: _Builder, column: int, tiling: Tiling, element: int) -> None:
@@ -248,7 +296,18 @@ def _output(build: _Builder, column: int, tiling: Tiling, element: int) -> None:
     build.routes.append(Route(port, (Port(shim, False, 0),)))
 
 
-def _sequence(tiling: Tiling, element: int) -> list[Command]:
+def _parameters(tiling: Tiling, output: str, shift: int) -> list[Command]:
+    """What the cores are told of this shape, in the order of PARAMETERS."""
+    values = (tiling.depth,) if output == "int32" else (tiling.depth, shift)
+    return [
+        Set(Tile(c, r + 2), number, value)
+        for c in range(COLUMNS)
+        for r in range(ROWS)
+        for number, value in enumerate(values)
+    ]
+
+
+def _sequence(tiling: Tiling, bits: int, element: int) -> list[Command]:
     """What the host queues: for each row of tiles, up to 64 columns of tiles a descriptor; C's token ends a block.
 
     C of a block is whole only when its A and B have been read, so one token frees all three descriptors.
@@ -264,7 +323,7 @@ def _sequence(tiling: Tiling, element: int) -> list[Command]:
             done = Port(Tile(c, 0), False, 0)
             if number >= IN_FLIGHT:
                 commands.append(Wait(done))
-            a, b, out = _block(tiling, element, c, 3 * (number % IN_FLIGHT), row, first, count)
+            a, b, out = _block(tiling, bits, element, c, 3 * (number % IN_FLIGHT), row, first, count)
             commands += [Write(a), Write(b), Write(out)]
             commands += [
                 Push(done, out.number, count - 1, True),
@@ -276,7 +335,7 @@ def _sequence(tiling: Tiling, element: int) -> list[Command]:
 
 
 def _block(
-    tiling: Tiling, element: int, c: int, number: int, row: int, first: int, count: int
+    tiling: Tiling, bits: int, element: int, c: int, number: int, row: int, first: int, count: int
 ) -> tuple[Descriptor, Descriptor, Descriptor]:
     """Shim descriptors of column c for `count` columns of tiles: A (the same rows each time), B and C."""
     m, k, n = tiling.m, tiling.k, tiling.n
@@ -286,13 +345,17 @@ def _block(
     offset = (row * ROWS + c) * m * K
     a = Descriptor(shim, number, "A", offset, panel, (1, K // WORD, k // WORD), words(panel))
     # K may be more than a wrap holds: it goes to the outermost dimension, which has none.
-    strip = (n // WORD, 1, K)
+    strip, width = (n * bits // 32, 1, K), n * bits // 8
     b = Descriptor(
-        shim, number + 1, "B", start, strip, (1, 1, N // WORD), words(strip), iterations=count, step=n
+        *(shim, number + 1, "B", start * bits // 8, strip, (1, 1, N * bits // 32), words(strip)),
+        iterations=count,
+        step=COLUMNS * width // WORD,
     )
     tile, pitch = (n * element // WORD, ROWS * m), N * element // WORD
     offset = (row * ROWS * m * N + start) * element
     out = Descriptor(
-        shim, number + 2, "C", offset, tile, (1, pitch), words(tile), iterations=count, step=n * element
+        *(shim, number + 2, "C", offset, tile, (1, pitch), words(tile)),
+        iterations=count,
+        step=COLUMNS * n * element // WORD,
     )
     return a, b, out

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.errors import LimitError
 
 COLUMNS, ROWS = 4, 4  # of cores
 CORE_BYTES = 64 * 1024
-STACK_BYTES = 1024  # of a core's data memory
+STACK_BYTES = 992  # of a core's data memory
+PARAMETER_BYTES = 32  # after the stack: objects behind it stay aligned
 DEPTH = 2  # of every FIFO: one object is filled while the other is used
 
 # Published measurements on Phoenix; they rank tilings and are reported nowhere.
@@ -17,8 +20,20 @@ BYTES_A_SECOND = 15e9
 # Storing the accumulators after each call, 32 bytes a cycle, takes as long as a depth of 32 at 256 products a cycle.
 STORE_DEPTH = 32
 
-# Cores multiply 2 x 2 vector tiles of 4x8x8 at a time, to use each loaded operand twice.
-M_STEP, K_STEP, N_STEP = 8, 8, 16
+# Cores multiply 2 x 2 vector tiles at a time, to use each loaded operand twice.
+M_STEP, N_STEP = 8, 16
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What B is made of. A vector tile is 4 x `deep` times `deep` x 8."""
+
+    bits: int
+    deep: int
+    largest: int  # magnitude
+
+
+WEIGHTS = {"int8": Weights(8, 8, 128), "int4": Weights(4, 16, 8)}
 
 
 @dataclass(frozen=True)
@@ -38,33 +53,64 @@ class Tiling:
         return self.rows * ROWS * self.m, self.columns * COLUMNS * self.n, self.depth * self.k
 
 
-def core_bytes(m: int, k: int, n: int, out_bytes: int) -> int:
-    """Data memory a core needs: its FIFOs' objects, a 32-bit accumulator where the output is narrower, the stack."""
+def core_bytes(m: int, k: int, n: int, out_bytes: int, bits: int = 8) -> int:
+    """Data memory a core needs: its FIFOs' objects, a 32-bit accumulator where the output is narrower, stack and
+    parameters."""
     accumulator = 0 if out_bytes == 4 else m * n * 4
-    return DEPTH * (m * k + k * n + m * n * out_bytes) + accumulator + STACK_BYTES
+    return (
+        DEPTH * (m * k + k * n * bits // 8 + m * n * out_bytes) + accumulator + STACK_BYTES + PARAMETER_BYTES
+    )
 
 
-def seconds(tiling: Tiling, out_bytes: int) -> float:
+def seconds(tiling: Tiling, out_bytes: int, weights: str = "int8") -> float:
     """The roofline that ranks tilings: A is read again for each column of tiles, B for each row of them."""
     M, N, K = tiling.padded
-    moved = M * K * tiling.columns + K * N * tiling.rows + M * N * out_bytes
-    return max(2 * M * N * K * (1 + STORE_DEPTH / tiling.k) / OPS_A_SECOND, moved / BYTES_A_SECOND)
+    w = WEIGHTS[weights]
+    moved = M * K * tiling.columns + K * N * w.bits // 8 * tiling.rows + M * N * out_bytes
+    faster = w.deep / WEIGHTS["int8"].deep  # products a cycle; that a GEMM keeps it is not published
+    computed = 2 * M * N * K * (1 / faster + STORE_DEPTH / tiling.k) / OPS_A_SECOND
+    return max(computed, moved / BYTES_A_SECOND)
 
 
-def best(M: int, N: int, K: int, out_bytes: int) -> Tiling:
+def best(M: int, N: int, K: int, out_bytes: int, weights: str = "int8") -> Tiling:
     """The fastest tiling that fits; of equals the one with the fewest kernel calls."""
     if min(M, N, K) < 1:
         raise LimitError("positive shape", f"a GEMM of {M} x {K} times {K} x {N} has nothing to compute")
     found = []
+    step = WEIGHTS[weights].deep
+    for m, n, most in _tiles(out_bytes, weights):
+        depth = -(-K // most)
+        k = -(-K // (depth * step)) * step
+        tiling = cut(M, N, K, (m, k, n))
+        calls = tiling.rows * tiling.columns * tiling.depth
+        found.append((seconds(tiling, out_bytes, weights), calls, m, n, tiling))
+    return min(found)[-1]
+
+
+def resident(shapes: Sequence[tuple[int, int, int]], out_bytes: int, weights: str = "int8") -> list[Tiling]:
+    """The GEMMs of `shapes` (M, N, K), all with one tile of a core, so that they share one configuration: the tile
+    that is fastest for all of them together."""
+    step, found = WEIGHTS[weights].deep, []
+    for m, n, most in _tiles(out_bytes, weights):
+        whole = {math.ceil(K / math.ceil(K / most) / step) * step for _, _, K in shapes}
+        for k in whole | {most}:
+            tilings = [cut(M, N, K, (m, k, n)) for M, N, K in shapes]
+            found.append((sum(seconds(t, out_bytes, weights) for t in tilings), m, k, n, tilings))
+    return min(found)[-1]
+
+
+def cut(M: int, N: int, K: int, tile: tuple[int, int, int]) -> Tiling:
+    """M x K times K x N in tiles of m, k, n."""
+    m, k, n = tile
+    return Tiling(m, k, n, -(-M // (ROWS * m)), -(-N // (COLUMNS * n)), -(-K // k))
+
+
+def _tiles(out_bytes: int, weights: str) -> Iterator[tuple[int, int, int]]:
+    """m and n that fit a core, with the largest k beside them."""
+    w = WEIGHTS[weights]
     for m in range(M_STEP, 136, M_STEP):
         for n in range(N_STEP, 264, N_STEP):
             room = CORE_BYTES - core_bytes(m, 0, n, out_bytes)
-            most = room // (DEPTH * (m + n)) // K_STEP * K_STEP
-            if most < K_STEP:
-                continue
-            depth = -(-K // most)
-            k = -(-K // (depth * K_STEP)) * K_STEP
-            tiling = Tiling(m, k, n, -(-M // (ROWS * m)), -(-N // (COLUMNS * n)), depth)
-            calls = tiling.rows * tiling.columns * tiling.depth
-            found.append((seconds(tiling, out_bytes), calls, m, n, tiling))
-    return min(found)[-1]
+            most = room // (DEPTH * (m + n * w.bits // 8)) // w.deep * w.deep
+            if most >= w.deep:
+                yield m, n, most

@@ -6,6 +6,7 @@
 #include <limits>
 
 struct accauto {};
+struct int4 {};  // two a byte: never one by itself
 
 namespace aie {
 
@@ -21,11 +22,25 @@ template <class T, unsigned N> struct vector {
   T lanes[N];
 };
 
+template <unsigned N> struct vector<int4, N> {  // unpacked, with their sign
+  int8_t lanes[N];
+};
+
 template <class T, unsigned N> vector<T, N> zeros() { return {}; }
 
 template <unsigned N, class T> vector<T, N> load_v(const T *from) {
   vector<T, N> result;
   for (unsigned i = 0; i < N; i++) result.lanes[i] = from[i];
+  return result;
+}
+
+template <unsigned N> vector<int4, N> load_v(const int4 *from) {
+  vector<int4, N> result;
+  const uint8_t *bytes = reinterpret_cast<const uint8_t *>(from);
+  for (unsigned i = 0; i < N; i++) {
+    const int half = i % 2 ? bytes[i / 2] / 16 : bytes[i / 2] % 16;
+    result.lanes[i] = static_cast<int8_t>(half < 8 ? half : half - 16);
+  }
   return result;
 }
 
