@@ -28,6 +28,7 @@ from tandem.server.roofline import Roofline, can_measure, measure_bandwidth, mea
 SECONDS = 180  # that are remembered
 NOW = 3  # of them
 FIRST_TOKENS = 32  # requests whose waiting time is
+REST = 1.0  # seconds without a step before one is measured: who has just asked may ask again
 
 
 @dataclass
@@ -122,7 +123,8 @@ class Live:
                 self.roofline = found
 
     def _is_busy(self) -> bool:
-        return bool(self.engine.scheduler.running or self.engine.scheduler.waiting)
+        waiting = bool(self.engine.scheduler.running or self.engine.scheduler.waiting)
+        return waiting or time.perf_counter() < self._last + REST
 
     def _measure(self) -> Roofline | None:
         try:
@@ -250,9 +252,11 @@ def live_router(models: Models) -> APIRouter:
     measuring: set[asyncio.Task[None]] = set()
 
     @router.get("/live")
-    async def live() -> dict[str, Any]:
+    async def live(roofline: bool = False) -> dict[str, Any]:
+        """`roofline`: measure it, if that is still to do. It takes the device from others for a moment."""
         watched = {loaded.name: live_of(loaded.llm) for loaded in models.loaded()}
-        _measure_one(watched.values(), measuring)
+        if roofline:
+            _measure_one(watched.values(), measuring)
         return {"models": {name: one.snapshot() for name, one in watched.items()}}
 
     return router

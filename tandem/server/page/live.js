@@ -36,7 +36,7 @@ export class Live {
     if (this.asking) return undefined;
     this.asking = true;
     try {
-      const { models } = await get("/live");
+      const { models } = await get(this.shown ? "/live?roofline=true" : "/live");
       this.update(models);
     } catch {
       this.onRate("offline", false);
