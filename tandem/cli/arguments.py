@@ -261,6 +261,16 @@ def _add_stop(commands: Any) -> None:
     stop.add_argument("--wait", type=float, default=60.0, metavar="S", help="seconds at most (60)")
 
 
+def _add_doctor(commands: Any) -> None:
+    _add(
+        commands,
+        "doctor",
+        "doctor",
+        "say what works on this machine, and what to do about the rest",
+        model=None,
+    )
+
+
 COMMANDS: dict[str, Callable[[Any], None]] = {
     "run": _add_run,
     "serve": _add_serve,
@@ -273,6 +283,7 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "perplexity": _add_perplexity,
     "bench": _add_bench,
     "plan": _add_plan,
+    "doctor": _add_doctor,
 }
 
 
