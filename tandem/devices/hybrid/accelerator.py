@@ -1,0 +1,227 @@
+"""Who takes a share of a step beside the main device: anything that has weights and answers with a future.
+
+The CPU and GPUs do through `DeviceAccelerator`, which can also run launches that are lent as they are. The NPU's
+arithmetic, on the host, is in int8.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from tandem.devices.device import Bytes, Device, Recording
+from tandem.devices.hybrid.cut import Gemm, Moved, Work, padded
+from tandem.devices.split.cut import OWN
+from tandem.errors import DeviceError, DoesNotFitError
+from tandem.kernels.panels import q8_bytes
+from tandem.program.program import Launch, Program, Tensor
+from tandem.program.step_inputs import HEADER_INTS, bytes_in_use
+from tandem.program.weight_plan import align
+
+KEPT = 8192  # shares of which it is known when they ran
+
+
+class Share(NamedTuple):
+    """What a device is to do in a step: units [first, first + units) of a matmul, or all of another Work."""
+
+    work: int
+    first: int
+    units: int
+    tokens: int
+    inputs: Sequence[
+        Bytes
+    ]  # the Work's `entering`, the rows of these tokens; they stay until the answer is there
+    step: Bytes  # StepInputs
+
+
+class Answer(NamedTuple):
+    outputs: Sequence[Bytes]  # of a matmul: its columns alone; else the Work's `leaving`
+    begun: float
+    ended: float
+
+
+class Accelerator(Protocol):
+    """Shares are done in the order they were submitted. Nothing is allocated after `place`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def times(self) -> deque[tuple[float, float]]:
+        """When it began and ended its shares."""
+
+    def describe(self) -> str: ...
+
+    def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
+        """Memory for the works' weights. `copies`: answers must outlive the share that follows."""
+
+    def load(self, work: int, operands: Mapping[str, Bytes]) -> None:
+        """A matmul's weights, as panels, and bias, by their names in its launch: once, before anything is submitted."""
+
+    def submit(self, share: Share) -> Future[Answer]: ...
+
+    def close(self) -> None: ...
+
+
+def rows_bytes(tensor: Tensor, tokens: int) -> int:
+    """Of a tensor, the bytes of the rows of so many tokens."""
+    size = q8_bytes(tokens, tensor.stride) if tensor.dtype == "q8" else 4 * tokens * tensor.stride
+    return min(size, tensor.nbytes)
+
+
+class Worker:
+    """A thread that does shares one after the other, and knows when."""
+
+    def __init__(self, name: str) -> None:
+        self.times: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tandem {name}")
+
+    def submit(self, share: Share) -> Future[Answer]:
+        return self._thread.submit(self._timed, share)
+
+    def _timed(self, share: Share) -> Answer:
+        begun = time.perf_counter()
+        outputs = self.run(share)
+        ended = time.perf_counter()
+        self.times.append((begun, ended))
+        return Answer(outputs, begun, ended)
+
+    def run(self, share: Share) -> Sequence[Bytes]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+@dataclass(eq=False)
+class Here:
+    """A Work on this device."""
+
+    work: Work
+    inputs: list[Tensor]
+    launches: list[Launch]
+    outputs: list[Tensor]
+    tables: list[Tensor]  # of StepInputs
+
+
+class DeviceAccelerator(Worker):
+    """A device with memory and kernels of its own. Its weights are a copy of the main device's."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device.name)
+        self.device, self.name = device, device.name
+        self._here: list[Here] = []
+        self._own: dict[Tensor, Tensor] = {}  # weights and caches of the whole Program -> here
+        self._recordings: dict[tuple[int, int, int], tuple[Recording, list[Tensor]]] = {}
+        self._counts: dict[str, int] = {}
+        self._copies = False
+
+    def describe(self) -> str:
+        return self.device.describe()
+
+    def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
+        sizes = {"step": program.arena_bytes["step"]}
+        self._counts, self._copies, self._own = dict(program.max_counts), copies, {}
+        self._recordings.clear()
+        self._here = [_place(work, sizes, self._own) for work in works]
+        launches = [launch for here in self._here for launch in here.launches]
+        nbytes, free = sum(sizes.values()), self.device.free_memory()[1]
+        if nbytes > free:
+            raise DoesNotFitError(
+                f"a share of the model takes up to {nbytes / 1e9:.2f} GB more, and {self.name} has "
+                f"{free / 1e9:.2f} GB free: use one device, or a smaller model"
+            )
+        self.device.place(Program(launches, self._counts, sizes))
+
+    def load(self, work: int, operands: Mapping[str, Bytes]) -> None:
+        for launch in self._here[work].launches:
+            for name, tensor in launch.buffers.items():
+                if tensor is not None and name in operands:
+                    self.device.write(tensor, operands[name])
+
+    def here(self, tensor: Tensor) -> Tensor | None:
+        """A KV cache of the whole Program, if it is on this device."""
+        root = self._own.get(tensor.root)
+        if root is None or tensor is tensor.root:
+            return root
+        return replace(tensor, offset=tensor.start - tensor.root.start, base=root)
+
+    def run(self, share: Share) -> Sequence[Bytes]:
+        here = self._here[share.work]
+        recording, outputs = self._recorded(share)
+        step = self.device.memory("step")
+        header = share.step[: 4 * HEADER_INTS]
+        step[: len(header)] = header
+        for table in here.tables:
+            begin, end = table.start, table.start + bytes_in_use(table, header.view(np.int32))
+            step[begin:end] = share.step[begin:end]
+        step[:4].view(np.int32)[0] = share.tokens
+        for tensor, data in zip(here.inputs, share.inputs, strict=True):
+            self.device.write(tensor, data)
+        recording.replay()
+        found = [self.device.read(replace(t, nbytes=rows_bytes(t, share.tokens))) for t in outputs]
+        return [data.copy() for data in found] if self._copies else found
+
+    def _recorded(self, share: Share) -> tuple[Recording, list[Tensor]]:
+        """Once for each division that has come up."""
+        key = share.work, share.first, share.units
+        if key not in self._recordings:
+            here = self._here[share.work]
+            launches, outputs = here.launches, here.outputs
+            if isinstance(here.work, Gemm):
+                launch, out = _share(here.work, share.first, share.units, launches[0], self._counts["tokens"])
+                launches, outputs = [launch], [out]
+            self._recordings[key] = self.device.record(Program(launches, self._counts, {})), outputs
+        return self._recordings[key]
+
+    def close(self) -> None:
+        super().close()
+        self.device.close()
+
+
+def _place(work: Work, sizes: dict[str, int], own: dict[Tensor, Tensor]) -> Here:
+    """Weights and caches behind those that are there; activations from the begin, for one Work runs at a time."""
+    used = 0
+
+    def put(root: Tensor) -> int:
+        nonlocal used
+        if root.arena in OWN:
+            at = sizes.get(root.arena, 0)
+            sizes[root.arena] = at + align(root.nbytes)
+            return at
+        if root.arena != "activations":
+            return root.offset
+        at, used = used, used + align(root.nbytes)
+        sizes["activations"] = max(sizes.get("activations", 0), used)
+        return at
+
+    moved = Moved(put, own)
+    launches = [moved.launch(launch) for launch in work.launches]
+    touched = {t for launch in launches for t in launch.buffers.values() if t is not None}
+    return Here(
+        work, [moved.here(t) for t in work.entering], launches, [moved.here(t) for t in work.leaving],
+        [t for t in touched if t.arena == "step"],
+    )  # fmt: skip
+
+
+def _share(gemm: Gemm, first: int, count: int, whole: Launch, tokens: int) -> tuple[Launch, Tensor]:
+    """The launch for some of the columns, and where it writes them, one row behind the other."""
+    _, width = gemm.columns(first, count)
+    stride = width if gemm.out.dtype == "q8" else padded(width)
+    place = whole.buffers["out"]
+    assert place is not None
+    nbytes = min(place.nbytes, gemm.out_bytes(tokens, width))
+    out = Tensor(place.name, place.arena, place.dtype, nbytes, stride, 0, place)
+    return gemm.share(first, count, dict(whole.buffers), out), out
+
+
+def check_gemm(work: Work, name: str) -> Gemm:
+    if not isinstance(work, Gemm):
+        raise DeviceError(f"{name} multiplies matrices and nothing else: use --placement columns")
+    return work

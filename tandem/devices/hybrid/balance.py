@@ -1,0 +1,200 @@
+"""How the columns of each matmul are divided: by measured times, reviewed every few steps, off where it does not pay.
+
+Steps of about as many tokens (a bucket) are alike. The first of a bucket runs on the main device alone, which tells
+what there is to gain; then each device is timed with some of each matmul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from tandem.devices.hybrid.cost import WORTH, Division, divide, gain
+from tandem.devices.hybrid.cut import Gemm
+
+REVIEW = 8  # steps with several devices after which their shares are computed again
+REFRESH = 64  # steps after which the main device is timed alone again
+RETRY = 256  # steps after which devices that did not pay are timed again
+STEADY = 0.03  # of a matmul's time: less than this to gain is not worth other shares
+FINEST = 32  # shares are multiples of this part of a matmul, so that few are ever recorded
+
+Shape = tuple[Any, ...]
+Cuts = dict[Shape, tuple[int, ...]]  # units of each worker, the main device first
+Measure = Callable[[Gemm, int, int], float]  # seconds of so many units of a matmul on one of the workers
+
+
+@dataclass
+class Line:
+    """Seconds of a share: so much for any, and so much for each unit."""
+
+    any: float
+    each: float
+
+    def __call__(self, units: float) -> float:
+        return self.any + self.each * units
+
+    def observe(self, units: int, seconds: float) -> None:
+        self.each = max(seconds - self.any, 0.05 * seconds) / units
+
+
+def fit(few: int, few_seconds: float, many: int, many_seconds: float) -> Line:
+    if few == many:
+        return Line(0.0, many_seconds / many)
+    each = max((many_seconds - few_seconds) / (many - few), 0.1 * many_seconds / many)
+    return Line(max(0.0, many_seconds - each * many), each)
+
+
+class Mean:
+    def __init__(self) -> None:
+        self.sum, self.count = 0.0, 0
+
+    def add(self, value: float) -> None:
+        self.sum, self.count = self.sum + value, self.count + 1
+
+    def take(self) -> float | None:
+        """The mean since the last time, if there was anything."""
+        found = self.sum / self.count if self.count else None
+        self.sum, self.count = 0.0, 0
+        return found
+
+
+class Balance:
+    """Of one bucket. `beside`: the main device has the rest of another step to do while others have their shares."""
+
+    def __init__(self, gemms: Sequence[Gemm], workers: int, *, beside: bool = False) -> None:
+        by_shape = sorted(gemms, key=lambda gemm: gemm.shape)
+        self.shapes = {shape: list(group) for shape, group in groupby(by_shape, key=lambda gemm: gemm.shape)}
+        self.workers, self.beside = workers, beside
+        self.lines: dict[Shape, list[Line]] = {}
+        self.cuts: Cuts = {}
+        self.on: bool | None = None  # None: not known yet
+        self.alone = 0.0  # seconds a token on the main device
+        self.steps = 0  # since the last change of `on`, or since the main device ran alone
+        self._rest = 0.0  # seconds a step of what is not divided
+        self._seen: dict[tuple[Shape, int], Mean] = {}
+        self._step, self._others = Mean(), Mean()
+        self._poor = False  # the last review found too little gained; with other shares there may be more
+        self.reviews = 0
+
+    # ---- what a step is to do
+
+    def next(self) -> str:
+        """`off` (the main device alone), `alone` (so too, and it is timed), `measure` (then decide), or `together`."""
+        self.steps += 1
+        if self.on is False:
+            if self.steps < RETRY:
+                return "off"
+            self.on, self.alone = None, 0.0
+        if not self.alone or self.steps % REFRESH == 0:
+            return "alone"
+        return "together" if self.on else "measure"
+
+    def measure(self, seconds: Measure, tokens: int) -> None:
+        """Times each device with all and with half of a matmul of each shape, and decides."""
+        for shape, gemms in self.shapes.items():
+            gemm = gemms[0]
+            half = max(1, gemm.units // 2)
+            self.lines[shape] = [
+                fit(half, seconds(gemm, worker, half), gemm.units, seconds(gemm, worker, gemm.units))
+                for worker in range(self.workers)
+            ]
+        self._turn(self._expected(tokens) >= WORTH)
+
+    def _expected(self, tokens: int) -> float:
+        """Divides anew; the part of a step that this should gain."""
+        saved = 0.0
+        for shape, gemms in self.shapes.items():
+            found = self._best(gemms[0])
+            self.cuts[shape] = found.units
+            saved += len(gemms) * (self.lines[shape][0](gemms[0].units) - found.seconds)
+        return saved / (self.alone * tokens)
+
+    def _best(self, gemm: Gemm) -> Division:
+        lines, units = self.lines[gemm.shape], gemm.units
+        grain = -(-units // FINEST)
+        aside = self._rest * units / self._all_units() if self.beside else 0.0
+
+        def worker(i: int) -> Callable[[int], float]:
+            extra = aside if i == 0 else 0.0
+            return lambda n: lines[i](min(n * grain, units)) + extra
+
+        found = divide(-(-units // grain), [worker(i) for i in range(self.workers)])
+        counts, left = [], units
+        for n in found.units:
+            counts.append(min(n * grain, left))
+            left -= counts[-1]
+        return Division(tuple(counts), max(found.seconds, aside) - aside)
+
+    def _all_units(self) -> int:
+        return sum(gemm.units for gemms in self.shapes.values() for gemm in gemms)
+
+    def _turn(self, on: bool) -> None:
+        if on != self.on:
+            self.steps = 0
+        self.on, self._poor = on, False
+        for mean in [*self._seen.values(), self._step, self._others]:
+            mean.take()
+
+    # ---- what it took
+
+    def observe(self, gemm: Gemm, worker: int, units: int, seconds: float) -> None:
+        self._seen.setdefault((gemm.shape, worker), Mean()).add(seconds / units)
+
+    def observe_step(self, tokens: int, seconds: float, rest: float, together: bool) -> None:
+        """`rest`: seconds of what is not divided."""
+        if not together:
+            self.alone = seconds / tokens
+            return
+        self._step.add(seconds / tokens)
+        self._others.add(rest)
+        if self._step.count >= REVIEW:
+            self._review(tokens)
+
+    def _review(self, tokens: int) -> None:
+        self.reviews += 1
+        took, self._rest = self._step.take() or 0.0, self._others.take() or 0.0
+        for (shape, worker), mean in self._seen.items():
+            each, units = mean.take(), self.cuts[shape][worker]
+            if each is not None and units:
+                self.lines[shape][worker].observe(units, each * units)
+        before = dict(self.cuts)
+        expected = self._expected(tokens)
+        changed = any(self._differs(shape, before[shape]) for shape in self.shapes)
+        if not changed:
+            self.cuts = before
+        poor, before_poor = gain(self.alone, took) < WORTH, self._poor
+        self._turn(expected >= WORTH and not (poor and (before_poor or not changed)))
+        self._poor = poor
+
+    def _differs(self, shape: Shape, before: tuple[int, ...]) -> bool:
+        """Whether the new shares should be faster by enough."""
+
+        def slowest(units: tuple[int, ...]) -> float:
+            return max(line(n) for line, n in zip(self.lines[shape], units, strict=True) if n)
+
+        return slowest(self.cuts[shape]) < (1 - STEADY) * slowest(before)
+
+
+class Fixed:
+    """Shares that somebody has chosen."""
+
+    on, reviews = True, 0
+
+    def __init__(self, gemms: Sequence[Gemm], shares: Sequence[float]) -> None:
+        self.cuts: Cuts = {}
+        for gemm in gemms:
+            ends = [round(gemm.units * sum(shares[: i + 1]) / sum(shares)) for i in range(len(shares))]
+            self.cuts[gemm.shape] = tuple(
+                end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)
+            )
+
+    def next(self) -> str:
+        return "together"
+
+    def measure(self, seconds: Measure, tokens: int) -> None: ...
+
+    def observe(self, gemm: Gemm, worker: int, units: int, seconds: float) -> None: ...
+
+    def observe_step(self, tokens: int, seconds: float, rest: float, together: bool) -> None: ...

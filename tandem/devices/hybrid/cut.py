@@ -1,0 +1,168 @@
+"""Which launches of a step other devices can take a share in, and what they are there.
+
+A matmul is divided by output columns, which are rows of its weights: whole panels of 16 (with GLU 64 rows, which make
+32 outputs). Consecutive launches, such as a layer's attention, can also be lent as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+from tandem.devices.hybrid.cost import is_divisible
+from tandem.devices.split.cut import OWN, alive
+from tandem.kernels.matmul import panels
+from tandem.kernels.panels import LANES, LAYOUTS, q8_bytes
+from tandem.program.plan_memory import lifetimes
+from tandem.program.program import Launch, Program, Tensor
+from tandem.program.weight_plan import GLU_ROWS
+
+ATTENTION = ("rope", "attention")  # the kernels that touch the KV cache
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Launches [begin, end) of a Program that other devices can run, or take a share in."""
+
+    begin: int
+    launches: Sequence[Launch]
+    entering: Sequence[Tensor]  # activations that they read
+    leaving: Sequence[Tensor]  # those they leave for later ones
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.launches)
+
+
+class Gemm(Work):
+    """A matmul. It has `units` that can be given to one device or another, each `columns` of the output."""
+
+    @property
+    def launch(self) -> Launch:
+        return self.launches[0]
+
+    @cached_property
+    def glu(self) -> bool:
+        return bool(self.launch.scalars["epilogue"])
+
+    @cached_property
+    def rows(self) -> int:
+        return int(self.launch.scalars["rows"])
+
+    @cached_property
+    def unit_panels(self) -> int:
+        return 2 * GLU_ROWS // LANES if self.glu else 1
+
+    @cached_property
+    def units(self) -> int:
+        return -(-panels(self.rows) // self.unit_panels)
+
+    @cached_property
+    def shape(self) -> tuple[str, int, int, bool, bool]:
+        """What its speed depends on."""
+        s = self.launch.scalars
+        return self.launch.kernel.name, self.rows, int(s["columns"]), self.glu, bool(s["out_q8"])
+
+    @cached_property
+    def out(self) -> Tensor:
+        return bound(self.launch, "out")
+
+    @cached_property
+    def weights(self) -> Tensor:
+        return bound(self.launch, "weights")
+
+    def columns(self, first: int, count: int) -> tuple[int, int]:
+        """Of the output, those of so many units: the first, and how many."""
+        per_unit = GLU_ROWS if self.glu else LANES
+        width = self.rows // 2 if self.glu else self.rows
+        return first * per_unit, min(count * per_unit, width - first * per_unit)
+
+    def share(self, first: int, count: int, at: dict[str, Tensor | None], out: Tensor) -> Launch:
+        """The launch for so many units; `at` are the whole operands on the device that runs it."""
+        panel, rows = first * self.unit_panels, LANES * count * self.unit_panels
+        weights, bias = at["weights"], at["bias"]
+        assert weights is not None
+        begin = LAYOUTS[weights.dtype].matrix_bytes(LANES * panel, int(self.launch.scalars["columns"]))
+        buffers = {
+            "x": at["x"],
+            "weights": from_byte(weights, begin),
+            "bias": bias and from_byte(bias, 4 * LANES * panel),
+            "out": out,
+        }
+        rows = min(rows, self.rows - LANES * panel)
+        scalars = {**self.launch.scalars, "rows": rows, "out_stride": out.stride}
+        return replace(self.launch, buffers=buffers, scalars=scalars, barrier=False)
+
+    def out_bytes(self, tokens: int, width: int) -> int:
+        return q8_bytes(tokens, width) if self.out.dtype == "q8" else 4 * tokens * padded(width)
+
+
+def padded(width: int) -> int:
+    """Floats from row to row: rows start on a vector."""
+    return -(-width // LANES) * LANES
+
+
+def bound(launch: Launch, name: str) -> Tensor:
+    tensor = launch.buffers[name]
+    assert tensor is not None, f"{launch.name} has no {name}"
+    return tensor
+
+
+def from_byte(tensor: Tensor, begin: int) -> Tensor:
+    """A tensor without its first bytes."""
+    return Tensor(
+        tensor.name, tensor.arena, tensor.dtype, tensor.nbytes - begin, tensor.stride, begin, tensor
+    )
+
+
+def gemms(program: Program) -> list[Work]:
+    """The matmuls that can be divided, in their order."""
+    return [
+        Gemm(i, [launch], [bound(launch, "x").root], [bound(launch, "out").root])
+        for i, launch in enumerate(program.launches)
+        if is_divisible(launch)
+    ]
+
+
+def attentions(program: Program) -> list[Work]:
+    """What each layer does with its KV cache."""
+    lives = lifetimes(program.launches)
+    found: list[Work] = []
+    numbered = list(enumerate(program.launches))
+    for lent, group in groupby(numbered, key=lambda one: one[1].kernel.name in ATTENTION):
+        if lent:
+            run = list(group)
+            begin, launches = run[0][0], [launch for _, launch in run]
+            touched = {t.root for launch in launches for t in [*launch.touched("r"), *launch.touched("w")]}
+            entering = [tensor for tensor in alive(lives, begin) if tensor in touched]
+            leaving = [tensor for tensor in alive(lives, begin + len(launches)) if tensor in touched]
+            found.append(Work(begin, launches, entering, leaving))
+    return found
+
+
+class Moved:
+    """Tensors of a Program in the arenas of another device: each root that is asked for gets a place."""
+
+    def __init__(self, place: Callable[[Tensor], int], own: dict[Tensor, Tensor] | None = None) -> None:
+        """`own`: where weights and caches are, if others have them too."""
+        self._place, self._own = place, {} if own is None else own
+        self._roots: dict[Tensor, Tensor] = {}
+
+    def here(self, tensor: Tensor) -> Tensor:
+        roots = self._own if tensor.arena in OWN else self._roots
+        if tensor.root not in roots:
+            roots[tensor.root] = replace(tensor.root, offset=self._place(tensor.root))
+        root = roots[tensor.root]
+        if tensor is tensor.root:
+            return root
+        return replace(tensor, offset=tensor.start - tensor.root.start, base=root)
+
+    def launch(self, launch: Launch) -> Launch:
+        return replace(launch, buffers={name: t and self.here(t) for name, t in launch.buffers.items()})
+
+
+def moved_activations(by: int) -> Moved:
+    """The same Program with its activations so many bytes later."""
+    return Moved(lambda root: root.offset + (by if root.arena == "activations" else 0))

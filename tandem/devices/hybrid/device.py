@@ -1,0 +1,396 @@
+"""A main device, and helpers with shares of its matmuls (`columns`, `pipeline`) or its attention (`npu-attention`).
+
+The main device has the whole model and can do without the others: it does where they do not pay. The engine sees a
+device like any other. `pipeline` is `columns` with two steps in flight: the main device runs one while helpers have the
+other's shares, and each has activations of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from tandem.devices import device as devices
+from tandem.devices.device import Bytes, Device, Piece
+from tandem.devices.hybrid.accelerator import Accelerator, DeviceAccelerator, Share, rows_bytes
+from tandem.devices.hybrid.balance import Balance, Fixed
+from tandem.devices.hybrid.cut import Gemm, Moved, Work, attentions, gemms, moved_activations
+from tandem.devices.hybrid.flow import Flow, Trip
+from tandem.errors import DeviceError
+from tandem.kernels.kernel import COUNTS
+from tandem.kernels.panels import Q8_BLOCK_BYTES, Q8_COLUMNS
+from tandem.program.program import Launch, Program, Tensor, arena_in
+from tandem.program.weight_plan import align
+
+PLACEMENTS = ("layers", "columns", "pipeline", "npu-attention")
+
+
+class Mapped(Device, Protocol):
+    """A device whose activations the host sees."""
+
+    def view(self, tensor: Tensor) -> Bytes: ...
+
+
+class Turn:
+    """The Recordings of a turn's legs."""
+
+    def __init__(
+        self, device: HybridDevice, program: Program, turn: int, moved: Moved, scratch: Tensor | None
+    ) -> None:
+        self.device, self.turn, self._moved, self._scratch = device, turn, moved, scratch
+        self.program = Program(
+            [moved.launch(launch) for launch in program.launches], program.max_counts, program.arena_bytes
+        )
+        self.alone = device.record_main(self.program.launches, turn) if device.whole else None
+        ends = [*(work.begin for work in device.works), len(program.launches)]
+        begins = [0, *(work.end for work in device.works)]
+        self.between = [
+            device.record_main(self.program.launches[begin:end], turn) if begin < end else None
+            for begin, end in zip(begins, ends, strict=True)
+        ]
+        self._shares: dict[tuple[int, int], tuple[devices.Recording, Tensor]] = {}
+
+    def here(self, tensor: Tensor) -> Tensor:
+        return self._moved.here(tensor)
+
+    def share(self, index: int, count: int) -> tuple[devices.Recording, Tensor]:
+        """The main device's first units of a matmul, and where their columns go: to their place, or, as int8 tiles that
+        lie closer, aside. Recorded once for each division that has come up."""
+        if (index, count) not in self._shares:
+            gemm = self.device.works[index]
+            assert isinstance(gemm, Gemm)
+            whole, out = self.program.launches[gemm.begin], self.here(gemm.out)
+            if gemm.out.dtype == "q8" and count < gemm.units:
+                assert self._scratch is not None
+                out = replace(self._scratch, stride=gemm.columns(0, count)[1])
+            launch = gemm.share(0, count, dict(whole.buffers), out) if count < gemm.units else whole
+            self._shares[index, count] = self.device.record_main([launch], self.turn), out
+        return self._shares[index, count]
+
+
+class HybridDevice:
+    def __init__(
+        self, main: Mapped, helpers: Sequence[Accelerator], placement: str = "columns",
+        shares: Sequence[float] | None = None, only: Callable[[Gemm], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """`shares`: of each device in a matmul's columns; None: by measured times. `only`: the matmuls that helpers may
+        take a share in (gate.py)."""
+        if shares is not None and (len(shares) != 1 + len(helpers) or min(shares) < 0 or sum(shares) <= 0):
+            raise DeviceError(
+                f"split {','.join(map(str, shares))}: give {1 + len(helpers)} numbers, a share of each device"
+            )
+        self.main, self.helpers, self.placement, self.shares = main, helpers, placement, shares
+        self.only = only or (lambda gemm: True)
+        self.name = ",".join([main.name.split()[0], *(helper.name.split()[0] for helper in helpers)])
+        self.stages = 2 if placement == "pipeline" else 1
+        self.turns = 2 if placement == "pipeline" else 1 if placement == "npu-attention" else main.turns
+        self.whole = placement != "npu-attention"  # the main device can run a step alone
+        self.shares_memory, self.loaders, self.workers = main.shares_memory, main.loaders, main.workers
+        self.works: list[Work] = []
+        self.flow: Flow | None = None
+        self.balances: dict[int, Balance | Fixed] = {}  # by bucket of tokens
+        self._program = Program([], {}, {})
+        self._turns: dict[int, Turn] = {}
+        self._ended = 0.0
+
+    def describe(self) -> str:
+        kind = {"columns": "columns of matmuls", "pipeline": "columns of matmuls, a step behind the other,"}
+        said = (
+            f"{kind.get(self.placement, 'attention')} on {' and '.join(h.describe() for h in self.helpers)}"
+        )
+        found = [
+            f"{bucket} tokens: {self._said(balance)}" for bucket, balance in sorted(self.balances.items())
+        ]
+        return f"{self.main.describe()}; {said}" + (f" ({'; '.join(found)})" if found else "")
+
+    def _said(self, balance: Balance | Fixed) -> str:
+        if not balance.on:
+            return "not measured" if balance.on is None else "it does not pay"
+        units = [sum(n[i] for n in balance.cuts.values()) for i in range(1 + len(self.helpers))]
+        return "/".join(f"{100 * n / max(1, sum(units)):.0f}%" for n in units)
+
+    # ---- memory
+
+    def free_memory(self) -> tuple[float, float]:
+        return self.main.free_memory()
+
+    def place(self, program: Program) -> None:
+        self._stop()
+        self.works = gemms(program) if self.whole else attentions(program)
+        self._program = program
+        self._turns, self.balances = {}, {}
+        sizes = dict(program.arena_bytes)
+        used = align(sizes["activations"])
+        aside = max(
+            (w.out.nbytes for w in self.works if isinstance(w, Gemm) and w.out.dtype == "q8"), default=0
+        )
+        self._apart = (
+            used + align(aside) if self.stages > 1 else 0
+        )  # from one turn's activations to the next's
+        self._aside, sizes["activations"] = (used, aside), (used + align(aside)) * self.stages
+        if not self.whole:
+            sizes["kv"] = 0
+        launches = [launch for turn in range(self.stages) for launch in self._main_launches(turn)]
+        for helper in self.helpers:
+            helper.place(self.works, program, copies=self.stages > 1)
+        self.main.place(Program(launches, program.max_counts, sizes))
+        self.flow = Flow(self._leg, behind=self.stages > 1)
+
+    def _main_launches(self, turn: int) -> list[Launch]:
+        """All that the main device may run in a turn: it is told, so that each tensor lies in one piece."""
+        moved, scratch = moved_activations(turn * self._apart), self._scratch(turn)
+        lent = set() if self.whole else {i for work in self.works for i in range(work.begin, work.end)}
+        launches = [moved.launch(launch) for i, launch in enumerate(self._program.launches) if i not in lent]
+        for work in self.works:
+            if isinstance(work, Gemm) and work.out.dtype == "q8" and scratch:
+                whole = moved.launch(work.launch)
+                launches.append(work.share(0, work.units, dict(whole.buffers), scratch))
+        return launches
+
+    def _scratch(self, turn: int) -> Tensor | None:
+        begin, nbytes = self._aside
+        if not nbytes:
+            return None
+        return Tensor("aside", "activations", "q8", nbytes, Q8_COLUMNS, begin + turn * self._apart)
+
+    def memory(self, arena: str) -> Bytes:
+        return self.main.memory(arena)
+
+    def read(self, tensor: Tensor) -> Bytes:
+        found = self._lent(tensor)
+        if found:
+            return found[0].device.read(found[1])
+        return self.main.read(tensor)
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        found = self._lent(tensor)
+        if found:
+            found[0].device.write(found[1], data)
+        else:
+            self.main.write(tensor, data)
+
+    def _lent(self, tensor: Tensor) -> tuple[DeviceAccelerator, Tensor] | None:
+        """Where a KV cache is, if not on the main device."""
+        helper = self.helpers[0]
+        if tensor.arena != "kv" or self.whole or not isinstance(helper, DeviceAccelerator):
+            return None
+        here = helper.here(tensor)
+        return (helper, here) if here else None
+
+    def repack(self, pieces: Sequence[Piece]) -> None:
+        self.main.repack(pieces)
+
+    def _load(self) -> None:
+        """Gives helpers the constants of their works, as the main device has them."""
+        for index, work in enumerate(self.works):
+            constants = {
+                name: self.main.read(tensor)
+                for launch in work.launches
+                for name, tensor in launch.buffers.items()
+                if tensor is not None and tensor.arena == "weights"
+            }
+            for helper in self.helpers:
+                helper.load(index, constants)
+
+    # ---- running
+
+    def record(self, program: Program, turn: int = 0) -> Recording:
+        if not self._turns:
+            self._load()
+        moved = moved_activations(turn * self._apart)
+        self._turns[turn] = Turn(self, program, turn, moved, self._scratch(turn if self.stages > 1 else 0))
+        return Recording(self, self._turns[turn])
+
+    def record_main(self, launches: Sequence[Launch], turn: int) -> devices.Recording:
+        return self.main.record(Program(list(launches), self._program.max_counts, {}), turn)
+
+    def tokens(self, turn: int) -> int:
+        step = self.main.memory(arena_in(turn, "step"))
+        return int(step[:4].view(np.int32)[COUNTS.index("tokens")])
+
+    def balance(self, tokens: int) -> Balance | Fixed:
+        bucket = 1 << max(tokens - 1, 0).bit_length()
+        if bucket not in self.balances:
+            works = [work for work in self.works if isinstance(work, Gemm) and self.only(work)]
+            if self.shares is not None or not self.whole:
+                self.balances[bucket] = Fixed(works, self.shares or (1,))
+            else:
+                self.balances[bucket] = Balance(works, 1 + len(self.helpers), beside=self.stages > 1)
+        return self.balances[bucket]
+
+    def _leg(self, trip: Trip) -> bool:
+        turn, balance = self._turns[trip.turn], self.balance(trip.tokens)
+        if trip.leg == 0:
+            trip.begun = time.perf_counter()
+            if trip.kind == "measure":
+                balance.measure(lambda *what: self._measure(turn, trip.tokens, *what), trip.tokens)
+                trip.kind = "together" if balance.on else "alone"
+            trip.cuts = dict(balance.cuts)
+        if trip.kind in ("off", "alone"):
+            assert turn.alone is not None
+            turn.alone.replay()
+            if trip.kind == "alone":
+                self._observe_step(trip, balance)
+            return True
+        if trip.leg:
+            self._gather(turn, trip, balance)
+        begun = time.perf_counter()
+        recording = turn.between[trip.leg]
+        if recording:
+            recording.replay()
+        trip.rest += time.perf_counter() - begun
+        if trip.leg == len(self.works):
+            self._observe_step(trip, balance)
+            return True
+        self._divide(turn, trip, balance)
+        trip.leg += 1
+        return False
+
+    def _observe_step(self, trip: Trip, balance: Balance | Fixed) -> None:
+        now = time.perf_counter()
+        seconds, self._ended = now - max(trip.begun, self._ended), now
+        balance.observe_step(trip.tokens, seconds, trip.rest, trip.kind == "together")
+
+    def _divide(self, turn: Turn, trip: Trip, balance: Balance | Fixed) -> None:
+        """Gives each helper its share of the leg's work, and does the main device's."""
+        work = self.works[trip.leg]
+        if isinstance(work, Gemm):
+            cut = trip.cuts[work.shape] if self.only(work) else (work.units, *[0] * len(self.helpers))
+        else:
+            cut = (0, 1, *[0] * (len(self.helpers) - 1))
+        inputs: list[Bytes] | None = None
+        first = cut[0]
+        for worker, (helper, count) in enumerate(zip(self.helpers, cut[1:], strict=True), 1):
+            if count:
+                inputs = inputs or self._inputs(turn, work, trip.tokens)
+                answer = helper.submit(
+                    Share(trip.leg, first, count, trip.tokens, inputs, self._step(trip.turn))
+                )
+                trip.waiting.append((worker, first, count, answer))
+                first += count
+        if cut[0]:
+            assert isinstance(work, Gemm)
+            begun = time.perf_counter()
+            turn.share(trip.leg, cut[0])[0].replay()
+            if self.only(work):
+                balance.observe(work, 0, cut[0], time.perf_counter() - begun)
+
+    def _inputs(self, turn: Turn, work: Work, tokens: int) -> list[Bytes]:
+        tensors = [turn.here(tensor) for tensor in work.entering]
+        found = [self.main.read(replace(t, nbytes=rows_bytes(t, tokens))) for t in tensors]
+        return [data.copy() for data in found] if self.stages > 1 or len(found) > 1 else found
+
+    def _step(self, turn: int) -> Bytes:
+        return self.main.memory(arena_in(turn, "step"))
+
+    def _gather(self, turn: Turn, trip: Trip, balance: Balance | Fixed) -> None:
+        """The answers, beside the main device's own columns."""
+        waiting, trip.waiting = trip.waiting, []
+        index = trip.leg - 1
+        work = self.works[index]
+        for worker, first, count, answer in waiting:
+            found = answer.result()
+            if isinstance(work, Gemm):
+                out = self.main.view(turn.here(work.out))
+                put_columns(out, work, trip.tokens, *work.columns(first, count), found.outputs[0])
+                balance.observe(work, worker, count, found.ended - found.begun)
+            else:
+                for tensor, data in zip(work.leaving, found.outputs, strict=True):
+                    self.main.write(turn.here(tensor), data)
+        own = waiting[0][1] if waiting else 0
+        if isinstance(work, Gemm) and own and work.out.dtype == "q8":
+            aside = turn.share(index, own)[1]
+            columns = work.columns(0, own)
+            data = self.main.read(replace(aside, nbytes=rows_bytes(aside, trip.tokens)))
+            put_columns(self.main.view(turn.here(work.out)), work, trip.tokens, *columns, data)
+
+    def _measure(self, turn: Turn, tokens: int, gemm: Gemm, worker: int, units: int) -> float:
+        """Seconds of some of a matmul on one device, the second time it runs."""
+        index = self.works.index(gemm)
+        inputs = self._inputs(turn, gemm, tokens)
+        for _ in range(2):
+            if worker:
+                share = Share(index, gemm.units - units, units, tokens, inputs, self._step(turn.turn))
+                found = self.helpers[worker - 1].submit(share).result()
+                seconds = found.ended - found.begun
+            else:
+                begun = time.perf_counter()
+                turn.share(index, units)[0].replay()
+                seconds = time.perf_counter() - begun
+        return seconds
+
+    def _stop(self) -> None:
+        flow, self.flow = self.flow, None
+        if flow:
+            flow.stop()
+
+    def close(self) -> None:
+        self._stop()
+        for helper in self.helpers:
+            helper.close()
+        self.main.close()
+
+
+def put_columns(out: Bytes, gemm: Gemm, tokens: int, first: int, width: int, data: Bytes) -> None:
+    """Some columns of a matmul's output to their place among all."""
+    if gemm.out.dtype == "q8":
+        row, part = gemm.out.stride // Q8_COLUMNS * Q8_BLOCK_BYTES, width // Q8_COLUMNS * Q8_BLOCK_BYTES
+        at, tiles = first // Q8_COLUMNS * Q8_BLOCK_BYTES, len(data) // part
+        out[: tiles * row].reshape(tiles, row)[:, at : at + part] = data.reshape(tiles, part)
+    else:
+        stride = -(-width // 16) * 16
+        rows = np.ndarray((tokens, width), np.float32, out, 4 * first, (4 * gemm.out.stride, 4))
+        rows[:] = np.ndarray((tokens, width), np.float32, data, 0, (4 * stride, 4))
+
+
+class Recording:
+    """A turn's steps. Those that the main device does alone go straight to it, as long as no other is on its way."""
+
+    def __init__(self, device: HybridDevice, turn: Turn) -> None:
+        self.device, self.turn = device, turn
+        self._trip: Trip | None = None
+
+    def start(self) -> None:
+        device, tokens = self.device, self.device.tokens(self.turn.turn)
+        flow = device.flow
+        if flow is None:
+            raise DeviceError("the devices are closed: open the model again")
+        kind = device.balance(tokens).next()
+        if kind == "off" and flow.idle:
+            self._trip = None
+            assert self.turn.alone is not None
+            self.turn.alone.start()
+            return
+        self._trip = trip = Trip(self.turn.turn, tokens, kind)
+        try:
+            flow.add(trip)
+        except BaseException:  # an interrupt, before or after
+            flow.withdraw(trip)
+            raise
+
+    def finish(self) -> None:
+        if self._trip is None:
+            if self.turn.alone:
+                self.turn.alone.finish()
+            return
+        self._trip.done.wait()
+        if self._trip.error:
+            raise self._trip.error
+
+    def replay(self, begin: int = 0, end: int | None = None) -> None:
+        if (begin, end) == (0, None):
+            self.start()
+            self.finish()
+        elif self.turn.alone:
+            self.turn.alone.replay(begin, end)
+        else:
+            raise DeviceError("values inside a step are not seen with --placement npu-attention: use another")
+
+    def replay_timed(self) -> list[float]:
+        if self.turn.alone:
+            return self.turn.alone.replay_timed()
+        raise DeviceError("launches are not timed one by one with --placement npu-attention: use another")
