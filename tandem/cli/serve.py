@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ def main(options: argparse.Namespace) -> int:
 
     bound = listen(settings)  # before minutes are spent on a model
     engine = {"keep_alive": options.keep_alive, "queue": settings.max_queue, **_engine(options, settings)}
-    serve(_app(options, settings, files, engine, bound.getsockname()[1]), settings, bound)
+    app, fatal = _app(options, settings, files, engine, bound.getsockname()[1])
+    serve(app, settings, bound, fatal)
     return 0
 
 
@@ -36,13 +38,14 @@ def _app(
     files: dict[str, Path],
     engine: dict[str, Any],
     port: int,
-) -> Any:
-    """What answers: here, or on Ray."""
+) -> tuple[Any, Callable[[], Exception | None]]:
+    """What answers, here or on Ray; and what tells why it cannot."""
     if not options.ray:
         from tandem.engine.models import Models
         from tandem.server.app import create_app
 
-        return create_app(Models(files, **engine), settings)
+        app = create_app(Models(files, **engine), settings)
+        return app, app.state.server.fatal
     try:
         from tandem.server import cluster
     except ImportError:
@@ -51,7 +54,8 @@ def _app(
     specs = {
         name: name if registry.is_known(name) else path for name, path in here.items()
     }  # on each machine
-    return cluster.start(specs, settings, engine, replicas=options.ray, threads=options.threads, port=port)
+    front = cluster.start(specs, settings, engine, replicas=options.ray, threads=options.threads, port=port)
+    return front, lambda: None
 
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:

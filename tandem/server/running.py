@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import sys
+from collections.abc import Callable
 
 import uvicorn
 
@@ -34,9 +35,14 @@ def listen(settings: ServerSettings) -> socket.socket:
     return bound
 
 
-def serve(app: App, settings: ServerSettings, bound: socket.socket | None = None) -> None:
-    """Until SIGTERM or Ctrl-C. `app`: of create_app; its lifespan opens and closes the models."""
-    bound = bound or listen(settings)
+def serve(
+    app: App,
+    settings: ServerSettings,
+    bound: socket.socket,
+    fatal: Callable[[], Exception | None] = lambda: None,
+) -> None:
+    """Until SIGTERM or Ctrl-C, or until there is something `fatal`, which it raises. `app`: of create_app; its
+    lifespan opens and closes the models."""
     _log_to_stderr()
     guard = Guard(app, settings)
     host, port = bound.getsockname()[:2]
@@ -53,17 +59,24 @@ def serve(app: App, settings: ServerSettings, bound: socket.socket | None = None
         timeout_graceful_shutdown=int(settings.shutdown + MORE),
     )
     with announced(url, list(settings.models), settings.api_keys):
-        _Server(config, guard, url).run(sockets=[bound])
+        _Server(config, guard, url, fatal).run(sockets=[bound])
+    if error := fatal():
+        raise error
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, guard: Guard, url: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, guard: Guard, url: str, fatal: Callable[[], Exception | None]
+    ) -> None:
         super().__init__(config)
-        self.guard, self.url = guard, url
+        self.guard, self.url, self.fatal = guard, url, fatal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        print(f"tandem: ready at {self.url}", file=sys.stderr, flush=True)
+        print(f"tandem: listening at {self.url}", file=sys.stderr, flush=True)
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self.fatal() is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.guard.drain()

@@ -31,7 +31,8 @@ class Server:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
         self.pulls: dict[str, Any] = {}  # models that are being fetched, by their names
-        self._first: asyncio.Task[None] | None = None  # loads the first model
+        self.failure: Exception | None = None  # why the first model could not be loaded at the start
+        self._first: asyncio.Task[None] | None = None  # loads it
 
     def start(self) -> None:
         """Begins to load the first model, so that it is there when it is asked for."""
@@ -42,9 +43,14 @@ class Server:
         try:
             async with self.models.use(name) as llm:
                 LOG.info("%s is ready on %s", name, llm.llm.device.describe())
-        except TandemError as error:
-            LOG.error("%s cannot be loaded: %s", name, error)
-            raise
+        except Exception as error:
+            self.failure = error
+            unforeseen = None if isinstance(error, TandemError) else error
+            LOG.error("%s cannot be loaded: %s", name, message_of(error), exc_info=unforeseen)
+
+    def fatal(self) -> Exception | None:
+        """What makes it useless to go on: its only model cannot be loaded."""
+        return self.failure if len(self.models.names()) == 1 else None
 
     def health(self) -> tuple[Literal["ok", "loading", "failed"], str]:
         """Whether requests are answered, and why not."""
@@ -53,8 +59,9 @@ class Server:
             return "failed", failures[0]
         if self._first and not self._first.done():
             return "loading", "the model is being loaded"
-        if self._first and (error := self._first.exception()):
-            return "failed", message_of(error)
+        first = self.models.names()[:1]
+        if self.failure and not any(one.name in first for one in self.models.loaded()):
+            return "failed", message_of(self.failure)
         return "ok", ""
 
     def model_name(self, name: str | None) -> str:

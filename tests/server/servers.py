@@ -119,7 +119,7 @@ def serving(folder: Path, *arguments: str | Path, **settings: Any) -> Iterator[R
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     end = time.monotonic() + PATIENCE
-    while not (found := re.search(r"ready at (http://\S+)", log.read_text())):
+    while not (found := re.search(r"listening at (http://\S+)", log.read_text())):
         assert process.poll() is None and time.monotonic() < end, f"it did not start: {log.read_text()}"
         time.sleep(0.05)
     return found[1]

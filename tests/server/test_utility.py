@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.tiny_model import write_tiny_model
 from tests.packages import model_path
-from tests.server.servers import Running, serving, wait_until
+from tests.server.servers import PATIENCE, Running, serving, wait_until
 
 
 def numbers(server: Running) -> dict[str, float]:
@@ -55,16 +55,19 @@ def test_tokens_there_and_back(smollm2: Running) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
-    """The server is there, and says why it is of no use."""
+    """If it is the only one, the server ends with one sentence; else it says why that one is of no use."""
     whole = model_path("smollm2").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
-    command = [sys.executable, "-m", "tandem", "serve", str(tmp_path / "cut.gguf"), "--port", "0"]
+    tiny = write_tiny_model(tmp_path / "tiny.gguf")
+    command = [sys.executable, "-m", "tandem", "serve", "--port", "0", str(tmp_path / "cut.gguf")]
+    env = {"XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    alone = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    assert alone.returncode == 1 and "Traceback" not in alone.stderr
+    assert alone.stderr.splitlines()[-1].startswith(f"tandem: {tmp_path / 'cut.gguf'}: ")
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, stderr=log, env={"XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path)}
-        )
+        process = subprocess.Popen([*command, str(tiny)], stderr=log, env=env)
     try:
-        wait_until(lambda: b"ready at" in (tmp_path / "log").read_bytes())
+        wait_until(lambda: b"listening at" in (tmp_path / "log").read_bytes())
         match = re.search(r"http://\S+", (tmp_path / "log").read_text())
         assert match
         server = Running(process, match[0], tmp_path / "log", {})
@@ -73,7 +76,9 @@ def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
         assert status == 503 and "cut.gguf" in body["message"]
         status, headers, body = server.ask("/v1/chat/completions", server.chat())
         assert status == 503 and body["error"]["code"] == "model_file" and headers["Retry-After"]
+        assert server.ask("/v1/chat/completions", server.chat(model="tiny", max_tokens=2))[0] == 200
         assert server.ask("/api/tags")[0] == 200
+        assert "Traceback" not in (tmp_path / "log").read_text()
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
