@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -394,3 +394,21 @@ class Recording:
         if self.turn.alone:
             return self.turn.alone.replay_timed()
         raise DeviceError("launches are not timed one by one with --placement npu-attention: use another")
+
+
+def open_hybrid(devices: Sequence[Device], placement: str, split: Sequence[int] | None) -> HybridDevice:
+    """The first device with the others as its helpers."""
+    if placement not in PLACEMENTS:
+        raise DeviceError(f"no placement {placement!r}: use one of {', '.join(PLACEMENTS)}")
+    main, *others = devices
+    if placement == "npu-attention" and (len(others) != 1 or split is not None):
+        raise DeviceError(
+            "--placement npu-attention has attention on the second of two devices: name two, and no split"
+        )
+    if not main.shares_memory:
+        raise DeviceError(
+            f"{main.name} has memory of its own, and results are put together in the host's: use layers"
+        )
+    return HybridDevice(
+        cast(Mapped, main), [DeviceAccelerator(device) for device in others], placement, split
+    )
