@@ -306,6 +306,10 @@ def _add_device(
         help="layers of each of several devices, or auto: as many as it is fast (auto)",
     )  # fmt: skip
     device.add_argument(
+        "--placement", choices=("layers", "columns", "pipeline", "npu-attention"), default="layers",
+        help="what several devices divide: layers, or columns of matmuls, one step at a time or two (layers)",
+    )  # fmt: skip
+    device.add_argument(
         "--gpu-memory", type=float, metavar="GB", help="of the GPU's own memory to use at most"
     )
     device.add_argument(

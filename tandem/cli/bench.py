@@ -26,7 +26,7 @@ def main(options: argparse.Namespace) -> int:
     model = _model(options)
     device = open_device(
         options.device, threads=options.threads, gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
-        split=options.split,
+        split=options.split, placement=options.placement,
     )  # fmt: skip
     try:
         bandwidth, how = measure_bandwidth(device, model.nbytes)

@@ -74,8 +74,9 @@ def open_llm(options: argparse.Namespace, context: int | None = None, batch: int
         lookup=getattr(options, "lookup", False),
         draft=model_file(options.draft) if getattr(options, "draft", None) else None,
         split=options.split,
+        placement=options.placement,
     )
-    if options.device == "auto" or llm.device.stages > 1:
+    if options.device == "auto" or "," in options.device:
         note(f"on {llm.device.describe()}")
     return llm
 

@@ -99,4 +99,5 @@ def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, 
         "lookup": options.lookup,
         "draft": model_file(options.draft) if options.draft else None,
         "split": options.split,
+        "placement": options.placement,
     }

@@ -32,13 +32,19 @@ def open_device(
     threads: int | None = None,
     gpu_memory: float | None = None,
     split: Sequence[int] | None = None,
+    placement: str = "layers",
 ) -> Device:
-    """`threads`: of the CPU. `gpu_memory`: bytes of a GPU's own memory to use at most. `split`: how many of a model's
-    layers each of several devices has; None: as many as it is fast."""
+    """`threads`: of the CPU. `gpu_memory`: bytes of a GPU's own memory to use at most. `placement`: what several
+    devices divide (PLACEMENTS of hybrid/device.py). `split`: how many of a model's layers each has, or which share of
+    a matmul's columns; None: by what it does in a second."""
     settings = read_settings()
     threads = threads or settings.threads
     if "," in name:
-        return _open_several(name.split(","), threads, gpu_memory, split)
+        return _open_several(name.split(","), threads, gpu_memory, split, placement)
+    if placement != "layers":
+        raise DeviceError(
+            f"--placement {placement} divides a step between devices, and {name} is one: name several, as in vulkan,cpu"
+        )
     if split is not None:
         raise DeviceError(
             f"layers are split between devices, and {name} is one: name several, as in vulkan,cpu"
@@ -62,8 +68,9 @@ def open_device(
 
 
 def _open_several(
-    names: list[str], threads: int, gpu_memory: float | None, split: Sequence[int] | None
+    names: list[str], threads: int, gpu_memory: float | None, split: Sequence[int] | None, placement: str
 ) -> Device:
+    from tandem.devices.hybrid.device import open_hybrid
     from tandem.devices.split.device import SplitDevice
 
     if "auto" in names:
@@ -74,6 +81,8 @@ def _open_several(
         for name in names:
             devices.append(open_device(name, threads=share, gpu_memory=gpu_memory))
             undo.callback(devices[-1].close)
-        found = SplitDevice(devices, split)
+        found = (
+            SplitDevice(devices, split) if placement == "layers" else open_hybrid(devices, placement, split)
+        )
         undo.pop_all()
     return found

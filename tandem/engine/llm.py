@@ -63,13 +63,15 @@ class LLM:
         lookup: bool = False,
         draft: str | os.PathLike[str] | None = None,
         split: Sequence[int] | None = None,
+        placement: str = "layers",
     ) -> None:
         """`model`: a GGUF file, or a name that `tandem pull` has fetched. `context`: tokens a request may have in
         all. `kv`: what keys and values are kept as: "f16", "q8" (int8, half the memory) or "f32". `batch`: sequences
         served at a time. `gpu_memory`: bytes of a GPU's own memory to use at most. `kv_memory`: bytes for the keys and
         values of all sequences. `lookup`: guess tokens that have followed before, which is faster where answers repeat
         their prompts. `draft`: a smaller model of the same family that guesses tokens. `split`: how many layers each
-        device has where `device` names several, as in "vulkan:0,cpu"; None: as many as it is fast."""
+        device has where `device` names several, as in "vulkan:0,cpu"; None: as many as it is fast. `placement`: what
+        several devices divide: "layers", "columns" of matmuls, as a "pipeline", or "npu-attention" (docs/NPU.md)."""
         if not isinstance(model, str | os.PathLike):
             raise RequestError(f"model={model!r}: give the path of a GGUF file or the name of a model")
         if not isinstance(device, str):
@@ -95,7 +97,9 @@ class LLM:
             self.context = min(context or DEFAULT_CONTEXT, trained)
             if context and context > trained:
                 raise RequestError(f"context={context}: this model was trained for {trained} at most")
-            self.device = open_device(device, threads=threads, gpu_memory=gpu_memory, split=split)
+            self.device = open_device(
+                device, threads=threads, gpu_memory=gpu_memory, split=split, placement=placement
+            )
             closing.callback(self.device.close)
             if draft is not None:
                 from tandem.engine.draft import kv_shares
