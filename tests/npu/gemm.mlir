@@ -261,6 +261,7 @@
   aie.end
 } {link_with = "tandem_gemm.o", stack_size = 992 : i32}
 aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120xi32>) {
+  // C of 150 x 120, 48 deep, shift 6
   %p3 = arith.constant 3 : i32
   %p6 = arith.constant 6 : i32
   aiex.npu.rtp_write(@parameters_0_2, 0, %p3) : i32

@@ -110,6 +110,7 @@ def emit_sequence(plan: GemmPlan) -> Lines:
     written: dict[tuple[Tile, int], Descriptor] = {}
     pending: dict[Port, list[int]] = {}
     silent: dict[tuple[Tile, int], int] = {}  # tasks without a token, by descriptor
+    yield f"  // C of {plan.M} x {plan.N}, {plan.K} deep, shift {plan.shift}"
     for value in sorted({c.value for c in plan.sequence if isinstance(c, Set)}):
         yield f"  %p{value} = arith.constant {value} : i32"
     for number, command in enumerate(plan.sequence):

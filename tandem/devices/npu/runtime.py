@@ -1,0 +1,199 @@
+"""Runs GEMM plans on a Phoenix through XRT's Python module. Emulated; not yet run on a Phoenix.
+
+Import this only where detect() is content: it needs `pyxrt`. The array is configured once, by the hardware context;
+each shape has its own instructions, which set the cores' parameters and send the data. Buffers, instructions and runs
+are made once and used again at each step.
+
+No wait of pyxrt lets other Python threads run, so nothing here waits in XRT for something that is not done: a thread
+looks at the state of the last run, a word of memory, and sleeps in between.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import pyxrt
+
+from tandem.devices.npu.plan import GemmPlan
+from tandem.errors import DeviceError, DeviceLostError
+
+KERNEL = "MLIR_AIE"  # what aiecc calls it
+EXECUTE = 3  # the firmware's word for: run these instructions
+INSTRUCTIONS, ARGUMENTS = (
+    1,
+    3,
+)  # the first arguments are EXECUTE, the instructions and their bytes; then A, B and C
+PAUSE = 100e-6  # seconds between looks at a run
+PATIENCE = 10.0  # seconds until a run counts as lost; the largest GEMM takes a tenth of one
+DONE = pyxrt.ert_cmd_state.ERT_CMD_STATE_COMPLETED
+ENDED = {  # others, one of which has no name in pyxrt, are of runs under way
+    DONE,
+    pyxrt.ert_cmd_state.ERT_CMD_STATE_ERROR,
+    pyxrt.ert_cmd_state.ERT_CMD_STATE_ABORT,
+    pyxrt.ert_cmd_state.ERT_CMD_STATE_TIMEOUT,
+    pyxrt.ert_cmd_state.ERT_CMD_STATE_NORESPONSE,
+}
+TO_NPU = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
+FROM_NPU = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
+
+
+class NpuBuffer:
+    """Memory that the NPU and the host (or the iGPU) share. Caches are not: `sent` what the host wrote before a run,
+    `received` before the host reads."""
+
+    def __init__(self, bo: pyxrt.bo) -> None:
+        self.bo = bo
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(bo.map(), np.uint8)
+
+    def part(self, offset: int, size: int) -> NpuBuffer:
+        """A range of it, as an argument by itself."""
+        return NpuBuffer(pyxrt.bo(self.bo, size, offset))
+
+    def sent(self) -> None:
+        self.bo.sync(TO_NPU)
+
+    def received(self) -> None:
+        self.bo.sync(FROM_NPU)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One GEMM of a chain: a plan and where its A, B and C lie."""
+
+    plan: GemmPlan
+    a: NpuBuffer
+    b: NpuBuffer
+    c: NpuBuffer
+
+
+class Npu:
+    """The NPU with one configuration. Close it, or use it in a `with`."""
+
+    def __init__(self, xclbin: Path, configured: GemmPlan) -> None:
+        """`xclbin`: what `configured` was compiled to; it serves all plans of the same configuration."""
+        self.configuration = configured.configuration
+        self._instructions: dict[GemmPlan, tuple[pyxrt.bo, int]] = {}
+        try:
+            self._device = pyxrt.device(0)
+            image = pyxrt.xclbin(str(xclbin))
+            self._device.register_xclbin(image)
+            self._context = pyxrt.hw_context(self._device, image.get_uuid())
+            self._kernel = pyxrt.kernel(self._context, KERNEL)
+        except RuntimeError as error:
+            raise DeviceError(
+                f"the NPU does not take its configuration ({error}): close what else uses it, look in `dmesg`"
+            ) from None
+        self._waits = ThreadPoolExecutor(1, "npu-waits")
+
+    def __enter__(self) -> Npu:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """What runs comes to its end; what depends on the context goes before it."""
+        self._waits.shutdown()
+        self._instructions.clear()
+        if hasattr(self, "_kernel"):
+            del self._kernel, self._context, self._device
+
+    def allocate(self, size: int, argument: int = 0) -> NpuBuffer:
+        """Memory of the host, pinned; for A (0), B (1) or C (2)."""
+        group = self._kernel.group_id(ARGUMENTS + argument)
+        try:
+            return NpuBuffer(pyxrt.bo(self._device, size, pyxrt.bo.flags.host_only, group))
+        except RuntimeError as error:
+            raise DeviceError(
+                f"no buffer of {size} bytes for the NPU ({error}): `ulimit -l unlimited` may help"
+            ) from None
+
+    def import_dma_buf(self, descriptor: int) -> NpuBuffer:
+        """Memory that another driver, such as the iGPU's, has exported as a dma-buf."""
+        try:
+            return NpuBuffer(pyxrt.ext.bo(self._context, os.getpid(), descriptor))
+        except RuntimeError as error:
+            raise DeviceError(
+                f"the NPU's driver does not import this dma-buf ({error}): copy instead"
+            ) from None
+
+    def load(self, plan: GemmPlan, instructions: bytes) -> None:
+        """Keeps what `plan` was compiled to, so that chains can name the plan."""
+        if plan.configuration != self.configuration:
+            raise DeviceError("the plan is for another configuration: open the NPU with one of its own")
+        group = self._kernel.group_id(INSTRUCTIONS)
+        bo = pyxrt.bo(self._device, len(instructions), pyxrt.bo.flags.cacheable, group)
+        bo.write(instructions, 0)
+        bo.sync(TO_NPU)
+        self._instructions[plan] = bo, len(instructions)
+
+    def chain(self, jobs: Sequence[Job]) -> Chain:
+        return Chain(self, jobs)
+
+    def _run(self, job: Job) -> pyxrt.run:
+        """A run with its arguments, ready to start."""
+        if job.plan not in self._instructions:
+            raise DeviceError("a plan was not loaded: load it with its instructions first")
+        bo, size = self._instructions[job.plan]
+        run = pyxrt.run(self._kernel)
+        run.set_arg(0, EXECUTE)
+        run.set_arg(INSTRUCTIONS, bo)
+        run.set_arg(2, size)
+        needed = job.plan.argument_bytes
+        for i, (buffer, least) in enumerate(zip((job.a, job.b, job.c), needed, strict=True)):
+            if buffer.bo.size() < least:
+                raise DeviceError(f"{'ABC'[i]} has {buffer.bo.size()} bytes where the plan needs {least}")
+            run.set_arg(ARGUMENTS + i, buffer.bo)
+        return run
+
+
+class Chain:
+    """GEMMs that run one after the other, prepared once. Commands of a context are done in order, so the last one is
+    started by itself, behind a list of the others, to be looked at: a runlist has no state to look at."""
+
+    def __init__(self, npu: Npu, jobs: Sequence[Job]) -> None:
+        self._npu, self._jobs = npu, tuple(jobs)  # the buffers live as long as this
+        runs = [npu._run(job) for job in jobs]
+        self._last = runs[-1]
+        self._before: pyxrt.runlist | None = None
+        if len(runs) > 1:
+            self._before = pyxrt.runlist(npu._context)
+            for run in runs[:-1]:
+                self._before.add(run)
+        self._pending: Future[float] | None = None
+
+    def start(self) -> Future[float]:
+        """Starts all; the result, once all are done, is the seconds it took. One start at a time."""
+        if self._pending and not self._pending.done():
+            raise DeviceError("this chain is still running: wait for it, or make a second one")
+        begun = time.perf_counter()
+        if self._before:
+            self._before.execute()
+        self._last.start()
+        self._pending = self._npu._waits.submit(self._finish, begun)
+        return self._pending
+
+    def _finish(self, begun: float) -> float:
+        while (state := self._last.state()) not in ENDED:
+            if time.perf_counter() - begun > PATIENCE:
+                raise DeviceLostError(f"the NPU has not answered for {PATIENCE:.0f} s: open it again")
+            time.sleep(PAUSE)
+        took = time.perf_counter() - begun
+        if self._before:
+            try:
+                self._before.wait()  # all are done: this only makes the list ready for its next start
+            except RuntimeError as error:
+                raise DeviceLostError(f"a GEMM failed on the NPU ({error}): open it again") from None
+        if state != DONE:
+            raise DeviceLostError(f"a GEMM failed on the NPU ({state.name}): open it again")
+        return took
