@@ -1,7 +1,7 @@
 """A STAND-IN for XRT's Python module: there is no NPU behind it, only the emulator. For tests.
 
-It is strict where XRT would crash, hang or be silently wrong. Host and NPU have their own copies of a buffer until it is
-synchronised; runs are done in order, by a thread, some time after they were started; a wait for what is not done is an
+It is strict where XRT would crash, hang or be silently wrong. Host and NPU have their own copies of a buffer until it
+is synchronised; runs are done in order, by a thread, some time after they were started; a wait for what is not done is an
 error, since the real one would hold the interpreter's lock; runs do not keep their buffers alive.
 """
 
@@ -225,6 +225,7 @@ class run:
 
     def execute(self) -> None:
         """By the context's thread."""
+        self.now = ert_cmd_state.ERT_CMD_STATE_RUNNING
         time.sleep(delay)
         if ends_as == DONE:
             instructions, *data = (self.args[i]() for i in (1, 3, 4, 5))
