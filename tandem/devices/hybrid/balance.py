@@ -112,9 +112,8 @@ class Balance:
         return saved / (self.alone * tokens)
 
     def _best(self, gemm: Gemm) -> Division:
-        lines, units = self.lines[gemm.shape], gemm.units
+        lines, units, aside = self.lines[gemm.shape], gemm.units, self._aside(gemm)
         grain = -(-units // FINEST)
-        aside = self._rest * units / self._all_units() if self.beside else 0.0
 
         def worker(i: int) -> Callable[[int], float]:
             extra = aside if i == 0 else 0.0
@@ -127,8 +126,10 @@ class Balance:
             left -= counts[-1]
         return Division(tuple(counts), max(found.seconds, aside) - aside)
 
-    def _all_units(self) -> int:
-        return sum(gemm.units for gemms in self.shapes.values() for gemm in gemms)
+    def _aside(self, gemm: Gemm) -> float:
+        """Seconds of the other step's rest that fall to the time of a matmul."""
+        total = sum(each.units for gemms in self.shapes.values() for each in gemms)
+        return self._rest * gemm.units / total if self.beside else 0.0
 
     def _turn(self, on: bool) -> None:
         if on != self.on:
@@ -171,8 +172,11 @@ class Balance:
     def _differs(self, shape: Shape, before: tuple[int, ...]) -> bool:
         """Whether the new shares should be faster by enough."""
 
+        aside = [self._aside(self.shapes[shape][0]), *[0.0] * (self.workers - 1)]
+
         def slowest(units: tuple[int, ...]) -> float:
-            return max(line(n) for line, n in zip(self.lines[shape], units, strict=True) if n)
+            workers = zip(self.lines[shape], units, aside, strict=True)
+            return max(line(n) + extra for line, n, extra in workers if n)
 
         return slowest(self.cuts[shape]) < (1 - STEADY) * slowest(before)
 

@@ -27,6 +27,9 @@ class Rates:
     ops: float
     bandwidth: float
     dispatch: float = 0.0
+    weights: float = (
+        1.0  # bytes that weights take there, for one of the main device's: int8 from 4 bits is about 1.8
+    )
 
     def seconds(self, cost: Cost) -> float:
         return self.dispatch + max(cost.ops / self.ops, cost.bytes / self.bandwidth)
@@ -38,19 +41,21 @@ class Division(NamedTuple):
 
 
 def divide(
-    units: int, workers: Sequence[Seconds], at_least: Callable[[Sequence[int]], float] = lambda used: 0.0
+    units: int, workers: Sequence[Seconds], at_least: Callable[[Sequence[int]], float] = lambda shares: 0.0
 ) -> Division:
     """So that the slowest share takes the least time; the first worker may be alone, others only help. `at_least`: the
-    seconds that these workers take together however fast each is."""
-    best = Division((units, *[0] * (len(workers) - 1)), max(workers[0](units), at_least([0])))
+    seconds that these shares take together however fast each is."""
+    whole = (units, *[0] * (len(workers) - 1))
+    best = Division(whole, max(workers[0](units), at_least(whole)))
     others = range(1, len(workers))
     teams = [team for size in others for team in combinations(others, size)]
     for team in [(0, *team) for team in teams] + teams:
         counts, seconds = _among(units, [workers[i] for i in team])
-        seconds = max(seconds, at_least(team))
+        found = dict(zip(team, counts, strict=True))
+        shares = tuple(found.get(i, 0) for i in range(len(workers)))
+        seconds = max(seconds, at_least(shares))
         if seconds < best.seconds:
-            shares = dict(zip(team, counts, strict=True))
-            best = Division(tuple(shares.get(i, 0) for i in range(len(workers))), seconds)
+            best = Division(shares, seconds)
     return best
 
 
@@ -137,14 +142,18 @@ def _placed(
     alone = devices[0].seconds(whole)
     if not is_divisible(launch):
         return Placed(launch, (1.0, *[0.0] * (len(devices) - 1)), alone, alone)
-    x = launch.kernel.extents(launch.scalars, counts)["x"]  # every device reads all of it
-    own = whole.bytes - x
+    extents = launch.kernel.extents(launch.scalars, counts)
+
+    def nbytes(device: Rates, n: int) -> float:
+        """Every device reads all of the activations."""
+        own = extents["weights"] * device.weights + extents["out"]
+        return extents["x"] + own * n / parts if n else 0.0
 
     def worker(device: Rates) -> Seconds:
-        return lambda n: device.seconds(Cost(x + own * n / parts, whole.ops * n / parts))
+        return lambda n: device.seconds(Cost(nbytes(device, n), whole.ops * n / parts))
 
-    def together(used: Sequence[int]) -> float:
-        return (own + x * len(used)) / shared
+    def together(shares: Sequence[int]) -> float:
+        return sum(nbytes(device, n) for device, n in zip(devices, shares, strict=True)) / shared
 
     found = divide(parts, [worker(device) for device in devices], together)
     return Placed(launch, tuple(n / parts for n in found.units), alone, found.seconds)

@@ -1,0 +1,1 @@
+from tests.vulkan.conftest import lavapipe  # noqa: F401  (a fixture)

@@ -1,0 +1,143 @@
+"""Shares follow measured times, with devices that are a formula."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.devices.hybrid import balance as module
+from tandem.devices.hybrid.balance import Balance, Fixed, fit
+from tandem.devices.hybrid.cut import Gemm, gemms
+from tests.null.programs import golden
+
+pytestmark = pytest.mark.fast
+TOKENS = 64
+
+
+class Machine:
+    """Two devices with so many seconds a row, and the rest of a step."""
+
+    def __init__(self, *, beside: bool = False) -> None:
+        self.each, self.dispatch, self.rest = [1e-5, 1e-5], [1e-5, 1e-5], 0.005
+        self.gemms = [work for work in gemms(golden("gemma3-pattern3")) if isinstance(work, Gemm)]
+        self.balance = Balance(self.gemms, 2, beside=beside)
+        self.kinds: list[str] = []
+
+    def seconds(self, gemm: Gemm, worker: int, units: int) -> float:
+        return self.dispatch[worker] + self.each[worker] * units / gemm.units * gemm.rows if units else 0.0
+
+    def step(self) -> None:
+        kind = self.balance.next()
+        self.kinds.append(kind)
+        if kind == "measure":
+            self.balance.measure(self.seconds, TOKENS)
+            kind = "together" if self.balance.on else "off"
+        alone = sum(self.seconds(gemm, 0, gemm.units) for gemm in self.gemms)
+        if kind == "alone":
+            self.balance.observe_step(TOKENS, alone + self.rest, 0.0, together=False)
+        if kind != "together":
+            return
+        total = self.rest
+        for gemm in self.gemms:
+            cut = self.balance.cuts[gemm.shape]
+            times = [self.seconds(gemm, worker, n) for worker, n in enumerate(cut)]
+            for worker, n in enumerate(cut):
+                if n:
+                    self.balance.observe(gemm, worker, n, times[worker])
+            total += max(times)
+        self.balance.observe_step(TOKENS, total, self.rest, together=True)
+
+    @property
+    def share(self) -> float:
+        """Of the helper, in the largest matmul."""
+        gemm = max(self.gemms, key=lambda gemm: gemm.rows)
+        return self.balance.cuts[gemm.shape][1] / gemm.units
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
+
+def test_shares_follow_the_rates() -> None:
+    machine = Machine()
+    machine.run(3)
+    assert machine.kinds == ["alone", "measure", "together"] and machine.balance.on
+    assert machine.share == pytest.approx(0.5, abs=0.05)
+    machine.each[1] = 3e-5  # slowed down
+    machine.run(2 * module.REVIEW)
+    assert machine.share == pytest.approx(0.25, abs=0.05) and machine.balance.on
+    machine.each = [3e-5, 1e-5]  # and the other one
+    machine.run(2 * module.REVIEW)
+    assert machine.share == pytest.approx(0.75, abs=0.05)
+
+
+def test_off_when_it_does_not_pay_and_on_again() -> None:
+    machine = Machine()
+    machine.run(4)
+    assert machine.balance.on
+    machine.each[1] = 1e-2
+    machine.run(2 * module.REVIEW)
+    assert machine.balance.on is False
+    machine.kinds.clear()
+    machine.each[1] = 1e-5
+    machine.run(module.RETRY + 3)
+    tried = machine.kinds.index("alone")
+    assert set(machine.kinds[:tried]) == {"off"} and tried > module.RETRY - 2 * module.REVIEW
+    assert machine.kinds[tried + 1 : tried + 3] == ["measure", "together"] and machine.balance.on
+
+
+def test_less_than_five_percent_is_not_worth_it() -> None:
+    machine = Machine()
+    machine.rest = 20 * sum(machine.seconds(gemm, 0, gemm.units) for gemm in machine.gemms)
+    machine.run(4)
+    assert machine.balance.on is False and machine.kinds[-1] == "off"
+
+
+def test_a_prediction_that_does_not_come_true() -> None:
+    """Devices that slow each other down, as those with one memory do."""
+    machine = Machine()
+    machine.run(3)
+    alone = machine.balance.alone
+    for _ in range(3 * module.REVIEW):
+        machine.balance.observe_step(TOKENS, 0.99 * alone * TOKENS, machine.rest, together=True)
+    assert machine.balance.on is False
+
+
+def test_small_changes_record_nothing_anew() -> None:
+    machine = Machine()
+    machine.run(3)
+    cuts = dict(machine.balance.cuts)
+    machine.each[1] *= 1.02
+    machine.run(3 * module.REVIEW)
+    assert machine.balance.cuts == cuts and machine.balance.reviews >= 2
+
+
+def test_beside_another_step_the_helper_takes_more() -> None:
+    """The main device has the rest of the other step to do meanwhile."""
+    shares = []
+    for beside in (False, True):
+        machine = Machine(beside=beside)
+        machine.rest = 0.01
+        machine.run(3 + module.REVIEW)
+        shares.append(machine.share)
+    assert shares[1] > shares[0] + 0.05
+
+
+def test_the_main_device_is_timed_alone_now_and_then() -> None:
+    machine = Machine()
+    machine.run(2 * module.REFRESH + 5)
+    assert machine.kinds.count("alone") == 3
+
+
+def test_lines() -> None:
+    line = fit(4, 3.0, 8, 5.0)
+    assert (line.any, line.each) == (1.0, 0.5) and line(2) == 2.0
+    line.observe(4, 5.0)
+    assert line.each == 1.0
+    assert fit(1, 2.0, 1, 2.0).each == 2.0
+
+
+def test_fixed_shares_use_all_units() -> None:
+    works = [work for work in gemms(golden("llama")) if isinstance(work, Gemm)]
+    for shares in ((1,), (1, 1, 1), (0, 1), (70, 30)):
+        fixed = Fixed(works, shares)
+        assert all(sum(fixed.cuts[gemm.shape]) == gemm.units for gemm in works)
