@@ -12,10 +12,12 @@ from tandem.errors import DeviceError
 class Settings(NamedTuple):
     isa: str | None  # TANDEM_ISA: avx512, avx2 or plain; None chooses by CPUID
     threads: int  # TANDEM_THREADS: threads of the CPU device
+    threads_given: bool  # it is set: no other number is chosen
+    tune: bool  # TANDEM_TUNE: 0 neither tunes at first use nor takes what `tandem tune` has found
     cache: Path  # HF_HUB_CACHE or HF_HOME/hub: where pulled models live
     hub: str  # HF_ENDPOINT
     hub_token: str | None  # HF_TOKEN
-    pipelines: Path  # XDG_CACHE_HOME/tandem: compiled GPU programs
+    pipelines: Path  # XDG_CACHE_HOME/tandem: compiled GPU programs, and what was found fastest
     ollama: tuple[Path, ...]  # OLLAMA_MODELS, or where Ollama keeps models of its user and of its service
     lm_studio: tuple[Path, ...]  # where LM Studio keeps its models, now and in older versions
     llama_cpp: Path  # LLAMA_CACHE: where llama.cpp has put what it downloaded
@@ -28,6 +30,8 @@ def read_settings() -> Settings:
     return Settings(
         isa=env.get("TANDEM_ISA"),
         threads=_threads(env.get("TANDEM_THREADS")),
+        threads_given=bool(env.get("TANDEM_THREADS")),
+        tune=env.get("TANDEM_TUNE") != "0",
         cache=Path(env.get("HF_HUB_CACHE") or home / "hub"),
         hub=(env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_token=env.get("HF_TOKEN"),

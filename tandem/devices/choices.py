@@ -17,7 +17,9 @@ from pathlib import Path
 Choice = Mapping[str, int]
 NOTHING: Choice = {}
 # Of a launch's scalars, those that do not make it faster or slower, or that the context sets.
-IRRELEVANT = frozenset({"blocks", "sequences", "positions", "slot_field", "panels_per_item"})
+IRRELEVANT = frozenset(
+    {"blocks", "sequences", "positions", "slot_field", "panels_per_item", "edits", "mask_words"}
+)
 
 
 def shape_of(kernel: str, scalars: Mapping[str, float], *sizes: int) -> str:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from glob import glob
 
 from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.cpu.tuned import tuned_choices
 from tandem.devices.device import Device
 from tandem.errors import DeviceError
 from tandem.settings import read_settings
@@ -50,7 +51,7 @@ def open_device(
             f"layers are split between devices, and {name} is one: name several, as in vulkan,cpu"
         )
     if name == "cpu" or (name == "auto" and not any(glob(pattern) for pattern in GPU_NODES)):
-        return CPUDevice(threads)
+        return CPUDevice(threads, tuned_choices(settings, threads))
     kind = name.partition(":")[0]
     if kind not in ("auto", "vulkan"):
         raise DeviceError(

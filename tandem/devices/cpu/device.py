@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from tandem.devices.choices import Choices
 from tandem.devices.cpu import library
 from tandem.devices.cpu.library import ffi
 from tandem.devices.cpu.repacker import repack_all
@@ -28,7 +29,8 @@ class CPUDevice:
     stages = 1
     shares_memory = True
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, choices: Choices | None = None) -> None:
+        self.choices = choices or Choices()
         self._library = library.load()
         self.isa = library.best_isa()
         self.threads = self.loaders = self.workers = threads
@@ -116,17 +118,20 @@ class Recording:
         self._launches = ffi.new("launch[]", max(1, len(program.launches)))
         self._seconds = ffi.new("double[]", max(1, len(program.launches)))
         for out, launch in zip(self._launches, program.launches, strict=False):
-            grid = launch.grid
-            out.kernel = library.kernel(launch.kernel.name, device.isa)
+            choice = device.choices.of(launch.kernel.name.partition("_")[0], launch.scalars)
+            scalars = {**launch.scalars, **choice}
+            grid = launch.kernel.grid(scalars)
+            isa = library.ISAS[choice["isa"]] if "isa" in choice else device.isa
+            out.kernel = library.kernel(launch.kernel.name, isa)
             out.items, out.count_step, out.barrier = grid.items, grid.step, launch.barrier
             out.count = -1 if grid.count is None else COUNTS.index(grid.count)
             for i, buffer in enumerate(launch.kernel.buffers):
                 out.args.buffer[i] = device.address(launch.buffers[buffer.name], turn)
             for i, (name, kind) in enumerate(launch.kernel.scalars):
                 if kind == "f":
-                    out.args.scalar[i].f = launch.scalars[name]
+                    out.args.scalar[i].f = scalars[name]
                 else:
-                    out.args.scalar[i].i = int(launch.scalars[name])
+                    out.args.scalar[i].i = int(scalars[name])
 
     def start(self) -> None:
         """Runs the step; there is nothing to wait for afterwards."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.devices.cpu.repacker import Repacker
+from tandem.devices.choices import read_choices
 from tandem.devices.device import Bytes, Piece, host_memory
 from tandem.devices.vulkan import fragments
 from tandem.devices.vulkan.binding import Vulkan, ffi, new, strings
@@ -38,6 +39,7 @@ from tandem.devices.vulkan.pipelines import Pipelines
 from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, TRANSFER_WRITES, Queue
 from tandem.devices.vulkan.recording import Recording
 from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
+from tandem.devices.vulkan.tuned import tuned_file
 from tandem.kernels.panels import LANES, LAYOUTS
 from tandem.program.program import TURNS, Program, Tensor, arena_in
 from tandem.settings import read_settings
@@ -109,7 +111,7 @@ class VulkanDevice:
         self, device: str = "vulkan", *, gpu_memory: float | None = None, cache: Path | None = None
     ) -> None:
         """`device`: "vulkan", "vulkan:<index>" or "vulkan:<part of a name>". `gpu_memory`: bytes of the device's own
-        memory to use at most. `cache`: the folder for compiled pipelines."""
+        memory to use at most. `cache`: the folder for compiled pipelines and tuned choices."""
         self._closing, self._open = ExitStack(), False
         try:
             self._start(device, gpu_memory, cache)
@@ -137,6 +139,10 @@ class VulkanDevice:
         ]
         self._staging = Staging(self.queue, blocks)
         self.capabilities = replace(capabilities, fragments=fragments.found(self, self._staging))
+        self.choices = capabilities.choices
+        if cache and read_settings().tune:
+            self.choices = read_choices(tuned_file(cache, capabilities))
+            self.capabilities = replace(self.capabilities, choices=self.choices)
         with self.queue.once() as commands:
             vk.CmdFillBuffer(commands, self.scratch.buffer, 0, 2**64 - 1, 0)
             self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)

@@ -1,0 +1,113 @@
+"""A kernel on one case in a device's memory, with any choice of its numbers: what it gives, and how long it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+
+from tandem.bench.kernel_checks import STEP_BYTES, AnyDevice, set_counts
+from tandem.devices.choices import NOTHING, Choice
+from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.device import Recording
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.errors import DoesNotFitError
+from tandem.kernels.kernel import COUNTS, Array, Case, Counts, Kernel
+from tandem.program.program import Launch, Program, Tensor
+
+ARENA = "trials"
+MOST_BYTES = 2 << 30  # of a case, its weights once
+COLD_BYTES = 256 << 20  # what is read again only after so much else: no cache has it then
+MOST_COPIES = 32
+ALIGNMENT = 256
+LARGEST_COUNT = 4096
+
+
+class Space:
+    """Memory of a device in which cases are put one after the other; `most`: bytes that the arrays of one may have."""
+
+    def __init__(self, device: AnyDevice) -> None:
+        self.device, self._at = device, 0
+        most = min(MOST_BYTES, int(device.free_memory()[0]) // 4)
+        if isinstance(device, VulkanDevice):
+            software = device.capabilities.kind == "software"
+            most = min(
+                most, device.capabilities.largest_allocation // 2, MOST_BYTES // (8 if software else 1)
+            )
+        self.most, self._end = most, most + 2 * COLD_BYTES
+        device.allocate(ARENA, self._end)
+        device.allocate("step", STEP_BYTES)
+
+    def clear(self) -> None:
+        self._at = 0
+
+    def copies(self, nbytes: int) -> int:
+        """How often bytes are to lie there so that no cache has them when they come again, if there is room."""
+        return max(1, min(COLD_BYTES // max(1, nbytes), MOST_COPIES, (self._end - self._at) // nbytes))
+
+    def place(self, name: str, array: Array) -> Tensor:
+        tensor = Tensor(name, ARENA, str(array.dtype), array.nbytes, offset=self._at)
+        self._at += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        if self._at > self._end:
+            raise DoesNotFitError(f"{name} of {array.nbytes} bytes is too large to try: use a smaller model")
+        self.device.write(tensor, array.reshape(-1).view(np.uint8))
+        return tensor
+
+
+class Bed:
+    """A case's arrays on a device. `cold`: the array that a step reads from memory, such as weights."""
+
+    def __init__(self, space: Space, kernel: Kernel, case: Case, cold: str) -> None:
+        self.device, self.kernel, self.case = space.device, kernel, case
+        self._tensors = {name: space.place(name, array) for name, array in case.arrays.items()}
+        again = space.copies(case.arrays[cold].nbytes) - 1
+        more = [space.place(cold, case.arrays[cold]) for _ in range(again)]
+        self._cold = [{**self._tensors, cold: tensor} for tensor in [self._tensors[cold], *more]]
+        self._next = 0  # of them
+
+    def results(self, counts: Counts, choice: Choice = NOTHING) -> dict[str, Array]:
+        """What a launch writes, as far as it is declared to write."""
+        written = [b.name for b in self.kernel.buffers if "w" in b.access and b.name in self._tensors]
+        for name in written:
+            self.device.write(self._tensors[name], self.case.arrays[name].reshape(-1).view(np.uint8))
+        self._count(counts)
+        with self.device.choices.trying(choice):
+            self._record(self._cold[:1]).replay()
+        extents = self.kernel.extents(self.case.scalars, counts)
+        found = {}
+        for name in written:
+            tensor, array = self._tensors[name], self.case.arrays[name]
+            row = array.nbytes // len(array)
+            rows = min(len(array), -(-extents[name] // row))
+            part = Tensor(name, ARENA, tensor.dtype, rows * row, offset=tensor.offset)
+            found[name] = self.device.read(part).copy().view(array.dtype).reshape(rows, *array.shape[1:])
+        return found
+
+    def seconds(self, counts: Counts, launches: int, choice: Choice = NOTHING) -> float:
+        """Of a launch, the mean of so many, one after the other."""
+        self._count(counts)
+        over = [self._cold[(self._next + i) % len(self._cold)] for i in range(launches)]
+        self._next = (self._next + launches) % len(self._cold)
+        with self.device.choices.trying(choice):
+            recording = self._record(over)
+            if isinstance(self.device, CPUDevice) or self.device.capabilities.timestamp_ns:
+                return float(np.mean(recording.replay_timed()))
+            begun = time.perf_counter()
+            recording.replay(0, launches)
+            return (time.perf_counter() - begun) / launches
+
+    def _count(self, counts: Counts) -> None:
+        set_counts(self.device, Case("", {}, {}, counts))
+
+    def _record(self, over: list[dict[str, Tensor]]) -> Recording:
+        launches = [
+            Launch(self.kernel, self._bound(tensors), self.case.scalars, self.kernel.name, barrier=True)
+            for tensors in over
+        ]
+        most = dict.fromkeys(COUNTS, LARGEST_COUNT)
+        return cast(Recording, self.device.record(Program(launches, most, {})))
+
+    def _bound(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+        return {b.name: tensors.get(b.name) for b in self.kernel.buffers}

@@ -1,0 +1,149 @@
+"""The launches of a model that `tandem tune` times: each shape once, as cases of the size that a step has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.devices.choices import shape_of
+from tandem.kernels import attention, norm
+from tandem.kernels.kernel import Array, Case, Counts, Kernel
+from tandem.kernels.layouts import KV_TYPES, q8_pack, q8_zeros
+from tandem.kernels.matmul import random_panels
+from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS
+from tandem.program.program import Launch, Program
+
+PATTERN_BYTES = 8 << 20  # of random weights, repeated
+PANELS_OF_GLU = 4
+CHECKED_ROWS, CHECKED_COLUMNS = 256, 1024  # of a product that NumPy computes too
+MOST_KEYS = 4096  # of all sequences together
+ROWS_PER_ITEM, QUERIES_PER_ITEM = 16, 64  # of attention, as engine/batch.py cuts prompts
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Launches that are alike but for their memory."""
+
+    launch: Launch
+    name: str  # of what it computes, without the layer
+    launches: int  # of a step
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.launch.kernel
+
+    @property
+    def kind(self) -> str:
+        return self.kernel.name.partition("_")[0]
+
+    @property
+    def count(self) -> str:
+        """Which of the counts its size is."""
+        s = self.launch.scalars
+        return "rows" if s.get("count") or s.get("use_rows") else "tokens"
+
+    def counts(self, size: int) -> Counts:
+        return {"tokens": size, "rows": size, "work": 0}
+
+
+def shapes(program: Program, kinds: Iterable[str]) -> list[Shape]:
+    """Of the kernels of `kinds`; those that move most bytes for one token first."""
+    one, found = {"tokens": 1, "rows": 1, "work": 1}, dict[str, list[Launch]]()
+    for launch in program.launches:
+        kind = launch.kernel.name.partition("_")[0]
+        if kind in kinds and (
+            kind != "norm" or (launch.buffers["weight"] and not launch.scalars["use_rows"])
+        ):
+            found.setdefault(shape_of(kind, launch.scalars), []).append(launch)
+    found = dict(sorted(found.items(), key=lambda item: -sum(launch.cost(one).bytes for launch in item[1])))
+    return [
+        Shape(alike[0], re.sub(r"\bblk\.\d+\.|\.\d+$", "", alike[0].name), len(alike))
+        for alike in found.values()
+    ]
+
+
+# ---- products
+
+
+def product(shape: Shape, tokens: int, most_bytes: int, rng: np.random.Generator) -> Case:
+    """Of so many tokens or fewer; with fewer rows where the weights would be more than `most_bytes`."""
+    s = shape.launch.scalars
+    layout, columns, rows = LAYOUT_NAMES[int(s["format"])], int(s["columns"]), int(s["rows"])
+    group = LAYOUTS[layout].matrix_bytes(LANES * PANELS_OF_GLU, columns)
+    if LAYOUTS[layout].matrix_bytes(rows, columns) > most_bytes:
+        rows = LANES * PANELS_OF_GLU * (most_bytes // group)
+    return _product(shape, layout, tokens, rows, columns, rng)
+
+
+def small_product(shape: Shape, tokens: int, rng: np.random.Generator) -> Case:
+    """One that NumPy can compute too."""
+    s = shape.launch.scalars
+    rows, columns = min(CHECKED_ROWS, int(s["rows"])), min(CHECKED_COLUMNS, int(s["columns"]))
+    return _product(shape, LAYOUT_NAMES[int(s["format"])], tokens, rows, columns, rng)
+
+
+def _product(
+    shape: Shape, layout: str, tokens: int, rows: int, columns: int, rng: np.random.Generator
+) -> Case:
+    s, has = dict(shape.launch.scalars), shape.launch.buffers
+    width = rows // (2 if s["epilogue"] else 1)
+    stride = -(-width // LANES) * LANES
+    x = rng.standard_normal((tokens, columns), np.float32)
+    some = max(1, PATTERN_BYTES // LAYOUTS[layout].matrix_bytes(LANES, columns))
+    panels = -(-rows // LANES)
+    pattern = random_panels(layout, LANES * min(some, panels), columns, rng)
+    arrays: dict[str, Array] = {
+        "x": q8_pack(x) if LAYOUTS[layout].quantised else x,
+        "weights": np.resize(pattern, (panels, *pattern.shape[1:])),
+        "out": q8_zeros(tokens, width) if s["out_q8"] else np.zeros((tokens, stride), np.float32),
+    }
+    if has["bias"] is not None:
+        arrays["bias"] = rng.standard_normal(panels * LANES, np.float32)
+    s |= {"rows": rows, "columns": columns, "x_stride": columns, "out_stride": stride}
+    label = f"{layout} T={tokens} {rows}x{columns}"
+    return Case(label, arrays, s, shape.counts(tokens), atol=2e-4, rtol=1e-4)
+
+
+# ---- norms and attention
+
+
+def normed(shape: Shape, tokens: int, rng: np.random.Generator) -> Case:
+    s, has = shape.launch.scalars, shape.launch.buffers
+    options = {
+        "add": has["add"], "post": has["post_weight"], "q8": s["out_q8"], "rows": s["use_rows"],
+        "only": has["weight"] is None,
+    }  # fmt: skip
+    present = " ".join(name for name, there in options.items() if there)
+    case = norm.make_case(rng, f"T={tokens}", 3 * tokens if s["use_rows"] else tokens, int(s["dim"]), present)
+    return Case(case.label, case.arrays, case.scalars, shape.counts(tokens), case.atol, case.rtol)
+
+
+def answering(shape: Shape, sequences: int, keys: int, rng: np.random.Generator) -> Case:
+    """Attention of one token of each of some sequences, after so many keys."""
+    return _attended(shape, [(max(0, keys - 1 - 7 * i % 16), 1) for i in range(sequences)], rng)
+
+
+def prompted(shape: Shape, tokens: int, rng: np.random.Generator) -> Case:
+    """Attention of a part of one prompt, its beginning."""
+    return _attended(shape, [(0, tokens)], rng)
+
+
+def _attended(shape: Shape, rows: list[tuple[int, int]], rng: np.random.Generator) -> Case:
+    s = shape.launch.scalars
+    heads = (int(s["q_heads"]), int(s["kv_heads"]), int(s["head_dim"]))
+    most = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM * heads[1] // heads[0]))
+    return attention.make_case(
+        rng, f"T={sum(new for _, new in rows)}", heads, rows, int(s["window"]), s["softcap"],
+        KV_TYPES[int(s["kv"])], int(s["out_q8"]), most, q_gap=0,
+    )  # fmt: skip
+
+
+def depths(sequences: int, context: int) -> Iterator[int]:
+    """Keys that each of so many sequences has: few, and as many as cost little to make."""
+    few, many = 64, min(context, MOST_KEYS // sequences)
+    yield few
+    if many > 2 * few:
+        yield many

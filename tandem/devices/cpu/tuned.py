@@ -1,0 +1,53 @@
+"""What may be chosen for a launch on the CPU (devices/choices.py), and where the choices are kept.
+
+None of it changes a bit of the results: who computes a row, not how, and instructions that do the same operations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from tandem.devices.choices import Choice, Choices, read_choices
+from tandem.devices.cpu import library
+from tandem.kernels.kernel import Scalars
+from tandem.settings import Settings
+
+TUNED = ("matmul", "attention", "norm")
+DEVICE = "device"  # the shape under which the number of threads is kept
+PANELS = (1, 2, 4, 8, 16)
+
+
+def tuned_file(folder: Path, threads: int) -> Path:
+    """Of this CPU, so many threads and this build of the kernels."""
+    about = f"{cpu_name()} {library.best_isa()} {threads}"
+    built = hashlib.sha256(library.LIBRARY.read_bytes()).hexdigest()[:16]
+    return folder / f"cpu-{hashlib.sha256(about.encode()).hexdigest()[:16]}-{built}.tuned"
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "stepping")))
+    return " ".join(list(dict.fromkeys(names))[:2])
+
+
+def tuned_choices(settings: Settings, threads: int) -> Choices:
+    """What was found for so many threads."""
+    folder = settings.pipelines
+    if (
+        not settings.tune or next(folder.glob("cpu-*.tuned"), None) is None
+    ):  # mostly: the library is not summed then
+        return Choices()
+    return read_choices(tuned_file(folder, threads))
+
+
+def candidates(kernel: str, scalars: Scalars) -> list[Choice]:
+    found: list[Choice] = []
+    if "panels_per_item" in scalars:
+        own, glu = int(scalars["panels_per_item"]), bool(scalars["epilogue"])
+        found += [{"panels_per_item": n} for n in PANELS if n != own and (n >= 4 or not glu)]
+    others = library.ISAS[library.ISAS.index(library.best_isa()) + 1 :]
+    return found + [{"isa": library.ISAS.index(isa)} for isa in others if isa != "plain"]

@@ -1,0 +1,105 @@
+"""What may be chosen for a launch on Vulkan (devices/choices.py), and where the choices of a device are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from tandem.devices.choices import NOTHING, Choice
+from tandem.devices.vulkan.capabilities import Capabilities
+from tandem.devices.vulkan.grids import GRIDS, Dispatch
+from tandem.devices.vulkan.pipelines import shader_sum
+from tandem.kernels.kernel import Counts, Scalars
+from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
+
+TUNED = ("matmul", "attention", "norm")
+THREADS = (32, 64, 128, 256, 512, 1024)
+MOST_FOR_DOT = 16  # tokens: with more, each weight is read too often where there are matrix units
+MEETING = 3072  # float4s of shared memory in which sums of matmul_fragments.slang meet
+MOST_QUERY_FLOATS = 2048  # of attention.slang
+
+
+def tuned_file(folder: Path, device: Capabilities) -> Path:
+    """Of this device, driver and set of shaders."""
+    about = f"{device.name} {device.driver} {device.driver_version} {device.cache_key}"
+    return folder / f"vulkan-{hashlib.sha256(about.encode()).hexdigest()[:16]}-{shader_sum()}.tuned"
+
+
+def candidates(kernel: str, scalars: Scalars, counts: Counts, device: Capabilities) -> list[Choice]:
+    """Choices that lead to dispatches other than the rule's, each to one of its own."""
+    grid, found = GRIDS[kernel], []
+    with device.choices.trying(NOTHING):
+        known = [grid(scalars, counts, device)]
+    for choice in _proposed(kernel.partition("_")[0], scalars, counts, known[0]):
+        with device.choices.trying(choice):
+            dispatch = grid(scalars, counts, device)
+        if dispatch not in known and _possible(dispatch, device):
+            known.append(dispatch)
+            found.append(choice)
+    return found
+
+
+def _proposed(kind: str, scalars: Scalars, counts: Counts, rule: Dispatch) -> Iterator[Choice]:
+    if kind == "norm":
+        yield from ({"threads": n} for n in THREADS if 32 * n >= scalars["dim"])
+    elif kind == "attention":
+        yield from _of_attention(rule, int(scalars["head_dim"]))
+    elif not LAYOUTS[LAYOUT_NAMES[int(scalars["format"])]].quantised:
+        yield from ({"threads": n} for n in THREADS if n <= 256)  # as matmul_float.slang has room for
+    else:
+        yield from _of_product(scalars, counts["rows" if scalars["count"] else "tokens"], rule)
+
+
+def _of_attention(rule: Dispatch, dim: int) -> Iterator[Choice]:
+    """One number at a time: those that matter most differ from device to device, not from each other."""
+    yield from ({"workgroups": 2**n} for n in range(3, 13))
+    if rule.shader == "attention":
+        yield from ({"queries": n} for n in (1, 2, 4, 8) if n * dim <= MOST_QUERY_FLOATS)
+        return
+    yield from ({"shares": n} for n in (1, 2, 4, 8))
+    yield {"queries": 16}
+    yield {"teams": 0}
+    yield from ({"teams": 0, "shares": n} for n in (1, 2, 4))
+
+
+def _of_product(scalars: Scalars, tokens: int, rule: Dispatch) -> Iterator[Choice]:
+    if tokens > 1:
+        yield {"dot": 0}
+    if _path(rule) == "fragments":
+        for pairs, shares, units in product((2,) if scalars["epilogue"] else (1, 2), (1, 2, 4, 8), (1, 2, 4)):
+            yield {"pairs": pairs, "shares": shares, "units": units}
+    if tokens > MOST_FOR_DOT and _path(rule) != "dot":
+        return
+    dot = {"dot": 1} if tokens > 1 else {}
+    yield from ({**dot, "threads": n} for n in THREADS if n <= max(64, int(scalars["columns"]) // 2))
+
+
+def _path(dispatch: Dispatch) -> str:
+    if re.search(r"_[qx]u\dn\d$", dispatch.shader):
+        return "fragments"
+    return "matrix" if dispatch.before else "dot"
+
+
+def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
+    """Whether a dispatch keeps to the device's limits and to what its shader has room for."""
+    constants = dispatch.constants
+    if found := re.search(r"_[qx]u(\d)n(\d)$", dispatch.shader):
+        pairs, tiles = map(int, found.groups())
+        threads, shares = constants[:2]
+        units, each = threads // 32 // shares, 64 * pairs * tiles  # float4s of a subgroup
+        fits = shares // 2 * units * each <= MEETING and units * each // (2 if tiles == 8 else 1) <= MEETING
+        return fits and threads <= min(512, device.workgroup_invocations)
+    if re.search(r"_t\d(_glu)?$", dispatch.shader):
+        threads, glu, meeting = constants[:3]
+        panels = 4 if glu else 1
+        own = threads // panels * (2 if dispatch.shader.endswith("_glu") else 1)  # threads of a panel
+        fits = 4 * meeting + 1024 <= device.shared_memory and own >= max(16, device.subgroup_max)
+        return fits and threads % device.subgroup_max == 0 and threads <= device.workgroup_invocations
+    if dispatch.shader.startswith(("attention_fragments", "attention_teams")):
+        return constants[4] <= device.workgroup_invocations and constants[3] > 0
+    if dispatch.shader.startswith("attention") or dispatch.before:
+        return True
+    return device.subgroup_max <= constants[0] <= device.workgroup_invocations
