@@ -55,6 +55,8 @@ def blocks(answer: Answer) -> list[Block]:
 
 
 def _parts(piece: Piece) -> Iterator[tuple[Literal["reasoning", "text", "call"], str, ToolCall | None]]:
+    if piece.arguments:
+        yield "call", piece.arguments, None
     if piece.reasoning:
         yield "reasoning", piece.reasoning, None
     if piece.text:

@@ -41,6 +41,11 @@ KINDS = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+# What is raised only where no route fits.
+UNROUTED = {
+    404: "there is nothing at {path}: /docs lists what there is, and OpenAI's clients want a base URL that ends in /v1",
+    405: "{path} does not take {method}: see /docs",
+}
 ANTHROPIC_KINDS = {413: "request_too_large", 503: "overloaded_error"}
 
 
@@ -125,7 +130,10 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return response(request.url.path, error.status_code, str(error.detail), headers=error.headers)
+    path = request.url.path
+    unrouted = UNROUTED.get(error.status_code)
+    message = unrouted.format(method=request.method, path=path[:80]) if unrouted else str(error.detail)
+    return response(path, error.status_code, message, headers=error.headers)
 
 
 async def _gone(request: Request, error: Exception) -> Response:

@@ -31,11 +31,11 @@ class Tool:
     strict: bool = False  # the arguments of its calls must fit
 
 
-@dataclass(frozen=True)
+@dataclass
 class ToolCall:
     id: str
     name: str
-    arguments: str  # JSON
+    arguments: str  # JSON, or what there is of it yet
 
     def as_object(self) -> dict[str, Any]:
         """The arguments; in a key of their own where the model has written something else than an object."""
@@ -71,7 +71,8 @@ class Piece:
     index: int = 0  # which answer
     text: str = ""
     reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    arguments: str = ""  # of the call that came last
+    calls: list[ToolCall] = field(default_factory=list)  # that begin, after those arguments
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)  # NaN: of a prompt's first token
     prompt_tokens: int = 0  # of its prompt
@@ -99,6 +100,8 @@ class Answer:
     def add(self, piece: Piece) -> None:
         self.text += piece.text
         self.reasoning += piece.reasoning
+        if piece.arguments:
+            self.calls[-1].arguments += piece.arguments
         self.calls += piece.calls
         self.token_ids += piece.token_ids
         self.logprobs += piece.logprobs

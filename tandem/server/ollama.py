@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from tandem.server import errors
 from tandem.server.bodies import JSONRoute
 from tandem.server.fields import Fields, Int32, given
-from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece, Spent
+from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece, Spent, ToolCall
 from tandem.server.openai_chat import logprobs_body, tool
 from tandem.server.openai_chat_types import ToolGiven
 from tandem.server.openai_types import ERRORS as OPENAI_ERRORS
@@ -295,8 +295,14 @@ async def _answer(request: Request, server: Server, wanted: Generation, body: As
 async def _lines(
     server: Server, wanted: Generation, base: dict[str, Any], begin: float, form: Any
 ) -> AsyncGenerator[str, None]:
+    calls: list[ToolCall] = []  # the last of them may not be whole yet
     async with aclosing(server.run(wanted)) as pieces:
         async for piece in pieces:
+            if piece.arguments:
+                calls[-1].arguments += piece.arguments
+            calls += piece.calls
+            whole = len(calls) if piece.finish else max(0, len(calls) - 1)
+            piece.calls, calls = calls[:whole], calls[whole:]
             if piece.text or piece.reasoning or piece.calls or piece.logprobs:
                 yield line({**base, "created_at": _now(), **form(piece), "done": False})
             if piece.finish and piece.usage:

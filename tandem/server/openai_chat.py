@@ -228,7 +228,9 @@ async def _events(server: Server, wanted: Generation, body: ChatRequest) -> Asyn
 
 
 def _delta(piece: Piece, calls_before: int) -> dict[str, Any]:
-    calls = [{"index": calls_before + i, **_call(call)} for i, call in enumerate(piece.calls)]
+    calls: list[Any] = [{"index": calls_before + i, **_call(call)} for i, call in enumerate(piece.calls)]
+    if piece.arguments:
+        calls.insert(0, {"index": calls_before - 1, "function": {"arguments": piece.arguments}})
     return given(
         content=piece.text or None, reasoning_content=piece.reasoning or None, tool_calls=calls or None
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tandem.server.call_text import ObjectText, begun_call
 from tandem.server.generation import ToolCall
-from tandem.server.tool_formats import BARE, MARKS, read_calls
+from tandem.server.tool_formats import BARE, MARKS, new_id, read_calls
 
 THINK, THOUGHT = "<think>", "</think>"
 
@@ -14,14 +15,17 @@ THINK, THOUGHT = "<think>", "</think>"
 class News:
     text: str = ""
     reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    arguments: str = ""  # more of the call that came last
+    calls: list[ToolCall] = field(
+        default_factory=list
+    )  # after that: new ones, with what is there of their arguments
 
 
 class Reader:
     """Gets the text of an answer token by token; holds back what may be the beginning of a mark.
 
-    Each of `_start`, `_thought`, `_opening`, `_text` and `_call` reads a part of it, and returns whether the next one
-    can go on. Space around thoughts and calls belongs to nobody.
+    Each of `_start`, `_thought`, `_opening`, `_text`, `_call`, `_arguments` ... reads a part of it, and returns whether
+    the next one can go on. Space around thoughts and calls belongs to nobody.
     """
 
     def __init__(
@@ -37,6 +41,8 @@ class Reader:
         self._marks = tuple(MARKS) if tools else ()
         self._read = self._thought if thinking else self._start
         self._held = ""  # not handed out yet
+        self._close = ""  # the mark that ends the call
+        self._object = ObjectText()  # its arguments
         self._is_first = True  # nothing of this part was handed out yet
         self._ended = False
         self.called = False
@@ -96,17 +102,62 @@ class Reader:
 
     def _call(self, news: News) -> bool:
         mark = next((mark for mark in self._marks if self._held.startswith(mark)), "")
-        close = MARKS.get(mark, "")
-        end = self._held.find(close, len(mark)) if close else -1
+        self._close = MARKS.get(mark, "")
+        if self._begins(news, len(mark)):
+            return True
+        end = self._held.find(self._close, len(mark)) if self._close else -1
         if end < 0 and not self._ended:
             return False
         end = len(self._held) if end < 0 else end
         calls = read_calls(self._held[len(mark) : end], self._tools, self._id_length)
         if self._several or not self.called:
             news.calls += calls if self._several else calls[:1]
-        news.text += "" if calls else self._held[: end + len(close)]
-        self._held = self._held[end + len(close) :]
+        news.text += "" if calls else self._held[: end + len(self._close)]
+        self._held = self._held[end + len(self._close) :]
         self.called, self._is_first, self._read = self.called or bool(calls), True, self._text
+        return True
+
+    def _begins(self, news: News, at: int) -> bool:
+        """Is there a call whose arguments can be handed out as they come?"""
+        found = begun_call(self._held, at)
+        if not found or found[0] not in self._tools or (self.called and not self._several):
+            return False
+        news.calls.append(ToolCall(new_id(self._id_length), found[0], ""))
+        self._held = self._held[found[1] :]
+        self._object, self._read, self.called = ObjectText(), self._arguments, True
+        return True
+
+    def _arguments(self, news: News) -> bool:
+        text, self._held, ends = self._object.take(self._held)
+        if news.calls:
+            news.calls[-1].arguments += text
+        else:
+            news.arguments += text
+        self._read = self._rest_of_call if ends else self._read
+        return ends
+
+    def _rest_of_call(self, news: News) -> bool:
+        """The brace that closes it, if it was not forgotten; other keys count for nothing."""
+        end = self._held.find(self._close) if self._close else -1
+        _, rest, ends = ObjectText(depth=1).take(self._held[:end] if end >= 0 else self._held)
+        if not ends and end < 0 and not self._ended:
+            return False
+        self._held = (rest if ends else "") + (self._held[end:] if end >= 0 else "")
+        self._read = self._after_call
+        return True
+
+    def _after_call(self, news: News) -> bool:
+        """More calls up to the closing mark. What else is written there is dropped."""
+        self._held = self._held.lstrip(" \t\r\n,;")
+        if self._begins(news, 0):
+            return True
+        end = self._held.find(self._close) if self._close else -1
+        if end < 0 and not self._ended:
+            return False
+        end = len(self._held) if end < 0 else end
+        news.calls += read_calls(self._held[:end], self._tools, self._id_length) if self._several else []
+        self._held = self._held[end + len(self._close) :]
+        self._is_first, self._read = True, self._text
         return True
 
     def _up_to(self, marks: tuple[str, ...]) -> tuple[str, bool]:

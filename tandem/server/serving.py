@@ -163,7 +163,8 @@ class Server:
 def _fill(piece: Piece, token: Token, reader: Reader) -> None:
     """What a token adds to an answer."""
     news = reader.push(token.text, piece.finish is not None)
-    piece.text, piece.reasoning, piece.calls = news.text, news.reasoning, news.calls
+    piece.text, piece.reasoning = news.text, news.reasoning
+    piece.arguments, piece.calls = news.arguments, news.calls
     piece.token_ids = [token.id]
     piece.logprobs = [token.logprob] if token.logprob else []
     if piece.finish == "stop" and reader.called:

@@ -22,6 +22,13 @@ PLAIN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 # What a call stands between. One without marks is all of an answer.
 MARKS = {"<tool_call>": "</tool_call>", "```tool_call": "```", "```tool_code": "```", "```json": "```"}
 BARE = ("{", "[{")
+SIMPLE = {
+    "type",
+    "properties",
+    "required",
+    "title",
+    "description",
+}  # keys of a schema that says all properties itself
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,11 @@ class ToolFormat:
     def _rule(self, i: int, tool: Tool) -> str:
         """Its arguments are a schema of their own: references in it begin there."""
         head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{self.arguments}": ')
-        schema = {"x-guidance": PLAIN, **(tool.parameters or {"type": "object"})}
+        given = tool.parameters or {"type": "object"}
+        closed = (
+            {"additionalProperties": False} if "properties" in given and given.keys() <= SIMPLE else {}
+        )  # what is not declared is not meant
+        schema = {"x-guidance": PLAIN, **closed, **given}
         return f'call{i}: {head} arguments{i} "}}"\narguments{i}: %json {json.dumps(schema)}\n'
 
 
@@ -90,7 +101,7 @@ def read_calls(text: str, tools: set[str], id_length: int = 24) -> list[ToolCall
             return []
         given = value.get("arguments", value.get("parameters", {}))
         arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        found.append(ToolCall(_new_id(id_length), name, arguments))
+        found.append(ToolCall(new_id(id_length), name, arguments))
     return found
 
 
@@ -163,5 +174,5 @@ def _python_call(text: str) -> list[Any]:
     return []
 
 
-def _new_id(length: int) -> str:
+def new_id(length: int) -> str:
     return f"call_{uuid4().hex[:length]}" if length > 9 else uuid4().hex[:length]

@@ -125,7 +125,9 @@ def test_a_required_tool_is_called(client: openai.OpenAI, choice: Any) -> None:
     arguments = json.loads(call.function.arguments)
     assert arguments["city"] == "Paris" and arguments["unit"] in ("C", "F")
     with client.chat.completions.stream(**options) as stream:
+        deltas = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
         streamed = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert len(deltas) > 3, "arguments come token by token"
     assert [one.function.arguments for one in streamed] == [call.function.arguments]
     history = [
         *ASK_WEATHER,

@@ -399,7 +399,9 @@ def test_an_idle_server_rests(server: Running) -> None:
     begun, before = time.monotonic(), cpu_seconds(server)
     time.sleep(3)
     assert (cpu_seconds(server) - before) / (time.monotonic() - begun) < 0.02
-    assert server.ask("/live")[2]["models"]["tiny"]["roofline"] is None  # which is measured for who asks for it
+    assert (
+        server.ask("/live")[2]["models"]["tiny"]["roofline"] is None
+    )  # which is measured for who asks for it
 
 
 def cpu_seconds(server: Running) -> float:
@@ -410,8 +412,10 @@ def cpu_seconds(server: Running) -> float:
 def test_errors_have_the_form_that_clients_expect(server: Running) -> None:
     for status, answer in (
         (403, server.ask("/v1/models", origin="https://evil.example")),
-        (404, server.ask("/v1/nothing")),
+        (404, server.ask("/v1/nothing{}")),
+        (405, server.ask(CHAT)),
         (400, server.ask(CHAT, {"messages": "none"})),
     ):
         assert answer[0] == status, json.dumps(answer[2])
         assert set(answer[2]["error"]) == {"message", "type", "param", "code"}
+        assert status < 404 or "/docs" in answer[2]["error"]["message"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.server.generation import Tool
-from tandem.server.reading import Reader
+from tandem.server.generation import Answer, Piece, Tool, ToolCall
+from tandem.server.reading import News, Reader
 from tandem.server.tool_formats import GEMMA, HERMES, LLAMA3, MISTRAL, format_of, without_tools
 
 pytestmark = pytest.mark.fast
@@ -51,7 +51,22 @@ ANSWERS: list[tuple[bool, bool, str, str, str, list[tuple[str, Any]]]] = [
     (True, False, "```python\nf(x=3)\n```", "```python\nf(x=3)\n```", "", []),
     (True, False, '```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', "", []),
     (True, False, "", "", "", []),
-]
+    (True, False, CALL.replace("3", '"}]</tool_call>\\"{"'), "", "", [("f", {"x": '}]</tool_call>"{'})]),
+    (True, False, CALL.replace("3", '"a\n\tb"'), "", "", [("f", {"x": "a\n\tb"})]),  # not JSON, but what was meant
+    (True, False, CALL.replace("3}}", "3}") + " Yes.", "Yes.", "", [F3]),  # a brace forgotten
+    (True, False, CALL.replace("3}}", '3}, "id": {"y": 4}}') + CALL, "", "", [F3, F3]),
+    (True, False, '[{"name": "f", "arguments": {"x": 3}, "id": "1"}, {"name": "g"}]', "", "", [F3, ("g", {})]),
+    (True, False, '{"name": "f", "parameters": {"x": [{}, 3]}}\n{"name": "f", "parameters": {"x": 3}} .', "", "",
+     [("f", {"x": [{}, 3]}), F3]),
+    (True, False, '{"arguments": {"x": 3}, "name": "f"}', "", "", [F3]),
+]  # fmt: skip
+
+
+def gathered(news: list[News]) -> list[ToolCall]:
+    answer = Answer()
+    for one in news:
+        answer.add(Piece(arguments=one.arguments, calls=one.calls))
+    return answer.calls
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -63,7 +78,7 @@ def test_answers_are_read(answer: Any, size: int) -> None:
     news = [reader.push(piece) for piece in pieces] + [reader.push("", last=True)]
     assert "".join(one.text for one in news) == text
     assert "".join(one.reasoning for one in news).rstrip() == reasoning
-    found = [call for one in news for call in one.calls]
+    found = gathered(news)
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
     assert len({call.id for call in found}) == len(found) and reader.called == bool(calls)
 
@@ -75,6 +90,17 @@ def test_text_is_not_held_back_without_need() -> None:
     assert reader.push("day").text == " <today"
 
 
+def test_arguments_come_as_they_are_written() -> None:
+    reader = Reader(TOOLS)
+    news = [reader.push(letter) for letter in f"{CALL}\n{CALL}"]
+    begun = [i for i, one in enumerate(news) if one.calls]
+    assert [news[i].calls[0].arguments for i in begun] == ["{", "{"]  # the names are known then
+    for i in begun:
+        assert [one.arguments for one in news[i + 1 : i + 8]] == list('"x": 3}')
+    cut = [Reader(TOOLS).push(CALL[: CALL.index("3")], last=True)]
+    assert [(call.name, call.arguments) for call in gathered(cut)] == [("f", '{"x": ')]
+
+
 def test_one_call_where_several_are_not_wanted() -> None:
     news = Reader(TOOLS, several=False).push(f"{CALL}\n{CALL}", last=True)
     assert len(news.calls) == 1 and not news.text
@@ -84,6 +110,16 @@ def test_formats_by_template() -> None:
     assert format_of("... <tool_call> ...") is HERMES and format_of("<|im_start|>") is HERMES
     assert format_of("<|start_header_id|> <|python_tag|>") is LLAMA3
     assert format_of("[INST] [TOOL_CALLS]") is MISTRAL and format_of("<start_of_turn>") is GEMMA
+
+
+def test_arguments_that_are_not_declared_are_not_meant() -> None:
+    def grammar(parameters: dict[str, Any]) -> str:
+        return HERMES.grammar([Tool("f", parameters=parameters)], several=False, optional=False)
+
+    declared: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    assert '"additionalProperties": false' in grammar(declared)
+    for free in ({"type": "object"}, declared | {"anyOf": [{}]}, declared | {"additionalProperties": True}):
+        assert '"additionalProperties": false' not in grammar(free)
 
 
 def test_a_conversation_for_a_template_without_tools() -> None:
