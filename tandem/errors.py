@@ -13,7 +13,8 @@ TandemError
 │   └── DeadlineError     the request was not done in its time
 ├── DeviceError           a device that was asked for is not there or failed
 │   ├── DoesNotFitError   the model, its context or its cache is larger than the memory
-│   └── DeviceLostError   a device stopped answering; open it again
+│   ├── DeviceLostError   a device stopped answering; open it again
+│   └── CompilerError     a compiler that the NPU needs is not there or failed
 └── ProgramError          a Program breaks a rule (shape, overlap, lifetime, missing barrier); a bug in Tandem
     ├── LimitError        a plan for the NPU is past a limit of it
     └── EmulationError    a plan for the NPU stops, overruns or races when it is emulated
@@ -83,6 +84,10 @@ class DoesNotFitError(DeviceError):
 
 class DeviceLostError(DeviceError):
     """A device stopped answering. Close what ran on it; it can be opened again."""
+
+
+class CompilerError(DeviceError):
+    """A compiler that the NPU needs is not there, or failed."""
 
 
 class ProgramError(TandemError):

@@ -18,6 +18,7 @@ class Settings(NamedTuple):
     hub: str  # HF_ENDPOINT
     hub_token: str | None  # HF_TOKEN
     pipelines: Path  # XDG_CACHE_HOME/tandem: compiled GPU programs, and what was found fastest
+    peano: Path | None  # PEANO_INSTALL_DIR: AMD's compiler for the cores of an NPU
     ollama: tuple[Path, ...]  # OLLAMA_MODELS, or where Ollama keeps models of its user and of its service
     lm_studio: tuple[Path, ...]  # where LM Studio keeps its models, now and in older versions
     llama_cpp: Path  # LLAMA_CACHE: where llama.cpp has put what it downloaded
@@ -36,6 +37,7 @@ def read_settings() -> Settings:
         hub=(env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_token=env.get("HF_TOKEN"),
         pipelines=cache / "tandem",
+        peano=Path(env["PEANO_INSTALL_DIR"]) if env.get("PEANO_INSTALL_DIR") else None,
         ollama=(Path(env["OLLAMA_MODELS"]),) if env.get("OLLAMA_MODELS") else _ollama_folders(),
         lm_studio=(Path.home() / ".lmstudio" / "models", cache / "lm-studio" / "models"),
         llama_cpp=Path(env.get("LLAMA_CACHE") or cache / "llama.cpp"),

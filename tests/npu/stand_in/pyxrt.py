@@ -1,8 +1,8 @@
 """A STAND-IN for XRT's Python module: there is no NPU behind it, only the emulator. For tests.
 
 It is strict where XRT would crash, hang or be silently wrong. Host and NPU have their own copies of a buffer until it
-is synchronised; runs are done in order, by a thread, some time after they were started; a wait for what is not done is an
-error, since the real one would hold the interpreter's lock; runs do not keep their buffers alive.
+is synchronised; runs are done in order, by a thread, some time after they were started; a wait for what is not done is
+an error, since the real one would hold the interpreter's lock; runs do not keep their buffers alive.
 """
 
 from __future__ import annotations
