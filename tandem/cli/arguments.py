@@ -106,15 +106,18 @@ def _add_run(commands: Any) -> None:
     _add_device(run)
 
 
-def _add_guesses(command: argparse.ArgumentParser) -> None:
+def _add_guesses(command: argparse.ArgumentParser, models: str = "") -> None:
+    """`models`: how it is written where there may be several, each with its own."""
     command.add_argument(
         "--lookup",
         action="store_true",
         help="guess tokens from the prompt: faster where an answer repeats it",
     )
+    more = "; for the model NAME, where there are several (may be repeated)" if models else ""
     command.add_argument(
-        "--draft", metavar="MODEL", help="guess tokens with this smaller model of the same family"
-    )
+        "--draft", metavar=models or "MODEL", action="append" if models else "store",
+        help=f"guess tokens with this smaller model of the same family{more}",
+    )  # fmt: skip
 
 
 def _add_pull(commands: Any) -> None:
@@ -246,7 +249,7 @@ def _add_serve(commands: Any) -> None:
         "--ray", type=_replicas, nargs="?", const="2", metavar="N",
         help="answer by N replicas on a Ray cluster (2), or by 1-4, as many as are needed",
     )  # fmt: skip
-    _add_guesses(serve)
+    _add_guesses(serve, "[NAME=]MODEL")
     _add_device(serve)
     serve.set_defaults(device=None)  # the settings' own
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.cli.models import model_file
-from tandem.errors import RequestError
+from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.model import registry
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def main(options: argparse.Namespace) -> int:
 
     bound = listen(settings)  # before minutes are spent on a model
     engine = {"keep_alive": options.keep_alive, "queue": settings.max_queue, **_engine(options, settings)}
+    engine["own"] = _own(files, options.draft or [], settings.context)
     app, fatal = _app(options, settings, files, engine, bound.getsockname()[1])
     serve(app, settings, bound, fatal)
     return 0
@@ -97,7 +99,42 @@ def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, 
         "kv": options.kv,
         "kv_memory": options.kv_memory and options.kv_memory * 1e9,
         "lookup": options.lookup,
-        "draft": model_file(options.draft) if options.draft else None,
         "split": options.split,
         "placement": options.placement,
     }
+
+
+def _own(files: dict[str, Path], drafts: list[str], context: int | None) -> dict[str, dict[str, Any]]:
+    """What is not the same for all models: who guesses for them, and the context of those that cannot have as much."""
+    own: dict[str, dict[str, Any]] = {}
+    for text in drafts:
+        name, _, draft = text.partition("=") if text.partition("=")[0] in files else ("", "", text)
+        if not name and len(files) > 1:
+            raise RequestError(
+                f"several models are served: say whose draft it is, as --draft {next(iter(files))}={text}"
+            )
+        name = name or next(iter(files))
+        own[name] = {"draft": _checked_draft(files[name], model_file(draft))}
+    if context and len(files) > 1:  # one alone is told that it is too much
+        for name, path in files.items():
+            with suppress(ModelFileError, UnsupportedModelError):  # whoever asks for it is told
+                own.setdefault(name, {})["context"] = min(context, _trained_context(path))
+    return own
+
+
+def _checked_draft(model: Path, draft: Path) -> Path:
+    """Before anything is served: whoever asks for the model cannot help it."""
+    from tandem.engine.draft import check_vocabularies
+    from tandem.model.model import open_model
+
+    tokens = "tokenizer.ggml.tokens"
+    with open_model(model) as one, open_model(draft) as other:
+        check_vocabularies(one.gguf.get(tokens), other.gguf.get(tokens))
+    return draft
+
+
+def _trained_context(path: Path) -> int:
+    from tandem.model.model import open_model
+
+    with open_model(path) as model:
+        return model.config.trained_context

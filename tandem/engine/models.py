@@ -69,11 +69,13 @@ class _Entry:
 
 class Models:
     def __init__(
-        self, specs: Mapping[str, str | os.PathLike[str]], *, keep_alive: float | None = None, **options: Any
-    ) -> None:
+        self, specs: Mapping[str, str | os.PathLike[str]], *, keep_alive: float | None = None,
+        own: Mapping[str, Mapping[str, Any]] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         """`specs`: names, and for each a GGUF file or a name that `tandem pull` has fetched. `keep_alive`: seconds that
-        a model stays after its last use; None: until another needs its memory. `options`: of AsyncLLM, for each."""
-        self._specs, self._options = dict(specs), options
+        a model stays after its last use; None: until another needs its memory. `options`: of AsyncLLM, for all of
+        them; `own`: for one alone, by its name."""
+        self._specs, self._options, self._own = dict(specs), options, own or {}
         self._keep_alive = math.inf if keep_alive is None else keep_alive
         self._entries: dict[str, _Entry] = {}
         self._turn = asyncio.Lock()  # to load or to close a model
@@ -159,7 +161,8 @@ class Models:
         """Makes room, if that helps, by closing models that nobody uses, the longest unused first."""
         while not self._closed:
             try:
-                return await asyncio.to_thread(AsyncLLM, self._specs[name], **self._options)
+                options = {**self._options, **self._own.get(name, {})}
+                return await asyncio.to_thread(AsyncLLM, self._specs[name], **options)
             except DoesNotFitError as error:
                 idle = [entry for entry in self._entries.values() if entry.idle]
                 if not idle or error.missing > sum(entry.nbytes for entry in idle):

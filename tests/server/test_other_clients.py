@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.request
 from typing import Any
 
@@ -177,5 +178,21 @@ def test_litellm(smollm2: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         text = "".join(part.choices[0].delta.content or "" for part in parts)
         assert text == whole.choices[0].message.content != ""
         assert whole.usage.completion_tokens == 16
+        options["_skip_mcp_handler"] = True  # or it imports another package
+        options |= {"tools": TOOLS, "tool_choice": "required", "max_tokens": 80, "parallel_tool_calls": False}
+        if dialect == "ollama_chat":
+            continue  # Ollama has no tool_choice, and the model would not call by itself
+        asked = f"{dialect}/smollm2", ASK_WEATHER
+        whole = litellm.completion(*asked, **options).choices[0]
+        [call] = whole.message.tool_calls
+        arguments = json.loads(call.function.arguments)
+        assert (call.function.name, arguments["city"], whole.finish_reason) == (
+            "get_weather",
+            "Paris",
+            "tool_calls",
+        )
+        chunks = list(litellm.completion(*asked, stream=True, **options))
+        [call] = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
+        assert json.loads(call.function.arguments) == arguments
     vectors = litellm.embedding("openai/smollm2", ["a cat"], api_base=dialects["openai"], api_key="none")
     assert len(vectors.data[0]["embedding"]) == 576

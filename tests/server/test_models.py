@@ -1,0 +1,48 @@
+"""Several models behind one server: each with its own draft model and as much context as it can have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.cli import serve
+from tandem.cli.arguments import parse
+from tandem.errors import RequestError
+from tests.cli.tiny_model import write_tiny_model
+from tests.server.servers import serving
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.fast
+def test_a_draft_belongs_to_one_model(tmp_path: Path) -> None:
+    tiny, other = (write_tiny_model(tmp_path / f"{name}.gguf") for name in ("tiny", "other"))
+    files = {"tiny": tiny, "other": other}
+    assert parse(["serve", str(tiny), "--draft", "a", "--draft", "b=c"]).draft == ["a", "b=c"]
+    assert serve._own({"tiny": tiny}, [str(other)], None) == {"tiny": {"draft": other}}
+    assert serve._own(files, [f"other={tiny}"], None) == {"other": {"draft": tiny}}
+    with pytest.raises(RequestError, match="--draft tiny="):
+        serve._own(files, [str(other)], None)
+
+
+@pytest.mark.fast
+def test_a_draft_of_another_vocabulary_is_refused_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    tiny = write_tiny_model(tmp_path / "tiny.gguf")
+    monkeypatch.setattr("tests.cli.tiny_model.byte_letters", lambda: [f"token {i}" for i in range(256)])
+    strange = write_tiny_model(tmp_path / "strange.gguf")
+    with pytest.raises(RequestError, match="another vocabulary"):
+        serve._own({"tiny": tiny}, [str(strange)], None)
+
+
+def test_each_model_has_its_own(tmp_path: Path) -> None:
+    """A context that one of them cannot have does not keep it from serving; guesses are made for one only."""
+    names = {"long": 100_000, "short": 64, "small": 100_000}
+    long, short, small = (write_tiny_model(tmp_path / f"{n}.gguf", context=c) for n, c in names.items())
+    with serving(tmp_path, long, short, "--draft", f"long={small}", context=5000, batch=2) as server:
+        for name in ("long", "short"):
+            assert server.ask(CHAT, server.chat(model=name, max_tokens=8))[0] == 200
+        models = server.ask("/live")[2]["models"]
+        assert (models["long"]["context"], models["short"]["context"]) == (5000, 64)
+        assert models["long"]["speculation"] and models["short"]["speculation"] is None
