@@ -104,6 +104,7 @@ def _add_run(commands: Any) -> None:
     sampling.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     _add_guesses(run)
     _add_device(run)
+    _add_npu(run)
 
 
 def _add_guesses(command: argparse.ArgumentParser, models: str = "") -> None:
@@ -171,6 +172,7 @@ def _add_bench(commands: Any) -> None:
     bench.add_argument("-r", "--rounds", type=_positive, default=5, metavar="N", help="of each test (5)")
     bench.add_argument("--profile", action="store_true", help="show where the time of a step goes")
     _add_device(bench, context=False)
+    _add_npu(bench)
 
 
 def _add_plan(commands: Any) -> None:
@@ -251,6 +253,7 @@ def _add_serve(commands: Any) -> None:
     )  # fmt: skip
     _add_guesses(serve, "[NAME=]MODEL")
     _add_device(serve)
+    _add_npu(serve)
     serve.set_defaults(device=None)  # the settings' own
 
 
@@ -323,6 +326,13 @@ def _add_device(
         device.add_argument(
             "--kv-memory", type=float, metavar="GB", help="for keys and values (enough for one context)"
         )
+
+
+def _add_npu(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--npu", choices=("off", "auto", "require"), default="off",
+        help="let the NPU of a Ryzen 7040 or 8040 help with prompts; it has not yet been run on one (off)",
+    )  # fmt: skip
 
 
 def _is_text(argument: str) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.cli import interruptible
 from tandem.cli.models import model_file
+from tandem.cli.npu import settled
 from tandem.cli.terminal import note, print_json, printable, read_text
 from tandem.errors import RequestError
 from tandem.settings import read_settings
@@ -32,6 +33,7 @@ PARAMETERS = ("max_tokens", "stop", "seed", "json_schema", "regex", *SAMPLING)
 def main(options: argparse.Namespace) -> int:
     prompt = _prompt(options)
     parameters = {key: value for key in PARAMETERS if (value := getattr(options, key)) is not None}
+    options.npu = settled(options.npu)
     with _server(options) or open_llm(options) as llm:
         if prompt is None:
             from tandem.cli.chat import chat
@@ -75,6 +77,7 @@ def open_llm(options: argparse.Namespace, context: int | None = None, batch: int
         draft=model_file(options.draft) if getattr(options, "draft", None) else None,
         split=options.split,
         placement=options.placement,
+        npu=getattr(options, "npu", "off"),
     )
     if options.device == "auto" or "," in options.device:
         note(f"on {llm.device.describe()}")

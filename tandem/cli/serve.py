@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.cli.models import model_file
+from tandem.cli.npu import settled
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.model import registry
 
@@ -22,6 +23,7 @@ def main(options: argparse.Namespace) -> int:
 
     settings = read_settings_file(options.settings) if options.settings else ServerSettings()
     settings = dataclasses.replace(settings, **_given(options))
+    options.npu = settled(options.npu)
     files = _files(settings.models)
     settings = dataclasses.replace(settings, models=tuple(files))
     from tandem.server.running import listen, serve
@@ -101,6 +103,7 @@ def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, 
         "lookup": options.lookup,
         "split": options.split,
         "placement": options.placement,
+        "npu": options.npu,
     }
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
+from tandem.devices.npu.opening import npu_missing, with_npu
 from tandem.devices.opening import open_device
 from tandem.engine.engine import Engine
 from tandem.engine.lookup import Lookup
@@ -64,6 +65,7 @@ class LLM:
         draft: str | os.PathLike[str] | None = None,
         split: Sequence[int] | None = None,
         placement: str = "layers",
+        npu: str = "off",
     ) -> None:
         """`model`: a GGUF file, or a name that `tandem pull` has fetched. `context`: tokens a request may have in
         all. `kv`: what keys and values are kept as: "f16", "q8" (int8, half the memory) or "f32". `batch`: sequences
@@ -71,7 +73,8 @@ class LLM:
         values of all sequences. `lookup`: guess tokens that have followed before, which is faster where answers repeat
         their prompts. `draft`: a smaller model of the same family that guesses tokens. `split`: how many layers each
         device has where `device` names several, as in "vulkan:0,cpu"; None: as many as it is fast. `placement`: what
-        several devices divide: "layers", "columns" of matmuls, as a "pipeline", or "npu-attention" (docs/NPU.md)."""
+        several devices divide: "layers", "columns" of matmuls, as a "pipeline", or "npu-attention". `npu`: "auto" or
+        "require" let the NPU of a Ryzen 7040 or 8040 help (docs/NPU.md; not yet run on one)."""
         if not isinstance(model, str | os.PathLike):
             raise RequestError(f"model={model!r}: give the path of a GGUF file or the name of a model")
         if not isinstance(device, str):
@@ -87,6 +90,7 @@ class LLM:
             raise RequestError(f"split={split!r}: give the number of layers of each device")
         if kv_memory is not None and not (isinstance(kv_memory, int | float) and kv_memory > 0):
             raise RequestError(f"kv_memory={kv_memory!r}: give a number of bytes")
+        npu_missing(npu)  # an error, if it is required, comes before a model is read
         self._grammars: Grammars | None = None
         self.lock = threading.Lock()  # of the engine
         self._left: deque[Reply] = deque()  # nobody reads these any more
@@ -97,9 +101,10 @@ class LLM:
             self.context = min(context or DEFAULT_CONTEXT, trained)
             if context and context > trained:
                 raise RequestError(f"context={context}: this model was trained for {trained} at most")
-            self.device = open_device(
+            alone = open_device(
                 device, threads=threads, gpu_memory=gpu_memory, split=split, placement=placement
             )
+            self.device = with_npu(alone, npu)
             closing.callback(self.device.close)
             if draft is not None:
                 from tandem.engine.draft import kv_shares
