@@ -1,0 +1,44 @@
+"""`--npu`: whether the NPU helps the device that a model runs on. Emulated; not yet run on a Phoenix."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from tandem.devices.device import Device
+from tandem.devices.npu.detect import detect
+from tandem.errors import DeviceError, RequestError
+
+MODES = ("off", "auto", "require")
+
+
+def npu_missing(mode: str, root: Path = Path("/")) -> str:
+    """Before a model is loaded: what to tell who wants the NPU and cannot have it; empty if there is nothing to tell.
+    `require` is an error then. Takes milliseconds."""
+    if mode not in MODES:
+        raise RequestError(f"npu={mode!r}: use {', '.join(MODES)}")
+    if mode == "off":
+        return ""
+    found = detect(root)
+    if not found.ready and mode == "require":
+        raise DeviceError(found.missing)
+    return "" if found.ready else f"going on without the NPU: {found.missing}"
+
+
+def with_npu(device: Device, mode: str, root: Path = Path("/")) -> Device:
+    """The device with the NPU as a helper in its matmuls, where that is wanted and possible; else the device."""
+    try:
+        if mode == "off":
+            return device
+        if said := npu_missing(mode, root):
+            warnings.warn(said, stacklevel=2)
+            return device
+        from tandem.devices.npu.accelerator import help_with_npu  # needs pyxrt
+
+        return help_with_npu(device)
+    except DeviceError as error:
+        if mode == "require":
+            device.close()
+            raise
+        warnings.warn(f"going on without the NPU: {error}", stacklevel=2)
+        return device
