@@ -1,7 +1,10 @@
-"""`auto` is the CPU in tests, also on a machine with a GPU: those that want a GPU name it."""
+"""`auto` is the CPU in tests, also on a machine with a GPU: those that want a GPU name it. Nothing is tuned, or was."""
 
 from __future__ import annotations
+
+import os
 
 from tandem.devices import opening
 
 opening.GPU_NODES = ()
+os.environ["TANDEM_TUNE"] = "0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -56,6 +56,16 @@ class Space:
         return tensor
 
 
+class Trial(Protocol):
+    """Something that does the same with any choice, faster or slower."""
+
+    def results(self, counts: Counts, choice: Choice = NOTHING) -> dict[str, Array]:
+        """What a launch writes, as far as it is declared to write."""
+
+    def seconds(self, counts: Counts, launches: int, choice: Choice = NOTHING) -> float:
+        """Of a launch, the mean of so many, one after the other."""
+
+
 class Bed:
     """A case's arrays on a device. `cold`: the array that a step reads from memory, such as weights."""
 
@@ -68,7 +78,6 @@ class Bed:
         self._next = 0  # of them
 
     def results(self, counts: Counts, choice: Choice = NOTHING) -> dict[str, Array]:
-        """What a launch writes, as far as it is declared to write."""
         written = [b.name for b in self.kernel.buffers if "w" in b.access and b.name in self._tensors]
         for name in written:
             self.device.write(self._tensors[name], self.case.arrays[name].reshape(-1).view(np.uint8))
@@ -86,7 +95,6 @@ class Bed:
         return found
 
     def seconds(self, counts: Counts, launches: int, choice: Choice = NOTHING) -> float:
-        """Of a launch, the mean of so many, one after the other."""
         self._count(counts)
         over = [self._cold[(self._next + i) % len(self._cold)] for i in range(launches)]
         self._next = (self._next + launches) % len(self._cold)
@@ -111,3 +119,16 @@ class Bed:
 
     def _bound(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         return {b.name: tensors.get(b.name) for b in self.kernel.buffers}
+
+
+class Threads:
+    """The same case on devices with more threads and fewer."""
+
+    def __init__(self, beds: Mapping[int, Bed], rule: int) -> None:
+        self._beds, self._rule = beds, rule
+
+    def results(self, counts: Counts, choice: Choice = NOTHING) -> dict[str, Array]:
+        return self._beds[choice.get("threads", self._rule)].results(counts)
+
+    def seconds(self, counts: Counts, launches: int, choice: Choice = NOTHING) -> float:
+        return self._beds[choice.get("threads", self._rule)].seconds(counts, launches)

@@ -277,6 +277,22 @@ def _add_doctor(commands: Any) -> None:
     )
 
 
+def _add_tune(commands: Any) -> None:
+    from pathlib import Path
+
+    summary = "find which of our kernels' variants are fastest here, and keep that"
+    tune = _add(commands, "tune", "tune", summary, model=None)
+    tune.add_argument("model", metavar="MODEL", nargs="?", help=MODEL_HELP)
+    tune.add_argument("--synthetic", metavar="SHAPE:FORMAT", help="instead: such as gemma-3-27b:q4_0")
+    tune.add_argument("--quick", action="store_true", help="the largest products only, in a few seconds")
+    tune.add_argument("--output", type=Path, metavar="FILE", help="write the data there, too")
+    tune.add_argument("--threads", type=_positive, metavar="N", help="of the CPU (what is found best)")
+    tune.add_argument(
+        "--device", type=_device, default="auto", metavar="D", help="cpu, vulkan, vulkan:<...>, auto (auto)"
+    )
+    tune.add_argument("--kv", choices=("f16", "q8"), default="f16", help="keys and values (f16)")
+
+
 COMMANDS: dict[str, Callable[[Any], None]] = {
     "run": _add_run,
     "serve": _add_serve,
@@ -289,6 +305,7 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "perplexity": _add_perplexity,
     "bench": _add_bench,
     "plan": _add_plan,
+    "tune": _add_tune,
     "doctor": _add_doctor,
 }
 
@@ -317,6 +334,9 @@ def _add_device(
     )  # fmt: skip
     device.add_argument(
         "--gpu-memory", type=float, metavar="GB", help="of the GPU's own memory to use at most"
+    )
+    device.add_argument(
+        "--no-tune", action="store_true", help="not the few seconds of tuning at a GPU's first use"
     )
     device.add_argument(
         "--kv", choices=("f16", "q8"), default="f16",

@@ -26,9 +26,12 @@ def main(options: argparse.Namespace) -> int:
     options.npu = settled(options.npu)
     files = _files(settings.models)
     settings = dataclasses.replace(settings, models=tuple(files))
+    from tandem.cli.first_use import tune_at_first_use
     from tandem.server.running import listen, serve
 
     bound = listen(settings)  # before minutes are spent on a model
+    if not options.ray:
+        tune_at_first_use(settings.device, next(iter(files.values())), options.no_tune)
     engine = {"keep_alive": options.keep_alive, "queue": settings.max_queue, **_engine(options, settings)}
     engine["own"] = _own(files, options.draft or [], settings.context)
     app, fatal = _app(options, settings, files, engine, bound.getsockname()[1])

@@ -7,13 +7,17 @@ from contextlib import ExitStack
 from glob import glob
 
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.cpu.tuned import tuned_choices
+from tandem.devices.cpu.tuned import tuned_choices, tuned_threads
 from tandem.devices.device import Device
 from tandem.errors import DeviceError
 from tandem.settings import read_settings
 
 # Files that the kernel shows where there is a GPU; without one, `auto` is spared loading Vulkan.
 GPU_NODES = ("/dev/dri/renderD*", "/dev/nvidiactl", "/dev/dxg")
+
+
+def has_gpu() -> bool:
+    return any(glob(pattern) for pattern in GPU_NODES)
 
 
 class CPUInstead(CPUDevice):
@@ -39,7 +43,7 @@ def open_device(
     devices divide (PLACEMENTS of hybrid/device.py). `split`: how many of a model's layers each has, or which share of
     a matmul's columns; None: by what it does in a second."""
     settings = read_settings()
-    threads = threads or settings.threads
+    threads = threads or tuned_threads(settings)
     if "," in name:
         return _open_several(name.split(","), threads, gpu_memory, split, placement)
     if placement != "layers":
@@ -50,7 +54,7 @@ def open_device(
         raise DeviceError(
             f"layers are split between devices, and {name} is one: name several, as in vulkan,cpu"
         )
-    if name == "cpu" or (name == "auto" and not any(glob(pattern) for pattern in GPU_NODES)):
+    if name == "cpu" or (name == "auto" and not has_gpu()):
         return CPUDevice(threads, tuned_choices(settings, threads))
     kind = name.partition(":")[0]
     if kind not in ("auto", "vulkan"):

@@ -44,7 +44,19 @@ def tuned_choices(settings: Settings, threads: int) -> Choices:
     return read_choices(tuned_file(folder, threads))
 
 
-def candidates(kernel: str, scalars: Scalars) -> list[Choice]:
+def tuned_threads(settings: Settings) -> int:
+    """How many to use where nobody says."""
+    if settings.threads_given:
+        return settings.threads
+    return tuned_choices(settings, settings.threads).found.get(DEVICE, {}).get("threads", settings.threads)
+
+
+def candidate_threads(threads: int) -> list[Choice]:
+    """Fewer: two threads of a core share its units, and memory may be busy with less than all."""
+    return [{"threads": n} for n in dict.fromkeys((3 * threads // 4, threads // 2)) if 0 < n < threads]
+
+
+def candidates(scalars: Scalars) -> list[Choice]:
     found: list[Choice] = []
     if "panels_per_item" in scalars:
         own, glu = int(scalars["panels_per_item"]), bool(scalars["epilogue"])

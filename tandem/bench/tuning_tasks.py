@@ -1,0 +1,216 @@
+"""What `tandem tune` chooses for: each kernel and shape of a Program, with the candidates of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tandem.bench import tuning_cases as cases
+from tandem.bench.kernel_checks import INTEGER_ERROR, MATRIX_ERROR, check_case, check_product
+from tandem.bench.trials import Bed, Space, Threads, Trial
+from tandem.bench.tuning_cases import Shape
+from tandem.devices.choices import Choice, shape_of
+from tandem.devices.cpu import tuned as cpu
+from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.vulkan import tuned as vulkan
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.grids import has_matrix_units
+from tandem.errors import DeviceError, DeviceLostError
+from tandem.kernels.kernel import Array, Case, Counts
+from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
+from tandem.kernels.panels import TILE
+from tandem.program.program import Program
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens: the buckets that GPUs record
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64)  # that answer, for attention
+MOST_ROWS = 64  # that are sampled in a step
+QUICK_SIZES, QUICK_SHAPES = (1, 8), 4
+CPU_SIZES, CPU_SEQUENCES, CPU_KEYS = (1, 16, 128), (1, 8), 1024
+Check = Callable[[Choice], None]
+
+
+@dataclass
+class Task:
+    """One thing to choose for: a shape, at one size or at several that share the choice."""
+
+    kernel: str
+    shape: str
+    size: str
+    key: str  # what the choice is filed under
+    each: int  # launches of a step that are alike
+    spots: Sequence[tuple[Trial, Counts]]  # what is timed
+    candidates: list[Choice]
+    check: Check | None = None  # against NumPy, where bits may differ; None: they may not
+    bound: float = 0.0  # of the difference from the rule's results, of their own size
+    launches: list[int] = field(default_factory=list)  # of a round, at each spot
+    _rule: list[dict[str, Array]] = field(default_factory=list)
+
+    def right(self, choice: Choice) -> bool:
+        """Whether a choice gives the rule's bits or, where it may differ, what NumPy does within the kernel's error."""
+        self._rule = self._rule or [trial.results(counts) for trial, counts in self.spots]
+        try:
+            found = [trial.results(counts, choice) for trial, counts in self.spots]
+            pairs = [(got[n], want[n]) for got, want in zip(found, self._rule, strict=True) for n in want]
+            if all(got.tobytes() == want.tobytes() for got, want in pairs):
+                return True
+            if self.check is None or any(difference(*pair) > self.bound for pair in pairs):
+                return False
+            self.check(choice)
+        except DeviceLostError:
+            raise
+        except (AssertionError, DeviceError):  # wrong, or refused by the driver
+            return False
+        return True
+
+    def seconds(self, choice: Choice) -> list[float]:
+        """Of a launch, at each spot."""
+        spots = zip(self.spots, self.launches, strict=True)
+        return [trial.seconds(counts, n, choice) for (trial, counts), n in spots]
+
+
+def difference(got: Array, want: Array) -> float:
+    """The largest difference, of the size of `want`; a quant may be the neighbouring one."""
+    room = np.zeros((), np.float32)
+    if want.dtype == Q8_BLOCK:
+        got, want = (q8_unpack(a, TILE * len(a)) for a in (got, want))
+        blocks = np.abs(want).reshape(len(want), -1, 32).max(axis=2, keepdims=True)
+        room = np.repeat(blocks * np.float32(1.5 / 127), 32, axis=2).reshape(want.shape)
+    elif want.dtype != np.float32:
+        return 0.0 if got.tobytes() == want.tobytes() else np.inf
+    there = np.isfinite(want)
+    if not np.array_equal(there, np.isfinite(got)):
+        return np.inf
+    want, got = (np.where(there, a, np.float32(0)) for a in (want, got))
+    size = max(float(np.sqrt(np.mean(np.square(want)))), 1e-9)
+    return float(np.maximum(np.abs(got - want) - room, 0).max(initial=0.0)) / size
+
+
+def tasks(space: Space, program: Program, context: int, quick: bool) -> Iterator[Task]:
+    """Those that take most of a step of one token first. `quick`: only some of them."""
+    device, rng = space.device, np.random.default_rng(0)
+    kinds = ("matmul",) if quick else cpu.TUNED if isinstance(device, CPUDevice) else vulkan.TUNED
+    found = cases.shapes(program, kinds)
+    for shape in found[:QUICK_SHAPES] if quick else found:
+        space.clear()
+        if isinstance(device, CPUDevice):
+            yield _cpu_task(space, shape, context, quick, rng)
+        elif shape.kind == "attention":
+            yield from _vulkan_attention(space, device, shape, context, rng)
+        else:
+            yield from _vulkan_rows(space, device, shape, quick, rng)
+
+
+def _vulkan_rows(
+    space: Space, device: VulkanDevice, shape: Shape, quick: bool, rng: np.random.Generator
+) -> Iterator[Task]:
+    """Products and norms: a choice for each number of tokens."""
+    most = MOST_ROWS if shape.count == "rows" else SIZES[-1]
+    sizes = [size for size in (QUICK_SIZES if quick else SIZES) if size <= most]
+    bed = _bed(space, shape, max(sizes), rng)
+    half = has_matrix_units(device.capabilities)
+    for size in sizes:
+        counts = shape.counts(size)
+        bound = MATRIX_ERROR if half and size > 1 else INTEGER_ERROR
+        yield Task(
+            shape.kernel.name, described(shape), f"{size} {shape.count if size > 1 else shape.count[:-1]}",
+            shape_of(shape.kind, shape.launch.scalars, size), shape.launches, [(bed, counts)],
+            vulkan.candidates(shape.kernel.name, bed.case.scalars, counts, device.capabilities),
+            _check(device, shape, size, bound), 2 * bound,
+        )  # fmt: skip
+
+
+def _check(device: VulkanDevice, shape: Shape, size: int, bound: float) -> Check:
+    def check(choice: Choice) -> None:
+        rng = np.random.default_rng(size)
+        with device.choices.trying(choice):
+            if shape.kind == "norm":
+                check_case(device, shape.kernel, cases.normed(shape, size, rng))
+            else:
+                check_product(device, shape.kernel, cases.small_product(shape, size, rng), bound)
+
+    return check
+
+
+def _vulkan_attention(
+    space: Space, device: VulkanDevice, shape: Shape, context: int, rng: np.random.Generator
+) -> Iterator[Task]:
+    """A choice for each number of sequences that answer, at two depths, and one for prompts."""
+    for size in (*SEQUENCES, SIZES[-1]):
+        single = size in SEQUENCES
+        space.clear()
+        if single:
+            timed = [cases.answering(shape, size, keys, rng) for keys in cases.depths(size, context)]
+        else:
+            timed = [cases.prompted(shape, size, rng)]
+        counts = timed[0].counts
+        bound = MATRIX_ERROR if device.capabilities.fragments else INTEGER_ERROR
+        yield Task(
+            shape.kernel.name, described(shape), f"{size} sequence{'s' * (size > 1)}" if single else f"{size} tokens",
+            shape_of(shape.kind, shape.launch.scalars, counts["tokens"], counts["work"]), shape.launches,
+            [(Bed(space, shape.kernel, case, "cache"), counts) for case in timed],
+            vulkan.candidates(shape.kernel.name, timed[-1].scalars, counts, device.capabilities),
+            _check_attention(device, shape, min(size, 4) if single else 0), 2 * bound,
+        )  # fmt: skip
+
+
+def _check_attention(device: VulkanDevice, shape: Shape, sequences: int) -> Check:
+    def check(choice: Choice) -> None:
+        rng = np.random.default_rng(sequences)
+        small = cases.answering(shape, sequences, 333, rng) if sequences else cases.prompted(shape, 70, rng)
+        with device.choices.trying(choice):
+            check_case(device, shape.kernel, small)
+
+    return check
+
+
+def _cpu_task(space: Space, shape: Shape, context: int, quick: bool, rng: np.random.Generator) -> Task:
+    """One choice for all sizes: a recording has one, and a request's bits must not depend on its company."""
+    spots: Sequence[tuple[Trial, Counts]]
+    if shape.kind == "attention":
+        timed: list[Case] = [cases.answering(shape, n, min(context, CPU_KEYS), rng) for n in CPU_SEQUENCES]
+        timed.append(cases.prompted(shape, CPU_SIZES[-1], rng))
+        spots = [(Bed(space, shape.kernel, case, "cache"), case.counts) for case in timed]
+    else:
+        sizes = CPU_SIZES[:2] if quick or shape.count == "rows" else CPU_SIZES
+        bed = _bed(space, shape, max(sizes), rng)
+        spots = [(bed, shape.counts(size)) for size in sizes]
+    return Task(
+        shape.kernel.name, described(shape), "all", shape_of(shape.kind, shape.launch.scalars), shape.launches,
+        spots, cpu.candidates(shape.launch.scalars),
+    )  # fmt: skip
+
+
+def _bed(space: Space, shape: Shape, size: int, rng: np.random.Generator) -> Bed:
+    if shape.kind == "norm":
+        return Bed(space, shape.kernel, cases.normed(shape, size, rng), "weight")
+    return Bed(space, shape.kernel, cases.product(shape, size, space.most // 2, rng), "weights")
+
+
+@contextmanager
+def thread_task(program: Program, threads: int) -> Iterator[Task | None]:
+    """How many threads the CPU's largest product is best done by; None: there is nothing to choose."""
+    candidates, found = cpu.candidate_threads(threads), cases.shapes(program, ("matmul",))
+    if not candidates or not found:
+        yield None
+        return
+    sizes, beds = CPU_SIZES[:2], {}
+    with ExitStack() as closing:
+        for n in (threads, *(choice["threads"] for choice in candidates)):
+            device = CPUDevice(n)
+            closing.callback(device.close)
+            beds[n] = _bed(Space(device), found[0], max(sizes), np.random.default_rng(0))
+        spots = [(Threads(beds, threads), found[0].counts(size)) for size in sizes]
+        yield Task("threads", described(found[0]), "all", cpu.DEVICE, 1, spots, candidates)
+
+
+def described(shape: Shape) -> str:
+    s = shape.launch.scalars
+    if shape.kind == "attention":
+        seen = f", window {int(s['window'])}" if s["window"] else ""
+        return f"{int(s['q_heads'])} on {int(s['kv_heads'])} heads of {int(s['head_dim'])}{seen}"
+    if shape.kind == "norm":
+        return f"{int(s['dim'])}"
+    return f"{int(s['rows'])} x {int(s['columns'])}" + (" with GLU" if s["epilogue"] else "")

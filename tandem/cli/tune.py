@@ -1,0 +1,103 @@
+"""`tandem tune`: finds what is fastest on a device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tandem.cli.models import model_file
+from tandem.cli.terminal import note, print_json, print_table
+from tandem.devices.opening import open_device
+from tandem.errors import DeviceError, RequestError
+from tandem.model.model import Model, open_model
+from tandem.settings import read_settings
+
+HEADER = ("KERNEL", "SHAPE", "SIZE", "BEFORE US:", "AFTER US:", "GAIN:", "CHOICE")
+CONTEXT = 4096  # of a sequence, at most
+BUSY = 0.5  # of the cores, by others: how many threads are best cannot be told then
+
+
+def main(options: argparse.Namespace) -> int:
+    from tandem.bench.kernel_checks import AnyDevice
+    from tandem.bench.plan import Planned
+    from tandem.bench.tune import keep, tune
+
+    settings, begun = read_settings(), time.perf_counter()
+    model = _model(options)
+    context = min(CONTEXT, model.config.trained_context)
+    program = Planned(model, context, options.kv).program
+    busy = os.getloadavg()[0] > BUSY * settings.threads
+    if busy:
+        note("others keep this machine busy: what is found may not hold when they do not")
+    free_choice = options.threads is None and not settings.threads_given
+    device = open_device(options.device, threads=settings.threads if free_choice else options.threads)
+    try:
+        if not isinstance(device, AnyDevice):
+            raise DeviceError(f"{options.device} is several devices: tune each of them")
+        findings = []
+        for finding in tune(
+            device, program, context=context, quick=options.quick, threads=free_choice and not busy
+        ):
+            findings.append(finding)
+            note(f"{finding.kernel} {finding.shape}, {finding.size}: {finding.gain:+.1%}")
+        file = keep(device, findings, settings.pipelines)
+        data = {
+            "model": options.synthetic or options.model,
+            "device": device.describe(),
+            "busy": busy,
+            "seconds": round(time.perf_counter() - begun, 1),
+            "findings": [_data(finding) for finding in findings],
+        }
+    finally:
+        device.close()
+    if options.output:
+        options.output.write_text(json.dumps(data, indent=1) + "\n")
+    if options.json:
+        print_json(data)
+    else:
+        _print(data, file)
+    return 0
+
+
+def _model(options: argparse.Namespace) -> Model:
+    from tandem.model.synthetic import SyntheticModel
+
+    if bool(options.model) == bool(options.synthetic):
+        raise RequestError("give either a MODEL or --synthetic SHAPE:FORMAT")
+    return SyntheticModel(options.synthetic) if options.synthetic else open_model(model_file(options.model))
+
+
+def _data(finding: Any) -> dict[str, Any]:
+    return {
+        "kernel": finding.kernel,
+        "shape": finding.shape,
+        "size": finding.size,
+        "launches": finding.launches,
+        "before_us": finding.before * 1e6,
+        "after_us": finding.after * 1e6,
+        "gain": finding.gain,
+        "choice": dict(finding.choice),
+        "tried": finding.tried,
+        "wrong": [dict(choice) for choice in finding.wrong],
+    }
+
+
+def _print(data: dict[str, Any], file: Path) -> None:
+    findings = data["findings"]
+    print(f"{data['model']} on {data['device']}\n")
+    rows = [
+        (
+            f["kernel"], f["shape"], f["size"], f"{f['before_us']:,.1f}", f"{f['after_us']:,.1f}",
+            f"{f['gain']:+.1%}" if f["choice"] else "", ", ".join(f"{k} {v}" for k, v in f["choice"].items()),
+        )
+        for f in findings
+    ]  # fmt: skip
+    print_table(HEADER, rows)
+    wrong, better = sum(len(f["wrong"]) for f in findings), sum(bool(f["choice"]) for f in findings)
+    print(f"\n{better} of {len(findings)} are faster than by the rule; kept in {file}")
+    if wrong:
+        print(f"Not considered: {wrong} candidates whose results were not those of the rule.")
