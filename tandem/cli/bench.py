@@ -10,8 +10,8 @@ from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.profile import Group, profile
 from tandem.bench.runs import Bench, Measured, Workload
 from tandem.cli.models import model_file
+from tandem.cli.npu import open_with_npu, settled
 from tandem.cli.terminal import human_size, note, print_json, print_table
-from tandem.devices.opening import open_device
 from tandem.errors import RequestError
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SyntheticModel
@@ -22,10 +22,12 @@ OVER = 1.1  # of the bandwidth: one of the two figures is wrong then
 
 
 def main(options: argparse.Namespace) -> int:
+    options.npu = settled(options.npu)
     workloads = _workloads(options)
     model = _model(options)
-    device = open_device(
-        options.device, threads=options.threads, gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
+    device = open_with_npu(
+        options.npu, options.device, threads=options.threads,
+        gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
         split=options.split, placement=options.placement,
     )  # fmt: skip
     try:
