@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.devices.cpu.repacker import Repacker
 from tandem.devices.choices import read_choices
+from tandem.devices.cpu.repacker import Repacker
 from tandem.devices.device import Bytes, Piece, host_memory
 from tandem.devices.vulkan import fragments
 from tandem.devices.vulkan.binding import Vulkan, ffi, new, strings
