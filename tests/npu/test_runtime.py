@@ -30,17 +30,6 @@ PLANS = plan_resident([(40, 90, 50), (9, 70, 120)])
 
 
 @pytest.fixture
-def xrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The stand-in, as `pyxrt`."""
-    monkeypatch.syspath_prepend(HERE / "stand_in")
-    monkeypatch.delitem(sys.modules, "pyxrt", raising=False)
-    monkeypatch.delitem(sys.modules, "tandem.devices.npu.runtime", raising=False)
-    yield importlib.import_module("pyxrt")
-    for name in ("pyxrt", "tandem.devices.npu.runtime"):
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
 def npu(xrt: ModuleType, tmp_path: Path) -> Iterator[Any]:
     runtime = importlib.import_module("tandem.devices.npu.runtime")
     with runtime.Npu(image(tmp_path, PLANS[0]), PLANS[0]) as opened:

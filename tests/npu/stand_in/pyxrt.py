@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ def planned(text: str, shape: tuple[int, int, int], shift: int) -> GemmPlan:
     )
 
 
+@lru_cache(maxsize=64)
 def plan_of_instructions(data: bytes) -> GemmPlan:
     """The stand-in's instructions are the text itself."""
     text = data.rstrip(b"\0").decode()

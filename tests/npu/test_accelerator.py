@@ -1,0 +1,130 @@
+"""A model's matmuls divided between the CPU and an NPU whose tools, driver and hardware are STAND-INS."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.hybrid.device import HybridDevice
+from tandem.devices.hybrid.int8 import Int8Accelerator
+from tandem.devices.npu.compile import find_tools
+from tandem.devices.npu.opening import npu_missing, with_npu
+from tandem.engine.engine import Engine
+from tandem.engine.llm import LLM
+from tandem.errors import DeviceError, RequestError
+from tandem.model.model import open_model
+from tests.npu import tools
+from tests.npu.machine import phoenix
+from tests.null.programs import GOLDENS
+
+IDS = list(range(3, 30))
+
+
+def logits(helper: Any, name: str) -> np.ndarray[Any, Any]:
+    """Of a tiny model, two thirds of whose columns the helper computes."""
+    device = HybridDevice(CPUDevice(1), [helper], shares=(1, 2))
+    try:
+        with open_model(GOLDENS[name]) as model:
+            return Engine(model, device, context=64, batch=4).logits(IDS)
+    finally:
+        device.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3-pattern3", "qwen2"])
+def test_the_npu_computes_what_its_arithmetic_does(
+    name: str, xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit; through the plans, the compiler's cache and the runtime."""
+    tools.install(tmp_path, monkeypatch)
+    accelerator = importlib.import_module("tandem.devices.npu.accelerator")
+    npu = accelerator.NpuAccelerator(find_tools(), tmp_path / "cache", chunk=96)
+    assert np.array_equal(logits(npu, name), logits(Int8Accelerator(), name))
+    assert xrt.calls.count("hw_context") == 1 and "execute" in xrt.calls
+    assert not [call for call in xrt.calls if call.startswith("failed")]
+
+
+def test_a_model_with_the_npu(xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`require`, on a machine that looks as if it had one; whether it helps is up to the times."""
+    tools.install(tmp_path, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = phoenix(tmp_path / "machine")
+    device = with_npu(CPUDevice(1), "require", root)
+    assert isinstance(device, HybridDevice) and "not yet run on a Phoenix" in device.describe()
+    device.close()
+
+
+@pytest.mark.fast
+def test_without_an_npu(tmp_path: Path) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(DeviceError, match="no NPU of AMD Phoenix in this machine"):
+        npu_missing("require", tmp_path)
+    with pytest.raises(DeviceError, match="no NPU"):
+        with_npu(CPUDevice(1), "require", tmp_path)
+    assert time.perf_counter() - begun < 1
+    assert re.match("going on without the NPU: no NPU", npu_missing("auto", tmp_path))
+    assert npu_missing("off", tmp_path) == ""
+    cpu = CPUDevice(1)
+    with pytest.warns(UserWarning, match="going on without the NPU"):
+        assert with_npu(cpu, "auto", tmp_path) is cpu
+    assert with_npu(cpu, "off", tmp_path) is cpu
+    cpu.close()
+    with pytest.raises(RequestError, match="use off, auto, require"):
+        npu_missing("yes", tmp_path)
+
+
+@pytest.mark.fast
+def test_without_compilers(xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    root = phoenix(tmp_path)
+    with pytest.raises(DeviceError, match="no aiecc on the PATH"):
+        with_npu(CPUDevice(1), "require", root)
+    cpu = CPUDevice(1)
+    with pytest.warns(UserWarning, match="going on without the NPU: no aiecc"):
+        assert with_npu(cpu, "auto", root) is cpu
+    cpu.close()
+
+
+@pytest.mark.fast
+def test_a_model_is_not_read_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tandem.devices.npu.opening.detect", lambda root: _none(tmp_path))
+    with pytest.raises(DeviceError, match="no NPU"):
+        LLM(tmp_path / "no such file.gguf", npu="require")
+
+
+def _none(root: Path) -> Any:
+    from tandem.devices.npu.detect import detect
+
+    return detect(root / "empty")
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    "command", [["run", "none.gguf", "hello"], ["serve", "none.gguf"], ["bench", "none.gguf"]]
+)
+def test_commands_stop_where_it_is_required(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tandem.cli import main
+
+    monkeypatch.setattr("tandem.devices.npu.opening.detect", lambda root: _none(tmp_path))
+    assert main([*command, "--npu", "require"]) == 1
+    said = capsys.readouterr().err
+    assert said == "tandem: no NPU of AMD Phoenix in this machine; a Ryzen 7040 or 8040 has one\n"
+
+
+def test_auto_says_it_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tandem.cli import main
+
+    monkeypatch.setattr("tandem.devices.npu.opening.detect", lambda root: _none(tmp_path))
+    model = str(GOLDENS["llama"])
+    assert main(["bench", model, "-p", "4", "-n", "2", "-r", "1", "--device", "cpu", "--npu", "auto"]) == 0
+    assert capsys.readouterr().err.count("going on without the NPU") == 1
