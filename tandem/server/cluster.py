@@ -21,9 +21,10 @@ from ray.serve.request_router import RequestRouter
 
 from tandem.engine.models import Models
 from tandem.model import registry
-from tandem.server import errors
+from tandem.server import errors, gathered
 from tandem.server.app import create_app
 from tandem.server.limits import RETRY_AFTER, Message, Receive, Send
+from tandem.server.live import live_now
 from tandem.server.prefixes import Memory, prefix_keys
 from tandem.server.settings import ServerSettings
 
@@ -39,8 +40,15 @@ SCOPE = (
     "headers",
     "client",
 )
-WATCHED = ("/live", "/metrics")  # one replica answers for itself: always the same
 POLL = 0.2  # seconds
+WATCH_SECONDS = 5.0  # for a replica to tell how it is: one that is busy opening a model is left out
+# How soon more replicas are started: Ray's own delays are for requests that are over in no time.
+SOON = {
+    "metrics_interval_s": 2.0,
+    "look_back_period_s": 6.0,
+    "upscale_delay_s": 4.0,
+    "downscale_delay_s": 300.0,
+}
 LOST = "the replica that was answering is gone: try again"
 
 
@@ -49,6 +57,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     def initialize_state(self, **_: Any) -> None:
         self.memory = Memory()
+        self.begun: set[str] = set()  # requests; those that watch all replicas are not routed
 
     async def choose_replicas(
         self, candidate_replicas: list[Any], pending_request: Any = None
@@ -58,10 +67,13 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         return [[by_id[name]] for name in self.memory.ranked(by_id, keys)]
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        self.begun.add(pending_request.metadata.internal_request_id)
         self.memory.begin(replica_id, pending_request.args[1])
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
-        self.memory.end(replica_id)
+        if internal_request_id in self.begun:
+            self.begun.discard(internal_request_id)
+            self.memory.end(replica_id)
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         super().on_replica_actor_died(replica_id)
@@ -75,12 +87,20 @@ class Replica:
         self, specs: Mapping[str, str], settings: ServerSettings, options: dict[str, Any]
     ) -> None:
         files = {name: registry.resolve(model, pull=True) for name, model in specs.items()}
-        models = Models(files, **options)
+        self.models = models = Models(files, **options)
         self.app = create_app(models, settings)
         self._life = self.app.router.lifespan_context(self.app)
         await self._life.__aenter__()
         async with models.use(next(iter(specs))):  # it counts as there when it can answer
             pass
+
+    async def live(self, roofline: bool) -> dict[str, Any]:
+        return live_now(self.models, roofline)
+
+    async def metrics(self) -> tuple[str, str]:
+        """Its id, and what it counts."""
+        text: bytes = self.app.state.server.metrics.text()
+        return serve.get_replica_context().replica_id.unique_id, text.decode()
 
     async def answer(self, request: dict[str, Any], _keys: list[bytes]) -> AsyncIterator[list[Message]]:
         """The messages of an ASGI app, those that are there at a time; when the caller goes, the app hears of it."""
@@ -120,13 +140,13 @@ class Front:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._live(receive, send)
+        if scope["method"] == "GET" and scope["path"] in ("/live", "/metrics"):
+            return await self._watch(scope, send)
         request: dict[str, Any] = {
             "scope": {key: scope[key] for key in SCOPE if key in scope},
             "body": await _body(receive),
         }
-        path = scope["path"]
-        keys = [path.encode()] if path in WATCHED else prefix_keys(request["body"])
-        passing = asyncio.create_task(self._pass_on(request, keys, send))
+        passing = asyncio.create_task(self._pass_on(request, prefix_keys(request["body"]), send))
         leaving = asyncio.create_task(_hangs_up(receive))
         try:
             await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -154,6 +174,24 @@ class Front:
         except asyncio.CancelledError:
             messages.cancel()
             raise
+
+    async def _watch(self, scope: Any, send: Send) -> None:
+        """All replicas answer, and are shown as one."""
+        is_live = scope["path"] == "/live"
+        asked = ("live", b"roofline=true" in scope["query_string"]) if is_live else ("metrics",)
+        try:
+            told = await self.handle.broadcast(*asked).results_async(
+                timeout_s=WATCH_SECONDS, return_exceptions=True
+            )
+        except (RayError, RayServeException, TimeoutError):
+            told = []
+        told = [one for one in told if not isinstance(one, BaseException)]
+        if not told:
+            return await _fail(scope["path"], None, send)
+        kind = b"application/json" if is_live else b"text/plain; charset=utf-8"
+        body = json.dumps(gathered.live(told)).encode() if is_live else gathered.metrics(told)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.body", "body": body})
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while (message := await receive())["type"] != "lifespan.shutdown":
@@ -205,7 +243,9 @@ def start(
     how: dict[str, Any] = {"num_replicas": fewest}
     if fewest != most:
         wanted = max(1, settings.batch // 2)  # requests a replica: a part of what it serves at a time
-        limits = AutoscalingConfig(min_replicas=fewest, max_replicas=most, target_ongoing_requests=wanted)
+        limits = AutoscalingConfig(
+            min_replicas=fewest, max_replicas=most, target_ongoing_requests=wanted, **SOON
+        )
         how = {"autoscaling_config": limits}
     if settings.prefix_routing:
         how["request_router_config"] = RequestRouterConfig(request_router_class=PrefixRouter)

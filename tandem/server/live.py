@@ -249,23 +249,30 @@ def live_of(llm: AsyncLLM) -> Live:
 
 def live_router(models: Models) -> APIRouter:
     router = APIRouter(include_in_schema=False)
-    measuring: set[asyncio.Task[None]] = set()
 
     @router.get("/live")
     async def live(roofline: bool = False) -> dict[str, Any]:
         """`roofline`: measure it, if that is still to do. It takes the device from others for a moment."""
-        watched = {loaded.name: live_of(loaded.llm) for loaded in models.loaded()}
-        if roofline:
-            _measure_one(watched.values(), measuring)
-        return {"models": {name: one.snapshot() for name, one in watched.items()}}
+        return live_now(models, roofline)
 
     return router
 
 
-def _measure_one(lives: Iterable[Live], tasks: set[asyncio.Task[None]]) -> None:
+_measuring: set[asyncio.Task[None]] = set()
+
+
+def live_now(models: Models, roofline: bool) -> dict[str, Any]:
+    """What /live answers."""
+    watched = {loaded.name: live_of(loaded.llm) for loaded in models.loaded()}
+    if roofline:
+        _measure_one(watched.values())
+    return {"models": {name: one.snapshot() for name, one in watched.items()}}
+
+
+def _measure_one(lives: Iterable[Live]) -> None:
     """One at a time: two would slow each other down."""
     unknown = [live for live in lives if live.roofline is None and can_measure(live.llm)]
-    if unknown and not tasks:
+    if unknown and not _measuring:
         task = asyncio.get_running_loop().create_task(unknown[0].measure())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        _measuring.add(task)
+        task.add_done_callback(_measuring.discard)

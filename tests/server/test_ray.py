@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import string
 import sys
@@ -161,6 +162,42 @@ def test_the_death_of_a_replica(server: Running) -> None:
     for _ in range(4):
         assert server.ask(CHAT, server.chat(max_tokens=2))[0] == 200
     wait_until(lambda: len(replicas(server)) == 2)  # another has taken its place
+
+
+def test_all_replicas_are_watched(server: Running) -> None:
+    """/live adds up what they do, /metrics names them."""
+    wait_until(lambda: server.ask("/live")[2]["models"]["tiny"]["device"].startswith("2 replicas"))
+    server.wait_idle()
+    before = server.ask("/live")[2]["models"]["tiny"]
+    assert len(before["memory"]["heaps"]) == 2
+    for number in range(12):  # so many that hardly ever one replica gets them all
+        assert server.ask(CHAT, server.chat(f"{number}" * 300, max_tokens=5))[0] == 200
+    after = server.ask("/live")[2]["models"]["tiny"]
+    assert after["totals"]["tokens"] == before["totals"]["tokens"] + 60
+    assert len(after["history"]["tokens"]) == 180 and after["kv"][0]["blocks"] > 0
+    status, _, text = server.ask("/metrics")
+    answered = re.findall(
+        r'tandem_requests_total\{finish="length",model="tiny",replica="(\w+)"\} ([0-9.]+)', text
+    )
+    assert status == 200 and text.count("# TYPE tandem_requests_total counter") == 1
+    assert len(dict(answered)) == 2 and sum(float(count) for _, count in answered) >= 12
+
+
+@pytest.mark.soak
+def test_more_replicas_when_requests_queue_up(server: Running, tiny: Path, tmp_path: Path) -> None:
+    """In the same cluster: one replica at first, another when there is more to do."""
+    with serving(
+        tmp_path, tiny, "--ray", "1-2", "--threads", "1", batch=2, context=90_000, shutdown=1
+    ) as other:
+        assert len(replicas(other)) == 1
+        streams = [other.connect() for _ in range(4)]
+        try:
+            for number, stream in enumerate(streams):
+                stream.thing.sendall(post(CHAT, other.chat(f"{number}", stream=True, max_tokens=80_000)))
+            wait_until(lambda: len(replicas(other)) == 2)
+        finally:
+            for stream in streams:
+                stream.thing.close()
 
 
 def test_a_client_gone_frees_its_replica(server: Running) -> None:
