@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import tandem
 from benchmarks.measures import OPENING, PREFILL, PROMPT, STEPS, TARGETS, Comparison
 from benchmarks.report import one_line, table
 from benchmarks.workers import HERE
+from tandem.bench.machine import cpu_fields, machine_facts
 from tests.packages import model_path
 
 
@@ -81,17 +81,9 @@ def parse() -> argparse.Namespace:
 
 
 def machine() -> dict[str, Any]:
-    with open("/proc/cpuinfo") as lines:
-        cpu = dict(line.strip().replace("\t", "").split(": ", 1) for line in lines if ": " in line)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {
-        "cpu": cpu.get("model name", platform.processor()),
-        "flags": cpu.get("flags", ""),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(memory / 2**30),
-        "kernel": platform.release(),
-        "load_before": os.getloadavg()[0],
-    }
+    facts = machine_facts()
+    more = {"flags": cpu_fields().get("flags", ""), "memory_gb": round(facts["memory_bytes"] / 2**30)}
+    return {**facts, **more}
 
 
 def versions(peer: str | None) -> dict[str, str]:

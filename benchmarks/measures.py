@@ -9,7 +9,10 @@ from typing import Any
 
 from benchmarks.limits import Limits
 from benchmarks.report import Row, Work, seconds_row, share_row, speed_row
-from benchmarks.workers import DISTURBED, HERE, Measured, Pair, Worker, first_output
+from benchmarks.workers import HERE, Pair, first_output
+from tandem.bench.machine import DISTURBED
+from tandem.bench.peers import SCRIPT
+from tandem.bench.workers import Measured, Worker, in_turn
 
 TEXT = HERE.parent / "tests" / "models" / "text.txt"
 PROMPT = "The sky is blue because"
@@ -44,13 +47,8 @@ def alternate(
     peer(0)
     taken: list[Pair] = []
     while len(taken) < MOST_TRIES * rounds and sum(pair.others <= DISTURBED for pair in taken) < rounds:
-        i = len(taken) + 1
         speed = read()
-        if i % 2:
-            taken.append(Pair(ours(i), peer(i), speed))
-        else:
-            theirs = peer(i)
-            taken.append(Pair(ours(i), theirs, speed))
+        taken.append(Pair(*in_turn(len(taken) + 1, ours, peer), speed))
     kept = sorted(range(len(taken)), key=lambda i: taken[i].others)[:rounds]
     return [taken[i] for i in sorted(kept)]
 
@@ -74,8 +72,8 @@ class Comparison:
             -(-(OPENING + STEPS[1] * (MOST_TRIES * self.rounds + 1) + PREFILL) // 256) * 256
         )  # tokens a sequence
         with (
-            Worker(sys.executable, "worker_tandem.py", self.path, self.threads, room) as self.ours,
-            Worker(self.peer_python, "peer_llama_cpp.py", self.path, self.threads, room) as self.peer,
+            Worker(sys.executable, HERE / "worker_tandem.py", self.path, self.threads, room) as self.ours,
+            Worker(self.peer_python, SCRIPT, self.path, self.threads, room) as self.peer,
         ):
             self.limits = Limits(self.threads, self.ours.info["bytes"])
             self.int8_gop_per_s = self.limits.int8_gop_per_s()
@@ -96,7 +94,7 @@ class Comparison:
         ]
         tandem += ["--temperature", "0", "--device", "cpu", "--threads", str(self.threads)]
         worker = [sys.executable, str(HERE / "worker_tandem.py"), str(self.path), str(self.threads)]
-        peer = [self.peer_python, str(HERE / "peer_llama_cpp.py"), str(self.path), str(self.threads)]
+        peer = [self.peer_python, str(SCRIPT), str(self.path), str(self.threads)]
         yield self._first_token("first token, CLI", tandem, [*peer, "--first-token-of-chat", PROMPT])
         yield self._first_token(
             "first token, Python", [*worker, "--first-token", PROMPT], [*peer, "--first-token", PROMPT]

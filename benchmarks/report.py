@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.workers import DISTURBED, Pair
+from benchmarks.workers import Pair
+from tandem.bench.machine import DISTURBED
 from tandem.bench.statistics import ratio_of_medians, summarise
 
 Row = dict[str, Any]

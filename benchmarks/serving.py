@@ -27,7 +27,8 @@ import numpy as np
 from benchmarks import clients, servers
 from benchmarks.against_llama_cpp import machine, output_of, say, versions
 from benchmarks.measures import TEXT
-from benchmarks.workers import DISTURBED, HERE, busy_seconds
+from benchmarks.workers import HERE
+from tandem.bench.machine import DISTURBED, busy_seconds
 from tandem.bench.statistics import median_interval, ratio_of_medians
 from tandem.model.gguf import GGUF
 from tandem.model.tokenizer import Tokenizer

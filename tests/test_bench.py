@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +19,9 @@ import pytest
 from tandem import cli
 from tandem.bench import bandwidth, runs
 from tandem.bench.bandwidth import measure_bandwidth
+from tandem.bench.limits import OVER
 from tandem.bench.profile import profile
+from tandem.bench.result import Result, Row
 from tandem.bench.runs import Bench, Workload, added, step_costs
 from tandem.devices.cpu.device import CPUDevice
 from tandem.errors import DoesNotFitError, ModelNotFoundError
@@ -101,6 +107,7 @@ def test_a_known_delay_is_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch
     row = bench.measure(Workload("decode", 4, 3, 100), rounds=3)
     assert 4 * 0.05 < min(row.seconds) < 4 * 0.05 + 0.5  # other processes may be in the way
     assert row.tokens_per_s == 12 / row.median
+    assert all(0.05 < each.first < each.seconds and min(each.steps) > 0.05 for each in row.rounds)
 
 
 def test_a_profile_has_every_launch(bench: Bench) -> None:
@@ -133,9 +140,11 @@ def test_the_bandwidth_of_the_cpu() -> None:
     assert how == "reads" and 1e8 < rate < 1e12
 
 
-def test_the_table_and_the_data(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments that measure a model of two layers."""
     monkeypatch.setattr("tandem.cli.bench.SyntheticModel", lambda name: SyntheticModel(name, LAYERS))
-    arguments = [
+    return [
         "bench",
         "--synthetic",
         "smollm2-135m:q8_0",
@@ -148,17 +157,56 @@ def test_the_table_and_the_data(capsys: pytest.CaptureFixture[str], monkeypatch:
         "-b",
         "1,2",
     ]
-    arguments += ["-d", "0,32", "--profile"]
-    assert cli.main(arguments) == 0
-    shown = capsys.readouterr().out
-    for label in ("prefill 16 ", "decode 2, batch 2 ", "prefill 16 at 32 ", "decode 2, batch 1 at 32 "):
-        assert f"\n{label}" in shown
-    assert "matmul_q8_0" in shown and "GB/s; median of 5 rounds" in shown
-    assert cli.main([*arguments, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+
+
+def test_the_table_and_the_data(small: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main([*small, "-d", "0,32", "--profile", "--json"]) == 0
+    text = capsys.readouterr().out
+    data: Result = json.loads(text)
+    assert data.keys() == Result.__annotations__.keys() and data["schema"] == 1
     assert [row["label"] for row in data["rows"]][:2] == ["prefill 16", "decode 2, batch 1"]
-    assert all(len(row["seconds"]) == 5 and row["of_bandwidth"] > 0 for row in data["rows"])
+    for row in data["rows"]:
+        assert row.keys() == Row.__annotations__.keys()
+        assert len(row["seconds"]) == 5 and len(row["step_seconds"]) == 5 * row["steps"]
+        assert 0 < row["ttft"] <= max(row["seconds"]) and row["of_roofline"] > 0
+        assert row["valid"] == (row["of_roofline"] <= OVER)
     assert set(data["profiles"]) == {row["label"] for row in data["rows"]}
+    assert data["limits"]["ops_per_s"] and data["command"].startswith("tandem bench --synthetic")
+
+    older = tmp_path / "older.json"
+    older.write_text(text)
+    assert cli.main([*small, "-d", "0,32", "--profile", "--compare", str(older)]) == 0
+    shown = capsys.readouterr().out
+    for label in ("prefill 16", "decode 2, batch 2", "prefill 16 at 32", "decode 2, batch 1 at 32"):
+        assert shown.count(f"\n{label}  ") == 2, "measured, and compared"
+    assert "matmul_q8_0" in shown and "GB/s (reads)" in shown and "median of 5 rounds" in shown
+    assert any(verdict in shown for verdict in ("faster", "slower", "the same"))
+
+
+def test_other_forms(small: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    assert cli.main([*small, "-r", "1", "--csv", "--html", str(page)]) == 0
+    lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [line["label"] for line in lines] == ["prefill 16", "decode 2, batch 1", "decode 2, batch 2"]
+    assert all(float(line["low"]) <= float(line["tokens_per_s"]) <= float(line["high"]) for line in lines)
+    assert "<html" in page.read_text() and str(tmp_path) not in page.read_text()
+    assert cli.main([*small, "-r", "1", "--markdown"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n| test | tok/s | 95% |" in shown and "\n| decode 2, batch 2 | " in shown
+
+
+def test_a_clock_that_lies_is_found_out(
+    small: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs 10,000 times too slowly, while the limits are measured by a true one."""
+    monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() / 1e4))
+    assert cli.main([*small, "-r", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("INVALID") == 3
+    assert re.search(
+        r"Invalid: decode 2, batch 1: [\d,e+.]+ GB/s is above the roofline of .*\(memory\)", shown
+    )
+    assert re.search(r"Invalid: prefill 16: .* is above the roofline", shown)
 
 
 @pytest.mark.fast
@@ -169,6 +217,9 @@ def test_the_table_and_the_data(capsys: pytest.CaptureFixture[str], monkeypatch:
         (["smollm2", "--synthetic", "gemma-3-1b"], "give either a MODEL or --synthetic"),
         (["--synthetic", "gemma-3-1b", "-p", "0", "-n", "0"], "nothing to measure"),
         (["--synthetic", "gpt"], "no synthetic model 'gpt'"),
+        (["--synthetic", "gemma-3-1b", "--against", "llama.cpp"], "llama.cpp needs a file"),
+        (["--synthetic", "gemma-3-1b", "--compare", "none.json"], "none.json cannot be read"),
+        (["--synthetic", "gemma-3-1b", "--compare", __file__], "is not a result of `tandem bench --json`"),
     ],
 )
 def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,15 +233,3 @@ def test_run_imports_nothing_of_it() -> None:
         "sys.exit(any(name.startswith('tandem.bench') or 'synthetic' in name for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
-
-
-def test_more_than_the_memory_gives_is_called_wrong(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tandem.cli.bench.SyntheticModel", lambda name: SyntheticModel(name, LAYERS))
-    monkeypatch.setattr("tandem.cli.bench.measure_bandwidth", lambda device, nbytes: (1e3, "a lie"))
-    assert (
-        cli.main(["bench", "--synthetic", "smollm2-135m", "--device", "cpu", "-p", "0", "-n", "1", "-r", "1"])
-        == 0
-    )
-    assert "Wrong: decode 1, batch 1 is above the bandwidth" in capsys.readouterr().out

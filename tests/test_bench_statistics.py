@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from benchmarks.measures import MOST_TRIES, alternate
-from benchmarks.workers import Measured
 from tandem.bench.statistics import (
     drift,
     median_interval,
@@ -16,6 +15,7 @@ from tandem.bench.statistics import (
     ratio_of_runs,
     summarise,
 )
+from tandem.bench.workers import Measured
 
 pytestmark = pytest.mark.fast
 
@@ -83,9 +83,14 @@ def test_a_planted_outlier_is_found_and_others_are_not() -> None:
     assert outliers([5.0, 5.0, 5.0, 5.1]) == [3] and outliers([3.0]) == []
 
 
-def test_drift_is_that_of_the_halves() -> None:
-    assert drift([100.0, 100.0, 77.0, 90.0, 90.0]) == pytest.approx(-0.1)
-    assert drift([100.0]) == 0.0
+def test_drift_is_scipys() -> None:
+    data = np.random.default_rng(5).normal(100, 1, 9) - 2 * np.arange(9)
+    change, agreement = drift(data)
+    assert change == pytest.approx(stats.theilslopes(data).slope * 8 / np.median(data))
+    assert agreement == pytest.approx(stats.kendalltau(np.arange(9), data).statistic)
+    assert drift([100.0]) == (0.0, 0.0) and drift([10.0, 10.0, 10.0, 10.0, 5.0])[0] == 0.0, (
+        "one odd round is no drift"
+    )
 
 
 def test_runs_that_were_not_taken_together() -> None:

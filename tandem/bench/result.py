@@ -57,8 +57,8 @@ class Row(TypedDict):
     tflop_per_s: float
     of_roofline: float  # share of the nearer limit that the median reaches
     bound: str  # that limit: "memory" or "arithmetic"
-    others: float  # share of the machine's processor time that other processes took, in the worst round
-    drift: float  # last rounds over first rounds in tokens a second, less 1: -0.1 is 10% slower at the end
+    others: float  # share of the machine's processor time that other processes took meanwhile
+    drift: float  # from the first round to the last, as a share of tokens a second: -0.1 is 10% slower at the end
     energy: Energy | None
     clock: Clock | None
     peer: PeerRow | None

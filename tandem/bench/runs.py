@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -57,14 +58,31 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class Round:
+    seconds: float  # from the requests' arrival to their last token
+    first: float  # until each has its first token
+    steps: list[float]  # of each step
+
+
+@dataclass(frozen=True)
 class Measured:
     workload: Workload
-    seconds: list[float]  # of each round
-    cost: Cost  # of a round: bytes it has to read and write, operations it has to do
+    rounds: list[Round]
+    cost: Cost  # of a round: the least it must read, and what it must compute
     steps: int
 
     @property
+    def seconds(self) -> list[float]:
+        return [each.seconds for each in self.rounds]
+
+    @property
+    def samples(self) -> list[float]:
+        """Tokens a second of each round."""
+        return [self.workload.total / seconds for seconds in self.seconds]
+
+    @property
     def median(self) -> float:
+        """Seconds."""
         return float(np.median(self.seconds))
 
     @property
@@ -74,7 +92,7 @@ class Measured:
     @property
     def interval(self) -> tuple[float, float]:
         """Of tokens a second, 95%."""
-        return median_interval([self.workload.total / s for s in self.seconds])
+        return median_interval(self.samples)
 
     @property
     def gb_per_s(self) -> float:
@@ -105,17 +123,21 @@ class Bench:
         self.engine, self._random = engine, np.random.default_rng(0)
 
     def measure(self, workload: Workload, rounds: int = ROUNDS) -> Measured:
-        warm = time.perf_counter()
-        self.round(workload)
-        while time.perf_counter() - warm < WARM_UP:
-            self.round(workload)
-        seconds = [self.round(workload) for _ in range(rounds)]
-        steps = list(self.steps(workload))
-        cost = added(cost for step in steps for cost in step_costs(self.engine.program, step))
-        return Measured(workload, seconds, cost, len(steps))
+        self.warm_up(workload)
+        return self.measured(workload, [self.round(workload) for _ in range(rounds)])
 
-    def round(self, workload: Workload) -> float:
-        """Seconds from the requests' arrival to their last token."""
+    def warm_up(self, workload: Workload) -> None:
+        begun = time.perf_counter()
+        self.round(workload)
+        while time.perf_counter() - begun < WARM_UP:
+            self.round(workload)
+
+    def measured(self, workload: Workload, rounds: list[Round]) -> Measured:
+        steps = list(self.steps(workload))
+        cost = added(least_cost(self.engine.program, step) for step in steps)
+        return Measured(workload, rounds, cost, len(steps))
+
+    def round(self, workload: Workload) -> Round:
         engine, made = self.engine, workload.tokens if workload.kind == "decode" else 1
         params = SamplingParams(max_tokens=made, temperature=0, ignore_eos=True)
         sequences: list[Sequence] = []
@@ -126,16 +148,19 @@ class Bench:
             for sequence in sequences:
                 engine.cache.release(sequence.tables)
             raise
-        begun = time.perf_counter()
+        times, first = [time.perf_counter()], 0.0
         for sequence in sequences:
             engine.enqueue(sequence)
         while any(sequence.finish_reason is None for sequence in sequences):
             engine.step()
+            times.append(time.perf_counter())
+            if not first and all(sequence.generated for sequence in sequences):
+                first = times[-1]
             if engine.scheduler.waiting:  # some were not let in, or put back
                 for sequence in sequences:
                     engine.cancel(sequence)
                 raise self._too_many(workload)
-        return time.perf_counter() - begun
+        return Round(times[-1] - times[0], first - times[0], [b - a for a, b in pairwise(times)])
 
     def sequence(self, workload: Workload, params: SamplingParams) -> Sequence:
         """One that has come to the workload's depth, as if by steps of its own."""
@@ -175,21 +200,51 @@ def step_costs(program: Program, step: Step, rows: int | None = None) -> list[Co
     return [_launch_cost(launch, counts, alike) for launch in program.launches]
 
 
+def least_cost(program: Program, step: Step) -> Cost:
+    """What no engine is spared: weights, keys and values read once, and the products with them. Activations may stay in
+    caches."""
+    costs = step_costs(program, step)
+    alike, products = Counter(step), ("matmul", "attention")
+    return Cost(
+        sum(weights_read(launch) + kv_read(launch, alike) for launch in program.launches),
+        sum(
+            cost.ops
+            for launch, cost in zip(program.launches, costs, strict=True)
+            if launch.kernel.name.startswith(products)
+        ),
+    )
+
+
 def added(costs: Iterable[Cost]) -> Cost:
     each = list(costs)
     return Cost(sum(cost.bytes for cost in each), sum(cost.ops for cost in each))
 
 
+def weights_read(launch: Launch) -> float:
+    """Bytes; a token's row of the embedding and of the RoPE table is next to nothing."""
+    if not launch.kernel.name.startswith(("matmul", "norm")):
+        return 0.0
+    return sum(tensor.nbytes for tensor in launch.touched("r") if tensor.arena == "weights")
+
+
+def kv_read(launch: Launch, alike: Counter[tuple[int, int]]) -> float:
+    """Bytes of keys and values. `alike`: how many sequences have this position and these tokens."""
+    if launch.kernel.name != "attention":
+        return 0.0
+    s = launch.scalars
+    window = int(s["window"]) or 1 << 30
+    read = sum(n * min(begin + count, window + count - 1) for (begin, count), n in alike.items())
+    return read * (kv_bytes(1, s["kv_heads"], int(s["head_dim"]), s["kv"]) // KV_BLOCK)  # a key and its value
+
+
 def _launch_cost(launch: Launch, counts: dict[str, int], alike: Counter[tuple[int, int]]) -> Cost:
-    """`alike`: how many sequences have this position and these tokens."""
     cost, s = launch.cost(counts), launch.scalars
     if launch.kernel.name != "attention":
         return cost
-    window, dim = int(s["window"]) or 1 << 30, int(s["head_dim"])
-    read = sum(n * min(begin + count, window + count - 1) for (begin, count), n in alike.items())
+    window = int(s["window"]) or 1 << 30
     pairs = sum(
         n * int(np.minimum(np.arange(begin, begin + count) + 1, window).sum())
         for (begin, count), n in alike.items()
     )
-    key_bytes = kv_bytes(1, s["kv_heads"], dim, s["kv"]) // KV_BLOCK  # and its value
-    return Cost(cost.bytes + read * key_bytes, cost.ops + 4 * pairs * int(s["q_heads"]) * dim)
+    ops = 4 * pairs * int(s["q_heads"]) * int(s["head_dim"])
+    return Cost(cost.bytes + kv_read(launch, alike), cost.ops + ops)

@@ -38,16 +38,23 @@ def outliers(values: Sequence[float]) -> list[int]:
     return [i for i, value in enumerate(values) if abs(value - summary.median) > ODD * SIGMA * summary.mad]
 
 
-def drift(values: Sequence[float]) -> float:
-    """How much more the last rounds give than the first, as a share; the middle one of an odd number is in neither."""
-    half = len(values) // 2
-    return float(np.median(values[-half:]) / np.median(values[:half]) - 1) if half else 0.0
+def drift(values: Sequence[float]) -> tuple[float, float]:
+    """How much more the last round gives than the first as a share, by a line that odd rounds do not bend (Theil and
+    Sen), and whether the rounds agree on that (Kendall's tau: 1 they rise, -1 they fall, 0 by chance)."""
+    pairs = [(i, j) for j in range(len(values)) for i in range(j)]
+    if not pairs:
+        return 0.0, 0.0
+    slopes = [(values[j] - values[i]) / (j - i) for i, j in pairs]
+    return (
+        float(np.median(slopes)) * (len(values) - 1) / summarise(values).median,
+        float(np.mean(np.sign(slopes))),
+    )
 
 
 def median_interval(
     values: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """A 95% bootstrap interval of the median. With few rounds it is coarse: at most as wide as the rounds themselves."""
+    """A 95% bootstrap interval of the median. With few rounds it is coarse: at most as wide as the rounds are."""
     if not len(values):
         raise ValueError("no rounds to summarise")
     return _middle_95(_medians(np.asarray(values, np.float64), np.random.default_rng(seed), resamples))

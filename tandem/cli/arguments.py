@@ -15,8 +15,10 @@ MODEL_HELP = f"a .gguf file, {NAME_HELP}, or ollama:NAME"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Options with `module`, the command's module in tandem.cli, and `command`, its name."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Options with `module`, the command's module in tandem.cli, `command`, its name, and `arguments`, all of them."""
+    arguments = typed = sys.argv[1:] if arguments is None else arguments
+    if list(arguments[:2]) == ["bench", "serve"]:
+        arguments = ["bench serve", *arguments[2:]]
     description = "Runs language models from GGUF files on this machine."
     parser = argparse.ArgumentParser(prog="tandem", description=description, formatter_class=_formatter)
     parser.add_argument("--version", action=_Version)
@@ -32,6 +34,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if rest:
         hint = ": put the prompt in quotes" if options.command == "run" and _is_text(rest[0]) else ""
         commands.choices[options.command].error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+    options.arguments = list(typed)
     return options
 
 
@@ -155,7 +158,10 @@ def _add_perplexity(commands: Any) -> None:
 
 
 def _add_bench(commands: Any) -> None:
-    bench = _add(commands, "bench", "bench", "measure how fast a model runs here", model=None)
+    from pathlib import Path
+
+    summary = "measure how fast a model runs here, beside what the machine allows"
+    bench = _add(commands, "bench", "bench", summary, model=None, prints_data=False)
     bench.add_argument("model", metavar="MODEL", nargs="?", help=MODEL_HELP)
     bench.add_argument(
         "--synthetic", metavar="SHAPE:FORMAT", help="instead: random weights, such as gemma-3-27b:q4_0"
@@ -171,8 +177,42 @@ def _add_bench(commands: Any) -> None:
         )
     bench.add_argument("-r", "--rounds", type=_positive, default=5, metavar="N", help="of each test (5)")
     bench.add_argument("--profile", action="store_true", help="show where the time of a step goes")
+    bench.add_argument("--compare", type=Path, metavar="OLD.json", help="with what --json printed before")
+    bench.add_argument(
+        "--against", choices=("llama.cpp",), help="alternate with llama.cpp (the package llama-cpp-python)"
+    )
+    bench.add_argument("--peer", metavar="PYTHON", help="one that has that package (this one)")
+    bench.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots, too")
+    form = bench.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print data as JSON")
+    form.add_argument("--csv", action="store_true", help="print a line of data for each test")
+    form.add_argument("--markdown", action="store_true", help="print tables for a web page")
     _add_device(bench, context=False)
     _add_npu(bench)
+
+
+def _add_bench_serve(commands: Any) -> None:
+    summary = "measure how a running server answers requests that come at random times"
+    serve = _add(commands, "bench serve", "bench_serve", summary, model=None)
+    serve.add_argument(
+        "url", metavar="URL", help="of ours or any with OpenAI's API, as http://localhost:8000"
+    )
+    serve.add_argument("--model", metavar="NAME", help="that is asked for (the first it lists)")
+    serve.add_argument("--api-key", metavar="KEY", help="that it wants")
+    serve.add_argument(
+        "--rate", type=_floats, default=[1.0], metavar="R,R", help="requests a second on average (1)"
+    )
+    serve.add_argument("--requests", type=_positive, default=32, metavar="N", help="at each rate (32)")
+    serve.add_argument(
+        "-p", "--prompt", type=_positive, default=128, metavar="N", help="words of a prompt on average (128)"
+    )
+    serve.add_argument(
+        "-n", "--generate", type=_positive, default=64, metavar="N", help="tokens of an answer (64)"
+    )
+    serve.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds for an answer (600)"
+    )
+    serve.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals and prompts (0)")
 
 
 def _add_plan(commands: Any) -> None:
@@ -277,6 +317,22 @@ def _add_doctor(commands: Any) -> None:
     )
 
 
+def _add_report(commands: Any) -> None:
+    from pathlib import Path
+
+    summary = "write one file about this machine to send in: what works, how fast, and whether it is right"
+    report = _add(commands, "report", "report", summary, model=None, prints_data=False)
+    report.add_argument(
+        "--output", type=Path, default=Path("tandem-report.json"), metavar="FILE", help="(tandem-report.json)"
+    )
+    report.add_argument("--full", action="store_true", help="larger models, too, as far as they fit")
+    report.add_argument("--npu", action="store_true", help="and what the NPU does")
+    report.add_argument("--threads", type=_positive, metavar="N", help="of the CPU (one a core)")
+    report.add_argument(
+        "--device", type=_device, default="auto", metavar="D", help="cpu, vulkan, vulkan:<...>, auto (auto)"
+    )
+
+
 def _add_tune(commands: Any) -> None:
     from pathlib import Path
 
@@ -304,9 +360,11 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "inspect": _add_inspect,
     "perplexity": _add_perplexity,
     "bench": _add_bench,
+    "bench serve": _add_bench_serve,
     "plan": _add_plan,
     "tune": _add_tune,
     "doctor": _add_doctor,
+    "report": _add_report,
 }
 
 

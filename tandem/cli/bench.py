@@ -1,69 +1,80 @@
-"""`tandem bench`: how fast a model runs here, beside what the memory allows."""
+"""`tandem bench`: how fast a model runs here, beside what the machine allows, an older run, or a peer."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import json
+import shlex
+import sys
 from itertools import product
+from pathlib import Path
+from typing import cast
 
-from tandem.bench.bandwidth import measure_bandwidth
-from tandem.bench.profile import Group, profile
-from tandem.bench.runs import Bench, Measured, Workload
+from tandem.bench.benchmark import run
+from tandem.bench.peers import LlamaCpp
+from tandem.bench.result import SCHEMA, Result
+from tandem.bench.rows import compare, unlike
+from tandem.bench.runs import Workload
+from tandem.cli.bench_tables import print_csv, print_markdown, print_tables
 from tandem.cli.models import model_file
 from tandem.cli.npu import open_with_npu, settled
-from tandem.cli.terminal import human_size, note, print_json, print_table
+from tandem.cli.terminal import note, print_json
 from tandem.errors import RequestError
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SyntheticModel
-
-HEADER = ("TEST", "TOK/S:", "95%:", "MS A STEP:", "GB/S:", "TFLOP/S:", "BANDWIDTH:")
-PROFILE_HEADER = ("KERNEL", "VALUE", "LAUNCHES:", "US EACH:", "SHARE:", "MB:", "GB/S:", "TOP/S:")
-OVER = 1.1  # of the bandwidth: one of the two figures is wrong then
+from tandem.settings import read_settings
 
 
 def main(options: argparse.Namespace) -> int:
     options.npu = settled(options.npu)
-    workloads = _workloads(options)
-    model = _model(options)
+    workloads, older = _workloads(options), read_result(options.compare) if options.compare else None
+    if bool(options.model) == bool(options.synthetic):
+        raise RequestError("give either a MODEL or --synthetic SHAPE:FORMAT")
+    if options.against and options.synthetic:
+        raise RequestError("llama.cpp needs a file: give a MODEL instead of --synthetic")
+    file = None if options.synthetic else model_file(options.model)
+    model: Model = open_model(file) if file else SyntheticModel(options.synthetic)
     device = open_with_npu(
         options.npu, options.device, threads=options.threads,
         gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
-        split=options.split, placement=options.placement,
+        split=options.split,
     )  # fmt: skip
+
+    def peer() -> LlamaCpp:
+        assert file
+        threads = getattr(device, "threads", None) or read_settings().threads
+        python, vocab = options.peer or sys.executable, model.config.vocab
+        return LlamaCpp(python, file, threads, gpu=device.name != "cpu", kv=options.kv, vocab=vocab)
+
     try:
-        bandwidth, how = measure_bandwidth(device, model.nbytes)
-        note("loading")
-        bench = Bench(model, device, workloads, options.kv)
-        if not options.json:
-            name = options.synthetic or options.model
-            print(f"{name}, {human_size(model.nbytes)} of weights, on {device.describe()}")
-            print(f"bandwidth: {how}, {bandwidth / 1e9:,.1f} GB/s; median of {options.rounds} rounds\n")
-        rows = [_measure(bench, workload, options.rounds) for workload in workloads]
-        profiles = {w.label: profile(bench, w) for w in workloads} if options.profile else {}
+        result = run(
+            model, device, workloads, name=_without_folder(options.synthetic or options.model),
+            command=shlex.join(["tandem", *map(_without_folder, options.arguments)]), rounds=options.rounds,
+            kv=options.kv, profiled=options.profile or bool(options.html), peer=peer if options.against else None,
+            tell=note,
+        )  # fmt: skip
     finally:
         device.close()
-    if options.json:
-        print_json(
-            {
-                "model": options.synthetic or options.model,
-                "weights_bytes": model.nbytes,
-                "device": device.describe(),
-                "bandwidth": {"bytes_per_s": bandwidth, "measured_by": how},
-                "rows": [_data(row, bandwidth) for row in rows],
-                "profiles": {
-                    label: [dataclasses.asdict(group) for group in groups]
-                    for label, groups in profiles.items()
-                },
-            }
-        )
-        return 0
-    print_table(HEADER, [_cells(row, bandwidth) for row in rows])
-    for row in rows:
-        if row.gb_per_s > OVER * bandwidth / 1e9:
-            print(f"Wrong: {row.workload.label} is above the bandwidth: one of the two was mismeasured.")
-    for label, groups in profiles.items():
-        _print_profile(label, groups)
+    if older:
+        result["comparison"] = compare(result, older)
+        result["notes"] += unlike(result, older)
+    if options.html:
+        from tandem.bench.html import write_html
+
+        write_html(options.html, dict(result), dict(older) if older else None)
+    _print(result, options)
     return 0
+
+
+def _print(result: Result, options: argparse.Namespace) -> None:
+    if options.json:
+        print_json(result)
+    elif options.csv:
+        print_csv(result)
+    elif options.markdown:
+        print_markdown(result)
+    else:
+        print_tables(result)
 
 
 def _workloads(options: argparse.Namespace) -> list[Workload]:
@@ -77,60 +88,25 @@ def _workloads(options: argparse.Namespace) -> list[Workload]:
         ]
     if not found:
         raise RequestError("nothing to measure: give -p or -n a number above 0")
-    return found
+    return list(dict.fromkeys(found))
 
 
-def _model(options: argparse.Namespace) -> Model:
-    if bool(options.model) == bool(options.synthetic):
-        raise RequestError("give either a MODEL or --synthetic SHAPE:FORMAT")
-    return SyntheticModel(options.synthetic) if options.synthetic else open_model(model_file(options.model))
+def read_result(file: Path) -> Result:
+    try:
+        data = json.loads(file.read_text())
+        schema = data["schema"]
+        data["rows"][0]["samples"]
+    except OSError as error:
+        raise RequestError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise RequestError(f"{file} is not a result of `tandem bench --json`: name one that is") from None
+    if schema != SCHEMA:
+        raise RequestError(f"{file} was written by another version of Tandem: measure again with this one")
+    return cast(Result, data)
 
 
-def _measure(bench: Bench, workload: Workload, rounds: int) -> Measured:
-    measured = bench.measure(workload, rounds)
-    note(f"{workload.label}: {measured.tokens_per_s:.1f} tok/s")
-    return measured
-
-
-def _cells(row: Measured, bandwidth: float) -> list[str]:
-    low, high = row.interval
-    return [
-        row.workload.label,
-        f"{row.tokens_per_s:,.1f}",
-        f"{low:,.1f} to {high:,.1f}",
-        f"{row.median / row.steps * 1e3:,.2f}",
-        f"{row.gb_per_s:,.1f}",
-        f"{row.tflop_per_s:,.2f}",
-        f"{row.gb_per_s * 1e9 / bandwidth:.0%}",
-    ]
-
-
-def _data(row: Measured, bandwidth: float) -> dict[str, object]:
-    return {
-        **dataclasses.asdict(row),
-        "label": row.workload.label,
-        "tokens_per_s": row.tokens_per_s,
-        "interval": row.interval,
-        "gb_per_s": row.gb_per_s,
-        "tflop_per_s": row.tflop_per_s,
-        "of_bandwidth": row.gb_per_s * 1e9 / bandwidth,
-    }
-
-
-def _print_profile(label: str, groups: list[Group]) -> None:
-    total = sum(group.seconds for group in groups)
-    print(f"\n{label}: the first step, each launch alone: {total * 1e3:.2f} ms")
-    rows = [
-        (
-            group.kernel,
-            group.name,
-            str(group.launches),
-            f"{group.seconds / group.launches * 1e6:,.1f}",
-            f"{group.seconds / total:.1%}",
-            f"{group.cost.bytes / 1e6:,.1f}",
-            f"{group.gb_per_s:,.1f}",
-            f"{group.top_per_s:,.2f}",
-        )
-        for group in groups
-    ]
-    print_table(PROFILE_HEADER, rows)
+def _without_folder(argument: str) -> str:
+    """Results are for others to read: they need not know the folders of whoever measured."""
+    return (
+        Path(argument).name if argument.startswith(("/", ".", "~")) or Path(argument).exists() else argument
+    )

@@ -126,13 +126,14 @@ def test_bench(
     labels = [row["label"] for row in data["rows"]]
     assert labels == ["prefill 20 at 20", "decode 2, batch 1 at 20", "decode 2, batch 9 at 20"]
     for row in data["rows"]:
-        assert len(row["seconds"]) == 2 and row["interval"][0] <= row["tokens_per_s"] <= row["interval"][1]
+        assert len(row["seconds"]) == 2 and row["interval"][0] <= row["median"] <= row["interval"][1]
         assert sum(group["seconds"] for group in data["profiles"][row["label"]]) > 0
 
 
 def test_the_bandwidth_of_a_gpu_is_that_of_reads(lavapipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = VulkanDevice(lavapipe)
-    monkeypatch.setattr(bandwidth, "READ", 16 << 20)
-    assert 1e8 < bandwidth.device_reads(device) < 1e14
+    monkeypatch.setattr(bandwidth, "ENOUGH", 0.01)
+    for size in (16 << 20, 1 << 20):
+        assert 1e8 < bandwidth.device_reads(device, size) < 1e14
     assert not device.arenas
     device.close()

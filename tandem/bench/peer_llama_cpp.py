@@ -1,6 +1,6 @@
-"""llama.cpp's side of the comparison: run by the peer's Python, which has no Tandem.
+"""llama.cpp's side of a comparison: a script for a Python that has llama_cpp, and need not have Tandem.
 
-    python peer_llama_cpp.py MODEL THREADS ROOM                   serves JSON lines on stdin (see workers.py)
+    python peer_llama_cpp.py MODEL THREADS ROOM [GPU_LAYERS]      serves JSON lines on stdin (see workers.py)
     python peer_llama_cpp.py MODEL THREADS --first-token PROMPT   prints the first token of an answer
                                            --first-token-of-chat  the same, of a prompt in the model's chat template
 
@@ -32,26 +32,28 @@ def bindings(whole: bool) -> Any:
 
 llama: Any = bindings(whole="--first-token" in sys.argv)
 quiet = llama.llama_log_callback(lambda level, text, data: None)
+MOST = 512  # tokens of a batch
+KV_TYPES = {"f16": 1, "q8": 8}  # numbers of ggml's
 
 
 class Model:
-    def __init__(self, path: str, threads: int) -> None:
+    def __init__(self, path: str, threads: int, gpu_layers: int | None = None) -> None:
         llama.llama_log_set(quiet, None)
         llama.llama_backend_init()
         self.threads = threads
-        self.model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
+        params = llama.llama_model_default_params()
+        if gpu_layers is not None:
+            params.n_gpu_layers = gpu_layers
+        self.model = llama.llama_model_load_from_file(path.encode(), params)
         assert self.model, f"llama.cpp cannot load {path}"
         self.vocab = llama.llama_model_get_vocab(self.model)
         self.words = llama.llama_vocab_n_tokens(self.vocab)
 
-    def context(self, tokens: int, sequences: int = 1, flash: bool | None = None) -> Any:
+    def context(self, tokens: int, sequences: int = 1, flash: bool | None = None, kv: str = "f16") -> Any:
         params = llama.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = (
-            tokens * sequences,
-            512,
-            512,
-            sequences,
-        )
+        params.n_ctx, params.n_seq_max = tokens * sequences, sequences
+        params.n_batch = params.n_ubatch = MOST
+        params.type_k = params.type_v = KV_TYPES[kv]
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_AUTO if flash is None else int(flash)
         context = llama.llama_init_from_model(self.model, params)
@@ -79,9 +81,9 @@ class Side:
         import numpy as np
 
         self.np, self.model, self.room = np, model, room
-        self.batch = llama.llama_batch_init(512, 0, 1)
+        self.batch = llama.llama_batch_init(MOST, 0, 1)
         names = ("token", "pos", "n_seq_id", "logits")
-        self.fields = {name: np.ctypeslib.as_array(getattr(self.batch, name), (512,)) for name in names}
+        self.fields = {name: np.ctypeslib.as_array(getattr(self.batch, name), (MOST,)) for name in names}
         self.context: Any = None
 
     def info(self) -> dict[str, str]:
@@ -93,20 +95,27 @@ class Side:
     def tokenize(self, text: str) -> dict[str, list[int]]:
         return {"ids": self.model.tokenize(text)}
 
-    def open(self, prompts: list[list[int]], sequences: int = 0, flash: bool = True) -> None:
-        """Sequences that grow by one token each a step: one a prompt, or `sequences` copies of the only one."""
+    def open(
+        self, prompts: list[list[int]], sequences: int = 0, flash: bool = True, room: int = 0, kv: str = "f16"
+    ) -> None:
+        """Sequences that grow by one token each a step: one a prompt, or `sequences` copies of the only one, or empty
+        ones."""
         self.sequences = sequences or max(1, len(prompts))
-        self.context = self.model.context(self.room, self.sequences, flash)
+        self.context = self.model.context(room or self.room, self.sequences, flash, kv)
         self.memory = llama.llama_get_memory(self.context)
-        first = [
-            self.feed(ids, range(len(ids)), [i] * len(ids), [len(ids) - 1]) for i, ids in enumerate(prompts)
-        ]
+        first = [self.read(ids, 0, i) for i, ids in enumerate(prompts)]
         if len(first) == 1:
             first *= self.sequences
             for i in range(1, self.sequences):
                 llama.llama_memory_seq_cp(self.memory, 0, i, -1, -1)
-        self.next = self.np.array(first, self.np.int32).ravel()
-        self.position = len(prompts[0]) if prompts else 0
+        self.next = self.np.array(first or [[0]] * self.sequences, self.np.int32).ravel()
+        self.position = self.opened = len(prompts[0]) if prompts else 0
+
+    def rewind(self) -> None:
+        """To where the sequences were opened."""
+        for i in range(self.sequences):
+            assert llama.llama_memory_seq_rm(self.memory, i, self.opened, -1), "llama.cpp cannot go back"
+        self.position = self.opened
 
     def steps(self, count: int) -> dict[str, float]:
         everyone = range(self.sequences)
@@ -117,14 +126,22 @@ class Side:
         return {"seconds": time.perf_counter() - started}
 
     def prefill(self, tokens: list[int]) -> dict[str, float]:
-        llama.llama_memory_clear(self.memory, False)
-        positions, owners = range(len(tokens)), [0] * len(tokens)
+        self.rewind()
         started = time.perf_counter()
-        self.feed(tokens, positions, owners, [len(tokens) - 1])
+        self.read(tokens, self.opened, 0)
         return {"seconds": time.perf_counter() - started}
 
     def close(self) -> None:
         llama.llama_free(self.context)
+
+    def read(self, tokens: list[int], begin: int, owner: int) -> Any:
+        """Runs a prompt; the likeliest token after it."""
+        for at in range(0, len(tokens), MOST):
+            some = tokens[at : at + MOST]
+            last = at + MOST >= len(tokens)
+            positions = range(begin + at, begin + at + len(some))
+            found = self.feed(some, positions, [owner] * len(some), [len(some) - 1] if last else [])
+        return found
 
     def feed(self, tokens: Any, positions: Any, owners: Any, sampled: Any) -> Any:
         """Runs a batch; the likeliest next token after each of the `sampled` ones."""
@@ -136,6 +153,8 @@ class Side:
         for i, owner in enumerate(owners):
             self.batch.seq_id[i][0] = owner
         assert llama.llama_decode(self.context, self.batch) == 0, "llama.cpp failed to decode"
+        if not sampled:
+            return None
         logits, values = llama.llama_get_logits(self.context), len(sampled) * self.model.words
         memory = (ctypes.c_float * values).from_address(ctypes.addressof(logits.contents))
         return self.np.frombuffer(memory, self.np.float32).reshape(len(sampled), -1).argmax(axis=1)
@@ -166,12 +185,11 @@ def first_token(model: Model, prompt: str, chat: bool) -> None:
     sys.stdout.flush()
 
 
-def main(path: str, threads: str, room: str, *prompt: str) -> None:
-    model = Model(path, int(threads))
-    if prompt:
-        first_token(model, prompt[0], chat=room == "--first-token-of-chat")
+def main(path: str, threads: str, room: str, *more: str) -> None:
+    if room.startswith("--first-token"):
+        first_token(Model(path, int(threads)), more[0], chat=room == "--first-token-of-chat")
     else:
-        serve(Side(model, int(room)))
+        serve(Side(Model(path, int(threads), *map(int, more)), int(room)))
 
 
 if __name__ == "__main__":

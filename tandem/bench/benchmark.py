@@ -1,0 +1,87 @@
+"""A whole run of `tandem bench`: limits, rounds of each workload (in turn with a peer's), profiles; as a Result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+from tandem.bench.limits import computes_on_cpu, measure_limits, raised
+from tandem.bench.machine import machine_facts
+from tandem.bench.peers import LlamaCpp
+from tandem.bench.profile import profile
+from tandem.bench.result import SCHEMA, Result
+from tandem.bench.rows import launches, make_row
+from tandem.bench.runs import ROUNDS, Bench, Measured, Round, Workload
+from tandem.bench.sensors import Reading, Sensors
+from tandem.bench.workers import SETTLE, in_turn
+from tandem.devices.device import Device
+from tandem.model.model import Model
+
+
+def run(
+    model: Model, device: Device, workloads: Sequence[Workload], *, name: str, command: str, rounds: int = ROUNDS,
+    kv: str = "f16", profiled: bool = False, peer: Callable[[], LlamaCpp] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Result:  # fmt: skip
+    """`peer` opens it, once our own limits are known."""
+    machine, sensors = machine_facts(), Sensors(gpu=not computes_on_cpu(device))
+    tell("measuring the limits")
+    limits = measure_limits(device, model.nbytes)
+    tell("loading")
+    bench, other = Bench(model, device, workloads, kv), peer() if peer else None
+    try:
+        taken = []
+        for workload in workloads:
+            taken.append(take(bench, workload, rounds, sensors, other))
+            tell(f"{workload.label}: {taken[-1][0].tokens_per_s:,.1f} tokens/s")
+    finally:
+        if other:
+            other.close()
+    limits = raised(limits, device, model.nbytes)
+    return {
+        "schema": SCHEMA,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": version("tandem-llm"),
+        "command": command,
+        "model": name,
+        "weights_bytes": model.nbytes,
+        "device": device.describe(),
+        "kv": kv,
+        "threads": getattr(device, "threads", None),
+        "rounds": rounds,
+        "machine": machine,
+        "limits": limits,
+        "rows": [
+            make_row(measured, readings, sensors, limits, theirs) for measured, readings, theirs in taken
+        ],
+        "profiles": {w.label: launches(profile(bench, w)) for w in workloads} if profiled else {},
+        "peer": other.about if other else None,
+        "comparison": None,
+        "notes": list(sensors.notes),
+    }
+
+
+def take(
+    bench: Bench, workload: Workload, rounds: int, sensors: Sensors, peer: LlamaCpp | None = None
+) -> tuple[Measured, list[Reading], list[float]]:
+    """Rounds of ours with what the sensors saw, and the seconds of the peer's."""
+
+    def ours(i: int) -> tuple[Round, Reading]:
+        if peer:
+            time.sleep(SETTLE)
+        return sensors.during(lambda: bench.round(workload))
+
+    if peer:
+        peer.prepare(workload)
+    bench.warm_up(workload)
+    found, theirs = list[tuple[Round, Reading]](), list[float]()
+    for i in range(rounds):
+        if peer:
+            both = in_turn(i, ours, lambda _: peer.round())
+            found.append(both[0])
+            theirs.append(both[1])
+        else:
+            found.append(ours(i))
+    return bench.measured(workload, [each for each, _ in found]), [reading for _, reading in found], theirs

@@ -1,0 +1,83 @@
+"""The sides of a comparison as processes that take commands.
+
+A worker reads one JSON object a line and answers each with one; its first line tells what it is. Commands:
+  open {prompts}     start a sequence a prompt (an empty list: only get ready for prefill)
+  steps {count}      let each sequence grow by so many tokens -> {seconds}
+  prefill {tokens}   compute a prompt up to its first sampled token -> {seconds}
+  close {}           forget the sequences
+Each answer has `cpu`, the seconds of processor time it took, so that the time of other processes can be told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tandem.bench.machine import busy_seconds
+from tandem.errors import DeviceError
+
+SETTLE = 0.05  # seconds between measurements, for the threads of the last one to fall asleep
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class Measured:
+    seconds: float
+    others: float  # share of the machine's processor time that went to other processes
+    inside: float  # seconds in the compiled core, where the worker tells
+
+
+class Worker:
+    def __init__(self, python: str, script: Path, *arguments: object) -> None:
+        command = [python, str(script), *map(str, arguments)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.info = self._answer()
+
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps({"do": do, **request}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def measure(self, do: str, **request: Any) -> Measured:
+        time.sleep(SETTLE)
+        busy, started = busy_seconds(), time.perf_counter()
+        answer = self.ask(do, **request)
+        capacity = (time.perf_counter() - started) * (os.cpu_count() or 1)
+        others = max(0.0, busy_seconds() - busy - answer["cpu"]) / capacity
+        return Measured(answer["seconds"], others, answer.get("inside", 0.0))
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise DeviceError(f"a worker ended with status {self._process.wait()}: its message is above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        self._process.communicate()  # which closes its stdin: that ends it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def in_turn(i: int, ours: Callable[[int], A], peer: Callable[[int], B]) -> tuple[A, B]:
+    """Round `i` of both, a different one first each time."""
+    if i % 2:
+        return ours(i), peer(i)
+    theirs = peer(i)
+    return ours(i), theirs

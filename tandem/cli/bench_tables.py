@@ -1,0 +1,135 @@
+"""A Result of `tandem bench` as tables for a terminal, as Markdown, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Sequence
+
+from tandem.bench.result import Compared, Launches, Limits, Result, Row
+from tandem.cli.terminal import human_size, print_table
+
+Table = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
+PROFILE = ("KERNEL", "VALUE", "LAUNCHES:", "US EACH:", "SHARE:", "MB:", "GB/S:", "TOP/S:")
+COMPARED = ("TEST", "OLD TOK/S:", "NEW TOK/S:", "NEW/OLD:", "95%:", "VERDICT")
+CSV = (
+    "label", "kind", "tokens", "batch", "depth", "steps", "rounds", "tokens_per_s", "low", "high", "ttft_s", "gb_per_s",
+    "tflop_per_s", "of_roofline", "bound", "joules_per_token", "clock_low_mhz", "clock_high_mhz", "drift", "others",
+    "outliers", "peer_tokens_per_s", "ratio", "ratio_low", "ratio_high", "old_tokens_per_s", "of_old", "of_old_low",
+    "of_old_high", "verdict", "valid", "why",
+)  # fmt: skip
+
+
+def print_tables(result: Result) -> None:
+    _print(result, print_table)
+
+
+def print_markdown(result: Result) -> None:
+    _print(result, _markdown_table, "- ")
+
+
+def print_csv(result: Result) -> None:
+    """A line a row; what is not known is empty."""
+    compared = {each["label"]: each for each in result["comparison"] or ()}
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(CSV)
+    for row in result["rows"]:
+        energy, clock, peer, old = row["energy"], row["clock"], row["peer"], compared.get(row["label"])
+        out.writerow([
+            *(row["label"], row["kind"], row["tokens"], row["batch"], row["depth"], row["steps"], len(row["samples"])),
+            *(row["median"], *row["interval"], row["ttft"], row["gb_per_s"], row["tflop_per_s"], row["of_roofline"]),
+            row["bound"],
+            energy and energy["joules_per_token"],
+            *((clock["low_mhz"], clock["high_mhz"]) if clock else ("", "")),
+            *(row["drift"], row["others"], " ".join(str(i + 1) for i in row["outliers"])),
+            *((peer["median"], peer["ratio"], *peer["ratio_interval"]) if peer else [""] * 4),
+            *((old["old"], old["ratio"], *old["ratio_interval"], old["verdict"]) if old else [""] * 5),
+            *(row["valid"], row["why"]),
+        ])  # fmt: skip
+
+
+def _print(result: Result, table: Table, bullet: str = "") -> None:
+    limits, peer = result["limits"], result["peer"]
+    print(f"{result['model']}, {human_size(result['weights_bytes'])} of weights, on {result['device']}")
+    print(f"limits: {_limits(limits)}; median of {result['rounds']} rounds\n")
+    energy, against = any(row["energy"] for row in result["rows"]), peer is not None
+    header = ["TEST", "TOK/S:", "95%:", "FIRST MS:", "MS A STEP:", "GB/S:", "TFLOP/S:", "ROOFLINE:"]
+    header += ["J/TOK:"] * energy + ["LLAMA.CPP:", "RATIO:"] * against
+    table(header, [_cells(row, energy, against) for row in result["rows"]])
+    said = _remarks(result)
+    if said:
+        print()
+    for line in said:
+        print(bullet + line)
+    if result["comparison"] is not None:
+        print()
+        table(COMPARED, [_compared(each) for each in result["comparison"]])
+    for label, launches in result["profiles"].items():
+        total = sum(each["seconds"] for each in launches)
+        print(f"\n{label}: the first step, each launch alone: {total * 1e3:.2f} ms")
+        print()
+        table(PROFILE, [_launches(each, total) for each in launches])
+
+
+def _limits(limits: Limits) -> str:
+    memory = f"{limits['bytes_per_s'] / 1e9:,.1f} GB/s ({limits['bytes_from']})"
+    if not limits["ops_per_s"]:
+        return f"{memory}; that of its arithmetic is not known"
+    return f"{memory}, {limits['ops_per_s'] / 1e12:,.4g} TFLOP/s ({limits['ops_from']})"
+
+
+def _cells(row: Row, energy: bool, against: bool) -> list[str]:
+    low, high = row["interval"]
+    cells = [
+        row["label"],
+        f"{row['median']:,.1f}" if row["valid"] else "INVALID",
+        f"{low:,.1f} to {high:,.1f}",
+        f"{row['ttft'] * 1e3:,.1f}",
+        f"{row['tokens'] * row['batch'] / row['median'] / row['steps'] * 1e3:,.2f}",
+        f"{row['gb_per_s']:,.1f}",
+        f"{row['tflop_per_s']:,.2f}",
+        f"{row['of_roofline']:.0%} {row['bound']}",
+    ]
+    if energy:
+        cells.append(f"{row['energy']['joules_per_token']:.3g}" if row["energy"] else "")
+    if against:
+        peer = row["peer"]
+        ratio = peer and "{:.2f} ({:.2f} to {:.2f})".format(peer["ratio"], *peer["ratio_interval"])
+        cells += [f"{peer['median']:,.1f}" if peer else "", ratio or ""]
+    return cells
+
+
+def _remarks(result: Result) -> list[str]:
+    said = [f"Invalid: {row['label']}: {row['why']}." for row in result["rows"] if not row["valid"]]
+    said += [f"Careful: {row['label']}: {warning}." for row in result["rows"] for warning in row["warnings"]]
+    said += [f"Note: {note}." for note in result["notes"]]
+    if peer := result["peer"]:
+        said.append(f"{peer['name']} {peer['version']}, built with: {peer['build'].strip()}")
+    return said
+
+
+def _compared(each: Compared) -> list[str]:
+    low, high = each["ratio_interval"]
+    rates = [f"{each['old']:,.1f}", f"{each['new']:,.1f}", f"{each['ratio']:.3f}"]
+    return [each["label"], *rates, f"{low:.3f} to {high:.3f}", each["verdict"]]
+
+
+def _launches(each: Launches, total: float) -> list[str]:
+    seconds = max(each["seconds"], 1e-9)
+    return [
+        each["kernel"],
+        each["name"],
+        str(each["launches"]),
+        f"{seconds / each['launches'] * 1e6:,.1f}",
+        f"{seconds / total:.1%}",
+        f"{each['bytes'] / 1e6:,.1f}",
+        f"{each['bytes'] / seconds / 1e9:,.1f}",
+        f"{each['ops'] / seconds / 1e12:,.2f}",
+    ]
+
+
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print("| " + " | ".join(title.rstrip(":").lower() for title in header) + " |")
+    print("|" + "|".join("---:" if title.endswith(":") else "---" for title in header) + "|")
+    for row in rows:
+        print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
