@@ -1,0 +1,146 @@
+"""What the NPU of a Phoenix would add to its iGPU, from published rates: every figure is an estimate; not yet run.
+
+A share of a matmul takes `dispatch + max(operations / rate, bytes / bandwidth)` on either device, and all shares
+together no less than their bytes at the memory's rate, which both read (devices/hybrid/cost.py divides the columns).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tandem.bench.hardware import NOT_RUN, Hardware
+from tandem.bench.plan import Planned
+from tandem.devices.hybrid.cost import WORTH, Rates, Sum, gain, place_attention, place_columns
+from tandem.errors import DeviceError
+from tandem.kernels.panels import LANES, LAYOUTS
+
+Data = dict[str, Any]
+STATUS = "emulated; not yet run on a Phoenix"
+INT32_TOP_S = 4.57  # published, with results in 32 bits, as our runtime has them
+GOOD_SHADER = 0.55  # of the matrix units' peak: what a good one reaches, assumed
+PROMPTS = (16, 32, 64, 128, 256, 512)
+BATCHES = (1, 8)
+
+
+def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> Data:
+    """With columns of matmuls divided between both; `depth`: of the sequences that decode."""
+    if hardware.npu is None:
+        raise DeviceError(f"no NPU is known of {hardware.name}: leave --npu out, or use phoenix-780m")
+    npu = _npu(planned, hardware)
+    shaders = {"a good shader": GOOD_SHADER, "our kernels": hardware.calibration.matrix_ops}
+    memory = hardware.usual_gb_s * 1e9
+    prefill = []
+    for name, reached in shaders.items():
+        # A good shader reads at the usual rate; ours is predicted to read at a part of it.
+        part = 1.0 if reached == GOOD_SHADER else hardware.calibration.matrix_memory
+        igpu = Rates(hardware.matrix_tflop_s * 1e12 * reached, memory * part, _launch(hardware))
+        found = {tokens: _prompt(planned, tokens, [igpu, npu], memory) for tokens in {*PROMPTS, prompt}}
+        pays = [tokens for tokens in PROMPTS if found[tokens]["gain"] >= WORTH]
+        prefill.append(
+            {
+                "shader": name,
+                "tflop_s": igpu.ops / 1e12,
+                **found[prompt],
+                "pays_from": min(pays, default=None),
+            }
+        )
+    decode = [_decode(planned, batch, depth, hardware, npu) for batch in BATCHES]
+    return {
+        "status": f"{NOT_RUN}; {STATUS}",
+        "rates": {
+            "int8_top_s": npu.ops / 1e12,
+            "gb_s": npu.bandwidth / 1e9,
+            "dispatch_us": npu.dispatch * 1e6,
+            "weights": npu.weights,
+            "shared_gb_s": hardware.usual_gb_s,
+        },
+        "prefill": prefill,
+        "decode": decode,
+        "attention": _attention(planned, prompt, hardware, npu),
+    }
+
+
+def _npu(planned: Planned, hardware: Hardware) -> Rates:
+    """Its weights are int8: more bytes than those of the iGPU."""
+    assert hardware.npu
+    layout = LAYOUTS[getattr(planned.model, "layout", "q4_0")]
+    bits = 8 * layout.chunk_bytes / (layout.span * LANES)
+    return Rates(INT32_TOP_S * 1e12, hardware.npu["gb_s"] * 1e9, hardware.npu["dispatch_us"] * 1e-6, 8 / bits)
+
+
+def _launch(hardware: Hardware) -> float:
+    return hardware.calibration.launch_us["matmul"] * 1e-6
+
+
+def _prompt(planned: Planned, tokens: int, devices: Sequence[Rates], memory: float) -> Data:
+    sums = []
+    for step in planned.prompt_steps(tokens):
+        ((begin, count),) = step
+        counts = {"tokens": count, "rows": 1, "work": count}
+        sums.append(place_columns(planned.program, counts, devices, memory, begin + count // 2 or 1))
+    return {"tokens": tokens, **_summed(sums, tokens)}
+
+
+def _decode(planned: Planned, batch: int, depth: int, hardware: Hardware, npu: Rates) -> Data:
+    """With kernels that read at the memory's usual rate: what the NPU reads, the iGPU does not."""
+    memory = hardware.usual_gb_s * 1e9
+    igpu = Rates(hardware.dot_top_s * 1e12, memory, _launch(hardware))
+    counts = {"tokens": batch, "rows": batch, "work": batch}
+    found = place_columns(planned.program, counts, [igpu, npu], memory, depth + 1)
+    return {"batch": batch, "depth": depth, **_summed([found], batch)}
+
+
+def _attention(planned: Planned, tokens: int, hardware: Hardware, npu: Rates) -> Data:
+    """Attention alone on the NPU, as the project's founding reports proposed."""
+    memory = hardware.usual_gb_s * 1e9
+    igpu = Rates(hardware.matrix_tflop_s * 1e12 * GOOD_SHADER, memory, _launch(hardware))
+    counts = {"tokens": min(tokens, planned.step_tokens), "rows": 1, "work": tokens}
+    found = place_attention(planned.program, counts, [igpu, npu], memory, planned.context - 1)
+    return {"depth": planned.context - 1, **_summed([found], counts["tokens"])}
+
+
+def _summed(sums: Sequence[Sum], tokens: int) -> Data:
+    alone, together = sum(s.alone for s in sums), sum(s.together for s in sums)
+    work = [placed for s in sums for placed in s.launches if placed.shares[1]]
+    total = sum(placed.seconds for placed in work)
+    return {
+        "alone_tokens_per_s": tokens / alone,
+        "together_tokens_per_s": tokens / together,
+        "speedup": alone / together,
+        "gain": gain(alone, together),
+        "pays": gain(alone, together) >= WORTH,
+        "npu_columns": sum(p.shares[1] * p.seconds for p in work) / total if total else 0.0,
+    }
+
+
+def told(share: Data) -> list[str]:
+    """The sum in words, a line each."""
+    rates, best = share["rates"], share["prefill"][0]
+    lines = [
+        f"with the NPU ({share['status']}): int8 at {rates['int8_top_s']:.2f} TOP/s, {rates['gb_s']:.0f} GB/s of the "
+        f"{rates['shared_gb_s']:.0f} that all share, {rates['dispatch_us']:.0f} us a dispatch, "
+        f"{rates['weights']:.1f} bytes of weights for one of the iGPU's"
+    ]
+    for row in share["prefill"]:
+        pays = f"pays from prompts of {row['pays_from']} on" if row["pays_from"] else "does not pay up to 512"
+        lines.append(
+            f"  prompt of {row['tokens']} with {row['shader']} ({row['tflop_s']:.1f} TFLOP/s): "
+            f"{row['alone_tokens_per_s']:,.0f} tok/s alone, {row['together_tokens_per_s']:,.0f} with the NPU "
+            f"({row['speedup']:.2f}x; {row['npu_columns']:.0%} of the columns of what it helps with); {pays}"
+        )
+    for row in share["decode"]:
+        lines.append(
+            f"  decoding {row['batch']} at depth {row['depth']}: {row['alone_tokens_per_s']:,.1f} tok/s alone, "
+            f"{row['together_tokens_per_s']:,.1f} with the NPU: "
+            + ("it would help" if row["pays"] else "no help, for both read the same memory")
+        )
+    row = share["attention"]
+    lines.append(
+        f"  attention alone on the NPU, {row['depth']} deep: {row['speedup']:.2f}x"
+        + ("" if row["speedup"] > 1 else ", slower than without")
+    )
+    lines.append(
+        f"  at most about {best['speedup']:.1f}x for prompts against a good shader, and nothing for decoding"
+    )
+    return lines
