@@ -235,6 +235,7 @@ def _add_plan(commands: Any) -> None:
         "--device", type=_device, default="auto", metavar="D", help="of this machine: cpu, vulkan, auto"
     )
     plan.add_argument("--memory", type=float, metavar="GIB", help="of the machine, or of a GPU with its own")
+    plan.add_argument("--npu", action="store_true", help="and what the machine's NPU would add")
     plan.add_argument("--weights", type=_words, metavar="F,F", help="formats to compare, as q4_0,q6_k,q8_0")
     plan.add_argument(
         "--kv", type=_words, default=["f16"], metavar="K,K", help="keys and values: f16, q8 or both (f16)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tandem.bench.hardware import Hardware, load_hardware, with_memory
+from tandem.bench.npu_share import npu_share, told
 from tandem.bench.plan import Planned
 from tandem.bench.what_if import SCHEMA, Data, Wish, describe, experts, parameters, plan_of
 from tandem.cli.terminal import human_size, note, print_json, print_table
@@ -27,6 +28,8 @@ def main(options: argparse.Namespace) -> int:
         for kv in options.kv:
             planned = Planned(model, options.context, kv)
             plans.append({"model": name, **plan_of(planned, hardware, wish, drafts.get(kv))})
+            if options.npu:
+                plans[-1]["npu"] = npu_share(planned, hardware, wish.prompt, wish.depths[0])
     layout = getattr(model, "layout", "q4_0")
     data: Data = {
         "schema": SCHEMA,
@@ -126,6 +129,8 @@ def _print_plan(plan: Data, data: Data) -> None:
         )
     if plan["target"]:
         _print_target(plan["target"])
+    if "npu" in plan:
+        print("\n" + "\n".join(told(plan["npu"])))
 
 
 def _print_target(target: Data) -> None:
