@@ -1,13 +1,20 @@
-"""`tandem bench --html`: one file that shows everything, asks nothing of the network, and takes names for text."""
+"""`tandem bench --html`: one file that shows everything, asks nothing of the network, and takes names for text.
+
+`python -m tests.test_html_report RESULT.json [OLDER.json]` makes the pictures in docs/images from such results.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from tandem.bench.html import page as page_of
 from tandem.bench.html import write_html
@@ -16,7 +23,8 @@ from tests.bench_data import LAUNCHES, result
 from tests.server.browsers import browser
 
 __all__ = ["browser"]
-SHOTS = Path(__file__).parents[1] / "build" / "screenshots"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+LOOKS = (("desktop", 1240, "light"), ("desktop", 1240, "dark"), ("phone", 390, "light"))
 SCRIPT = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 ROWS, ROUNDS = 8, 7
 OVERLAPS = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
@@ -87,19 +95,20 @@ def test_every_plot_has_its_dots(page: Page, tmp_path: Path) -> None:
 
 def test_texts_keep_apart_at_any_width(page: Page, tmp_path: Path) -> None:
     show(page, tmp_path, result(peer=True), result(seed=1, speed=0.93))
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    for name, width, scheme in (
-        ("desktop", 1240, "light"),
-        ("desktop", 1240, "dark"),
-        ("phone", 390, "light"),
-    ):
-        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    for width in (1240, 700, 390):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_function(DRAWN)
         assert page.evaluate(OVERLAPS) == []
         assert page.evaluate(OUTSIDE) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.screenshot(path=SHOTS / f"bench-{name}-{scheme}.png", full_page=True)
+
+
+def test_both_schemes_have_their_colours(page: Page, tmp_path: Path) -> None:
+    show(page, tmp_path, result())
+    shade = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(shade)
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate(shade) != light
 
 
 def test_pointing_at_a_dot_tells_what_it_is(page: Page, tmp_path: Path) -> None:
@@ -119,7 +128,15 @@ def test_a_small_run_is_shown_too(page: Page, tmp_path: Path) -> None:
     assert counted(page, "#roofline path.whole") == 1 and counted(page, "#roofline circle.dot") == 0
     assert counted(page, "#rounds circle.dot") == 1 and counted(page, "#depth circle.dot") == 1
     assert not counted(page, "#launches, #latency, #older, #batch")
-    assert "NaN" not in page.content()
+    assert not re.search("NaN|Infinity|undefined", page.locator("main").inner_html())
+
+
+def test_launches_that_no_clock_saw_stay_in_the_picture(page: Page, tmp_path: Path) -> None:
+    found = result()
+    found["profiles"]["prefill 512"][3]["seconds"] = 0.0
+    show(page, tmp_path, found)
+    assert counted(page, "#roofline circle.dot") == ROWS * len(LAUNCHES)
+    assert not re.search("NaN|Infinity", page.locator("main").inner_html())
 
 
 def test_what_is_not_valid_says_so(page: Page, tmp_path: Path) -> None:
@@ -154,3 +171,20 @@ def test_the_file_names_no_other_host() -> None:
     }  # a name, not an address
     assert "$" not in re.sub(r"\$\{", "", text).replace("$1", "")
     assert "default-src 'none'" in text
+
+
+def main() -> None:
+    found, *older = (json.loads(Path(name).read_text()) for name in sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, width, scheme in LOOKS:
+            page = browser.new_page(
+                viewport={"width": width, "height": 900}, device_scale_factor=1 + (width < 500)
+            )
+            page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+            show(page, Path(folder), found, older[0] if older else None)
+            page.screenshot(path=IMAGES / f"bench-{name}-{scheme}.png", full_page=True)
+
+
+if __name__ == "__main__":
+    main()

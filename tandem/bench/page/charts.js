@@ -19,9 +19,10 @@ function roofline(box, { limits, dots, whole }) {
   xAxis(svg, logTicks(low, high, width / 90), x, top, bottom, (v) => digits(v, 2), "operations a byte", right);
   const labels = new Labels(svg, left, right, top, bottom);
   limitLines(svg, labels, { limits, ridge, low, high, most, least, x, y, left, right, top });
+  const inside = (value) => y(Math.min(most, Math.max(least, value)));
   const place = (dot) => dot.ops > 0
-    ? [x(dot.ops / dot.bytes), y(dot.ops / dot.seconds)]
-    : [left, y(Math.max(least, (dot.bytes / dot.seconds) * low))]; // moves bytes only: as far under the line as its share of it
+    ? [x(dot.ops / dot.bytes), inside(dot.ops / dot.seconds)]
+    : [left, inside((dot.bytes / dot.seconds) * low)]; // moves bytes only: as far under the line as its share of it
   const placed = dots.map((dot) => ({ ...dot, at: place(dot), radius: 3 + 10 * Math.sqrt(dot.share) }));
   for (const dot of [...placed].sort((a, b) => b.radius - a.radius)) {
     const [cx, cy] = dot.at;

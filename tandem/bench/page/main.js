@@ -100,10 +100,11 @@ function alarms() {
 
 // ---- pictures
 
+const LEAST = 1e-8; // seconds: a clock may not see what takes less
 const kernels = [...new Set(Object.values(result.profiles).flat().sort((a, b) => b.seconds - a.seconds).map((each) => each.kernel))];
 const profiles = Object.entries(result.profiles).map(([label, launches]) => {
   const total = launches.reduce((sum, each) => sum + each.seconds, 0);
-  return { label, launches: launches.map((each) => launch(each, label, total)) };
+  return { label, launches: launches.map((each) => launch({ ...each, seconds: Math.max(each.seconds, LEAST) }, label, total)) };
 });
 
 function launch(each, label, total) {
