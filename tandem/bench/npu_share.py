@@ -6,6 +6,7 @@ together no less than their bytes at the memory's rate, which both read (devices
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from tandem.bench.plan import Planned
 from tandem.devices.hybrid.cost import WORTH, Rates, Sum, gain, place_attention, place_columns
 from tandem.errors import DeviceError
 from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.program.program import Launch, Program
 
 Data = dict[str, Any]
 STATUS = "emulated; not yet run on a Phoenix"
@@ -27,7 +29,7 @@ def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> 
     """With columns of matmuls divided between both; `depth`: of the sequences that decode."""
     if hardware.npu is None:
         raise DeviceError(f"no NPU is known of {hardware.name}: leave --npu out, or use phoenix-780m")
-    npu = _npu(planned, hardware)
+    npu, kinds = _npu(planned, hardware), _Kinds(planned.program)
     shaders = {"a good shader": GOOD_SHADER, "our kernels": hardware.calibration.matrix_ops}
     memory = hardware.usual_gb_s * 1e9
     prefill = []
@@ -35,17 +37,20 @@ def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> 
         # A good shader reads at the usual rate; ours is predicted to read at a part of it.
         part = 1.0 if reached == GOOD_SHADER else hardware.calibration.matrix_memory
         igpu = Rates(hardware.matrix_tflop_s * 1e12 * reached, memory * part, _launch(hardware))
-        found = {tokens: _prompt(planned, tokens, [igpu, npu], memory) for tokens in {*PROMPTS, prompt}}
+        found = {
+            tokens: _prompt(planned, kinds, tokens, [igpu, npu], memory) for tokens in {*PROMPTS, prompt}
+        }
         pays = [tokens for tokens in PROMPTS if found[tokens]["gain"] >= WORTH]
         prefill.append(
             {
                 "shader": name,
+                "reached": reached,
                 "tflop_s": igpu.ops / 1e12,
                 **found[prompt],
                 "pays_from": min(pays, default=None),
             }
         )
-    decode = [_decode(planned, batch, depth, hardware, npu) for batch in BATCHES]
+    decode = [_decode(kinds, batch, depth, hardware, npu) for batch in BATCHES]
     return {
         "status": f"{NOT_RUN}; {STATUS}",
         "rates": {
@@ -57,7 +62,7 @@ def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> 
         },
         "prefill": prefill,
         "decode": decode,
-        "attention": _attention(planned, prompt, hardware, npu),
+        "attention": _attention(planned, kinds, prompt, hardware, npu),
     }
 
 
@@ -73,45 +78,59 @@ def _launch(hardware: Hardware) -> float:
     return hardware.calibration.launch_us["matmul"] * 1e-6
 
 
-def _prompt(planned: Planned, tokens: int, devices: Sequence[Rates], memory: float) -> Data:
+class _Kinds:
+    """A step's launches, one of each kind and how many there are: layers are alike."""
+
+    def __init__(self, program: Program) -> None:
+        kinds: dict[tuple[object, ...], Launch] = {}
+        times: Counter[tuple[object, ...]] = Counter()
+        for launch in program.launches:
+            key = launch.kernel.name, *sorted(launch.scalars.items())
+            kinds.setdefault(key, launch)
+            times[key] += 1
+        self.program = Program(list(kinds.values()), program.max_counts, program.arena_bytes)
+        self.times = [times[key] for key in kinds]
+
+    def summed(self, sums: Sequence[Sum], tokens: int) -> Data:
+        each = [pair for s in sums for pair in zip(s.launches, self.times, strict=True)]
+        alone, together = (sum(n * getattr(placed, f) for placed, n in each) for f in ("alone", "seconds"))
+        helped = sum(n * placed.seconds for placed, n in each if placed.shares[1])
+        columns = sum(n * placed.seconds * placed.shares[1] for placed, n in each)
+        return {
+            "alone_tokens_per_s": tokens / alone,
+            "together_tokens_per_s": tokens / together,
+            "speedup": alone / together,
+            "gain": gain(alone, together),
+            "pays": gain(alone, together) >= WORTH,
+            "npu_columns": columns / helped if helped else 0.0,
+        }
+
+
+def _prompt(planned: Planned, kinds: _Kinds, tokens: int, devices: Sequence[Rates], memory: float) -> Data:
     sums = []
     for step in planned.prompt_steps(tokens):
         ((begin, count),) = step
         counts = {"tokens": count, "rows": 1, "work": count}
-        sums.append(place_columns(planned.program, counts, devices, memory, begin + count // 2 or 1))
-    return {"tokens": tokens, **_summed(sums, tokens)}
+        sums.append(place_columns(kinds.program, counts, devices, memory, begin + count // 2 or 1))
+    return {"tokens": tokens, **kinds.summed(sums, tokens)}
 
 
-def _decode(planned: Planned, batch: int, depth: int, hardware: Hardware, npu: Rates) -> Data:
+def _decode(kinds: _Kinds, batch: int, depth: int, hardware: Hardware, npu: Rates) -> Data:
     """With kernels that read at the memory's usual rate: what the NPU reads, the iGPU does not."""
     memory = hardware.usual_gb_s * 1e9
     igpu = Rates(hardware.dot_top_s * 1e12, memory, _launch(hardware))
     counts = {"tokens": batch, "rows": batch, "work": batch}
-    found = place_columns(planned.program, counts, [igpu, npu], memory, depth + 1)
-    return {"batch": batch, "depth": depth, **_summed([found], batch)}
+    found = place_columns(kinds.program, counts, [igpu, npu], memory, depth + 1)
+    return {"batch": batch, "depth": depth, **kinds.summed([found], batch)}
 
 
-def _attention(planned: Planned, tokens: int, hardware: Hardware, npu: Rates) -> Data:
+def _attention(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware, npu: Rates) -> Data:
     """Attention alone on the NPU, as the project's founding reports proposed."""
     memory = hardware.usual_gb_s * 1e9
     igpu = Rates(hardware.matrix_tflop_s * 1e12 * GOOD_SHADER, memory, _launch(hardware))
     counts = {"tokens": min(tokens, planned.step_tokens), "rows": 1, "work": tokens}
-    found = place_attention(planned.program, counts, [igpu, npu], memory, planned.context - 1)
-    return {"depth": planned.context - 1, **_summed([found], counts["tokens"])}
-
-
-def _summed(sums: Sequence[Sum], tokens: int) -> Data:
-    alone, together = sum(s.alone for s in sums), sum(s.together for s in sums)
-    work = [placed for s in sums for placed in s.launches if placed.shares[1]]
-    total = sum(placed.seconds for placed in work)
-    return {
-        "alone_tokens_per_s": tokens / alone,
-        "together_tokens_per_s": tokens / together,
-        "speedup": alone / together,
-        "gain": gain(alone, together),
-        "pays": gain(alone, together) >= WORTH,
-        "npu_columns": sum(p.shares[1] * p.seconds for p in work) / total if total else 0.0,
-    }
+    found = place_attention(kinds.program, counts, [igpu, npu], memory, planned.context - 1)
+    return {"depth": planned.context - 1, **kinds.summed([found], counts["tokens"])}
 
 
 def told(share: Data) -> list[str]:
@@ -125,13 +144,15 @@ def told(share: Data) -> list[str]:
     for row in share["prefill"]:
         pays = f"pays from prompts of {row['pays_from']} on" if row["pays_from"] else "does not pay up to 512"
         lines.append(
-            f"  prompt of {row['tokens']} with {row['shader']} ({row['tflop_s']:.1f} TFLOP/s): "
+            f"  prompt of {row['tokens']} with {row['shader']} ({row['reached']:.0%} of the peak, {row['tflop_s']:.1f} "
+            "TFLOP/s): "
             f"{row['alone_tokens_per_s']:,.0f} tok/s alone, {row['together_tokens_per_s']:,.0f} with the NPU "
             f"({row['speedup']:.2f}x; {row['npu_columns']:.0%} of the columns of what it helps with); {pays}"
         )
     for row in share["decode"]:
         lines.append(
-            f"  decoding {row['batch']} at depth {row['depth']}: {row['alone_tokens_per_s']:,.1f} tok/s alone, "
+            f"  decoding {row['batch']} at depth {row['depth']}, read at the usual rate: "
+            f"{row['alone_tokens_per_s']:,.1f} tok/s alone, "
             f"{row['together_tokens_per_s']:,.1f} with the NPU: "
             + ("it would help" if row["pays"] else "no help, for both read the same memory")
         )

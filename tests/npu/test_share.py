@@ -1,0 +1,63 @@
+"""`tandem plan --npu`: the sum by published rates, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tandem.bench.hardware import load_hardware
+from tandem.bench.npu_share import GOOD_SHADER, INT32_TOP_S, npu_share, told
+from tandem.bench.plan import Planned
+from tandem.cli import main
+from tandem.errors import DeviceError
+from tandem.model.synthetic import SyntheticModel
+
+PHOENIX = load_hardware("phoenix-780m")
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    return Planned(SyntheticModel("gemma-3-27b:q4_0"), 4096)
+
+
+def test_prompts_gain_and_decoding_does_not(planned: Planned) -> None:
+    found = npu_share(planned, PHOENIX, 512, 128)
+    good, ours = found["prefill"]
+    assert 1.4 <= good["speedup"] <= 1.6 and good["pays"] and 32 <= good["pays_from"] <= 128
+    # Together they cannot be faster than the sum of their rates, and most of that is reached.
+    most = 1 + INT32_TOP_S / (PHOENIX.matrix_tflop_s * GOOD_SHADER)
+    assert 0.9 * most < good["speedup"] < most
+    assert ours["alone_tokens_per_s"] < good["alone_tokens_per_s"]
+    for row in found["decode"]:
+        assert row["speedup"] == 1 and not row["pays"] and row["npu_columns"] == 0
+    assert found["attention"]["speedup"] < 1
+
+
+def test_the_sum_is_the_formula(planned: Planned) -> None:
+    """A dispatch of a second: nothing is given to the NPU."""
+    assert PHOENIX.npu
+    slow = load_hardware("phoenix-780m")
+    object.__setattr__(slow, "npu", {**PHOENIX.npu, "dispatch_us": 1e6})
+    assert all(row["speedup"] == 1 for row in npu_share(planned, slow, 512, 128)["prefill"])
+
+
+def test_every_figure_says_that_it_was_not_run(planned: Planned) -> None:
+    lines = told(npu_share(planned, PHOENIX, 512, 128))
+    assert "estimate; not yet run" in lines[0] and "emulated; not yet run on a Phoenix" in lines[0]
+    assert "at most about 1.5x for prompts against a good shader, and nothing for decoding" in lines[-1]
+
+
+def test_hardware_without_an_npu(planned: Planned) -> None:
+    with pytest.raises(DeviceError, match="no NPU is known of h200"):
+        npu_share(planned, load_hardware("h200"), 512, 128)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "gemma-3-1b:q4_0", "--hardware", "phoenix-780m", "-b", "1", "-c", "1024"]
+    assert main([*command, "--npu"]) == 0
+    assert "emulated; not yet run on a Phoenix" in capsys.readouterr().out
+    assert main([*command, "--npu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plans"][0]["npu"]["prefill"][0]["speedup"] > 1
+    assert main(command) == 0
+    assert "NPU" not in capsys.readouterr().out
