@@ -50,10 +50,13 @@ class Pretended:
         deviation = self._deviations[self._calls % len(self._deviations)]
         return self._seconds.get(choice.get("threads", 0), 1e-3) * (1 + deviation)
 
+    def forget(self) -> None:
+        pass
+
 
 def task(*trials: Pretended, check: Any = None, bound: float = 0.0) -> Task:
     spots = [(trial, COUNTS) for trial in trials]
-    return Task("k", "s", "1 token", "key", 1, spots, [FAST, WRONG, SAME], check, bound)
+    return Task("k", "s", "1 token", ["key"], 1, spots, [FAST, WRONG, SAME], check, bound)
 
 
 @pytest.mark.fast
@@ -189,8 +192,8 @@ def test_what_is_found_is_kept_and_taken_by_the_next_device(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder, launch = read_settings().pipelines, of_one_product(program).launches[0]
     key = shape_of("matmul", launch.scalars)
-    found = Finding("matmul_q4_0", "", "all", key, 1, 2.0, 1.0, {"panels_per_item": 8}, 1, [])
-    fewer = Finding("threads", "", "all", cpu.DEVICE, 1, 2.0, 1.0, {"threads": 1}, 1, [])
+    found = Finding("matmul_q4_0", "", "all", [key], 1, 2.0, 1.0, {"panels_per_item": 8}, 1, [])
+    fewer = Finding("threads", "", "all", [cpu.DEVICE], 1, 2.0, 1.0, {"threads": 1}, 1, [])
     assert keep(device, [found, fewer], folder) == tuned_file(device, folder)
     monkeypatch.setenv("TANDEM_TUNE", "1")
     again: Any = open_device("cpu", threads=2)

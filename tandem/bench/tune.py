@@ -1,8 +1,8 @@
 """Finds the fastest of the choices for each kernel and shape of a model on a device (docs/TUNING.md).
 
-A choice is first compared with the rule's own results, then timed: some rounds of all of them in turn, then the best
-against the rule alone. It is taken if those rounds, which had no part in finding it, show it to be faster by more than
-they differ among each other.
+Choices are timed in turn, some rounds of all. The fastest is compared with the rule's own results, and if it is right,
+timed against the rule alone. It is taken if those rounds, which had no part in finding it, show it to be faster by more
+than they differ among each other.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ import numpy as np
 
 from tandem.bench.kernel_checks import AnyDevice, prepare
 from tandem.bench.statistics import median_interval
-from tandem.bench.trials import Space
+from tandem.bench.trials import Space, is_gpu
 from tandem.bench.tuning_tasks import Task, tasks, thread_task
 from tandem.devices.choices import NOTHING, Choice, read_choices, write_choices
 from tandem.devices.cpu import tuned as cpu
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.vulkan import tuned as vulkan
 from tandem.devices.vulkan.device import VulkanDevice
+from tandem.errors import DeviceError, DeviceLostError
 from tandem.program.program import Program
 
 MARGIN = 0.03  # by which a choice must be faster
 SLOWER = 0.02  # by which it may be slower at one of several sizes that share a choice
 SCREENING, ROUNDS = 3, 9
 GPU_SECONDS, CPU_SECONDS = 4e-3, 20e-3  # of a round of one choice, at least
-MOST_LAUNCHES = 200
+MOST_LAUNCHES = 256
 SLOW = 0.3  # seconds of a launch: not tuned, nor what is larger
 WARM_UP, QUICK_WARM_UP = 1.0, 0.3  # seconds: a GPU that was idle runs slower for a while
 LIMIT, QUICK_LIMIT = 150.0, 3.0  # seconds, for all
@@ -40,13 +41,13 @@ class Finding:
     kernel: str
     shape: str
     size: str
-    key: str
+    keys: list[str]
     launches: int  # of a step that are alike
     before: float  # seconds of a launch by the rule: the geometric mean where there are several sizes
     after: float  # and with the choice
     choice: Choice  # what is chosen; nothing: the rule
     tried: int
-    wrong: list[Choice]  # candidates whose results were not those of the rule
+    wrong: list[Choice]  # seemed faster, but their results are not the rule's; or the driver refuses them
 
     @property
     def gain(self) -> float:
@@ -59,14 +60,13 @@ def tune(
 ) -> Iterator[Finding]:  # fmt: skip
     """Findings for the launches of a Program as they come, until `limit` seconds are over. `threads`: also how many
     the CPU should have."""
-    real = isinstance(device, VulkanDevice) and device.capabilities.kind != "software"
-    seconds = (GPU_SECONDS if real else CPU_SECONDS) / (2 if quick else 1)
+    seconds = (GPU_SECONDS if is_gpu(device) else CPU_SECONDS) / (2 if quick else 1)
     space, slow = Space(device), set[str]()
     if isinstance(device, VulkanDevice):
         prepare(device)
     begun = time.perf_counter()
     until = begun + (limit or (QUICK_LIMIT if quick else LIMIT))
-    warm = begun + (QUICK_WARM_UP if quick else WARM_UP) if real else begun
+    warm = begun + (QUICK_WARM_UP if quick else WARM_UP) if is_gpu(device) else begun
     for task in tasks(space, program, context, quick):
         if time.perf_counter() > until:
             return
@@ -86,27 +86,45 @@ def tune(
 
 
 def choose(task: Task, run_seconds: float, until: float = np.inf) -> Finding:
-    """The best of the right choices, or the rule. Of candidates that come up after `until` none is looked at."""
+    """The fastest of the right choices, or the rule. Candidates that come up after `until` are not looked at."""
     once = [trial.seconds(counts, 2) for trial, counts in task.spots]
     task.launches = [min(MOST_LAUNCHES, 1 + int(run_seconds / max(t, 1e-7))) for t in once]
-    right: list[Choice] = []
+    runs: list[Choice] = []
     wrong: list[Choice] = []
     for choice in task.candidates:
         if time.perf_counter() < until:
-            (right if task.right(choice) else wrong).append(choice)
-    screened = _rounds(task, [NOTHING, *right], SCREENING)
-    best = min(range(1 + len(right)), key=lambda i: float(np.median(_costs(screened[i]))))
-    chosen, before, after = NOTHING, screened[0], screened[0]
+            (runs if _runs(task, choice) else wrong).append(choice)
+    tried, screened = len(runs) + len(wrong), _rounds(task, [NOTHING, *runs], SCREENING)
+    costs = [float(np.median(_costs(rounds))) for rounds in screened]
+    best = NOTHING
+    for i in np.argsort(costs[1:]):  # fastest first: mostly one is to be compared
+        if costs[1 + i] > (1 - MARGIN / 2) * costs[0]:
+            break
+        if task.right(runs[i]):
+            best = runs[i]
+            break
+        wrong.append(runs[i])
+    before = after = screened[0]
     if best:
-        before, after = _rounds(task, [NOTHING, right[best - 1]], ROUNDS)
-        if _is_faster(after, before):
-            chosen = right[best - 1]
-        else:
-            after = before
+        before, after = _rounds(task, [NOTHING, best], ROUNDS)
+        if not _is_faster(after, before):
+            best, after = NOTHING, before
+    task.done()
     return Finding(
-        task.kernel, task.shape, task.size, task.key, task.each, float(np.median(_costs(before))),
-        float(np.median(_costs(after))), chosen, len(right) + len(wrong), wrong,
+        task.kernel, task.shape, task.size, task.keys, task.each, float(np.median(_costs(before))),
+        float(np.median(_costs(after))), best, tried, wrong,
     )  # fmt: skip
+
+
+def _runs(task: Task, choice: Choice) -> bool:
+    """Once, so that it is compiled before it is timed; False: the driver refuses it."""
+    try:
+        task.seconds(choice)
+    except DeviceLostError:
+        raise
+    except DeviceError:
+        return False
+    return True
 
 
 Rounds = list[list[float]]  # [round][spot]: seconds of a launch
@@ -145,8 +163,9 @@ def keep(device: AnyDevice, findings: Iterable[Finding], folder: Path) -> Path:
     file = tuned_file(device, folder)
     choices = read_choices(file)
     for finding in findings:
-        choices.found.pop(finding.key, None)
-        if finding.choice:
-            choices.found[finding.key] = finding.choice
+        for key in finding.keys:
+            choices.found.pop(key, None)
+            if finding.choice:
+                choices.found[key] = finding.choice
     write_choices(file, choices, {"device": device.describe()})
     return file

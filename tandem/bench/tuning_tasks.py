@@ -24,10 +24,14 @@ from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
 from tandem.kernels.panels import TILE
 from tandem.program.program import Program
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens: the buckets that GPUs record
-SEQUENCES = (1, 2, 4, 8, 16, 32, 64)  # that answer, for attention
+Sizes = tuple[tuple[int, ...], ...]
+# Tokens of a step, by the buckets that GPUs record: those together share a choice.
+SIZES: Sizes = ((1,), (2, 4), (8,), (16,), (32,), (64,), (128, 256, 512))
+SEQUENCES: Sizes = ((1,), (2, 4), (8, 16), (32, 64))  # that answer, for attention
+PROMPT = 512
 MOST_ROWS = 64  # that are sampled in a step
-QUICK_SIZES, QUICK_SHAPES = (1, 8), 4
+QUICK_SIZES: Sizes = ((1,), (8,))
+QUICK_SHAPES = 4
 CPU_SIZES, CPU_SEQUENCES, CPU_KEYS = (1, 16, 128), (1, 8), 1024
 Check = Callable[[Choice], None]
 
@@ -39,7 +43,7 @@ class Task:
     kernel: str
     shape: str
     size: str
-    key: str  # what the choice is filed under
+    keys: list[str]  # what the choice is filed under
     each: int  # launches of a step that are alike
     spots: Sequence[tuple[Trial, Counts]]  # what is timed
     candidates: list[Choice]
@@ -69,6 +73,10 @@ class Task:
         """Of a launch, at each spot."""
         spots = zip(self.spots, self.launches, strict=True)
         return [trial.seconds(counts, n, choice) for (trial, counts), n in spots]
+
+    def done(self) -> None:
+        for trial, _ in self.spots:
+            trial.forget()
 
 
 def difference(got: Array, want: Array) -> float:
@@ -106,20 +114,24 @@ def tasks(space: Space, program: Program, context: int, quick: bool) -> Iterator
 def _vulkan_rows(
     space: Space, device: VulkanDevice, shape: Shape, quick: bool, rng: np.random.Generator
 ) -> Iterator[Task]:
-    """Products and norms: a choice for each number of tokens."""
-    most = MOST_ROWS if shape.count == "rows" else SIZES[-1]
-    sizes = [size for size in (QUICK_SIZES if quick else SIZES) if size <= most]
-    bed = _bed(space, shape, max(sizes), rng)
+    """Products and norms: a choice for each number of tokens, or for a few."""
+    most = MOST_ROWS if shape.count == "rows" else SIZES[-1][-1]
+    groups = [sizes for sizes in (QUICK_SIZES if quick else SIZES) if sizes[-1] <= most]
+    bed = _bed(space, shape, groups[-1][-1], rng)
     half = has_matrix_units(device.capabilities)
-    for size in sizes:
-        counts = shape.counts(size)
-        bound = MATRIX_ERROR if half and size > 1 else INTEGER_ERROR
+    for sizes in groups:
+        bound = MATRIX_ERROR if half and sizes[-1] > 1 else INTEGER_ERROR
         yield Task(
-            shape.kernel.name, described(shape), f"{size} {shape.count if size > 1 else shape.count[:-1]}",
-            shape_of(shape.kind, shape.launch.scalars, size), shape.launches, [(bed, counts)],
-            vulkan.candidates(shape.kernel.name, bed.case.scalars, counts, device.capabilities),
-            _check(device, shape, size, bound), 2 * bound,
+            shape.kernel.name, described(shape), _many(sizes, shape.count[:-1]),
+            [shape_of(shape.kind, shape.launch.scalars, size) for size in sizes], shape.launches,
+            [(bed, shape.counts(size)) for size in sizes],
+            vulkan.candidates(shape.kernel.name, bed.case.scalars, shape.counts(sizes[-1]), device.capabilities),
+            _check(device, shape, sizes[-1], bound), 2 * bound,
         )  # fmt: skip
+
+
+def _many(sizes: Sequence[int], what: str) -> str:
+    return f"{', '.join(map(str, sizes))} {what}{'s' * (sizes[-1] > 1)}"
 
 
 def _check(device: VulkanDevice, shape: Shape, size: int, bound: float) -> Check:
@@ -137,22 +149,22 @@ def _check(device: VulkanDevice, shape: Shape, size: int, bound: float) -> Check
 def _vulkan_attention(
     space: Space, device: VulkanDevice, shape: Shape, context: int, rng: np.random.Generator
 ) -> Iterator[Task]:
-    """A choice for each number of sequences that answer, at two depths, and one for prompts."""
-    for size in (*SEQUENCES, SIZES[-1]):
-        single = size in SEQUENCES
+    """A choice for some numbers of sequences that answer, at two depths, and one for prompts."""
+    bound = MATRIX_ERROR if device.capabilities.fragments else INTEGER_ERROR
+    for sizes in (*SEQUENCES, ()):
         space.clear()
-        if single:
-            timed = [cases.answering(shape, size, keys, rng) for keys in cases.depths(size, context)]
+        if sizes:
+            timed = [cases.answering(shape, n, keys, rng) for n in sizes for keys in cases.depths(n, context)]
         else:
-            timed = [cases.prompted(shape, size, rng)]
-        counts = timed[0].counts
-        bound = MATRIX_ERROR if device.capabilities.fragments else INTEGER_ERROR
+            timed = [cases.prompted(shape, PROMPT, rng)]
+        counts = [case.counts for case in timed]
+        keys = [shape_of(shape.kind, shape.launch.scalars, c["tokens"], c["work"]) for c in counts]
         yield Task(
-            shape.kernel.name, described(shape), f"{size} sequence{'s' * (size > 1)}" if single else f"{size} tokens",
-            shape_of(shape.kind, shape.launch.scalars, counts["tokens"], counts["work"]), shape.launches,
-            [(Bed(space, shape.kernel, case, "cache"), counts) for case in timed],
-            vulkan.candidates(shape.kernel.name, timed[-1].scalars, counts, device.capabilities),
-            _check_attention(device, shape, min(size, 4) if single else 0), 2 * bound,
+            shape.kernel.name, described(shape), _many(sizes, "sequence") if sizes else f"{PROMPT} tokens",
+            list(dict.fromkeys(keys)), shape.launches,
+            [(Bed(space, shape.kernel, case, "cache"), case.counts) for case in timed],
+            vulkan.candidates(shape.kernel.name, timed[-1].scalars, counts[-1], device.capabilities),
+            _check_attention(device, shape, min(sizes[-1], 4) if sizes else 0), 2 * bound,
         )  # fmt: skip
 
 
@@ -178,7 +190,7 @@ def _cpu_task(space: Space, shape: Shape, context: int, quick: bool, rng: np.ran
         bed = _bed(space, shape, max(sizes), rng)
         spots = [(bed, shape.counts(size)) for size in sizes]
     return Task(
-        shape.kernel.name, described(shape), "all", shape_of(shape.kind, shape.launch.scalars), shape.launches,
+        shape.kernel.name, described(shape), "all", [shape_of(shape.kind, shape.launch.scalars)], shape.launches,
         spots, cpu.candidates(shape.launch.scalars),
     )  # fmt: skip
 
@@ -203,7 +215,7 @@ def thread_task(program: Program, threads: int) -> Iterator[Task | None]:
             closing.callback(device.close)
             beds[n] = _bed(Space(device), found[0], max(sizes), np.random.default_rng(0))
         spots = [(Threads(beds, threads), found[0].counts(size)) for size in sizes]
-        yield Task("threads", described(found[0]), "all", cpu.DEVICE, 1, spots, candidates)
+        yield Task("threads", described(found[0]), "all", [cpu.DEVICE], 1, spots, candidates)
 
 
 def described(shape: Shape) -> str:

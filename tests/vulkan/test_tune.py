@@ -103,8 +103,9 @@ def test_a_file_is_of_a_device_a_driver_and_the_shaders() -> None:
 def test_all_candidates_are_right(
     device: VulkanDevice, small: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for sizes in ("SIZES", "SEQUENCES"):
-        monkeypatch.setattr(tuning_tasks, sizes, (1, 5) if sizes == "SIZES" else (1,))
+    monkeypatch.setattr(tuning_tasks, "SIZES", ((1,), (2, 5)))
+    monkeypatch.setattr(tuning_tasks, "SEQUENCES", ((1,),))
+    monkeypatch.setattr(tuning_tasks, "PROMPT", 20)
     looked_at = 0
     for task in tasks(Space(device), small, 512, quick=False):
         for choice in task.candidates:
@@ -128,7 +129,7 @@ def test_a_planted_wrong_kernel_is_not_chosen(
 
     monkeypatch.setitem(GRIDS, "matmul_q4_0", grid)
     monkeypatch.setattr(tuned, "candidates", candidates)
-    monkeypatch.setattr(tuning_tasks, "SIZES", (1,))
+    monkeypatch.setattr(tuning_tasks, "SIZES", ((1,),))
     (task,) = tasks(Space(device), replace(small, launches=small.launches[2:3]), 512, quick=False)
     found = choose(task, 1e-3)
     assert found.wrong == [planted] and not found.choice
@@ -141,7 +142,7 @@ def test_what_is_kept_is_taken_at_the_next_start(
     key = shape_of("matmul", launch.scalars, 1)
     first = VulkanDevice(lavapipe, cache=tmp_path)
     rule = GRIDS[launch.kernel.name](launch.scalars, ONE, first.capabilities)
-    keep(first, [Finding("", "", "", key, 1, 2.0, 1.0, {"threads": 128}, 1, [])], tmp_path)
+    keep(first, [Finding("", "", "", [key], 1, 2.0, 1.0, {"threads": 128}, 1, [])], tmp_path)
     first.close()
     for tune, taken in (("1", True), ("0", False)):
         monkeypatch.setenv("TANDEM_TUNE", tune)

@@ -69,8 +69,10 @@ def _of_product(scalars: Scalars, tokens: int, rule: Dispatch) -> Iterator[Choic
     if tokens > 1:
         yield {"dot": 0}
     if _path(rule) == "fragments":
-        for pairs, shares, units in product((2,) if scalars["epilogue"] else (1, 2), (1, 2, 4, 8), (1, 2, 4)):
-            yield {"pairs": pairs, "shares": shares, "units": units}
+        many = rule.y > 1  # groups of tokens: then rows are shared less
+        shares, units = ((1, 2, 4), (1, 2, 4)) if many else ((2, 4, 8), (1, 2))
+        for some in product((2,) if scalars["epilogue"] else (1, 2), shares, units):
+            yield dict(zip(("pairs", "shares", "units"), some, strict=True))
     if tokens > MOST_FOR_DOT and _path(rule) != "dot":
         return
     dot = {"dot": 1} if tokens > 1 else {}
