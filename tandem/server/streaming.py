@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from tandem.server import errors
 
@@ -53,10 +54,21 @@ async def _hangs_up(request: Request) -> None:
         pass
 
 
-async def stream(request: Request, events: AsyncGenerator[str, None], media: str) -> StreamingResponse:
+class Events(StreamingResponse):
+    """As Starlette's, without the task group: the first of them would import it, which takes a moment."""
+
+    body_iterator: AsyncGenerator[str, None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator):
+            with suppress(ClientDisconnect):  # the answer has begun, and nobody is there to be told
+                await unless_gone(Request(scope, receive), self.stream_response(send))
+
+
+async def stream(request: Request, events: AsyncGenerator[str, None], media: str) -> Events:
     """Sends `events` as they come. What fails before the first one is an answer with its own status."""
     first = await unless_gone(request, _next(events))
-    return StreamingResponse(_rest(request, first, events), media_type=media, headers=HEADERS)
+    return Events(_rest(request, first, events), media_type=media, headers=HEADERS)
 
 
 async def _next(events: AsyncGenerator[str, None]) -> str:
