@@ -91,6 +91,18 @@ def fits(dispatch: Dispatch, device: Capabilities) -> None:
 
 
 @pytest.mark.fast
+def test_gpus_with_two_sizes_of_subgroups_try_both(program: Program) -> None:
+    """AMD's RDNA: the driver's own choice is one of them."""
+    device = replace(
+        ALL_MAPPED, subgroup_min=32, subgroup_max=64, features=ALL_MAPPED.features | {"subgroupSizeControl"}
+    )
+    launch = next(launch for launch in program.launches if launch.kernel.name == "matmul_q4_0")
+    choices = tuned.candidates(launch.kernel.name, launch.scalars, ONE, device)
+    assert {choice.get("subgroup", 0) for choice in choices} == {0, 32, 64}
+    assert all(choice["threads"] >= 64 for choice in choices), "a subgroup of 64 does not lie in two panels"
+
+
+@pytest.mark.fast
 def test_a_file_is_of_a_device_a_driver_and_the_shaders() -> None:
     folder = Path("folder")
     files = {

@@ -173,7 +173,8 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     both = 2 if glu and tokens == 1 else 1  # panels a lane
     meeting = both * threads // device.subgroup_min * LANES * together
     shader = f"matmul_{layout}_t{together}" + ("_glu" if both == 2 else "")
-    return Dispatch(groups, shader=shader, constants=(threads, int(glu), meeting))
+    constants, subgroup = (threads, int(glu), meeting), choice.get("subgroup", 0)
+    return Dispatch(groups, shader=shader, constants=constants, subgroup=subgroup)
 
 
 def _matmul_fragments(kernel: str, scalars: Scalars, panels: int, expanded: int, choice: Choice) -> Dispatch:

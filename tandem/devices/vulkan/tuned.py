@@ -17,6 +17,7 @@ from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
 
 TUNED = ("matmul", "attention", "norm")
 THREADS = (32, 64, 128, 256, 512, 1024)
+SUBGROUPS = (16, 32, 64)
 MOST_FOR_DOT = 16  # tokens: with more, each weight is read too often where there are matrix units
 MEETING = 3072  # float4s of shared memory in which sums of matmul_fragments.slang meet
 MOST_QUERY_FLOATS = 2048  # of attention.slang
@@ -33,7 +34,7 @@ def candidates(kernel: str, scalars: Scalars, counts: Counts, device: Capabiliti
     grid, found = GRIDS[kernel], []
     with device.choices.trying(NOTHING):
         known = [grid(scalars, counts, device)]
-    for choice in _proposed(kernel.partition("_")[0], scalars, counts, known[0]):
+    for choice in _proposed(kernel.partition("_")[0], scalars, counts, device, known[0]):
         with device.choices.trying(choice):
             dispatch = grid(scalars, counts, device)
         if dispatch not in known and _possible(dispatch, device):
@@ -42,7 +43,9 @@ def candidates(kernel: str, scalars: Scalars, counts: Counts, device: Capabiliti
     return found
 
 
-def _proposed(kind: str, scalars: Scalars, counts: Counts, rule: Dispatch) -> Iterator[Choice]:
+def _proposed(
+    kind: str, scalars: Scalars, counts: Counts, device: Capabilities, rule: Dispatch
+) -> Iterator[Choice]:
     if kind == "norm":
         yield from ({"threads": n} for n in THREADS if 32 * n >= scalars["dim"])
     elif kind == "attention":
@@ -50,7 +53,7 @@ def _proposed(kind: str, scalars: Scalars, counts: Counts, rule: Dispatch) -> It
     elif not LAYOUTS[LAYOUT_NAMES[int(scalars["format"])]].quantised:
         yield from ({"threads": n} for n in THREADS if n <= 256)  # as matmul_float.slang has room for
     else:
-        yield from _of_product(scalars, counts["rows" if scalars["count"] else "tokens"], rule)
+        yield from _of_product(scalars, counts["rows" if scalars["count"] else "tokens"], device, rule)
 
 
 def _of_attention(rule: Dispatch, dim: int) -> Iterator[Choice]:
@@ -65,7 +68,7 @@ def _of_attention(rule: Dispatch, dim: int) -> Iterator[Choice]:
     yield from ({"teams": 0, "shares": n} for n in (1, 2, 4))
 
 
-def _of_product(scalars: Scalars, tokens: int, rule: Dispatch) -> Iterator[Choice]:
+def _of_product(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispatch) -> Iterator[Choice]:
     if tokens > 1:
         yield {"dot": 0}
     if _path(rule) == "fragments":
@@ -76,7 +79,11 @@ def _of_product(scalars: Scalars, tokens: int, rule: Dispatch) -> Iterator[Choic
     if tokens > MOST_FOR_DOT and _path(rule) != "dot":
         return
     dot = {"dot": 1} if tokens > 1 else {}
-    yield from ({**dot, "threads": n} for n in THREADS if n <= max(64, int(scalars["columns"]) // 2))
+    threads = [n for n in THREADS if n <= max(64, int(scalars["columns"]) // 2)]
+    yield from ({**dot, "threads": n} for n in threads)
+    if device.subgroup_size_control and device.subgroup_min < device.subgroup_max:  # as AMD's: 32 or 64
+        sizes = [n for n in SUBGROUPS if device.subgroup_min <= n <= device.subgroup_max]
+        yield from ({**dot, "threads": n, "subgroup": size} for n, size in product(threads, sizes))
 
 
 def _path(dispatch: Dispatch) -> str:
