@@ -131,9 +131,9 @@ def check_product(device: AnyDevice, kernel: Kernel, case: Case, bound: float = 
 # ---- one kernel on a device
 
 
-def open_for_checks(name: str) -> AnyDevice:
+def open_for_checks(name: str, threads: int | None = None) -> AnyDevice:
     """With room for any kernel's case."""
-    device = open_device(name)
+    device = open_device(name, threads=threads)
     if not isinstance(device, AnyDevice):
         device.close()
         raise DeviceError(f"kernels are checked on one device at a time, and {name} is several: name one")

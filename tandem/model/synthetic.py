@@ -114,7 +114,8 @@ class SyntheticModel(Model):
         for packed in plan.matrices.values():
             layout, columns = packed.tensor.dtype, packed.parts[0].columns
             if (layout, columns) not in patterns:
-                panels = max(1, PATTERN_BYTES // LAYOUTS[layout].matrix_bytes(LANES, columns))
+                size = min(PATTERN_BYTES, packed.tensor.nbytes)
+                panels = max(1, size // LAYOUTS[layout].matrix_bytes(LANES, columns))
                 made = random_panels(layout, panels * LANES, columns, rng)
                 patterns[layout, columns] = made.reshape(-1).view(np.uint8)
             _fill(device, packed.tensor, patterns[layout, columns])

@@ -1,0 +1,323 @@
+"""`tandem report`: what a machine that we do not have can tell us, as one file without personal data (docs/DOCTOR.md).
+
+Sections are made one after the other and the file is written after each, so that a driver that hangs or crashes leaves
+all that was found before it, and the name of the section that it did not live through.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tandem import __version__
+from tandem.bench import doctor
+from tandem.bench.bandwidth import measure_bandwidth
+from tandem.bench.doctor_gpu import capability_data
+from tandem.bench.kernel_checks import AnyDevice, check_kernels, open_for_checks, prepare, time_case
+from tandem.bench.runs import Bench, Workload
+from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.device import Device
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.grids import has_matrix_units
+from tandem.engine.engine import Engine
+from tandem.errors import DeviceLostError, DoesNotFitError, TandemError
+from tandem.kernels import matmul
+from tandem.kernels.kernel import Array
+from tandem.model.config import Rope
+from tandem.model.synthetic import SyntheticModel
+from tandem.settings import read_settings
+
+SCHEMA = 1
+READ_BYTES = 256 << 20
+NPU = "tandem.bench.npu_report"  # its collect() says what an NPU did
+ROUNDS = 5
+
+Data = dict[str, Any]
+Say = Callable[[str], None]
+
+
+class Report:
+    """Sections by name, in the order in which they are made."""
+
+    def __init__(
+        self, device: str, *, full: bool = False, npu: bool = False, threads: int | None = None
+    ) -> None:
+        self.name, self.full, self.npu, self.threads = device, full, npu, threads
+
+    def sections(self) -> dict[str, Callable[[Say], Any]]:
+        made: dict[str, Callable[[Say], Any]] = {
+            "doctor": lambda _: doctor.as_data(list(doctor.examine())),
+            "device": self._with_device(lambda device, _: describe(device, self.name)),
+            "rates": self._with_device(lambda device, _: rates(device)),
+            "kernels": self._with_device(kernels),
+            "models": self._with_device(models),
+            "bench": self._with_device(lambda device, say: bench(device, self.full, say)),
+        }
+        if self.npu:
+            made["npu"] = npu
+        return made
+
+    def write(self, file: Path, say: Say = lambda _: None) -> Data:
+        """All sections, as far as they can be made; `problems` says in sentences what is wrong."""
+        data: Data = {
+            "schema": SCHEMA, "version": __version__, "date": datetime.now(UTC).isoformat(timespec="minutes"),
+            "asked_for": self.name, "full": self.full, "during": "", "seconds": {}, "problems": [],
+        }  # fmt: skip
+        for name, section in self.sections().items():
+            say(name)
+            data["during"], begun = name, time.perf_counter()
+            _save(file, data)
+            try:
+                data[name] = section(say)
+            except (TandemError, OSError, MemoryError) as error:
+                data[name] = {"error": str(error) or "out of memory"}
+            data["seconds"][name] = time.perf_counter() - begun
+            data["problems"] += problems(name, data[name])
+            if "lost" in data[name]:
+                break
+        data["during"] = ""
+        return _save(file, data)
+
+    def _with_device(self, section: Callable[[AnyDevice, Say], Any]) -> Callable[[Say], Any]:
+        """On a device of its own: what one section does cannot disturb the next."""
+
+        def run(say: Say) -> Any:
+            device = open_for_checks(self.name, self.threads)
+            try:
+                return section(device, say)
+            except DeviceLostError as error:
+                return {"error": str(error), "lost": True}
+            finally:
+                device.close()
+
+        return run
+
+
+def _save(file: Path, data: Data) -> Data:
+    clean: Data = doctor.without_names(data)
+    partial = file.with_name(f"{file.name}.part")
+    partial.write_text(json.dumps(clean, indent=1, allow_nan=False) + "\n")
+    partial.replace(file)
+    return clean
+
+
+def problems(name: str, section: Any) -> list[str]:
+    if isinstance(section, dict) and "error" in section:
+        return [f"{name}: {section['error']}"]
+    if name == "doctor":
+        return [f"{f['name']}: {f['found']}" for f in section["findings"] if f["status"] == "fail"]
+    if name == "kernels":
+        return [failure for kernel in section for failure in kernel["failures"]]
+    if name == "models":
+        return [f"{m['model']}: error {m['error']:.2g}" for m in section if not m["passed"]]
+    if name == "bench":
+        return [f"{m['model']}: {row['why']}" for m in section for row in m.get("rows", ()) if row["why"]]
+    return []
+
+
+# ---- sections
+
+
+def kind_of(device: AnyDevice) -> str:
+    """cpu, software, integrated, discrete, virtual or other."""
+    return device.capabilities.kind if isinstance(device, VulkanDevice) else "cpu"
+
+
+def describe(device: AnyDevice, name: str) -> Data:
+    data: Data = {"name": device.name, "description": device.describe(), "capabilities": None}
+    if isinstance(device, VulkanDevice):
+        data["capabilities"] = capability_data(device.capabilities)
+        data["heaps_free"] = device.heaps_free()
+    return data
+
+
+PRODUCTS = ("q4_0", "q8_0", "q4_k", "q6_k", "f16")  # layouts
+ROWS, COLUMNS = {"cpu": 4096, "software": 512}, 4096
+MANY_ROWS = 16384
+
+
+def rates(device: AnyDevice) -> Data:
+    """Reads, and what products reach in our own kernels: of one token (memory), some, and a step of a prompt."""
+    read, how = measure_bandwidth(device, READ_BYTES)
+    prepare(device)
+    kind = device.capabilities.kind if isinstance(device, VulkanDevice) else "cpu"
+    found = [
+        product for layout in PRODUCTS for product in _products(device, layout, ROWS.get(kind, MANY_ROWS))
+    ]
+    best = {
+        path: max((p["ops_per_s"] for p in found if p["path"] == path), default=None)
+        for path in ("int8 dot products", "matrix units", "float")
+    }
+    return {
+        "read_bytes_per_s": read,
+        "measured_by": how,
+        "int8_ops_per_s": best["int8 dot products"],
+        "fp16_matrix_ops_per_s": best["matrix units"],
+        "float_ops_per_s": best["float"],
+        "products": found,
+    }
+
+
+def _products(device: AnyDevice, layout: str, rows: int) -> Iterator[Data]:
+    rng = np.random.default_rng(0)
+    sizes = (1, 8, 64) if rows == ROWS["software"] else (1, 8, 64, 512)
+    for tokens in sizes:
+        case = matmul.product_case(layout, tokens, rows, COLUMNS, 0, 0, rng)
+        kernel = matmul.BY_LAYOUT[layout]
+        cost = kernel.cost(case.scalars, case.counts)
+        for path in _paths(device, layout, tokens):
+            with _dot_products_only(device, path == "int8 dot products"):
+                seconds = time_case(device, kernel, case, 10 if tokens <= 8 else 3)
+            yield {
+                "layout": layout, "tokens": tokens, "rows": rows, "columns": COLUMNS, "path": path,
+                "seconds": seconds, "bytes_per_s": cost.bytes / seconds, "ops_per_s": cost.ops / seconds,
+            }  # fmt: skip
+
+
+def _paths(device: AnyDevice, layout: str, tokens: int) -> list[str]:
+    if layout == "f16":
+        return ["float"]
+    if tokens > 1 and isinstance(device, VulkanDevice) and has_matrix_units(device.capabilities):
+        return ["int8 dot products", "as chosen" if tokens <= 8 else "matrix units"]
+    return ["int8 dot products"]
+
+
+@contextmanager
+def _dot_products_only(device: AnyDevice, only: bool) -> Iterator[None]:
+    """As if the device had no matrix units."""
+    if only and isinstance(device, VulkanDevice):
+        kept = device.capabilities
+        device.capabilities = replace(kept, matrix_shapes=(), fragments=False)
+        try:
+            yield
+        finally:
+            device.capabilities = kept
+    else:
+        yield
+
+
+def kernels(device: AnyDevice, say: Say) -> list[Data]:
+    """Every kernel against its NumPy reference."""
+    found = []
+    for checked in check_kernels(device):
+        say(f"{checked.kernel}: {checked.cases - len(checked.failures)} of {checked.cases} cases agree")
+        found.append(asdict(checked))
+    return found
+
+
+# Whose layers tiny models are made of, and the largest error of their logits, on average and of the logits' size. Where
+# activations become int8, what rounds otherwise takes other quants, and differs by as much as int8 costs.
+TINY = {
+    "gemma-3-27b:f16": 0.01,
+    "qwen2.5-7b:f16": 0.01,
+    "qwen3-8b:f32": 0.01,
+    "gemma-3-27b:q4_0": 0.1,
+    "llama-3-8b:q4_k": 0.1,
+    "qwen2.5-7b:q6_k": 0.1,
+    "qwen3-8b:q8_0": 0.1,
+}
+TOKENS = 40
+
+
+def models(device: AnyDevice, say: Say) -> list[Data]:
+    """Logits of tiny models with random weights, against those of kernels in plain C: at once, and token by token."""
+    found, plain = [], CPUDevice(read_settings().threads)
+    plain.isa = "plain"
+    for name, bound in TINY.items():
+        ids = np.random.default_rng(7).integers(0, 4096, TOKENS).tolist()
+        expected = _logits(tiny_model(name), plain, ids, TOKENS)  # the same at once and token by token
+        for batch, how in ((TOKENS, "prompt"), (1, "token by token")):
+            got = _logits(tiny_model(name), device, ids, batch)
+            error = float(np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2)))
+            same = float(np.mean(got.argmax(axis=1) == expected.argmax(axis=1)))
+            passed = bool(error < bound)
+            found.append(
+                {
+                    "model": f"{name}, {how}",
+                    "error": error,
+                    "bound": bound,
+                    "same_choice": same,
+                    "passed": passed,
+                }
+            )
+            say(f"{name}, {how}: error {error:.1e}")
+    plain.close()
+    return found
+
+
+def tiny_model(name: str) -> SyntheticModel:
+    """A few narrow layers of a published family. Their attention is even: one that random weights make sharp would turn
+    what rounds otherwise into another answer."""
+    model = SyntheticModel(name, 6 if name.startswith("gemma") else 3)
+    old, dim = model.config, 64
+    model.config = replace(
+        old, dim=512, ffn_dim=1024, q_heads=4, kv_heads=2, head_dim=dim, vocab=4096, scale=1 / dim,
+        ropes=tuple(Rope(rope.base, dim, rope.linear) for rope in old.ropes),
+        layer_window=tuple(16 if window else 0 for window in old.layer_window),
+    )  # fmt: skip
+    return model
+
+
+def _logits(model: SyntheticModel, device: Device, ids: list[int], batch: int) -> Array:
+    return Engine(model, device, context=64, batch=batch, kv="f32").logits(ids)
+
+
+SMALL = {"cpu": "gemma-3-270m:q4_0", "software": "smollm2-135m:q4_0"}  # on slow devices; on others:
+USUAL = "gemma-3-1b:q4_0"
+LARGER = ("gemma-3-4b:q4_0", "llama-3-8b:q4_k", "gemma-3-27b:q4_0")
+WORKLOADS = (
+    Workload("prefill", 512),
+    *(Workload("decode", 32, batch, 128) for batch in (1, 2, 4, 8, 16, 32)),
+    Workload("decode", 32, 1, 4096),
+)
+SHORT = (Workload("prefill", 32), Workload("decode", 2, 1, 128))
+OVER = 1.1  # of the bandwidth: one of the two figures is wrong then
+
+
+def bench(device: AnyDevice, full: bool, say: Say) -> list[Data]:
+    kind = kind_of(device)
+    workloads = SHORT if kind == "software" else WORKLOADS
+    found = []
+    for name in (SMALL.get(kind, USUAL), *(LARGER if full else ())):
+        try:
+            found.append(bench_model(name, device, workloads, say))
+        except DoesNotFitError as error:
+            found.append({"model": name, "left_out": str(error)})
+    return found
+
+
+def bench_model(name: str, device: AnyDevice, workloads: Sequence[Workload], say: Say) -> Data:
+    model = SyntheticModel(name)
+    bandwidth, how = measure_bandwidth(device, model.nbytes)
+    timed = Bench(model, device, workloads)
+    rows = []
+    for workload in workloads:
+        row = timed.measure(workload, ROUNDS)
+        above = row.gb_per_s * 1e9 > OVER * bandwidth
+        rows.append({
+            "label": workload.label, **asdict(workload), "seconds": row.seconds, "steps": row.steps,
+            "tokens_per_s": row.tokens_per_s, "interval": row.interval, "bytes": row.cost.bytes, "ops": row.cost.ops,
+            "of_bandwidth": row.gb_per_s * 1e9 / bandwidth,
+            "why": f"{workload.label} is above the bandwidth: one of the two was mismeasured" if above else "",
+        })  # fmt: skip
+        say(f"{name}, {workload.label}: {row.tokens_per_s:.1f} tokens/s")
+    return {
+        "model": name, "weights_bytes": model.nbytes, "read_bytes_per_s": bandwidth, "measured_by": how, "rows": rows,
+    }  # fmt: skip
+
+
+def npu(_: Say) -> Any:
+    """What the NPU's own module has to say."""
+    if find_spec(NPU) is None:
+        return {"error": "this version has no report of the NPU: leave --npu out"}
+    return import_module(NPU).collect()

@@ -1,0 +1,36 @@
+"""`tandem report`: one file about this machine to send in, for hardware that we do not have."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from tandem.bench.report import Report
+from tandem.cli.terminal import printable
+
+
+def main(options: argparse.Namespace) -> int:
+    report = Report(options.device, full=options.full, npu=options.npu, threads=options.threads)
+    data = report.write(
+        options.output, lambda text: print(f"  {printable(text)}", file=sys.stderr, flush=True)
+    )
+    _summary(data)
+    print(f"\nwritten to {options.output}: no names, no paths; look at it, then attach it to an issue")
+    return int(bool(data["problems"]))
+
+
+def _summary(data: dict[str, Any]) -> None:
+    print(data["device"].get("description", data["asked_for"]))
+    rates = data.get("rates", {})
+    for name, unit in (("read_bytes_per_s", "GB/s read"), ("int8_ops_per_s", "GOP/s int8 dot products"),
+                       ("fp16_matrix_ops_per_s", "GFLOP/s float16 matrix units")):  # fmt: skip
+        if rates.get(name):
+            print(f"{rates[name] / 1e9:12,.1f} {unit}")
+    for model in data.get("bench", ()):
+        for row in model.get("rows", ()) if isinstance(model, dict) else ():
+            print(f"{row['tokens_per_s']:12,.1f} tokens/s  {model['model']}, {row['label']}")
+    print(
+        "\n".join(f"wrong: {printable(problem)}" for problem in data["problems"])
+        or "all kernels agree with NumPy"
+    )
