@@ -59,8 +59,8 @@ class Machine:
 
 def test_shares_follow_the_rates() -> None:
     machine = Machine()
-    machine.run(3)
-    assert machine.kinds == ["alone", "measure", "together"] and machine.balance.on
+    machine.run(5)
+    assert machine.kinds == ["alone"] * 3 + ["measure", "together"] and machine.balance.on
     assert machine.share == pytest.approx(0.5, abs=0.05)
     machine.each[1] = 3e-5  # slowed down
     machine.run(2 * module.REVIEW)
@@ -72,30 +72,30 @@ def test_shares_follow_the_rates() -> None:
 
 def test_off_when_it_does_not_pay_and_on_again() -> None:
     machine = Machine()
-    machine.run(4)
+    machine.run(6)
     assert machine.balance.on
     machine.each[1] = 1e-2
-    machine.run(2 * module.REVIEW)
+    machine.run(2)  # steps that take so long are not waited for
     assert machine.balance.on is False
     machine.kinds.clear()
     machine.each[1] = 1e-5
-    machine.run(module.RETRY + 3)
+    machine.run(module.RETRY + 5)
     tried = machine.kinds.index("alone")
-    assert set(machine.kinds[:tried]) == {"off"} and tried > module.RETRY - 2 * module.REVIEW
-    assert machine.kinds[tried + 1 : tried + 3] == ["measure", "together"] and machine.balance.on
+    assert set(machine.kinds[:tried]) == {"off"} and tried >= module.RETRY - 2
+    assert machine.kinds[tried + 3 : tried + 5] == ["measure", "together"] and machine.balance.on
 
 
 def test_less_than_five_percent_is_not_worth_it() -> None:
     machine = Machine()
     machine.rest = 20 * sum(machine.seconds(gemm, 0, gemm.units) for gemm in machine.gemms)
-    machine.run(4)
+    machine.run(6)
     assert machine.balance.on is False and machine.kinds[-1] == "off"
 
 
 def test_a_prediction_that_does_not_come_true() -> None:
     """Devices that slow each other down, as those with one memory do."""
     machine = Machine()
-    machine.run(3)
+    machine.run(5)
     alone = machine.balance.alone
     for _ in range(3 * module.REVIEW):
         machine.balance.observe_step(TOKENS, 0.99 * alone * TOKENS, machine.rest, together=True)
@@ -104,7 +104,7 @@ def test_a_prediction_that_does_not_come_true() -> None:
 
 def test_small_changes_record_nothing_anew() -> None:
     machine = Machine()
-    machine.run(3)
+    machine.run(5)
     cuts = dict(machine.balance.cuts)
     machine.each[1] *= 1.02
     machine.run(3 * module.REVIEW)
@@ -117,7 +117,7 @@ def test_beside_another_step_the_helper_takes_more() -> None:
     for beside in (False, True):
         machine = Machine(beside=beside)
         machine.rest = 0.01
-        machine.run(3 + module.REVIEW)
+        machine.run(5 + module.REVIEW)
         shares.append(machine.share)
     assert shares[1] > shares[0] + 0.05
 
@@ -125,7 +125,7 @@ def test_beside_another_step_the_helper_takes_more() -> None:
 def test_the_main_device_is_timed_alone_now_and_then() -> None:
     machine = Machine()
     machine.run(2 * module.REFRESH + 5)
-    assert machine.kinds.count("alone") == 3
+    assert machine.kinds.count("alone") == 3 + 2
 
 
 def test_lines() -> None:

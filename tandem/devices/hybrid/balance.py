@@ -1,20 +1,24 @@
 """How the columns of each matmul are divided: by measured times, reviewed every few steps, off where it does not pay.
 
-Steps of about as many tokens (a bucket) are alike. The first of a bucket runs on the main device alone, which tells
+Steps of about as many tokens (a bucket) are alike. The first few of a bucket run on the main device alone, which tells
 what there is to gain; then each device is timed with some of each matmul.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from statistics import median
 from typing import Any
 
 from tandem.devices.hybrid.cost import WORTH, Division, divide, gain
 from tandem.devices.hybrid.cut import Gemm
 
+ALONE = 3  # steps of the main device alone before others help
 REVIEW = 8  # steps with several devices after which their shares are computed again
+TOO_LONG = 2  # times as long as alone: then at once
 REFRESH = 64  # steps after which the main device is timed alone again
 RETRY = 256  # steps after which devices that did not pay are timed again
 STEADY = 0.03  # of a matmul's time: less than this to gain is not worth other shares
@@ -46,17 +50,13 @@ def fit(few: int, few_seconds: float, many: int, many_seconds: float) -> Line:
     return Line(max(0.0, many_seconds - each * many), each)
 
 
-class Mean:
-    def __init__(self) -> None:
-        self.sum, self.count = 0.0, 0
-
-    def add(self, value: float) -> None:
-        self.sum, self.count = self.sum + value, self.count + 1
+class Seen(list[float]):
+    """Times; what else a machine does makes some of them long, so the median counts."""
 
     def take(self) -> float | None:
-        """The mean since the last time, if there was anything."""
-        found = self.sum / self.count if self.count else None
-        self.sum, self.count = 0.0, 0
+        """The median since the last time, if there was anything."""
+        found = median(self) if self else None
+        self.clear()
         return found
 
 
@@ -70,11 +70,11 @@ class Balance:
         self.lines: dict[Shape, list[Line]] = {}
         self.cuts: Cuts = {}
         self.on: bool | None = None  # None: not known yet
-        self.alone = 0.0  # seconds a token on the main device
+        self._alone: deque[float] = deque(maxlen=ALONE)  # seconds a token on the main device
         self.steps = 0  # since the last change of `on`, or since the main device ran alone
         self._rest = 0.0  # seconds a step of what is not divided
-        self._seen: dict[tuple[Shape, int], Mean] = {}
-        self._step, self._others = Mean(), Mean()
+        self._seen: dict[tuple[Shape, int], Seen] = {}
+        self._step, self._others = Seen(), Seen()
         self._poor = False  # the last review found too little gained; with other shares there may be more
         self.reviews = 0
 
@@ -86,10 +86,16 @@ class Balance:
         if self.on is False:
             if self.steps < RETRY:
                 return "off"
-            self.on, self.alone = None, 0.0
-        if not self.alone or self.steps % REFRESH == 0:
+            self.on = None
+            self._alone.clear()
+        if len(self._alone) < ALONE or self.steps % REFRESH == 0:
             return "alone"
         return "together" if self.on else "measure"
+
+    @property
+    def alone(self) -> float:
+        """Seconds a token on the main device."""
+        return median(self._alone)
 
     def measure(self, seconds: Measure, tokens: int) -> None:
         """Times each device with all and with half of a matmul of each shape, and decides."""
@@ -135,29 +141,29 @@ class Balance:
         if on != self.on:
             self.steps = 0
         self.on, self._poor = on, False
-        for mean in [*self._seen.values(), self._step, self._others]:
-            mean.take()
+        for seen in [*self._seen.values(), self._step, self._others]:
+            seen.clear()
 
     # ---- what it took
 
     def observe(self, gemm: Gemm, worker: int, units: int, seconds: float) -> None:
-        self._seen.setdefault((gemm.shape, worker), Mean()).add(seconds / units)
+        self._seen.setdefault((gemm.shape, worker), Seen()).append(seconds / units)
 
     def observe_step(self, tokens: int, seconds: float, rest: float, together: bool) -> None:
         """`rest`: seconds of what is not divided."""
         if not together:
-            self.alone = seconds / tokens
+            self._alone.append(seconds / tokens)
             return
-        self._step.add(seconds / tokens)
-        self._others.add(rest)
-        if self._step.count >= REVIEW:
+        self._step.append(seconds / tokens)
+        self._others.append(rest)
+        if len(self._step) >= REVIEW or seconds / tokens > TOO_LONG * self.alone:
             self._review(tokens)
 
     def _review(self, tokens: int) -> None:
         self.reviews += 1
         took, self._rest = self._step.take() or 0.0, self._others.take() or 0.0
-        for (shape, worker), mean in self._seen.items():
-            each, units = mean.take(), self.cuts[shape][worker]
+        for (shape, worker), seen in self._seen.items():
+            each, units = seen.take(), self.cuts[shape][worker]
             if each is not None and units:
                 self.lines[shape][worker].observe(units, each * units)
         before = dict(self.cuts)
@@ -188,6 +194,7 @@ class Fixed:
 
     def __init__(self, gemms: Sequence[Gemm], shares: Sequence[float]) -> None:
         self.cuts: Cuts = {}
+        self.steps, self.seconds, self.rest = 0, 0.0, 0.0  # of all steps; the rest is what was not divided
         for gemm in gemms:
             ends = [round(gemm.units * sum(shares[: i + 1]) / sum(shares)) for i in range(len(shares))]
             self.cuts[gemm.shape] = tuple(
@@ -201,4 +208,5 @@ class Fixed:
 
     def observe(self, gemm: Gemm, worker: int, units: int, seconds: float) -> None: ...
 
-    def observe_step(self, tokens: int, seconds: float, rest: float, together: bool) -> None: ...
+    def observe_step(self, tokens: int, seconds: float, rest: float, together: bool) -> None:
+        self.steps, self.seconds, self.rest = self.steps + 1, self.seconds + seconds, self.rest + rest

@@ -1,0 +1,60 @@
+"""Devices that take their time, as if others did the work: so that shares do not depend on how busy a machine is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tandem.devices.cpu.device import CPUDevice, Recording
+from tandem.devices.device import Bytes, Device
+from tandem.devices.hybrid.accelerator import DeviceAccelerator, Share
+from tandem.devices.hybrid.cut import Gemm
+from tandem.devices.hybrid.device import HybridDevice
+from tandem.engine.engine import Engine
+from tandem.model.model import open_model
+from tandem.program.program import Program
+
+PER_ROW = 20e-6  # seconds for a row of a matmul's weights
+
+
+class SlowRecording(Recording):
+    def replay(self, begin: int = 0, end: int | None = None) -> None:
+        super().replay(begin, end)
+        launches = self.program.launches[begin:end]
+        rows = sum(launch.scalars["rows"] for launch in launches if launch.kernel.name.startswith("matmul"))
+        time.sleep(PER_ROW * rows)
+
+
+class SlowCPU(CPUDevice):
+    def record(self, program: Program, turn: int = 0) -> Recording:
+        return SlowRecording(self, program, turn)
+
+
+class SlowHelper(DeviceAccelerator):
+    """`times_as_long` as the slow CPU."""
+
+    times_as_long = 1.0
+
+    def run(self, share: Share) -> Sequence[Bytes]:
+        found = super().run(share)
+        work = self._here[share.work].work
+        rows = work.rows * share.units / work.units if isinstance(work, Gemm) else 100
+        time.sleep(self.times_as_long * PER_ROW * rows)
+        return found
+
+
+@contextmanager
+def hybrid_engine(
+    path: Path, main: Device, helpers: Sequence[Any], placement: str = "columns", *,
+    shares: Sequence[float] | None = None, **options: Any,
+) -> Iterator[Engine]:  # fmt: skip
+    model = open_model(path)
+    device = HybridDevice(main, helpers, placement, shares)  # type: ignore[arg-type]
+    try:
+        yield Engine(model, device, **{"context": 256, "batch": 8, **options})
+    finally:
+        device.close()
+        model.gguf.close()

@@ -1,0 +1,244 @@
+"""A step's matmuls on several devices: the tokens of one, shares that follow what each can do, and failures told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem import LLM, cli
+from tandem.cli import run
+from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.device import Bytes
+from tandem.devices.hybrid import balance
+from tandem.devices.hybrid.accelerator import DeviceAccelerator, Share
+from tandem.devices.hybrid.device import HybridDevice
+from tandem.engine.engine import Engine
+from tandem.engine.lookup import Lookup
+from tandem.engine.params import SamplingParams
+from tandem.errors import DeviceError, DeviceLostError
+from tests.cli.tiny_model import write_tiny_model
+from tests.engine.test_split import overlap, tokens_of
+from tests.engine.tiny_models import opened, write_model
+from tests.engine.workloads import CONTEXT, random_workload, serve
+from tests.hybrid.slow_devices import SlowCPU, SlowHelper, hybrid_engine
+from tests.models.test_reference import GOLDENS
+
+GOLDEN = GOLDENS / "gemma3-pattern3.gguf"
+
+
+def cpus(count: int) -> list[DeviceAccelerator]:
+    return [DeviceAccelerator(CPUDevice(1)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "format", "placement", "shares", "options"),
+    [
+        ("llama", "Q4_0", "columns", (3, 1), {}),
+        ("gemma3", "Q4_K", "columns", (1, 1, 1), {"kv": "q8"}),
+        ("gemma3", "F32", "columns", None, {}),
+        ("qwen2", "Q8_0", "columns", (0, 1), {}),
+        ("gemma3", "Q4_0", "pipeline", (1, 1), {}),
+        ("llama", "Q6_K", "pipeline", None, {"proposer": Lookup()}),
+        ("gemma3", "Q4_0", "npu-attention", None, {"kv": "q8"}),
+    ],
+)
+def test_workloads_get_the_bits_of_one_device(
+    architecture: str, format: str, placement: str, shares: tuple[int, ...] | None, options: dict[str, Any],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    path = write_model(tmp_path / "tiny.gguf", format, architecture)
+    rng = np.random.default_rng(7)
+    kv = options.get("kv", "f16")
+    helpers = cpus(len(shares) - 1 if shares else 1)
+    with (
+        opened(path, context=CONTEXT, batch=8, share=False, kv=kv) as one,
+        hybrid_engine(
+            path, CPUDevice(1), helpers, placement, shares=shares, context=CONTEXT, **options
+        ) as many,
+    ):
+        for _ in range(3):
+            workload = random_workload(rng, requests=8, prompt=90, answer=20)
+            found, expected = (tokens_of(serve(e, workload, frozenset()), workload) for e in (many, one))
+            assert found == expected
+        assert many.logits(list(range(50))).tobytes() == one.logits(list(range(50))).tobytes()
+        assert many.cache.free_blocks == many.cache.blocks
+
+
+def test_chunks_of_a_prompt_follow_each_other(tmp_path: Path) -> None:
+    """Each looks back at those before it, and two are in flight, with matmuls of both on the helper."""
+    path, prompt = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), [(7 * i) % 300 for i in range(490)]
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    helper = SlowHelper(CPUDevice(1))
+    helper.times_as_long = 0.1
+    found = []
+    with (
+        opened(path, context=512, batch=8) as one,
+        hybrid_engine(path, CPUDevice(1), [helper], "pipeline", shares=(1, 1), context=512) as many,
+    ):
+        for engine in (one, many):
+            sequences = [engine.submit(prompt[i:], params) for i in range(3)]
+            while any(sequence.finish_reason is None for sequence in sequences):
+                engine.step()
+            found.append([[sampled.id for sampled in sequence.generated] for sequence in sequences])
+        device = many.device
+        assert isinstance(device, HybridDevice) and device.flow
+        main, times = sorted(device.flow.times), sorted(helper.times)
+        assert len(main) > 4 * 13  # steps of 13 legs each
+        busy = [(begin, end) for begin, end in main if any(b < begin and end < e for b, e in times)]
+        assert busy  # whole legs of one step while the helper had its share of the other
+    assert found[0] == found[1]
+
+
+def test_shares_follow_what_devices_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two alike; then one is slowed down, until it does not pay; then it is fast again."""
+    monkeypatch.setattr(balance, "REVIEW", 4)
+    monkeypatch.setattr(balance, "RETRY", 12)
+    monkeypatch.setattr(balance, "REFRESH", 1000)
+    path, ids = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), list(range(30))
+    helper = SlowHelper(CPUDevice(1))
+    with hybrid_engine(path, SlowCPU(1), [helper], batch=32) as engine, opened(path) as one:
+        device = engine.device
+        assert isinstance(device, HybridDevice)
+        expected = one.logits(ids).tobytes()
+
+        def share() -> float:
+            """Of the helper in the larger matmuls, after another step."""
+            assert engine.logits(ids).tobytes() == expected
+            found = device.balances[32]
+            cuts = [cut for shape, cut in found.cuts.items() if shape[1] >= 512]
+            return sum(cut[1] for cut in cuts) / sum(sum(cut) for cut in cuts) if found.on else 0.0
+
+        def reached(low: float, high: float) -> bool:
+            """A busy machine may take some more steps."""
+            return any(low <= share() <= high for _ in range(60))
+
+        monkeypatch.setattr(balance, "WORTH", -10.0)  # on a busy machine nothing may pay: that is below
+        assert reached(0.3, 0.6)
+        assert device.flow and overlap([device.flow, helper]) > 0.3  # type: ignore[list-item]
+        helper.times_as_long = 4.0
+        assert reached(0.05, 0.28)
+        monkeypatch.setattr(balance, "WORTH", 0.05)
+        helper.times_as_long = 30.0
+        assert reached(0.0, 0.0) and "it does not pay" in device.describe()
+        helper.times.clear()
+        share()
+        assert not helper.times  # it is left alone
+        helper.times_as_long = 0.1
+        assert reached(0.5, 1.0)
+
+
+def test_intermediates_and_saved_conversations(tmp_path: Path) -> None:
+    prompt = [(7 * i) % 250 + 3 for i in range(75)]
+    options: dict[str, Any] = {"threads": 1, "context": 128, "batch": 2}
+    names = ["embedding", "blk.0.out", "blk.2.attn", "result_norm", "logits"]
+    with LLM(GOLDEN, device="cpu", **options) as one:
+        expected = one.capture(prompt[:20], names)
+        one.save(prompt, tmp_path / "one")
+        embedded = one.embed(prompt)
+        for placement in ("columns", "pipeline"):
+            with LLM(GOLDEN, device="cpu,cpu", placement=placement, split=[1, 1], **options) as many:
+                found = many.capture(prompt[:20], names)
+                assert all(found[name].tobytes() == expected[name].tobytes() for name in names)
+                assert (many.embed(prompt) == embedded).all()
+                assert len(many.engine.turns[0].recording.replay_timed()) == len(many.engine.program.launches)
+    with LLM(GOLDEN, device="cpu,cpu", placement="npu-attention", **options) as lent:
+        assert lent.save(prompt, tmp_path / "lent") == 64
+        assert (tmp_path / "one").read_bytes() == (tmp_path / "lent").read_bytes()
+        assert lent.restore(tmp_path / "one") == prompt[:64]
+        with pytest.raises(DeviceError, match="values inside a step are not seen"):
+            lent.capture(prompt[:20], ["blk.0.out"])
+        assert "attention took" in lent.device.describe()
+
+
+def test_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, notes = str(write_tiny_model(tmp_path / "tiny.gguf", layers=3)), list[str]()
+    monkeypatch.setattr(run, "note", notes.append)
+
+    def answer(*options: str) -> str:
+        assert cli.main(["run", path, "tell me a tale", "-n", "9", "--threads", "2", *options]) == 0
+        return capsys.readouterr().out
+
+    expected = answer("--device", "cpu")
+    for placement in ("columns", "pipeline", "npu-attention"):
+        assert answer("--device", "cpu,cpu", "--placement", placement) == expected
+    assert answer("--device", "cpu,cpu", "--placement", "columns", "--split", "60,40") == expected
+    assert any("columns of matmuls on the CPU" in note for note in notes)
+
+
+class Failing(DeviceAccelerator):
+    after = 20
+
+    def run(self, share: Share) -> Sequence[Bytes]:
+        self.after -= 1
+        if self.after < 0:
+            raise DeviceLostError("the NPU has not answered: load the model again")
+        return super().run(share)
+
+
+@pytest.mark.parametrize("placement", ["columns", "pipeline", "npu-attention"])
+def test_a_helper_that_fails_fails_the_requests(placement: str, tmp_path: Path) -> None:
+    threads = threading.active_count()
+    path, helper = write_model(tmp_path / "tiny.gguf", "Q4_0"), Failing(CPUDevice(1))
+    shares = None if placement == "npu-attention" else (1, 1)
+    with hybrid_engine(path, CPUDevice(1), [helper], placement, shares=shares) as engine:
+        for _ in range(2):  # and so do those that come later
+            sequence = engine.submit([1, 2, 3], SamplingParams(max_tokens=20, ignore_eos=True))
+            with pytest.raises(DeviceLostError, match="has not answered"):
+                while sequence.finish_reason is None:
+                    engine.step()
+            engine.cancel(sequence)
+    assert threading.active_count() == threads
+
+
+def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", "Q4_0")
+    with hybrid_engine(path, CPUDevice(1), cpus(1), "pipeline", shares=(1, 1)) as engine:
+        alone = answer(engine, [1, 2, 3])
+        device = engine.device
+        assert isinstance(device, HybridDevice) and device.flow
+        add, calls = device.flow.add, iter(range(100))
+
+        def interrupted(trip: Any) -> None:
+            call = next(calls)
+            if call != 5:
+                add(trip)
+            if call in (2, 5):
+                raise KeyboardInterrupt
+
+        device.flow.add = interrupted  # type: ignore[method-assign]
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                answer(engine, [7, 8])
+        assert answer(engine, [1, 2, 3]) == alone
+
+
+def answer(engine: Engine, prompt: list[int]) -> list[int]:
+    sequence = engine.submit(prompt, SamplingParams(max_tokens=9, ignore_eos=True))
+    try:
+        while sequence.finish_reason is None:
+            engine.step()
+    except BaseException:
+        engine.cancel(sequence)
+        raise
+    return [sampled.id for sampled in sequence.generated]
+
+
+@pytest.mark.fast
+def test_what_cannot_be_divided_is_refused() -> None:
+    def refused(message: str, device: str, placement: str, split: Any = None) -> None:
+        threads = threading.active_count()
+        with pytest.raises(DeviceError, match=message):
+            LLM(GOLDEN, device=device, placement=placement, split=split, threads=2, context=64, batch=1)
+        assert threading.active_count() == threads
+
+    refused("name several", "cpu", "columns")
+    refused("no placement 'rows'", "cpu,cpu", "rows")
+    refused("give 2 numbers", "cpu,cpu", "columns", [1, 1, 1])
+    refused("name two, and no split", "cpu,cpu,cpu", "npu-attention")
