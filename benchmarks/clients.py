@@ -1,41 +1,27 @@
-"""Clients of a server with OpenAI's /v1/completions, and what they see: token by token, with the time of each.
+"""What clients of a server's /v1/completions ask in the comparison of servers, and how long they wait.
 
-Requests are token ids, greedy, and run to their full length, so that every server has the same work. One that is not
-interested in an answer any more closes its connection, as people do.
+Requests are token ids, greedy, and run to their full length, so that every server has the same work.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from tandem.bench.clients import Answer, Client
+
 PROMPTS, ANSWERS = (20, 150), (16, 80)  # tokens of requests under load, from and to
-ARRIVAL, PAUSE = (
-    0.03,
-    0.05,
-)  # seconds on average until the next client comes, and between answer and next request
+ARRIVAL, PAUSE = 0.03, 0.05  # seconds on average until the next client comes, and from answer to next request
 STREAMS, LONG = 4, 2000  # those that are disturbed, and the tokens of the prompt that does
 QUIET = 2.0  # seconds before it
 PREFIX, TAIL, PREFIXES = 1000, 20, 2  # tokens that prompts share, tokens after them, and how many such pairs
 MOST = 3600  # tokens of a stream that is stopped before
-
-
-@dataclass
-class Answer:
-    asked: float
-    times: list[float] = field(default_factory=list)  # of each token
-
-    @property
-    def first(self) -> float:
-        return self.times[0] - self.asked
 
 
 class Texts:
@@ -49,33 +35,13 @@ class Texts:
         return (self._ids * (2 + count // len(self._ids)))[self._at : self._at + count]
 
 
-async def tokens(port: int, prompt: list[int], count: int) -> AsyncIterator[float]:
-    """The time of each token of an answer."""
+def request(prompt: list[int], count: int) -> tuple[str, dict[str, Any]]:
     wanted = {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "stream": True}
-    body = json.dumps(wanted).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(f"{head}{kind}".encode() + body)
-        status = await reader.readline()
-        if b" 200 " not in status:
-            raise SystemExit(f"the server refused a request: {status!r} {await reader.read(2000)!r}")
-        async for line in reader:
-            if line.startswith(b"data: {"):
-                event: dict[str, Any] = json.loads(line[6:])
-                if any(choice.get("text") for choice in event.get("choices", ())):
-                    yield time.perf_counter()
-    finally:
-        writer.close()
+    return "/v1/completions", wanted
 
 
-async def ask(port: int, prompt: list[int], count: int) -> Answer:
-    answer = Answer(time.perf_counter())
-    async with aclosing(tokens(port, prompt, count)) as stream:  # type: ignore[type-var]
-        async for at in stream:
-            answer.times.append(at)
-    return answer
+def to(port: int) -> Client:
+    return Client(f"http://127.0.0.1:{port}")
 
 
 async def load(port: int, texts: Texts, clients: int, requests: int, seed: int) -> dict[str, float]:
@@ -87,7 +53,7 @@ async def load(port: int, texts: Texts, clients: int, requests: int, seed: int) 
     async def client(arrives: float, chance: random.Random) -> None:
         await asyncio.sleep(arrives)
         while work:
-            answers.append(await ask(port, *work.pop()))
+            answers.append(await to(port).ask(*request(*work.pop())))
             await asyncio.sleep(chance.expovariate(1 / PAUSE))
 
     begun = time.perf_counter()
@@ -109,13 +75,13 @@ async def disturbed(port: int, texts: Texts) -> dict[str, float]:
     streams = [Answer(time.perf_counter()) for _ in range(STREAMS)]
 
     async def read(answer: Answer) -> None:
-        async with aclosing(tokens(port, texts.take(TAIL), MOST)) as stream:  # type: ignore[type-var]
+        async with aclosing(to(port).tokens(*request(texts.take(TAIL), MOST))) as stream:  # type: ignore[type-var]
             async for at in stream:
                 answer.times.append(at)
 
     reading = [asyncio.create_task(read(answer)) for answer in streams]
     await asyncio.sleep(QUIET)
-    long = await ask(port, texts.take(LONG), 1)
+    long = await to(port).ask(*request(texts.take(LONG), 1))
     for task in reading:
         task.cancel()
     await asyncio.gather(*reading, return_exceptions=True)
@@ -140,7 +106,7 @@ async def shared(port: int, texts: Texts) -> dict[str, float]:
     cold, warm = [], []
     for _ in range(PREFIXES):
         prefix = texts.take(PREFIX)
-        cold.append((await ask(port, prefix + texts.take(TAIL), 1)).first)
-        warm.append((await ask(port, prefix + texts.take(TAIL), 1)).first)
+        cold.append((await to(port).ask(*request(prefix + texts.take(TAIL), 1))).first)
+        warm.append((await to(port).ask(*request(prefix + texts.take(TAIL), 1))).first)
     found = {"cold_s": float(np.median(cold)), "warm_s": float(np.median(warm))}
     return found | {"warm_of_cold": found["warm_s"] / found["cold_s"]}

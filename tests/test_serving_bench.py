@@ -1,4 +1,4 @@
-"""The comparison of servers: what clients count and time, against a server made up for it."""
+"""The comparison of servers and `tandem bench serve`: what clients count and time, against servers made up for it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ import pytest
 
 from benchmarks import clients
 from benchmarks.serving import MEASURES, table
+from tandem import cli
+from tandem.bench import serving
+from tandem.bench.clients import Client
+from tandem.bench.serving import Load, Server, ServeRow, percentiles, poisson, summary
+from tandem.errors import RequestError
 
 pytestmark = pytest.mark.fast
 
@@ -111,3 +116,154 @@ def test_the_table_says_what_was_reached() -> None:
     )
     assert text.count("| met") == 3 and "missed" not in text
     assert "3.33 (3.33-3.33)" in text and "Careful: others took up to 20% of the machine" in text
+
+
+# ---- tandem bench serve
+
+FIRST, GAP = 0.1, 0.02  # seconds of the made-up server: until the first token, and between tokens
+LOAD = Load(rate=50.0, requests=12, prompt=10, generate=4, timeout=10.0)
+
+
+class MadeUp:
+    """A server with OpenAI's API that takes the time it is told to. Every `bad`th request it answers with `how`."""
+
+    def __init__(self, bad: int = 0, how: str = "") -> None:
+        self.bad, self.how, self.bodies = bad, how, list[dict[str, Any]]()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        if head.startswith("GET"):
+            await self._send(writer, 200, b'{"data": [{"id": "one"}, {"id": "two"}]}')
+            return
+        length = int(head.partition("Content-Length: ")[2].split()[0])
+        body = json.loads(await reader.readexactly(length))
+        self.bodies.append(body)
+        wrong = self.how if self.bad and len(self.bodies) % self.bad == 0 else ""
+        if self.how == "strict" and "ignore_eos" in body:
+            await self._send(writer, 400, b'{"error": {"message": "what is ignore_eos?"}}')
+        elif wrong == "full":
+            await self._send(writer, 429, b'{"error": {"message": "come back later"}}')
+        elif wrong == "gone":
+            writer.close()
+        else:
+            await self._stream(writer, body["max_tokens"], wrong)
+
+    async def _send(self, writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
+        writer.write(f"HTTP/1.1 {status} \r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    async def _stream(self, writer: asyncio.StreamWriter, tokens: int, wrong: str) -> None:
+        """In chunks that end in the middle of events, as proxies make them."""
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        text = {"choices": [{"delta": {"content": "word "}}]}
+        end = {"choices": [], "usage": {"prompt_tokens": 15, "completion_tokens": tokens}}
+        for i in range(tokens):
+            await asyncio.sleep(FIRST if i == 0 else GAP)
+            data = f"data: {json.dumps(text)}\n\n".encode()
+            for part in (data[:20], data[20:]):
+                writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+            if wrong == "cut":
+                writer.close()
+                return
+        last = f"data: {json.dumps(end)}\n\ndata: [DONE]\n\n".encode()
+        writer.write(f"{len(last):x}\r\n".encode() + last + b"\r\n0\r\n\r\n")
+        writer.close()
+
+
+def drive(made_up: MadeUp, load: Load = LOAD, model: str | None = None) -> tuple[ServeRow, Server]:
+    async def main() -> tuple[ServeRow, Server]:
+        async with await asyncio.start_server(made_up, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            server = Server(f"http://127.0.0.1:{port}/v1", model, None)
+            await server.meet(load)
+            return await poisson(server, load), server
+
+    return asyncio.run(main())
+
+
+def test_known_delays_are_measured() -> None:
+    made_up = MadeUp()
+    row, server = drive(made_up)
+    assert server.model == "one" and row["answered"] == 12 and not row["errors"] and not server.notes
+    assert row["ttft"] and row["between_tokens"] and row["whole"]
+    assert (
+        FIRST < row["ttft"]["p50"] < FIRST + 0.3 and row["ttft"]["p50"] <= row["ttft"]["p99"]
+    )  # others are busy too
+    assert GAP / 2 < row["between_tokens"]["p50"] < GAP + 0.1
+    assert row["whole"]["p50"] > row["ttft"]["p50"]
+    wanted = made_up.bodies[1:]  # after the one that warms up
+    assert row["tokens"] == sum(body["max_tokens"] for body in wanted) and row["prompt_tokens"] == 12 * 15
+    assert {2, 6} >= {min(b["max_tokens"] for b in wanted), max(b["max_tokens"] for b in wanted)} - {3, 4, 5}
+    texts = [body["messages"][0]["content"] for body in wanted]
+    assert len(set(texts)) == 12 and all(5 <= len(text.split()) <= 15 for text in texts)
+    assert all(body["stream"] and body["ignore_eos"] and body["model"] == "one" for body in wanted)
+
+
+def test_arrivals_are_poissons() -> None:
+    """Gaps are those of an exponential distribution, and the next run has the same."""
+    asked: list[float] = []
+
+    class Silent(Server):
+        async def ask(self, text: str, tokens: int, due: float | None = None) -> Any:
+            asked.append(due or 0.0)
+            raise ConnectionRefusedError(111, "refused")
+
+    load = Load(rate=2000.0, requests=400, prompt=1, generate=1, timeout=1.0, seed=3)
+    server = Silent("http://127.0.0.1:1", "m", None)
+    row = asyncio.run(poisson(server, load))
+    assert row["errors"] == {"no connection: refused": 400} and row["answered"] == 0 and row["ttft"] is None
+    gaps = np.diff(sorted(asked))
+    assert np.mean(gaps) == pytest.approx(1 / 2000, rel=0.15) and np.std(gaps) == pytest.approx(
+        1 / 2000, rel=0.25
+    )
+    first = list(asked)
+    asked.clear()
+    asyncio.run(poisson(server, load))
+    assert np.diff(sorted(asked)) == pytest.approx(np.diff(sorted(first)), abs=1e-9)
+
+
+@pytest.mark.parametrize(("how", "said"), [("full", "HTTP 429"), ("gone", "closed"), ("cut", "cut off")])
+def test_errors_are_counted(how: str, said: str) -> None:
+    row, _ = drive(MadeUp(3, how))
+    assert row["errors"] == {said: 4} and row["answered"] == 8 and len(row["ttft_seconds"]) == 8
+
+
+def test_a_server_that_is_strict_about_options() -> None:
+    made_up = MadeUp(how="strict")
+    row, server = drive(made_up, model="two")
+    assert row["answered"] == 12 and server.model == "two"
+    assert server.notes == ["the server does not know ignore_eos: answers may be shorter than asked for"]
+
+
+def test_a_server_that_does_not_keep_up_or_sends_pieces() -> None:
+    def answers(waits: list[float], tokens: int) -> list[Any]:
+        return [clients.Answer(0.0, [wait, wait + 1], tokens, 5, wait + 1) for wait in waits]
+
+    row = summary(LOAD, answers([0.1, 0.1, 0.5, 1.0, 2.0, 2.5], 2), {}, 0.0, 0.2)
+    assert [warning.partition(":")[0] for warning in row["warnings"]] == [
+        "requests came faster than they were answered",
+        "this client was up to 0.20 s behind its plan",
+    ]
+    assert row["tokens_per_s"] == pytest.approx(12 / 3.5) and row["requests_per_s"] == pytest.approx(6 / 3.5)
+    row = summary(LOAD, answers([0.1] * 6, 9), {}, 0.0, 0.0)
+    assert row["warnings"] == ["54 tokens came in 12 pieces: the time between tokens is that between pieces"]
+    assert percentiles([1.0, 2.0, 3.0]) == {
+        "p50": 2.0,
+        "p90": pytest.approx(2.8),
+        "p99": pytest.approx(2.98),
+        "most": 3.0,
+    }
+
+
+def test_what_bench_serve_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["localhost:8000"], "is not the address of a server"),
+        (["http://127.0.0.1:1"], "there is no server at http://127.0.0.1:1"),
+        (["http://127.0.0.1:1", "--rate", "0"], "numbers above 0"),
+    ):
+        assert cli.main(["bench", "serve", *arguments]) == 1
+        assert message in capsys.readouterr().err
+    with pytest.raises(RequestError, match="not the address"):
+        Client("ftp://somewhere")
+    assert len(set(serving.WORDS.split())) == len(serving.WORDS.split())

@@ -1,0 +1,56 @@
+"""`tandem bench serve`: how a running server answers requests that come at random times."""
+
+from __future__ import annotations
+
+import argparse
+
+from tandem.bench.serving import Load, Percentiles, Server, ServeRow, run
+from tandem.cli.terminal import note, print_json, print_table
+from tandem.errors import RequestError
+
+HEADER = ("RATE:", "ANSWERED:", "TOK/S:", "REQ/S:", "FIRST MS p50:", "p90:", "p99:", "BETWEEN MS p50:", "p90:", "p99:",
+          "WHOLE S p50:", "p90:", "p99:")  # fmt: skip
+
+
+def main(options: argparse.Namespace) -> int:
+    if min(options.rate) <= 0:
+        raise RequestError("a rate is of requests a second: give numbers above 0, such as 0.5,1,2")
+    server = Server(options.url, options.model, options.api_key)
+    loads = [
+        Load(rate, options.requests, options.prompt, options.generate, options.timeout, options.seed)
+        for rate in options.rate
+    ]
+    result = run(
+        server, loads, lambda row: note(f"{row['rate']:g} a second: {row['tokens_per_s']:,.1f} tokens/s")
+    )
+    if options.json:
+        print_json(result)
+    else:
+        print(f"{result['model']} at {result['server']}, {options.requests} requests at each rate\n")
+        print_table(HEADER, [_cells(row) for row in result["rows"]])
+        said = [line for row in result["rows"] for line in _remarks(row)]
+        print("\n".join(["", *said, *(f"Note: {text}." for text in result["notes"])]).rstrip())
+    return 0 if all(row["answered"] for row in result["rows"]) else 1
+
+
+def _cells(row: ServeRow) -> list[str]:
+    return [
+        f"{row['rate']:g}/s",
+        f"{row['answered']} of {row['requests']}",
+        f"{row['tokens_per_s']:,.1f}",
+        f"{row['requests_per_s']:,.2f}",
+        *_percentiles(row["ttft"], 1e3, ",.0f"),
+        *_percentiles(row["between_tokens"], 1e3, ",.1f"),
+        *_percentiles(row["whole"], 1.0, ",.2f"),
+    ]
+
+
+def _percentiles(found: Percentiles | None, scale: float, form: str) -> list[str]:
+    return [format(found[p] * scale, form) for p in ("p50", "p90", "p99")] if found else [""] * 3
+
+
+def _remarks(row: ServeRow) -> list[str]:
+    failed = [
+        f"Failed: {row['rate']:g}/s: {count} requests: {what}." for what, count in row["errors"].items()
+    ]
+    return failed + [f"Careful: {row['rate']:g}/s: {warning}." for warning in row["warnings"]]
