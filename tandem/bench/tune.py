@@ -58,8 +58,8 @@ def tune(
     device: AnyDevice, program: Program, *, context: int, quick: bool = False, limit: float | None = None,
     threads: bool = False,
 ) -> Iterator[Finding]:  # fmt: skip
-    """Findings for the launches of a Program as they come, until `limit` seconds are over. `threads`: also how many
-    the CPU should have."""
+    """Findings for the launches of a Program as they come, until `limit` seconds are over; what comes after stays as it
+    is. `threads`: also how many the CPU should have."""
     seconds = (GPU_SECONDS if is_gpu(device) else CPU_SECONDS) / (2 if quick else 1)
     space, slow = Space(device), set[str]()
     if isinstance(device, VulkanDevice):
@@ -69,7 +69,7 @@ def tune(
     warm = begun + (QUICK_WARM_UP if quick else WARM_UP) if is_gpu(device) else begun
     for task in tasks(space, program, context, quick):
         if time.perf_counter() > until:
-            return
+            break
         name = f"{task.kernel} {task.shape}"
         if not task.candidates or name in slow:
             continue

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ def main(options: argparse.Namespace) -> int:
             raise DeviceError(f"{options.device} is several devices: tune each of them")
         findings = []
         for finding in tune(
-            device, program, context=context, quick=options.quick, threads=free_choice and not busy
-        ):
+            device, program, context=context, quick=options.quick, limit=options.seconds,
+            threads=free_choice and not busy,
+        ):  # fmt: skip
             findings.append(finding)
             note(f"{finding.kernel} {finding.shape}, {finding.size}: {finding.gain:+.1%}")
         file = keep(device, findings, settings.pipelines)
@@ -49,6 +51,7 @@ def main(options: argparse.Namespace) -> int:
             "model": options.synthetic or options.model,
             "device": device.describe(),
             "busy": busy,
+            "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S%z}",
             "seconds": round(time.perf_counter() - begun, 1),
             "findings": [_data(finding) for finding in findings],
         }
@@ -98,6 +101,6 @@ def _print(data: dict[str, Any], file: Path) -> None:
     ]  # fmt: skip
     print_table(HEADER, rows)
     wrong, better = sum(len(f["wrong"]) for f in findings), sum(bool(f["choice"]) for f in findings)
-    print(f"\n{better} of {len(findings)} are faster than by the rule; kept in {file}")
+    print(f"\n{better} of {len(findings)} are faster than by the rule, after {data['seconds']} s; kept in {file}")
     if wrong:
         print(f"Not considered: {wrong} candidates whose results were not those of the rule.")
