@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 from tandem.bench.doctor_finding import Finding, Place
+from tandem.devices.npu.compile import find_tools
 from tandem.devices.npu.detect import detect
-
-AIE, PEANO = "aie", "llvm_aie"  # modules of the compiler's packages
+from tandem.errors import CompilerError
 
 
 def npu(place: Place) -> Iterator[Finding]:
@@ -26,12 +24,9 @@ def npu(place: Place) -> Iterator[Finding]:
 
 def _compiler() -> Finding:
     """MLIR-AIE's aiecc, and Peano for the cores' C++."""
-    there = {
-        "aiecc": find_spec(AIE) is not None or shutil.which("aiecc.py") is not None,
-        "Peano": find_spec(PEANO) is not None,
-    }
-    missing = [name for name, is_there in there.items() if not is_there]
-    if missing:
-        fix = "install the wheels mlir_aie 1.4 and llvm-aie of github.com/Xilinx (docs/NPU.md has the steps)"
-        return Finding("npu compiler", "warn", f"no {' and no '.join(missing)}", fix, dict(there))
-    return Finding("npu compiler", "pass", "aiecc and Peano", data=dict(there))
+    try:
+        tools = find_tools()
+    except CompilerError as error:
+        found, _, fix = str(error).partition(": ")
+        return Finding("npu compiler", "warn", found, fix)
+    return Finding("npu compiler", "pass", "aiecc and Peano", data={"versions": tools.versions})
