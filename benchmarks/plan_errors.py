@@ -5,107 +5,202 @@ python -m benchmarks.plan_errors
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
-from functools import cache
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import NamedTuple
 
+from benchmarks.plan_fit import CPU, GPU, SOFTWARE, held_out
+from benchmarks.plan_rows import (
+    GPU_MODEL,
+    Row,
+    cpu_rows,
+    decode,
+    gpu_rows,
+    lavapipe_rows,
+    planned,
+    prefill,
+    read,
+)
 from tandem.bench.hardware import load_hardware
-from tandem.bench.plan import Planned, added
+from tandem.bench.runs import Step, added, step_costs
 from tandem.cli import main
-from tandem.model.synthetic import SyntheticModel
 
-RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs" / "PLAN.md"
 QUESTION = (
     "gemma-3-27b:q4_0 --hardware phoenix-780m --kv f16,q8 -c 32768 -d 512,4096 -b 1,8,16,32,64 "
     "--draft gemma-3-1b:q4_0 --target 81 --active 3"
 )
-CONTEXT = 32768
-# Published files mix formats; these are as large as they are.
-CPU_MODELS = {"smollm2": "smollm2-135m:q4_1", "gemma-3-270m": "gemma-3-270m:q5_0",
-              "qwen2.5-coder-1.5b": "qwen2.5-1.5b:q4_k"}  # fmt: skip
-OPENING = 128  # tokens before those that are decoded
-DECODED = {1: 32, 8: 8, 32: 4}  # steps at each batch in the CPU's results
-DECODED_GPU = 64
+DECODING, PROMPTS = 0.15, 0.25  # how far off predictions aim to be at most
 
 
-class Row(NamedTuple):
-    hardware: str
-    model: str
-    test: str
-    measured: float  # tokens a second
-    predicted: float
-    limit: float
+class Checked(NamedTuple):
+    """A row with its errors: by the factors in hardware.toml, and by such as were fitted without it."""
+
+    row: Row
+    error: float
+    without: list[float]
 
     @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1
+    def aim(self) -> float:
+        return DECODING if self.row.decodes else PROMPTS
 
 
-@cache
-def planned(model: str) -> Planned:
-    full = SyntheticModel(model)
-    return Planned(full, min(CONTEXT, full.config.trained_context))
+def checked_cpu() -> list[Checked]:
+    """Without its model, and without its run."""
+    rows = cpu_rows()
+    return _checked(
+        rows, [held_out(rows, CPU, lambda row: row.model), held_out(rows, CPU, lambda row: row.run)]
+    )
 
 
-def prefill(hardware: str, model: str, tokens: int, measured: float) -> Row:
-    plan, machine = planned(model), load_hardware(hardware)
-    steps = plan.prompt_steps(tokens)
-    predicted = tokens / added(plan.predict(machine, step) for step in steps).total
-    limit = tokens / added(plan.limit(machine, step) for step in steps).total
-    return Row(hardware, model, f"prompt of {tokens}", measured, predicted, limit)
+def checked_gpu() -> list[Checked]:
+    """Without the row itself."""
+    rows = gpu_rows()
+    return _checked(rows, [held_out(rows, GPU, lambda row: row.test)])
 
 
-def decode(hardware: str, model: str, batch: int, depth: int, measured: float) -> Row:
-    plan, machine, step = planned(model), load_hardware(hardware), [(depth, 1)] * batch
-    predicted, limit = batch / plan.predict(machine, step).total, batch / plan.limit(machine, step).total
-    return Row(hardware, model, f"decode, batch {batch} at {depth}", measured, predicted, limit)
+def checked_lavapipe() -> list[Checked]:
+    """Without the row itself."""
+    rows = lavapipe_rows()
+    return _checked(rows, [held_out(rows, SOFTWARE, lambda row: row.test)])
 
 
-def ours() -> Iterator[Row]:
-    for row in _read("2026-11-15-h200.json")["rows"]:
-        if found := re.fullmatch(r"decode 64, batch (\d+) at (\d+)", row["label"]):
-            batch, depth = map(int, found.groups())
-            yield decode("h200", "gemma-3-27b:q4_0", batch, depth + DECODED_GPU // 2, row["tok_s"])
-        elif found := re.fullmatch(r"prefill (\d+)", row["label"]):
-            yield prefill("h200", "gemma-3-27b:q4_0", int(found[1]), row["tok_s"])
-    for model in _read("2026-11-15-13h.json")["models"]:  # the run that factors were fitted to
-        shape = CPU_MODELS[model["name"]]
-        for row in model["rows"]:
-            measured = row["ours"]["median"]
-            if row["measure"] == "prefill 512":
-                yield prefill("epyc-2-cores", shape, 512, measured)
-            elif found := re.fullmatch(r"decode(?:, batch (\d+))?", row["measure"]):
-                batch = int(found[1] or 1)
-                yield decode("epyc-2-cores", shape, batch, OPENING + DECODED[batch] // 2, measured)
+def _checked(rows: Sequence[Row], without: Sequence[Iterable[float]]) -> list[Checked]:
+    each = zip(*(map(float, errors) for errors in without), strict=True)
+    return [Checked(row, row.error, list(errors)) for row, errors in zip(rows, each, strict=True)]
 
 
 def published() -> Iterator[Row]:
-    for row in _read("published.json")["rows"]:
-        yield prefill(row["hardware"], row["model"], 512, row["pp512"])
-        yield decode(row["hardware"], row["model"], 1, 64, row["tg128"])
+    """Of llama.cpp: another engine."""
+    for row in read("published.json")["rows"]:
+        hardware = load_hardware(row["hardware"])
+        if "pp512" in row:
+            yield prefill(row["engine"], hardware, row["model"], 512, row["pp512"])
+        yield decode(row["engine"], hardware, row["model"], 1, 64, row["tg128"])
 
 
-def _read(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text())
+class Profiled(NamedTuple):
+    """All launches of a kernel in a step, each timed alone, and the bytes that they declare."""
+
+    step: str
+    kernel: str
+    launches: int
+    nbytes: float
+    seconds: float
+
+    @property
+    def gb_s(self) -> float:
+        return self.nbytes / self.seconds / 1e9
 
 
-def table(rows: Iterator[Row]) -> str:
-    lines = [
-        "| hardware | model | test | measured | predicted | error | limit |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r.hardware} | {r.model} | {r.test} | {r.measured:,.1f} | {r.predicted:,.1f} | {r.error:+.0%} "
-        f"| {r.limit:,.0f} |"
-        for r in rows
-    ]
-    return "\n".join(lines)
+def profiled() -> Iterator[Profiled]:
+    """Products and attention of the H200's profiles, with the bytes of the null device."""
+    program = planned(GPU_MODEL).program
+    for row in read("2026-11-15-h200.json")["rows"]:
+        step = _step(row["label"])
+        if step is None:
+            continue
+        costs = list(zip(program.launches, step_costs(program, step), strict=True))
+        for kernel, ms in sorted(row["ms"].items()):
+            if kernel.startswith(("matmul", "attention")):
+                found = [cost for launch, cost in costs if launch.kernel.name == kernel]
+                label = row["label"].removeprefix("profile ")
+                yield Profiled(label, kernel, len(found), added(found).bytes, ms / 1e3)
+
+
+def _step(label: str) -> Step | None:
+    if found := re.fullmatch(r"profile decode 1, batch (\d+) at (\d+)", label):
+        return [(int(found[2]), 1)] * int(found[1])
+    found = re.fullmatch(r"profile prefill (\d+)", label)
+    return [(0, int(found[1]))] if found else None
+
+
+def gpu_read_gb_s() -> float:
+    """What a launch that only reads reached there, where the file tells; else what hardware.toml has."""
+    rows = read("2026-11-15-h200.json")["rows"]
+    return next((row["GB_s"] for row in rows if row["label"] == "read"), load_hardware("h200").read_gb_s)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def cpu_table() -> str:
+    heads = (
+        "run", "model", "test", "GB/s", "measured", "predicted", "off", "without its model", "without its run", "limit",
+    )  # fmt: skip
+    found = checked_cpu()
+    rows = [
+        (c.row.run, c.row.model, c.row.test, f"{c.row.hardware.usual_gb_s:.0f}", *_figures(c), f"{c.row.limit:,.0f}")
+        for c in found
+    ]  # fmt: skip
+    return f"{table(heads, rows)}\n\n{summary(found)}"
+
+
+def gpu_table() -> str:
+    return _table_of(checked_gpu())
+
+
+def lavapipe_table() -> str:
+    return _table_of(checked_lavapipe())
+
+
+def _table_of(found: Sequence[Checked]) -> str:
+    heads = ("model", "test", "measured", "predicted", "off", "without this row", "limit")
+    rows = [(c.row.model, c.row.test, *_figures(c), f"{c.row.limit:,.0f}") for c in found]
+    return f"{table(heads, rows)}\n\n{summary(found)}"
+
+
+def _figures(checked: Checked) -> list[str]:
+    row = checked.row
+    return [
+        f"{row.measured:,.1f}",
+        f"{row.predicted:,.1f}",
+        *(f"**{off:+.0%}**" if abs(off) > checked.aim else f"{off:+.0%}" for off in (checked.error, *checked.without)),
+    ]  # fmt: skip
+
+
+def summary(rows: Sequence[Checked]) -> str:
+    """How many are within the aim, by the factors in use and by the worst of those fitted without the row."""
+
+    def within(chosen: Sequence[Checked], off: Callable[[Checked], float]) -> str:
+        errors = [abs(off(c)) for c in chosen]
+        good = sum(error <= c.aim for error, c in zip(errors, chosen, strict=True))
+        return f"{good} of {len(chosen)} within {chosen[0].aim:.0%} (the middle one {median(errors):.0%})"
+
+    parts = []
+    for name, chosen in (
+        ("Decoding", [c for c in rows if c.row.decodes]), ("Prompts", [c for c in rows if not c.row.decodes])
+    ):  # fmt: skip
+        held = within(chosen, lambda c: max(c.without, key=abs))
+        parts.append(f"{name}: {within(chosen, lambda c: c.error)}; left out of the fit: {held}.")
+    return " ".join(parts)
+
+
+def published_table() -> str:
+    heads = ("hardware", "model", "test", "engine", "measured", "predicted of Tandem", "apart", "limit")
+    rows = [
+        (row.hardware.name, row.model, row.test, row.run, f"{row.measured:,.1f}", f"{row.predicted:,.1f}",
+         f"{row.error:+.0%}", f"{row.limit:,.0f}")
+        for row in published()
+    ]  # fmt: skip
+    return table(heads, rows)
+
+
+def profile_table() -> str:
+    heads = ("step", "kernel", "launches", "MB each", "ms in all", "GB/s", "of what reads reach")
+    best = gpu_read_gb_s()
+    rows = [
+        (p.step, p.kernel, str(p.launches), f"{p.nbytes / p.launches / 1e6:,.1f}", f"{p.seconds * 1e3:.2f}",
+         f"{p.gb_s:,.0f}", f"{p.gb_s / best:.0%}")
+        for p in profiled()
+    ]  # fmt: skip
+    return table(heads, rows)
 
 
 def answer() -> str:
@@ -116,12 +211,25 @@ def answer() -> str:
     return f"    tandem plan {QUESTION}\n\n```\n{printed.getvalue().strip()}\n```"
 
 
+MADE = {
+    "answer": answer,
+    "cpu": cpu_table,
+    "gpu": gpu_table,
+    "profile": profile_table,
+    "lavapipe": lavapipe_table,
+    "published": published_table,
+}
+
+
 def with_figures(text: str) -> str:
     """docs/PLAN.md with what is between its markers computed again."""
-    for name, made in (("answer", answer()), ("errors", table(ours())), ("published", table(published()))):
-        begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
-        before, _, rest = text.partition(begin)
-        text = before + begin + made + end + rest.partition(end)[2]
+    for name, made in MADE.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        if begin not in text or end not in text:
+            raise SystemExit(
+                f"the page has no place for {name}: write {begin.strip()} and {end} in lines of their own"
+            )
+        text = f"{text.partition(begin)[0]}{begin}{made()}\n{end}{text.partition(end)[2]}"
     return text
 
 

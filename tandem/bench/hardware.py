@@ -14,13 +14,15 @@ GTT_SHARE = 0.5  # of an APU's memory that Linux lets its GPU map (docs/AMD.md)
 HOST_SHARE = 0.9  # of a CPU's memory: the rest is the system's
 NOT_RUN = "estimate; not yet run"
 RAN = "estimate; calibrated by measurements on this hardware"
+PARTS = ("dot_memory", "dot_ops", "matrix_memory", "matrix_ops", "attention_memory", "attention_ops")
 MEASURED = "estimate; from rates measured on this machine"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What our kernels reach: parts of the hardware's rates, and microseconds of a launch."""
+    """What our kernels reach, on whatever machine: parts of its rates, and microseconds of a launch and of a step."""
 
+    step_us: float
     launch_us: dict[str, float]
     dot_memory: float
     dot_ops: float
@@ -29,6 +31,16 @@ class Calibration:
     attention_memory: float
     attention_ops: float
     source: str
+
+    def __post_init__(self) -> None:
+        if not all(0 < part <= 1 for part in self.parts.values()):
+            raise DeviceError(
+                "kernels reach a part of what hardware gives: each must be above 0 and at most 1"
+            )
+
+    @property
+    def parts(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in PARTS}
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,13 @@ class Hardware:
     calibration: Calibration
     npu: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        """Whatever is predicted from rates like these is below the limit that they give."""
+        if not 0 < self.usual_gb_s <= self.read_gb_s <= self.pin_gb_s:
+            raise DeviceError(f"{self.name}: usual_gb_s must be at most read_gb_s, and that at most pin_gb_s")
+        if not all(0 < rate <= self.peak_top_s for rate in (self.matrix_tflop_s, self.dot_top_s)):
+            raise DeviceError(f"{self.name}: matrix_tflop_s and dot_top_s must be at most peak_top_s")
+
     @property
     def status(self) -> str:
         if self.name == "this":
@@ -66,7 +85,7 @@ class Hardware:
             return {"free": total}
         if self.kind == "apu":
             return {"carved out": carved, "GTT": (total - carved) * GTT_SHARE}
-        return {"memory": total * HOST_SHARE} if self.kind == "cpu" else {"device": total}
+        return {"device": total} if self.kind == "gpu" else {"memory": total * HOST_SHARE}
 
 
 def load_hardware(name: str, memory_gib: float | None = None) -> Hardware:
@@ -85,7 +104,7 @@ def with_memory(hardware: Hardware, gib: float) -> Hardware:
 
 
 def calibration_of(kind: str) -> Calibration:
-    return Calibration(**_read()["calibration"]["cpu" if kind == "cpu" else "gpu"])
+    return Calibration(**_read()["calibration"]["gpu" if kind == "apu" else kind])
 
 
 def known_hardware() -> list[str]:

@@ -29,6 +29,7 @@ from tandem.program.weight_plan import WeightPlan
 EVERYTHING = (1e18, 1e18)  # bytes free: how much there is does not matter
 MOST_ROWS = 64
 KERNELS = ("matmul", "norm", "rope", "attention")
+PRODUCTS = ("matmul", "attention")  # whose operations count: those of others are next to nothing
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,12 @@ class Planned:
             if launch.kernel.name == "attention"
         )
         memory = (self.weights_read + cache) / (hardware.read_gb_s * 1e9)
-        arithmetic = sum(cost.ops for cost in costs) / (hardware.peak_top_s * 1e12)
+        ops = sum(
+            cost.ops
+            for launch, cost in zip(self.program.launches, costs, strict=True)
+            if _kind(launch) in PRODUCTS
+        )
+        arithmetic = ops / (hardware.peak_top_s * 1e12)
         return Seconds(memory, arithmetic, 0.0, max(memory, arithmetic))
 
     def predict(self, hardware: Hardware, step: Step, rows: int | None = None) -> Seconds:
@@ -147,7 +153,7 @@ class Planned:
                 self.program.launches, step_costs(self.program, step, rows), self._weights, strict=True
             )
         ]
-        return added(each)
+        return added([*each, Seconds(0.0, 0.0, host := hardware.calibration.step_us * 1e-6, host)])
 
     def prompt_steps(self, tokens: int) -> list[Step]:
         size = self.step_tokens
@@ -159,6 +165,10 @@ def added(seconds: Iterable[Seconds]) -> Seconds:
     return Seconds(*(sum(getattr(s, f) for s in each) for f in ("memory", "arithmetic", "launches", "total")))
 
 
+def _kind(launch: Launch) -> str:
+    return launch.kernel.name.partition("_")[0]
+
+
 def _weights(launch: Launch) -> float:
     if not launch.kernel.name.startswith(("matmul", "norm")):
         return 0.0
@@ -166,7 +176,7 @@ def _weights(launch: Launch) -> float:
 
 
 def _predict(hardware: Hardware, launch: Launch, cost: Cost, weights: float, matrix: bool) -> Seconds:
-    found, name = hardware.calibration, launch.kernel.name.partition("_")[0]
+    found, name = hardware.calibration, _kind(launch)
     if name == "matmul":  # what it reads of activations comes from caches
         nbytes = weights
         memory, ops = (found.matrix_memory, found.matrix_ops) if matrix else (found.dot_memory, found.dot_ops)
@@ -177,7 +187,7 @@ def _predict(hardware: Hardware, launch: Launch, cost: Cost, weights: float, mat
             memory = found.matrix_memory
     peak = hardware.matrix_tflop_s if matrix else hardware.dot_top_s
     moved = nbytes / (hardware.usual_gb_s * 1e9 * memory)
-    computed = cost.ops / (peak * 1e12 * ops) if name in ("matmul", "attention") else 0.0
+    computed = cost.ops / (peak * 1e12 * ops) if name in PRODUCTS else 0.0
     launched = found.launch_us[name if name in KERNELS else "other"] * 1e-6
     both = moved + computed if matrix else max(moved, computed)
     return Seconds(moved, computed, launched, launched + both)

@@ -17,10 +17,13 @@ from tandem.bench.plan import Planned
 from tandem.bench.runs import Bench, Workload
 from tandem.devices.device import Device
 from tandem.devices.opening import open_device
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.errors import DeviceError
 from tandem.model.synthetic import SyntheticModel
 from tandem.settings import read_settings
 
 SHAPE, LAYERS, PROMPT = "qwen2.5-1.5b:q4_0", 4, 512
+SMALL, FEW_LAYERS, FEW = "smollm2-135m:q4_0", 2, 32  # for Vulkan in software, which would take minutes
 READ_BYTES = 512 << 20
 ROUNDS = 3
 
@@ -42,19 +45,16 @@ def this_machine(again: bool = False, device: str = "auto", folder: Path | None 
 
 
 def measure(device: Device) -> Hardware:
-    kind = "cpu" if device.name == "cpu" else "gpu"
-    few = 2 if kind == "cpu" or "NVIDIA" in device.describe() else 9
+    kind = _kind(device)
+    few = {"cpu": 1, "software": 1}.get(kind, 2 if "NVIDIA" in device.describe() else 9)
+    shape, layers, prompt = (SMALL, FEW_LAYERS, FEW) if kind == "software" else (SHAPE, LAYERS, PROMPT)
     memory = device.free_memory()[1] / 2**30
     read, how = measure_bandwidth(device, READ_BYTES)
-    model = SyntheticModel(SHAPE, LAYERS)
-    seconds = (
-        Bench(model, device, [Workload("prefill", PROMPT)])
-        .measure(Workload("prefill", PROMPT), ROUNDS)
-        .median
-    )
+    model, work = SyntheticModel(shape, layers), Workload("prefill", prompt)
+    seconds = Bench(model, device, [work]).measure(work, ROUNDS).median
     read_source = f"measured: {how}"
     rate_source = (
-        f"not a peak that was measured: what a prompt of {PROMPT} reached, over matrix_ops of `calibration`"
+        f"not a peak that was measured: what a prompt of {prompt} reached, over matrix_ops of `calibration`"
     )
     unknown = Hardware(
         "this", device.describe(), kind, True, read / 1e9, read / 1e9, read / 1e9, 1.0, 1.0, 1.0, few, memory, 0.0,
@@ -67,16 +67,21 @@ def measure(device: Device) -> Hardware:
         },
         calibration_of(kind),
     )  # fmt: skip
-    return _with_rate(unknown, Planned(model, PROMPT), seconds)
+    return _with_rate(unknown, Planned(model, prompt), prompt, seconds)
 
 
-def _with_rate(unknown: Hardware, planned: Planned, seconds: float) -> Hardware:
+def _kind(device: Device) -> str:
+    if isinstance(device, VulkanDevice):
+        return "software" if device.capabilities.kind == "software" else "gpu"
+    return "cpu" if device.name == "cpu" else "gpu"
+
+
+def _with_rate(unknown: Hardware, planned: Planned, prompt: int, seconds: float) -> Hardware:
     """With the rate at which the prompt is predicted to take so many seconds."""
-    at_one = planned.predict(unknown, planned.prompt_steps(PROMPT)[0])  # at 1 TFLOP/s
+    at_one = planned.predict(unknown, [(0, prompt)])  # at 1 TFLOP/s
     left = seconds - (at_one.total - at_one.arithmetic)
-    rate = at_one.arithmetic / max(
-        left, seconds / 10
-    )  # where memory alone would explain it, it is not known well
+    # Where memory alone would explain it, it is not known well.
+    rate = at_one.arithmetic / max(left, seconds / 10)
     return replace(unknown, matrix_tflop_s=rate, peak_top_s=rate, dot_top_s=rate)
 
 
@@ -84,6 +89,6 @@ def _kept(file: Path, title: str) -> Hardware | None:
     try:
         data = json.loads(file.read_text())
         found = Hardware(**{**data, "calibration": Calibration(**data["calibration"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, DeviceError):
         return None
     return found if found.title == title else None

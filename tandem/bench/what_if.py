@@ -158,14 +158,17 @@ def _least_batch(planned: Planned, hardware: Hardware, how: str, depth: int, tar
 def experts(active: float, layout: str, hardware: Hardware) -> Data:
     """One sequence of a mixture of experts by arithmetic alone: what a token takes of its weights, read once. We have
     no such model; routing, attention and launches are not in it."""
-    each = LAYOUTS[layout]
-    nbytes = active * each.chunk_bytes / (each.span * LANES)
-    predicted = nbytes / (hardware.usual_gb_s * 1e9 * hardware.calibration.dot_memory)
+    each, reached = LAYOUTS[layout], hardware.calibration
+    nbytes, ops = active * each.chunk_bytes / (each.span * LANES), 2 * active
+    limit = max(nbytes / (hardware.read_gb_s * 1e9), ops / (hardware.peak_top_s * 1e12))
+    moved = nbytes / (hardware.usual_gb_s * 1e9 * reached.dot_memory)
+    computed = ops / (hardware.dot_top_s * 1e12 * reached.dot_ops)
+    predicted = moved + computed if hardware.matrix_from <= 1 else max(moved, computed)
     return {
         "active_parameters": active,
         "weights": layout,
         "bytes_a_token": nbytes,
-        "limit_tokens_per_s": hardware.read_gb_s * 1e9 / nbytes,
+        "limit_tokens_per_s": 1 / limit,
         "predicted_tokens_per_s": 1 / predicted,
     }
 

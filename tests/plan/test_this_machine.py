@@ -57,6 +57,6 @@ def test_another_device_is_measured(
 
 def test_the_rate_is_the_one_that_explains_the_prompt() -> None:
     planned, machine = Planned(SyntheticModel(SHAPE, LAYERS), PROMPT), load_hardware("epyc-2-cores")
-    unknown = dataclasses.replace(machine, matrix_tflop_s=1.0)
-    found = _with_rate(unknown, planned, 0.5)
+    unknown = dataclasses.replace(machine, matrix_tflop_s=1.0, dot_top_s=1.0, peak_top_s=1.0)
+    found = _with_rate(unknown, planned, PROMPT, 0.5)
     assert planned.predict(found, [(0, PROMPT)]).total == pytest.approx(0.5)

@@ -1,0 +1,155 @@
+"""What was measured, as the planner sees it: models, steps, and hardware with the limits of the same rounds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tandem.bench.hardware import Hardware, load_hardware
+from tandem.bench.plan import Planned, added
+from tandem.bench.runs import Step
+from tandem.model.synthetic import SyntheticModel
+
+RESULTS = Path(__file__).parent / "results"
+CONTEXT = 32768
+# Published files mix formats; these are as large as they are.
+CPU_MODELS = {
+    "smollm2": "smollm2-135m:q4_1", "gemma-3-270m": "gemma-3-270m:q5_0", "qwen2.5-coder-1.5b": "qwen2.5-1.5b:q4_k_m",
+}  # fmt: skip
+GPU_MODEL = "gemma-3-27b:q4_0"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rate in tokens a second, with what it was measured of."""
+
+    run: str
+    hardware: Hardware
+    model: str
+    test: str
+    steps: tuple[tuple[tuple[int, int], ...], ...]
+    tokens: int
+    measured: float
+
+    @property
+    def decodes(self) -> bool:
+        return self.test.startswith("decode")
+
+    @property
+    def predicted(self) -> float:
+        return self.tokens / self.seconds(self.hardware)
+
+    @property
+    def limit(self) -> float:
+        return (
+            self.tokens / added(self._planned.limit(self.hardware, list(step)) for step in self.steps).total
+        )
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    def seconds(self, hardware: Hardware) -> float:
+        """Predicted."""
+        return added(self._planned.predict(hardware, list(step)) for step in self.steps).total
+
+    @property
+    def _planned(self) -> Planned:
+        return planned(self.model)
+
+
+class _Mixed(SyntheticModel):
+    """As files called Q4_K_M are made: values and the way down take Q6_K in half of the layers."""
+
+    def layouts(self) -> dict[str, str]:
+        found = super().layouts()
+        for i in range(self.config.layers):
+            eighth = self.config.layers // 8
+            if i < eighth or i >= 7 * eighth or (i - eighth) % 3 == 2:
+                found |= dict.fromkeys((f"blk.{i}.attn_v.weight", f"blk.{i}.ffn_down.weight"), "q6_k")
+        return found
+
+
+@cache
+def planned(model: str) -> Planned:
+    mixed = model.endswith(":q4_k_m")
+    full = _Mixed(model.removesuffix("_m")) if mixed else SyntheticModel(model)
+    return Planned(full, min(CONTEXT, full.config.trained_context))
+
+
+def decode(run: str, hardware: Hardware, model: str, batch: int, depth: int, measured: float) -> Row:
+    step = ((depth, 1),) * batch
+    return Row(run, hardware, model, f"decode, batch {batch} at {depth}", (step,), batch, measured)
+
+
+def prefill(run: str, hardware: Hardware, model: str, tokens: int, measured: float) -> Row:
+    steps: list[Step] = planned(model).prompt_steps(tokens)
+    return Row(run, hardware, model, f"prompt of {tokens}", tuple(map(tuple, steps)), tokens, measured)
+
+
+def cpu_rows() -> list[Row]:
+    """Of every comparison with llama.cpp in the folder."""
+    found = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
+    runs = [run for run in found if isinstance(run, dict) and "peer_system" in run and "models" in run]
+    return [row for run in sorted(runs, key=lambda run: str(run["date"])) for row in _cpu_run(run)]
+
+
+def _cpu_run(run: dict[str, Any]) -> Iterator[Row]:
+    steps, opening = run["settings"]["steps"], run["settings"]["opening"]
+    for model in run["models"]:
+        shape, name = CPU_MODELS[model["name"]], run["date"][:16]
+        for row in model["rows"]:
+            if "read_gb_per_s_limit" not in row:
+                continue
+            hardware = _with_limits(row["read_gb_per_s_limit"], model["int8_gop_per_s_limit"])
+            measured = row["ours"]["median"]
+            if found := re.fullmatch(r"prefill (\d+)", row["measure"]):
+                yield prefill(name, hardware, shape, int(found[1]), measured)
+            elif found := re.fullmatch(r"decode(?:, batch (\d+))?", row["measure"]):
+                batch = found[1] or "1"
+                yield decode(name, hardware, shape, int(batch), opening + steps[batch] // 2, measured)
+
+
+def _with_limits(reads: list[float], int8_gop_per_s: float) -> Hardware:
+    """The machine as it was in the rounds of a row: its best read for the limit, the usual one for a prediction."""
+    rate = int8_gop_per_s / 1e3
+    return replace(
+        load_hardware("epyc-2-cores"), pin_gb_s=max(reads), read_gb_s=max(reads), usual_gb_s=median(reads),
+        matrix_tflop_s=rate, dot_top_s=rate, peak_top_s=rate,
+    )  # fmt: skip
+
+
+def gpu_rows() -> list[Row]:
+    run = read("2026-11-15-h200.json")
+    name = f"{run['date']}, {run['commit']}"
+    rates = {row["label"]: row["tok_s"] for row in run["rows"] if "tok_s" in row}
+    return list(_labelled(name, load_hardware("h200"), GPU_MODEL, rates))
+
+
+def lavapipe_rows() -> list[Row]:
+    """Vulkan in software: with the bandwidth of the same run."""
+    run = read("2026-11-15-lavapipe.json")
+    reads = run["bandwidth"]["bytes_per_s"] / 1e9
+    hardware = replace(load_hardware("lavapipe"), pin_gb_s=reads, read_gb_s=reads, usual_gb_s=reads)
+    rates = {row["label"]: row["tokens_per_s"] for row in run["rows"]}
+    return list(_labelled(run["date"], hardware, CPU_MODELS["smollm2"], rates))
+
+
+def _labelled(run: str, hardware: Hardware, model: str, rates: dict[str, float]) -> Iterator[Row]:
+    """By the labels of `tandem bench`."""
+    for label, rate in rates.items():
+        if found := re.fullmatch(r"decode (\d+), batch (\d+) at (\d+)", label):
+            tokens, batch, depth = map(int, found.groups())
+            yield decode(run, hardware, model, batch, depth + tokens // 2, rate)
+        elif found := re.fullmatch(r"prefill (\d+)", label):
+            yield prefill(run, hardware, model, int(found[1]), rate)
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
