@@ -101,6 +101,8 @@ def _print(data: dict[str, Any], file: Path) -> None:
     ]  # fmt: skip
     print_table(HEADER, rows)
     wrong, better = sum(len(f["wrong"]) for f in findings), sum(bool(f["choice"]) for f in findings)
-    print(f"\n{better} of {len(findings)} are faster than by the rule, after {data['seconds']} s; kept in {file}")
+    print(
+        f"\n{better} of {len(findings)} are faster than by the rule, after {data['seconds']} s; kept in {file}"
+    )
     if wrong:
         print(f"Not considered: {wrong} candidates whose results were not those of the rule.")
