@@ -11,6 +11,7 @@ import numpy as np
 
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
+from tandem.devices.hybrid.device import HybridDevice
 from tandem.devices.split.device import SplitDevice
 from tandem.devices.vulkan.binding import ffi
 from tandem.devices.vulkan.capabilities import PUSH_BYTES
@@ -32,6 +33,12 @@ def measure_bandwidth(device: Device, nbytes: int) -> tuple[float, str]:
     model's weights are: what stays in the caches between steps counts."""
     if isinstance(device, SplitDevice):
         return sum(measure_bandwidth(each, nbytes)[0] for each in device.devices), "reads of each, added up"
+    if isinstance(device, HybridDevice):
+        read, how = measure_bandwidth(device.main, nbytes)
+        if device.shares_memory:  # with its helpers, too
+            return read, how
+        host = HostReads(read_settings().threads, min(nbytes, MOST_READ)).best()
+        return read + host, "reads of each, added up"
     if isinstance(device, CPUDevice):
         return HostReads(device.threads, min(nbytes, MOST_READ)).best(), "reads"
     assert isinstance(device, VulkanDevice)

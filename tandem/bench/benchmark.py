@@ -12,7 +12,7 @@ from tandem.bench.machine import machine_facts
 from tandem.bench.peers import LlamaCpp
 from tandem.bench.profile import profile
 from tandem.bench.result import SCHEMA, Result
-from tandem.bench.rows import launches, make_row
+from tandem.bench.rows import FEW, launches, make_row
 from tandem.bench.runs import ROUNDS, Bench, Measured, Round, Workload
 from tandem.bench.sensors import Reading, Sensors
 from tandem.bench.workers import SETTLE, in_turn
@@ -59,7 +59,10 @@ def run(
         "profiles": {w.label: launches(profile(bench, w)) for w in workloads} if profiled else {},
         "peer": other.about if other else None,
         "comparison": None,
-        "notes": list(sensors.notes),
+        "notes": [
+            *sensors.notes,
+            *([f"fewer than {FEW} rounds: the intervals are too narrow"] if rounds < FEW else []),
+        ],
     }
 
 

@@ -11,6 +11,7 @@ from tandem.bench.result import Limits
 from tandem.devices.cpu import library
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
+from tandem.devices.hybrid.device import HybridDevice
 from tandem.devices.split.device import SplitDevice
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.settings import read_settings
@@ -82,6 +83,8 @@ def _arithmetic(device: Device) -> tuple[float | None, str | None]:
     if isinstance(device, SplitDevice):
         each = [_arithmetic(part)[0] for part in device.devices]
         return (sum(filter(None, each)), "the sum of the devices") if all(each) else (None, None)
+    if isinstance(device, HybridDevice):
+        return None, None  # its helpers' is not known
     if computes_on_cpu(device):
         threads = device.threads if isinstance(device, CPUDevice) else read_settings().threads
         ops = host_ops(threads)
@@ -93,7 +96,8 @@ def _arithmetic(device: Device) -> tuple[float | None, str | None]:
 
 
 def computes_on_cpu(device: Device) -> bool:
-    """As the CPU itself, or as a software renderer."""
+    """As the CPU itself, or as a software renderer; of several devices, the main one."""
+    device = device.main if isinstance(device, HybridDevice) else device
     return isinstance(device, CPUDevice) or (
         isinstance(device, VulkanDevice) and device.capabilities.kind == "software"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tandem.bench.limits import impossible, share
+from tandem.bench.limits import OVER, impossible, share
 from tandem.bench.machine import DISTURBED
 from tandem.bench.profile import Group
 from tandem.bench.result import Clock, Compared, Energy, Launches, Limits, PeerRow, Result, Row
@@ -16,6 +16,7 @@ STEADY, AGREED = (
     0.05,
     0.6,
 )  # that the last rounds may differ from the first ones; by how many pairs of rounds it shows
+FEW = 5  # rounds, below which neither a drift nor an interval can be told
 SAME_CLOCK = 0.9  # of the highest, that the lowest may be
 
 
@@ -71,7 +72,7 @@ def warnings(row: Row, throttled: int = 0) -> list[str]:
         f"round {i + 1} of {len(row['samples'])} is an outlier: {row['samples'][i]:,.1f} tokens/s"
         for i in row["outliers"]
     ]
-    if abs(row["drift"]) > STEADY and abs(drift(row["samples"])[1]) > AGREED:
+    if len(row["samples"]) >= FEW and abs(row["drift"]) > STEADY and abs(drift(row["samples"])[1]) > AGREED:
         found.append(
             f"the last rounds are {abs(row['drift']):.0%} {'faster' if row['drift'] > 0 else 'slower'} than the first"
         )
@@ -80,6 +81,9 @@ def warnings(row: Row, throttled: int = 0) -> list[str]:
         found.append(f"the clock was between {clock['low_mhz']:,.0f} and {clock['high_mhz']:,.0f} MHz")
     if throttled:
         found.append(f"the CPU was throttled {throttled} times: it is too hot")
+    peer = row["peer"]
+    if peer and peer["median"] / row["median"] * row["of_roofline"] > OVER:
+        found.append("the peer is above the roofline: it was mismeasured, or did less than we")
     if row["others"] > DISTURBED:
         found.append(f"other processes took {row['others']:.0%} of the machine")
     return found

@@ -132,7 +132,7 @@ def run(
         "version": version("tandem-llm"),
         "server": server.url,
         "rows": asyncio.run(all_of_them()),
-        "model": server.model,
+        "model": server.model.rpartition("/")[2] if server.model.startswith("/") else server.model,
         "prompt_words": loads[0].prompt,
         "generate": loads[0].generate,
         "notes": server.notes,

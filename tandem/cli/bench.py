@@ -37,7 +37,7 @@ def main(options: argparse.Namespace) -> int:
     device = open_with_npu(
         options.npu, options.device, threads=options.threads,
         gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
-        split=options.split,
+        split=options.split, placement=options.placement,
     )  # fmt: skip
 
     def peer() -> LlamaCpp:
