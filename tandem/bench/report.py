@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from tandem.bench.runs import Bench, Workload
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.grids import has_matrix_units
+from tandem.devices.vulkan.grids import FEW_TOKENS, has_matrix_units
 from tandem.engine.engine import Engine
 from tandem.errors import DeviceLostError, DoesNotFitError, TandemError
 from tandem.kernels import matmul
@@ -79,8 +80,8 @@ class Report:
             _save(file, data)
             try:
                 data[name] = section(say)
-            except (TandemError, OSError, MemoryError) as error:
-                data[name] = {"error": str(error) or "out of memory"}
+            except Exception as error:  # a mistake of ours on hardware that we do not have is news, too
+                data[name] = {"error": sentence(error)}
             data["seconds"][name] = time.perf_counter() - begun
             data["problems"] += problems(name, data[name])
             if "lost" in data[name]:
@@ -101,6 +102,13 @@ class Report:
                 device.close()
 
         return run
+
+
+def sentence(error: Exception) -> str:
+    if isinstance(error, TandemError):
+        return str(error)
+    last = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}: {error}"
 
 
 def _save(file: Path, data: Data) -> Data:
@@ -142,54 +150,58 @@ def describe(device: AnyDevice, name: str) -> Data:
 
 
 PRODUCTS = ("q4_0", "q8_0", "q4_k", "q6_k", "f16")  # layouts
-ROWS, COLUMNS = {"cpu": 4096, "software": 512}, 4096
+TOKENS_OF_PRODUCTS, COLUMNS = (1, 8, 64, 512), 4096
+ROWS = {"cpu": 4096, "software": 512}  # on slow devices; on others:
 MANY_ROWS = 16384
+DOT, MATRIX, FLOAT, CHOSEN = "int8 dot products", "matrix units", "float", "as chosen"  # paths
 
 
 def rates(device: AnyDevice) -> Data:
     """Reads, and what products reach in our own kernels: of one token (memory), some, and a step of a prompt."""
     read, how = measure_bandwidth(device, READ_BYTES)
     prepare(device)
-    kind = device.capabilities.kind if isinstance(device, VulkanDevice) else "cpu"
+    kind = kind_of(device)
+    few = kind == "software"
     found = [
-        product for layout in PRODUCTS for product in _products(device, layout, ROWS.get(kind, MANY_ROWS))
+        product
+        for layout in PRODUCTS[: 1 if few else None]
+        for tokens in TOKENS_OF_PRODUCTS[: -1 if few else None]
+        for product in _products(device, layout, tokens, ROWS.get(kind, MANY_ROWS))
     ]
     best = {
         path: max((p["ops_per_s"] for p in found if p["path"] == path), default=None)
-        for path in ("int8 dot products", "matrix units", "float")
+        for path in (DOT, MATRIX, FLOAT)
     }
     return {
         "read_bytes_per_s": read,
         "measured_by": how,
-        "int8_ops_per_s": best["int8 dot products"],
-        "fp16_matrix_ops_per_s": best["matrix units"],
-        "float_ops_per_s": best["float"],
+        "int8_ops_per_s": best[DOT],
+        "fp16_matrix_ops_per_s": best[MATRIX],
+        "float_ops_per_s": best[FLOAT],
         "products": found,
     }
 
 
-def _products(device: AnyDevice, layout: str, rows: int) -> Iterator[Data]:
-    rng = np.random.default_rng(0)
-    sizes = (1, 8, 64) if rows == ROWS["software"] else (1, 8, 64, 512)
-    for tokens in sizes:
-        case = matmul.product_case(layout, tokens, rows, COLUMNS, 0, 0, rng)
-        kernel = matmul.BY_LAYOUT[layout]
-        cost = kernel.cost(case.scalars, case.counts)
-        for path in _paths(device, layout, tokens):
-            with _dot_products_only(device, path == "int8 dot products"):
-                seconds = time_case(device, kernel, case, 10 if tokens <= 8 else 3)
-            yield {
-                "layout": layout, "tokens": tokens, "rows": rows, "columns": COLUMNS, "path": path,
-                "seconds": seconds, "bytes_per_s": cost.bytes / seconds, "ops_per_s": cost.ops / seconds,
-            }  # fmt: skip
+def _products(device: AnyDevice, layout: str, tokens: int, rows: int) -> Iterator[Data]:
+    """One on each path that the device has for it."""
+    case = matmul.product_case(layout, tokens, rows, COLUMNS, 0, 0, np.random.default_rng(0))
+    kernel = matmul.BY_LAYOUT[layout]
+    cost = kernel.cost(case.scalars, case.counts)
+    for path in _paths(device, layout, tokens):
+        with _dot_products_only(device, path == DOT):
+            seconds = time_case(device, kernel, case, 10 if tokens <= 8 else 3)
+        yield {
+            "layout": layout, "tokens": tokens, "rows": rows, "columns": COLUMNS, "path": path,
+            "seconds": seconds, "bytes_per_s": cost.bytes / seconds, "ops_per_s": cost.ops / seconds,
+        }  # fmt: skip
 
 
 def _paths(device: AnyDevice, layout: str, tokens: int) -> list[str]:
     if layout == "f16":
-        return ["float"]
+        return [FLOAT]
     if tokens > 1 and isinstance(device, VulkanDevice) and has_matrix_units(device.capabilities):
-        return ["int8 dot products", "as chosen" if tokens <= 8 else "matrix units"]
-    return ["int8 dot products"]
+        return [DOT, CHOSEN if tokens <= FEW_TOKENS else MATRIX]
+    return [DOT]
 
 
 @contextmanager
