@@ -4,11 +4,11 @@
 
 docs/PERFORMANCE.md is docs/templates/PERFORMANCE.md.in with each `{{ name }}` replaced: change the template, not the
 page. On the other pages what stands between `<!-- made: name -->` and `<!-- /made -->` is replaced. The names are those
-of the functions in figures.py and figures_gpu.py; each takes the newest file of its kind, by the date in its name:
+of the functions in figures*.py; each takes the newest file of its kind, by the date in its name:
 
     DATE.json               against llama.cpp on a CPU     DATE-speculation.json   with and without guessed tokens
     DATE-serving.json       the servers                    DATE-quality.json       KL and perplexity
-    DATE-h200.json          the GPU
+    DATE-h200.json          the GPU                        DATE-tune-h200.json, -tune-lavapipe.json, -tune-cpu.json
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks import figures_gpu
+from benchmarks import figures_gpu, figures_tune
 from benchmarks.figures import FIGURES
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / "docs" / "templates" / "PERFORMANCE.md.in"
 PAGE = ROOT / "docs" / "PERFORMANCE.md"
-REGIONS = [ROOT / "README.md", ROOT / "docs" / "VULKAN.md"]
+REGIONS = [ROOT / "README.md", ROOT / "docs" / "VULKAN.md", ROOT / "docs" / "TUNING.md"]
 NOTE = "<!-- Made by `make docs` from docs/templates/PERFORMANCE.md.in and benchmarks/results/: edit those. -->\n"
-__all__ = ["figures_gpu"]  # imported for the figures it adds
+__all__ = ["figures_gpu", "figures_tune"]  # imported for the figures they add
 
 
 def made(name: str) -> str:

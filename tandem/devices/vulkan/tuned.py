@@ -78,7 +78,7 @@ def _of_product(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispa
             yield dict(zip(("pairs", "shares", "units"), some, strict=True))
     if tokens > MOST_FOR_DOT and _path(rule) != "dot":
         return
-    dot = {"dot": 1} if tokens > 1 else {}
+    dot = {} if _path(rule) == "dot" else {"dot": 1}
     threads = [n for n in THREADS if n <= max(64, int(scalars["columns"]) // 2)]
     yield from ({**dot, "threads": n} for n in threads)
     if device.subgroup_size_control and device.subgroup_min < device.subgroup_max:  # as AMD's: 32 or 64
