@@ -85,6 +85,9 @@ def fits(dispatch: Dispatch, device: Capabilities) -> None:
     elif "_t" in name and name.startswith("matmul"):
         assert 32 <= constants[0] <= 1024 and 4 * constants[2] < device.shared_memory
     elif name.startswith(("attention_fragments", "attention_teams")):
+        assert constants[3] > 0 and ("teams" not in name or constants[3] % 4 == 0), (
+            "a loop that does not advance"
+        )
         assert constants[4] <= 1024 and 4 * constants[3] * constants[0] * constants[1] < device.shared_memory
     elif name.startswith("norm"):
         assert 32 <= constants[0] <= 1024

@@ -21,6 +21,7 @@ SUBGROUPS = (16, 32, 64)
 MOST_FOR_DOT = 16  # tokens: with more, each weight is read too often where there are matrix units
 MEETING = 3072  # float4s of shared memory in which sums of matmul_fragments.slang meet
 MOST_QUERY_FLOATS = 2048  # of attention.slang
+TEAM = 4  # subgroups that take the same keys, of attention_fragments.slang
 
 
 def tuned_file(folder: Path, device: Capabilities) -> Path:
@@ -108,7 +109,9 @@ def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
         fits = 4 * meeting + 1024 <= device.shared_memory and own >= max(16, device.subgroup_max)
         return fits and threads % device.subgroup_max == 0 and threads <= device.workgroup_invocations
     if dispatch.shader.startswith(("attention_fragments", "attention_teams")):
-        return constants[4] <= device.workgroup_invocations and constants[3] > 0
+        shares, threads = constants[3], constants[4]
+        whole = shares % TEAM == 0 if "teams" in dispatch.shader else True  # else a loop would not advance
+        return 0 < shares and whole and threads <= device.workgroup_invocations
     if dispatch.shader.startswith("attention") or dispatch.before:
         return True
     return device.subgroup_max <= constants[0] <= device.workgroup_invocations
