@@ -25,6 +25,7 @@ from tests.server.browsers import browser
 __all__ = ["browser"]
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LOOKS = (("desktop", 1240, "light"), ("desktop", 1240, "dark"), ("phone", 390, "light"))
+TALLEST = 2400  # pixels of the picture of a phone
 SCRIPT = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 ROWS, ROUNDS = 8, 7
 OVERLAPS = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
@@ -183,7 +184,8 @@ def main() -> None:
             )
             page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
             show(page, Path(folder), found, older[0] if older else None)
-            page.screenshot(path=IMAGES / f"bench-{name}-{scheme}.png", full_page=True)
+            part = {"x": 0, "y": 0, "width": width, "height": TALLEST} if width < 500 else None
+            page.screenshot(path=IMAGES / f"bench-{name}-{scheme}.png", full_page=True, clip=part)
 
 
 if __name__ == "__main__":

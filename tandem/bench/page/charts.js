@@ -17,13 +17,13 @@ function roofline(box, { limits, dots, whole }) {
   const x = scale(low, high, left, right, true), y = scale(least, most, bottom, top, true);
   yAxis(svg, logTicks(least, most, 8), y, left, right, (v) => scaled(v, [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]), "operations a second");
   xAxis(svg, logTicks(low, high, width / 90), x, top, bottom, (v) => digits(v, 2), "operations a byte", right);
-  const labels = new Labels(svg, left, right, top, bottom);
-  limitLines(svg, labels, { limits, ridge, low, high, most, least, x, y, left, right, top });
   const inside = (value) => y(Math.min(most, Math.max(least, value)));
   const place = (dot) => dot.ops > 0
     ? [x(dot.ops / dot.bytes), inside(dot.ops / dot.seconds)]
     : [left, inside((dot.bytes / dot.seconds) * low)]; // moves bytes only: as far under the line as its share of it
-  const placed = dots.map((dot) => ({ ...dot, at: place(dot), radius: 3 + 10 * Math.sqrt(dot.share) }));
+  const labels = new Labels(svg, left, right, top, bottom);
+  limitLines(svg, labels, { limits, ridge, low, high, most, least, x, y, right, top, crowd: [...dots, ...whole].map(place) });
+  const placed = dots.map((dot) => ({ ...dot, at: place(dot), radius: 3 + (width < NARROW ? 7 : 10) * Math.sqrt(dot.share) }));
   for (const dot of [...placed].sort((a, b) => b.radius - a.radius)) {
     const [cx, cy] = dot.at;
     make(svg, "circle", { cx, cy, r: dot.radius, class: "dot", fill: color(dot.color), "fill-opacity": 0.72, stroke: "var(--card)", tip: dot.tip });
@@ -40,17 +40,24 @@ function roofline(box, { limits, dots, whole }) {
     if (!named.has(dot.short) && labels.put(dot.short, ...dot.at, dot.radius + 3)) named.add(dot.short);
 }
 
-function limitLines(svg, labels, { limits, ridge, low, high, most, least, x, y, left, right, top }) {
+function limitLines(svg, labels, { limits, ridge, low, high, most, least, x, y, right, top, crowd }) {
   const end = ridge ?? Math.min(high, most / limits.bytes_per_s);
   const begin = Math.max(low, least / limits.bytes_per_s);
   const [x1, y1, x2, y2] = [x(begin), y(begin * limits.bytes_per_s), x(end), y(end * limits.bytes_per_s)];
   const roof = ridge ? `L${right} ${y2}` : "";
   make(svg, "path", { d: `M${x1} ${y1}L${x2} ${y2}${roof}L${right} ${top}L${x1} ${top}Z`, class: "above" });
   make(svg, "path", { d: `M${x1} ${y1}L${x2} ${y2}${roof}`, class: "limit" });
-  const angle = (Math.atan2(y2 - y1, x2 - x1) * 180) / Math.PI, at = 0.42;
-  const [mx, my] = [x1 + at * (x2 - x1), y1 + at * (y2 - y1)];
-  make(svg, "text", { x: mx, y: my - 8, transform: `rotate(${angle} ${mx} ${my})`, "text-anchor": "middle", class: "strong halo" }, `memory: ${bandwidth(limits.bytes_per_s)}`);
-  for (let t = 0; t < 1; t += 0.02) labels.avoid(x1 + t * (x2 - x1), y1 + t * (y2 - y1), Math.abs(t - at) < 0.16 ? 14 : 3);
+  const along = (t) => [x1 + t * (x2 - x1), y1 + t * (y2 - y1)];
+  const text = `memory: ${bandwidth(limits.bytes_per_s)}`, slope = Math.atan2(y2 - y1, x2 - x1);
+  const turned = crowd.map(([cx, cy]) => [(cx - x1) * Math.cos(slope) + (cy - y1) * Math.sin(slope), (cx - x1) * Math.sin(slope) - (cy - y1) * Math.cos(slope)]);
+  const long = Math.hypot(x2 - x1, y2 - y1), half = widthOf(text) / 2 + 8;
+  const under = (t) => turned.filter(([u, v]) => Math.abs(u - t * long) < half && v > -4 && v < 26).length;
+  const at = [0.4, 0.5, 0.3, 0.6, 0.2, 0.7, 0.15, 0.8].filter((t) => t * long > half && (1 - t) * long > half).reduce((best, t) => (under(t) < under(best) ? t : best), 0.45);
+  const [mx, my] = along(at), free = !under(at);
+  if (free) make(svg, "text", { x: mx, y: my - 8, transform: `rotate(${(slope * 180) / Math.PI} ${mx} ${my})`, "text-anchor": "middle", class: "strong halo" }, text);
+  else make(svg, "text", { x: x1 + 8, y: y2 + 22, class: "strong halo" }, text);
+  for (let t = 0; t < 1; t += 0.02) labels.avoid(...along(t), free && Math.abs(t - at) < 0.16 ? 14 : 3);
+  if (!free) labels.taken.push([x1, y2 + 8, x1 + 2 * half, y2 + 26]);
   if (!ridge) return;
   make(svg, "text", { x: right - 4, y: y2 - 8, "text-anchor": "end", class: "strong" }, `arithmetic: ${operations(limits.ops_per_s)}`);
   labels.taken.push([x2, y2 - 20, right, y2 + 2]);
@@ -64,7 +71,7 @@ function curves(box, { series, ticks, log, title, label }) {
   const values = series.flatMap((s) => s.points.flatMap((p) => [p.y, p.low ?? p.y, p.high ?? p.y, ...(p.limit ? [p.limit] : [])]));
   let [least, most] = [Math.min(...values), Math.max(...values)];
   [least, most] = most / least < 1.6 ? [least / 1.25, most * 1.25] : [least / 1.3, most * 1.3];
-  const shown = logTicks(least, most, 6), left = 14 + Math.max(...shown.map((v) => widthOf(digits(v))));
+  const shown = logTicks(least, most, 8), left = 14 + Math.max(...shown.map((v) => widthOf(digits(v))));
   const y = scale(least, most, bottom, top, true);
   const x = ticks.length > 1
     ? scale(ticks[0], ticks[ticks.length - 1], left + 26, right - 26, log)
@@ -93,7 +100,7 @@ function curves(box, { series, ticks, log, title, label }) {
       make(svg, "circle", { cx: x(p.x), cy: y(p.y), r: s.faint ? 3 : 4.5, class: "dot", fill: s.faint ? "var(--card)" : s.stroke, stroke: s.stroke, "stroke-width": 1.4, tip: p.tip });
     }
   }
-  for (const s of series) if (!s.faint) for (const p of s.points) labels.put(digits(p.y), x(p.x), y(p.y), 8, ABOVE);
+  for (const s of series) if (!s.faint) for (const p of s.points) labels.put(digits(p.y), x(p.x), y(p.y), 8, ABOVE, s.stroke);
 }
 
 // ---- a step's time, launch by launch

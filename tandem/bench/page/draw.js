@@ -97,8 +97,7 @@ function xAxis(svg, ticks, at, top, bottom, format, title, right) {
   make(svg, "text", { x: right, y: bottom + 38, "text-anchor": "end", class: "strong" }, title);
 }
 
-const BESIDE = ["right", "left", "above", "below"];
-const ABOVE = ["above", "below", "over", "under", "right", "left"];
+const BESIDE = ["right", "left", "above", "below"], ABOVE = ["above", "below", "right", "left"];
 
 // Texts that keep out of each other's way, and out of the way of what is drawn; the first come first.
 class Labels {
@@ -108,10 +107,10 @@ class Labels {
   avoid(x, y, radius) {
     this.taken.push([x - radius, y - radius, x + radius, y + radius]);
   }
-  put(text, x, y, gap, order = BESIDE) {
+  put(text, x, y, gap, order = BESIDE, fill = "var(--text)") {
     const width = widthOf(text, 11.5);
     const places = {
-      right: [x + gap, y + 4], left: [x - gap - width, y + 4], over: [x + gap, y - gap], under: [x + gap, y + gap + 9],
+      right: [x + gap, y + 4], left: [x - gap - width, y + 4],
       above: [x - width / 2, y - gap - 2], below: [x - width / 2, y + gap + 10],
     };
     for (const [left, middle] of order.map((name) => places[name])) {
@@ -119,7 +118,7 @@ class Labels {
       if (box[0] < this.left || box[2] > this.right || box[1] < this.top || box[3] > this.bottom) continue;
       if (this.taken.some((b) => b[0] < box[2] && b[2] > box[0] && b[1] < box[3] && b[3] > box[1])) continue;
       this.taken.push(box);
-      make(this.svg, "text", { x: left, y: middle, class: "label" }, text);
+      make(this.svg, "text", { x: left, y: middle, class: "label", fill }, text);
       return true;
     }
     return false;
