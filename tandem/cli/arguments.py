@@ -207,7 +207,7 @@ def _add_bench_serve(commands: Any) -> None:
         "-p", "--prompt", type=_positive, default=128, metavar="N", help="words of a prompt on average (128)"
     )
     serve.add_argument(
-        "-n", "--generate", type=_positive, default=64, metavar="N", help="tokens of an answer (64)"
+        "-n", "--generate", type=_positive, default=64, metavar="N", help="tokens of an answer, alike (64)"
     )
     serve.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="seconds for an answer (600)"

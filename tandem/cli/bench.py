@@ -16,6 +16,7 @@ from tandem.bench.result import SCHEMA, Result
 from tandem.bench.rows import compare, unlike
 from tandem.bench.runs import Workload
 from tandem.cli.bench_tables import print_csv, print_markdown, print_tables
+from tandem.cli.first_use import tune_at_first_use
 from tandem.cli.models import model_file
 from tandem.cli.npu import open_with_npu, settled
 from tandem.cli.terminal import note, print_json
@@ -33,6 +34,8 @@ def main(options: argparse.Namespace) -> int:
     if options.against and options.synthetic:
         raise RequestError("llama.cpp needs a file: give a MODEL instead of --synthetic")
     file = None if options.synthetic else model_file(options.model)
+    if file:
+        tune_at_first_use(options.device, file, options.no_tune)
     model: Model = open_model(file) if file else SyntheticModel(options.synthetic)
     device = open_with_npu(
         options.npu, options.device, threads=options.threads,
