@@ -259,7 +259,7 @@
     scf.yield %last, %done : i1, i1
   }
   aie.end
-} {link_with = "tandem_gemm.o", stack_size = 992 : i32}
+} {stack_size = 992 : i32}
 aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120xi32>) {
   // C of 150 x 120, 48 deep, shift 6
   %p3 = arith.constant 3 : i32

@@ -145,10 +145,11 @@ def _kernels(plan: GemmPlan) -> Lines:
     p, buffers = plan.programs[0], _by_name(plan)
     a, b, c = (_type(buffers[o.buffers[0]]) for o in (p.a, p.b, p.c))
     sums = _type(buffers[p.accumulator]) if p.accumulator else c
-    yield f"func.func private @zero({sums})"
-    yield f"func.func private @multiply({a}, {b}, {sums})"
+    kernels = {"zero": sums, "multiply": f"{a}, {b}, {sums}"}
     if p.accumulator:
-        yield f"func.func private @{_store(plan)}({sums}, {c}, i32)"
+        kernels[_store(plan)] = f"{sums}, {c}, i32"
+    for name, types in kernels.items():
+        yield f'func.func private @{name}({types}) attributes {{link_with = "{OBJECT_FILE}"}}'
 
 
 def _core(plan: GemmPlan, p: CoreProgram) -> Lines:
@@ -176,7 +177,7 @@ def _core(plan: GemmPlan, p: CoreProgram) -> Lines:
     yield f"    {_use(t, 'Release', p.c.release.lock, p.c.release.value)}"
     yield "    %done = arith.xori %odd_output, %flip : i1"
     yield from ("    scf.yield %last, %done : i1, i1", "  }", "  aie.end")
-    yield f'}} {{link_with = "{OBJECT_FILE}", stack_size = {STACK_BYTES} : i32}}'
+    yield f"}} {{stack_size = {STACK_BYTES} : i32}}"
 
 
 def _call(plan: GemmPlan, p: CoreProgram, sums: str, odd: str, parameters: str | None) -> Lines:
