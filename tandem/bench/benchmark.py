@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 
+from tandem import __version__
 from tandem.bench.limits import computes_on_cpu, measure_limits, raised
 from tandem.bench.machine import machine_facts
 from tandem.bench.peers import LlamaCpp
@@ -43,7 +43,7 @@ def run(
     return {
         "schema": SCHEMA,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": version("tandem-llm"),
+        "version": __version__,
         "command": command,
         "model": name,
         "weights_bytes": model.nbytes,

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -21,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from tandem import __version__
-from tandem.bench import doctor
+from tandem.bench import benchmark, doctor
 from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.doctor_gpu import capability_data
 from tandem.bench.kernel_checks import AnyDevice, check_kernels, open_for_checks, prepare, time_case
-from tandem.bench.runs import Bench, Workload
+from tandem.bench.runs import Workload
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
 from tandem.devices.vulkan.device import VulkanDevice
@@ -40,7 +38,6 @@ from tandem.settings import read_settings
 
 SCHEMA = 1
 READ_BYTES = 256 << 20
-NPU = "tandem.bench.npu_report"  # its collect() says what an NPU did
 ROUNDS = 5
 
 Data = dict[str, Any]
@@ -293,43 +290,27 @@ WORKLOADS = (
     Workload("decode", 32, 1, 4096),
 )
 SHORT = (Workload("prefill", 32), Workload("decode", 2, 1, 128))
-OVER = 1.1  # of the bandwidth: one of the two figures is wrong then
 
 
 def bench(device: AnyDevice, full: bool, say: Say) -> list[Data]:
     kind = kind_of(device)
     workloads = SHORT if kind == "software" else WORKLOADS
-    found = []
+    found: list[Data] = []
     for name in (SMALL.get(kind, USUAL), *(LARGER if full else ())):
+        say(name)
         try:
-            found.append(bench_model(name, device, workloads, say))
+            run = benchmark.run(
+                SyntheticModel(name), device, workloads, name=name, command="tandem report", rounds=ROUNDS,
+                profiled=True, tell=say,
+            )  # fmt: skip
+            found.append(dict(run))
         except DoesNotFitError as error:
             found.append({"model": name, "left_out": str(error)})
     return found
 
 
-def bench_model(name: str, device: AnyDevice, workloads: Sequence[Workload], say: Say) -> Data:
-    model = SyntheticModel(name)
-    bandwidth, how = measure_bandwidth(device, model.nbytes)
-    timed = Bench(model, device, workloads)
-    rows = []
-    for workload in workloads:
-        row = timed.measure(workload, ROUNDS)
-        above = row.gb_per_s * 1e9 > OVER * bandwidth
-        rows.append({
-            "label": workload.label, **asdict(workload), "seconds": row.seconds, "steps": row.steps,
-            "tokens_per_s": row.tokens_per_s, "interval": row.interval, "bytes": row.cost.bytes, "ops": row.cost.ops,
-            "of_bandwidth": row.gb_per_s * 1e9 / bandwidth,
-            "why": f"{workload.label} is above the bandwidth: one of the two was mismeasured" if above else "",
-        })  # fmt: skip
-        say(f"{name}, {workload.label}: {row.tokens_per_s:.1f} tokens/s")
-    return {
-        "model": name, "weights_bytes": model.nbytes, "read_bytes_per_s": bandwidth, "measured_by": how, "rows": rows,
-    }  # fmt: skip
-
-
 def npu(_: Say) -> Any:
-    """What the NPU's own module has to say."""
-    if find_spec(NPU) is None:
-        return {"error": "this version has no report of the NPU: leave --npu out"}
-    return import_module(NPU).collect()
+    """What the NPU does by itself, and with its help."""
+    from tandem.bench.npu_report import collect
+
+    return collect()

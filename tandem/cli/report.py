@@ -29,7 +29,7 @@ def _summary(data: dict[str, Any]) -> None:
             print(f"{rates[name] / 1e9:12,.1f} {unit}")
     for model in data.get("bench", ()):
         for row in model.get("rows", ()) if isinstance(model, dict) else ():
-            print(f"{row['tokens_per_s']:12,.1f} tokens/s  {model['model']}, {row['label']}")
+            print(f"{row['median']:12,.1f} tokens/s  {model['model']}, {row['label']}")
     print(
         "\n".join(f"wrong: {printable(problem)}" for problem in data["problems"])
         or "all kernels agree with NumPy"
