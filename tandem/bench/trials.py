@@ -20,7 +20,7 @@ from tandem.kernels.kernel import COUNTS, Array, Case, Counts, Kernel
 from tandem.program.program import Launch, Program, Tensor
 
 ARENA = "trials"
-MOST_BYTES = 2 << 30  # of a case, its weights once
+MOST_BYTES = 2 << 30  # for cases
 COLD_BYTES = 256 << 20  # what is read again only after so much else: no cache has it then
 MOST_COPIES = 32
 ALIGNMENT = 256
@@ -34,22 +34,23 @@ def is_gpu(device: AnyDevice) -> TypeGuard[VulkanDevice]:
 class Space:
     """Memory of a device in which cases are put one after the other; `most`: bytes that the arrays of one may have."""
 
-    def __init__(self, device: AnyDevice) -> None:
+    def __init__(self, device: AnyDevice, *, quick: bool = False) -> None:
         self.device, self._at = device, 0
-        most = min(MOST_BYTES, int(device.free_memory()[0]) // 4)
+        few = quick or (isinstance(device, VulkanDevice) and not is_gpu(device))
+        end = min(MOST_BYTES // (4 if few else 1), int(device.free_memory()[0]) // 4) + 2 * COLD_BYTES
         if isinstance(device, VulkanDevice):
-            largest = device.capabilities.largest_allocation
-            most = min(most, largest // 2, MOST_BYTES // (1 if is_gpu(device) else 8))
-        self.most, self._end = most, most + 2 * COLD_BYTES
-        device.allocate(ARENA, self._end)
+            end = min(end, device.capabilities.largest_allocation)
+        self.most, self._end = end // 2, end
+        device.allocate(ARENA, end)
         device.allocate("step", STEP_BYTES)
 
     def clear(self) -> None:
         self._at = 0
 
     def copies(self, nbytes: int) -> int:
-        """How often bytes are to lie there so that no cache has them when they come again, if there is room."""
-        return max(1, min(COLD_BYTES // max(1, nbytes), MOST_COPIES, (self._end - self._at) // nbytes))
+        """How often bytes are to lie there again so that no cache has them when they come again, if there is room."""
+        room = (self._end - self._at) // (nbytes + ALIGNMENT)
+        return max(0, min(COLD_BYTES // max(1, nbytes), MOST_COPIES, room) - 1)
 
     def place(self, name: str, array: Array) -> Tensor:
         tensor = Tensor(name, ARENA, str(array.dtype), array.nbytes, offset=self._at)
@@ -79,8 +80,8 @@ class Bed:
     def __init__(self, space: Space, kernel: Kernel, case: Case, cold: str) -> None:
         self.device, self.kernel, self.case = space.device, kernel, case
         self._tensors = {name: space.place(name, array) for name, array in case.arrays.items()}
-        again = space.copies(case.arrays[cold].nbytes) - 1
-        more = [space.place(cold, case.arrays[cold]) for _ in range(again)]
+        copies = space.copies(case.arrays[cold].nbytes)
+        more = [space.place(cold, case.arrays[cold]) for _ in range(copies)]
         self._cold = [{**self._tensors, cold: tensor} for tensor in [self._tensors[cold], *more]]
         self._next = 0  # of them
         self._kept: dict[object, tuple[VulkanRecording, ExitStack]] = {}

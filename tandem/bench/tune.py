@@ -62,7 +62,7 @@ def tune(
     """Findings for the launches of a Program as they come, until `limit` seconds are over; what comes after stays as it
     is. `threads`: also how many the CPU should have."""
     seconds = (GPU_SECONDS if is_gpu(device) else CPU_SECONDS) / (2 if quick else 1)
-    space, slow = Space(device), set[str]()
+    space, slow = Space(device, quick=quick), set[str]()
     if isinstance(device, VulkanDevice):
         prepare(device)
     begun = time.perf_counter()

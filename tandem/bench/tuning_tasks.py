@@ -18,7 +18,7 @@ from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.vulkan import tuned as vulkan
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.grids import has_matrix_units
-from tandem.errors import DeviceError, DeviceLostError
+from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError
 from tandem.kernels.kernel import Array, Case, Counts
 from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
 from tandem.kernels.panels import TILE
@@ -103,12 +103,15 @@ def tasks(space: Space, program: Program, context: int, quick: bool) -> Iterator
     found = cases.shapes(program, kinds)
     for shape in found[:QUICK_SHAPES] if quick else found:
         space.clear()
-        if isinstance(device, CPUDevice):
-            yield _cpu_task(space, shape, context, quick, rng)
-        elif shape.kind == "attention":
-            yield from _vulkan_attention(space, device, shape, context, rng)
-        else:
-            yield from _vulkan_rows(space, device, shape, quick, rng)
+        try:
+            if isinstance(device, CPUDevice):
+                yield _cpu_task(space, shape, context, quick, rng)
+            elif shape.kind == "attention":
+                yield from _vulkan_attention(space, device, shape, context, rng)
+            else:
+                yield from _vulkan_rows(space, device, shape, quick, rng)
+        except DoesNotFitError:
+            continue  # it stays as it is
 
 
 def _vulkan_rows(
@@ -198,7 +201,7 @@ def _cpu_task(space: Space, shape: Shape, context: int, quick: bool, rng: np.ran
 def _bed(space: Space, shape: Shape, size: int, rng: np.random.Generator) -> Bed:
     if shape.kind == "norm":
         return Bed(space, shape.kernel, cases.normed(shape, size, rng), "weight")
-    return Bed(space, shape.kernel, cases.product(shape, size, space.most // 2, rng), "weights")
+    return Bed(space, shape.kernel, cases.product(shape, size, space.most, rng), "weights")
 
 
 @contextmanager

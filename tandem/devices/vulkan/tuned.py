@@ -63,7 +63,7 @@ def _of_attention(rule: Dispatch, dim: int) -> Iterator[Choice]:
     if rule.shader == "attention":
         yield from ({"queries": n} for n in (1, 2, 4, 8) if n * dim <= MOST_QUERY_FLOATS)
         return
-    yield from ({"shares": n} for n in (1, 2, 4, 8))
+    yield from ({"shares": n} for n in (1, 2, 4, 8, 16))
     yield {"queries": 16}
     yield {"teams": 0}
     yield from ({"teams": 0, "shares": n} for n in (1, 2, 4))
@@ -111,7 +111,7 @@ def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
     if dispatch.shader.startswith(("attention_fragments", "attention_teams")):
         shares, threads = constants[3], constants[4]
         whole = shares % TEAM == 0 if "teams" in dispatch.shader else True  # else a loop would not advance
-        return 0 < shares and whole and threads <= device.workgroup_invocations
+        return shares > 0 and whole and threads <= device.workgroup_invocations
     if dispatch.shader.startswith("attention") or dispatch.before:
         return True
     return device.subgroup_max <= constants[0] <= device.workgroup_invocations
