@@ -15,6 +15,7 @@ from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.hybrid.device import HybridDevice
 from tandem.devices.hybrid.int8 import Int8Accelerator
 from tandem.devices.npu.compile import find_tools
+from tandem.devices.npu.detect import detect
 from tandem.devices.npu.opening import npu_missing, with_npu
 from tandem.engine.engine import Engine
 from tandem.engine.llm import LLM
@@ -60,6 +61,20 @@ def test_a_model_with_the_npu(xrt: Any, tmp_path: Path, monkeypatch: pytest.Monk
     device.close()
 
 
+def test_an_answer_with_the_npu(xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way; the emulator is slow, so the times say that it does not pay, and the answer is the CPU's."""
+    tools.install(tmp_path, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = phoenix(tmp_path / "machine")
+    monkeypatch.setattr("tandem.devices.npu.opening.detect", lambda _: detect(root))
+    prompt, how = list(range(3, 40)), {"device": "cpu", "threads": 1, "context": 64, "batch": 2}
+    with LLM(GOLDENS["llama"], **how) as alone, LLM(GOLDENS["llama"], npu="require", **how) as helped:
+        want = alone.generate(prompt, max_tokens=6).text
+        assert helped.generate(prompt, max_tokens=6).text == want
+        assert "it does not pay" in helped.device.describe() and "start" in xrt.calls
+    assert not [call for call in xrt.calls if call.startswith("failed")]
+
+
 @pytest.mark.fast
 def test_without_an_npu(tmp_path: Path) -> None:
     begun = time.perf_counter()
@@ -99,8 +114,6 @@ def test_a_model_is_not_read_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def _none(root: Path) -> Any:
-    from tandem.devices.npu.detect import detect
-
     return detect(root / "empty")
 
 
