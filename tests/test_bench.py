@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -19,10 +20,14 @@ import pytest
 from tandem import cli
 from tandem.bench import bandwidth, runs
 from tandem.bench.bandwidth import measure_bandwidth
-from tandem.bench.limits import OVER
+from tandem.bench.benchmark import take
+from tandem.bench.limits import OVER, measure_limits
+from tandem.bench.plan import Planned
 from tandem.bench.profile import profile
 from tandem.bench.result import Result, Row
-from tandem.bench.runs import Bench, Workload, added, step_costs
+from tandem.bench.rows import make_row
+from tandem.bench.runs import Bench, Workload, added, least_cost, step_costs
+from tandem.bench.sensors import Sensors
 from tandem.devices.cpu.device import CPUDevice
 from tandem.errors import DoesNotFitError, ModelNotFoundError
 from tandem.model.synthetic import SyntheticModel
@@ -92,6 +97,18 @@ def test_a_window_bounds_what_attention_reads() -> None:
     assert near == far  # both layers look back on 512 positions
 
 
+@pytest.mark.fast
+def test_the_least_that_the_27b_reads_and_computes_a_token() -> None:
+    """As tandem plan has it, and by hand: the weights of layers and head; a key and a value a layer."""
+    planned = Planned(SyntheticModel("gemma-3-27b:q4_0"), 4096)
+    token = least_cost(planned.program, [(0, 1)])
+    keys = 62 * 2 * 16 * 128 * 2
+    assert token.bytes == pytest.approx(15.57e9, rel=2e-3) and token.bytes == planned.weights_read + keys
+    assert token.ops == pytest.approx(2 * (25.598e9 + 1.410e9), rel=1e-3)
+    deep = least_cost(planned.program, [(3000, 1)] * 8)
+    assert deep.bytes - token.bytes == pytest.approx(8 * (52 * 1024 + 10 * 3001) * keys / 62 - keys)
+
+
 def test_rounds_are_what_was_asked_for(bench: Bench) -> None:
     for workload, steps in zip(WORKLOADS, (1, 4, 2), strict=True):
         row = bench.measure(workload, rounds=3)
@@ -108,6 +125,21 @@ def test_a_known_delay_is_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert 4 * 0.05 < min(row.seconds) < 4 * 0.05 + 0.5  # other processes may be in the way
     assert row.tokens_per_s == 12 / row.median
     assert all(0.05 < each.first < each.seconds and min(each.steps) > 0.05 for each in row.rounds)
+
+
+def test_a_planted_outlier_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording: Any = bench.engine.turns[0].recording
+    start, steps = recording.start, itertools.count()
+    slow = 4 * 3  # steps of the round that warms up, and of two more
+    monkeypatch.setattr(
+        recording, "start", lambda: (time.sleep(1.0 if next(steps) == slow else 0.0), start())
+    )
+    sensors = Sensors(root=Path("/nowhere"))
+    measured, readings, _ = take(bench, Workload("decode", 4, 3, 100), 5, sensors)
+    limits = measure_limits(CPUDevice(threads=1), 1_000_000)
+    row = make_row(measured, readings, sensors, limits)
+    assert 2 in row["outliers"] and len(row["samples"]) == 5
+    assert any(warning.startswith("round 3 of 5 is an outlier") for warning in row["warnings"])
 
 
 def test_a_profile_has_every_launch(bench: Bench) -> None:

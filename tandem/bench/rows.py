@@ -44,7 +44,7 @@ def make_row(
         "samples": samples,
         "median": float(np.median(samples)),
         "interval": measured.interval,
-        "outliers": outliers(samples),
+        "outliers": outliers(measured.seconds),  # a rate cannot show how slow a round was
         "ttft": float(np.median(first)),
         "ttft_interval": median_interval(first),
         "step_seconds": [seconds for each in measured.rounds for seconds in each.steps],
