@@ -12,10 +12,8 @@ from tandem.bench.runs import Measured
 from tandem.bench.sensors import Reading, Sensors
 from tandem.bench.statistics import drift, median_interval, outliers, ratio_of_medians, ratio_of_runs
 
-STEADY, AGREED = (
-    0.05,
-    0.6,
-)  # that the last rounds may differ from the first ones; by how many pairs of rounds it shows
+STEADY = 0.05  # share by which the last rounds may differ from the first
+AGREED = 0.6  # Kendall's tau from which that is no chance
 FEW = 5  # rounds, below which neither a drift nor an interval can be told
 SAME_CLOCK = 0.9  # of the highest, that the lowest may be
 
