@@ -8,13 +8,14 @@ import os
 import re
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tandem.bench import doctor, doctor_finding
+from tandem.bench import doctor, doctor_finding, doctor_host
 from tandem.bench.doctor import as_data, examine, without_names
 from tandem.bench.doctor_caches import kept, models
 from tandem.bench.doctor_finding import Finding, Place
@@ -320,6 +321,22 @@ def test_a_check_that_fails_is_a_finding(
     assert main(["doctor"]) == 1
     shown = capsys.readouterr()
     assert "fail  cpu" in shown.out and "to do: give a number of threads" in shown.out and not shown.err
+
+
+@pytest.mark.fast
+def test_packages_that_are_missing(unasked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    [first, *_] = doctor_host.versions(Place())
+    assert first.status == "warn" and first.fix == "pip install rich"
+
+    def lacks(_: Place) -> Iterator[Finding]:
+        import rich  # noqa: F401
+
+        yield first
+
+    monkeypatch.setattr(doctor, "CHECKS", (lacks,))
+    [finding] = examine(Place(ask=answer))
+    assert finding.status == "fail" and finding.fix == "pip install rich"
 
 
 @pytest.mark.fast

@@ -39,7 +39,7 @@ def examine(place: Place | None = None) -> Iterator[Finding]:
     for check in CHECKS:
         try:
             yield from check(place)
-        except (TandemError, OSError) as error:
+        except (TandemError, ImportError, OSError) as error:
             yield from_error(check.__name__.replace("_", " "), error)
 
 

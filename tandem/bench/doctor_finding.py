@@ -32,7 +32,9 @@ class Finding:
 def from_error(name: str, error: Exception, status: Status = "fail") -> Finding:
     """Our errors say what is wrong, a colon, and what to do."""
     found, _, fix = str(error).partition(": ")
-    return Finding(name, status, found, fix)
+    if isinstance(error, ImportError):
+        fix = f"pip install {error.name}"
+    return Finding(name, status, found, fix or "look at the lines above")
 
 
 @dataclass

@@ -160,11 +160,11 @@ def capability_data(device: Capabilities) -> dict[str, Any]:
 
 def chosen(place: Place) -> Iterator[Finding]:
     """What `--device auto` takes."""
-    from tandem.devices.vulkan.capabilities import choose
-
     if not nodes(place):
         yield Finding("device", "pass", "auto is the CPU")
         return
+    from tandem.devices.vulkan.capabilities import choose
+
     try:
         yield Finding("device", "pass", f"auto is {choose(place.vulkan.devices, 'vulkan').name}")
     except DeviceError as error:

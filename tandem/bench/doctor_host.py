@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from tandem import __version__
-from tandem.bench.doctor_finding import Finding, Place
+from tandem.bench.doctor_finding import Finding, Place, Status
 from tandem.devices.host_memory import host_memory
 from tandem.settings import read_settings
 
@@ -22,7 +22,8 @@ USED = {
     "plain": (),
 }
 UNUSED = ("avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")  # ... and some they could
-PACKAGES = ("fastapi", "uvicorn", "llguidance", "jinja2", "regex", "rich", "prometheus_client")
+NEEDED = ("cffi",)  # packages that nothing runs without, but for NumPy; and those that some commands need
+PACKAGES = (*NEEDED, "fastapi", "uvicorn", "llguidance", "jinja2", "regex", "rich", "prometheus_client")
 LITTLE = 2e9  # bytes free: not enough for any but the smallest models
 GOOD_SHARE = 0.6  # of the modules' rate: reads usually reach 0.75 to 0.95
 MEMORY_DEVICE, END_OF_TABLE = 17, 127  # DMI structures
@@ -44,7 +45,8 @@ def versions(place: Place) -> Iterator[Finding]:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         fix = f"pip install {' '.join(missing).replace('_', '-')}"
-        yield Finding("versions", "warn", f"{found}; without {', '.join(missing)}", fix, data)
+        status: Status = "fail" if set(missing) & set(NEEDED) else "warn"
+        yield Finding("versions", status, f"{found}; without {', '.join(missing)}", fix, data)
     else:
         yield Finding("versions", "pass", f"{found}, {data['system']}".removesuffix(", "), data=data)
 

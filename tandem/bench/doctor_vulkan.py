@@ -61,3 +61,5 @@ def _answer(sender: Connection) -> None:
         sender.send(VulkanAnswer(loader, devices()))
     except DeviceError as error:
         sender.send(VulkanAnswer(loader, [], str(error)))
+    except ImportError as error:
+        sender.send(VulkanAnswer(loader, [], f"{error}: install what is missing with pip"))
