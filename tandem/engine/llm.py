@@ -104,7 +104,8 @@ class LLM:
             alone = open_device(
                 device, threads=threads, gpu_memory=gpu_memory, split=split, placement=placement
             )
-            self.device = with_npu(alone, npu)
+            c = self._model.config
+            self.device = with_npu(alone, npu, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}")
             closing.callback(self.device.close)
             if draft is not None:
                 from tandem.engine.draft import kv_shares
