@@ -18,7 +18,7 @@ from tandem.bench.rows import compare
 from tandem.bench.statistics import outliers
 
 PARTS = Path(__file__).parent / "page"
-SCRIPTS = ("draw.js", "charts.js", "main.js")
+SCRIPTS = ("draw.js", "roofline.js", "curves.js", "strips.js", "cards.js", "main.js")
 SHOWN_OUTLIERS = 40  # of the steps of a test: the farthest
 
 

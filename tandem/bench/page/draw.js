@@ -1,6 +1,8 @@
 // Scales, axes, marks and labels: what every picture is made of.
 
 const SVG = "http://www.w3.org/2000/svg";
+const NARROW = 560; // pixels: below that there is little room
+const color = (index) => `var(--c${Math.min(index, 9)})`;
 const pen = document.createElement("canvas").getContext("2d");
 
 function make(parent, tag, attributes = {}, text) {
@@ -40,7 +42,8 @@ function scaled(value, units) {
   const [unit, size] = units.find(([, least]) => value >= least * 0.9995) ?? units[units.length - 1];
   return `${digits(value / size)} ${unit}`;
 }
-const operations = (value) => scaled(value, [["PFLOP/s", 1e15], ["TFLOP/s", 1e12], ["GFLOP/s", 1e9], ["MFLOP/s", 1e6], ["kFLOP/s", 1e3]]);
+const RATES = [["PFLOP/s", 1e15], ["TFLOP/s", 1e12], ["GFLOP/s", 1e9], ["MFLOP/s", 1e6], ["kFLOP/s", 1e3]];
+const operations = (value) => scaled(value, RATES);
 const bandwidth = (value) => scaled(value, [["TB/s", 1e12], ["GB/s", 1e9], ["MB/s", 1e6], ["kB/s", 1e3]]);
 const bytes = (value) => scaled(value, [["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]]);
 const duration = (value) => scaled(value, [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]);
@@ -71,8 +74,8 @@ function logTicks(from, to, most) {
   const found = [];
   for (let power = Math.floor(Math.log10(from)); power <= Math.ceil(Math.log10(to)); power++)
     if (power % every === 0)
-      for (const n of within) if (n * 10 ** power >= from * 0.999 && n * 10 ** power <= to * 1.001) found.push(n * 10 ** power);
-  return found;
+      found.push(...within.map((n) => n * 10 ** power));
+  return found.filter((value) => value >= from * 0.999 && value <= to * 1.001);
 }
 
 // ---- axes

@@ -1,71 +1,26 @@
 // The page, top to bottom, from the data beside it. Text goes in as text, never as markup.
 
-const data = JSON.parse(document.getElementById("data").textContent);
-const { result, rows, older } = data;
-const page = document.getElementById("page");
-const pictures = [];
-
-function card(id, title, note, wide = true) {
-  const made = make(page, "section", { class: wide ? "card" : "card half", id });
-  make(made, "h2", {}, title);
-  if (note) make(made, "p", { class: "note" }, note);
-  return made;
-}
-
-function picture(parent, draw) {
-  const box = make(parent, "div", { class: "plot" });
-  pictures.push({ box, draw, width: 0 });
-}
-
-function redraw(all) {
-  for (const each of pictures) {
-    if (!all && each.width === each.box.clientWidth) continue;
-    each.width = each.box.clientWidth;
-    each.draw(each.box);
-  }
-}
-
-function legend(parent, entries) {
-  const box = make(parent, "div", { class: "legend" });
-  for (const [text, shape, fill] of entries) {
-    const entry = make(box, "span");
-    const key = make(entry, "svg", { width: 16, height: 12, "aria-hidden": "true" });
-    if (shape === "dot") make(key, "circle", { cx: 8, cy: 6, r: 5, fill });
-    else if (shape === "ring") make(key, "circle", { cx: 8, cy: 6, r: 4, fill: "none", stroke: fill, "stroke-width": 2 });
-    else if (shape === "whole") make(key, "path", { d: "M3 6L8 1L13 6L8 11Z", fill: "none", stroke: fill, "stroke-width": 1.8 });
-    else if (shape === "band") make(key, "rect", { x: 1, y: 1, width: 14, height: 10, rx: 3, fill, "fill-opacity": 0.3 });
-    else make(key, "line", { x1: 0, x2: 16, y1: 6, y2: 6, stroke: fill, "stroke-width": 2, "stroke-dasharray": shape === "line" ? "none" : "3 3" });
-    entry.append(text);
-  }
-}
-
-function table(parent, head, lines) {
-  const made = make(make(parent, "div", { class: "scroll" }), "table");
-  const top = make(make(made, "thead"), "tr");
-  for (const text of head) make(top, "th", {}, text);
-  const body = make(made, "tbody");
-  for (const { cells, invalid } of lines) {
-    const line = make(body, "tr", invalid ? { class: "invalid" } : {});
-    for (const cell of cells) {
-      const [text, under] = Array.isArray(cell) ? cell : [cell];
-      const made = make(line, "td", {}, text);
-      if (under) make(made, "small", {}, under);
-    }
-  }
-}
+const { result, rows, older, comparisons } = JSON.parse(document.getElementById("data").textContent);
+const decodes = rows.filter((row) => row.kind === "decode"), prompts = rows.filter((row) => row.kind === "prefill");
 
 const range = ([low, high]) => `${digits(low)} to ${digits(high)}`;
-const decodes = rows.filter((row) => row.kind === "decode"), prompts = rows.filter((row) => row.kind === "prefill");
-const shortName = (row) => (row.kind === "prefill" ? `prompt ${row.tokens}` : `batch ${row.batch}`) + (row.depth ? ` at ${row.depth}` : "");
+const speed = (value) => `${digits(value)} tok/s`;
+const interval = (row) => `95%: ${range(row.interval)}`;
+const atDepth = (row) => (row.depth ? ` at ${row.depth}` : "");
+const shortName = (row) => (row.kind === "prefill" ? `prompt ${row.tokens}` : `batch ${row.batch}`) + atDepth(row);
+const ofLimit = (row) => `${percent(row.of_roofline)} of the limit (${row.bound})`;
+const rates = (row) => `${digits(row.gb_per_s)} GB/s, ${digits(row.tflop_per_s)} TFLOP/s`;
 
 // ---- the head
 
 function head() {
-  const top = make(page, "header");
+  const top = make(page, "header"), { device, threads, kv, date, version } = result;
   make(top, "p", { class: "over" }, "tandem bench");
   make(top, "h1", {}, result.model);
-  const threads = result.threads && !result.device.includes("thread") ? `, ${result.threads} threads` : "";
-  make(top, "p", { class: "under" }, `${result.device}${threads}; ${bytes(result.weights_bytes)} of weights, keys and values in ${result.kv}; ${result.date.slice(0, 16).replace("T", " ")} UTC, Tandem ${result.version}`);
+  const on = threads && !device.includes("thread") ? `${device}, ${threads} threads` : device;
+  const what = `${bytes(result.weights_bytes)} of weights, keys and values in ${kv}`;
+  const when = `${date.slice(0, 16).replace("T", " ")} UTC, Tandem ${version}`;
+  make(top, "p", { class: "under" }, `${on}; ${what}; ${when}`);
   make(top, "code", {}, result.command);
 }
 
@@ -77,85 +32,107 @@ function tiles() {
     make(make(made, "p", { class: "value" }, `${value} `), "small", {}, unit);
     make(made, "p", { class: "more" }, more);
   };
-  const good = decodes.filter((row) => row.valid);
-  const one = good.reduce((a, b) => (!a || b.batch < a.batch || (b.batch === a.batch && b.depth < a.depth) ? b : a), null);
-  const best = good.reduce((a, b) => (!a || b.median > a.median ? b : a), null);
-  const prompt = prompts.filter((row) => row.valid).reduce((a, b) => (!a || b.median > a.median ? b : a), null);
-  if (one) tile(`Decoding, ${shortName(one)}`, digits(one.median), "tok/s", `95%: ${range(one.interval)}`);
-  if (best && best !== one) tile(`Most, ${shortName(best)}`, digits(best.median), "tok/s", `95%: ${range(best.interval)}`);
-  if (prompt) tile(`Prompt of ${prompt.tokens}`, digits(prompt.median), "tok/s", `first token after ${duration(prompt.ttft)}`);
-  if (one) tile("Of the limit", percent(one.of_roofline), one.bound, `${shortName(one)}: ${digits(one.gb_per_s)} GB/s, ${digits(one.tflop_per_s)} TFLOP/s`);
+  const valid = (list) => list.filter((row) => row.valid), faster = (a, b) => b.median - a.median;
+  const [one] = valid(decodes).sort((a, b) => a.batch - b.batch || a.depth - b.depth);
+  const [most] = valid(decodes).sort(faster), [prompt] = valid(prompts).sort(faster);
+  if (one) tile(`Decoding, ${shortName(one)}`, digits(one.median), "tok/s", interval(one));
+  if (most && most !== one) tile(`Most, ${shortName(most)}`, digits(most.median), "tok/s", interval(most));
+  if (prompt) {
+    const first = `first token after ${duration(prompt.ttft)}`;
+    tile(`Prompt of ${prompt.tokens}`, digits(prompt.median), "tok/s", first);
+  }
+  if (one) tile("Of the limit", percent(one.of_roofline), one.bound, `${shortName(one)}: ${rates(one)}`);
 }
 
 function alarms() {
   const invalid = rows.filter((row) => !row.valid).map((row) => `${row.label} is not valid: ${row.why}`);
-  const found = [...result.notes, ...rows.flatMap((row) => row.warnings.map((text) => `${row.label}: ${text}`))];
-  const list = (parent, texts) => texts.reduce((ul, text) => (make(ul, "li", {}, text), ul), make(parent, "ul"));
-  if (invalid.length) list(Object.assign(card("invalid", "Not valid"), { className: "card alarm" }), invalid);
-  if (!found.length) return;
+  const noticed = [...result.notes, ...rows.flatMap((row) => row.warnings.map((text) => `${row.label}: ${text}`))];
+  if (invalid.length) list(card("invalid", "Not valid", "", "card alarm"), invalid);
+  if (!noticed.length) return;
   const made = make(make(page, "section", { class: "card slim", id: "warnings" }), "details");
-  make(made, "summary", {}, `${found.length === 1 ? "One thing was" : `${found.length} things were`} noticed; nothing was left out of the figures`);
-  list(made, found);
+  const count = noticed.length === 1 ? "One thing was" : `${noticed.length} things were`;
+  make(made, "summary", {}, `${count} noticed; nothing was left out of the figures`);
+  list(made, noticed);
 }
 
-// ---- pictures
+// ---- kernels
 
 const LEAST = 1e-8; // seconds: a clock may not see what takes less
-const kernels = [...new Set(Object.values(result.profiles).flat().sort((a, b) => b.seconds - a.seconds).map((each) => each.kernel))];
+const longest = Object.values(result.profiles).flat().sort((a, b) => b.seconds - a.seconds);
+const kernels = [...new Set(longest.map((each) => each.kernel))];
+const kernelKeys = kernels.map((name, i) => [name, "dot", color(i)]);
 const profiles = Object.entries(result.profiles).map(([label, launches]) => {
-  const total = launches.reduce((sum, each) => sum + each.seconds, 0);
-  return { label, launches: launches.map((each) => launch({ ...each, seconds: Math.max(each.seconds, LEAST) }, label, total)) };
+  const seen = launches.map((each) => ({ ...each, seconds: Math.max(each.seconds, LEAST) }));
+  const total = seen.reduce((sum, each) => sum + each.seconds, 0);
+  return { label, launches: seen.map((each) => launch(each, label, total)) };
 });
 
 function launch(each, label, total) {
-  const { bytes_per_s: read, ops_per_s: peak } = result.limits, rate = each.bytes / each.seconds, work = each.ops / each.seconds;
-  const of = `${percent(rate / read)} of the bandwidth` + (peak ? `, ${percent(work / peak)} of the arithmetic` : "");
-  const tip = `${each.name} (${each.kernel}), ${each.launches === 1 ? "one launch" : `${each.launches} launches`}\n${label}: ${duration(each.seconds)}, ${percent(each.seconds / total)} of the step\n${bandwidth(rate)}, ${operations(work)}\n${of}`;
-  return { ...each, share: each.seconds / total, color: kernels.indexOf(each.kernel), short: each.name, tip };
+  const { bytes_per_s: read, ops_per_s: peak } = result.limits, share = each.seconds / total;
+  const moved = each.bytes / each.seconds, worked = each.ops / each.seconds;
+  const tip = [
+    `${each.name} (${each.kernel}), ${each.launches === 1 ? "one launch" : `${each.launches} launches`}`,
+    `${label}: ${duration(each.seconds)}, ${percent(share)} of the step`,
+    `${bandwidth(moved)}, ${operations(worked)}`,
+    `${percent(moved / read)} of the bandwidth` + (peak ? `, ${percent(worked / peak)} of the arithmetic` : ""),
+  ];
+  const cells = [bandwidth(moved), operations(worked)];
+  return { ...each, share, cells, color: kernels.indexOf(each.kernel), short: each.name, tip: tip.join("\n") };
 }
+
+const ROOF = `Each dot is one kernel's launches in a step, as large as its share of the time; diamonds are whole runs.
+  The lines are what this machine was measured to allow: under the slope memory is in the way, under the flat part
+  arithmetic. Above them nothing can be but what a cache gave.`;
 
 function roof() {
-  const made = card("roofline", "Roofline", "Each dot is one kernel's launches in a step, as large as its share of the time; diamonds are whole runs. The lines are what this machine was measured to allow: under the slope memory is in the way, under the flat part arithmetic. Above them nothing can be but what a cache gave.");
+  const made = card("roofline", "Roofline", ROOF), { bytes_from: read, ops_from: peak } = result.limits;
   const whole = rows.filter((row) => row.ops > 0).map((row) => ({
-    label: row.label, ops: row.ops, bytes: row.bytes, seconds: (row.tokens * row.batch) / row.median, short: shortName(row),
-    tip: `${row.label}, the whole of it\n${digits(row.median)} tok/s: ${digits(row.gb_per_s)} GB/s, ${digits(row.tflop_per_s)} TFLOP/s\n${percent(row.of_roofline)} of the limit (${row.bound})`,
+    label: row.label, ops: row.ops, bytes: row.bytes, seconds: (row.tokens * row.batch) / row.median,
+    short: shortName(row), tip: `${row.label}, the whole of it\n${speed(row.median)}: ${rates(row)}\n${ofLimit(row)}`,
   }));
   let chosen = "";
-  if (profiles.length) {
-    const chips = make(made, "div", { class: "chips" });
-    for (const label of ["", ...profiles.map((profile) => profile.label)]) {
-      const chip = make(chips, "button", { type: "button", "aria-pressed": label === chosen }, label || "all");
-      chip.addEventListener("click", () => {
-        chosen = label;
-        for (const other of chips.children) other.setAttribute("aria-pressed", other === chip);
-        redraw(true);
-      });
-    }
-  }
-  picture(made, (box) => roofline(box, {
-    limits: result.limits,
-    dots: profiles.filter((profile) => !chosen || profile.label === chosen).flatMap((profile) => profile.launches),
-    whole: whole.filter((row) => !chosen || row.label === chosen),
-  }));
-  legend(made, [["a whole run", "whole", "var(--text)"], ...kernels.map((name, i) => [name, "dot", color(i)])]);
+  const shown = ({ label }) => !chosen || label === chosen;
+  if (profiles.length) chips(made, ["", ...profiles.map(({ label }) => label)], (label) => (chosen = label));
+  picture(made, (box) => {
+    const dots = profiles.filter(shown).flatMap(({ launches }) => launches);
+    roofline(box, { limits: result.limits, dots, whole: whole.filter(shown) });
+  });
+  legend(made, [["a whole run", "whole", "var(--text)"], ...kernelKeys]);
   if (!profiles.length) make(made, "p", { class: "note" }, "With --profile each kernel is a dot.");
-  make(made, "p", { class: "note" }, `Memory: ${result.limits.bytes_from}.` + (result.limits.ops_from ? ` Arithmetic: ${result.limits.ops_from}.` : " The limit of arithmetic is not known here."));
+  const arithmetic = peak ? `Arithmetic: ${peak}.` : "The limit of arithmetic is not known here.";
+  make(made, "p", { class: "note" }, `Memory: ${read}. ${arithmetic}`);
 }
 
-function series(groups, x, withOlder) {
-  const found = [];
-  const points = (members, of, tell) => members.filter((row) => of(row)).map((row) => ({ x: x(row), ...of(row), tip: tell(row) })).sort((a, b) => a.x - b.x);
-  groups.forEach(([name, members], i) => {
-    const limit = (row) => (row.valid ? row.median / row.of_roofline : null);
-    const now = points(members, (row) => ({ y: row.median, low: row.interval[0], high: row.interval[1], limit: limit(row) }),
-      (row) => `${row.label}\n${digits(row.median)} tok/s (95%: ${range(row.interval)})\n${percent(row.of_roofline)} of the limit (${row.bound})`);
-    found.push({ name, stroke: color(i), points: now });
-    const before = (row) => withOlder && older?.rows[row.label];
-    const old = points(members, (row) => before(row) && { y: before(row) }, (row) => `${row.label}, the older run\n${digits(before(row))} tok/s`);
-    if (old.length) found.push({ name: `${name}, older`, stroke: color(i), faint: true, points: old });
+function chips(parent, labels, choose) {
+  const box = make(parent, "div", { class: "chips" });
+  labels.forEach((label, i) => {
+    const chip = make(box, "button", { type: "button", "aria-pressed": i === 0 }, label || "all");
+    chip.addEventListener("click", () => {
+      for (const other of box.children) other.setAttribute("aria-pressed", other === chip);
+      choose(label);
+      redraw(true);
+    });
   });
-  return found;
 }
+
+function launches() {
+  if (!profiles.length) return;
+  const note = "Each launch run alone, in the first step of a test; the sum is a little more than a step takes.";
+  const made = card("launches", "Where a step's time goes", note);
+  picture(made, (box) => bars(box, profiles));
+  legend(made, kernelKeys);
+  const more = make(made, "details");
+  make(more, "summary", {}, "All launches");
+  for (const { label, launches: each } of profiles) {
+    make(more, "p", { class: "note" }, label);
+    const lines = each.map(({ name, kernel, launches: count, seconds, share, cells }) => ({
+      cells: [name, kernel, String(count), duration(seconds), percent(share), ...cells],
+    }));
+    table(more, ["makes", "kernel", "launches", "time", "share", "bandwidth", "arithmetic"], lines);
+  }
+}
+
+// ---- speeds
 
 function by(list, key) {
   const groups = new Map();
@@ -163,83 +140,120 @@ function by(list, key) {
   return [...groups];
 }
 
+// A line for each group of rows, and a faint one for what the older run had of them.
+function series(groups, x, withOlder) {
+  const along = (points) => points.sort((a, b) => a.x - b.x);
+  return groups.flatMap(([name, members], i) => {
+    const now = members.map((row) => ({
+      x: x(row), y: row.median, low: row.interval[0], high: row.interval[1],
+      limit: row.valid ? row.median / row.of_roofline : null,
+      tip: `${row.label}\n${speed(row.median)} (${interval(row)})\n${ofLimit(row)}`,
+    }));
+    const before = members.filter((row) => withOlder && older?.rows[row.label]).map((row) => {
+      const y = older.rows[row.label];
+      return { x: x(row), y, tip: `${row.label}, the older run\n${speed(y)}` };
+    });
+    const lines = [{ name, stroke: color(i), points: along(now) }];
+    return before.length ? [...lines, { stroke: color(i), faint: true, points: along(before) }] : lines;
+  });
+}
+
 function curveCard(id, title, groups, { x, log, label, hint, withOlder }) {
-  const drawn = series(groups, x, withOlder), faint = drawn.some((s) => s.faint) ? " Broken lines: the older run." : "";
-  const made = card(id, title, `Medians with their 95% interval. Dotted: what the machine allows.${faint}`, false);
+  const drawn = series(groups, x, withOlder), own = drawn.filter((each) => !each.faint);
+  const faint = drawn.length > own.length ? " Broken lines: the older run." : "";
+  const note = `Medians with their 95% interval. Dotted: what the machine allows.${faint}`;
+  const made = card(id, title, note, "card half");
   const ticks = [...new Set(groups.flatMap(([, members]) => members.map(x)))].sort((a, b) => a - b);
   picture(made, (box) => curves(box, { series: drawn, ticks, log, title, label }));
-  legend(made, drawn.filter((s) => !s.faint).map((s) => [s.name, "line", s.stroke]));
+  legend(made, own.map(({ name, stroke }) => [name, "line", stroke]));
   if (ticks.length < 2) make(made, "p", { class: "note" }, hint);
 }
 
 function speeds() {
   const depth = (row) => (row.depth ? `from depth ${row.depth.toLocaleString("en")}` : "from the beginning");
   if (decodes.length)
-    curveCard("batch", "Tokens a second by batch", by(decodes, depth), { x: (row) => row.batch, log: true, withOlder: true, label: "sequences at a time", hint: "More than one batch: -b 1,8,32." });
-  const deep = by(rows, (row) => (row.kind === "prefill" ? `prompt of ${row.tokens}` : `batch ${row.batch}`));
-  curveCard("depth", "Tokens a second by depth", deep, { x: (row) => row.depth, label: "tokens before", hint: "More than one depth: -d 0,4096." });
+    curveCard("batch", "Tokens a second by batch", by(decodes, depth), {
+      x: (row) => row.batch, log: true, withOlder: true, label: "sequences at a time",
+      hint: "More than one batch: -b 1,8,32.",
+    });
+  const kind = (row) => (row.kind === "prefill" ? `prompt of ${row.tokens}` : `batch ${row.batch}`);
+  curveCard("depth", "Tokens a second by depth", by(rows, kind), {
+    x: (row) => row.depth, label: "tokens before", hint: "More than one depth: -d 0,4096.",
+  });
 }
 
-function launches() {
-  if (!profiles.length) return;
-  const made = card("launches", "Where a step's time goes", "Each launch run alone, in the first step of a test; the sum is a little more than a step takes.");
-  picture(made, (box) => bars(box, profiles));
-  legend(made, kernels.map((name, i) => [name, "dot", color(i)]));
-  const more = make(made, "details");
-  make(more, "summary", {}, "All launches");
-  for (const profile of profiles) {
-    make(more, "p", { class: "note" }, profile.label);
-    table(more, ["makes", "kernel", "launches", "time", "share", "bandwidth", "arithmetic"], profile.launches.map((each) => ({
-      cells: [each.name, each.kernel, String(each.launches), duration(each.seconds), percent(each.share), bandwidth(each.bytes / each.seconds), operations(each.ops / each.seconds)],
-    })));
-  }
-}
+// ---- distributions
 
 function distributions() {
-  const made = card("rounds", "Rounds", `Every one of the ${result.rounds} rounds of a test, as it departs from their median. Nothing is left out: outliers are marked, and count.`);
-  picture(made, (box) => rounds(box, rows.map((row) => ({ ...row, side: `${digits(row.median)} tok/s`, about: `median ${digits(row.median)} tok/s\n95%: ${range(row.interval)}` }))));
-  legend(made, [["a round", "dot", "var(--accent)"], ["an outlier", "ring", "var(--bad)"], ["the median's 95% interval", "band", "var(--accent)"]]);
-  const timed = rows.filter((row) => row.times.length);
-  if (!timed.length) return;
-  const steps = card("latency", "Step times", "What a reader waits between tokens: every step of all rounds, over the median of its test. The full line is the median, the broken ones the 90th and 99th of a hundred.");
-  picture(steps, (box) => latencies(box, timed.map((row) => ({ ...row, side: `${duration(row.marks[0][1])}, p99 ${duration(row.marks[2][1])}` }))));
-  legend(steps, [["steps", "band", "var(--accent)"], ["an outlier", "ring", "var(--bad)"]]);
+  const count = `Every one of the ${result.rounds} rounds of a test, as it departs from their median.`;
+  const made = card("rounds", "Rounds", `${count} Nothing is left out: outliers are marked, and count.`);
+  const about = (row) => `median ${speed(row.median)}\n${interval(row)}`;
+  const strip = rows.map((row) => ({ ...row, side: speed(row.median), about: about(row) }));
+  picture(made, (box) => rounds(box, strip));
+  const odd = ["an outlier", "ring", "var(--bad)"];
+  const band = ["the median's 95% interval", "band", "var(--accent)"];
+  legend(made, [["a round", "dot", "var(--accent)"], odd, band]);
+  stepTimes(odd);
 }
 
-function comparisons() {
-  for (const { id, title, note, rows: compared } of data.comparisons) {
-    const made = card(id, title, note);
-    picture(made, (box) => ratios(box, compared.map((row) => ({
-      ...row, side: `${digits(row.ratio)}x${row.verdict && `, ${row.verdict}`}`,
-      tone: row.ratio_interval[0] > 1 ? "good" : row.ratio_interval[1] < 1 ? "bad" : "",
-      tip: `${row.label}\n${digits(row.new)} tok/s against ${digits(row.old)}\n${digits(row.ratio)}x (95%: ${range(row.ratio_interval)})`,
-    }))));
+const STEPS = `What a reader waits between tokens: every step of all rounds, over the median of its test. The full line
+  is the median, the broken ones the 90th and 99th of a hundred.`;
+
+function stepTimes(odd) {
+  const timed = rows.filter((row) => row.times.length);
+  if (!timed.length) return;
+  const side = ({ marks: [[, middle], , [, late]] }) => `${duration(middle)}, p99 ${duration(late)}`;
+  const made = card("latency", "Step times", STEPS);
+  const strip = timed.map((row) => ({ ...row, side: side(row) }));
+  picture(made, (box) => latencies(box, strip));
+  legend(made, [["steps", "band", "var(--accent)"], odd]);
+}
+
+function compared() {
+  for (const { id, title, note, rows: pairs } of comparisons) {
+    const strip = pairs.map((row) => {
+      const [low, high] = row.ratio_interval, ratio = `${digits(row.ratio)}x`;
+      const both = `${speed(row.new)} against ${digits(row.old)}`;
+      const tip = `${row.label}\n${both}\n${ratio} (95%: ${range(row.ratio_interval)})`;
+      const tone = low > 1 ? "good" : high < 1 ? "bad" : "";
+      return { ...row, side: row.verdict ? `${ratio}, ${row.verdict}` : ratio, tone, tip };
+    });
+    picture(card(id, title, note), (box) => ratios(box, strip));
   }
 }
+
+// ---- figures
 
 function figures() {
   const made = card("figures", "All figures", "Medians; under them the 95% interval.");
+  const columns = ["test", "tok/s", "ms a step", "first token", "GB/s", "TFLOP/s", "of the limit"];
   const energy = rows.some((row) => row.energy);
-  table(made, ["test", "tok/s", "ms a step", "first token", "GB/s", "TFLOP/s", "of the limit", ...(energy ? ["J a token", "W"] : [])], rows.map((row) => ({
-    invalid: !row.valid,
-    cells: [
+  const lines = rows.map((row) => {
+    const joules = row.energy ? [digits(row.energy.joules_per_token), digits(row.energy.watts)] : ["", ""];
+    const cells = [
       [row.label, row.valid ? "" : "not valid"], [digits(row.median), range(row.interval)],
       digits((1e3 * row.tokens * row.batch) / row.median / row.steps),
-      [duration(row.ttft), `${duration(row.ttft_interval[0])} to ${duration(row.ttft_interval[1])}`],
+      [duration(row.ttft), row.ttft_interval.map(duration).join(" to ")],
       digits(row.gb_per_s), digits(row.tflop_per_s), [percent(row.of_roofline), row.bound],
-      ...(energy ? [row.energy ? digits(row.energy.joules_per_token) : "", row.energy ? digits(row.energy.watts) : ""] : []),
-    ],
-  })));
+    ];
+    return { invalid: !row.valid, cells: energy ? [...cells, ...joules] : cells };
+  });
+  table(made, energy ? [...columns, "J a token", "W"] : columns, lines);
 }
 
 function foot() {
   const { machine, peer } = result, made = make(page, "footer");
-  make(made, "p", {}, `${machine.cpu}, ${machine.cores} cores, ${bytes(machine.memory_bytes)}, Linux ${machine.kernel}, Python ${machine.python}` + (machine.governor ? `, governor ${machine.governor}` : "") + `; load before ${digits(machine.load_before)}.`);
+  const parts = [
+    machine.cpu, `${machine.cores} cores`, bytes(machine.memory_bytes), `Linux ${machine.kernel}`,
+    `Python ${machine.python}`,
+    ...(machine.governor ? [`governor ${machine.governor}`] : []),
+  ];
+  make(made, "p", {}, `${parts.join(", ")}; load before ${digits(machine.load_before)}.`);
   if (peer) make(made, "p", {}, `${peer.name} ${peer.version}: ${peer.build}`);
   make(made, "p", {}, "This file holds its data and asks nothing of the network.");
 }
 
-for (const part of [head, tiles, alarms, roof, speeds, launches, distributions, comparisons, figures, foot]) part();
+for (const part of [head, tiles, alarms, roof, speeds, launches, distributions, compared, figures, foot]) part();
 follow(document.getElementById("tip"));
 new ResizeObserver(() => redraw(false)).observe(page);
 redraw(true);
