@@ -121,7 +121,7 @@ def _vulkan_rows(
     most = MOST_ROWS if shape.count == "rows" else SIZES[-1][-1]
     groups = [sizes for sizes in (QUICK_SIZES if quick else SIZES) if sizes[-1] <= most]
     bed = _bed(space, shape, groups[-1][-1], rng)
-    half = has_matrix_units(device.capabilities)
+    half = device.capabilities.fragments or has_matrix_units(device.capabilities)
     for sizes in groups:
         bound = MATRIX_ERROR if half and sizes[-1] > 1 else INTEGER_ERROR
         yield Task(
