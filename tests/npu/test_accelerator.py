@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import time
 from pathlib import Path
@@ -12,18 +13,20 @@ import numpy as np
 import pytest
 
 from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.hybrid.cut import Gemm, gemms
 from tandem.devices.hybrid.device import HybridDevice
 from tandem.devices.hybrid.int8 import Int8Accelerator
 from tandem.devices.npu.compile import find_tools
 from tandem.devices.npu.detect import detect
 from tandem.devices.npu.opening import npu_missing, with_npu
+from tandem.devices.npu.verdicts import ALL, admitted
 from tandem.engine.engine import Engine
 from tandem.engine.llm import LLM
 from tandem.errors import DeviceError, RequestError
 from tandem.model.model import open_model
 from tests.npu import tools
 from tests.npu.machine import phoenix
-from tests.null.programs import GOLDENS
+from tests.null.programs import GOLDENS, golden
 
 IDS = list(range(3, 30))
 
@@ -56,7 +59,7 @@ def test_a_model_with_the_npu(xrt: Any, tmp_path: Path, monkeypatch: pytest.Monk
     tools.install(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = phoenix(tmp_path / "machine")
-    device = with_npu(CPUDevice(1), "require", root)
+    device = with_npu(CPUDevice(1), "require", root=root)
     assert isinstance(device, HybridDevice) and "not yet run on a Phoenix" in device.describe()
     device.close()
 
@@ -67,6 +70,9 @@ def test_an_answer_with_the_npu(xrt: Any, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = phoenix(tmp_path / "machine")
     monkeypatch.setattr("tandem.devices.npu.opening.detect", lambda _: detect(root))
+    verdict = {"llama 2 x 32 x 64": {"block": None, "groups": ["ffn_down"]}}
+    (tmp_path / "cache/tandem/npu").mkdir(parents=True)
+    (tmp_path / "cache/tandem/npu/verdicts.json").write_text(json.dumps(verdict))
     prompt, how = list(range(3, 40)), {"device": "cpu", "threads": 1, "context": 64, "batch": 2}
     with LLM(GOLDENS["llama"], **how) as alone, LLM(GOLDENS["llama"], npu="require", **how) as helped:
         want = alone.generate(prompt, max_tokens=6).token_ids
@@ -76,19 +82,43 @@ def test_an_answer_with_the_npu(xrt: Any, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.fast
+def test_models_that_were_not_measured_stay_off(
+    xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of those that were, the matmuls that cost too much."""
+    with pytest.raises(DeviceError, match=r"int8 costs a model of this shape \(a\) was not measured"):
+        admitted("a", tmp_path)
+    verdicts = {
+        "a": {"block": 512, "groups": ["ffn_down", "layer 1 attn_output"]},
+        "b": {"block": None, "groups": []},
+    }
+    (tmp_path / "verdicts.json").write_text(json.dumps(verdicts))
+    found = admitted("a", tmp_path)
+    works = [work for work in gemms(golden("llama")) if isinstance(work, Gemm)]
+    names = [work.weights.name for work in works if found.admits(work)]
+    assert names == ["blk.0.ffn_down.weight", "blk.1.attn_output.weight", "blk.1.ffn_down.weight"]
+    assert found.block == 512 and all(ALL.admits(work) for work in works)
+    with pytest.raises(DeviceError, match="costs too much"):
+        admitted("b", tmp_path)
+    (tmp_path / "verdicts.json").write_text("{")
+    with pytest.raises(DeviceError, match="is not JSON"):
+        admitted("a", tmp_path)
+
+
+@pytest.mark.fast
 def test_without_an_npu(tmp_path: Path) -> None:
     begun = time.perf_counter()
     with pytest.raises(DeviceError, match="no NPU of AMD Phoenix in this machine"):
         npu_missing("require", tmp_path)
     with pytest.raises(DeviceError, match="no NPU"):
-        with_npu(CPUDevice(1), "require", tmp_path)
+        with_npu(CPUDevice(1), "require", root=tmp_path)
     assert time.perf_counter() - begun < 1
     assert re.match("going on without the NPU: no NPU", npu_missing("auto", tmp_path))
     assert npu_missing("off", tmp_path) == ""
     cpu = CPUDevice(1)
     with pytest.warns(UserWarning, match="going on without the NPU"):
-        assert with_npu(cpu, "auto", tmp_path) is cpu
-    assert with_npu(cpu, "off", tmp_path) is cpu
+        assert with_npu(cpu, "auto", root=tmp_path) is cpu
+    assert with_npu(cpu, "off", root=tmp_path) is cpu
     cpu.close()
     with pytest.raises(RequestError, match="use off, auto, require"):
         npu_missing("yes", tmp_path)
@@ -99,10 +129,10 @@ def test_without_compilers(xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(tmp_path))
     root = phoenix(tmp_path)
     with pytest.raises(DeviceError, match="no aiecc on the PATH"):
-        with_npu(CPUDevice(1), "require", root)
+        with_npu(CPUDevice(1), "require", root=root)
     cpu = CPUDevice(1)
     with pytest.warns(UserWarning, match="going on without the NPU: no aiecc"):
-        assert with_npu(cpu, "auto", root) is cpu
+        assert with_npu(cpu, "auto", root=root) is cpu
     cpu.close()
 
 

@@ -22,6 +22,7 @@ from tandem.devices.npu.operands import c_of_words, words_of_a, words_of_b
 from tandem.devices.npu.plan import GemmPlan, plan_gemm, plan_resident
 from tandem.devices.npu.runtime import Chain, Job, Npu, NpuBuffer
 from tandem.devices.npu.tiling import ROWS, cut
+from tandem.devices.npu.verdicts import ALL, admitted
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import Array
 from tandem.program.program import Program
@@ -140,11 +141,13 @@ class NpuAccelerator(Int8Accelerator):
         self.close_npu()
 
 
-def help_with_npu(device: Device) -> Device:
+def help_with_npu(device: Device, shape: str | None) -> Device:
     """The device with the NPU as its helper; whether a step uses it is decided by measured times."""
     if not device.shares_memory:
         raise DeviceError(
             f"{device.name} has memory of its own, and the NPU has the host's: use cpu or an iGPU"
         )
-    helper = NpuAccelerator(find_tools(), read_settings().pipelines / "npu")
-    return HybridDevice(cast(Mapped, device), [helper])
+    cache = read_settings().pipelines / "npu"
+    may = admitted(shape, cache) if shape else ALL
+    helper = NpuAccelerator(find_tools(), cache, may.block)
+    return HybridDevice(cast(Mapped, device), [helper], only=may.admits)

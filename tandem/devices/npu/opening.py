@@ -25,8 +25,9 @@ def npu_missing(mode: str, root: Path = Path("/")) -> str:
     return "" if found.ready else f"going on without the NPU: {found.missing}"
 
 
-def with_npu(device: Device, mode: str, root: Path = Path("/")) -> Device:
-    """The device with the NPU as a helper in its matmuls, where that is wanted and possible; else the device."""
+def with_npu(device: Device, mode: str, shape: str | None = None, root: Path = Path("/")) -> Device:
+    """The device with the NPU as a helper in its matmuls, where that is wanted and possible; else the device. `shape`:
+    of the model whose answers count (verdicts.py); None: only its time does."""
     try:
         if mode == "off":
             return device
@@ -35,7 +36,7 @@ def with_npu(device: Device, mode: str, root: Path = Path("/")) -> Device:
             return device
         from tandem.devices.npu.accelerator import help_with_npu  # needs pyxrt
 
-        return help_with_npu(device)
+        return help_with_npu(device, shape)
     except DeviceError as error:
         if mode == "require":
             device.close()

@@ -1,0 +1,51 @@
+"""Which matmuls of a model the NPU may compute in int8: those measured to cost at most half a percent of perplexity.
+
+`verdicts.json` has them by the model's shape, from benchmarks/npu_numerics.py; an owner may add more in the cache. A
+model that was not measured stays off the NPU.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tandem.devices.hybrid.cut import Gemm
+from tandem.devices.hybrid.gate import groups
+from tandem.errors import DeviceError
+
+NAME = "verdicts.json"
+
+
+class Admitted(NamedTuple):
+    """`block`: columns with a scale of their own. `groups`: of matmuls, as in hybrid/gate.py; None: all."""
+
+    block: int | None = None
+    groups: frozenset[str] | None = None
+
+    def admits(self, gemm: Gemm) -> bool:
+        return self.groups is None or any(group in self.groups for group in groups(gemm))
+
+
+ALL = Admitted()  # for random weights, of which only the time matters
+
+
+def admitted(shape: str, cache: Path) -> Admitted:
+    """For a model of this shape."""
+    found: dict[str, Any] = json.loads(files("tandem.devices.npu").joinpath(NAME).read_text())
+    own = cache / NAME
+    try:
+        found |= json.loads(own.read_text()) if own.exists() else {}
+    except ValueError:
+        raise DeviceError(f"{own} is not JSON: delete it, or measure again") from None
+    if shape not in found:
+        raise DeviceError(
+            f"what int8 costs a model of this shape ({shape}) was not measured, so the NPU has no part in it: run "
+            "`python -m benchmarks.npu_numerics` of the source tree (docs/NPU.md)"
+        )
+    if not found[shape]["groups"]:
+        raise DeviceError(
+            f"in int8 every matmul of a model of this shape ({shape}) costs too much: use --npu off"
+        )
+    return Admitted(found[shape]["block"], frozenset(found[shape]["groups"]))
