@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.devices.cpu.device import CPUDevice, Recording
 from tandem.devices.device import Bytes, Device
-from tandem.devices.hybrid.accelerator import DeviceAccelerator, Share
+from tandem.devices.hybrid.accelerator import DeviceAccelerator, Share, Worker
 from tandem.devices.hybrid.cut import Gemm
 from tandem.devices.hybrid.device import HybridDevice
 from tandem.engine.engine import Engine
@@ -44,6 +44,13 @@ class SlowHelper(DeviceAccelerator):
         rows = work.rows * share.units / work.units if isinstance(work, Gemm) else 100
         time.sleep(self.times_as_long * PER_ROW * rows)
         return found
+
+
+def at_once(device: HybridDevice, helper: Worker) -> float:
+    """Of the main device's shares, the part during which the helper had one, too."""
+    spans = list(helper.times)
+    both = [any(b < end and begin < e for b, e in spans) for begin, end in device.times]
+    return sum(both) / len(both)
 
 
 @contextmanager

@@ -22,10 +22,10 @@ from tandem.engine.lookup import Lookup
 from tandem.engine.params import SamplingParams
 from tandem.errors import DeviceError, DeviceLostError
 from tests.cli.tiny_model import write_tiny_model
-from tests.engine.test_split import overlap, tokens_of
+from tests.engine.test_split import tokens_of
 from tests.engine.tiny_models import opened, write_model
 from tests.engine.workloads import CONTEXT, random_workload, serve
-from tests.hybrid.slow_devices import SlowCPU, SlowHelper, hybrid_engine
+from tests.hybrid.slow_devices import SlowCPU, SlowHelper, at_once, hybrid_engine
 from tests.models.test_reference import GOLDENS
 
 GOLDEN = GOLDENS / "gemma3-pattern3.gguf"
@@ -119,7 +119,7 @@ def test_shares_follow_what_devices_can_do(tmp_path: Path, monkeypatch: pytest.M
 
         monkeypatch.setattr(balance, "WORTH", -10.0)  # on a busy machine nothing may pay: that is below
         assert reached(0.3, 0.6)
-        assert device.flow and overlap([device.flow, helper]) > 0.3  # type: ignore[list-item]
+        assert at_once(device, helper) > 0.5
         helper.times_as_long = 4.0
         assert reached(0.05, 0.28)
         monkeypatch.setattr(balance, "WORTH", 0.05)

@@ -8,6 +8,7 @@ other's shares, and each has activations of its own.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, cast
@@ -16,7 +17,7 @@ import numpy as np
 
 from tandem.devices import device as devices
 from tandem.devices.device import Bytes, Device, Piece
-from tandem.devices.hybrid.accelerator import Accelerator, DeviceAccelerator, Share, rows_bytes
+from tandem.devices.hybrid.accelerator import KEPT, Accelerator, DeviceAccelerator, Share, rows_bytes
 from tandem.devices.hybrid.balance import Balance, Fixed
 from tandem.devices.hybrid.cut import Gemm, Moved, Work, attentions, gemms, moved_activations
 from tandem.devices.hybrid.flow import Flow, Trip
@@ -96,6 +97,9 @@ class HybridDevice:
         self.balances: dict[int, Balance | Fixed] = {}  # by bucket of tokens
         self._program = Program([], {}, {})
         self._turns: dict[int, Turn] = {}
+        self.times: deque[tuple[float, float]] = deque(
+            maxlen=KEPT
+        )  # when the main device had shares of its own
         self._ended = 0.0
 
     def describe(self) -> str:
@@ -282,8 +286,11 @@ class HybridDevice:
             assert isinstance(work, Gemm)
             begun = time.perf_counter()
             turn.share(trip.leg, cut[0])[0].replay()
+            ended = time.perf_counter()
+            if trip.waiting:
+                self.times.append((begun, ended))
             if self.only(work):
-                balance.observe(work, 0, cut[0], time.perf_counter() - begun)
+                balance.observe(work, 0, cut[0], ended - begun)
 
     def _inputs(self, turn: Turn, work: Work, tokens: int) -> list[Bytes]:
         tensors = [turn.here(tensor) for tensor in work.entering]

@@ -1,0 +1,134 @@
+"""The CPU and lavapipe in the roles of iGPU and NPU: the tokens of one, both at work, and shares that react."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.hybrid import balance
+from tandem.devices.hybrid.accelerator import DeviceAccelerator
+from tandem.devices.hybrid.device import HybridDevice
+from tandem.devices.opening import open_device
+from tandem.engine.engine import Engine
+from tandem.engine.params import SamplingParams
+from tandem.model.model import open_model
+from tandem.model.synthetic import SyntheticModel
+from tests.engine.test_split import tokens_of
+from tests.engine.tiny_models import opened, write_model
+from tests.engine.workloads import CONTEXT, random_workload, serve
+from tests.hybrid import slow_devices
+from tests.hybrid.slow_devices import SlowCPU, SlowHelper, at_once, hybrid_engine
+from tests.vulkan.test_split import NEAR, below
+
+
+@pytest.mark.parametrize(
+    ("order", "placement", "split"),
+    [
+        ("cpu,{}", "columns", [3, 1]),
+        ("{},cpu", "columns", [1, 3]),
+        ("cpu,{}", "pipeline", [3, 1]),
+        ("{},cpu", "pipeline", [1, 3]),
+        ("cpu,{}", "npu-attention", None),
+    ],
+)
+def test_the_same_tokens(
+    lavapipe: str, order: str, placement: str, split: list[int] | None, tmp_path: Path
+) -> None:
+    """In float32. Requests come and go."""
+    path = write_model(tmp_path / "tiny.gguf", "F32", "gemma3")
+    workload = random_workload(np.random.default_rng(5), requests=5, prompt=60, answer=6)
+    model, device = (
+        open_model(path),
+        open_device(order.format(lavapipe), threads=1, placement=placement, split=split),
+    )
+    with opened(path, context=CONTEXT, batch=8, kv="f32") as one:
+        engine = Engine(model, device, context=CONTEXT, batch=8, kv="f32")
+        found, expected = (tokens_of(serve(e, workload, frozenset()), workload) for e in (engine, one))
+        assert found == expected
+    device.close()
+    model.gguf.close()
+
+
+@pytest.mark.parametrize(("order", "placement"), [("{},cpu", "columns"), ("cpu,{}", "pipeline")])
+def test_quantised_tokens_are_those_of_one_devices_logits(
+    lavapipe: str, order: str, placement: str, tmp_path: Path
+) -> None:
+    path = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3")
+    workload = random_workload(np.random.default_rng(3), requests=4, prompt=60, answer=8, penalties=0)
+    model = open_model(path)
+    device = open_device(order.format(lavapipe), threads=1, placement=placement, split=[1, 1])
+    engine = Engine(model, device, context=CONTEXT, batch=8)
+    sequences = serve(engine, workload, frozenset())
+    with opened(path, context=CONTEXT, batch=8) as one:
+        greedy = [s for s in sequences if s.generated and not s.params.temperature]
+        assert greedy and max(below(one, sequence) for sequence in greedy) < NEAR
+    device.close()
+    model.gguf.close()
+
+
+def test_both_are_at_work(lavapipe: str) -> None:
+    """When shares began and ended is measured, with a CPU that is about as slow as lavapipe."""
+    main, helper = CPUDevice(1), DeviceAccelerator(open_device(lavapipe))
+    main.isa = "plain"
+    device = HybridDevice(main, [helper], shares=(1, 1))
+    engine = Engine(SyntheticModel("smollm2-135m", layers=2), device, context=64, batch=32)
+    engine.logits(list(range(32)))  # shaders are compiled
+    helper.times.clear()
+    device.times.clear()
+    for _ in range(2):
+        engine.logits(list(range(32)))
+    assert len(helper.times) == len(device.times) == 2 * 2 * 4  # four matmuls a layer
+    assert at_once(device, helper) > 0.5
+    device.close()
+
+
+def test_shares_react(lavapipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share of a device that is slowed down falls, until it is left alone; tokens stay."""
+    monkeypatch.setattr(balance, "REVIEW", 4)
+    monkeypatch.setattr(balance, "WORTH", -10.0)  # on a busy machine nothing may pay: that is below
+    monkeypatch.setattr(slow_devices, "PER_ROW", 60e-6)
+    path, ids = write_model(tmp_path / "tiny.gguf", "F32"), list(range(8))
+    helper = SlowHelper(open_device(lavapipe))
+    with (
+        hybrid_engine(path, SlowCPU(1), [helper], kv="f32") as engine,
+        opened(path, kv="f32") as one,
+    ):
+        device, expected = engine.device, one.logits(ids)
+        assert isinstance(device, HybridDevice)
+        helper.times_as_long = 0.25
+
+        def share() -> float:
+            np.testing.assert_allclose(engine.logits(ids), expected, atol=1e-3)
+            found = device.balances[8]
+            return sum(cut[1] / sum(cut) for cut in found.cuts.values()) / 4 if found.on else 0.0
+
+        fast = max(share() for _ in range(6))
+        assert fast > 0.15 and at_once(device, helper) > 0.5
+        helper.times_as_long = 4.0
+        slow = min(share() for _ in range(9))
+        assert 0.0 < slow < 0.6 * fast
+        monkeypatch.setattr(balance, "WORTH", 0.05)
+        helper.times_as_long = 20.0
+        assert any(share() == 0.0 for _ in range(20))
+        helper.times.clear()
+        share()
+        assert not helper.times and "it does not pay" in device.describe()
+
+
+def test_one_answers_while_others_wait(lavapipe: str, tmp_path: Path) -> None:
+    """Two steps in flight: the CPU runs legs of one while lavapipe has its share of the other."""
+    path = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3")
+    helper = SlowHelper(open_device(lavapipe))
+    helper.times_as_long = 0.2
+    with hybrid_engine(path, CPUDevice(1), [helper], "pipeline", shares=(1, 1)) as engine:
+        params = SamplingParams(max_tokens=4, ignore_eos=True)
+        sequences = [engine.submit([i, 5], params) for i in range(4)]
+        while any(sequence.finish_reason is None for sequence in sequences):
+            engine.step()
+        device = engine.device
+        assert isinstance(device, HybridDevice) and device.flow
+        spans, legs = sorted(helper.times), sorted(device.flow.times)
+        assert sum(any(b < begin and end < e for b, e in spans) for begin, end in legs) > 10
