@@ -193,6 +193,7 @@ class Exchange:
             headers.append((b"x-content-type-options", b"nosniff"))
             if self.origin:
                 headers += [(b"access-control-allow-origin", self.origin.encode()), (b"vary", b"origin")]
+                headers.append((b"access-control-expose-headers", b"x-request-id, retry-after"))
             self._kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
             message = {**message, "headers": headers}
         else:
@@ -230,8 +231,15 @@ class Exchange:
             pass
 
     async def allow_origin(self) -> None:
+        """Which headers a page sends is its own affair: OpenAI's client has a dozen that it wants to be allowed."""
+        asked = self.header(b"access-control-request-headers")
+        allowed = (
+            asked if re.fullmatch(r"[\w, -]{1,2000}", asked) else "authorization, content-type, x-api-key"
+        )
         headers = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-max-age", b"600")]
-        headers.append((b"access-control-allow-headers", b"authorization, content-type, x-api-key"))
+        headers.append((b"access-control-allow-headers", allowed.encode()))
+        if self.header(b"access-control-request-private-network"):
+            headers.append((b"access-control-allow-private-network", b"true"))
         await self.send({"type": "http.response.start", "status": 204, "headers": headers})
         await self.send({"type": "http.response.body"})
 
@@ -264,7 +272,8 @@ class Exchange:
         if not self._settings.access_log:
             return
         seconds = time.perf_counter() - self._begun
-        client = (self.scope.get("client") or ("-",))[0]
+        client = (self.scope.get("client") or ("-",))[0]  # what a proxy on this machine says may be anything
+        client = client if re.fullmatch(r"[\w.:%-]{1,64}", client) else "-"
         path = (
             self.scope["path"].encode("unicode_escape").decode()[:200]
         )  # never the query, which may hold keys

@@ -253,9 +253,11 @@ def test_pages_of_others_may_not_call(server: Running) -> None:
     assert status == 200 and headers["access-control-allow-origin"] == "https://friend.example"
     with server.connect() as asking:
         asking.sendall(
-            b"OPTIONS /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: https://friend.example\r\n\r\n"
+            b"OPTIONS /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: https://friend.example\r\n"
+            b"access-control-request-headers: authorization,x-stainless-os\r\n\r\n"
         )
-        assert b" 204 " in asking.recv(65536)
+        allowed = asking.recv(65536)
+        assert b" 204 " in allowed and b"allow-headers: authorization,x-stainless-os" in allowed
 
 
 def test_it_listens_on_this_machine_only() -> None:
@@ -270,12 +272,14 @@ def test_requests_have_ids_and_a_line_each(server: Running) -> None:
     assert headers["x-request-id"] == "from-the-client.1"
     _, headers, _ = server.ask("/no/such%0apath", x_request_id="two words")
     made = headers["x-request-id"]
+    server.ask("/v1/models", x_forwarded_for="1.2.3.4 GET /forged 200", x_request_id="behind-a-proxy")
     assert len(made) == 16 and made != "two words"
-    wait_until(lambda: made in server.log.read_text())
+    wait_until(lambda: "behind-a-proxy" in server.log.read_text())
     lines = server.log.read_text().splitlines()
     assert any("from-the-client.1 127.0.0.1 GET /v1/models 200 " in line for line in lines)
     assert any(f"{made} 127.0.0.1 GET /no/such\\npath 404 " in line for line in lines)
-    assert not any("secret" in line for line in lines)
+    assert any("behind-a-proxy - GET /v1/models 200 " in line for line in lines)
+    assert not any("secret" in line or "forged" in line for line in lines)
 
 
 # ---- settings
