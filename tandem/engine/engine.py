@@ -74,7 +74,9 @@ class Engine:
         layout = StepLayout(limits)
         plan = WeightPlan(model.layouts())
         ops = fuse(model.ops(context), lambda matrix: plan.layouts[matrix.name], passes)
-        kv_blocks = plan_kv(config, limits, batch, model.nbytes, kv, device.free_memory(), kv_memory)
+        kv_blocks = plan_kv(
+            config, limits, batch, model.nbytes, kv, device.free_memory(), kv_memory, device.turns
+        )
         self.program: Program = lower(ops, plan, layout, KVPlan(kv_blocks, kv), passes)
         null.check(self.program)
         device.place(self.program)
@@ -249,7 +251,7 @@ class Engine:
     def captured(self, ids: list[int], names: list[str]) -> Iterator[dict[str, Array]]:
         """Named intermediates of the next tokens of `ids`, read right after the launch that completes them. Steps may
         be made in between."""
-        unknown = [name for name in names if name not in self.program.values]
+        unknown = [name for name in names if not isinstance(name, str) or name not in self.program.values]
         if unknown:
             raise RequestError(f"no intermediate {unknown[0]!r}: `LLM.intermediates` lists their names")
         launches = self.program.launches

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from tandem.model.tokenizer import Tokenizer
 
 
+# What llguidance may do for one token: 6,000 items are within a few milliseconds where a text has few readings, and as
+# many as JSON with the most optional properties takes. By its own limit a form of many readings may take half a second.
+MOST_ITEMS = 6000
+MOST_OPTIONAL = 495  # properties of an object: with more, a row of its parser is too long
+
+
 class Grammar:
     """Where a sequence is in its grammar. One that meets llguidance's limits stays where it is, and says so."""
 
@@ -80,16 +86,22 @@ class Grammars:
         self._vocab, self._ends = vocab, tokenizer.stop_ids
 
     def compile(self, params: SamplingParams) -> Grammar:
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         try:
             text = _grammar_text(LLMatcher, params)
-            matcher = LLMatcher(self._tokenizer, text, log_level=0)
-        except ValueError as error:
+            limits = LLParserLimits(step_max_items=MOST_ITEMS)
+            matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+        except (ValueError, TypeError, RecursionError) as error:
             raise _refused(params, str(error)) from None
+        grammar = Grammar(matcher, self._vocab, self._ends)
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(
+                grammar.mask.ctypes.data, grammar.mask.nbytes
+            )  # meets limits early
         if matcher.is_error():
             raise _refused(params, matcher.get_error())
-        return Grammar(matcher, self._vocab, self._ends)
+        return grammar
 
 
 class _Vocabulary:
@@ -108,13 +120,33 @@ class _Vocabulary:
 
 def _grammar_text(matcher: Any, params: SamplingParams) -> str:
     if params.json_schema is not None:
-        return str(matcher.grammar_from_json_schema(params.json_schema))
+        schema = params.json_schema
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        _check_optional(json.loads(text))
+        return str(matcher.grammar_from_json_schema(text))
     if params.regex is not None:
         return str(matcher.grammar_from_regex(params.regex))
     if params.choices:
         texts = " | ".join(map(json.dumps, params.choices))  # one terminal: thousands of rules are too many
         return str(matcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}"))
     return str(matcher.grammar_from_lark(params.grammar))
+
+
+def _check_optional(schema: Any) -> None:
+    """Refuses what would fail only when an answer comes to it."""
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+        properties = part.get("properties") if isinstance(part, dict) else None
+        if not isinstance(properties, dict):
+            continue
+        required = part.get("required")
+        optional = len(properties.keys() - set(map(str, required if isinstance(required, list) else ())))
+        if optional > MOST_OPTIONAL:
+            raise ValueError(
+                f"an object has {optional} optional properties and may have {MOST_OPTIONAL}: require some, or split it"
+            )
 
 
 def _refused(params: SamplingParams, reason: str) -> RequestError:

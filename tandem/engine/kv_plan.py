@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from tandem.errors import DoesNotFitError
 from tandem.kernels.layouts import KV_TYPES, kv_bytes
 from tandem.kernels.panels import LANES, LAYOUTS
 from tandem.model.config import ModelConfig
-from tandem.program.step_inputs import KV_BLOCK, StepLimits
+from tandem.program.step_inputs import KV_BLOCK, StepLayout, StepLimits
 
 KV_SHARE = 0.25  # of the free memory, for sequences beyond the first
 HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
@@ -16,11 +17,12 @@ HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
 
 def plan_kv(
     config: ModelConfig, limits: StepLimits, batch: int, weights: int, kv: str, free: tuple[float, float],
-    wanted: float | None = None,
+    wanted: float | None = None, turns: int = 1,
 ) -> tuple[int, ...]:  # fmt: skip
     """Blocks of each KV group: one full context at least, up to `batch` of them within a share of the fast memory; or
-    as many as `wanted` bytes hold."""
-    fast, every = (nbytes - weights - HEADROOM for nbytes in free)
+    as many as `wanted` bytes hold. `turns`: steps that have inputs of their own."""
+    inputs = step_bytes(limits, turns)
+    fast, every = (nbytes - weights - HEADROOM - inputs for nbytes in free)
     per_block = [
         kv_bytes(config.layer_window.count(w), config.kv_heads, config.head_dim, KV_TYPES.index(kv))
         for w in config.windows
@@ -34,6 +36,14 @@ def plan_kv(
         return sum(n * size for n, size in zip(per_sequence(blocks), per_block, strict=True))
 
     one = nbytes(limits.blocks)
+    if every < one <= every + inputs - step_bytes(_of_batch(limits, 1), turns):
+        most = _largest_batch(limits, turns, every + inputs - one)
+        raise DoesNotFitError(
+            f"the model ({weights / 1e9:.1f} GB), a context of {limits.blocks * KV_BLOCK} ({one / 1e9:.1f} GB) and "
+            f"what steps of a batch of {batch} need ({inputs / 1e9:.1f} GB) do not fit in the {free[1] / 1e9:.1f} GB "
+            f"that are free: use a batch of at most {most}, or a smaller context",
+            missing=one - every,
+        )
     if every < one:
         largest = next((n * KV_BLOCK for n in range(limits.blocks, 0, -1) if nbytes(n) <= every), 0)
         raise DoesNotFitError(
@@ -53,6 +63,26 @@ def plan_kv(
         _check_wanted(wanted, one, every, limits.blocks * KV_BLOCK)
         sequences = wanted / one
     return tuple(int(n * sequences) for n in per_sequence(limits.blocks))
+
+
+def step_bytes(limits: StepLimits, turns: int) -> int:
+    """Of what grows with the batch: StepInputs and results of each turn, and the logits."""
+    layout = StepLayout(limits)
+    return turns * (layout.nbytes + layout.result_bytes) + 4 * limits.rows * limits.vocab
+
+
+def _of_batch(limits: StepLimits, batch: int) -> StepLimits:
+    spare = limits.rows - limits.sequences  # rows for guesses, less a guest's slot
+    return replace(limits, rows=batch + 1 + spare, sequences=batch + 1)
+
+
+def _largest_batch(limits: StepLimits, turns: int, room: float) -> int:
+    """Whose steps need no more than `room` bytes."""
+    low, high = 1, limits.sequences - 1  # enough room for the one, not for the other
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if step_bytes(_of_batch(limits, middle), turns) <= room else (low, middle)
+    return low
 
 
 def _quantisation(config: ModelConfig, room: float) -> str:

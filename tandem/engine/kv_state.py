@@ -84,6 +84,14 @@ def restore(engine: Engine, path: str | os.PathLike[str]) -> list[int]:
     return list(tokens)
 
 
+def check_path(path: object) -> None:
+    """Refuses what cannot name a file."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise StateFileError(f"{path!r} is no path of a file: give a text")
+    if "\0" in os.fspath(path):
+        raise StateFileError(f"{path!r} cannot be the name of a file: leave the NUL out")
+
+
 def keys_of(tokens: list[int]) -> list[bytes]:
     keys: list[bytes] = []
     extend_keys(keys, tokens)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tandem.model.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096
+MOST_OF_ANYTHING = 1 << 31  # threads, tokens or sequences
 NOT_A_PROMPT = (
     "a prompt is a text or a list of token ids; a conversation, for chat and stream, is a list of messages"
 )
@@ -82,14 +83,21 @@ class LLM:
         if kv not in KV_TYPES:
             raise RequestError(f"kv={kv!r}: use f16, q8 or f32")
         for name, value in (("threads", threads), ("context", context), ("batch", batch)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise RequestError(f"{name}={value!r}: give a whole number, 1 or more")
+            if value is not None and not (isinstance(value, int) and 1 <= value < MOST_OF_ANYTHING):
+                raise RequestError(
+                    f"{name}={value!r}: give a whole number, 1 or more, below {MOST_OF_ANYTHING}"
+                )
         if lookup and draft is not None:
             raise RequestError("guess tokens by lookup or by a draft model: give one of the two")
-        if split is not None and not all(isinstance(layers, int) and layers > 0 for layers in split):
-            raise RequestError(f"split={split!r}: give the number of layers of each device")
-        if kv_memory is not None and not (isinstance(kv_memory, int | float) and kv_memory > 0):
-            raise RequestError(f"kv_memory={kv_memory!r}: give a number of bytes")
+        if draft is not None and not isinstance(draft, str | os.PathLike):
+            raise RequestError(f"draft={draft!r}: give the path of a GGUF file or the name of a model")
+        if split is not None and not (
+            isinstance(split, Sequence) and all(isinstance(layers, int) and layers > 0 for layers in split)
+        ):
+            raise RequestError(f"split={split!r}: give the number of layers of each device, in a list")
+        for name, nbytes in (("gpu_memory", gpu_memory), ("kv_memory", kv_memory)):
+            if nbytes is not None and not (isinstance(nbytes, int | float) and nbytes > 0):
+                raise RequestError(f"{name}={nbytes!r}: give a number of bytes")
         npu_missing(npu)  # an error, if it is required, comes before a model is read
         self._grammars: Grammars | None = None
         self.lock = threading.Lock()  # of the engine
@@ -205,6 +213,10 @@ class LLM:
 
     def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
         """Named intermediates for each token: see `intermediates` for the names."""
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise RequestError(
+                f"{names!r} are no intermediates: give a list of names from `LLM.intermediates`"
+            )
         with self.lock:
             return self.engine.capture(self._ids(ids), names)
 
@@ -233,6 +245,7 @@ class LLM:
         how many tokens. After `restore`, what begins like it starts from there."""
         from tandem.engine import kv_state
 
+        kv_state.check_path(path)  # before the work
         tokens = self.prepare(prompt).sequence.prompt
         self.generate(tokens, max_tokens=1)
         with self.lock:
@@ -242,6 +255,7 @@ class LLM:
         """Brings back what `save` wrote with the same model; returns the tokens."""
         from tandem.engine import kv_state
 
+        kv_state.check_path(path)
         with self.lock:
             return kv_state.restore(self.engine, path)
 

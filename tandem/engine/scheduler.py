@@ -213,7 +213,11 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Lets sequences in, in order, while there are slots and blocks."""
-        coming = {key for sequence in self.running for key in _uncomputed_keys(sequence)}
+        coming: dict[
+            bytes, int
+        ] = {}  # blocks that will be computed: how urgent the most urgent of those is who will
+        for sequence in self.running:
+            _add_uncomputed(coming, sequence)
         for sequence in self.waiting[
             : 2 * self.limits.sequences
         ]:  # a long queue costs a step no more than a short one
@@ -223,16 +227,17 @@ class Scheduler:
                 continue
             if not self._enter(sequence):
                 return
-            coming.update(_uncomputed_keys(sequence))
+            _add_uncomputed(coming, sequence)
 
-    def _begin(self, sequence: Sequence, coming: set[bytes]) -> bool:
-        """Begins it with what others have computed; not yet if one of them is just about to compute more of it."""
+    def _begin(self, sequence: Sequence, coming: dict[bytes, int]) -> bool:
+        """Begins it with what others have computed; not yet if one of them, no less urgent, is just about to compute
+        more of it. Nobody waits for those who may have to wait longer."""
         usable = (len(sequence.tokens) - 1) // KV_BLOCK  # one token at least is left, for its logits
         if sequence.params.prompt_logprobs is not None:
             usable = len(sequence.scored) // KV_BLOCK
         extend_keys(sequence.keys, sequence.tokens)
         shared = self.cache.find(sequence.keys[:usable])
-        if shared < usable and sequence.keys[shared] in coming:
+        if shared < usable and coming.get(sequence.keys[shared], math.inf) <= sequence.priority:
             return False
         self.cache.share(sequence.tables, sequence.keys[:shared])
         sequence.computed = shared * KV_BLOCK
@@ -308,5 +313,6 @@ def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.priority, sequence.number
 
 
-def _uncomputed_keys(sequence: Sequence) -> list[bytes]:
-    return sequence.keys[sequence.computed // KV_BLOCK :]
+def _add_uncomputed(coming: dict[bytes, int], sequence: Sequence) -> None:
+    for key in sequence.keys[sequence.computed // KV_BLOCK :]:
+        coming[key] = min(sequence.priority, coming.get(key, sequence.priority))

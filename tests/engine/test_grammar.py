@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tandem import LLM
+from tandem import LLM, SamplingParams
+from tandem.engine.grammar import Grammars
 from tandem.errors import RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.simulation import Willing
@@ -56,7 +61,7 @@ def test_regular_expressions_choices_and_grammars(llm: LLM, temperature: float) 
 
 
 def test_thousands_of_choices(llm: LLM) -> None:
-    choices = [f"number {i}" for i in range(5000)]
+    choices = [f"number {i}" for i in range(2000)]
     assert llm.generate("x", choices=choices, max_tokens=20).text in choices
 
 
@@ -136,15 +141,11 @@ def test_a_form_that_meets_a_limit_fails_its_request_alone(
     """What there is of the answer is not taken for all of it; also if the limit is met while a guess is looked at."""
     from llguidance import LLMatcher, LLParserLimits
 
-    many = {"properties": {f"k{i}": {"type": "string"} for i in range(1500)}, "type": "object"}
-    with pytest.raises(RequestError, match=r"form is too intricate: .* items; max is"):
-        llm.generate("x", json_schema=many, max_tokens=9)
-
     class Impatient:
         grammar_from_lark = LLMatcher.grammar_from_lark
 
         def __new__(cls, *args: Any, **options: Any) -> Any:
-            return LLMatcher(*args, limits=LLParserLimits(step_max_items=60), **options)
+            return LLMatcher(*args, **options | {"limits": LLParserLimits(step_max_items=60)})
 
     with LLM(path, threads=1, context=512, batch=8, device="cpu", lookup=lookup) as other:
         if speculator := other.engine.scheduler.speculator:
@@ -158,6 +159,90 @@ def test_a_form_that_meets_a_limit_fails_its_request_alone(
                 other.generate("ab" * 12, grammar=grammar, max_tokens=100)
         assert first + "".join(token.text for token in beside) == llm.generate("one", max_tokens=30).text
         assert other.engine.cache.free_blocks == other.engine.cache.blocks
+
+
+def many(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(count)}}
+
+
+def test_more_optional_properties_than_can_be_are_refused_at_once(llm: LLM) -> None:
+    """Wherever they are; and as many as may be are answered."""
+    for schema in (
+        many(500),
+        {"type": "array", "items": {"anyOf": [{"type": "null"}, many(1500)]}},
+        json.dumps(many(496)),
+    ):
+        with pytest.raises(
+            RequestError, match=r"json_schema cannot be used: an object has .* may have 495: require"
+        ):
+            llm.prepare("x", json_schema=schema)
+    required = many(500) | {"required": [f"k{i}" for i in range(20)]}
+    for schema in (many(495), required):
+        assert llm.generate("x", json_schema=schema, max_tokens=4).finish_reason == "length"
+
+
+def test_what_is_no_json_is_refused(llm: LLM) -> None:
+    around: dict[str, Any] = {"type": "object"}
+    around["properties"] = {"itself": around}
+    for schema in (around, {"const": object()}, {"const": {1, 2}}):
+        with pytest.raises(RequestError, match="json_schema cannot be used"):
+            llm.prepare("x", json_schema=schema)
+
+
+class Letters:
+    """A vocabulary like real ones: all words of one or two letters, thousands of long ones, and what sums take."""
+
+    def __init__(self) -> None:
+        letters = "abcdefghijklmnopqrstuvwxyz "
+        words = ["".join(each) for size in (1, 2) for each in product(letters, repeat=size)]
+        long = ["".join(Random(i).choices(letters, k=12)) for i in range(2000)]
+        self.words = [*"0123456789+-*()", *words, *long, "<end>"]
+        self.vocab_size, self.stop_ids, self.bos_id = len(self.words), frozenset({len(self.words) - 1}), None
+
+    def token_bytes(self, id: int) -> bytes:
+        return self.words[id].encode()
+
+    def is_hidden(self, id: int) -> bool:
+        return id in self.stop_ids
+
+    def encode(self, text: str | bytes, **_: Any) -> list[int]:
+        return [self.words.index(letter) for letter in (text if isinstance(text, str) else text.decode())]
+
+
+def test_grammars_of_too_many_readings_do_not_hold_others_up() -> None:
+    """What comes to half a second a token by llguidance's own limits is refused, at once or where it becomes too much,
+    and before that no token takes long."""
+    tokenizer: Any = Letters()
+    grammar = 'start: e\ne: e e e | e e | /[a-z ]/ | ""'
+    rows, slowest, [letter] = (
+        np.zeros((1, -(-tokenizer.vocab_size // 32)), np.int32),
+        0.0,
+        tokenizer.encode("a"),
+    )
+    try:
+        found = Grammars(tokenizer, tokenizer.vocab_size).compile(SamplingParams(grammar=grammar))
+    except RequestError as error:
+        assert "Too many items" in str(error)
+        return
+    for _ in range(400):
+        begun = time.process_time()
+        found.write_masks(rows)
+        slowest = max(slowest, time.process_time() - begun)
+        if not found.accept(letter):
+            break
+    assert "too intricate" in found.problem and slowest < 0.2
+
+
+def test_grammars_of_one_reading_may_be_long() -> None:
+    tokenizer: Any = Letters()
+    sums = (
+        'start: sum\nsum: sum ("+" | "-") part | part\npart: part "*" one | one\none: /[0-9]+/ | "(" sum ")"'
+    )
+    found = Grammars(tokenizer, tokenizer.vocab_size).compile(SamplingParams(grammar=sums))
+    rows = np.zeros((1, -(-tokenizer.vocab_size // 32)), np.int32)
+    for token in tokenizer.encode("(1+2)*3-4*(5+6)" + "+7*8" * 50):
+        found.write_masks(rows)
+        assert found.accept(token)
 
 
 def test_forms_begin_without_the_space_that_some_vocabularies_add() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.engine.kv_cache import NO_BLOCK, BlockTable, KVCache
-from tandem.engine.kv_plan import HEADROOM, plan_kv
+from tandem.engine.kv_plan import HEADROOM, plan_kv, step_bytes
 from tandem.errors import DoesNotFitError
 from tandem.kernels.formats import by_name
 from tandem.model.config import ModelConfig, Rope
@@ -102,25 +103,49 @@ def config(windows: tuple[int, ...]) -> ModelConfig:
     ("windows", "free", "blocks"),
     [
         ((0, 0), 1e12, (64 * 8,)),  # eight full contexts
-        ((0, 0), HEADROOM + 64 * 16384, (64,)),  # the first takes all there is
-        ((0, 0), HEADROOM + 64 * 16384 * 13, (64 * 3,)),  # others a quarter of it
+        ((0, 0), 64 * 16384, (64,)),  # the first takes all there is
+        ((0, 0), 64 * 16384 * 13, (64 * 3,)),  # others a quarter of it
         ((0, 32), 1e12, (64 * 8, (32 + 256) // 16 * 8 + 16)),  # a sliding layer keeps its window and a step
     ],
 )
 def test_as_many_sequences_as_fit(windows: tuple[int, ...], free: float, blocks: tuple[int, ...]) -> None:
-    limits = StepLimits(256, 8, 8, 64, len(set(windows)))
+    limits = StepLimits(256, 8, 9, 64, len(set(windows)))
+    free += HEADROOM + step_bytes(limits, 1)
     assert plan_kv(config(windows), limits, 8, 0, "f16", (free, free)) == blocks
 
 
 def test_a_context_that_does_not_fit_says_which_would() -> None:
-    limits, weights = StepLimits(256, 8, 8, 64), 1e9
-    free = weights + HEADROOM + 10 * 16384
+    limits, weights = StepLimits(256, 1, 2, 64), 1e9
+    free = weights + HEADROOM + step_bytes(limits, 1) + 10 * 16384
     with pytest.raises(DoesNotFitError, match=r"\(1.0 GB\) with a context of 1024 .* of at most 160"):
         plan_kv(config((0, 0)), limits, 8, int(weights), "f16", (free, free))
     with pytest.raises(DoesNotFitError, match=r"with a context of 1024 .* of at most 288$"):
         plan_kv(config((0, 0)), limits, 8, int(weights), "q8", (free, free))
     with pytest.raises(DoesNotFitError, match=r"1.0 GB that are free: .* a file of at most 0.8 GB"):
         plan_kv(config((0, 0)), limits, 8, int(weights), "f16", (weights, weights))
+
+
+@pytest.mark.parametrize("spare", [0, 16])
+def test_what_steps_need_for_a_batch_counts(spare: int) -> None:
+    """A batch of 512 with a context of 131,072: history and bias of every row, two of each, and the logits."""
+    blocks, weights, batch = 8192, int(1e9), 512
+    limits = StepLimits(512, batch + spare, batch + 1, blocks, 1, 150_000)
+    inputs = step_bytes(limits, 2)
+    edits, logits = 2 * (batch + spare) * (131072 + 1088) * 16, (batch + spare) * 150_000 * 4
+    assert inputs == pytest.approx(edits + logits, rel=0.1) and inputs > edits + logits
+    one = blocks * 16384
+    free = weights + HEADROOM + one + inputs
+    assert plan_kv(config((0, 0)), limits, batch, weights, "f16", (free, free), turns=2) == (blocks,)
+    half = weights + HEADROOM + one + inputs / 2
+    with pytest.raises(DoesNotFitError, match=r"a context of 131072 .* a batch of 512 need") as error:
+        plan_kv(config((0, 0)), limits, batch, weights, "f16", (half, half), turns=2)
+    assert error.value.missing == pytest.approx(inputs / 2)
+    most = int(re.findall(r"a batch of at most (\d+)", str(error.value))[0])
+    assert 200 < most < 260
+    fits = [StepLimits(512, n + spare, n + 1, blocks, 1, 150_000) for n in (most, most + 1)]
+    assert plan_kv(config((0, 0)), fits[0], most, weights, "f16", (half, half), turns=2)
+    with pytest.raises(DoesNotFitError):
+        plan_kv(config((0, 0)), fits[1], most + 1, weights, "f16", (half, half), turns=2)
 
 
 @pytest.mark.parametrize(("format", "bits"), [("Q4_0", 4.5), ("Q2_K", 8.5), ("IQ1_S", 8.5)])

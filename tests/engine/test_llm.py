@@ -16,7 +16,7 @@ import pytest
 
 from tandem import LLM, TandemError
 from tandem.engine.sequence import Sequence
-from tandem.errors import DeadlineError, DeviceError, DoesNotFitError, RequestError
+from tandem.errors import DeadlineError, DeviceError, DoesNotFitError, RequestError, StateFileError
 from tests.cli.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.fast
@@ -241,10 +241,45 @@ def test_an_answer_does_not_end_before_its_least_tokens(llm: LLM, penalty: float
 
 
 @pytest.mark.parametrize("option", ["threads", "context", "batch"])
-@pytest.mark.parametrize("value", [0, -1, 2.5, "x"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "x", 10**10])
 def test_not_a_size(path: Path, option: str, value: Any) -> None:
     with pytest.raises(RequestError, match=f"{option}="):
         LLM(path, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("split", 5),
+        ("split", [0]),
+        ("split", ["a"]),
+        ("draft", 5),
+        ("gpu_memory", "x"),
+        ("kv_memory", -1),
+        ("device", 5),
+    ],
+)
+def test_not_an_option(path: Path, option: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"{option}="):
+        LLM(path, **{option: value})
+
+
+def test_more_threads_than_can_be(path: Path) -> None:
+    with pytest.raises(DeviceError, match="between 1 and 256"):
+        LLM(path, device="cpu", threads=10**9)
+
+
+@pytest.mark.parametrize("name", ["a\0b", 5, b"a", None])
+def test_not_the_path_of_a_state(llm: LLM, name: Any) -> None:
+    for use in (lambda: llm.save("x", name), lambda: llm.restore(name)):
+        with pytest.raises(StateFileError, match="file"):
+            use()
+
+
+@pytest.mark.parametrize("names", [[["x"]], [{}], [5], 5, None, "result_norm"])
+def test_not_the_names_of_intermediates(llm: LLM, names: Any) -> None:
+    with pytest.raises(RequestError, match="intermediate"):
+        llm.capture([1, 2], names)
 
 
 def test_closed(path: Path) -> None:

@@ -189,6 +189,27 @@ def test_the_urgent_go_first_and_take_the_place_of_others() -> None:
     engine.check_idle()
 
 
+def test_the_urgent_do_not_wait_for_others_to_compute_what_they_share() -> None:
+    """A less urgent request may have to wait itself: here it gets two tokens of a step that others have first."""
+    engine = make(batch=8, tokens=8)
+    answering = [submit(engine, [900 + i], 60) for i in range(6)]
+    for _ in range(3):
+        engine.step()
+    [prompt] = prompts([4 * KV_BLOCK])
+    usual = engine.submit(prompt, SamplingParams(max_tokens=2, priority=5))
+    engine.step()
+    urgent = engine.submit(prompt, SamplingParams(max_tokens=2, priority=-5))
+    engine.step()
+    assert urgent.slot >= 0 and usual.computed < 2 * KV_BLOCK
+    while urgent.finish_reason is None:
+        engine.step()
+    assert usual.finish_reason is None
+    engine.run(*answering, usual)
+    for sequence in (urgent, usual):
+        assert ids(sequence) == expected(prompt, 2, (0,))
+    engine.check_idle()
+
+
 def test_a_request_ends_at_its_deadline() -> None:
     engine = make(batch=1)
     sequences = [

@@ -398,3 +398,13 @@ def test_the_host_is_counted_once() -> None:
         assert "the CPU" in with_host.describe() and open_device("cpu").stages == 1
     finally:
         with_host.close()
+
+
+@pytest.mark.fast
+def test_closed() -> None:
+    llm = LLM(GOLDEN, device="cpu,cpu", threads=2, context=64, batch=2, split=[2, 2])
+    llm.embed([1, 2])
+    llm.close()
+    for use in (lambda: llm.embed([1, 2]), lambda: llm.logits([1]), lambda: llm.generate([1], max_tokens=2)):
+        with pytest.raises(DeviceError, match="closed: open the model again"):
+            use()

@@ -126,6 +126,7 @@ class SplitDevice:
 
     def _having(self, tensor: Tensor) -> list[Stage]:
         """The stages with a tensor: several have a tied head, or RoPE's table."""
+        self._check_open()
         if tensor.arena in OWN:
             return [stage for stage in self.chain if tensor.root in stage.part.moved]
         return [self.chain[-1 if tensor.arena == "output" else self.latest]]
@@ -134,6 +135,10 @@ class SplitDevice:
 
     def record(self, program: Program, turn: int = 0) -> Recording:
         return Recording(self, self._carriers[turn])
+
+    def _check_open(self) -> None:
+        if not self.chain:
+            raise DeviceError("the devices are closed: open the model again")
 
     def _stop(self) -> None:
         stages, self.chain = self.chain, []
@@ -155,8 +160,7 @@ class Recording:
         self._trip.done.set()
 
     def start(self) -> None:
-        if not self.device.chain:
-            raise DeviceError("the devices are closed: open the model again")
+        self.device._check_open()
         trip, inbox = Trip(self.carrier), self.device.chain[0].inbox
         self._trip = trip
         try:
