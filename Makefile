@@ -78,7 +78,7 @@ bench-serving: $(VENV)/dev-installed core $(if $(filter .venv-peer/%,$(SERVER)),
 	@touch $@
 
 # After a change in benchmarks/results/ or docs/templates/.
-docs: $(VENV)/installed core
+docs: $(VENV)/dev-installed core
 	@$(BIN)/python -m benchmarks.write_performance
 	@$(BIN)/python -m benchmarks.plan_errors
 

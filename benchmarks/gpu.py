@@ -1,10 +1,11 @@
 """Checks and times the Vulkan device on a real GPU in one run, and prints a table last.
 
-    python -m benchmarks.gpu [--device vulkan] [--model gemma-3-27b:q4_0] [--skip-checks] [--steady]
+    python -m benchmarks.gpu [--device vulkan] [--model gemma-3-27b:q4_0] [--skip-checks] [--steady] [--out FILE]
 
 Checks: every kernel on its cases, the matrix-unit paths on larger shapes, the golden models. Times: a synthetic model
 (no file) at decode batches 1 to 64, prompts, and depths; with GB/s, TFLOP/s and the profile of each kernel. With
-`--steady` only: the host's part of a step and how long the device waits for it, as the engine serves requests.
+`--steady` only: the host's part of a step and how long the device waits for it, as the engine serves requests. FILE
+gets what was found; a second run, such as one with `--steady`, adds to it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -123,29 +125,44 @@ def main() -> None:
     parser.add_argument("--skip-checks", action="store_true")
     parser.add_argument("--steady", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", default="", help="that is measured, for the file")
     options = parser.parse_args()
     if options.steady:
         rows = time_steady(options.model, open_device(options.device))
         if options.out:
-            options.out.write_text(json.dumps({"rows": rows}, indent=1))
+            keep(options.out, {"steady": rows})
         return
-    failures: list[str] = []
+    failures: list[str] | None = None  # not looked for
     if not options.skip_checks:
         device = open_for_checks(options.device)
         print(device.describe())
-        failures += check_all(device)
+        failures = check_all(device)
         device.close()
         print("\n".join(failures) or "all kernels agree with NumPy", flush=True)
         failures += check_goldens(options.device)
-    rows = time_model(options.model, open_device(options.device))
+    device = open_device(options.device)
+    rows = time_model(options.model, device)
     print(f"\n{'':32} {'ms a step':>9} {'tok/s':>9} {'GB/s':>9} {'TFLOP/s':>9}")
     for r in rows:
         if "tok_s" not in r:
             continue
         print(f"{r['label']:32} {r['ms']:9.2f} {r['tok_s']:9.0f} {r['GB_s']:9.0f} {r['TFLOP_s']:9.1f}")
     if options.out:
-        options.out.write_text(json.dumps({"rows": rows, "failures": failures}, indent=1))
-    print("checks:", "FAILED: " + "; ".join(failures) if failures else "all passed or skipped")
+        about = {
+            "device": device.describe(),
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "model": f"{options.model} (synthetic)",
+            "commit": options.commit,
+            "command": "python -m benchmarks.gpu, and with --steady",
+        }
+        keep(options.out, about | {"rows": rows, "failures": failures})
+    found = "skipped" if failures is None else "; ".join(failures) or "all passed"
+    print("checks:", found)
+
+
+def keep(path: Path, found: dict[str, Any]) -> None:
+    old = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(old | found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
