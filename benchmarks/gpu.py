@@ -149,7 +149,7 @@ def main() -> None:
         print(f"{r['label']:32} {r['ms']:9.2f} {r['tok_s']:9.0f} {r['GB_s']:9.0f} {r['TFLOP_s']:9.1f}")
     if options.out:
         about = {
-            "device": device.describe(),
+            "device": f"{device.capabilities.name}, {device.capabilities.driver}, Vulkan",
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "model": f"{options.model} (synthetic)",
             "commit": options.commit,
