@@ -84,6 +84,8 @@ def test_little_locked_memory(tmp_path: Path, xrt: SimpleNamespace, monkeypatch:
 def test_no_xrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert wrong(phoenix(tmp_path)) == ["XRT"]
+    (tmp_path / "opt/xilinx/xrt/python").mkdir(parents=True)
+    assert "source /opt/xilinx/xrt/setup.sh" in detect(tmp_path).missing
 
 
 def test_xrt_without_its_plugin(tmp_path: Path, xrt: SimpleNamespace) -> None:

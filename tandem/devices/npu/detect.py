@@ -65,7 +65,7 @@ def detect(root: Path = Path("/")) -> Detection:
         _node(root, pci),
         _locked(),
     )
-    return Detection(True, (*files, _xrt(all(check.ok for check in files))))
+    return Detection(True, (*files, _xrt(root, all(check.ok for check in files))))
 
 
 def _pci(root: Path) -> tuple[Path | None, str]:
@@ -136,10 +136,12 @@ def _locked() -> Check:
     return Check("locked memory", ok, f"locked memory {shown}", "allow more: `ulimit -l unlimited`")
 
 
-def _xrt(usable: bool) -> Check:
+def _xrt(root: Path, usable: bool) -> Check:
     """XRT's Python module; with a `usable` NPU also its plugin for amdxdna, which only opening devices shows."""
     fix = f"install XRT with its plugin for amdxdna, for this Python ({HOW})"
     if importlib.util.find_spec("pyxrt") is None:
+        if (root / "opt/xilinx/xrt/python").is_dir():
+            fix = "run `source /opt/xilinx/xrt/setup.sh` first"
         return Check("XRT", False, "Python finds no module pyxrt", fix)
     try:
         pyxrt = import_module("pyxrt")
