@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from tandem import LLM
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.hybrid.cut import Gemm
+from tandem.devices.hybrid.cut import Gemm, gemms
 from tandem.devices.hybrid.device import HybridDevice
 from tandem.devices.hybrid.gate import LIMIT, groups, judge
 from tandem.devices.hybrid.int8 import Int8Accelerator
@@ -48,7 +49,7 @@ class Measured:
             CPUDevice(threads), [Int8Accelerator(block)], shares=(0, 1), only=lambda gemm: self.chosen(gemm)
         )
         closing.callback(device.close)
-        self.selected: frozenset[str] = frozenset()
+        self.selected: frozenset[str] | None = None  # while weights are loaded: all
         self.engine = Engine(model, device, context=WINDOW, batch=STEP)
         self.works = [work for work in device.works if isinstance(work, Gemm)]
         ids = Tokenizer.from_gguf(model.gguf).encode(TEXT.read_text())[: tokens + 1]
@@ -56,7 +57,7 @@ class Measured:
         self.base = [Predictions(logits, window[1:]) for logits, window in self.predicted(frozenset())]
 
     def chosen(self, gemm: Gemm) -> bool:
-        return any(group in self.selected for group in groups(gemm))
+        return self.selected is None or any(group in self.selected for group in groups(gemm))
 
     def predicted(self, selected: frozenset[str]) -> Iterator[tuple[Array, list[int]]]:
         self.selected = selected
@@ -116,7 +117,7 @@ def measure(name: str, block: int | None, options: argparse.Namespace) -> dict[s
 
         def cost(selected: frozenset[str]) -> float:
             label = label_of(selected, kinds)
-            members = frozenset(member for group in selected for member in members_of(group, kinds, layers))
+            members = frozenset(member for group in selected for member in members_of(group, kinds))
             if label not in rows:
                 rows[label] = model.cost(members)
                 print(f"{name}, {said(block)}, {label}: {cell(rows[label])}", flush=True)
@@ -133,6 +134,27 @@ def measure(name: str, block: int | None, options: argparse.Namespace) -> dict[s
         "model": name, "block": block, "tokens": sum(len(window) - 1 for window in model.windows), "limit": LIMIT,
         "rows": rows, "admitted": sorted(verdict.admitted), "total": rows.get(label_of(verdict.admitted, kinds)),
     }  # fmt: skip
+
+
+def verdicts(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the NPU may compute (tandem/devices/npu/verdicts.json): of each model's results those that admit the most."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(result["model"] for result in results):
+        with LLM(model_path(name), device="cpu", context=64, batch=1) as llm:
+            works = [work for work in gemms(llm.engine.program) if isinstance(work, Gemm)]
+            c = llm.engine.model.config
+        kinds = kind_groups(works)
+        options = [
+            (result["block"], [member for group in result["admitted"] for member in members_of(group, kinds)])
+            for result in results
+            if result["model"] == name
+        ]
+        block, admitted = max(options, key=lambda option: len(option[1]))
+        found[f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}"] = {
+            "block": block,
+            "groups": sorted(admitted),
+        }
+    return found
 
 
 def label_of(selected: frozenset[str], kinds: dict[str, list[str]]) -> str:
@@ -159,7 +181,7 @@ def quarters(layers: int) -> list[tuple[int, int]]:
     return [(begin, end - 1) for begin, end in pairwise(ends)]
 
 
-def members_of(group: str, kinds: dict[str, list[str]], layers: int) -> list[str]:
+def members_of(group: str, kinds: dict[str, list[str]]) -> list[str]:
     kind, _, span = group.partition(" of layers ")
     if not span:
         return kinds[kind]
@@ -203,7 +225,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="+")
+    parser.add_argument("models", nargs="*", help="without any: the table of what was measured")
     parser.add_argument("--tokens", type=int, default=WINDOW)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--block", type=int, action="append", help="columns with a scale; 0: all of a row")
@@ -211,6 +233,7 @@ def main() -> None:
         "--layers", default="down", help="what is judged by quarters of its layers if it fails"
     )
     parser.add_argument("--out", type=Path, default=RESULTS / f"{date.today()}-npu-numerics.json")
+    parser.add_argument("--verdicts", type=Path, help="where to write what the gate admits")
     options = parser.parse_args()
     results = json.loads(options.out.read_text())["results"] if options.out.exists() else []
     for name in options.models:
@@ -222,6 +245,8 @@ def main() -> None:
                 + "\n"
             )
     print(table(results))
+    if options.verdicts:
+        options.verdicts.write_text(json.dumps(verdicts(results), indent=1) + "\n")
 
 
 if __name__ == "__main__":

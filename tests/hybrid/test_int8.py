@@ -62,7 +62,7 @@ class Int8Engine:
     """An engine with the matmuls of some groups computed as the NPU would."""
 
     def __init__(self, path: Path, block: int | None, placement: str = "columns", share: float = 1.0) -> None:
-        self.selected: frozenset[str] = frozenset()
+        self.selected: frozenset[str] | None = None  # while weights are loaded: all
         self.model: Model = open_model(path)
         shares = None if placement == "npu-attention" else (1 - share, share)
         self.device = HybridDevice(CPUDevice(1), [Int8Accelerator(block)], placement, shares, self.chosen)
@@ -73,7 +73,7 @@ class Int8Engine:
             raise
 
     def chosen(self, gemm: Gemm) -> bool:
-        return any(group in self.selected for group in groups(gemm))
+        return self.selected is None or any(group in self.selected for group in groups(gemm))
 
     def logits(self, ids: list[int], *selected: str) -> Array:
         self.selected = frozenset(selected)

@@ -196,6 +196,8 @@ class HybridDevice:
     def _load(self) -> None:
         """Gives helpers the constants of their works, as the main device has them."""
         for index, work in enumerate(self.works):
+            if isinstance(work, Gemm) and not self.only(work):
+                continue
             constants = {
                 name: self.main.read(tensor)
                 for launch in work.launches
