@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tandem.server.generation import Answer, Piece, Tool, ToolCall
+from tandem.server import ollama
+from tandem.server.generation import NOTHING, Answer, Generation, Piece, Tool, ToolCall
 from tandem.server.reading import News, Reader
 from tandem.server.tool_formats import GEMMA, HERMES, LLAMA3, MISTRAL, format_of, without_tools
 
@@ -99,6 +103,23 @@ def test_arguments_come_as_they_are_written() -> None:
         assert [one.arguments for one in news[i + 1 : i + 8]] == list('"x": 3}')
     cut = [Reader(TOOLS).push(CALL[: CALL.index("3")], last=True)]
     assert [(call.name, call.arguments) for call in gathered(cut)] == [("f", '{"x": ')]
+
+
+def test_ollama_gets_calls_whole() -> None:
+    async def run(_: Generation) -> AsyncGenerator[Piece, None]:
+        yield Piece(calls=[ToolCall("1", "f", "{")])
+        yield Piece(arguments='"x": 3')
+        yield Piece(arguments="}", calls=[ToolCall("2", "g", "{}")])
+        yield Piece(finish="tool_calls", usage=NOTHING)
+
+    async def lines() -> list[Any]:
+        server: Any = SimpleNamespace(run=run)
+        found = ollama._lines(server, Generation("m"), {}, 0.0, ollama._chat_body)
+        return [json.loads(line) async for line in found]
+
+    messages = [line["message"] for line in asyncio.run(lines())]
+    calls = [call["function"] for message in messages for call in message.get("tool_calls", [])]
+    assert calls == [{"name": "f", "arguments": {"x": 3}}, {"name": "g", "arguments": {}}]
 
 
 def test_one_call_where_several_are_not_wanted() -> None:
