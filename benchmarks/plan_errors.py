@@ -5,6 +5,7 @@ python -m benchmarks.plan_errors
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
@@ -13,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks import figures
 from benchmarks.plan_fit import CPU, GPU, SOFTWARE, held_out
 from benchmarks.plan_rows import (
     GPU_MODEL,
@@ -23,7 +25,6 @@ from benchmarks.plan_rows import (
     lavapipe_rows,
     planned,
     prefill,
-    read,
 )
 from tandem.bench.hardware import load_hardware
 from tandem.bench.runs import Step, added, step_costs
@@ -76,7 +77,7 @@ def _checked(rows: Sequence[Row], without: Sequence[Iterable[float]]) -> list[Ch
 
 def published() -> Iterator[Row]:
     """Of llama.cpp: another engine."""
-    for row in read("published.json")["rows"]:
+    for row in json.loads((figures.RESULTS / "published.json").read_text())["rows"]:
         hardware = load_hardware(row["hardware"])
         if "pp512" in row:
             yield prefill(row["engine"], hardware, row["model"], 512, row["pp512"])
@@ -100,7 +101,7 @@ class Profiled(NamedTuple):
 def profiled() -> Iterator[Profiled]:
     """Products and attention of the H200's profiles, with the bytes of the null device."""
     program = planned(GPU_MODEL).program
-    for row in read("2026-11-15-h200.json")["rows"]:
+    for row in figures.read("h200")["rows"]:
         step = _step(row["label"])
         if step is None:
             continue
@@ -121,7 +122,7 @@ def _step(label: str) -> Step | None:
 
 def gpu_read_gb_s() -> float:
     """What a launch that only reads reached there, where the file tells; else what hardware.toml has."""
-    rows = read("2026-11-15-h200.json")["rows"]
+    rows = figures.read("h200")["rows"]
     return next((row["GB_s"] for row in rows if row["label"] == "read"), load_hardware("h200").read_gb_s)
 
 

@@ -7,16 +7,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import figures
 from tandem.bench.hardware import Hardware, load_hardware
 from tandem.bench.plan import Planned, added
 from tandem.bench.runs import Step
 from tandem.model.synthetic import SyntheticModel
 
-RESULTS = Path(__file__).parent / "results"
 CONTEXT = 32768
 # Published files mix formats; these are as large as they are.
 CPU_MODELS = {
@@ -95,7 +94,7 @@ def prefill(run: str, hardware: Hardware, model: str, tokens: int, measured: flo
 
 def cpu_rows() -> list[Row]:
     """Of every comparison with llama.cpp in the folder."""
-    found = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
+    found = [json.loads(file.read_text()) for file in sorted(figures.RESULTS.glob("*.json"))]
     runs = [run for run in found if isinstance(run, dict) and "peer_system" in run and "models" in run]
     return [row for run in sorted(runs, key=lambda run: str(run["date"])) for row in _cpu_run(run)]
 
@@ -103,10 +102,10 @@ def cpu_rows() -> list[Row]:
 def _cpu_run(run: dict[str, Any]) -> Iterator[Row]:
     steps, opening = run["settings"]["steps"], run["settings"]["opening"]
     for model in run["models"]:
-        shape, name = CPU_MODELS[model["name"]], run["date"][:16]
+        shape, name = CPU_MODELS.get(model["name"]), run["date"][:16]
         for row in model["rows"]:
-            if "read_gb_per_s_limit" not in row:
-                continue
+            if shape is None or "read_gb_per_s_limit" not in row:
+                continue  # a shape that the planner does not know, or no speed
             hardware = _with_limits(row["read_gb_per_s_limit"], model["int8_gop_per_s_limit"])
             measured = row["ours"]["median"]
             if found := re.fullmatch(r"prefill (\d+)", row["measure"]):
@@ -126,7 +125,7 @@ def _with_limits(reads: list[float], int8_gop_per_s: float) -> Hardware:
 
 
 def gpu_rows() -> list[Row]:
-    run = read("2026-11-15-h200.json")
+    run = figures.read("h200")
     name = f"{run['date']}, {run['commit']}"
     rates = {row["label"]: row["tok_s"] for row in run["rows"] if "tok_s" in row}
     return list(_labelled(name, load_hardware("h200"), GPU_MODEL, rates))
@@ -134,7 +133,7 @@ def gpu_rows() -> list[Row]:
 
 def lavapipe_rows() -> list[Row]:
     """Vulkan in software: with the bandwidth of the same run."""
-    run = read("2026-11-15-lavapipe.json")
+    run = figures.read("lavapipe")
     reads = run["bandwidth"]["bytes_per_s"] / 1e9
     hardware = replace(load_hardware("lavapipe"), pin_gb_s=reads, read_gb_s=reads, usual_gb_s=reads)
     rates = {row["label"]: row["tokens_per_s"] for row in run["rows"]}
@@ -149,7 +148,3 @@ def _labelled(run: str, hardware: Hardware, model: str, rates: dict[str, float])
             yield decode(run, hardware, model, batch, depth + tokens // 2, rate)
         elif found := re.fullmatch(r"prefill (\d+)", label):
             yield prefill(run, hardware, model, int(found[1]), rate)
-
-
-def read(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text())

@@ -1,8 +1,8 @@
 """`--hardware this`: the machine at hand, measured through our own kernels and kept in a file.
 
-Measured are reads of its memory and a prompt. A machine's peak cannot be measured by kernels that do not reach it: it
-is taken to be as far above what the prompt reached as where both are known (`calibration` in hardware.toml). So here
-the limit by arithmetic is a guess; the one by memory is not.
+Measured are reads of its memory, a prompt, and a CPU's peak. The rate that predictions take is the one that explains
+the prompt, given what part of it our kernels reach where both are known (`calibration` in hardware.toml). Where the
+peak is not known it is taken to be that rate: then the limit by arithmetic is a guess; the one by memory is not.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.hardware import Calibration, Hardware, calibration_of
+from tandem.bench.limits import measure_limits
 from tandem.bench.plan import Planned
 from tandem.bench.runs import Bench, Workload
 from tandem.devices.device import Device
@@ -49,25 +49,25 @@ def measure(device: Device) -> Hardware:
     few = {"cpu": 1, "software": 1}.get(kind, 2 if "NVIDIA" in device.describe() else 9)
     shape, layers, prompt = (SMALL, FEW_LAYERS, FEW) if kind == "software" else (SHAPE, LAYERS, PROMPT)
     memory = device.free_memory()[1] / 2**30
-    read, how = measure_bandwidth(device, READ_BYTES)
+    limits = measure_limits(device, READ_BYTES)
+    read, peak = limits["bytes_per_s"], limits["ops_per_s"]
     model, work = SyntheticModel(shape, layers), Workload("prefill", prompt)
     seconds = Bench(model, device, [work]).measure(work, ROUNDS).median
-    read_source = f"measured: {how}"
-    rate_source = (
-        f"not a peak that was measured: what a prompt of {prompt} reached, over matrix_ops of `calibration`"
-    )
+    read_source = f"measured: {limits['bytes_from']}"
+    rate_source = f"what a prompt of {prompt} reached, over matrix_ops of `calibration`"
     unknown = Hardware(
         "this", device.describe(), kind, True, read / 1e9, read / 1e9, read / 1e9, 1.0, 1.0, 1.0, few, memory, 0.0,
         {
             **dict.fromkeys(("pin_gb_s", "read_gb_s", "usual_gb_s"), read_source),
-            **dict.fromkeys(("matrix_tflop_s", "peak_top_s", "dot_top_s"), rate_source),
+            **dict.fromkeys(("matrix_tflop_s", "dot_top_s"), rate_source),
+            "peak_top_s": limits["ops_from"] or f"not known: {rate_source}",
             "matrix_from": "docs/VULKAN.md, by the maker",
             "memory_gib": "free when it was measured",
             "carve_out_gib": "in memory_gib",
         },
         calibration_of(kind),
     )  # fmt: skip
-    return _with_rate(unknown, Planned(model, prompt), prompt, seconds)
+    return _with_rate(unknown, Planned(model, prompt), prompt, seconds, peak and peak / 1e12)
 
 
 def _kind(device: Device) -> str:
@@ -76,13 +76,16 @@ def _kind(device: Device) -> str:
     return "cpu" if device.name == "cpu" else "gpu"
 
 
-def _with_rate(unknown: Hardware, planned: Planned, prompt: int, seconds: float) -> Hardware:
-    """With the rate at which the prompt is predicted to take so many seconds."""
+def _with_rate(
+    unknown: Hardware, planned: Planned, prompt: int, seconds: float, peak: float | None
+) -> Hardware:
+    """With the rate at which the prompt is predicted to take so many seconds, and no more than the peak."""
     at_one = planned.predict(unknown, [(0, prompt)])  # at 1 TFLOP/s
     left = seconds - (at_one.total - at_one.arithmetic)
     # Where memory alone would explain it, it is not known well.
     rate = at_one.arithmetic / max(left, seconds / 10)
-    return replace(unknown, matrix_tflop_s=rate, peak_top_s=rate, dot_top_s=rate)
+    rate = min(rate, peak or rate)
+    return replace(unknown, matrix_tflop_s=rate, peak_top_s=peak or rate, dot_top_s=rate)
 
 
 def _kept(file: Path, title: str) -> Hardware | None:

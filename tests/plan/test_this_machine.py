@@ -10,7 +10,7 @@ import pytest
 from tandem.bench import this_machine as module
 from tandem.bench.hardware import MEASURED, Hardware, load_hardware
 from tandem.bench.plan import Planned
-from tandem.bench.this_machine import LAYERS, PROMPT, SHAPE, _with_rate, this_machine
+from tandem.bench.this_machine import FEW, FEW_LAYERS, LAYERS, PROMPT, SHAPE, SMALL, _with_rate, this_machine
 from tandem.devices.device import Device
 from tandem.devices.opening import open_device
 from tandem.model.synthetic import SyntheticModel
@@ -58,5 +58,36 @@ def test_another_device_is_measured(
 def test_the_rate_is_the_one_that_explains_the_prompt() -> None:
     planned, machine = Planned(SyntheticModel(SHAPE, LAYERS), PROMPT), load_hardware("epyc-2-cores")
     unknown = dataclasses.replace(machine, matrix_tflop_s=1.0, dot_top_s=1.0, peak_top_s=1.0)
-    found = _with_rate(unknown, planned, PROMPT, 0.5)
-    assert planned.predict(found, [(0, PROMPT)]).total == pytest.approx(0.5)
+    for peak in (None, 1e9):
+        found = _with_rate(unknown, planned, PROMPT, 0.5, peak)
+        assert planned.predict(found, [(0, PROMPT)]).total == pytest.approx(0.5)
+        assert found.peak_top_s == (peak or found.matrix_tflop_s)
+
+
+def test_no_rate_is_above_a_peak_that_is_known() -> None:
+    """A prompt that was faster than factors of other machines explain."""
+    planned, machine = Planned(SyntheticModel(SHAPE, LAYERS), PROMPT), load_hardware("epyc-2-cores")
+    unknown = dataclasses.replace(machine, matrix_tflop_s=1.0, dot_top_s=1.0, peak_top_s=1.0)
+    found = _with_rate(unknown, planned, PROMPT, 1e-3, 0.9)
+    assert found.matrix_tflop_s == found.dot_top_s == found.peak_top_s == 0.9
+
+
+def test_this_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of something small."""
+    for name, small in {
+        "READ_BYTES": 8 << 20,
+        "SHAPE": SMALL,
+        "LAYERS": FEW_LAYERS,
+        "PROMPT": FEW,
+        "ROUNDS": 1,
+    }.items():
+        monkeypatch.setattr(module, name, small)
+    monkeypatch.setattr("tandem.bench.runs.WARM_UP", 0.0)
+    monkeypatch.setattr("tandem.bench.bandwidth.ENOUGH", 0.01)
+    device = open_device("cpu")
+    try:
+        found = module.measure(device)
+    finally:
+        device.close()
+    assert found.kind == "cpu" and found.matrix_tflop_s <= found.peak_top_s and found.read_gb_s > 0.1
+    assert set(found.sources) == {f.name for f in dataclasses.fields(Hardware) if f.type in ("float", "int")}
