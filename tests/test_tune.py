@@ -215,6 +215,11 @@ def test_the_number_of_threads_is_the_users_first(tmp_path: Path, monkeypatch: p
     file = cpu.tuned_file(settings.pipelines, settings.threads)
     write_choices(file, Choices({cpu.DEVICE: {"threads": 5}}), {})
     assert cpu.tuned_threads(settings) == 5
+    file.write_text("{}")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        open_device("cpu").close()
+    assert len(told) == 1 and "run `tandem tune` again" in str(told[0].message), "said once"
     monkeypatch.setenv("TANDEM_THREADS", str(settings.threads))
     assert cpu.tuned_threads(read_settings()) == settings.threads
     assert cpu.candidate_threads(16) == [{"threads": 12}, {"threads": 8}] and not cpu.candidate_threads(1)

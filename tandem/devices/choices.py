@@ -69,7 +69,7 @@ def read_choices(file: Path) -> Choices:
             raise ValueError
         return Choices(data["choices"])
     except (ValueError, TypeError, KeyError):
-        warnings.warn(f"{file} is damaged and not used: run `tandem tune` again, or delete it", stacklevel=2)
+        warnings.warn(f"{file} is damaged and not used: run `tandem tune` again, or delete it", stacklevel=1)
         return Choices()
 
 
