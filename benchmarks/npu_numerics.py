@@ -137,7 +137,7 @@ def measure(name: str, block: int | None, options: argparse.Namespace) -> dict[s
 
 
 def verdicts(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the NPU may compute (tandem/devices/npu/verdicts.json): of each model's results those that admit the most."""
+    """What the NPU may compute (tandem/devices/npu/verdicts.json): of a model's results those that admit the most."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(result["model"] for result in results):
         with LLM(model_path(name), device="cpu", context=64, batch=1) as llm:

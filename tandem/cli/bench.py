@@ -56,6 +56,8 @@ def main(options: argparse.Namespace) -> int:
             kv=options.kv, profiled=options.profile or bool(options.html), peer=peer if options.against else None,
             tell=note,
         )  # fmt: skip
+        if options.placement != "layers":
+            result["notes"].append(f"what was divided: {device.describe()}")
     finally:
         device.close()
     if older:

@@ -86,6 +86,7 @@ class HybridDevice:
                 f"split {','.join(map(str, shares))}: give {1 + len(helpers)} numbers, a share of each device"
             )
         self.main, self.helpers, self.placement, self.shares = main, helpers, placement, shares
+        self.devices = [main, *(helper.device for helper in helpers if isinstance(helper, DeviceAccelerator))]
         self.only = only or (lambda gemm: True)
         self.name = ",".join([main.name.split()[0], *(helper.name.split()[0] for helper in helpers)])
         self.stages = 2 if placement == "pipeline" else 1
