@@ -34,7 +34,7 @@ GPU_SECONDS, CPU_SECONDS = 4e-3, 20e-3  # of a round of one choice, at least
 MOST_LAUNCHES = 256
 SLOW = 0.3  # seconds of a launch: not tuned, nor what is larger
 WARM_UP, QUICK_WARM_UP = 1.0, 0.3  # seconds: a GPU that was idle runs slower for a while
-LIMIT, QUICK_LIMIT = 150.0, 3.0  # seconds, for all
+LIMIT, QUICK_LIMIT = 140.0, 3.0  # seconds, for all
 
 
 @dataclass(frozen=True)

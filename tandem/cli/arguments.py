@@ -342,7 +342,7 @@ def _add_tune(commands: Any) -> None:
     tune.add_argument("model", metavar="MODEL", nargs="?", help=MODEL_HELP)
     tune.add_argument("--synthetic", metavar="SHAPE:FORMAT", help="instead: such as gemma-3-27b:q4_0")
     tune.add_argument("--quick", action="store_true", help="the largest products only, in a few seconds")
-    tune.add_argument("--seconds", type=float, metavar="S", help="at most so many (150, or 3 if quick)")
+    tune.add_argument("--seconds", type=float, metavar="S", help="at most so many (140, or 3 if quick)")
     tune.add_argument("--output", type=Path, metavar="FILE", help="write the data there, too")
     tune.add_argument("--threads", type=_positive, metavar="N", help="of the CPU (what is found best)")
     tune.add_argument(

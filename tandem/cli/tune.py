@@ -40,13 +40,15 @@ def main(options: argparse.Namespace) -> int:
         if not isinstance(device, AnyDevice):
             raise DeviceError(f"{options.device} is several devices: tune each of them")
         findings = []
-        for finding in tune(
-            device, program, context=context, quick=options.quick, limit=options.seconds,
-            threads=free_choice and not busy,
-        ):  # fmt: skip
-            findings.append(finding)
-            note(f"{finding.kernel} {finding.shape}, {finding.size}: {finding.gain:+.1%}")
-        file = keep(device, findings, settings.pipelines)
+        try:
+            for finding in tune(
+                device, program, context=context, quick=options.quick, limit=options.seconds,
+                threads=free_choice and not busy,
+            ):  # fmt: skip
+                findings.append(finding)
+                note(f"{finding.kernel} {finding.shape}, {finding.size}: {finding.gain:+.1%}")
+        finally:  # what was found before a failure, too
+            file = keep(device, findings, settings.pipelines)
         data = {
             "model": options.synthetic or options.model,
             "device": device.describe(),
