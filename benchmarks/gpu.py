@@ -75,7 +75,7 @@ def time_model(name: str, device: Any) -> list[dict[str, Any]]:
     begun = time.perf_counter()
     bench = Bench(model, device, WORKLOADS)
     print(f"{name}: loaded in {time.perf_counter() - begun:.1f} s", flush=True)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = [{"label": "read", "GB_s": bandwidth / 1e9}]
     for workload in WORKLOADS:
         row = bench.measure(workload)
         ms = row.median / row.steps * 1e3

@@ -107,8 +107,8 @@ def profiled() -> Iterator[Profiled]:
             continue
         costs = list(zip(program.launches, step_costs(program, step), strict=True))
         for kernel, ms in sorted(row["ms"].items()):
-            if kernel.startswith(("matmul", "attention")):
-                found = [cost for launch, cost in costs if launch.kernel.name == kernel]
+            found = [cost for launch, cost in costs if launch.kernel.name == kernel]
+            if found and kernel.startswith(("matmul", "attention")):
                 label = row["label"].removeprefix("profile ")
                 yield Profiled(label, kernel, len(found), added(found).bytes, ms / 1e3)
 

@@ -120,10 +120,11 @@ def test_bytes_of_the_null_device_fit_the_time_of_the_gpu() -> None:
     """Counted bytes over the time of a profile: no kernel reads faster than memory gives, and the one product that is
     far longer than a launch comes near to it."""
     rows, best = list(profiled()), gpu_read_gb_s()
-    assert {row.kernel for row in rows} == {"matmul_q4_0", "matmul_q6_k", "attention"}
+    assert {"matmul_q4_0", "attention"} <= {row.kernel for row in rows}
     assert all(row.gb_s < best for row in rows)
-    head = next(row for row in rows if row.kernel == "matmul_q6_k" and "batch 1 " in row.step)
-    assert head.nbytes == pytest.approx(262208 * 5376 * 210 / 256, rel=2e-3) and head.gb_s > 0.85 * best
+    head = max((row for row in rows if "batch 1 " in row.step), key=lambda row: row.nbytes / row.launches)
+    assert head.launches == 1 and head.nbytes == pytest.approx(262208 * 5376 * 210 / 256, rel=2e-3)
+    assert head.gb_s > 0.85 * best
 
 
 def test_the_page_can_be_written_again() -> None:
