@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,27 +59,31 @@ def nodes(place: Place) -> list[Path]:
 
 def kernel(place: Place) -> Iterator[Finding]:
     """What the kernel knows of GPUs, and whether we may open them (/dev/kfd is not needed)."""
-    there, opened = cards(place), nodes(place)
-    for card in there:
-        title, data = f"{card.vendor} GPU {card.id}", asdict(card)
+    there, opened = Counter(cards(place)), nodes(place)
+    for card, count in there.items():
+        title, data = f"{card.vendor} GPU {card.id}", {**asdict(card), "count": count}
+        title += f" ({count} of them)" if count > 1 else ""
         if card.driver:
             yield Finding("gpu", "pass", f"{title}, kernel driver {card.driver}", data=data)
         else:
-            yield Finding("gpu", "fail", f"{title} has no kernel driver", KERNEL_FIX[card.vendor], data)
-    if not there and not opened:
-        yield Finding("gpu", "pass", "none: models run on the CPU")
-    elif not opened:
+            yield Finding("gpu", "fail", f"{title} without a kernel driver", KERNEL_FIX[card.vendor], data)
+    if opened:
+        yield _rights(place, opened)
+    elif there:
         fix = "in a container, pass it on (--device /dev/dri); else look for errors in `sudo dmesg`"
         yield Finding("gpu rights", "warn", "no /dev/dri/renderD* to open it by", fix)
-    for node in opened:
-        name = f"/{node.relative_to(place.root)}"
-        if place.may_open(node):
-            yield Finding("gpu rights", "pass", f"{name} may be opened", data={"node": name})
-        else:
-            group = _group(node)
-            fix = f"`sudo usermod -aG {group} $USER`, then log in again"
-            found = f"{name} may not be opened: it is for the group {group}"
-            yield Finding("gpu rights", "fail", found, fix, {"node": name, "group": group})
+    else:
+        yield Finding("gpu", "pass", "none: models run on the CPU")
+
+
+def _rights(place: Place, opened: list[Path]) -> Finding:
+    may, may_not = ([n for n in opened if place.may_open(n) is side] for side in (True, False))
+    names = [", ".join(f"/{node.relative_to(place.root)}" for node in found) for found in (may, may_not)]
+    data = {"may_open": len(may), "may_not_open": len(may_not)}
+    if not may_not:
+        return Finding("gpu rights", "pass", f"may open {names[0]}", data=data)
+    fix = f"`sudo usermod -aG {_group(may_not[0])} $USER`, then log in again"
+    return Finding("gpu rights", "warn" if may else "fail", f"may not open {names[1]}", fix, data)
 
 
 def _group(node: Path) -> str:
@@ -99,7 +104,7 @@ def vulkan(place: Place) -> Iterator[Finding]:
     if not answer.loader:
         yield from_error("vulkan", DeviceError(answer.problem), bad)
         return
-    found = f"loader {answer.loader}, drivers: {', '.join(drivers) or 'none'}"
+    found = f"loader {answer.loader}, drivers: {', '.join(drivers) or 'none in the usual folders'}"
     if answer.problem:
         problem, _, fix = answer.problem.partition(": ")
         yield Finding("vulkan", bad, f"{found}; {problem}", fix, data)
