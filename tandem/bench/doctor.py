@@ -72,7 +72,7 @@ def without_names(data: Any) -> Any:
         if isinstance(value, list | tuple):
             return [clean(each) for each in value]
         if isinstance(value, str):
-            value = value.replace(home, "~")
+            value = value.replace(home, "~") if home != "/" else value
             return pattern.sub("(name)", value) if pattern else value
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
