@@ -14,7 +14,7 @@ STEPS = {
     "1 token": ("1 token", "1 row", "1 sequence"),
     "8 tokens": ("8 tokens", "8 rows", "8, 16 sequences"),
     "512 tokens": ("128, 256, 512 tokens", "1 row", "512 tokens"),
-    "all sizes": ("all",),
+    "1, 16 and 128 tokens, their geometric mean": ("all",),
 }
 
 
