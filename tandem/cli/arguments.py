@@ -295,7 +295,7 @@ def _add_serve(commands: Any) -> None:
     _add_guesses(serve, "[NAME=]MODEL")
     _add_device(serve)
     _add_npu(serve)
-    serve.set_defaults(device=None)  # the settings' own
+    serve.set_defaults(device=None, kv=None, lookup=None)  # the settings' own
 
 
 def _add_ps(commands: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,8 @@ def main(options: argparse.Namespace) -> int:
     bound = listen(settings)  # before minutes are spent on a model
     if not options.ray:
         tune_at_first_use(settings.device, next(iter(files.values())), options.no_tune)
-    engine = {"keep_alive": options.keep_alive, "queue": settings.max_queue, **_engine(options, settings)}
-    engine["own"] = _own(files, options.draft or [], settings.context)
+    engine = {"keep_alive": settings.keep_alive, "queue": settings.max_queue, **_engine(options, settings)}
+    engine["own"] = _own(files, settings.draft, settings.context)
     app, fatal = _app(options, settings, files, engine, bound.getsockname()[1])
     serve(app, settings, bound, fatal)
     return 0
@@ -61,7 +61,7 @@ def _app(
     specs = {
         name: name if registry.is_known(name) else path for name, path in here.items()
     }  # on each machine
-    front = cluster.start(specs, settings, engine, replicas=options.ray, threads=options.threads, port=port)
+    front = cluster.start(specs, settings, engine, replicas=options.ray, threads=settings.threads, port=port)
     return front, lambda: None
 
 
@@ -99,18 +99,18 @@ def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, 
         "device": settings.device,
         "context": settings.context,
         "batch": settings.batch,
-        "threads": options.threads,
-        "gpu_memory": options.gpu_memory and options.gpu_memory * 1e9,
-        "kv": options.kv,
-        "kv_memory": options.kv_memory and options.kv_memory * 1e9,
-        "lookup": options.lookup,
+        "threads": settings.threads,
+        "gpu_memory": settings.gpu_memory and settings.gpu_memory * 1e9,
+        "kv": settings.kv,
+        "kv_memory": settings.kv_memory and settings.kv_memory * 1e9,
+        "lookup": settings.lookup,
         "split": options.split,
         "placement": options.placement,
         "npu": options.npu,
     }
 
 
-def _own(files: dict[str, Path], drafts: list[str], context: int | None) -> dict[str, dict[str, Any]]:
+def _own(files: dict[str, Path], drafts: Sequence[str], context: int | None) -> dict[str, dict[str, Any]]:
     """What is not the same for all models: who guesses for them, and the context of those that cannot have as much."""
     own: dict[str, dict[str, Any]] = {}
     for text in drafts:

@@ -11,6 +11,7 @@ from typing import Any
 from tandem.errors import RequestError
 
 MiB = 1 << 20
+MAY_BE_0 = ("port", "keep_alive")
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,13 @@ class ServerSettings:
     device: str = "auto"
     context: int | None = None  # tokens of a request, prompt and answer together
     batch: int = 64  # sequences served at a time
+    threads: int | None = None  # of the CPU; None: one a core
+    kv: str = "f16"  # how keys and values are kept: f16 or q8
+    kv_memory: float | None = None  # GB for them; None: by the context and what is free
+    gpu_memory: float | None = None  # GB of a GPU's own memory to use at most
+    lookup: bool = False  # guess tokens from the prompt
+    draft: tuple[str, ...] = ()  # models that guess tokens: NAME=MODEL, or MODEL where one is served
+    keep_alive: float | None = None  # seconds that a model stays; None: until another needs its memory
     api_keys: Path | None = None  # a file with a key a line; None: whoever reaches the port is served
     cors_origins: tuple[str, ...] = ()  # web pages of others that may call; "*": all
     max_body: int = 16 * MiB  # bytes of a request
@@ -39,8 +47,10 @@ class ServerSettings:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and (value < 0 or (value == 0 and field.name != "port")):
+            if is_number and (value < 0 or (value == 0 and field.name not in MAY_BE_0)):
                 raise RequestError(f"{field.name} = {value}: give a number above 0")
+        if self.kv not in ("f16", "q8"):
+            raise RequestError(f"kv = {self.kv!r}: give f16 or q8")
         if not self.port <= 65535:
             raise RequestError(f"port = {self.port}: give one up to 65535; 0 takes a free one")
 
@@ -67,7 +77,7 @@ def _checked(path: Path, name: str, value: Any) -> Any:
         raise RequestError(f"{path}: there is no setting {name}; there is: {', '.join(kinds)}")
     kind = kinds[name]
     if kind.startswith("tuple") and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
+        return tuple(value) if name == "cors_origins" else tuple(_beside(path, item) for item in value)
     if kind.startswith("Path") and isinstance(value, str):
         return path.parent / Path(value).expanduser()
     if kind.startswith("float") and isinstance(value, int | float) and not isinstance(value, bool):
@@ -75,3 +85,10 @@ def _checked(path: Path, name: str, value: Any) -> Any:
     if type(value).__name__ != kind.split(" ")[0]:
         raise RequestError(f"{path}: {name} = {value!r} is not what it takes ({kind})")
     return value
+
+
+def _beside(path: Path, model: str) -> str:
+    """A model, or NAME=MODEL: where it is a file, it is one beside the settings."""
+    name, equals, model = model.rpartition("=")
+    found = path.parent / Path(model).expanduser()
+    return f"{name}{equals}{found if found.is_file() else model}"

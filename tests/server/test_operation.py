@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tandem.cli import serve
+from tandem.cli.arguments import parse
 from tandem.errors import RequestError
 from tandem.server.keys import Keys, read_keys
 from tandem.server.settings import ServerSettings, read_settings_file
@@ -296,6 +301,7 @@ def test_requests_have_ids_and_a_line_each(server: Running) -> None:
         ("models = 3", "models = 3"),
         ("access_log = 1", "access_log"),
         ("port = ", "is not TOML"),
+        ("kv = 'f8'", "f16 or q8"),
     ],
 )
 def test_a_wrong_settings_file_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
@@ -312,6 +318,26 @@ def test_a_settings_file(tmp_path: Path) -> None:
     found = read_settings_file(file)
     assert (found.port, found.models, found.timeout) == (1234, ("a", "b"), 5.0)
     assert found.api_keys == tmp_path / "keys" and not found.access_log
+    (tmp_path / "my.gguf").touch()
+    file.write_text(
+        'models = ["my.gguf", "smollm2"]\ndraft = ["my=my.gguf"]\nkeep_alive = 0\nkv = "q8"\nthreads = 2\n'
+    )
+    found = read_settings_file(file)
+    assert found.models == (f"{tmp_path}/my.gguf", "smollm2") and found.draft == (f"my={tmp_path}/my.gguf",)
+    given = serve._given(parse(["serve", "--threads", "3"]))
+    assert given == {"threads": 3}  # and nothing else goes before the file
+    assert (found.keep_alive, found.kv, found.threads) == (0.0, "q8", 2)
+
+
+@pytest.mark.fast
+def test_the_example_has_every_setting_with_its_default() -> None:
+    example = Path(__file__).parents[2] / "deploy" / "tandem.toml"
+    lines = re.findall(r"^# (\w+ = .*?)(?:  +#.*)?$", example.read_text(), re.MULTILINE)
+    shown = tomllib.loads("\n".join(lines))
+    settings = dataclasses.asdict(ServerSettings())
+    assert shown.keys() == settings.keys()
+    for name, value in settings.items():
+        assert value in (None, ()) or shown[name] == value
 
 
 # ---- the end
