@@ -132,12 +132,29 @@ def gpu_rows() -> list[Row]:
 
 
 def lavapipe_rows() -> list[Row]:
-    """Vulkan in software: with the bandwidth of the same run."""
-    run = figures.read("lavapipe")
-    reads = run["bandwidth"]["bytes_per_s"] / 1e9
-    hardware = replace(load_hardware("lavapipe"), pin_gb_s=reads, read_gb_s=reads, usual_gb_s=reads)
-    rates = {row["label"]: row["tokens_per_s"] for row in run["rows"]}
-    return list(_labelled(run["date"], hardware, CPU_MODELS["smollm2"], rates))
+    """Vulkan in software, as `tandem bench smollm2 --device vulkan:lavapipe --json` tells, with its own limits."""
+    run, usual = figures.read("lavapipe"), load_hardware("lavapipe")
+    reads, ops = (
+        run["limits"]["bytes_per_s"] / 1e9,
+        (run["limits"]["ops_per_s"] or usual.dot_top_s * 1e12) / 1e12,
+    )
+    hardware = replace(
+        usual,
+        pin_gb_s=reads,
+        read_gb_s=reads,
+        usual_gb_s=reads,
+        matrix_tflop_s=ops,
+        dot_top_s=ops,
+        peak_top_s=ops,
+    )
+    found, model = [], CPU_MODELS["smollm2"]
+    for row in run["rows"]:
+        if row["kind"] == "decode":
+            depth = row["depth"] + row["tokens"] // 2
+            found.append(decode(run["date"][:16], hardware, model, row["batch"], depth, row["median"]))
+        elif row["depth"] == 0:
+            found.append(prefill(run["date"][:16], hardware, model, row["tokens"], row["median"]))
+    return found
 
 
 def _labelled(run: str, hardware: Hardware, model: str, rates: dict[str, float]) -> Iterator[Row]:
