@@ -2,10 +2,10 @@
 `results/DATE-npu-numerics.json` and prints the tables of docs/NPU.md.
 
 The engine runs real text with some of its matmuls given to `Int8Accelerator`, which has the NPU's arithmetic; the
-others are the CPU's own. Each row is compared with the same engine without: perplexity of the text, and the mean KL
-divergence of predictions. The gate (tandem/devices/hybrid/gate.py) judges kinds of matmuls, and of one that fails
-quarters of its layers. A scale for 32 columns is what any change costs: activations have these scales already, so that
-nothing is rounded anew but weights, to 8 bits.
+others are the CPU's own. What perplexity grows by is taken over all tokens that might have come next, by the
+probabilities that float32 gives them, instead of the one that did: a thousand tokens then tell differences that on
+the text itself are lost among its own. Both are in the file, and the KL divergence from float32 with and without. The
+gate (tandem/devices/hybrid/gate.py) judges kinds of matmuls, and of one that fails quarters of its layers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import date
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,11 +33,12 @@ from tandem.engine.engine import Engine
 from tandem.kernels.kernel import Array
 from tandem.model.model import open_model
 from tandem.model.tokenizer import Tokenizer
+from tests.models.reference import ReferenceModel
 from tests.packages import model_path
 
 TEXT = Path(__file__).parent.parent / "tests/models/text.txt"
 RESULTS = Path(__file__).parent / "results"
-WINDOW, STEP = 1400, 200  # tokens of a sequence, and of a step
+STEP, ROWS = 200, 50  # tokens at a time: of the engine, and of the reference's logits
 BLOCKS = (None, 256)
 
 
@@ -50,99 +52,113 @@ class Measured:
         )
         closing.callback(device.close)
         self.selected: frozenset[str] | None = None  # while weights are loaded: all
-        self.engine = Engine(model, device, context=WINDOW, batch=STEP)
+        self.engine = Engine(model, device, context=tokens, batch=STEP)
         self.works = [work for work in device.works if isinstance(work, Gemm)]
-        ids = Tokenizer.from_gguf(model.gguf).encode(TEXT.read_text())[: tokens + 1]
-        self.windows = [ids[i : i + WINDOW + 1] for i in range(0, len(ids) - 1, WINDOW)]
-        self.base = [Predictions(logits, window[1:]) for logits, window in self.predicted(frozenset())]
+        self.ids = Tokenizer.from_gguf(model.gguf).encode(TEXT.read_text())[: tokens + 1]
+        self.truth = truth(path, tuple(self.ids[:-1]))
+        self.without = self.predicted(frozenset())
 
     def chosen(self, gemm: Gemm) -> bool:
         return self.selected is None or any(group in self.selected for group in groups(gemm))
 
-    def predicted(self, selected: frozenset[str]) -> Iterator[tuple[Array, list[int]]]:
+    def predicted(self, selected: frozenset[str]) -> tuple[Array, Array]:
+        """For each token: how surprising the next one of the text is, and on average one of float32's own."""
         self.selected = selected
-        for window in self.windows:
-            yield self.engine.logits(window[:-1]), window
+        logits = self.engine.logits(self.ids[:-1])
+        largest = logits.max(axis=1)
+        sums = [np.exp(row - top).sum(dtype=np.float64) for row, top in zip(logits, largest, strict=True)]
+        total = largest + np.log(sums)
+        return (
+            total - logits[np.arange(len(logits)), self.ids[1:]],
+            total - np.einsum("tv,tv->t", self.truth.shares, logits),
+        )
 
     def cost(self, selected: frozenset[str]) -> dict[str, float]:
-        begun, more, divergence, without = time.perf_counter(), [], 0.0, []
-        for base, (logits, window) in zip(self.base, self.predicted(selected), strict=True):
-            divergence += base.divergence(logits)
-            without.append(base.surprise)
-            more.append(surprise(logits, window[1:]) - base.surprise)
-        change = np.concatenate(more)
+        begun = time.perf_counter()
+        found = self.predicted(selected)
+        text, own = (
+            (now - before).astype(np.float64) for now, before in zip(found, self.without, strict=True)
+        )
         return {
-            "perplexity_without": float(np.exp(np.concatenate(without).mean())),
-            "perplexity_cost": float(np.expm1(change.mean())),
-            "standard_error": float(change.std() / np.sqrt(len(change))),
-            "kl": divergence / len(change),
+            "perplexity_cost": float(np.expm1(own.mean())),
+            "standard_error": error(own),
+            "on_the_text": float(np.expm1(text.mean())),
+            "on_the_text_standard_error": error(text),
+            "perplexity_of_the_text_without": float(np.exp(self.without[0].mean())),
+            "kl": float((found[1] - self.truth.entropy).mean()),
+            "kl_without": float((self.without[1] - self.truth.entropy).mean()),
             "seconds": time.perf_counter() - begun,
         }
 
 
-class Predictions:
-    """Of the engine as it is; their divergence from others takes one exponential of each logit."""
-
-    def __init__(self, logits: Array, targets: list[int]) -> None:
-        self.surprise = surprise(logits, targets)
-        self._shares = np.exp(logits - total(logits)[:, None])
-        self._entropy = total(logits) - np.einsum("tv,tv->t", self._shares, logits)
-
-    def divergence(self, logits: Array) -> float:
-        """The sum over tokens of KL(these || those)."""
-        cross = total(logits) - np.einsum("tv,tv->t", self._shares, logits)
-        return float((cross - self._entropy).sum(dtype=np.float64))
+def error(values: Array) -> float:
+    return float(values.std() / np.sqrt(len(values)))
 
 
-def total(logits: Array) -> Array:
-    """The logarithm of what exponentials add up to, row by row."""
-    largest = logits.max(axis=1)
-    sums = [float(np.exp(row - top).sum(dtype=np.float64)) for row, top in zip(logits, largest, strict=True)]
-    found: Array = largest + np.log(sums)
-    return found
+class Truth(NamedTuple):
+    """What float32 predicts with the same weights."""
+
+    shares: Array  # probabilities [tokens, vocabulary]
+    entropy: Array
 
 
-def surprise(logits: Array, targets: list[int]) -> Array:
-    found: Array = total(logits) - logits[np.arange(len(targets)), targets]
-    return found
+@lru_cache(1)
+def truth(path: Path, ids: tuple[int, ...]) -> Truth:
+    model = ReferenceModel(path)
+    hidden, shares, entropy = model.final_hidden(ids), [], []
+    for row in range(0, len(ids), ROWS):
+        logits = model.head(hidden[row : row + ROWS])
+        logits -= logits.max(axis=1, keepdims=True)
+        some = np.exp(logits)
+        total = some.sum(axis=1, dtype=np.float64)
+        some /= total[:, None].astype(np.float32)
+        entropy.append(np.log(total) - np.einsum("tv,tv->t", some, logits))
+        shares.append(some)
+    return Truth(np.concatenate(shares), np.concatenate(entropy))
 
 
-def measure(name: str, block: int | None, options: argparse.Namespace) -> dict[str, Any]:
-    """The gate's judgement of each kind of matmul, and of each group of layers of those that stay off."""
-    rows: dict[str, dict[str, float]] = {}
+def measure(result: dict[str, Any], options: argparse.Namespace, save: Callable[[], None]) -> None:
+    """The gate's judgement of each kind of matmul, and of quarters of one that stays off. `result`: as far as known."""
+    name, block, rows = result["model"], result["block"], result["rows"]
+    kinds = kind_groups(matmuls(name)[0])
+    layers = 1 + max(int(member.split()[1]) for members in kinds.values() for member in members)
     with ExitStack() as closing:
-        model = Measured(model_path(name), block, options.tokens, options.threads, closing)
-        layers = len({groups(gemm)[1] for gemm in model.works})
-        kinds = kind_groups(model.works)
+        model: list[Measured] = []
 
         def cost(selected: frozenset[str]) -> float:
             label = label_of(selected, kinds)
-            members = frozenset(member for group in selected for member in members_of(group, kinds))
             if label not in rows:
-                rows[label] = model.cost(members)
+                if not model:
+                    model.append(Measured(model_path(name), block, options.tokens, options.threads, closing))
+                members = [member for group in selected for member in members_of(group, kinds)]
+                rows[label] = model[0].cost(frozenset(members))
                 print(f"{name}, {said(block)}, {label}: {cell(rows[label])}", flush=True)
-            return (
-                rows[label]["perplexity_cost"] + rows[label]["standard_error"]
-            )  # what is in doubt stays off
+                save()
+            return float(rows[label]["perplexity_cost"])
 
         cost(frozenset(kinds))
         verdict = judge(list(kinds), cost)
         if options.layers in kinds and options.layers not in verdict.admitted:
             finer = [f"{options.layers} of layers {a}-{b}" for a, b in quarters(layers)]
             verdict = judge([*sorted(verdict.admitted), *finer], cost)
-    return {
-        "model": name, "block": block, "tokens": sum(len(window) - 1 for window in model.windows), "limit": LIMIT,
-        "rows": rows, "admitted": sorted(verdict.admitted), "total": rows.get(label_of(verdict.admitted, kinds)),
-    }  # fmt: skip
+    result["admitted"] = sorted(verdict.admitted)
+    result["total"] = rows.get(label_of(verdict.admitted, kinds))
+    save()
+
+
+def matmuls(name: str) -> tuple[list[Gemm], str]:
+    """Of a model, and its shape as verdicts.json has it."""
+    with LLM(model_path(name), device="cpu", context=64, batch=1) as llm:
+        c = llm.engine.model.config
+        works = [work for work in gemms(llm.engine.program) if isinstance(work, Gemm)]
+        return works, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}"
 
 
 def verdicts(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the NPU may compute (tandem/devices/npu/verdicts.json): of a model's results those that admit the most."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(result["model"] for result in results):
-        with LLM(model_path(name), device="cpu", context=64, batch=1) as llm:
-            works = [work for work in gemms(llm.engine.program) if isinstance(work, Gemm)]
-            c = llm.engine.model.config
+        works, shape = matmuls(name)
         kinds = kind_groups(works)
         options = [
             (result["block"], [member for group in result["admitted"] for member in members_of(group, kinds)])
@@ -150,10 +166,7 @@ def verdicts(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if result["model"] == name
         ]
         block, admitted = max(options, key=lambda option: len(option[1]))
-        found[f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}"] = {
-            "block": block,
-            "groups": sorted(admitted),
-        }
+        found[shape] = {"block": block, "groups": sorted(admitted)}
     return found
 
 
@@ -194,7 +207,8 @@ def said(block: int | None) -> str:
 
 
 def cell(row: dict[str, float]) -> str:
-    return f"{row['perplexity_cost']:+.2%} ± {row['standard_error']:.2%}, KL {row['kl']:.4f}"
+    text = f"{row['on_the_text']:+.1%} ± {row['on_the_text_standard_error']:.1%}"
+    return f"{row['perplexity_cost']:+.2%} ± {row['standard_error']:.2%} ({text})"
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -226,7 +240,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help="without any: the table of what was measured")
-    parser.add_argument("--tokens", type=int, default=WINDOW)
+    parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--block", type=int, action="append", help="columns with a scale; 0: all of a row")
     parser.add_argument(
@@ -236,14 +250,19 @@ def main() -> None:
     parser.add_argument("--verdicts", type=Path, help="where to write what the gate admits")
     options = parser.parse_args()
     results = json.loads(options.out.read_text())["results"] if options.out.exists() else []
+
+    def save() -> None:
+        written = {"date": str(date.today()), "text": TEXT.name, "results": results}
+        options.out.write_text(json.dumps(written, indent=1) + "\n")
+
     for name in options.models:
         for block in [n or None for n in options.block] if options.block else BLOCKS:
-            results = [old for old in results if (old["model"], old["block"]) != (name, block)]
-            results.append(measure(name, block, options))
-            options.out.write_text(
-                json.dumps({"date": str(date.today()), "text": TEXT.name, "results": results}, indent=1)
-                + "\n"
-            )
+            known = (name, block, options.tokens)
+            mine = [old for old in results if (old["model"], old["block"], old["tokens"]) == known]
+            if not mine:
+                mine = [{"model": name, "block": block, "tokens": options.tokens, "limit": LIMIT, "rows": {}}]
+                results += mine
+            measure(mine[0], options, save)
     print(table(results))
     if options.verdicts:
         options.verdicts.write_text(json.dumps(verdicts(results), indent=1) + "\n")
