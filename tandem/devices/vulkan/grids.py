@@ -48,15 +48,22 @@ def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """A workgroup a row; the fewer rows there are to hide its latency, the more threads share one."""
     rows = counts["rows" if scalars["use_rows"] else "tokens"]
     dim, most = int(scalars["dim"]), device.workgroup_invocations
-    threads = min(max(64, 1 << (-(-dim // 8) - 1).bit_length()) if rows <= 64 else 256, most)
+    threads = min(max(64, 1 << (-(-dim // 12) - 1).bit_length()) if rows <= 64 else 256, most)
     while threads * 32 < dim and threads < most:
         threads *= 2
+    if threads * 32 < dim:
+        raise DeviceError(
+            f"{device.name} normalises at most {32 * threads} columns, not {dim}: use the device cpu"
+        )
     threads = device.choices.of("norm", scalars, rows).get("threads", threads)
     strides = (dim, *(int(scalars[f"{name}_stride"]) for name in ("x", "add", "out")))
-    held = 2 if threads * 8 >= dim else 8  # groups of 4 columns a thread
+    held = next(
+        held for held in (2, 3, 8) if held == 8 or 4 * held * threads >= dim
+    )  # groups of 4 columns a thread
     aligned = all(n % 4 == 0 for n in strides)
     tiles = fragment_tiles(dim, rows, device) if scalars["out_q8"] and aligned else 0
-    constants = (threads, int(aligned), tiles)
+    constants = (threads, int(aligned), tiles, int(scalars["add_stride"] > 0), int(scalars["out_q8"]),
+                 int(scalars["use_rows"]))  # fmt: skip
     return Dispatch(rows, shader=f"norm_{held}", constants=constants, scratch=tiles > 0, expands=tiles > 0)
 
 
@@ -72,7 +79,9 @@ def embed(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
 def rope(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """A workgroup a head of a token: q's, k's and v's."""
     shader = "rope_q8" if KV_TYPES[int(scalars["kv"])] == "q8" else "rope"
-    return Dispatch(int(scalars["q_heads"] + 2 * scalars["kv_heads"]), counts["tokens"], shader=shader)
+    constants = tuple(int(scalars[name]) for name in ("head_dim", "parts", "kv"))
+    heads = int(scalars["q_heads"] + 2 * scalars["kv_heads"])
+    return Dispatch(heads, counts["tokens"], shader=shader, constants=constants)
 
 
 def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
