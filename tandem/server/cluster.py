@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -20,6 +22,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.request_router import RequestRouter
 
 from tandem.engine.models import Models
+from tandem.errors import DeviceError, RequestError
 from tandem.model import registry
 from tandem.server import errors, gathered
 from tandem.server.app import create_app
@@ -238,8 +241,12 @@ def start(
     except ConnectionError:
         ray.init(include_dashboard=False, **quiet)
         guest = False
-    serve.start(proxy_location="Disabled")
     fewest, most = replicas
+    if not guest:
+        threads = threads or max(1, int(ray.cluster_resources()["CPU"]) // fewest)
+        _check_room(fewest * threads)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    serve.start(proxy_location="Disabled")
     how: dict[str, Any] = {"num_replicas": fewest}
     if fewest != most:
         wanted = max(1, settings.batch // 2)  # requests a replica: a part of what it serves at a time
@@ -258,5 +265,29 @@ def start(
         **how,
     )
     name = f"tandem-{port}"
-    handle = serve.run(deployment.bind(dict(specs), settings, options), name=name, route_prefix=None)
+    handle = _run(deployment.bind(dict(specs), settings, {**options, "threads": threads}), name)
     return Front(handle, name, guest)
+
+
+def _check_room(needed: int) -> None:
+    """Ray would wait for more machines, for ever."""
+    if needed > (found := int(ray.cluster_resources()["CPU"])):
+        ray.shutdown()
+        raise RequestError(
+            f"so many replicas and threads need {needed} cores, and here are {found}: use fewer"
+        )
+
+
+def _run(application: Any, name: str) -> Any:
+    """A handle of the replicas, which are there then."""
+    try:
+        return serve.run(application, name=name, route_prefix=None)
+    except RuntimeError as error:
+        found = serve.status().applications.get(name)
+        told = "\n".join(one.message for one in found.deployments.values()) if found else str(error)
+        ours = re.findall(r"^tandem\.errors\.\w+: (.*)", told, re.MULTILINE)
+        serve.delete(name)
+        ray.shutdown()
+        raise DeviceError(
+            f"no replica could be started: {(ours or told.splitlines() or [error])[-1]}"
+        ) from None

@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import string
+import subprocess
 import sys
 import threading
 import warnings
@@ -198,6 +199,26 @@ def test_more_replicas_when_requests_queue_up(server: Running, tiny: Path, tmp_p
         finally:
             for stream in streams:
                 stream.thing.close()
+
+
+@pytest.mark.soak
+def test_replicas_that_cannot_start_are_one_sentence(server: Running, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.gguf").write_bytes(tiny.read_bytes()[:20_000])
+    command = [
+        sys.executable,
+        "-m",
+        "tandem",
+        "serve",
+        str(tmp_path / "cut.gguf"),
+        "--ray",
+        "1",
+        "--port",
+        "0",
+    ]
+    done = subprocess.run(command, env=server.env, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("tandem: no replica could be started: ") and "cut.gguf" in last
 
 
 def test_a_client_gone_frees_its_replica(server: Running) -> None:
