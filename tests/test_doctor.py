@@ -9,17 +9,17 @@ import re
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tandem.bench import doctor, doctor_finding, doctor_host
+from tandem.bench import doctor, doctor_finding, doctor_gpu, doctor_host
 from tandem.bench.doctor import as_data, examine, without_names
 from tandem.bench.doctor_caches import kept, models
 from tandem.bench.doctor_finding import Finding, Place
-from tandem.bench.doctor_gpu import device_finding
 from tandem.bench.doctor_host import memory_modules
 from tandem.bench.doctor_vulkan import VulkanAnswer, ask_vulkan
 from tandem.cli import main
@@ -136,7 +136,7 @@ def test_only_the_real_lavapipe(lavapipe: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("VK_DRIVER_FILES", str(manifests[0]))
     told = ask_vulkan()
     assert not told.problem and [d.kind for d in told.devices] == ["software"]
-    [finding] = [device_finding(device) for device in told.devices]
+    [finding] = [doctor_gpu.device_finding(device) for device in told.devices]
     assert finding.status == "pass" and "matrix units" in finding.data["features_missed"]
 
 
@@ -175,10 +175,26 @@ def test_no_permission(tmp_path: Path) -> None:
     assert found["vulkan driver"].status == "fail" and "mesa-vulkan-drivers" in found["vulkan driver"].fix
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="an administrator may open anything")
-def test_a_file_of_others_may_not_be_opened(tmp_path: Path) -> None:
-    (tmp_path / "node").touch(mode=0)
-    assert not Place().may_open(tmp_path / "node")
+NOBODY = 65534
+
+
+@pytest.mark.fast
+def test_no_real_permission() -> None:
+    """A node that only its owner may open, seen by another user where we may become one; else of mode 0."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        node = Path(folder) / "dev/dri/renderD128"
+        node.parent.mkdir(parents=True)
+        node.touch(mode=0o600 if os.geteuid() == 0 else 0)
+        if child := os.fork():
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        else:
+            try:
+                if os.geteuid() == 0:
+                    os.setuid(NOBODY)
+                os._exit([f.status for f in doctor_gpu.kernel(Place(Path(folder)))] != ["fail"])
+            finally:
+                os._exit(2)
 
 
 @pytest.mark.fast
@@ -242,9 +258,9 @@ def test_limits_of_gtt(tmp_path: Path, memory: float, gtt: float, status: str) -
 @pytest.mark.fast
 def test_older_and_missing_drivers(tmp_path: Path) -> None:
     """FAKE: Mesa before 23.3 shows no matrix units; a device without integer dot products runs nothing."""
-    old = device_finding(replace(RADEON, matrix_shapes=()))
+    old = doctor_gpu.device_finding(replace(RADEON, matrix_shapes=()))
     assert old.status == "warn" and "Mesa 23.3" in old.fix
-    bare = device_finding(replace(RADEON, features=RADEON.features - {"shaderIntegerDotProduct"}))
+    bare = doctor_gpu.device_finding(replace(RADEON, features=RADEON.features - {"shaderIntegerDotProduct"}))
     assert bare.status == "fail" and "shaderIntegerDotProduct" in bare.found
     found = findings(Place(laptop(tmp_path, 32, 15.5, driver=""), lambda: answer()))
     assert found["gpu"].status == "fail" and "modprobe amdgpu" in found["gpu"].fix
