@@ -10,7 +10,7 @@ from tandem.devices.hybrid.cut import Gemm, gemms
 from tests.null.programs import golden
 
 pytestmark = pytest.mark.fast
-TOKENS = 64
+TOKENS, BOTH = 64, (True, True)
 
 
 class Machine:
@@ -19,7 +19,7 @@ class Machine:
     def __init__(self, *, beside: bool = False) -> None:
         self.each, self.dispatch, self.rest = [1e-5, 1e-5], [1e-5, 1e-5], 0.005
         self.gemms = [work for work in gemms(golden("gemma3-pattern3")) if isinstance(work, Gemm)]
-        self.balance = Balance(self.gemms, 2, beside=beside)
+        self.balance = Balance([(gemm, BOTH) for gemm in self.gemms], beside=beside)
         self.kinds: list[str] = []
 
     def seconds(self, gemm: Gemm, worker: int, units: int) -> float:
@@ -38,11 +38,11 @@ class Machine:
             return
         total = self.rest
         for gemm in self.gemms:
-            cut = self.balance.cuts[gemm.shape]
+            cut = self.balance.division(gemm, BOTH)
             times = [self.seconds(gemm, worker, n) for worker, n in enumerate(cut)]
             for worker, n in enumerate(cut):
                 if n:
-                    self.balance.observe(gemm, worker, n, times[worker])
+                    self.balance.observe(gemm, BOTH, worker, n, times[worker])
             total += max(times)
         self.balance.observe_step(TOKENS, total, self.rest, together=True)
 
@@ -50,7 +50,7 @@ class Machine:
     def share(self) -> float:
         """Of the helper, in the largest matmul."""
         gemm = max(self.gemms, key=lambda gemm: gemm.rows)
-        return self.balance.cuts[gemm.shape][1] / gemm.units
+        return self.balance.division(gemm, BOTH)[1] / gemm.units
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -139,5 +139,23 @@ def test_lines() -> None:
 def test_fixed_shares_use_all_units() -> None:
     works = [work for work in gemms(golden("llama")) if isinstance(work, Gemm)]
     for shares in ((1,), (1, 1, 1), (0, 1), (70, 30)):
-        fixed = Fixed(works, shares)
-        assert all(sum(fixed.cuts[gemm.shape]) == gemm.units for gemm in works)
+        fixed, all_of_them = Fixed(shares), (True,) * len(shares)
+        assert all(sum(fixed.division(gemm, all_of_them)) == gemm.units for gemm in works)
+        only_one = (True, *[False] * (len(shares) - 1))
+        assert all(fixed.division(gemm, only_one)[0] == gemm.units for gemm in works)
+
+
+def test_each_matmul_is_divided_among_those_that_may() -> None:
+    """Three devices of equal speed, of which the third, as an NPU, may take every other matmul."""
+    works = [work for work in gemms(golden("gemma3-pattern3")) if isinstance(work, Gemm)]
+    takers = [(True, True, i % 2 == 0) for i in range(len(works))]
+    balance = Balance(list(zip(works, takers, strict=True)))
+    while balance.next() == "alone":
+        balance.observe_step(TOKENS, sum(gemm.rows for gemm in works) * 1e-5, 0.0, together=False)
+    balance.measure(lambda gemm, worker, units: 1e-5 * units / gemm.units * gemm.rows, TOKENS)
+    assert balance.on
+    for gemm, may in zip(works, takers, strict=True):
+        cut = balance.division(gemm, may)
+        assert sum(cut) == gemm.units and bool(cut[2]) == (may[2] and gemm.units > 2) and cut[1]
+    never = (True, False, False)
+    assert balance.division(works[0], never) == (works[0].units, 0, 0)

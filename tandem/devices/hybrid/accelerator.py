@@ -58,6 +58,9 @@ class Accelerator(Protocol):
 
     def describe(self) -> str: ...
 
+    def takes(self, gemm: Gemm) -> bool:
+        """Whether it may compute this matmul."""
+
     def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
         """Memory for the works' weights. `copies`: answers must outlive the share that follows."""
 
@@ -81,6 +84,9 @@ class Worker:
     def __init__(self, name: str) -> None:
         self.times: deque[tuple[float, float]] = deque(maxlen=KEPT)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tandem {name}")
+
+    def takes(self, gemm: Gemm) -> bool:
+        return True
 
     def submit(self, share: Share) -> Future[Answer]:
         return self._thread.submit(self._timed, share)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from statistics import median
 from typing import Any
 
@@ -24,8 +23,10 @@ RETRY = 256  # steps after which devices that did not pay are timed again
 STEADY = 0.03  # of a matmul's time: less than this to gain is not worth other shares
 FINEST = 32  # shares are multiples of this part of a matmul, so that few are ever recorded
 
-Shape = tuple[Any, ...]
-Cuts = dict[Shape, tuple[int, ...]]  # units of each worker, the main device first
+Takers = tuple[bool, ...]  # which workers may compute a matmul; the main device, the first, may all
+Shape = tuple[Any, ...]  # of a matmul, and its takers
+Cuts = dict[Shape, tuple[int, ...]]  # units of each worker
+NEVER = float("inf")
 Measure = Callable[[Gemm, int, int], float]  # seconds of so many units of a matmul on one of the workers
 
 
@@ -63,10 +64,12 @@ class Seen(list[float]):
 class Balance:
     """Of one bucket. `beside`: the main device has the rest of another step to do while others have their shares."""
 
-    def __init__(self, gemms: Sequence[Gemm], workers: int, *, beside: bool = False) -> None:
-        by_shape = sorted(gemms, key=lambda gemm: gemm.shape)
-        self.shapes = {shape: list(group) for shape, group in groupby(by_shape, key=lambda gemm: gemm.shape)}
-        self.workers, self.beside = workers, beside
+    def __init__(self, gemms: Sequence[tuple[Gemm, Takers]], *, beside: bool = False) -> None:
+        self.shapes: dict[Shape, list[Gemm]] = {}
+        for gemm, takers in gemms:
+            if any(takers[1:]):
+                self.shapes.setdefault((gemm.shape, takers), []).append(gemm)
+        self.beside = beside
         self.lines: dict[Shape, list[Line]] = {}
         self.cuts: Cuts = {}
         self.on: bool | None = None  # None: not known yet
@@ -92,6 +95,9 @@ class Balance:
             return "alone"
         return "together" if self.on else "measure"
 
+    def division(self, gemm: Gemm, takers: Takers) -> tuple[int, ...]:
+        return self.cuts.get((gemm.shape, takers)) or whole(gemm, takers)
+
     @property
     def alone(self) -> float:
         """Seconds a token on the main device."""
@@ -104,7 +110,9 @@ class Balance:
             half = max(1, gemm.units // 2)
             self.lines[shape] = [
                 fit(half, seconds(gemm, worker, half), gemm.units, seconds(gemm, worker, gemm.units))
-                for worker in range(self.workers)
+                if taker
+                else Line(NEVER, NEVER)
+                for worker, taker in enumerate(shape[1])
             ]
         self._turn(self._expected(tokens) >= WORTH)
 
@@ -112,20 +120,21 @@ class Balance:
         """Divides anew; the part of a step that this should gain."""
         saved = 0.0
         for shape, gemms in self.shapes.items():
-            found = self._best(gemms[0])
+            found = self._best(shape)
             self.cuts[shape] = found.units
             saved += len(gemms) * (self.lines[shape][0](gemms[0].units) - found.seconds)
         return saved / (self.alone * tokens)
 
-    def _best(self, gemm: Gemm) -> Division:
-        lines, units, aside = self.lines[gemm.shape], gemm.units, self._aside(gemm)
+    def _best(self, shape: Shape) -> Division:
+        gemm, lines = self.shapes[shape][0], self.lines[shape]
+        units, aside = gemm.units, self._aside(gemm)
         grain = -(-units // FINEST)
 
         def worker(i: int) -> Callable[[int], float]:
             extra = aside if i == 0 else 0.0
             return lambda n: lines[i](min(n * grain, units)) + extra
 
-        found = divide(-(-units // grain), [worker(i) for i in range(self.workers)])
+        found = divide(-(-units // grain), [worker(i) for i in range(len(lines))])
         counts, left = [], units
         for n in found.units:
             counts.append(min(n * grain, left))
@@ -146,8 +155,9 @@ class Balance:
 
     # ---- what it took
 
-    def observe(self, gemm: Gemm, worker: int, units: int, seconds: float) -> None:
-        self._seen.setdefault((gemm.shape, worker), Seen()).append(seconds / units)
+    def observe(self, gemm: Gemm, takers: Takers, worker: int, units: int, seconds: float) -> None:
+        if (gemm.shape, takers) in self.cuts:
+            self._seen.setdefault(((gemm.shape, takers), worker), Seen()).append(seconds / units)
 
     def observe_step(self, tokens: int, seconds: float, rest: float, together: bool) -> None:
         """`rest`: seconds of what is not divided."""
@@ -178,7 +188,7 @@ class Balance:
     def _differs(self, shape: Shape, before: tuple[int, ...]) -> bool:
         """Whether the new shares should be faster by enough."""
 
-        aside = [self._aside(self.shapes[shape][0]), *[0.0] * (self.workers - 1)]
+        aside = [self._aside(self.shapes[shape][0]), *[0.0] * (len(self.lines[shape]) - 1)]
 
         def slowest(units: tuple[int, ...]) -> float:
             workers = zip(self.lines[shape], units, aside, strict=True)
@@ -187,26 +197,37 @@ class Balance:
         return slowest(self.cuts[shape]) < (1 - STEADY) * slowest(before)
 
 
+def whole(gemm: Gemm, takers: Takers) -> tuple[int, ...]:
+    """All of a matmul on the main device."""
+    return (gemm.units, *[0] * (len(takers) - 1))
+
+
 class Fixed:
     """Shares that somebody has chosen."""
 
     on, reviews = True, 0
 
-    def __init__(self, gemms: Sequence[Gemm], shares: Sequence[float]) -> None:
+    def __init__(self, shares: Sequence[float]) -> None:
+        self.shares = shares
         self.cuts: Cuts = {}
         self.steps, self.seconds, self.rest = 0, 0.0, 0.0  # of all steps; the rest is what was not divided
-        for gemm in gemms:
+
+    def division(self, gemm: Gemm, takers: Takers) -> tuple[int, ...]:
+        """The main device does what others may not."""
+        key = gemm.shape, takers
+        if key not in self.cuts:
+            shares = [share if taker else 0.0 for share, taker in zip(self.shares, takers, strict=True)]
+            shares[0] += sum(self.shares) - sum(shares)
             ends = [round(gemm.units * sum(shares[: i + 1]) / sum(shares)) for i in range(len(shares))]
-            self.cuts[gemm.shape] = tuple(
-                end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)
-            )
+            self.cuts[key] = tuple(end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True))
+        return self.cuts[key]
 
     def next(self) -> str:
         return "together"
 
     def measure(self, seconds: Measure, tokens: int) -> None: ...
 
-    def observe(self, gemm: Gemm, worker: int, units: int, seconds: float) -> None: ...
+    def observe(self, gemm: Gemm, takers: Takers, worker: int, units: int, seconds: float) -> None: ...
 
     def observe_step(self, tokens: int, seconds: float, rest: float, together: bool) -> None:
         self.steps, self.seconds, self.rest = self.steps + 1, self.seconds + seconds, self.rest + rest

@@ -197,7 +197,8 @@ class HybridDevice:
     def _load(self) -> None:
         """Gives helpers the constants of their works, as the main device has them."""
         for index, work in enumerate(self.works):
-            if isinstance(work, Gemm) and not self.only(work):
+            takers = self.takers(work)[1:]
+            if not any(takers):
                 continue
             constants = {
                 name: self.main.read(tensor)
@@ -205,8 +206,9 @@ class HybridDevice:
                 for name, tensor in launch.buffers.items()
                 if tensor is not None and tensor.arena == "weights"
             }
-            for helper in self.helpers:
-                helper.load(index, constants)
+            for helper, taker in zip(self.helpers, takers, strict=True):
+                if taker:
+                    helper.load(index, constants)
 
     # ---- running
 
@@ -227,13 +229,18 @@ class HybridDevice:
     def balance(self, tokens: int) -> Balance | Fixed:
         bucket = 1 << max(tokens - 1, 0).bit_length()
         if bucket not in self.balances:
-            works = [work for work in self.works if isinstance(work, Gemm)]
             if self.shares is not None or not self.whole:
-                self.balances[bucket] = Fixed(works, self.shares or (1,))
+                self.balances[bucket] = Fixed(self.shares or (1,))
             else:
-                divided = [gemm for gemm in works if self.only(gemm)]
-                self.balances[bucket] = Balance(divided, 1 + len(self.helpers), beside=self.stages > 1)
+                works = [(work, self.takers(work)) for work in self.works if isinstance(work, Gemm)]
+                self.balances[bucket] = Balance(works, beside=self.stages > 1)
         return self.balances[bucket]
+
+    def takers(self, work: Work) -> tuple[bool, ...]:
+        if not isinstance(work, Gemm):
+            return False, True
+        may = self.only(work)
+        return (True, *(may and helper.takes(work) for helper in self.helpers))
 
     def _leg(self, trip: Trip) -> bool:
         turn, balance = self._turns[trip.turn], self.balance(trip.tokens)
@@ -242,7 +249,6 @@ class HybridDevice:
             if trip.kind == "measure":
                 balance.measure(lambda *what: self._measure(turn, trip.tokens, *what), trip.tokens)
                 trip.kind = "together" if balance.on else "alone"
-            trip.cuts = dict(balance.cuts)
         if trip.kind in ("off", "alone"):
             assert turn.alone is not None
             turn.alone.replay()
@@ -271,10 +277,8 @@ class HybridDevice:
     def _divide(self, turn: Turn, trip: Trip, balance: Balance | Fixed) -> None:
         """Gives each helper its share of the leg's work, and does the main device's."""
         work = self.works[trip.leg]
-        if isinstance(work, Gemm):
-            cut = trip.cuts[work.shape] if self.only(work) else (work.units, *[0] * len(self.helpers))
-        else:
-            cut = (0, 1, *[0] * (len(self.helpers) - 1))
+        takers = self.takers(work)
+        cut = balance.division(work, takers) if isinstance(work, Gemm) else (0, 1)
         inputs: list[Bytes] | None = None
         first = cut[0]
         for worker, (helper, count) in enumerate(zip(self.helpers, cut[1:], strict=True), 1):
@@ -292,8 +296,7 @@ class HybridDevice:
             ended = time.perf_counter()
             if trip.waiting:
                 self.times.append((begun, ended))
-            if self.only(work):
-                balance.observe(work, 0, cut[0], ended - begun)
+            balance.observe(work, takers, 0, cut[0], ended - begun)
 
     def _inputs(self, turn: Turn, work: Work, tokens: int) -> list[Bytes]:
         tensors = [turn.here(tensor) for tensor in work.entering]
@@ -313,7 +316,7 @@ class HybridDevice:
             if isinstance(work, Gemm):
                 out = self.main.view(turn.here(work.out))
                 put_columns(out, work, trip.tokens, *work.columns(first, count), found.outputs[0])
-                balance.observe(work, worker, count, found.ended - found.begun)
+                balance.observe(work, self.takers(work), worker, count, found.ended - found.begun)
             else:
                 for tensor, data in zip(work.leaving, found.outputs, strict=True):
                     self.main.write(turn.here(tensor), data)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from threading import Condition, Event, Thread
 
 from tandem.devices.hybrid.accelerator import KEPT, Answer
-from tandem.devices.hybrid.balance import Cuts
 
 
 @dataclass(eq=False)
@@ -24,7 +23,6 @@ class Trip:
     tokens: int
     kind: str  # off or alone: on the main device; measure: then decide; together
     begun: float = 0.0
-    cuts: Cuts = field(default_factory=dict)
     leg: int = 0  # the next one
     waiting: list[tuple[int, int, int, Future[Answer]]] = field(
         default_factory=list
