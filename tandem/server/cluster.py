@@ -10,12 +10,14 @@ import asyncio
 import json
 import logging
 import re
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import ray
 from ray import serve
+from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
@@ -44,6 +46,7 @@ SCOPE = (
     "client",
 )
 POLL = 0.2  # seconds
+ANSWER_SECONDS = 3.0  # for a cluster that is there
 WATCH_SECONDS = 5.0  # for a replica to tell how it is: one that is busy opening a model is left out
 # How soon more replicas are started: Ray's own delays are for requests that are over in no time.
 SOON = {
@@ -52,6 +55,7 @@ SOON = {
     "upscale_delay_s": 4.0,
     "downscale_delay_s": 300.0,
 }
+log = logging.getLogger("tandem.server")
 LOST = "the replica that was answering is gone: try again"
 
 
@@ -234,13 +238,7 @@ def start(
     threads: int | None, port: int,
 ) -> Front:  # fmt: skip
     """Replicas in the cluster that this machine is part of, or in one of its own."""
-    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    guest = True
-    try:
-        ray.init(address="auto", **quiet)
-    except ConnectionError:
-        ray.init(include_dashboard=False, **quiet)
-        guest = False
+    guest = _join()
     fewest, most = replicas
     if not guest:
         threads = threads or max(1, int(ray.cluster_resources()["CPU"]) // fewest)
@@ -267,6 +265,28 @@ def start(
     name = f"tandem-{port}"
     handle = _run(deployment.bind(dict(specs), settings, {**options, "threads": threads}), name)
     return Front(handle, name, guest)
+
+
+def _join() -> bool:
+    """Whether there was a cluster to join; else one is begun here."""
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    try:
+        _check_answers(canonicalize_bootstrap_address("auto"))
+        ray.init(address="auto", **quiet)
+        return True
+    except ConnectionError:
+        ray.init(address="local", include_dashboard=False, **quiet)
+        return False
+
+
+def _check_answers(address: str | None) -> None:
+    """Ray remembers clusters that were killed, and would wait for them for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+    except OSError:
+        log.warning("no Ray cluster answers at %s any more: one is started here", address)
+        raise ConnectionError from None
 
 
 def _check_room(needed: int) -> None:

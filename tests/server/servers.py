@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 60.0  # seconds for anything to happen on a busy machine
+START = 180.0  # seconds for a server to start, which with Ray are dozens of processes
 
 
 @dataclass
@@ -118,7 +119,7 @@ def serving(folder: Path, *arguments: str | Path, **settings: Any) -> Iterator[R
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + START
     while not (found := re.search(r"listening at (http://\S+)", log.read_text())):
         assert process.poll() is None and time.monotonic() < end, f"it did not start: {log.read_text()}"
         time.sleep(0.05)
