@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tandem.cli.values import above_zero, device_name, floats, layers, numbers, positive, replicas, words
 from tandem.model.catalogue import SHORT_NAMES
 
 NAME_HELP = "a short name such as smollm2 or gemma-3-27b, or hf.co/user/repo:QUANT"
@@ -77,7 +78,7 @@ def _add_run(commands: Any) -> None:
     )
     run.add_argument("--system", metavar="TEXT", help="instructions to put before the conversation")
     run.add_argument(
-        "-n", "--max-tokens", type=_positive, default=1024, metavar="N", help="stop after so many (1024)"
+        "-n", "--max-tokens", type=positive, default=1024, metavar="N", help="stop after so many (1024)"
     )
     run.add_argument(
         "--stop", action="append", metavar="TEXT", help="stop before this text (may be repeated)"
@@ -150,10 +151,8 @@ def _add_inspect(commands: Any) -> None:
 def _add_perplexity(commands: Any) -> None:
     perplexity = _add(commands, "perplexity", "perplexity", "measure how well a model predicts a text")
     perplexity.add_argument("file", metavar="FILE", help="a text in UTF-8")
-    perplexity.add_argument(
-        "--chunk", type=_positive, default=512, metavar="N", help="tokens at a time (512)"
-    )
-    perplexity.add_argument("--chunks", type=_positive, metavar="N", help="stop after so many")
+    perplexity.add_argument("--chunk", type=positive, default=512, metavar="N", help="tokens at a time (512)")
+    perplexity.add_argument("--chunks", type=positive, metavar="N", help="stop after so many")
     _add_device(perplexity, context=False)
 
 
@@ -173,9 +172,9 @@ def _add_bench(commands: Any) -> None:
         ("-d", "depth", 0, "tokens before those"),
     ):
         bench.add_argument(
-            short, f"--{name}", type=_numbers, default=[default], metavar="N,N", help=f"{meaning} ({default})"
+            short, f"--{name}", type=numbers, default=[default], metavar="N,N", help=f"{meaning} ({default})"
         )
-    bench.add_argument("-r", "--rounds", type=_positive, default=5, metavar="N", help="of each test (5)")
+    bench.add_argument("-r", "--rounds", type=positive, default=5, metavar="N", help="of each test (5)")
     bench.add_argument("--profile", action="store_true", help="show where the time of a step goes")
     bench.add_argument("--compare", type=Path, metavar="OLD.json", help="with what --json printed before")
     bench.add_argument(
@@ -200,17 +199,17 @@ def _add_bench_serve(commands: Any) -> None:
     serve.add_argument("--model", metavar="NAME", help="that is asked for (the first it lists)")
     serve.add_argument("--api-key", metavar="KEY", help="that it wants")
     serve.add_argument(
-        "--rate", type=_floats, default=[1.0], metavar="R,R", help="requests a second on average (1)"
+        "--rate", type=floats, default=[1.0], metavar="R,R", help="requests a second on average (1)"
     )
-    serve.add_argument("--requests", type=_positive, default=32, metavar="N", help="at each rate (32)")
+    serve.add_argument("--requests", type=positive, default=32, metavar="N", help="at each rate (32)")
     serve.add_argument(
-        "-p", "--prompt", type=_positive, default=128, metavar="N", help="words of a prompt on average (128)"
-    )
-    serve.add_argument(
-        "-n", "--generate", type=_positive, default=64, metavar="N", help="tokens of an answer, alike (64)"
+        "-p", "--prompt", type=positive, default=128, metavar="N", help="words of a prompt on average (128)"
     )
     serve.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="seconds for an answer (600)"
+        "-n", "--generate", type=positive, default=64, metavar="N", help="tokens of an answer, alike (64)"
+    )
+    serve.add_argument(
+        "--timeout", type=above_zero, default=600.0, metavar="S", help="seconds for an answer (600)"
     )
     serve.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals and prompts (0)")
 
@@ -232,34 +231,36 @@ def _add_plan(commands: Any) -> None:
     )
     plan.add_argument("--measure", action="store_true", help="this machine again, though it has been")
     plan.add_argument(
-        "--device", type=_device, default="auto", metavar="D", help="of this machine: cpu, vulkan, auto"
+        "--device", type=device_name, default="auto", metavar="D", help="of this machine: cpu, vulkan, auto"
     )
     plan.add_argument("--memory", type=float, metavar="GIB", help="of the machine, or of a GPU with its own")
     plan.add_argument("--npu", action="store_true", help="and what the machine's NPU would add")
-    plan.add_argument("--weights", type=_words, metavar="F,F", help="formats to compare, as q4_0,q6_k,q8_0")
+    plan.add_argument("--weights", type=words, metavar="F,F", help="formats to compare, as q4_0,q6_k,q8_0")
     plan.add_argument(
-        "--kv", type=_words, default=["f16"], metavar="K,K", help="keys and values: f16, q8 or both (f16)"
+        "--kv", type=words, default=["f16"], metavar="K,K", help="keys and values: f16, q8 or both (f16)"
     )
     plan.add_argument(
-        "-c", "--context", type=_positive, default=4096, metavar="N", help="tokens of a sequence (4096)"
+        "-c", "--context", type=positive, default=4096, metavar="N", help="tokens of a sequence (4096)"
     )
     batches = "1,2,4,8,16,32,64"
     plan.add_argument(
-        "-b", "--batch", type=_numbers, default=_numbers(batches), metavar="N,N",
+        "-b", "--batch", type=numbers, default=numbers(batches), metavar="N,N",
         help=f"sequences that generate at a time ({batches})",
     )  # fmt: skip
     plan.add_argument(
-        "-d", "--depth", type=_numbers, metavar="N,N", help="tokens before (128, and all but one)"
+        "-d", "--depth", type=numbers, metavar="N,N", help="tokens before (128, and all but one)"
     )
-    plan.add_argument("-p", "--prompt", type=_positive, metavar="N", help="tokens of a prompt (512)")
+    plan.add_argument("-p", "--prompt", type=positive, metavar="N", help="tokens of a prompt (512)")
     plan.add_argument("--draft", metavar="SHAPE", help="with guesses by this smaller model")
     plan.add_argument(
-        "--acceptance", type=_floats, default=[0.6, 0.7, 0.8], metavar="A,A",
+        "--acceptance", type=floats, default=[0.6, 0.7, 0.8], metavar="A,A",
         help="chances that a guess is right (0.6,0.7,0.8)",
     )  # fmt: skip
-    plan.add_argument("--target", type=float, metavar="N", help="tokens a second in all: at which batch?")
     plan.add_argument(
-        "--active", type=float, metavar="B",
+        "--target", type=above_zero, metavar="N", help="tokens a second in all: at which batch?"
+    )
+    plan.add_argument(
+        "--active", type=above_zero, metavar="B",
         help="and a mixture of experts that takes so many billion parameters a token",
     )  # fmt: skip
 
@@ -281,15 +282,15 @@ def _add_serve(commands: Any) -> None:
         "--cors-origin", action="append", dest="cors_origins", metavar="URL",
         help="a web page's origin that may call (may be repeated)",
     )  # fmt: skip
-    serve.add_argument("--batch", type=_positive, metavar="N", help="requests answered at a time (64)")
-    serve.add_argument("--max-queue", type=_positive, metavar="N", help="requests that may wait (128)")
+    serve.add_argument("--batch", type=positive, metavar="N", help="requests answered at a time (64)")
+    serve.add_argument("--max-queue", type=positive, metavar="N", help="requests that may wait (128)")
     serve.add_argument("--timeout", type=float, metavar="S", help="seconds for an answer (600)")
     serve.add_argument(
         "--keep-alive", type=float, metavar="S",
         help="unload a model so many seconds after its last use (when another needs its memory)",
     )  # fmt: skip
     serve.add_argument(
-        "--ray", type=_replicas, nargs="?", const="2", metavar="N",
+        "--ray", type=replicas, nargs="?", const="2", metavar="N",
         help="answer by N replicas on a Ray cluster (2), or by 1-4, as many as are needed",
     )  # fmt: skip
     _add_guesses(serve, "[NAME=]MODEL")
@@ -328,9 +329,13 @@ def _add_report(commands: Any) -> None:
     )
     report.add_argument("--full", action="store_true", help="larger models, too, as far as they fit")
     report.add_argument("--npu", action="store_true", help="and what the NPU does")
-    report.add_argument("--threads", type=_positive, metavar="N", help="of the CPU (one a core)")
+    report.add_argument("--threads", type=positive, metavar="N", help="of the CPU (one a core)")
     report.add_argument(
-        "--device", type=_device, default="auto", metavar="D", help="cpu, vulkan, vulkan:<...>, auto (auto)"
+        "--device",
+        type=device_name,
+        default="auto",
+        metavar="D",
+        help="cpu, vulkan, vulkan:<...>, auto (auto)",
     )
 
 
@@ -342,11 +347,15 @@ def _add_tune(commands: Any) -> None:
     tune.add_argument("model", metavar="MODEL", nargs="?", help=MODEL_HELP)
     tune.add_argument("--synthetic", metavar="SHAPE:FORMAT", help="instead: such as gemma-3-27b:q4_0")
     tune.add_argument("--quick", action="store_true", help="the largest products only, in a few seconds")
-    tune.add_argument("--seconds", type=float, metavar="S", help="at most so many (140, or 3 if quick)")
+    tune.add_argument("--seconds", type=above_zero, metavar="S", help="at most so many (140, or 3 if quick)")
     tune.add_argument("--output", type=Path, metavar="FILE", help="write the data there, too")
-    tune.add_argument("--threads", type=_positive, metavar="N", help="of the CPU (what is found best)")
+    tune.add_argument("--threads", type=positive, metavar="N", help="of the CPU (what is found best)")
     tune.add_argument(
-        "--device", type=_device, default="auto", metavar="D", help="cpu, vulkan, vulkan:<...>, auto (auto)"
+        "--device",
+        type=device_name,
+        default="auto",
+        metavar="D",
+        help="cpu, vulkan, vulkan:<...>, auto (auto)",
     )
     tune.add_argument("--kv", choices=("f16", "q8"), default="f16", help="keys and values (f16)")
 
@@ -376,16 +385,16 @@ def _add_device(
     device = command.add_argument_group("device")
     if context:
         device.add_argument(
-            "-c", "--context", type=_positive, metavar="N", help="tokens of prompt and answer together (4096)"
+            "-c", "--context", type=positive, metavar="N", help="tokens of prompt and answer together (4096)"
         )
-    device.add_argument("--threads", type=_positive, metavar="N", help="of the CPU (one a core)")
+    device.add_argument("--threads", type=positive, metavar="N", help="of the CPU (one a core)")
     device.add_argument(
-        "--device", type=_device, default="auto", metavar="D",
+        "--device", type=device_name, default="auto", metavar="D",
         help="where to run: cpu, vulkan, vulkan:<index or part of a name>, auto, or several, as vulkan,cpu (auto)",
         nargs="?" if value_optional else None, const="auto" if value_optional else None,
     )  # fmt: skip
     device.add_argument(
-        "--split", type=_split, metavar="N,N",
+        "--split", type=layers, metavar="N,N",
         help="layers of each of several devices, or auto: as many as it is fast (auto)",
     )  # fmt: skip
     device.add_argument(
@@ -417,49 +426,6 @@ def _add_npu(command: argparse.ArgumentParser) -> None:
 
 def _is_text(argument: str) -> bool:
     return not argument.startswith("-") or " " in argument
-
-
-def _device(text: str) -> str:
-    for name in text.split(","):
-        if name not in ("auto", "cpu") and name.partition(":")[0] != "vulkan":
-            raise argparse.ArgumentTypeError(
-                f"no device {name!r}: use cpu, vulkan, vulkan:<index or part of a name> or auto"
-            )
-    return text
-
-
-def _split(text: str) -> list[int] | None:
-    return None if text == "auto" else [_positive(part) for part in text.split(",")]
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
-
-
-def _replicas(text: str) -> tuple[int, int]:
-    fewest, _, most = text.partition("-")
-    found = int(fewest), int(most or fewest)
-    if not 1 <= found[0] <= found[1]:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of replicas, or a range such as 1-4")
-    return found
-
-
-def _numbers(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",")]
-    if min(numbers) < 0:
-        raise argparse.ArgumentTypeError(f"{min(numbers)} is less than 0")
-    return numbers
-
-
-def _words(text: str) -> list[str]:
-    return text.split(",")
-
-
-def _floats(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
 
 
 class _Version(argparse.Action):

@@ -13,6 +13,7 @@ import pytest
 
 from tandem import LLM
 from tandem.cli import main
+from tandem.cli.arguments import parse
 from tandem.errors import RequestError
 from tandem.model.architectures import ARCHITECTURES
 from tests.cli.processes import COMMAND, environment, tandem
@@ -166,6 +167,33 @@ def test_the_library_is_given_none(tiny: Path, options: dict[str, Any], says: st
 def test_usage(arguments: list[str]) -> None:
     done = tandem(*arguments)
     assert done.returncode == 2 and done.stderr.startswith("usage: tandem")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["bench", "m", "-p", "x"], "argument -p/--prompt: 'x' is not a whole number"),
+        (["bench", "m", "-d", "1,-2"], "argument -d/--depth: -2 is less than 0"),
+        (["bench serve", "http://h", "--rate", "fast"], "argument --rate: 'fast' is not a number"),
+        (["bench serve", "http://h", "--timeout", "0"], "argument --timeout: 0 is not a number above 0"),
+        (
+            ["plan", "m", "--hardware", "h200", "--active", "-3"],
+            "argument --active: -3 is not a number above 0",
+        ),
+        (
+            ["plan", "m", "--hardware", "h200", "--target", "nan"],
+            "argument --target: nan is not a number above 0",
+        ),
+        (["tune", "m", "--seconds", "-1"], "argument --seconds: -1 is not a number above 0"),
+        (["serve", "--ray", "many"], "argument --ray: 'many' is not a whole number"),
+    ],
+)
+def test_what_is_wrong_with_a_value(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert capsys.readouterr().err.endswith(f"error: {says}\n")
 
 
 def test_unknown_name(refused: Refused) -> None:
