@@ -9,7 +9,7 @@ import numpy as np
 
 from tandem.bench.runs import Bench, Step, Workload, added, step_costs
 from tandem.engine.params import SamplingParams
-from tandem.engine.scheduler import Chunk
+from tandem.engine.sequence import Chunk
 from tandem.kernels.kernel import Cost
 
 REPEATS = 5

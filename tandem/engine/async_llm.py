@@ -15,8 +15,9 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self
 
-from tandem.engine.llm import LLM, Message
+from tandem.engine.llm import LLM
 from tandem.engine.reply import Reply, Result, Token
+from tandem.engine.requests import Message
 from tandem.errors import QueueFullError, RequestError
 from tandem.kernels.kernel import Array
 
@@ -69,7 +70,8 @@ class AsyncLLM:
     # ---- for the event loop
 
     async def generate(self, prompt: str | list[int], **params: Any) -> Result:
-        """Continues a text or token ids. Parameters as in SamplingParams. Cancelling the task stops the request."""
+        """Continues a text or token ids. Parameters as in SamplingParams. Cancelling the task stops the request. Ask
+        several times at once for several answers: the prompt is computed once."""
         return await self._whole(await asyncio.to_thread(self.llm.prepare, prompt, **params))
 
     async def chat(self, messages: Iterable[Message], **params: Any) -> Result:

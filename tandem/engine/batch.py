@@ -7,8 +7,7 @@ from struct import Struct
 
 import numpy as np
 
-from tandem.engine.scheduler import Chunk
-from tandem.engine.sequence import Sampled, Sequence
+from tandem.engine.sequence import Chunk, Sampled, Sequence
 from tandem.program.step_inputs import (
     EDIT_INTS,
     HEADER_EDITS,

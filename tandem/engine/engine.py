@@ -22,8 +22,8 @@ from tandem.engine.kv_cache import KVCache
 from tandem.engine.kv_plan import plan_kv
 from tandem.engine.pace import Pace
 from tandem.engine.params import SamplingParams
-from tandem.engine.scheduler import Chunk, Scheduler
-from tandem.engine.sequence import Sequence
+from tandem.engine.scheduler import Scheduler
+from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Proposer, Speculator
 from tandem.errors import ContextError, RequestError
 from tandem.kernels.kernel import Array
@@ -82,16 +82,10 @@ class Engine:
         device.place(self.program)
         model.load(plan, device, context)
         self.cache = KVCache(config.windows, kv_blocks)
-        pace = Pace()
         self.scheduler = Scheduler(
-            limits,
-            self.cache,
-            pace=pace,
-            queue=queue,
-            share=share,
-            speculator=Speculator(proposer) if proposer else None,
-            stages=device.stages,
-        )
+            limits, self.cache, pace=Pace(), queue=queue, share=share,
+            speculator=Speculator(proposer) if proposer else None, stages=device.stages,
+        )  # fmt: skip
         self._guest = self.scheduler.keep_slot()  # for logits, capture and embeddings, whoever else is there
         self._take_turns([self._turn(layout, turn) for turn in range(device.turns)])
 
@@ -100,9 +94,7 @@ class Engine:
         self._flying: deque[Turn] = deque()  # steps that were started, oldest first
         self._done = 0.0  # when the last of them was finished
         self._processors = False  # some request had one
-        self.watch: Callable[[list[Chunk], float], None] | None = (
-            None  # told of each step, and of its seconds
-        )
+        self.watch: Callable[[list[Chunk], float], None] | None = None  # told of each step and its seconds
         self.begun = 0.0  # when `step` was called last
 
     def _turn(self, layout: StepLayout, turn: int) -> Turn:

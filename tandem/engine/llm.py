@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import os
-import threading
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
-import numpy as np
-
 from tandem.devices.npu.opening import npu_missing, with_npu
 from tandem.devices.opening import open_device
+from tandem.engine.embedding import pooled
 from tandem.engine.engine import Engine
 from tandem.engine.lookup import Lookup
-from tandem.engine.params import SamplingParams
-from tandem.engine.reply import Reply, Result, Token, TokenLogprob, Usage
+from tandem.engine.reply import Result, Token, TokenLogprob, Usage
+from tandem.engine.requests import Message, Requests, as_items
 from tandem.engine.speculation import Proposer
 from tandem.errors import RequestError, TandemError
-from tandem.interrupts import deferred
 from tandem.kernels.kernel import Array
 from tandem.kernels.layouts import KV_TYPES
 from tandem.model.model import open_model
@@ -31,21 +26,16 @@ from tandem.model.registry import resolve
 from tandem.threads import Beside
 
 if TYPE_CHECKING:
-    from tandem.engine.grammar import Grammar, Grammars
     from tandem.model.chat_template import ChatTemplate
     from tandem.model.gguf import GGUF
     from tandem.model.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096
 MOST_OF_ANYTHING = 1 << 31  # threads, tokens or sequences
-NOT_A_PROMPT = (
-    "a prompt is a text or a list of token ids; a conversation, for chat and stream, is a list of messages"
-)
-Message = Mapping[str, Any]
 __all__ = ["LLM", "Result", "Token", "TokenLogprob", "Usage"]
 
 
-class LLM:
+class LLM(Requests):
     """A model ready to answer. Close it, or use it in a `with` block, to give its memory and threads back.
 
     Several streams may be open at a time, and several threads may use it: they share the steps of one engine.
@@ -99,9 +89,7 @@ class LLM:
             if nbytes is not None and not (isinstance(nbytes, int | float) and nbytes > 0):
                 raise RequestError(f"{name}={nbytes!r}: give a number of bytes")
         npu_missing(npu)  # an error, if it is required, comes before a model is read
-        self._grammars: Grammars | None = None
-        self.lock = threading.Lock()  # of the engine
-        self._left: deque[Reply] = deque()  # nobody reads these any more
+        super().__init__()
         self._draft: LLM | None = None
         with ExitStack() as closing:  # if something fails, what was there before it
             self._model = closing.enter_context(open_model(resolve(os.fspath(model))))
@@ -123,17 +111,8 @@ class LLM:
                     free = self.device.free_memory()[0]
                     kv_memory, share = kv_shares(self._model, opened, kv, most, batch, free, kv_memory)
                 first = device.partition(",")[0]  # of several; a draft model is small
-                self._draft = closing.enter_context(
-                    LLM(
-                        draft,
-                        device=first,
-                        threads=threads,
-                        context=most,
-                        kv=kv,
-                        batch=batch,
-                        kv_memory=share,
-                    )
-                )
+                options = {"threads": threads, "context": most, "kv": kv, "batch": batch, "kv_memory": share}
+                self._draft = closing.enter_context(LLM(draft, device=first, **options))  # type: ignore[arg-type]
             text = Beside(_open_text, self._model.gguf)  # the vocabulary is read while weights are repacked
             closing.callback(text.join)
             self.engine = Engine(
@@ -154,41 +133,41 @@ class LLM:
 
     # ---- text
 
-    def chat(self, messages: Iterable[Message], **params: Any) -> Result:
-        """Answers a conversation: [{"role": "user", "content": "..."}]. Parameters as in SamplingParams."""
-        return self._run([self._prepare(self.chat_ids(messages), params)])[0]
+    @overload
+    def chat(self, messages: Iterable[Message], *, n: None = None, **params: Any) -> Result: ...
+    @overload
+    def chat(self, messages: Iterable[Message], *, n: int, **params: Any) -> list[Result]: ...
+    def chat(
+        self, messages: Iterable[Message], *, n: int | None = None, **params: Any
+    ) -> Result | list[Result]:
+        """Answers a conversation: [{"role": "user", "content": "..."}]. Parameters as in SamplingParams. `n`: so many
+        answers, in a list; each is drawn on its own, and what is asked is computed once."""
+        results = self._run(self._copies(self.chat_ids(messages), params, n))
+        return results[0] if n is None else results
 
     @overload
-    def generate(self, prompt: str, **params: Any) -> Result: ...
+    def generate(self, prompt: str | list[int], *, n: None = None, **params: Any) -> Result: ...
     @overload
-    def generate(self, prompt: list[int], **params: Any) -> Result: ...
+    def generate(self, prompt: str | list[int], *, n: int, **params: Any) -> list[Result]: ...
     @overload
-    def generate(self, prompt: list[str] | list[list[int]], **params: Any) -> list[Result]: ...
     def generate(
-        self, prompt: str | list[int] | list[str] | list[list[int]], **params: Any
+        self, prompt: list[str] | list[list[int]], *, n: int | None = None, **params: Any
+    ) -> list[Result]: ...
+    def generate(
+        self, prompt: str | list[int] | list[str] | list[list[int]], *, n: int | None = None, **params: Any
     ) -> Result | list[Result]:
         """Continues a text or token ids, or each of a list of them in one batch. Parameters as in SamplingParams.
-        Prompts that begin alike, or are the same, are computed once."""
-        items = _items(prompt)
-        if isinstance(items, str) or (items and isinstance(items[0], Integral)):
-            return self._run([self._prepare(self._ids(items), params)])[0]
-        return self._run([self._prepare(self._ids(one), params) for one in items])
+        Prompts that begin alike, or are the same, are computed once. `n`: so many answers to each, one after the
+        other in the list."""
+        items = as_items(prompt)
+        is_one = isinstance(items, str) or (items and isinstance(items[0], Integral))
+        prompts = [self._ids(one) for one in ([items] if is_one else items)]
+        results = self._run([each for ids in prompts for each in self._copies(ids, params, n)])
+        return results[0] if is_one and n is None else results
 
     def stream(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> Iterator[Token]:
         """Like generate (text or ids) or chat (messages), one item a token. Closing the iterator stops the request."""
         return self._stream(self.prepare(prompt, **params))
-
-    def chat_ids(self, messages: Iterable[Message], **template: Any) -> list[int]:
-        """The token ids of a conversation, up to where the model's answer begins."""
-        from tandem.model.chat_template import ChatTemplate
-
-        if self._template is None:
-            self._template = ChatTemplate.from_gguf(self._model.gguf, self.tokenizer)
-        messages = _items(messages)
-        if not all(isinstance(message, Mapping) for message in messages):
-            raise RequestError('a conversation is a list of messages: [{"role": "user", "content": "..."}]')
-        text = self._template.render([dict(message) for message in messages], **template)
-        return self.tokenizer.encode(text, special=True)
 
     @property
     def chat_template(self) -> str:
@@ -232,7 +211,7 @@ class LLM:
         if pooling not in ("mean", "last", "cls"):
             raise RequestError(f"pooling={pooling!r}: use mean, last or cls")
         parts = self.engine.captured(self._ids(prompt), ["result_norm"])
-        return _pooled(parts, pooling)
+        return pooled(parts, pooling)
 
     @property
     def intermediates(self) -> list[str]:
@@ -285,131 +264,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    # ---- a request's life
-
-    def _ids(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            if not prompt:
-                raise RequestError("the prompt is empty: give at least one character")
-            return self.tokenizer.encode(prompt)
-        try:
-            return [operator.index(token) for token in prompt]
-        except TypeError:
-            raise RequestError(NOT_A_PROMPT) from None
-
-    def prepare(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> Reply:
-        """A request that has been checked but is not queued yet."""
-        items = _items(prompt)
-        is_chat = bool(items) and isinstance(items[0], Mapping)
-        return self._prepare(self.chat_ids(items) if is_chat else self._ids(items), params)
-
-    def _prepare(self, ids: list[int], params: dict[str, Any]) -> Reply:
-        known = {f.name for f in dataclasses.fields(SamplingParams)}
-        unknown = params.keys() - known
-        if unknown:
-            raise RequestError(
-                f"unknown parameter {sorted(unknown)[0]!r}; there is: {', '.join(sorted(known))}"
-            )
-        wanted = SamplingParams(**params)
-        grammar = self._compile(wanted) if wanted.form else None
-        sequence = self.engine.prepare(ids, wanted, self.tokenizer.stop_ids, grammar)
-        return Reply(sequence, self.tokenizer)
-
-    def _compile(self, params: SamplingParams) -> Grammar:
-        from tandem.engine.grammar import Grammars
-
-        if self._grammars is None:
-            self._grammars = Grammars(self.tokenizer, self._model.config.vocab)
-        return self._grammars.compile(params)
-
-    def _stream(self, reply: Reply) -> Iterator[Token]:
-        try:
-            self._enqueue([reply])  # here and not before: a stream nobody reads takes no place in the queue
-            while not reply.done:
-                yield from self._advance([reply])
-            reply.check()
-        finally:
-            self._cancel([reply])
-
-    def _run(self, replies: list[Reply]) -> list[Result]:
-        try:
-            self._enqueue(replies)
-            while unfinished := [reply for reply in replies if not reply.done]:
-                self._advance(unfinished)
-        finally:
-            self._cancel(replies)
-        return [reply.result() for reply in replies]
-
-    def _enqueue(self, replies: list[Reply]) -> None:
-        with self.lock:
-            for reply in replies:
-                self.engine.enqueue(reply.sequence)
-
-    def _cancel(self, replies: list[Reply]) -> None:
-        """What was left before its end: now, or before the next step. A stream may be collected as garbage anywhere,
-        also in a thread that has the lock, which must not wait for itself."""
-        unfinished = [
-            each for each in replies if each.sequence.finish_reason is None or each.sequence.slot >= 0
-        ]
-        self._left.extend(unfinished)  # also one that an interrupt kept from being put away
-        if self.lock.acquire(blocking=False):
-            try:
-                with deferred():
-                    self.cancel_left()
-            finally:
-                self.lock.release()
-
-    def cancel_left(self) -> None:
-        """Ends the requests that nobody reads any more; the caller has the lock."""
-        while self._left:
-            self.engine.cancel(self._left.popleft().sequence)
-
-    def _advance(self, replies: list[Reply]) -> list[Token]:
-        """What is new of these replies, after a step if nothing is.
-
-        A step serves every request, so a reply that was not read meanwhile has several new tokens."""
-        with self.lock, deferred():
-            for reply in replies:
-                if reply.news:
-                    break
-            else:
-                self.cancel_left()
-                self.engine.step()
-            tokens: list[Token] = []
-            for reply in replies:
-                tokens += self.take(reply)
-            return tokens
-
-    def take(self, reply: Reply) -> list[Token]:
-        """What is new of a reply; the caller has the lock."""
-        tokens = []
-        while reply.news:
-            tokens.append(reply.next())
-        if reply.text.stopped:
-            self.engine.cancel(reply.sequence)
-        return tokens
-
-
-def _items(prompt: Any) -> Any:
-    """A text as it is; anything else as a list."""
-    if isinstance(prompt, str):
-        return prompt
-    try:
-        return list(prompt)
-    except TypeError:
-        raise RequestError(NOT_A_PROMPT) from None
-
-
-def _pooled(parts: Iterator[dict[str, Array]], pooling: str) -> Generator[Array | None]:
-    rows = next(parts)["result_norm"]
-    first, total = rows[0], rows.sum(axis=0)
-    for part in parts:
-        yield None
-        rows = part["result_norm"]
-        total += rows.sum(axis=0)
-    found = {"mean": total, "last": rows[-1], "cls": first}[pooling]
-    yield found / max(float(np.linalg.norm(found)), 1e-12)
 
 
 def _open_text(gguf: GGUF) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -10,31 +10,13 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
-from collections.abc import Sequence as Items
 
 from tandem.engine.kv_cache import KVCache, extend_keys
 from tandem.engine.pace import Pace
-from tandem.engine.sequence import Sequence
+from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Speculator
 from tandem.errors import QueueFullError
 from tandem.program.step_inputs import KV_BLOCK, StepLimits
-
-
-class Chunk:
-    """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them. A `guess` comes on top:
-    tokens that may follow, each with a row of results. The first `scores` tokens have rows for their successors."""
-
-    __slots__ = ("begin", "count", "entered", "guess", "row", "sampled", "scores", "sequence")
-
-    def __init__(self, sequence: Sequence, begin: int, count: int, sampled: bool) -> None:
-        self.sequence, self.begin, self.count, self.sampled = sequence, begin, count, sampled
-        self.guess: Items[int] = ()
-        self.scores = 0
-        self.entered, self.row = sequence.entered, sequence.row  # as they were when it was scheduled
-
-    @property
-    def total(self) -> int:
-        return self.count + len(self.guess)
 
 
 class Scheduler:
@@ -149,9 +131,8 @@ class Scheduler:
         """The first `right` tokens of a guess were those drawn."""
         if chunk.guess and self.speculator:
             self.speculator.learn(chunk.sequence, len(chunk.guess), right)
-            if (
-                chunk.sequence.slot >= 0 and chunk.entered == chunk.sequence.entered
-            ):  # it was not put back meanwhile
+            # If it was not put back meanwhile.
+            if chunk.sequence.slot >= 0 and chunk.entered == chunk.sequence.entered:
                 chunk.sequence.computed += right
 
     def pause(self, sequence: Sequence) -> None:
@@ -213,14 +194,12 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Lets sequences in, in order, while there are slots and blocks."""
-        coming: dict[
-            bytes, int
-        ] = {}  # blocks that will be computed: how urgent the most urgent of those is who will
+        # Blocks that will be computed: how urgent the most urgent of those is who will.
+        coming: dict[bytes, int] = {}
         for sequence in self.running:
             _add_uncomputed(coming, sequence)
-        for sequence in self.waiting[
-            : 2 * self.limits.sequences
-        ]:  # a long queue costs a step no more than a short one
+        # A long queue costs a step no more than a short one.
+        for sequence in self.waiting[: 2 * self.limits.sequences]:
             if not self._slots and not self._outranks_last(sequence):
                 return
             if self.share and not sequence.computed and not self._begin(sequence, coming):

@@ -56,9 +56,7 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)  # of its full KV blocks
     slot: int = -1  # row of the block tables while running
     generated: list[Sampled] = field(default_factory=list)
-    scored: list[Sampled] = field(
-        default_factory=list
-    )  # the prompt's tokens from the second on, if asked for
+    scored: list[Sampled] = field(default_factory=list)  # the prompt's from the second on, if asked for
     finish_reason: str | None = None  # "stop", "length", "cancelled", "timeout", "error"
     error: TandemError | None = None
     param_row: Any = None  # the sampling parameters as StepInputs has them, made once
@@ -141,6 +139,23 @@ class Sequence:
         if self.finish_reason is None:
             self.finish_reason = reason
             self.finished = time.perf_counter()
+
+
+class Chunk:
+    """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them. A `guess` comes on top:
+    tokens that may follow, each with a row of results. The first `scores` tokens have rows for their successors."""
+
+    __slots__ = ("begin", "count", "entered", "guess", "row", "sampled", "scores", "sequence")
+
+    def __init__(self, sequence: Sequence, begin: int, count: int, sampled: bool) -> None:
+        self.sequence, self.begin, self.count, self.sampled = sequence, begin, count, sampled
+        self.guess: Items[int] = ()
+        self.scores = 0
+        self.entered, self.row = sequence.entered, sequence.row  # as they were when it was scheduled
+
+    @property
+    def total(self) -> int:
+        return self.count + len(self.guess)
 
 
 def _counted(edits: Ints, token: int) -> Ints:

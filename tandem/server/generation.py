@@ -13,7 +13,6 @@ from tandem.errors import RequestError
 Message = dict[str, Any]  # as chat templates know them: role, content, tool_calls, ...
 WHOLE_CONTEXT = 2**31  # as `max_tokens`: until the context is full
 DEFAULT_MIN_P = 0.1
-MOST_ANSWERS = 128  # to a prompt
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from tandem.bench.runs import added
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.llm import LLM
 from tandem.engine.models import Models
-from tandem.engine.scheduler import Chunk
-from tandem.engine.sequence import Sequence
+from tandem.engine.sequence import Chunk, Sequence
 from tandem.errors import TandemError
 from tandem.kernels.layouts import KV_BLOCK, kv_bytes
 from tandem.server.roofline import Roofline, can_measure, measure_bandwidth, measure_parts

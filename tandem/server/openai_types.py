@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from tandem.engine.requests import MOST_ANSWERS
 from tandem.errors import RequestError
 from tandem.server import errors
 from tandem.server.fields import WHOLE, Fields, Natural, given
-from tandem.server.generation import MOST_ANSWERS, Spent, drawing
+from tandem.server.generation import Spent, drawing
 
 # Accepted, for they cannot change the answer.
 IGNORED = frozenset(

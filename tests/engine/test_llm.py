@@ -194,6 +194,22 @@ def test_copies_of_a_prompt_share_it(llm: LLM) -> None:
     assert sum(computed) < len(prompt) + 3 * 16 + 4 * 8
 
 
+def test_n_answers_to_a_prompt(llm: LLM) -> None:
+    drawn = {"max_tokens": 8, "temperature": 9.0}
+    three = llm.generate("one prompt", n=3, seed=7, **drawn)
+    assert [r.text for r in three] == [llm.generate("one prompt", seed=7 + i, **drawn).text for i in range(3)]
+    both = llm.generate(["one prompt", "another"], n=2, seed=7, **drawn)
+    assert [r.text for r in both[:2]] == [r.text for r in three[:2]] and len(both) == 4
+    messages = [{"role": "user", "content": "hi"}]
+    assert len({answer.text for answer in llm.chat(messages, n=3, **drawn)}) == 3
+    assert [answer.text for answer in llm.chat(messages, n=1)] == [llm.chat(messages).text]
+    for wrong in (0, -1, 1.5, "2", 10**9):
+        with pytest.raises(RequestError, match="number of answers, 1 to 128"):
+            llm.generate("x", n=wrong)  # type: ignore[call-overload]
+    with pytest.raises(RequestError, match="seed must be"):
+        llm.generate("x", n=2, seed="x")
+
+
 def test_a_deadline_is_an_error(llm: LLM) -> None:
     with pytest.raises(DeadlineError, match=r"was not done in 1e-06 s, 0 tokens"):
         llm.generate("x", max_tokens=9, timeout=1e-6)
