@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.hybrid import balance
+from tandem.devices.hybrid.accelerator import DeviceAccelerator
 from tandem.devices.hybrid.cut import Gemm
 from tandem.devices.hybrid.device import HybridDevice
 from tandem.devices.hybrid.gate import LIMIT, groups, judge
@@ -101,6 +103,37 @@ def test_each_share_is_computed_in_int8(architecture: str, format: str, tmp_path
             found = engine.logits(ids, kind)
             assert 0 < np.abs(found - expected).max() < 0.35 * np.abs(expected).max(), kind
         engine.close()
+
+
+class Picky(Int8Accelerator):
+    """May take one kind of matmul, as the NPU after its gate."""
+
+    def takes(self, gemm: Gemm) -> bool:
+        return groups(gemm)[0] == "ffn_down"
+
+
+def test_three_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As iGPU, CPU and NPU: each matmul is divided among those that may compute it."""
+    monkeypatch.setattr(balance, "WORTH", -10.0)
+    path, ids = write_model(tmp_path / "tiny.gguf", "Q8_0"), list(range(30))
+    npu = Picky(None)
+    device = HybridDevice(CPUDevice(1), [DeviceAccelerator(CPUDevice(1))]).joined_by(npu)
+    model = open_model(path)
+    engine = Engine(model, device, context=256, batch=32)
+    found = [engine.logits(ids) for _ in range(6)]
+    for gemm in device.works:
+        assert isinstance(gemm, Gemm)
+        assert device.takers(gemm) == (True, True, groups(gemm)[0] == "ffn_down")
+        cut = device.balances[32].division(gemm, device.takers(gemm))
+        assert sum(cut) == gemm.units and (not cut[2] or groups(gemm)[0] == "ffn_down")
+    assert set(npu._weights) == {i for i, work in enumerate(device.works) if device.takers(work)[2]}
+    with opened(path, context=256) as one:
+        assert found[0].tobytes() == one.logits(ids).tobytes()  # still alone
+    np.testing.assert_allclose(found[-1], found[0], atol=0.35 * np.abs(found[0]).max())
+    with pytest.raises(DeviceError, match="shares that are measured"):
+        HybridDevice(device.main, [], "npu-attention").joined_by(npu)
+    device.close()
+    model.gguf.close()
 
 
 @pytest.mark.fast

@@ -103,6 +103,14 @@ class HybridDevice:
         )  # when the main device had shares of its own
         self._ended = 0.0
 
+    def joined_by(self, helper: Accelerator) -> HybridDevice:
+        """With another helper, before a model is placed."""
+        if not self.whole or self.shares is not None:
+            raise DeviceError(
+                "the NPU takes shares that are measured: use --placement columns or pipeline, and no --split"
+            )
+        return HybridDevice(self.main, [*self.helpers, helper], self.placement, None, self.only)
+
     def describe(self) -> str:
         kind = {"columns": "columns of matmuls", "pipeline": "columns of matmuls, a step behind the other,"}
         said = (

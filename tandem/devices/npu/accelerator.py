@@ -22,7 +22,7 @@ from tandem.devices.npu.operands import c_of_words, words_of_a, words_of_b
 from tandem.devices.npu.plan import GemmPlan, plan_gemm, plan_resident
 from tandem.devices.npu.runtime import Chain, Job, Npu, NpuBuffer
 from tandem.devices.npu.tiling import ROWS, cut
-from tandem.devices.npu.verdicts import ALL, admitted
+from tandem.devices.npu.verdicts import ALL, Admitted, admitted
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import Array
 from tandem.program.program import Program
@@ -34,10 +34,12 @@ CHUNK = 2048  # columns of weights: a dispatch takes a tenth of what they take
 class NpuAccelerator(Int8Accelerator):
     name = "npu"
 
-    def __init__(self, tools: Tools, cache: Path, block: int | None = None, chunk: int = CHUNK) -> None:
+    def __init__(
+        self, tools: Tools, cache: Path, block: int | None = None, chunk: int = CHUNK, may: Admitted = ALL
+    ) -> None:
         """`block`: columns of activations with a scale of their own, whose sums come back by themselves; None: all."""
         super().__init__(block)
-        self._tools, self._cache, self._chunk = tools, cache, chunk
+        self._tools, self._cache, self._chunk, self._may = tools, cache, chunk, may
         self._npu: Npu | None = None
         self._plans: dict[tuple[int, int], GemmPlan] = {}  # by rows of tiles and columns of activations
         self._chunks: dict[tuple[int, int, int], NpuBuffer] = {}  # weights of a work's chunk and block
@@ -46,6 +48,9 @@ class NpuAccelerator(Int8Accelerator):
     def describe(self) -> str:
         scales = f"{self.block} columns" if self.block else "a row"
         return f"the NPU (int8, a scale for {scales}; emulated; not yet run on a Phoenix)"
+
+    def takes(self, gemm: Gemm) -> bool:
+        return self._may.admits(gemm)
 
     def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
         """One configuration for all works, and instructions for each depth and number of rows of tiles."""
@@ -149,5 +154,7 @@ def help_with_npu(device: Device, shape: str | None) -> Device:
         )
     cache = read_settings().pipelines / "npu"
     may = admitted(shape, cache) if shape else ALL
-    helper = NpuAccelerator(find_tools(), cache, may.block)
-    return HybridDevice(cast(Mapped, device), [helper], only=may.admits)
+    helper = NpuAccelerator(find_tools(), cache, may.block, may=may)
+    if isinstance(device, HybridDevice):
+        return device.joined_by(helper)
+    return HybridDevice(cast(Mapped, device), [helper])
