@@ -241,7 +241,7 @@ def start(
     guest = _join()
     fewest, most = replicas
     if not guest:
-        threads = threads or max(1, int(ray.cluster_resources()["CPU"]) // fewest)
+        threads = threads or max(1, int(ray.cluster_resources()["CPU"]) // most)
         _check_room(fewest * threads)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="Disabled")
