@@ -198,21 +198,29 @@ def product_case(
     return Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0}, atol=2e-4, rtol=1e-4)
 
 
-def random_panels(layout: str, rows: int, columns: int, rng: np.random.Generator) -> Array:
-    """Random bytes with sane float16 scales, so that sums are of order 1 to 100."""
+# Standard deviation of random quants, with the scales' bytes and less the minima where there are such.
+SPREADS = {"q4_0": 4.6, "q4_1": 4.6, "q5_0": 9.2, "q5_1": 9.2, "q8_0": 74.0, "q4_k": 257.0, "q5_k": 523.0, "q6_k": 1367.0}  # fmt: skip
+
+
+def random_panels(
+    layout: str, rows: int, columns: int, rng: np.random.Generator, size: float | None = None
+) -> Array:
+    """Random bytes with sane float16 scales, so that sums are of order 1 to 100 (weights are of order `size`), and minima that make weights 0 on average:
+    else every sum would be that of the activations, and what rounds otherwise could turn its sign."""
     info = LAYOUTS[layout]
     count = panels(rows)
     if not info.quantised:
-        values = rng.standard_normal((count, columns, LANES)).astype(np.float32) * 0.1
+        values = rng.standard_normal((count, columns, LANES)).astype(np.float32) * (size or 0.1)
         if layout == "bf16":
             return np.ascontiguousarray(values.view(np.uint32) >> 16).astype(np.uint16)
         return values.astype(np.float16 if layout == "f16" else np.float32)
     data = rng.integers(0, 256, (count, columns // info.span, info.chunk_bytes), dtype=np.uint8)
-    halves = {"q4_0": 1, "q5_0": 1, "q8_0": 1, "q6_k": 1}.get(layout, 2)
-    scales = (
-        rng.uniform(0.2, 1.0, (*data.shape[:2], halves * LANES)) * (0.002 if info.span == 256 else 0.01)
-    ).astype(np.float16)
-    data[..., -2 * halves * LANES :] = scales.view(np.uint8)
+    largest = 1.5 * size / SPREADS[layout] if size else 0.002 if info.span == 256 else 0.01
+    scales = rng.uniform(0.2, 1.0, (*data.shape[:2], LANES)) * largest
+    middle = {"q4_1": -7.5, "q5_1": -15.5, "q4_k": 7.5, "q5_k": 15.5}.get(layout)  # K formats subtract theirs
+    halves = [scales] if middle is None else [scales, middle * scales]
+    packed = np.concatenate(halves, axis=2).astype(np.float16)
+    data[..., -packed.shape[2] * 2 :] = packed.view(np.uint8)
     return data
 
 

@@ -116,7 +116,7 @@ class SyntheticModel(Model):
             if (layout, columns) not in patterns:
                 size = min(PATTERN_BYTES, packed.tensor.nbytes)
                 panels = max(1, size // LAYOUTS[layout].matrix_bytes(LANES, columns))
-                made = random_panels(layout, panels * LANES, columns, rng)
+                made = random_panels(layout, panels * LANES, columns, rng, columns**-0.5)
                 patterns[layout, columns] = made.reshape(-1).view(np.uint8)
             _fill(device, packed.tensor, patterns[layout, columns])
         for vector in plan.vectors.values():
