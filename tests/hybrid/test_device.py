@@ -110,7 +110,7 @@ def test_shares_follow_what_devices_can_do(tmp_path: Path, monkeypatch: pytest.M
             """Of the helper in the larger matmuls, after another step."""
             assert engine.logits(ids).tobytes() == expected
             found = device.balances[32]
-            cuts = [cut for shape, cut in found.cuts.items() if shape[1] >= 512]
+            cuts = [cut for (shape, _), cut in found.cuts.items() if shape[1] >= 512]
             return sum(cut[1] for cut in cuts) / sum(sum(cut) for cut in cuts) if found.on else 0.0
 
         def reached(low: float, high: float) -> bool:
