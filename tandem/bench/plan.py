@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tandem.bench.hardware import Hardware
-from tandem.bench.runs import Step, step_costs
+from tandem.bench.runs import PRODUCTS, Step, least_cost, step_costs, weights_read
 from tandem.devices import null
 from tandem.engine.engine import STEP_TOKENS
 from tandem.engine.kv_plan import HEADROOM, plan_kv
@@ -29,7 +29,6 @@ from tandem.program.weight_plan import WeightPlan
 EVERYTHING = (1e18, 1e18)  # bytes free: how much there is does not matter
 MOST_ROWS = 64
 KERNELS = ("matmul", "norm", "rope", "attention")
-PRODUCTS = ("matmul", "attention")  # whose operations count: those of others are next to nothing
 
 
 @dataclass(frozen=True)
@@ -116,32 +115,21 @@ class Planned:
         }
         return Memory(parts, hardware.heaps)
 
-    @cached_property
+    @property
     def weights_read(self) -> float:
         """Bytes of weights that a step of any size must read."""
         return sum(self._weights)
 
     @cached_property
     def _weights(self) -> list[float]:
-        """Of each launch; a token's row of the embedding and of the RoPE table is next to nothing."""
-        return [_weights(launch) for launch in self.program.launches]
+        """Of each launch."""
+        return [weights_read(launch) for launch in self.program.launches]
 
     def limit(self, hardware: Hardware, step: Step, rows: int | None = None) -> Seconds:
         """The least a step can take."""
-        costs = step_costs(self.program, step, rows)
-        counts = {"tokens": sum(count for _, count in step), "rows": rows or len(step), "work": len(step)}
-        cache = sum(
-            cost.bytes - launch.cost(counts).bytes  # what step_costs adds to a launch are keys and values
-            for launch, cost in zip(self.program.launches, costs, strict=True)
-            if launch.kernel.name == "attention"
-        )
-        memory = (self.weights_read + cache) / (hardware.read_gb_s * 1e9)
-        ops = sum(
-            cost.ops
-            for launch, cost in zip(self.program.launches, costs, strict=True)
-            if _kind(launch) in PRODUCTS
-        )
-        arithmetic = ops / (hardware.peak_top_s * 1e12)
+        cost = least_cost(self.program, step, rows)
+        memory = cost.bytes / (hardware.read_gb_s * 1e9)
+        arithmetic = cost.ops / (hardware.peak_top_s * 1e12)
         return Seconds(memory, arithmetic, 0.0, max(memory, arithmetic))
 
     def predict(self, hardware: Hardware, step: Step, rows: int | None = None) -> Seconds:
@@ -167,12 +155,6 @@ def added(seconds: Iterable[Seconds]) -> Seconds:
 
 def _kind(launch: Launch) -> str:
     return launch.kernel.name.partition("_")[0]
-
-
-def _weights(launch: Launch) -> float:
-    if not launch.kernel.name.startswith(("matmul", "norm")):
-        return 0.0
-    return sum(tensor.nbytes for tensor in launch.touched("r") if tensor.arena == "weights")
 
 
 def _predict(hardware: Hardware, launch: Launch, cost: Cost, weights: float, matrix: bool) -> Seconds:

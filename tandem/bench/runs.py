@@ -32,6 +32,7 @@ from tandem.program.step_inputs import KV_BLOCK
 Step = list[tuple[int, int]]  # (position, tokens) of each sequence
 WARM_UP = 1.0  # seconds at least: a GPU's driver takes about that long to settle on a new shader
 ROUNDS = 5
+PRODUCTS = ("matmul", "attention")  # whose operations count: those of others are next to nothing
 
 
 @dataclass(frozen=True)
@@ -200,17 +201,16 @@ def step_costs(program: Program, step: Step, rows: int | None = None) -> list[Co
     return [_launch_cost(launch, counts, alike) for launch in program.launches]
 
 
-def least_cost(program: Program, step: Step) -> Cost:
+def least_cost(program: Program, step: Step, rows: int | None = None) -> Cost:
     """What no engine is spared: weights, keys and values read once, and the products with them. Activations may stay in
-    caches."""
-    costs = step_costs(program, step)
-    alike, products = Counter(step), ("matmul", "attention")
+    caches. `rows`: as of step_costs."""
+    costs, alike = step_costs(program, step, rows), Counter(step)
     return Cost(
         sum(weights_read(launch) + kv_read(launch, alike) for launch in program.launches),
         sum(
             cost.ops
             for launch, cost in zip(program.launches, costs, strict=True)
-            if launch.kernel.name.startswith(products)
+            if launch.kernel.name.startswith(PRODUCTS)
         ),
     )
 

@@ -144,6 +144,8 @@ def _print_target(target: Data) -> None:
 def _batch(found: Data, target: Data) -> str:
     if found["batch"] is None:
         return f"not with up to {target['most_batch']} sequences"
+    if found["batch"] == 1:
+        return "one sequence" + ("" if found["fits"] else ", which does not fit")
     return f"{found['batch']} sequences" + ("" if found["fits"] else ", which do not fit")
 
 
