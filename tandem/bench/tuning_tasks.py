@@ -27,7 +27,10 @@ from tandem.program.program import Program
 Sizes = tuple[tuple[int, ...], ...]
 # Tokens of a step, by the buckets that GPUs record: those together share a choice.
 SIZES: Sizes = ((1,), (2, 4), (8,), (16,), (32,), (64,), (128, 256, 512))
-SEQUENCES: Sizes = ((1,), (2, 4), (8, 16), (32, 64))  # that answer, for attention
+SEQUENCES = (
+    (1,),
+    (2, 4),
+)  # of more, a trial cannot make as many keys as they may have: few would decide for many
 PROMPT = 512
 MOST_ROWS = 64  # that are sampled in a step
 QUICK_SIZES: Sizes = ((1,), (8,))

@@ -35,6 +35,7 @@ SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
 ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # to fill a device; software is filled by any
 ENOUGH_THREADS = {"discrete": 150_000, "integrated": 20_000}
 MOST_SPLITS = 64  # of the keys of a query
+HEAD_PANELS = 4096  # of a product with more rows than there are subgroups: a vocabulary's
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
 
 
@@ -48,7 +49,8 @@ def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """A workgroup a row; the fewer rows there are to hide its latency, the more threads share one."""
     rows = counts["rows" if scalars["use_rows"] else "tokens"]
     dim, most = int(scalars["dim"]), device.workgroup_invocations
-    threads = min(max(64, 1 << (-(-dim // 12) - 1).bit_length()) if rows <= 64 else 256, most)
+    few = max(64, 1 << (-(-dim // 12) - 1).bit_length())
+    threads = min(few if rows <= 64 else 512 if dim >= 4096 else 256, most)
     while threads * 32 < dim and threads < most:
         threads *= 2
     if threads * 32 < dim:
@@ -111,7 +113,7 @@ def _attention_fragments(
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
     choice = device.choices.of("attention", scalars, counts["tokens"], counts["work"])
     teams = rows == 1 and together <= 8 and together * dim <= 1024 and bool(choice.get("teams", 1))
-    queries = min(choice.get("queries", 32 if dim <= 128 else 16), together)
+    queries = min(choice.get("queries", 16), together)
     tiles = -(-queries // 16)
     # Subgroups with the same queries, each with a share of the keys, as shared memory allows.
     shares = choice.get("shares", 2 if rows > 1 else 8 // tiles)
@@ -193,15 +195,23 @@ def _matmul_fragments(kernel: str, scalars: Scalars, panels: int, expanded: int,
     """
     glu, tiles = bool(scalars["epilogue"]), min(8, expanded or 1)
     groups = max(1, expanded // 8)
-    pairs = choice.get("pairs", 2 if glu or groups > 1 else 1)  # of panels
+    pairs = 2 if glu or groups > 1 else 1  # of panels
     # Subgroups that share the columns of the same rows, and such with rows of their own: the former where rows are few.
     if groups > 1:
-        shares = 1 if -(-panels // 16) * groups >= 256 else 2
+        shares = (
+            1 if -(-panels // 16) * groups >= 256 else 4 if scalars["columns"] >= 2 * scalars["rows"] else 2
+        )
         units = 4 // shares
+    elif panels >= HEAD_PANELS and tiles < 8:
+        pairs, shares, units = (1, 4, 2) if tiles == 1 else (2, 2, 2)
     else:
         shares = 4 if glu or tiles == 8 else 8
         units = 2 if (glu and tiles <= 2) or (not glu and tiles == 4) else 1
-    shares, units = choice.get("shares", shares), choice.get("units", units)
+    pairs, shares, units = (
+        choice.get("pairs", pairs),
+        choice.get("shares", shares),
+        choice.get("units", units),
+    )
     shader = f"{kernel}_{'x' if expanded else 'q'}u{pairs}n{tiles}"
     expand = (
         Dispatch(-(-int(scalars["columns"]) // 128), expanded, shader="matmul_tokens") if expanded else None
