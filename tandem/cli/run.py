@@ -133,6 +133,10 @@ def statistic(llm: LLM | RemoteLLM, usage: Usage) -> str:
             bytes_per_token = sum(launch.cost(one).bytes for launch in engine.program.launches)
             parts[-1] += f", {decoded / seconds * bytes_per_token / 1e9:.1f} GB/s"
     parts.append(f"first after {usage.first_token_seconds:.2f} s")
+    if engine and (speculator := engine.scheduler.speculator):
+        found = speculator.statistics
+        parts.append(f"{found['right']} of {found['guessed']} guesses right")
+        parts[-1] += f" in {found['steps']} steps, {found['saved_seconds']:.2f} s saved"
     return " · ".join(parts)
 
 

@@ -63,7 +63,7 @@ class Trust:
 class Speculator:
     def __init__(self, proposer: Proposer, worth: Worth | None = None) -> None:
         self.proposer, self.worth = proposer, worth or Worth()
-        self.guessed = self.right = 0  # tokens, of all requests
+        self.steps = self.guessed = self.right = 0  # with guesses; tokens, of all requests
         self._hope = HOPE  # for the next request, from those before
 
     def guess(self, sequences: list[Sequence], company: int, most: int) -> list[list[int]]:
@@ -114,7 +114,15 @@ class Speculator:
 
     def observe(self, sequences: int, guessed: int, seconds: float | None) -> None:
         """What a step took; None: it had prompts, too, and what the guesses took cannot be told."""
+        self.steps += guessed > 0
         self.worth.observe(sequences, guessed, seconds, self.proposer.usual)
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """Of all requests: steps with guesses, tokens that were guessed, those of them that were right, and the seconds
+        that this has saved, by what steps without have taken."""
+        counts = {"steps": self.steps, "guessed": self.guessed, "right": self.right}
+        return {**counts, "saved_seconds": self.worth.saved}
 
     def learn(self, sequence: Sequence, guessed: int, right: int) -> None:
         """Of a step that was observed."""

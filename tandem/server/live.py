@@ -162,7 +162,7 @@ class Live:
                 "busy": self.totals.busy,
                 "between": self.totals.between,
             },
-            "speculation": {"guessed": speculator.guessed, "right": speculator.right} if speculator else None,
+            "speculation": speculator.statistics if speculator else None,
             "kv": self._kv_blocks(),
             "memory": _memory(self.llm),
             "roofline": asdict(self.roofline) if self.roofline else None,

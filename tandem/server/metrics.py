@@ -134,3 +134,5 @@ def _numbers(live: Live) -> Iterator[tuple[str, str, bool, dict[str, str], float
     if speculation := found["speculation"]:
         yield "guessed_tokens", "Tokens guessed ahead", True, {}, speculation["guessed"]
         yield "guessed_tokens_accepted", "Of them: right", True, {}, speculation["right"]
+        yield "guessing_steps", "Steps with guessed tokens", True, {}, speculation["steps"]
+        yield "guesses_saved_seconds", "What guesses have saved", False, {}, speculation["saved_seconds"]

@@ -23,8 +23,10 @@ def write_tiny_model(
     architecture: str = "llama",
     context: int = 100_000,
     layers: int = 1,
+    padding: int = 0,
 ) -> Path:
-    tokens = [*byte_letters(), "<|im_start|>", "<|im_end|>"]
+    """`padding`: tokens at the vocabulary's end that stand for nothing."""
+    tokens = [*byte_letters(), "<|im_start|>", "<|im_end|>", *(f"[PAD{i}]" for i in range(padding))]
     keys: list[Key] = [
         ("general.architecture", "str", architecture),
         (f"{architecture}.context_length", "u32", context),
@@ -37,7 +39,7 @@ def write_tiny_model(
         ("tokenizer.ggml.model", "str", "gpt2"),
         ("tokenizer.ggml.pre", "str", "gpt-2"),
         ("tokenizer.ggml.tokens", "[str]", tokens),
-        ("tokenizer.ggml.token_type", "[i32]", [1] * 256 + [3, 3]),
+        ("tokenizer.ggml.token_type", "[i32]", [1] * 256 + [3, 3] + [5] * padding),
         ("tokenizer.ggml.merges", "[str]", []),
         ("tokenizer.ggml.eos_token_id", "u32", 257),
         ("tokenizer.chat_template", "str", template),

@@ -96,6 +96,8 @@ def times(
                 right = len(list(takewhile(bool, draws)))
                 speculator.learn(sequence, len(guess), right)
                 made += right
+    saved = made / sequences - taken  # without guesses, a token of each would have taken 1 s
+    assert abs(speculator.statistics["saved_seconds"] - saved) < 0.02 * made / sequences
     return taken, made / sequences
 
 
@@ -234,6 +236,8 @@ def test_a_draft_model(tmp_path: Path) -> None:
             ids = [[sampled.id for sampled in sequence.generated] for sequence in sequences]
             assert ids == tokens_without_stops(path, wanted)
             assert speculator.right > share * speculator.guessed and speculator.guessed > 30
+            found = speculator.statistics
+            assert 0 < found["steps"] <= found["guessed"] and found["saved_seconds"] == speculator.worth.saved
             assert small.cache.free_blocks == small.cache.blocks
 
 
@@ -299,6 +303,21 @@ def test_a_draft_model_shares_the_memory_for_keys_and_values(tmp_path: Path) -> 
         assert llm._draft and llm._draft.engine.cache.blocks == llm.engine.cache.blocks == (16,)
     with pytest.raises(DoesNotFitError, match="allow more, or use a smaller context"):
         LLM(main, kv_memory=3 * one, **options)
+
+
+@pytest.mark.parametrize(("main", "draft"), [(0, 6), (6, 0)])
+def test_a_draft_model_with_a_padded_vocabulary(main: int, draft: int, tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "main.gguf", padding=main)
+    other = write_tiny_model(tmp_path / "draft.gguf", padding=draft)
+    options: dict[str, Any] = {"threads": 1, "context": 128, "batch": 2, "device": "cpu"}
+    with LLM(path, **options) as alone, LLM(path, draft=other, **options) as llm:
+        speculator = llm.engine.scheduler.speculator
+        assert speculator
+        speculator.worth = Willing(0.01)
+        assert (
+            llm.generate("hello", max_tokens=40).token_ids == alone.generate("hello", max_tokens=40).token_ids
+        )
+        assert speculator.guessed > 0
 
 
 def test_vocabularies_that_differ_are_refused() -> None:
