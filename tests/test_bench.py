@@ -28,6 +28,7 @@ from tandem.bench.result import Result, Row
 from tandem.bench.rows import make_row
 from tandem.bench.runs import Bench, Workload, added, least_cost, step_costs
 from tandem.bench.sensors import Sensors
+from tandem.cli.terminal import without_folder
 from tandem.devices.cpu.device import CPUDevice
 from tandem.errors import DoesNotFitError, ModelNotFoundError
 from tandem.model.synthetic import SyntheticModel
@@ -252,11 +253,21 @@ def test_a_clock_that_lies_is_found_out(
         (["--synthetic", "gemma-3-1b", "--against", "llama.cpp"], "llama.cpp needs a file"),
         (["--synthetic", "gemma-3-1b", "--compare", "none.json"], "none.json cannot be read"),
         (["--synthetic", "gemma-3-1b", "--compare", __file__], "is not a result of `tandem bench --json`"),
+        (["--synthetic", "gemma-3-1b", "--html", "no/such/x.html"], "no/such/x.html cannot be written: name"),
     ],
 )
 def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.fast
+def test_results_name_no_folders(tmp_path: Path) -> None:
+    file = tmp_path / "old.json"
+    said = {str(file): "old.json", f"--compare={file}": "--compare=old.json", "./m.gguf": "m.gguf"}
+    for argument in ("smollm2", "hf.co/user/repo:Q4_0", "--json", "gemma-3-1b:q4_0", "-p"):
+        said[argument] = argument
+    assert {argument: without_folder(argument) for argument in said} == said
 
 
 def test_run_imports_nothing_of_it() -> None:

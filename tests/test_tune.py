@@ -248,4 +248,5 @@ def test_the_command(
     text = capsys.readouterr().out
     assert "KERNEL" in text and "3072 x 576 with GLU" in text and str(tmp_path) in text
     assert len(list((tmp_path / "tandem").glob("cpu-*.tuned"))) == 1
+    assert main([*command, "--output", str(tmp_path)]) == 1 and "cannot be written" in capsys.readouterr().err
     assert main(["tune"]) == 1 and "give either a MODEL or --synthetic" in capsys.readouterr().err

@@ -101,6 +101,10 @@ def unlike(new: Result, old: Result) -> list[str]:
         for name in ("model", "device", "kv", "threads")
         if was[name] != now[name]
     ]
+    if not {row["label"] for row in new["rows"]} & {row["label"] for row in old["rows"]}:
+        found.append(
+            f"the older result has none of these tests: {', '.join(row['label'] for row in old['rows'])}"
+        )
     if old["machine"]["cpu"] != new["machine"]["cpu"]:
         found.append(f"the older result is of another machine: {old['machine']['cpu']}")
     return found

@@ -39,8 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (TandemError, OSError, MemoryError) as error:
-        print(f"tandem: {printable(str(error) or 'out of memory')}", file=sys.stderr)
+        print(f"tandem: {printable(_sentence(error))}", file=sys.stderr)
         return 1
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:  # as Python prints it, there would be a number before
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or "out of memory"
 
 
 def _leave(*_: object) -> None:

@@ -19,7 +19,7 @@ from tandem.cli.bench_tables import print_csv, print_markdown, print_tables
 from tandem.cli.first_use import tune_at_first_use
 from tandem.cli.models import model_file
 from tandem.cli.npu import open_with_npu, settled
-from tandem.cli.terminal import note, print_json
+from tandem.cli.terminal import check_writable, note, print_json, without_folder
 from tandem.errors import RequestError
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SyntheticModel
@@ -33,6 +33,7 @@ def main(options: argparse.Namespace) -> int:
         raise RequestError("give either a MODEL or --synthetic SHAPE:FORMAT")
     if options.against and options.synthetic:
         raise RequestError("llama.cpp needs a file: give a MODEL instead of --synthetic")
+    check_writable(options.html)
     file = None if options.synthetic else model_file(options.model)
     if file:
         tune_at_first_use(options.device, file, options.no_tune)
@@ -51,8 +52,8 @@ def main(options: argparse.Namespace) -> int:
 
     try:
         result = run(
-            model, device, workloads, name=_without_folder(options.synthetic or options.model),
-            command=shlex.join(["tandem", *map(_without_folder, options.arguments)]), rounds=options.rounds,
+            model, device, workloads, name=without_folder(options.synthetic or options.model),
+            command=shlex.join(["tandem", *map(without_folder, options.arguments)]), rounds=options.rounds,
             kv=options.kv, profiled=options.profile or bool(options.html), peer=peer if options.against else None,
             tell=note,
         )  # fmt: skip
@@ -108,10 +109,3 @@ def read_result(file: Path) -> Result:
     if schema != SCHEMA:
         raise RequestError(f"{file} was written by another version of Tandem: measure again with this one")
     return cast(Result, data)
-
-
-def _without_folder(argument: str) -> str:
-    """Results are for others to read: they need not know the folders of whoever measured."""
-    return (
-        Path(argument).name if argument.startswith(("/", ".", "~")) or Path(argument).exists() else argument
-    )

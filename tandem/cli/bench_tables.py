@@ -61,7 +61,7 @@ def _print(result: Result, table: Table, bullet: str = "") -> None:
         print()
     for line in said:
         print(bullet + line)
-    if result["comparison"] is not None:
+    if result["comparison"]:
         print()
         table(COMPARED, [_compared(each) for each in result["comparison"]])
     for label, launches in result["profiles"].items():

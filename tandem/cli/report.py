@@ -7,10 +7,11 @@ import sys
 from typing import Any
 
 from tandem.bench.report import Report
-from tandem.cli.terminal import printable
+from tandem.cli.terminal import check_writable, printable
 
 
 def main(options: argparse.Namespace) -> int:
+    check_writable(options.output)
     report = Report(options.device, full=options.full, npu=options.npu, threads=options.threads)
     data = report.write(
         options.output, lambda text: print(f"  {printable(text)}", file=sys.stderr, flush=True)

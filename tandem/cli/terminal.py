@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -71,6 +72,19 @@ def read_text(source: Path | None) -> str:
         raise RequestError(
             f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}): convert it with iconv"
         ) from None
+
+
+def check_writable(file: Path | None) -> None:
+    """Before work that takes minutes, rather than after it."""
+    if file and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+        raise RequestError(f"{file} cannot be written: name a file in a folder that you may write to")
+
+
+def without_folder(argument: str) -> str:
+    """What others are to read need not tell them the folders of whoever measured; nor in --option=FILE."""
+    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    is_path = value.startswith(("/", ".", "~")) or Path(value).exists()
+    return f"{option}{equals}{Path(value).name if is_path else value}"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cli.models import model_file
-from tandem.cli.terminal import note, print_json, print_table
+from tandem.cli.terminal import check_writable, note, print_json, print_table, without_folder
 from tandem.devices.opening import open_device
 from tandem.errors import DeviceError, RequestError
 from tandem.model.model import Model, open_model
@@ -27,6 +27,7 @@ def main(options: argparse.Namespace) -> int:
     from tandem.bench.plan import Planned
     from tandem.bench.tune import keep, tune
 
+    check_writable(options.output)
     settings, begun = read_settings(), time.perf_counter()
     model = _model(options)
     context = min(CONTEXT, model.config.trained_context)
@@ -50,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
         finally:  # what was found before a failure, too
             file = keep(device, findings, settings.pipelines)
         data = {
-            "model": options.synthetic or options.model,
+            "model": without_folder(options.synthetic or options.model),
             "device": device.describe(),
             "busy": busy,
             "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S%z}",

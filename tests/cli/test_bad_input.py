@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tandem import LLM
-from tandem.cli import main
+from tandem.cli import _sentence, main
 from tandem.cli.arguments import parse
 from tandem.errors import RequestError
 from tandem.model.architectures import ARCHITECTURES
@@ -194,6 +194,19 @@ def test_what_is_wrong_with_a_value(
     with pytest.raises(SystemExit):
         parse(arguments)
     assert capsys.readouterr().err.endswith(f"error: {says}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "x.json"), "x.json: No such file or directory"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("what a library says"), "what a library says"),
+        (MemoryError(), "out of memory"),
+    ],
+)
+def test_errors_of_the_system_have_no_numbers(error: Exception, says: str) -> None:
+    assert _sentence(error) == says
 
 
 def test_unknown_name(refused: Refused) -> None:
