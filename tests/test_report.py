@@ -191,8 +191,17 @@ def test_a_crash_leaves_what_was_found_before(
 def test_a_device_that_is_not_there(short: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--device", "vulkan:no such GPU", "--output", str(tmp_path / "r.json")]) == 1
     data = json.loads((tmp_path / "r.json").read_text())
-    assert all("error" in data[name] for name in ("device", "rates", "kernels", "models", "bench"))
-    assert "wrong: device: " in capsys.readouterr().out
+    assert "error" in data["device"] and data["doctor"]
+    assert not {"rates", "kernels", "models", "bench"} & data.keys()
+    assert capsys.readouterr().out.count("wrong: ") == 1 == len(data["problems"])
+
+
+@pytest.mark.fast
+def test_a_file_that_cannot_be_written_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--output", "no/such/report.json"]) == 1
+    assert capsys.readouterr().err == (
+        "tandem: no/such/report.json cannot be written: name a file in a folder that you may write to\n"
+    )
 
 
 @pytest.mark.fast
