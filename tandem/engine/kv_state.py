@@ -88,7 +88,11 @@ def check_path(path: object) -> None:
     """Refuses what cannot name a file."""
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise StateFileError(f"{path!r} is no path of a file: give a text")
-    if "\0" in os.fspath(path):
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:
+        raise StateFileError(f"{path!r} cannot be the name of a file: give Unicode text") from None
+    if b"\0" in name:
         raise StateFileError(f"{path!r} cannot be the name of a file: leave the NUL out")
 
 

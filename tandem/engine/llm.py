@@ -180,10 +180,12 @@ class LLM(Requests):
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of a text, with the beginning-of-sequence token where the model wants one. Control tokens
         written out in the text are parsed only with `special`."""
+        if not isinstance(text, str):
+            raise RequestError(f"a {type(text).__name__} is no text: give a str")
         return self.tokenizer.encode(text, special=special)
 
     def detokenize(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids)
+        return self.tokenizer.decode(self._ids(ids))
 
     def logits(self, ids: list[int]) -> Array:
         """float32 [len(ids), vocabulary]: the logits after each token."""

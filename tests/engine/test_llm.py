@@ -285,11 +285,18 @@ def test_more_threads_than_can_be(path: Path) -> None:
         LLM(path, device="cpu", threads=10**9)
 
 
-@pytest.mark.parametrize("name", ["a\0b", 5, b"a", None])
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", 5, b"a", None])
 def test_not_the_path_of_a_state(llm: LLM, name: Any) -> None:
     for use in (lambda: llm.save("x", name), lambda: llm.restore(name)):
         with pytest.raises(StateFileError, match="file"):
             use()
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [None], [1.5], [{}]])
+def test_not_a_text_and_not_tokens(llm: LLM, wrong: Any) -> None:
+    for method in (llm.tokenize, llm.detokenize):
+        with pytest.raises(RequestError):
+            method(wrong)
 
 
 @pytest.mark.parametrize("names", [[["x"]], [{}], [5], 5, None, "result_norm"])
