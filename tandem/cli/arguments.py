@@ -215,7 +215,9 @@ def _add_bench_serve(commands: Any) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    shape = "a shape such as gemma-3-27b:q4_0, of which no file is needed, or a .gguf file"
+    shape = (
+        "a shape such as gemma-3-27b:q4_0, of which no file is needed, a .gguf file, or a model in the cache"
+    )
     plan = _add(
         commands,
         "plan",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from tandem.bench.hardware import Hardware, load_hardware, with_memory
 from tandem.bench.npu_share import npu_share, told
 from tandem.bench.plan import Planned
 from tandem.bench.what_if import SCHEMA, Data, Wish, describe, experts, parameters, plan_of
-from tandem.cli.terminal import human_size, note, print_json, print_table
+from tandem.cli.terminal import human_size, note, print_json, print_table, without_folder
 from tandem.errors import RequestError
 from tandem.kernels.layouts import KV_TYPES
+from tandem.model import registry
 from tandem.model.model import Model, open_model
-from tandem.model.synthetic import SyntheticModel
+from tandem.model.synthetic import SHAPES, SyntheticModel
 
 HEADER = ("SEQUENCES:", "DEPTH:", "LIMIT TOK/S:", "BY", "PREDICTED TOK/S:", "BY", "MS A STEP:", "FITS")
 
@@ -21,13 +23,14 @@ def main(options: argparse.Namespace) -> int:
     hardware = _hardware(options)
     wish = _wish(options)
     _check_kv(options.kv)
-    drafts = {kv: Planned(_model(options.draft), options.context, kv) for kv in options.kv if options.draft}
+    draft, asked = options.draft and _named(options.draft), _named(options.model)
+    drafts = {kv: Planned(_model(draft), options.context, kv) for kv in options.kv if draft}
     plans = []
-    for name in _names(options.model, options.weights):
+    for name in _names(asked, options.weights):
         model = _model(name)
         for kv in options.kv:
             planned = Planned(model, options.context, kv)
-            plans.append({"model": name, **plan_of(planned, hardware, wish, drafts.get(kv))})
+            plans.append({"model": without_folder(name), **plan_of(planned, hardware, wish, drafts.get(kv))})
             if options.npu:
                 plans[-1]["npu"] = npu_share(planned, hardware, wish.prompt, wish.depths[0])
     layout = getattr(model, "layout", "q4_0")
@@ -35,13 +38,13 @@ def main(options: argparse.Namespace) -> int:
         "schema": SCHEMA,
         "status": hardware.status,
         "model": {
-            "name": options.model,
+            "name": without_folder(asked),
             "architecture": model.config.architecture,
             "parameters": parameters(model),
         },
         "hardware": describe(hardware),
         "context": options.context,
-        "draft": options.draft,
+        "draft": draft and without_folder(draft),
         "plans": plans,
         "experts": experts(wish.active, layout, hardware) if wish.active else None,
     }
@@ -80,11 +83,25 @@ def _check_kv(kinds: list[str]) -> None:
 
 def _names(model: str, weights: list[str] | None) -> list[str]:
     shape = model.partition(":")[0]
+    if weights and _is_file(model):
+        raise RequestError(f"a file has the formats that it has: --weights is for {', '.join(SHAPES)}")
     return [f"{shape}:{layout}" for layout in weights] if weights else [model]
 
 
+def _named(model: str) -> str:
+    """A shape with its format, or a file: that of a model in the cache, by whatever name it has there."""
+    shape, _, layout = model.partition(":")
+    if shape in SHAPES:
+        return f"{shape}:{layout or 'q4_0'}"
+    return str(registry.resolve(model)) if registry.is_known(model) else model
+
+
 def _model(name: str) -> Model:
-    return open_model(name) if name.endswith(".gguf") else SyntheticModel(name)
+    return open_model(name) if _is_file(name) else SyntheticModel(name)
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".gguf") or Path(name).is_file()
 
 
 def _print(data: Data, hardware: Hardware) -> None:

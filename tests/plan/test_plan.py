@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tandem.bench.what_if import Wish, experts, parameters, plan_of
 from tandem.cli import main
 from tandem.errors import DeviceError, ModelNotFoundError, RequestError
 from tandem.model.synthetic import SyntheticModel
+from tests.cli.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.fast
 
@@ -216,6 +218,19 @@ def test_the_form_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
         "active_parameters", "weights", "bytes_a_token", "limit_tokens_per_s", "predicted_tokens_per_s",
     ]  # fmt: skip
     assert {"name", "title", "status", "heaps", "sources", "calibration"} < set(found["hardware"])
+
+
+def test_a_file_or_a_model_in_the_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, more = str(write_tiny_model(tmp_path / "tiny.gguf")), ["--hardware", "h200", "-b", "1"]
+    found = said(capsys, file, *more)
+    assert found["model"]["name"] == found["plans"][0]["model"] == "tiny.gguf", "no folders"
+    monkeypatch.setattr("tandem.model.registry.resolve", lambda name: {"llama-3.2-1b": Path(file)}[name])
+    assert said(capsys, "llama-3.2-1b", *more)["plans"] == found["plans"]
+    assert said(capsys, "gemma-3-1b", *more)["plans"][0]["model"] == "gemma-3-1b:q4_0"
+    assert main(["plan", file, *more, "--weights", "q8_0"]) == 1
+    assert "a file has the formats that it has" in capsys.readouterr().err
 
 
 def test_the_whole_command_is_quick() -> None:
