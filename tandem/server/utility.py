@@ -13,7 +13,9 @@ from typing_extensions import TypedDict
 from tandem.engine.llm import LLM
 from tandem.errors import RequestError
 from tandem.server.bodies import JSONRoute
+from tandem.server.conversation import prepare
 from tandem.server.fields import Fields, Natural
+from tandem.server.generation import Generation
 from tandem.server.openai_chat import message
 from tandem.server.openai_chat_types import MessageGiven
 from tandem.server.openai_types import ERRORS
@@ -109,7 +111,7 @@ async def metrics(request: Request) -> Response:
 
 def _ids(llm: LLM, body: TokenizeRequest) -> list[int]:
     if body.messages:
-        return llm.chat_ids([message(one) for one in body.messages])
+        return prepare(llm, Generation(None, messages=[message(one) for one in body.messages])).ids
     text = body.content if body.prompt is None else body.prompt
     if text is None:
         raise RequestError("give a prompt or messages")

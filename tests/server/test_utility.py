@@ -52,6 +52,10 @@ def test_tokens_there_and_back(smollm2: Running) -> None:
     assert len(plain) > len(found["tokens"])
     chat = smollm2.ask("/tokenize", {"messages": [{"role": "user", "content": "Hi"}]})[2]["tokens"]
     assert "user\nHi<|im_end|>" in smollm2.ask("/detokenize", {"tokens": chat})[2]["content"]
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"x": 3}'}}
+    called = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]}]
+    tokens = smollm2.ask("/tokenize", {"messages": called})[2]["tokens"]
+    assert '"arguments": {"x": 3}' in smollm2.ask("/detokenize", {"tokens": tokens})[2]["content"]
 
 
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
