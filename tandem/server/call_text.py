@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-# As nearly all models write it. Other orders of its keys are read too, when the call is whole.
+# As nearly all models write it, Qwen 2.5 with the double brace of its template. Other orders of its keys are read too,
+# when the call is whole.
 BEGIN = re.compile(
-    r'\s*\[?\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    r'\s*\[?\s*\{?\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 
 

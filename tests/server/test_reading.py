@@ -62,6 +62,7 @@ ANSWERS: list[tuple[bool, bool, str, str, str, list[tuple[str, Any]]]] = [
     (True, False, '[{"name": "f", "arguments": {"x": 3}, "id": "1"}, {"name": "g"}]', "", "", [F3, ("g", {})]),
     (True, False, '{"name": "f", "parameters": {"x": [{}, 3]}}\n{"name": "f", "parameters": {"x": 3}} .', "", "",
      [("f", {"x": [{}, 3]}), F3]),
+    (True, False, '{{"name": "f", "arguments": {"x": 3}}}', "", "", [F3]),
     (True, False, '{"arguments": {"x": 3}, "name": "f"}', "", "", [F3]),
 ]  # fmt: skip
 
