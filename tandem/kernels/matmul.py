@@ -199,14 +199,17 @@ def product_case(
 
 
 # Standard deviation of random quants, with the scales' bytes and less the minima where there are such.
-SPREADS = {"q4_0": 4.6, "q4_1": 4.6, "q5_0": 9.2, "q5_1": 9.2, "q8_0": 74.0, "q4_k": 257.0, "q5_k": 523.0, "q6_k": 1367.0}  # fmt: skip
+SPREADS = {
+    "q4_0": 4.6, "q4_1": 4.6, "q5_0": 9.2, "q5_1": 9.2, "q8_0": 74.0, "q4_k": 257.0, "q5_k": 523.0, "q6_k": 1367.0
+}  # fmt: skip
 
 
 def random_panels(
     layout: str, rows: int, columns: int, rng: np.random.Generator, size: float | None = None
 ) -> Array:
-    """Random bytes with sane float16 scales, so that sums are of order 1 to 100 (weights are of order `size`), and minima that make weights 0 on average:
-    else every sum would be that of the activations, and what rounds otherwise could turn its sign."""
+    """Random bytes with sane float16 scales, so that sums are of order 1 to 100 (weights are of order `size`), and
+    minima that make weights 0 on average: else every sum would be that of the activations, and what rounds otherwise
+    could turn its sign."""
     info = LAYOUTS[layout]
     count = panels(rows)
     if not info.quantised:
