@@ -87,6 +87,8 @@ class Measured:
             "perplexity_of_the_text_without": float(np.exp(self.without[0].mean())),
             "kl": float((found[1] - self.truth.entropy).mean()),
             "kl_without": float((self.without[1] - self.truth.entropy).mean()),
+            "largest_of_a_token": float(own.max()),  # in nats, and which it is
+            "largest_at": int(own.argmax()),
             "seconds": time.perf_counter() - begun,
         }
 
@@ -216,12 +218,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     lines = []
     for name in names:
         mine = [result for result in results if result["model"] == name]
-        labels = [
-            label
-            for result in mine
-            for label in result["rows"]
-            if " and " not in label or label == "gate and up"
-        ]
+        # Sums of several groups are the gate's: only the last of them is shown.
+        labels = [x for result in mine for x in result["rows"] if " and " not in x.replace("gate and up", "")]
         lines += [f"{name}, {mine[0]['tokens']} tokens:", ""]
         lines += [
             "| in int8 | " + " | ".join(said(result["block"]) for result in mine) + " |",
@@ -230,9 +228,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         for label in dict.fromkeys(labels):
             cells = [cell(result["rows"][label]) if label in result["rows"] else "" for result in mine]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
-        admitted = [
-            f"{', '.join(result['admitted']) or 'nothing'}: {result['total']:+.2%}" for result in mine
-        ]
+        sums = [f": {cell(result['total'])}" if result["total"] else "" for result in mine]
+        admitted = [f"{', '.join(r['admitted']) or 'nothing'}{x}" for r, x in zip(mine, sums, strict=True)]
         lines += ["| **the gate admits** | " + " | ".join(admitted) + " |", ""]
     return "\n".join(lines)
 
