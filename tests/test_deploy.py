@@ -19,7 +19,10 @@ def test_the_settings_file_shows_every_setting_and_its_default(tmp_path: Path) -
     text = (ROOT / "deploy" / "tandem.toml").read_text()
     found = dict(re.findall(r"^# (\w+) = (.*?)(?:  +#.*)?$", text, re.MULTILINE))
     assert set(found) == {field.name for field in dataclasses.fields(ServerSettings)}
-    shown = {"models", "context", "api_keys", "max_prompt"}  # which have no default, but an example
+    shown = {  # which have no default, but an example
+        *("models", "context", "threads", "kv_memory", "gpu_memory", "draft", "keep_alive"),
+        *("api_keys", "max_prompt"),
+    }
     file = tmp_path / "tandem.toml"
     file.write_text("".join(f"{name} = {value}\n" for name, value in found.items() if name not in shown))
     assert read_settings_file(file) == ServerSettings()
