@@ -163,7 +163,10 @@ def verdicts(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         works, shape = matmuls(name)
         kinds = kind_groups(works)
         options = [
-            (result["block"], [member for group in result["admitted"] for member in members_of(group, kinds)])
+            (
+                result["block"],
+                [member for group in result.get("admitted", []) for member in members_of(group, kinds)],
+            )
             for result in results
             if result["model"] == name
         ]
@@ -228,8 +231,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         for label in dict.fromkeys(labels):
             cells = [cell(result["rows"][label]) if label in result["rows"] else "" for result in mine]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
-        sums = [f": {cell(result['total'])}" if result["total"] else "" for result in mine]
-        admitted = [f"{', '.join(r['admitted']) or 'nothing'}{x}" for r, x in zip(mine, sums, strict=True)]
+        sums = [f": {cell(result['total'])}" if result.get("total") else "" for result in mine]
+        admitted = [", ".join(result.get("admitted", ["not judged yet"])) or "nothing" for result in mine]
+        admitted = [groups + total for groups, total in zip(admitted, sums, strict=True)]
         lines += ["| **the gate admits** | " + " | ".join(admitted) + " |", ""]
     return "\n".join(lines)
 
