@@ -17,9 +17,7 @@ from tandem.server.limits import App, Guard
 from tandem.server.settings import ServerSettings
 from tandem.server.sockets import protocol
 
-SWITCH = (
-    0.0005  # seconds: the engine's thread, back from a step of 5 ms, waits no longer for who sends tokens
-)
+SWITCH = 0.0005  # seconds at most that the engine waits, after a step of 5 ms, for those who send tokens
 MORE = 3.0  # seconds to say so to those whose answers were ended
 
 
