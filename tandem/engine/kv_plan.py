@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from tandem.errors import DoesNotFitError
@@ -45,7 +46,10 @@ def plan_kv(
             missing=one - every,
         )
     if every < one:
-        largest = next((n * KV_BLOCK for n in range(limits.blocks, 0, -1) if nbytes(n) <= every), 0)
+        room = every + inputs
+        largest = KV_BLOCK * _most(
+            lambda n: nbytes(n) + step_bytes(replace(limits, blocks=n), turns) <= room, limits.blocks
+        )
         raise DoesNotFitError(
             f"the model ({weights / 1e9:.1f} GB) with a context of {limits.blocks * KV_BLOCK} ({one / 1e9:.1f} GB) "
             f"does not fit in the {free[1] / 1e9:.1f} GB that are free: "
@@ -78,10 +82,15 @@ def _of_batch(limits: StepLimits, batch: int) -> StepLimits:
 
 def _largest_batch(limits: StepLimits, turns: int, room: float) -> int:
     """Whose steps need no more than `room` bytes."""
-    low, high = 1, limits.sequences - 1  # enough room for the one, not for the other
+    return _most(lambda n: step_bytes(_of_batch(limits, n), turns) <= room, limits.sequences - 1)
+
+
+def _most(fits: Callable[[int], bool], end: int) -> int:
+    """The largest number below `end` that fits, if smaller ones do; 0 if none."""
+    low, high = 0, end
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if step_bytes(_of_batch(limits, middle), turns) <= room else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,15 +115,26 @@ def test_as_many_sequences_as_fit(windows: tuple[int, ...], free: float, blocks:
     assert plan_kv(config(windows), limits, 8, 0, "f16", (free, free)) == blocks
 
 
-def test_a_context_that_does_not_fit_says_which_would() -> None:
-    limits, weights = StepLimits(256, 1, 2, 64), 1e9
+@pytest.mark.parametrize(("kv", "advice"), [("f16", ", or kv q8 for half of it"), ("q8", "")])
+def test_a_context_that_does_not_fit_says_which_would(kv: str, advice: str) -> None:
+    """The largest: what steps need is less for a smaller context, too."""
+    limits, weights = StepLimits(256, 1, 2, 64), int(1e9)
     free = weights + HEADROOM + step_bytes(limits, 1) + 10 * 16384
-    with pytest.raises(DoesNotFitError, match=r"\(1.0 GB\) with a context of 1024 .* of at most 160"):
-        plan_kv(config((0, 0)), limits, 8, int(weights), "f16", (free, free))
-    with pytest.raises(DoesNotFitError, match=r"with a context of 1024 .* of at most 288$"):
-        plan_kv(config((0, 0)), limits, 8, int(weights), "q8", (free, free))
+    with pytest.raises(
+        DoesNotFitError, match=r"\(1.0 GB\) with a context of 1024 .* at most \d+" + advice
+    ) as error:
+        plan_kv(config((0, 0)), limits, 8, weights, kv, (free, free))
+    largest = int(re.findall(r"a context of at most (\d+)", str(error.value))[0]) // 16
+    assert largest >= (10 if kv == "f16" else 18)
+    assert plan_kv(config((0, 0)), replace(limits, blocks=largest), 8, weights, kv, (free, free))
+    with pytest.raises(DoesNotFitError):
+        plan_kv(config((0, 0)), replace(limits, blocks=largest + 1), 8, weights, kv, (free, free))
+
+
+def test_a_model_that_does_not_fit_says_which_would() -> None:
+    weights = int(1e9)
     with pytest.raises(DoesNotFitError, match=r"1.0 GB that are free: .* a file of at most 0.8 GB"):
-        plan_kv(config((0, 0)), limits, 8, int(weights), "f16", (weights, weights))
+        plan_kv(config((0, 0)), StepLimits(256, 1, 2, 64), 8, weights, "f16", (weights, weights))
 
 
 @pytest.mark.parametrize("spare", [0, 16])

@@ -71,17 +71,16 @@ def answered(page: Page, count: int = 1) -> None:
 
 
 def test_an_answer_streams_and_can_be_stopped(page: Page, server: Running) -> None:
-    settle(page, server, temperature=0, max_tokens=1500)
+    settle(page, server, temperature=0, max_tokens=2000)  # 6 seconds: it must be stopped before
     send(page, "Tell a very long story about the sea.")
     text = page.locator("article.reply .text")
-    expect(text).not_to_be_empty()
+    expect(page.locator("#rate.active #rate-text")).to_contain_text("tok/s")
     seen = text.inner_text()
     page.wait_for_function(
         "n => document.querySelector('article.reply .text').innerText.length > n + 20", arg=len(seen)
     )
-    assert text.inner_text().startswith(seen[:10])
-    expect(page.locator("#rate.active #rate-text")).to_contain_text("tok/s")
     page.click("#stop")
+    assert text.inner_text().startswith(seen[:10])
     expect(page.locator(".stats")).to_contain_text("stopped")
     server.wait_idle()
 
