@@ -63,3 +63,17 @@ def test_dispatches_fit_a_gpu_with_matrix_units(fragments: bool) -> None:
                     shares > 0 and threads == 32 * shares * -(-queries // 16) <= device.workgroup_invocations
                 )
                 assert 4 * shares * queries * dim < device.shared_memory
+
+
+def test_subgroups_attend_together_only_where_there_are_four() -> None:
+    """On matrix units, with less shared memory than four need: with fewer the kernel would wait for ever."""
+    device = replace(MATRICES, fragments=True)
+    scalars = {
+        "q_heads": 32, "kv_heads": 16, "head_dim": 128, "q_stride": 4096, "out_stride": 4096, "table_stride": 256,
+        "window": 0, "scale": 0.1, "softcap": 0.0, "kv": 0, "out_q8": 1, "sequences": 1, "blocks": 256,
+    }  # fmt: skip
+    counts = {"tokens": 1, "rows": 1, "work": 1}
+    found = [
+        GRIDS["attention"](scalars, counts, replace(device, shared_memory=kb << 10)).shader for kb in (48, 12)
+    ]
+    assert found == ["attention_teams_128", "attention_fragments_128"]

@@ -35,6 +35,7 @@ SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
 ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # to fill a device; software is filled by any
 ENOUGH_THREADS = {"discrete": 150_000, "integrated": 20_000}
 MOST_SPLITS = 64  # of the keys of a query
+TEAM = 4  # subgroups that attend together for a single token: fewer would wait for ever
 HEAD_PANELS = 4096  # of a product with more rows than there are subgroups: a vocabulary's
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
 
@@ -59,9 +60,7 @@ def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
         )
     threads = device.choices.of("norm", scalars, rows).get("threads", threads)
     strides = (dim, *(int(scalars[f"{name}_stride"]) for name in ("x", "add", "out")))
-    held = next(
-        held for held in (2, 3, 8) if held == 8 or 4 * held * threads >= dim
-    )  # groups of 4 columns a thread
+    held = 2 if 8 * threads >= dim else 3 if 12 * threads >= dim else 8  # groups of 4 columns a thread
     aligned = all(n % 4 == 0 for n in strides)
     tiles = fragment_tiles(dim, rows, device) if scalars["out_q8"] and aligned else 0
     constants = (threads, int(aligned), tiles, int(scalars["add_stride"] > 0), int(scalars["out_q8"]),
@@ -120,6 +119,7 @@ def _attention_fragments(
     exchanged = 256 if teams else 0  # of two floats, each of them
     while shares * (4 * queries * (dim + 2) + 8 * exchanged) + 32 * tiles * dim > device.shared_memory - 1024:
         shares //= 2
+    teams = teams and shares >= TEAM
     slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, 64 * shares)
     shader = f"attention_{'teams' if teams else 'fragments'}_{dim}"
     constants = (
@@ -207,11 +207,8 @@ def _matmul_fragments(kernel: str, scalars: Scalars, panels: int, expanded: int,
     else:
         shares = 4 if glu or tiles == 8 else 8
         units = 2 if (glu and tiles <= 2) or (not glu and tiles == 4) else 1
-    pairs, shares, units = (
-        choice.get("pairs", pairs),
-        choice.get("shares", shares),
-        choice.get("units", units),
-    )
+    pairs, shares = choice.get("pairs", pairs), choice.get("shares", shares)
+    units = choice.get("units", units)
     shader = f"{kernel}_{'x' if expanded else 'q'}u{pairs}n{tiles}"
     expand = (
         Dispatch(-(-int(scalars["columns"]) // 128), expanded, shader="matmul_tokens") if expanded else None
@@ -248,7 +245,6 @@ def has_matrix_units(device: Capabilities) -> bool:
 def sample(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """A few workgroups a row: reading 1 MB takes no more than 16."""
     parts = max(2, min(16, ENOUGH_WORKGROUPS.get(device.kind, 8) // 4 // max(1, counts["rows"])))
-    parts = device.choices.of("sample", scalars, counts["rows"]).get("parts", parts)
     return Dispatch(parts, counts["rows"], scratch=True)
 
 
