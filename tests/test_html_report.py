@@ -20,7 +20,7 @@ from tandem.bench.html import page as page_of
 from tandem.bench.html import write_html
 from tandem.bench.result import Result
 from tests.bench_data import LAUNCHES, result
-from tests.server.browsers import browser
+from tests.server.browsers import browser, wait_until
 
 __all__ = ["browser"]
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -98,7 +98,7 @@ def test_texts_keep_apart_at_any_width(page: Page, tmp_path: Path) -> None:
     show(page, tmp_path, result(peer=True), result(seed=1, speed=0.93))
     for width in (1240, 700, 390):
         page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_function(DRAWN)
+        wait_until(page, DRAWN)
         assert page.evaluate(OVERLAPS) == []
         assert page.evaluate(OUTSIDE) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width

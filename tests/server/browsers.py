@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 import warnings
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -34,3 +35,11 @@ def browser() -> Iterator[Browser]:
         )
         yield opened
         opened.close()
+
+
+def wait_until(page: Page, true: str, argument: object = None) -> None:
+    """Ask until the page says so. `Page.wait_for_function` asks from inside, by an eval that pages forbid."""
+    end = time.monotonic() + 30
+    while not page.evaluate(true, argument):
+        assert time.monotonic() < end, f"not true after 30 seconds: {true}"
+        page.wait_for_timeout(20)

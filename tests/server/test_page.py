@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.cli.tiny_model import write_tiny_model
 from tests.packages import model_path
-from tests.server.browsers import browser
+from tests.server.browsers import browser, wait_until
 from tests.server.servers import Running, serving
 
 SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
@@ -76,8 +76,8 @@ def test_an_answer_streams_and_can_be_stopped(page: Page, server: Running) -> No
     text = page.locator("article.reply .text")
     expect(page.locator("#rate.active #rate-text")).to_contain_text("tok/s")
     seen = text.inner_text()
-    page.wait_for_function(
-        "n => document.querySelector('article.reply .text').innerText.length > n + 20", arg=len(seen)
+    wait_until(
+        page, "n => document.querySelector('article.reply .text').innerText.length > n + 20", len(seen)
     )
     page.click("#stop")
     assert text.inner_text().startswith(seen[:10])
@@ -157,10 +157,8 @@ def test_the_live_numbers_move(page: Page, server: Running) -> None:
         "headers: {'content-type': 'application/json'}}).then(r => r.text())",
         json.dumps(body),
     )
-    page.wait_for_function(
-        "n => +document.querySelectorAll('#live-totals dd')[1].innerText.replaceAll(',', '') >= n + 150",
-        arg=before,
-    )
+    counted = "n => +document.querySelectorAll('#live-totals dd')[1].innerText.replaceAll(',', '') >= n"
+    wait_until(page, counted, before + 150)
     for number in ("rate", "first", "batch", "step", "traffic"):
         expect(page.locator(f"#live-{number}")).to_contain_text("")
         assert page.locator(f"#live-{number}").inner_text() not in ("", "–")
