@@ -26,7 +26,11 @@ CPU: Kinds = (
     ("attention_ops",),
 )
 GPU: Kinds = (("dot_memory",), ("matrix_memory",), ("matrix_ops",), ("attention_memory",), ("attention_ops",))
-SOFTWARE: Kinds = (CPU[0], ("dot_ops", "matrix_ops", "attention_ops"))
+SOFTWARE: Kinds = (
+    ("dot_memory",),
+    ("matrix_memory", "attention_memory"),
+    ("dot_ops", "matrix_ops", "attention_ops"),
+)
 TOLERATED = 0.1  # relative error from which a row counts less
 TURNS = 30
 

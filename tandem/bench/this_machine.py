@@ -46,7 +46,7 @@ def this_machine(again: bool = False, device: str = "auto", folder: Path | None 
 
 def measure(device: Device) -> Hardware:
     kind = _kind(device)
-    few = {"cpu": 1, "software": 1}.get(kind, 2 if "NVIDIA" in device.describe() else 9)
+    few = {"cpu": 1, "software": 2}.get(kind, 2 if "NVIDIA" in device.describe() else 9)
     shape, layers, prompt = (SMALL, FEW_LAYERS, FEW) if kind == "software" else (SHAPE, LAYERS, PROMPT)
     memory = device.free_memory()[1] / 2**30
     limits = measure_limits(device, READ_BYTES)

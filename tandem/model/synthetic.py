@@ -21,7 +21,8 @@ from tandem.program.program import Tensor
 from tandem.program.weight_plan import WeightPlan
 
 PATTERN_BYTES = 16 << 20  # of random weights a layout; repeated over each matrix
-HEAD_LAYOUT = "q6_k"
+HEAD_LAYOUT = "q6_k"  # in published files, but for those of
+WIDER = ("q8_0", "f16", "bf16", "f32")
 
 
 def _gemma3(
@@ -63,6 +64,7 @@ SHAPES = {
     "gemma-3-27b": _gemma3(62, 5376, 21504, 32, 16, 128, 1024),
     "gemma-3-270m": _gemma3(18, 640, 2048, 4, 1, 256, 512, 262144),
     "llama-2-7b": _plain("llama", 32, 4096, 11008, 32, 32, 32000),
+    "llama-3.2-1b": _plain("llama", 16, 2048, 8192, 32, 8, 128256, tied=True),
     "llama-3-8b": _plain("llama", 32, 4096, 14336, 32, 8, 128256),
     "llama-3-70b": _plain("llama", 80, 8192, 28672, 64, 8, 128256),
     "smollm2-135m": _plain("llama", 30, 576, 1536, 9, 3, 49152, tied=True),
@@ -92,6 +94,7 @@ class SyntheticModel(Model):
 
     def layouts(self) -> dict[str, str]:
         head = HEAD_LAYOUT if self.config.dim % LAYOUTS[HEAD_LAYOUT].span == 0 else "q8_0"
+        head = self.layout if self.layout in WIDER else head
         heads = ("token_embd.weight", "output.weight")
         shapes = self.architecture.tensors(self.config)
         return {
