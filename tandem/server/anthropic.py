@@ -82,7 +82,7 @@ class OutputFormat(Fields):
 
 
 class OutputConfig(Fields):
-    ignored = frozenset({"effort"})
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
@@ -172,9 +172,10 @@ def generation(body: CountRequest) -> Generation:
     ]
     if choice.type == "tool":
         tools = named(tools, choice.name)
-    form = body.output_format or (body.output_config.format if body.output_config else None)
+    config = body.output_config or OutputConfig()
+    form = body.output_format or config.format
     system = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []
-    template = {"enable_thinking": body.thinking.type != "disabled"} if body.thinking else {}
+    thinks = body.thinking.type != "disabled" if body.thinking else None
     return Generation(
         body.model,
         messages=system + [one for found in body.messages for one in _messages(found)],
@@ -182,7 +183,7 @@ def generation(body: CountRequest) -> Generation:
         tools=tools,
         tool_choice={"any": "required", "tool": "required"}.get(choice.type, choice.type),
         parallel_tools=not choice.disable_parallel_tool_use and choice.type != "tool",
-        template=template,
+        template=given(enable_thinking=thinks, reasoning_effort=config.effort),
         continue_last=True,
     )
 

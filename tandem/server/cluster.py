@@ -11,13 +11,14 @@ import json
 import logging
 import re
 import socket
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import ray
 from ray import serve
-from ray._private.services import canonicalize_bootstrap_address
+from ray._private.services import canonicalize_bootstrap_address, find_bootstrap_address
 from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
@@ -237,7 +238,7 @@ def start(
     specs: Mapping[str, str], settings: ServerSettings, options: dict[str, Any], *, replicas: tuple[int, int],
     threads: int | None, port: int,
 ) -> Front:  # fmt: skip
-    """Replicas in the cluster that this machine is part of, or in one of its own."""
+    """Replicas in the cluster that this machine is part of, or in one of this server's own."""
     guest = _join()
     fewest, most = replicas
     if not guest:
@@ -270,23 +271,37 @@ def start(
 def _join() -> bool:
     """Whether there was a cluster to join; else one is begun here."""
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    try:
-        _check_answers(canonicalize_bootstrap_address("auto"))
-        ray.init(address="auto", **quiet)
+    address = existing_cluster()
+    if address:
+        ray.init(address=address, **quiet)
         return True
-    except ConnectionError:
-        ray.init(address="local", include_dashboard=False, **quiet)
-        return False
+    ray.init(address="local", include_dashboard=False, **quiet)
+    address = ray.get_runtime_context().gcs_address
+    print(f"tandem: a Ray cluster is started for this server, at {address}", file=sys.stderr, flush=True)
+    return False
 
 
-def _check_answers(address: str | None) -> None:
+def existing_cluster() -> str | None:
+    """The one that RAY_ADDRESS names or `ray start` has begun; never that of another server, which ends with it."""
+    address: str | None = canonicalize_bootstrap_address(None)
+    if address is None or _answers(address):
+        return address
+    if address != find_bootstrap_address(None):
+        raise DeviceError(
+            f"no Ray cluster answers at {address}, which RAY_ADDRESS names: start it, or name another"
+        )
+    log.warning("no Ray cluster answers at %s any more: one is started here", address)
+    return None
+
+
+def _answers(address: str) -> bool:
     """Ray remembers clusters that were killed, and would wait for them for minutes."""
-    host, _, port = (address or "").rpartition(":")
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
     except OSError:
-        log.warning("no Ray cluster answers at %s any more: one is started here", address)
-        raise ConnectionError from None
+        return False
+    return True
 
 
 def _check_room(needed: int) -> None:

@@ -99,7 +99,9 @@ class Asked(Fields):
             params["json_schema"] = {"type": "object"} if self.format == "json" else self.format
         if self.logprobs:
             params["logprobs"] = self.top_logprobs or 0
-        template = {} if self.think is None else {"enable_thinking": bool(self.think)}
+        effort = self.think if isinstance(self.think, str) else None
+        thinks = None if self.think is None else bool(self.think)
+        template = given(enable_thinking=thinks, reasoning_effort=effort)
         name = known_name(server, self.model)
         return Generation(name, params=params, template=template, keep_alive=seconds(self.keep_alive), **more)
 

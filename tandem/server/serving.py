@@ -97,7 +97,7 @@ class Server:
     async def count(self, request: Generation) -> int:
         """The tokens of a prompt."""
         async with self.models.use(self.model_name(request.model)) as llm:
-            return len((await asyncio.to_thread(self._prepare, llm, request)).ids)
+            return len((await asyncio.to_thread(prepare, llm.llm, request)).ids)
 
     async def embed(
         self, model: str, prompts: Sequence[str | list[int]], keep_alive: float | None = None
@@ -121,11 +121,19 @@ class Server:
         return vectors, count
 
     def _prepare(self, llm: AsyncLLM, request: Generation) -> Prompt:
-        prompt = prepare(llm.llm, request)
-        most = self.settings.max_prompt or math.inf
-        if len(prompt.ids) > most:
+        """A prompt that fits."""
+        prompt, model = prepare(llm.llm, request), llm.llm
+        count, most = len(prompt.ids), self.settings.max_prompt or math.inf
+        # Clients know such errors by the words of OpenAI and Anthropic, and then send less.
+        if count > most:
             raise ContextError(
-                f"the prompt has {len(prompt.ids)} tokens, and this server takes {most}: shorten it"
+                f"the prompt is too long: {count} input tokens exceed the configured limit of {most}: shorten it"
+            )
+        if count >= model.context:
+            trained = model.engine.model.config.trained_context
+            raise ContextError(
+                f"the prompt is too long: this model's maximum context length is {model.context} tokens, and it has "
+                f"{count}: shorten it, or serve the model with a larger context (up to {trained})"
             )
         return prompt
 

@@ -46,6 +46,10 @@ def test_anthropic_messages(claude: anthropic.Anthropic) -> None:
     assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == expected.usage.prompt_tokens
     counted = claude.messages.count_tokens(model="smollm2", messages=HELLO, system="You are a pirate.")
     assert counted.input_tokens == expected.usage.prompt_tokens
+    long: Any = [{"role": "user", "content": "word " * 3000}]
+    assert claude.messages.count_tokens(model="smollm2", messages=long).input_tokens > 3000  # more than fit
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 2048 tokens"):
+        ask(claude, long)
     with claude.messages.stream(
         model="smollm2",
         messages=HELLO,
@@ -194,5 +198,12 @@ def test_litellm(smollm2: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         chunks = list(litellm.completion(*asked, stream=True, **options))
         [call] = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
         assert json.loads(call.function.arguments) == arguments
+    for dialect in (
+        "openai",
+        "anthropic",
+    ):  # which it knows by its words, and aider, among others, by what it makes of it
+        with pytest.raises(litellm.ContextWindowExceededError, match="2048 tokens"):
+            long = [{"role": "user", "content": "word " * 3000}]
+            litellm.completion(f"{dialect}/smollm2", long, api_base=dialects[dialect], api_key="none")
     vectors = litellm.embedding("openai/smollm2", ["a cat"], api_base=dialects["openai"], api_key="none")
     assert len(vectors.data[0]["embedding"]) == 576

@@ -11,7 +11,12 @@ import pytest
 from tests.cli.tiny_model import CHATML, write_tiny_model
 from tests.server.servers import Running, serving
 
-TEMPLATE = CHATML + "{% if enable_thinking is not defined or enable_thinking %}{{ '<think>\\n' }}{% endif %}"
+EFFORT = "{% if reasoning_effort is defined %}{{ reasoning_effort }}{% endif %}"
+TEMPLATE = (
+    CHATML
+    + EFFORT
+    + "{% if enable_thinking is not defined or enable_thinking %}{{ '<think>\\n' }}{% endif %}"
+)
 SAID = {"structured_outputs": {"regex": "hm, so</think>\\n\\nYes[.]"}}  # what the model cannot help saying
 
 
@@ -73,3 +78,35 @@ def test_ollama(thinker: Running) -> None:
     assert len(message["thinking"]) == 9 and not message["content"]
     said = thinker.ask("/api/generate", {**ask, "prompt": "Hi", "think": False})[2]
     assert len(said["response"]) == 9 and "thinking" not in said
+
+
+def test_how_much_to_think_reaches_the_template(thinker: Running) -> None:
+    """Which writes it into the prompt: a token a letter."""
+    chat = thinker.chat(max_tokens=1)
+    ollama: Any = {
+        "model": "thinker",
+        "messages": chat["messages"],
+        "stream": False,
+        "options": {"num_predict": 1},
+    }
+
+    def openai(**more: Any) -> int:
+        return thinker.ask("/v1/chat/completions", {**chat, **more})[2]["usage"]["prompt_tokens"]
+
+    def responses(**more: Any) -> int:
+        return thinker.ask("/v1/responses", {"input": "Hi", "max_output_tokens": 1, **more})[2]["usage"][
+            "input_tokens"
+        ]
+
+    def anthropic(**more: Any) -> int:
+        return thinker.ask("/v1/messages/count_tokens", {"messages": chat["messages"], **more})[2][
+            "input_tokens"
+        ]
+
+    def generate(**more: Any) -> int:
+        return thinker.ask("/api/chat", {**ollama, **more})[2]["prompt_eval_count"]
+
+    assert openai(reasoning_effort="high") == openai() + 4
+    assert responses(reasoning={"effort": "low"}) == responses() + 3
+    assert anthropic(output_config={"effort": "max"}) == anthropic() + 3
+    assert generate(think="medium") == generate() + 6
