@@ -1,4 +1,5 @@
-"""The figures of the GPU that pages show: what benchmarks.gpu wrote, beside benchmarks/results/h200-targets.json."""
+"""The figures of the GPU that pages show: what benchmarks.gpu wrote, beside benchmarks/results/h200-targets.json and
+the limits of `tandem plan`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import re
 
 from benchmarks.figures import RESULTS, Data, figure, newest, read, rows_of
+from benchmarks.plan_rows import gpu_rows_by_label
 
 PROFILES = {
     "profile decode 1, batch 1 at 160": "1 sequence",
@@ -56,12 +58,13 @@ def h200_about() -> str:
 def h200_table() -> str:
     timed = {label: row for label, row in _rows().items() if "tok_s" in row}
     targets = {row["label"]: row for row in _targets()}
-    lines = []
+    planned, lines = gpu_rows_by_label(), []
     for label, row in timed.items():
         target = targets.get(label, {})
-        peers = [f"{target[key]:,g}" if key in target else "-" for key in ("vulkan", "cuda", "limit")]
+        peers = [f"{target[key]:,g}" if key in target else "-" for key in ("vulkan", "cuda")]
         rates = [f"{row['ms']:,.2f}", f"{row['tok_s']:,.0f}", f"{row['GB_s']:,.0f}", f"{row['TFLOP_s']:,.1f}"]
-        lines.append([_title(label), *rates, *peers, _verdict(row, target, timed)])
+        limit = f"{planned[label].limit:,.0f}"
+        lines.append([_title(label), *rates, *peers, limit, _verdict(row, target, timed)])
     head = [
         "",
         "Tandem, ms a step",

@@ -125,10 +125,21 @@ def _with_limits(reads: list[float], int8_gop_per_s: float) -> Hardware:
 
 
 def gpu_rows() -> list[Row]:
+    return list(gpu_rows_by_label().values())
+
+
+def gpu_rows_by_label() -> dict[str, Row]:
+    """By the labels of `tandem bench`."""
     run = figures.read("h200")
-    name = f"{run['date']}, {run['commit']}"
-    rates = {row["label"]: row["tok_s"] for row in run["rows"] if "tok_s" in row}
-    return list(_labelled(name, load_hardware("h200"), GPU_MODEL, rates))
+    name, hardware = f"{run['date']}, {run['commit']}", load_hardware("h200")
+    rates, found = {row["label"]: row["tok_s"] for row in run["rows"] if "tok_s" in row}, {}
+    for label, rate in rates.items():
+        if decoded := re.fullmatch(r"decode (\d+), batch (\d+) at (\d+)", label):
+            tokens, batch, depth = map(int, decoded.groups())
+            found[label] = decode(name, hardware, GPU_MODEL, batch, depth + tokens // 2, rate)
+        elif read := re.fullmatch(r"prefill (\d+)", label):
+            found[label] = prefill(name, hardware, GPU_MODEL, int(read[1]), rate)
+    return found
 
 
 def lavapipe_rows() -> list[Row]:
@@ -155,13 +166,3 @@ def lavapipe_rows() -> list[Row]:
         elif row["depth"] == 0:
             found.append(prefill(run["date"][:16], hardware, model, row["tokens"], row["median"]))
     return found
-
-
-def _labelled(run: str, hardware: Hardware, model: str, rates: dict[str, float]) -> Iterator[Row]:
-    """By the labels of `tandem bench`."""
-    for label, rate in rates.items():
-        if found := re.fullmatch(r"decode (\d+), batch (\d+) at (\d+)", label):
-            tokens, batch, depth = map(int, found.groups())
-            yield decode(run, hardware, model, batch, depth + tokens // 2, rate)
-        elif found := re.fullmatch(r"prefill (\d+)", label):
-            yield prefill(run, hardware, model, int(found[1]), rate)

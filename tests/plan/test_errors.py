@@ -43,7 +43,7 @@ EXPLAINED = {
         "decode, batch 32",
     ): "small matrices; by a percent, and only left out of the fit",
     (
-        "2026-11-15, 73244de",
+        "2026-11-15, bf48d2c",
         "gemma-3",
         "prompt of 4096",
     ): "left out, nothing tells what attention's operations take",
