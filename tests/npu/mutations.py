@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from tandem.devices.npu.array import Command, CoreProgram, Descriptor, Push, Set, Use, Wait, Write
-from tandem.devices.npu.plan import GemmPlan, words
+from tandem.devices.npu.array import Command, CoreProgram, Descriptor, Push, Set, Use, Wait, Write, words
+from tandem.devices.npu.plan import GemmPlan
 
 Mutant = tuple[str, GemmPlan]
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 WORD = 4  # bytes: the granularity of every DMA
+ODD_CHANNELS = 24  # a memory tile's odd channels use descriptors from here on, its even ones those below
 
 
 class Kind(Enum):
@@ -88,6 +90,11 @@ class Descriptor:
     next: int | None = None
     iterations: int = 1
     step: int = 0
+
+
+def words(sizes: tuple[int, ...]) -> int:
+    """That a descriptor of these sizes moves."""
+    return prod(sizes)
 
 
 @dataclass(frozen=True, order=True)

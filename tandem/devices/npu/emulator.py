@@ -32,10 +32,11 @@ from tandem.devices.npu.array import (
     Use,
     Wait,
     Write,
+    words,
 )
 from tandem.devices.npu.limits import LOCK_VALUE, MEMORY
 from tandem.devices.npu.operands import Words, c_of_words, words_of_a, words_of_b
-from tandem.devices.npu.plan import IN_FLIGHT, GemmPlan, words
+from tandem.devices.npu.plan import IN_FLIGHT, GemmPlan
 from tandem.errors import EmulationError
 
 Order = Literal["upstream", "downstream"] | int

@@ -8,11 +8,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from tandem.devices.npu.array import PARAMETERS, WORD, Descriptor, Kind, Port, Push, Set, Tile, Wait, Write
-from tandem.devices.npu.plan import ODD_CHANNELS, GemmPlan, words
-from tandem.devices.npu.tiling import COLUMNS, CORE_BYTES, ROWS, WEIGHTS
+from tandem.devices.npu.array import (
+    ODD_CHANNELS,
+    PARAMETERS,
+    WORD,
+    Descriptor,
+    Kind,
+    Port,
+    Push,
+    Set,
+    Tile,
+    Wait,
+    Write,
+    words,
+)
+from tandem.devices.npu.tiling import COLUMNS, CORE_BYTES, M_STEP, N_STEP, ROWS, WEIGHTS
 from tandem.errors import LimitError
+
+if TYPE_CHECKING:
+    from tandem.devices.npu.plan import GemmPlan
 
 DESCRIPTORS = {Kind.CORE: 16, Kind.MEMORY: 48, Kind.SHIM: 16}
 DIMENSIONS = {Kind.CORE: 3, Kind.MEMORY: 4, Kind.SHIM: 3}
@@ -34,7 +50,7 @@ Broken = Iterator[tuple[str, str]]  # the limit's name, and what is past it
 
 def check(plan: GemmPlan) -> None:
     """Raises LimitError with the name of the first limit that the plan breaks."""
-    for rule in (_array, _memory, _counts, _locks, _chains, _transfers, _fifos, _sequence):
+    for rule in (_vectors, _array, _memory, _counts, _locks, _chains, _transfers, _fifos, _sequence):
         for limit, problem in rule(plan):
             raise LimitError(limit, f"{limit}: {problem}; make tiles smaller or cut the GEMM")
 
@@ -49,6 +65,13 @@ def _ports(plan: GemmPlan) -> set[Port]:
     return (
         routed | {s.port for s in plan.starts} | {c.port for c in plan.sequence if isinstance(c, Push | Wait)}
     )
+
+
+def _vectors(plan: GemmPlan) -> Broken:
+    """Cores multiply whole vector tiles, two by two of them."""
+    t, deep = plan.tiling, WEIGHTS[plan.weights].deep
+    if min(t.m, t.k, t.n) < 1 or t.m % M_STEP or t.k % deep or t.n % N_STEP:
+        yield "vector tile", f"{t.m} x {t.k} x {t.n} is not made of whole {M_STEP} x {deep} x {N_STEP}"
 
 
 def _array(plan: GemmPlan) -> Broken:

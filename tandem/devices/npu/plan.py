@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem.devices.npu.array import (
+    ODD_CHANNELS,
     WORD,
     Buffer,
     Command,
@@ -32,7 +33,9 @@ from tandem.devices.npu.array import (
     Use,
     Wait,
     Write,
+    words,
 )
+from tandem.devices.npu.limits import check
 from tandem.devices.npu.tiling import (
     COLUMNS,
     DEPTH,
@@ -50,7 +53,6 @@ OUTPUTS = {"int8": 1, "int16": 2, "int32": 4}
 ROUNDINGS = ("floor", "half up", "half even")
 IN_FLIGHT = 4  # blocks of the runtime sequence: what a channel's task queue holds
 MOST_ITERATIONS = 64  # of one shim descriptor
-ODD_CHANNELS = 24  # a memory tile's odd channels use descriptors from here on, its even ones those below
 
 View = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides in words, innermost first
 
@@ -145,13 +147,6 @@ class _Builder:
         self.starts.append(Start(port, first))
 
 
-def words(sizes: tuple[int, ...]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
-
-
 def linear(size: int) -> View:
     return (size // WORD,), (1,)
 
@@ -179,7 +174,8 @@ def plan_gemm(
     rounding: str = "half even",
     tiling: Tiling | None = None,
 ) -> GemmPlan:
-    """A plan for M x K times K x N; narrow outputs are shifted right by `shift`, rounded and saturated."""
+    """A plan for M x K times K x N; narrow outputs are shifted right by `shift`, rounded and saturated. One that is
+    past a limit of the hardware (limits.py) is refused."""
     if output not in OUTPUTS or rounding not in ROUNDINGS:
         raise LimitError("output", f"ask for one of {', '.join(OUTPUTS)}, rounded {' or '.join(ROUNDINGS)}")
     if weights not in WEIGHTS:
@@ -203,7 +199,7 @@ def plan_gemm(
         Buffer("B", None, 0, depth * columns * bits // 8),
         Buffer("C", None, 0, rows * columns * OUTPUTS[output]),
     ]
-    return GemmPlan(
+    plan = GemmPlan(
         M,
         N,
         K,
@@ -221,6 +217,8 @@ def plan_gemm(
         tuple(build.programs),
         (*_parameters(tiling, output, shift), *_sequence(tiling, bits, OUTPUTS[output])),
     )
+    check(plan)
+    return plan
 
 
 def plan_resident(
