@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -313,6 +314,21 @@ def test_a_rate_above_the_modules_is_no_rate(tmp_path: Path) -> None:
     table.write_bytes(module("A") + module("B"))
     found = findings(Place(tmp_path, lambda: answer(), read_rate=lambda: 200e9))["bandwidth"]
     assert found.status == "warn" and "wrong" in found.found and len(memory_modules(Place(tmp_path))) == 2
+
+
+@pytest.mark.fast
+def test_a_table_in_a_folder_of_the_administrator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in most containers."""
+    stat = os.stat
+
+    def refused(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith("tables/DMI"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *arguments, **options)
+
+    place = Place(files(tmp_path, MEMORY), lambda: answer(), read_rate=lambda: 40e9)
+    monkeypatch.setattr(os, "stat", refused)
+    assert findings(place)["bandwidth"].status == "pass"
 
 
 # ---- the command
