@@ -1,0 +1,100 @@
+"""What several commands share: how one is added, and the options that say where and how a model runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from tandem.cli.values import device_name, layers, positive
+
+NAME_HELP = "a short name such as smollm2 or gemma-3-27b, or hf.co/user/repo:QUANT"
+MODEL_HELP = f"a .gguf file, {NAME_HELP}, or ollama:NAME"
+
+
+def formatter(prog: str) -> argparse.HelpFormatter:
+    """As argparse's own, which would import a module at each start to learn how wide the terminal is."""
+    try:
+        columns = os.get_terminal_size().columns
+    except OSError:
+        columns = 80
+    return argparse.HelpFormatter(prog, width=columns - 2)
+
+
+def add(
+    commands: Any,
+    name: str,
+    module: str,
+    summary: str,
+    *,
+    model: str | None = MODEL_HELP,
+    prints_data: bool = True,
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=summary.capitalize() + ".", formatter_class=formatter
+    )
+    command.set_defaults(module=module)
+    if model:
+        command.add_argument("model", metavar="MODEL", help=model)
+    if prints_data:
+        command.add_argument("--json", action="store_true", help="print data as JSON")
+    return command
+
+
+def add_guesses(command: argparse.ArgumentParser, models: str = "") -> None:
+    """`models`: how it is written where there may be several, each with its own."""
+    command.add_argument(
+        "--lookup",
+        action="store_true",
+        help="guess tokens from the prompt: faster where an answer repeats it",
+    )
+    more = "; for the model NAME, where there are several (may be repeated)" if models else ""
+    command.add_argument(
+        "--draft", metavar=models or "MODEL", action="append" if models else "store",
+        help=f"guess tokens with this smaller model of the same family{more}",
+    )  # fmt: skip
+
+
+def add_device(
+    command: argparse.ArgumentParser, *, context: bool = True, value_optional: bool = False
+) -> None:
+    device = command.add_argument_group("device")
+    if context:
+        device.add_argument(
+            "-c", "--context", type=positive, metavar="N", help="tokens of prompt and answer together (4096)"
+        )
+    device.add_argument("--threads", type=positive, metavar="N", help="of the CPU (one a core)")
+    device.add_argument(
+        "--device", type=device_name, default="auto", metavar="D",
+        help="where to run: cpu, vulkan, vulkan:<index or part of a name>, auto, or several, as vulkan,cpu (auto)",
+        nargs="?" if value_optional else None, const="auto" if value_optional else None,
+    )  # fmt: skip
+    device.add_argument(
+        "--split", type=layers, metavar="N,N",
+        help="layers of each of several devices, or auto: as many as it is fast (auto)",
+    )  # fmt: skip
+    device.add_argument(
+        "--placement", choices=("layers", "columns", "pipeline", "npu-attention"), default="layers",
+        help="what several devices divide: layers, or columns of matmuls, one step at a time or two (layers)",
+    )  # fmt: skip
+    device.add_argument(
+        "--gpu-memory", type=float, metavar="GB", help="of the GPU's own memory to use at most"
+    )
+    device.add_argument(
+        "--no-tune", action="store_true", help="not the few seconds of tuning at a GPU's first use"
+    )
+    device.add_argument(
+        "--kv", choices=("f16", "q8"), default="f16",
+        help="keep keys and values in 16 bits or in 8, which takes half the memory (f16)",
+    )  # fmt: skip
+    if context:
+        device.add_argument(
+            "--kv-memory", type=float, metavar="GB", help="for keys and values (enough for one context)"
+        )
+
+
+def add_npu(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--npu", choices=("off", "auto", "require"), default="off",
+        help="let the NPU of a Ryzen 7040 or 8040 help with prompts; it has not yet been run on one (off)",
+    )  # fmt: skip
