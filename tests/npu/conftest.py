@@ -18,6 +18,8 @@ def xrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(Path(__file__).parent / "stand_in")
     for name in ("pyxrt", *USERS):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module("pyxrt")
+    module = importlib.import_module("pyxrt")
+    importlib.import_module(USERS[0]).PATIENCE = 600.0  # type: ignore[attr-defined]  # the emulator takes its time
+    yield module
     for name in ("pyxrt", *USERS):
         sys.modules.pop(name, None)

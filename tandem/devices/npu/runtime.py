@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +46,17 @@ TO_NPU = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
 FROM_NPU = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
 
 
+@contextmanager
+def told(
+    problem: str, kind: type[DeviceError] = DeviceLostError, fix: str = "open it again"
+) -> Iterator[None]:
+    """XRT says all that goes wrong by a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise kind(f"{problem} ({error}): {fix}") from None
+
+
 class NpuBuffer:
     """Memory that the NPU and the host (or the iGPU) share. Caches are not: `sent` what the host wrote before a run,
     `received` before the host reads."""
@@ -58,10 +70,12 @@ class NpuBuffer:
         return NpuBuffer(pyxrt.bo(self.bo, size, offset))
 
     def sent(self) -> None:
-        self.bo.sync(TO_NPU)
+        with told("a buffer cannot be sent to the NPU"):
+            self.bo.sync(TO_NPU)
 
     def received(self) -> None:
-        self.bo.sync(FROM_NPU)
+        with told("a buffer cannot be received from the NPU"):
+            self.bo.sync(FROM_NPU)
 
 
 @dataclass(frozen=True)
@@ -81,16 +95,13 @@ class Npu:
         """`xclbin`: what `configured` was compiled to; it serves all plans of the same configuration."""
         self.configuration = configured.configuration
         self._instructions: dict[GemmPlan, tuple[pyxrt.bo, int]] = {}
-        try:
+        fix = "close what else uses it, look in `dmesg`"
+        with told("the NPU does not take its configuration", DeviceError, fix):
             self._device = pyxrt.device(0)
             image = pyxrt.xclbin(str(xclbin))
             self._device.register_xclbin(image)
             self._context = pyxrt.hw_context(self._device, image.get_uuid())
             self._kernel = pyxrt.kernel(self._context, KERNEL)
-        except RuntimeError as error:
-            raise DeviceError(
-                f"the NPU does not take its configuration ({error}): close what else uses it, look in `dmesg`"
-            ) from None
         self._waits = ThreadPoolExecutor(1, "npu-waits")
 
     def __enter__(self) -> Npu:
@@ -110,35 +121,30 @@ class Npu:
 
     def allocate(self, size: int, argument: int = 0) -> NpuBuffer:
         """Memory of the host, pinned; for A (0), B (1) or C (2)."""
-        group = self._kernel.group_id(ARGUMENTS + argument)
-        try:
-            return NpuBuffer(pyxrt.bo(self._device, size, pyxrt.bo.flags.host_only, group))
-        except RuntimeError as error:
-            raise DeviceError(
-                f"no buffer of {size} bytes for the NPU ({error}): `ulimit -l unlimited` may help"
-            ) from None
+        return NpuBuffer(self._bo(size, pyxrt.bo.flags.host_only, ARGUMENTS + argument))
+
+    def _bo(self, size: int, flags: pyxrt.bo.flags, argument: int) -> pyxrt.bo:
+        with told(f"no buffer of {size} bytes for the NPU", DeviceError, "`ulimit -l unlimited` may help"):
+            return pyxrt.bo(self._device, size, flags, self._kernel.group_id(argument))
 
     def import_dma_buf(self, descriptor: int) -> NpuBuffer:
         """Memory that another driver, such as the iGPU's, has exported as a dma-buf."""
-        try:
+        with told("the NPU's driver does not import this dma-buf", DeviceError, "copy instead"):
             return NpuBuffer(pyxrt.ext.bo(self._context, os.getpid(), descriptor))
-        except RuntimeError as error:
-            raise DeviceError(
-                f"the NPU's driver does not import this dma-buf ({error}): copy instead"
-            ) from None
 
     def load(self, plan: GemmPlan, instructions: bytes) -> None:
         """Keeps what `plan` was compiled to, so that chains can name the plan."""
         if plan.configuration != self.configuration:
             raise DeviceError("the plan is for another configuration: open the NPU with one of its own")
-        group = self._kernel.group_id(INSTRUCTIONS)
-        bo = pyxrt.bo(self._device, len(instructions), pyxrt.bo.flags.cacheable, group)
-        bo.write(instructions, 0)
-        bo.sync(TO_NPU)
+        bo = self._bo(len(instructions), pyxrt.bo.flags.cacheable, INSTRUCTIONS)
+        with told("instructions cannot be sent to the NPU"):
+            bo.write(instructions, 0)
+            bo.sync(TO_NPU)
         self._instructions[plan] = bo, len(instructions)
 
     def chain(self, jobs: Sequence[Job]) -> Chain:
-        return Chain(self, jobs)
+        with told("GEMMs cannot be made ready on the NPU"):
+            return Chain(self, jobs)
 
     def _run(self, job: Job) -> pyxrt.run:
         """A run with its arguments, ready to start."""
@@ -177,23 +183,22 @@ class Chain:
         if self._pending and not self._pending.done():
             raise DeviceError("this chain is still running: wait for it, or make a second one")
         begun = time.perf_counter()
-        if self._before:
-            self._before.execute()
-        self._last.start()
+        with told("a GEMM does not start on the NPU"):
+            if self._before:
+                self._before.execute()
+            self._last.start()
         self._pending = self._npu._waits.submit(self._finish, begun)
         return self._pending
 
     def _finish(self, begun: float) -> float:
-        while (state := self._last.state()) not in ENDED:
-            if time.perf_counter() - begun > PATIENCE:
-                raise DeviceLostError(f"the NPU has not answered for {PATIENCE:.0f} s: open it again")
-            time.sleep(PAUSE)
-        took = time.perf_counter() - begun
-        if self._before:
-            try:
+        with told("a GEMM failed on the NPU"):
+            while (state := self._last.state()) not in ENDED:
+                if time.perf_counter() - begun > PATIENCE:
+                    raise DeviceLostError(f"the NPU has not answered for {PATIENCE:.0f} s: open it again")
+                time.sleep(PAUSE)
+            took = time.perf_counter() - begun
+            if self._before:
                 self._before.wait()  # all are done: this only makes the list ready for its next start
-            except RuntimeError as error:
-                raise DeviceLostError(f"a GEMM failed on the NPU ({error}): open it again") from None
         if state != DONE:
             raise DeviceLostError(f"a GEMM failed on the NPU ({state.name}): open it again")
         return took

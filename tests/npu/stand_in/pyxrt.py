@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import weakref
 from enum import IntEnum
 from functools import lru_cache
@@ -44,10 +43,17 @@ ert_cmd_state = IntEnum(
 xrt_info_device = IntEnum("xrt_info_device", ["bdf", "name"])
 DONE = ert_cmd_state.ERT_CMD_STATE_COMPLETED
 
-delay = 0.0  # seconds of each run
+may_end = threading.Event()  # runs do not end before
+may_end.set()
+lost = False  # the driver has given the NPU up
 ends_as = DONE  # the state in which the next runs end
 calls: list[str] = []  # what was asked of it, in order
 exported: dict[int, bytearray] = {}  # dma-bufs of another driver, by file descriptor
+
+
+def _alive() -> None:
+    if lost:
+        raise RuntimeError("No such device")
 
 
 def enumerate_devices() -> int:
@@ -172,6 +178,7 @@ class bo:
         self.host[seek : seek + len(new)] = new
 
     def sync(self, direction: Any) -> None:
+        _alive()
         if direction is xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE:
             self.npu[:] = self.host
         else:
@@ -212,6 +219,7 @@ class run:
     def _submit(self) -> None:
         if self.now in (ert_cmd_state.ERT_CMD_STATE_QUEUED, ert_cmd_state.ERT_CMD_STATE_RUNNING):
             raise RuntimeError("the run is under way already")
+        _alive()
         calls.append("start")
         self.now = ert_cmd_state.ERT_CMD_STATE_QUEUED
         with self.kernel.ctx.condition:
@@ -228,7 +236,7 @@ class run:
     def execute(self) -> None:
         """By the context's thread."""
         self.now = ert_cmd_state.ERT_CMD_STATE_RUNNING
-        time.sleep(delay)
+        may_end.wait(60)
         if ends_as == DONE:
             instructions, *data = (self.args[i]() for i in (1, 3, 4, 5))
             assert all(item is not None for item in (instructions, *data)), "a buffer was freed too early"
