@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -145,6 +148,8 @@ class MadeUp:
             await self._send(writer, 429, b'{"error": {"message": "come back later"}}')
         elif wrong == "gone":
             writer.close()
+        elif wrong == "babble":
+            await self._send(writer, 200, b"data: {1}\n\n")
         else:
             await self._stream(writer, body["max_tokens"], wrong)
 
@@ -183,13 +188,13 @@ def drive(made_up: MadeUp, load: Load = LOAD, model: str | None = None) -> tuple
 
 
 def test_known_delays_are_measured() -> None:
-    made_up = MadeUp()
-    row, server = drive(made_up)
+    for _ in range(3):  # other processes can only add to them
+        row, server = drive(made_up := MadeUp())
+        assert row["ttft"] and row["between_tokens"] and row["whole"]
+        if row["ttft"]["p50"] < FIRST + 0.3 and row["between_tokens"]["p50"] < GAP + 0.1:
+            break
     assert server.model == "one" and row["answered"] == 12 and not row["errors"] and not server.notes
-    assert row["ttft"] and row["between_tokens"] and row["whole"]
-    assert (
-        FIRST < row["ttft"]["p50"] < FIRST + 0.3 and row["ttft"]["p50"] <= row["ttft"]["p99"]
-    )  # others are busy too
+    assert FIRST < row["ttft"]["p50"] < FIRST + 0.3 and row["ttft"]["p50"] <= row["ttft"]["p99"]
     assert GAP / 2 < row["between_tokens"]["p50"] < GAP + 0.1
     assert row["whole"]["p50"] > row["ttft"]["p50"]
     wanted = made_up.bodies[1:]  # after the one that warms up
@@ -223,7 +228,10 @@ def test_arrivals_are_poissons() -> None:
     assert np.diff(sorted(asked)) == pytest.approx(np.diff(sorted(first)), abs=1e-9)
 
 
-@pytest.mark.parametrize(("how", "said"), [("full", "HTTP 429"), ("gone", "closed"), ("cut", "cut off")])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("full", "HTTP 429"), ("gone", "closed"), ("cut", "cut off"), ("babble", "not OpenAI's API")],
+)
 def test_errors_are_counted(how: str, said: str) -> None:
     row, _ = drive(MadeUp(3, how))
     assert row["errors"] == {said: 4} and row["answered"] == 8 and len(row["ttft_seconds"]) == 8
@@ -254,6 +262,33 @@ def test_a_server_that_does_not_keep_up_or_sends_pieces() -> None:
         "p99": pytest.approx(2.98),
         "most": 3.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "message"),
+    [
+        (b"", ["--timeout", "0.2"], "did not answer a first request in 0.2 s: see whether it works, or"),
+        (b"", ["--timeout", "0.2", "--model", "m"], "did not answer a first request in 0.2 s"),
+        (b"220 mail.example ESMTP\r\n", [], "is not OpenAI's API: see that the address is right"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", [], "lists no models: name one with --model"),
+    ],
+)
+def test_a_server_that_is_none(
+    said: bytes, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It takes connections, and says one thing at most."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with listening.accept()[0] as taken, suppress(ConnectionError):
+                taken.sendall(said)
+                taken.recv(1 << 16)  # the request, or that the client has gone
+                taken.recv(1)
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        assert cli.main(["bench", "serve", address, *options]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_what_bench_serve_refuses(capsys: pytest.CaptureFixture[str]) -> None:

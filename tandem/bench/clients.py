@@ -30,15 +30,29 @@ class Answer:
 
 
 class Refused(RequestError):
-    """The server answered with an error. `status` is HTTP's."""
+    """The server answered with an error. `status` is HTTP's; 0: it closed the connection."""
 
     def __init__(self, status: int, body: bytes) -> None:
         try:
             message = str(json.loads(body)["error"]["message"])
         except (ValueError, KeyError, TypeError):
             message = body[:200].decode(errors="replace").strip()
-        super().__init__(f"the server answered {status}: {message}")
+        said = (
+            f"answered {status}: {message}"
+            if status
+            else "closed the connection without an answer: see its log"
+        )
+        super().__init__(f"the server {said}")
         self.status = status
+
+
+class Unreadable(RequestError):
+    """What came is not HTTP, or not the events of OpenAI's API."""
+
+    def __init__(self, problem: object) -> None:
+        super().__init__(
+            f"what the server answers is not OpenAI's API: see that the address is right ({problem})"
+        )
 
 
 class Client:
@@ -78,15 +92,11 @@ class Client:
                 if data == b"[DONE]":
                     answer.ended = answer.ended or at
                     continue
-                event = json.loads(data)
-                if "error" in event:
-                    raise Refused(event["error"].get("code") or 500, data)
-                if usage := event.get("usage"):
-                    answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
-                choices = event.get("choices", ())
-                if any(choice.get("finish_reason") for choice in choices):
-                    answer.ended = at
-                if any(map(_text, choices)):
+                try:
+                    has_text = _take(json.loads(data), data, at, answer)
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise Unreadable(error) from None
+                if has_text:
                     yield at
 
     async def get(self, path: str) -> Any:
@@ -95,7 +105,7 @@ class Client:
 
     async def lines(self, method: str, path: str, body: Any = None) -> AsyncIterator[tuple[float, bytes]]:
         """Of the response, each with the time of its arrival."""
-        from httptools import HttpResponseParser
+        from httptools import HttpParserError, HttpResponseParser
 
         sent = b"" if body is None else json.dumps(body).encode()
         kind = f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n" if sent else ""
@@ -112,11 +122,13 @@ class Client:
                 for line in whole:
                     yield time.perf_counter(), line
             if not received.begun:
-                raise Refused(0, b"nothing")
+                raise Refused(0, b"")
             if parser.get_status_code() >= 400:
                 raise Refused(parser.get_status_code(), received.take())
             if rest:
                 yield time.perf_counter(), rest
+        except HttpParserError as error:
+            raise Unreadable(error) from None
         finally:
             writer.close()
 
@@ -139,6 +151,18 @@ class _Received:
 
     def on_message_complete(self) -> None:
         self.complete = True
+
+
+def _take(event: dict[str, Any], data: bytes, at: float, answer: Answer) -> bool:
+    """What an event tells of the answer; whether it has a text."""
+    if "error" in event:
+        raise Refused(event["error"].get("code") or 500, data)
+    if usage := event.get("usage"):
+        answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+    choices = event.get("choices", ())
+    if any(choice.get("finish_reason") for choice in choices):
+        answer.ended = at
+    return any(map(_text, choices))
 
 
 def _text(choice: dict[str, Any]) -> bool:

@@ -18,8 +18,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from tandem.bench.clients import Answer, Client, Refused
-from tandem.errors import DeviceError, RequestError
+from tandem.bench.clients import Answer, Client, Refused, Unreadable
+from tandem.errors import DeadlineError, DeviceError, RequestError
 
 SCHEMA = 1
 CHAT = "/v1/chat/completions"
@@ -88,7 +88,18 @@ class Server:
         self.notes: list[str] = []
 
     async def meet(self, load: Load) -> None:
-        """Which model it has, and whether it knows all that we ask; the first request also warms it up."""
+        """Which model it has, and whether it knows all that we ask; the first request also warms it up. That takes as
+        long as any answer may, and no longer."""
+        try:
+            async with asyncio.timeout(load.timeout):
+                await self._meet(load)
+        except TimeoutError:
+            raise DeadlineError(
+                f"the server at {self.url} did not answer a first request in {load.timeout:g} s: "
+                "see whether it works, or give it more with --timeout"
+            ) from None
+
+    async def _meet(self, load: Load) -> None:
         try:
             self.model = self.model or (await self.client.get("/v1/models"))["data"][0]["id"]
         except OSError as error:
@@ -163,6 +174,8 @@ async def poisson(server: Server, load: Load) -> ServeRow:
             errors[f"no answer in {load.timeout:g} s"] += 1
         except Refused as error:
             errors[f"HTTP {error.status}" if error.status else "closed"] += 1
+        except Unreadable:
+            errors["not OpenAI's API"] += 1
         except OSError as error:
             errors[f"no connection: {error.strerror or error}"] += 1
         else:
