@@ -15,8 +15,9 @@ import pytest
 from tandem.bench import tune as tuning
 from tandem.bench import tuning_tasks
 from tandem.bench.plan import Planned
+from tandem.bench.trials import Bed, Space
 from tandem.bench.tune import Finding, choose, keep, tune, tuned_file
-from tandem.bench.tuning_tasks import Task, difference
+from tandem.bench.tuning_tasks import Task, difference, tasks
 from tandem.cli import main
 from tandem.devices.choices import Choice, Choices, read_choices, shape_of, write_choices
 from tandem.devices.cpu import tuned as cpu
@@ -160,12 +161,24 @@ def of_one_product(program: Program) -> Program:
 def test_a_planted_wrong_kernel_is_not_chosen_on_the_cpu(
     device: CPUDevice, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leaves out most rows, and so is by far the fastest."""
+    """It leaves out most rows, and so would be by far the fastest. Results are the CPU's; times are told, for those of
+    a busy machine say anything."""
     planted: list[Choice] = [{"rows": 16}, {"panels_per_item": 4}]
+
+    def seconds(bed: Bed, counts: Counts, launches: int, choice: Choice = {}) -> float:  # noqa: B006
+        return 1e-6 if choice == planted[0] else 1e-3
+
     monkeypatch.setattr(cpu, "candidates", lambda scalars: planted)
+    monkeypatch.setattr(Bed, "seconds", seconds)
     (found,) = tune(device, of_one_product(program), context=64)
-    assert planted[0] in found.wrong and planted[1] not in found.wrong
-    assert found.choice in ({}, planted[1]) and found.tried == 2
+    assert found.wrong == [planted[0]] and not found.choice and found.tried == 2
+
+
+def test_times_are_those_of_launches(device: CPUDevice, program: Program) -> None:
+    (task,) = tasks(Space(device), of_one_product(program), 64, quick=False)
+    [(trial, counts), *_] = task.spots
+    found = [trial.seconds(counts, launches) for launches in (1, 4)]
+    assert all(0 < each < 10 for each in found)
 
 
 def test_any_choice_of_the_cpu_gives_the_same_bits_in_any_batch(tmp_path: Path) -> None:
