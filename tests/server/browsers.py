@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.server.servers import PATIENCE
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -39,7 +41,7 @@ def browser() -> Iterator[Browser]:
 
 def wait_until(page: Page, true: str, argument: object = None) -> None:
     """Ask until the page says so. `Page.wait_for_function` asks from inside, by an eval that pages forbid."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while not page.evaluate(true, argument):
-        assert time.monotonic() < end, f"not true after 30 seconds: {true}"
+        assert time.monotonic() < end, f"not true after {PATIENCE:g} seconds: {true}"
         page.wait_for_timeout(20)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 60.0  # seconds for anything to happen on a busy machine
+TICKS = os.sysconf("SC_CLK_TCK")  # of /proc's clocks, a second
 START = 180.0  # seconds for a server to start, which with Ray are dozens of processes
 
 
@@ -54,6 +55,16 @@ class Running:
         """Sequences that its engines are answering."""
         models = self.ask("/live")[1:][1]["models"]
         return sum(model["running"] + model["waiting"] for model in models.values())
+
+    def cancelled(self) -> int:
+        """Answers that were given up, so far."""
+        counts = re.findall(r'tandem_requests_total\{finish="cancelled".*\} (\S+)', self.ask("/metrics")[2])
+        return int(sum(map(float, counts)))
+
+    def cpu_seconds(self) -> float:
+        """That its process has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
 
     def wait_idle(self) -> None:
         wait_until(lambda: not self.running())

@@ -13,7 +13,7 @@ import pytest
 from tandem import LLM
 from tests.packages import CACHE, alone, model_path
 from tests.server import lm_eval_task
-from tests.server.servers import Running
+from tests.server.servers import PATIENCE, Running
 
 # What its API models import, besides what is here for other tests: no PyTorch, no scikit-learn.
 PACKAGES = [
@@ -59,7 +59,7 @@ def direct() -> list[list[float]]:
 def test_the_score_is_the_engines_own(smollm2: Running) -> None:
     env = {**os.environ, "PYTHONPATH": str(installed()), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     command = [sys.executable, lm_eval_task.__file__, smollm2.url]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=5 * PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     expected = direct()

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from tandem import LLM
 from tests.packages import model_path
-from tests.server.servers import Running, serving
+from tests.server.servers import Running, serving, wait_until
 
 HELLO: Any = [{"role": "user", "content": "Say hello to my cat."}]
 WEATHER: Any = {
@@ -261,13 +261,14 @@ def test_a_client_that_hangs_up_ends_its_request(client: openai.OpenAI, smollm2:
         "max_tokens": 1900,
         "extra_body": {"ignore_eos": True},
     }
+    before = smollm2.cancelled()
     stream = client.chat.completions.create(**options, stream=True)
     next(stream)
-    assert smollm2.running() == 1
     stream.close()
-    smollm2.wait_idle()
+    wait_until(lambda: smollm2.cancelled() == before + 1)
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.3).chat.completions.create(**options)
+    wait_until(lambda: smollm2.cancelled() == before + 2)
     smollm2.wait_idle()
 
 

@@ -26,7 +26,7 @@ def test_a_model_is_fetched_once_and_served(tmp_path: Path, monkeypatch: pytest.
                 pulls = list(pool.map(lambda _: list(client.pull(name, stream=True)), range(3)))
             for statuses in pulls:
                 assert statuses[0].status == "pulling manifest" and statuses[-1].status == "success"
-            assert any(status.completed and status.total for status in pulls[0])
+            assert any(status.completed and status.total for statuses in pulls for status in statuses)
             assert sum("/cdn/" in request for request in hub.requests) == 1
             assert (
                 client.chat(name, [{"role": "user", "content": "Hi"}], options={"num_predict": 3}).eval_count

@@ -225,7 +225,16 @@ def test_all_replicas_are_watched(server: Running) -> None:
 def test_more_replicas_when_requests_queue_up(tiny: Path, tmp_path: Path) -> None:
     """In the same cluster: one replica at first, another when there is more to do."""
     with serving(
-        tmp_path, tiny, "--ray", "1-2", "--threads", "1", batch=2, context=90_000, shutdown=1
+        tmp_path,
+        tiny,
+        "--ray",
+        "1-2",
+        "--threads",
+        "1",
+        batch=2,
+        context=90_000,
+        shutdown=1,
+        write_timeout=600,
     ) as other:
         assert len(replicas(other)) == 1
         streams = [other.connect() for _ in range(4)]
@@ -259,8 +268,10 @@ def test_replicas_that_cannot_start_are_one_sentence(server: Running, tiny: Path
 
 
 def test_a_client_gone_frees_its_replica(server: Running) -> None:
+    before = server.cancelled()
     with server.connect() as client:
         client.sendall(post(CHAT, server.chat("gone", stream=True, max_tokens=40_000)))
         assert b"data:" in client.recv(65536) + client.recv(65536)
         assert b"data:" in client.recv(65536)
+    wait_until(lambda: server.cancelled() > before)
     server.wait_idle()
