@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from statistics import median
@@ -50,6 +51,7 @@ class Checked(NamedTuple):
         return DECODING if self.row.decodes else PROMPTS
 
 
+@cache
 def checked_cpu() -> list[Checked]:
     """Without its model, and without its run."""
     rows = cpu_rows()
@@ -58,12 +60,14 @@ def checked_cpu() -> list[Checked]:
     )
 
 
+@cache
 def checked_gpu() -> list[Checked]:
     """Without the row itself."""
     rows = gpu_rows()
     return _checked(rows, [held_out(rows, GPU, lambda row: row.test)])
 
 
+@cache
 def checked_lavapipe() -> list[Checked]:
     """Without the row itself."""
     rows = lavapipe_rows()
@@ -93,11 +97,15 @@ class Published(NamedTuple):
         return DECODING if self.test.startswith("decode") else PROMPTS
 
 
-def published() -> Iterator[Published]:
-    for told in json.loads((figures.RESULTS / "published.json").read_text())["rows"]:
-        for key, rate in told.items():
-            if found := re.fullmatch(r"(pp|tg)(\d+)", key):
-                yield _published(told, found[1] == "tg", int(found[2]), rate)
+@cache
+def published() -> list[Published]:
+    rows = json.loads((figures.RESULTS / "published.json").read_text())["rows"]
+    return [
+        _published(told, found[1] == "tg", int(found[2]), rate)
+        for told in rows
+        for key, rate in told.items()
+        if (found := re.fullmatch(r"(pp|tg)(\d+)", key))
+    ]
 
 
 def _published(told: dict[str, Any], decodes: bool, tokens: int, rate: float) -> Published:
@@ -218,7 +226,7 @@ def summary(rows: Sequence[Checked]) -> str:
 
 def published_table() -> str:
     heads = ("hardware", "model", "test", "engine", "measured", "predicted of Tandem", "apart", "limit")
-    found = list(published())
+    found = published()
     rows = [
         (p.told["hardware"], p.told["model"], p.test, f"[{p.told['engine']}]({p.told['source']})", f"{p.measured:,.1f}",
          f"{p.predicted:,.1f}", _off(p.error, p.aim), f"{p.limit:,.1f}")

@@ -3,7 +3,6 @@ aims for, also where the factors were found without them, and nothing above a li
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import groupby
 from statistics import median
 
@@ -67,7 +66,6 @@ KNOWN = {run for run, _, _ in EXPLAINED} | {"2026-11-15T16:05"}  # runs of which
 MOST = 2 / 3  # of the rows of any other run
 
 
-@cache
 def checked() -> list[Checked]:
     return checked_cpu() + checked_gpu() + checked_lavapipe()
 
@@ -129,7 +127,7 @@ def test_a_run_with_slower_memory_needs_no_other_factors() -> None:
 
 def test_published_figures_have_sources_and_decoding_is_near_them() -> None:
     """Of the APUs that this project is for; the one that misses is explained in docs/PLAN.md."""
-    rows = list(published())
+    rows = published()
     assert all(p.told["source"].startswith("https://") for p in rows)
     for name in ("phoenix-780m", "strix-point-890m", "strix-halo-8060s"):
         decoding = [p for p in rows if p.told["hardware"] == name and p.test.startswith("decode")]
