@@ -29,7 +29,7 @@ from tandem.program.step_inputs import (
 
 FOUR = Struct("4i")  # the fields of a token before its slots; those of an entry of the work list
 QUERIES_PER_ITEM = 64  # rows x heads that share a KV head: what the attention kernel takes together
-FEWEST_QUERIES = 8  # with fewer it is slower for each
+FEWEST_QUERIES = 8  # with much fewer it is slower for each
 ROWS_PER_ITEM = 16
 PARAM_COUNTER, PARAM_FIRST_EDIT, PARAM_EDITS, PARAM_TOPS = (
     9,
@@ -59,7 +59,7 @@ class Batch:
             for array in (inputs.header, inputs.tokens, inputs.work, inputs.rows, inputs.params, results)
         )
         self.rows_per_item = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM // queries_per_kv_head))
-        self.fewest_rows = min(self.rows_per_item, -(-FEWEST_QUERIES // queries_per_kv_head))
+        self.fewest_rows = max(1, min(self.rows_per_item, FEWEST_QUERIES // queries_per_kv_head))
         self.pieces = pieces
         self._owners = [-1] * len(results)  # whose sampling parameters each row has
 

@@ -12,13 +12,14 @@ enum {
     MOST_QUERIES = 64,     // taken together; an item with more is walked several times
     MOST_HEAD_DIM = 512,
     MOST_STATE = 64 * (256 + LANES),  // floats of queries taken together; room to keep rows a line apart
-    FEW_QUERIES = 8,       // to here float16 and int8 are converted where they are used; above, once for all queries
+    // Up to TILE_QUERIES have their sums in registers: 8 are enough to hide an FMA's latency. Up to FEW_QUERIES convert
+    // float16 and int8 wherever they use them; more have that done once for all.
 #if defined(ISA_avx512)
-    TILE_QUERIES = 8,      // sums held in registers, 8 are enough to hide an FMA's latency
+    TILE_QUERIES = 8, FEW_QUERIES = MOST_QUERIES,
 #elif defined(ISA_avx2)
-    TILE_QUERIES = 4,
+    TILE_QUERIES = 4, FEW_QUERIES = 12,
 #else
-    TILE_QUERIES = 1,
+    TILE_QUERIES = 1, FEW_QUERIES = 8,
 #endif
 };
 
@@ -35,7 +36,7 @@ typedef struct {
 
 // The queries taken together and what is known of them after the keys seen so far.
 typedef struct {
-    int32_t count, padded, stride;  // queries, and with padding of tiles; floats from row to row of queries and sums
+    int32_t count, stride;  // queries; floats from row to row of queries and sums
     int32_t position[MOST_QUERIES];
     float highest[MOST_QUERIES], total[MOST_QUERIES], rescale[MOST_QUERIES];  // of the split
     float all_highest[MOST_QUERIES], all_total[MOST_QUERIES];                 // of the splits before it
@@ -87,16 +88,29 @@ ALWAYS_INLINE f32x16 scales_at(const char *block, int head_dim, int values, int 
     return f_from_half(scales + (values * kv_scales(head_dim) + d / KV_SCALED) * KV_BLOCK);
 }
 
+// Asks memory for a row of 16 elements ahead of its use, a line at a time: a row has 32 bytes or 16.
+ALWAYS_INLINE void ask_for(const char *block, int row, int kv) {
+    if ((kv == KV_F16 && row % 2 == 0) || (kv == KV_Q8 && row % 4 == 0))
+        __builtin_prefetch(element(block, (size_t)row * KV_BLOCK, kv), 0, 2);
+}
+
 // Copies rows of 16 elements to s->stage from its row `to` on; of each only the first `n` exist, the rest are zeros.
-// But what follows in int8 are scales, which may be read: nobody looks at those columns.
-static void stage(state *s, int to, const void *from, int stride, int rows, int n, int kv) {
+// But what follows in int8 are scales, which may be read: nobody looks at those columns. Asks for as many rows of the
+// block `next` from its row `wanted` on.
+static void stage(state *s, int to, const void *from, int stride, int rows, int n, int kv, const char *next, int wanted) {
     float *out = s->stage + (size_t)to * LANES;
     if (kv == KV_Q8) {
-        for (int i = 0; i < rows; i++) f_store(out + i * LANES, load(from, (size_t)i * stride, KV_Q8));
+        for (int i = 0; i < rows; i++) {
+            f_store(out + i * LANES, load(from, (size_t)i * stride, KV_Q8));
+            ask_for(next, wanted + i, KV_Q8);
+        }
     } else if (n >= LANES && kv == KV_F32) {
         for (int i = 0; i < rows; i++) f_store(out + i * LANES, load(from, (size_t)i * stride, KV_F32));
     } else if (n >= LANES) {
-        for (int i = 0; i < rows; i++) f_store(out + i * LANES, load(from, (size_t)i * stride, KV_F16));
+        for (int i = 0; i < rows; i++) {
+            f_store(out + i * LANES, load(from, (size_t)i * stride, KV_F16));
+            ask_for(next, wanted + i, KV_F16);
+        }
     } else {
         for (int i = 0; i < rows * LANES; i++) {
             const void *x = element(from, (size_t)(i / LANES) * stride + i % LANES, kv);
@@ -105,32 +119,24 @@ static void stage(state *s, int to, const void *from, int stride, int rows, int 
     }
 }
 
-// The queries of the next tile when `left` remain. A tile may be larger than that: its rest is padding.
+// The queries of the next tile when `left` remain: two of about a size, since one of few waits for its own sums.
 ALWAYS_INLINE int tile_size(int left) {
-    if (left > 4 && TILE_QUERIES >= 8) return left > 6 ? 8 : 6;
-    return TILE_QUERIES < 4 ? 1 : left > 4 ? 4 : left;
+    return left <= TILE_QUERIES ? left : left < 2 * TILE_QUERIES ? (left + 1) / 2 : TILE_QUERIES;
 }
 
 // Calls tile(constant size, ...): each size is compiled with its sums in registers.
+#define CASE_SIZE(n, tile, ...) case n: if (TILE_QUERIES >= n) tile(n, __VA_ARGS__); break;
 #define FOR_SIZE(size, tile, ...) \
     switch (size) { \
-    case 1: tile(1, __VA_ARGS__); break; \
-    case 2: if (TILE_QUERIES >= 2) tile(2, __VA_ARGS__); break; \
-    case 3: if (TILE_QUERIES >= 3) tile(3, __VA_ARGS__); break; \
-    case 4: if (TILE_QUERIES >= 4) tile(4, __VA_ARGS__); break; \
-    case 6: if (TILE_QUERIES >= 6) tile(6, __VA_ARGS__); break; \
-    default: if (TILE_QUERIES >= 8) tile(8, __VA_ARGS__); \
+    CASE_SIZE(1, tile, __VA_ARGS__) CASE_SIZE(2, tile, __VA_ARGS__) CASE_SIZE(3, tile, __VA_ARGS__) \
+    CASE_SIZE(4, tile, __VA_ARGS__) CASE_SIZE(5, tile, __VA_ARGS__) CASE_SIZE(6, tile, __VA_ARGS__) \
+    CASE_SIZE(7, tile, __VA_ARGS__) CASE_SIZE(8, tile, __VA_ARGS__) \
     }
 #if defined(ISA_plain)
 #define FOR_TILE(q, n) for (int q = 0; q < n; q++)
 #else
 #define FOR_TILE(q, n) _Pragma("GCC unroll 8") for (int q = 0; q < n; q++)
 #endif
-
-// What is asked of memory ahead of its use, a line at a time: rows of 16 elements have 32 bytes or 16.
-ALWAYS_INLINE void ask_for(const char *block, int row, int kv) {
-    if (kv == KV_F16 || (kv == KV_Q8 && row % 4 == 0)) __builtin_prefetch(element(block, (size_t)row * KV_BLOCK, kv), 0, 2);
-}
 
 // scores[q][lane] = sum over d of queries[q][d] * keys[d][lane]; in int8 the sums of 32 d each are scaled and added.
 // `keys` are those of the block or staged, as `kv` says. Values follow keys in memory and are wanted next.
@@ -209,7 +215,7 @@ static void weigh_all(state *s, const item_view *item, int chunk) {
 static void scale_weights(state *s, const chunk_view *c, int column, int head_dim) {
     for (int b = c->first_block; b < c->end_block; b++) {
         const f32x16 scale = scales_at(c->blocks[b], head_dim, 1, column);
-        for (int q = 0; q < s->padded; q++)
+        for (int q = 0; q < s->count; q++)
             f_store(s->scaled[q] + b * KV_BLOCK, f_mul(f_load(s->scores[q] + b * KV_BLOCK), scale));
     }
 }
@@ -228,7 +234,7 @@ ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int fi
         c.ahead[b] = item->cache + (size_t)item->table[ahead] * item->block_bytes;
         for (int i = 0; q8 && !staged && i < kv_scales(head_dim); i++)
             __builtin_prefetch(c.ahead[b] + (size_t)(head_dim + i * 2) * 2 * KV_BLOCK, 0, 2);  // scales: a line each
-        if (staged) stage(s, 0, c.blocks[b], KV_BLOCK, head_dim, LANES, item->kv);
+        if (staged) stage(s, 0, c.blocks[b], KV_BLOCK, head_dim, LANES, item->kv, c.blocks[b], head_dim);
         for (int q = 0, size; q < s->count; q += size) {
             size = tile_size(s->count - q);
             const void *keys = staged ? (const void *)s->stage : c.blocks[b];
@@ -241,7 +247,7 @@ ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int fi
         if (q8 && column % KV_SCALED == 0) scale_weights(s, &c, column, head_dim);
         for (int b = c.first_block; staged && b < c.end_block; b++)
             stage(s, b * KV_BLOCK, element(c.blocks[b], (size_t)KV_BLOCK * head_dim + column, item->kv), head_dim,
-                  KV_BLOCK, head_dim - column, item->kv);
+                  KV_BLOCK, head_dim - column, item->kv, c.ahead[b], column);
         for (int q = 0, size; q < s->count; q += size) {
             size = tile_size(s->count - q);
             const float (*weights)[CHUNK] = (const float (*)[CHUNK])(q8 ? s->scaled : s->scores) + q;
@@ -269,7 +275,7 @@ ALWAYS_INLINE void attend(state *s, const item_view *item, int staged, int q8) {
     for (int split = first_key / SPLIT * SPLIT; split < end_key; split += SPLIT) {
         int chunk = split > first_key ? split : first_key / CHUNK * CHUNK;
         int end = split + SPLIT < end_key ? split + SPLIT : end_key;
-        memset(s->sums, 0, sizeof(float) * s->padded * s->stride);
+        memset(s->sums, 0, sizeof(float) * s->count * s->stride);
         for (int q = 0; q < s->count; q++) s->highest[q] = NOTHING_YET, s->total[q] = 0.0f;
         for (; chunk < end; chunk += CHUNK) take_chunk(s, item, chunk, first_key, end_key, staged, q8);
         fold_split(s, item);
@@ -281,12 +287,11 @@ static void attend_directly(state *s, const item_view *item) { attend(s, item, 0
 static void attend_staged_q8(state *s, const item_view *item) { attend(s, item, 1, 1); }
 static void attend_directly_q8(state *s, const item_view *item) { attend(s, item, 0, 1); }
 
-// Queries `first` to first + count - 1 of the item; a query is row * group + head. Tiles are padded with the last one.
+// Queries `first` to first + count - 1 of the item; a query is row * group + head.
 static void take_queries(state *s, const item_view *item, int first, int count) {
     s->count = count;
-    for (s->padded = 0; s->padded < count;) s->padded += tile_size(count - s->padded);
-    for (int i = 0; i < s->padded; i++) {
-        int query = first + (i < count ? i : count - 1), row = query / item->group, head = query % item->group;
+    for (int i = 0; i < count; i++) {
+        int query = first + i, row = query / item->group, head = query % item->group;
         memcpy(s->queries + i * s->stride, item->q + (size_t)row * item->q_stride + (size_t)head * item->head_dim,
                sizeof(float) * item->head_dim);
         s->position[i] = item->position + row;

@@ -11,9 +11,12 @@ enum { FORMAT, ROWS, COLUMNS, X_STRIDE, OUT_STRIDE, PANELS_PER_ITEM, COUNT, EPIL
 #define FINE_ZERO 32.0f  // of the one format with a scale per 16 columns, q6_k
 enum { STORE = 0, SILU_GLU = 1, GELU_GLU = 2 };  // GLU: panels come as 2 of gate, 2 of up, so 4 make 32 outputs
 
+// Tokens a register tile: up to WIDE, or just WIDEST.
 #if defined(ISA_avx512)
-#define WIDEST 16  // tokens a register tile: 16 sums + 8 weights + scales fill the 32 registers
+#define WIDE 8
+#define WIDEST 16  // 16 sums + 8 weights + scales fill the 32 registers
 #else
+#define WIDE 4
 #define WIDEST 4
 #endif
 
@@ -69,13 +72,23 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
     for (int t = 0; t < tokens; t++) sums[t] = acc[t];
 }
 
+// Calls tile(constant number of tokens, ...) for the next of those left: each number is compiled with its sums in
+// registers, and unpacks the weights once.
+#define CASE_TOKENS(n, most, tile) case n: if (n <= most) tile(n); break;
+#define FOR_TOKENS(count, most, tile) \
+    switch (count) { \
+    CASE_TOKENS(1, most, tile) CASE_TOKENS(2, most, tile) CASE_TOKENS(3, most, tile) CASE_TOKENS(4, most, tile) \
+    CASE_TOKENS(5, most, tile) CASE_TOKENS(6, most, tile) CASE_TOKENS(7, most, tile) CASE_TOKENS(8, most, tile) \
+    CASE_TOKENS(16, most, tile) \
+    }
+
 ALWAYS_INLINE void quantised_panel(format f, const uint8_t *panel, const q8_block *x, int tokens, int columns, f32x16 *sums) {
-    int first = 0;
-    if (WIDEST == 16 && tokens == 16) { panel_times_tile(f, WIDEST, panel, x, 0, columns, sums); return; }
-    for (; WIDEST == 16 && tokens - first >= 8; first += 8) panel_times_tile(f, 8 < WIDEST ? 8 : WIDEST, panel, x, first, columns, sums + first);
-    for (; tokens - first >= 4; first += 4) panel_times_tile(f, 4, panel, x, first, columns, sums + first);
-    for (; tokens - first >= 2; first += 2) panel_times_tile(f, 2, panel, x, first, columns, sums + first);
-    if (tokens - first) panel_times_tile(f, 1, panel, x, first, columns, sums + first);
+    for (int first = 0, count; first < tokens; first += count) {
+        const int left = tokens - first;
+        count = left == 16 && WIDEST == 16 ? 16 : left < WIDE ? left : WIDE;
+#define QUANTISED_TILE(n) panel_times_tile(f, n, panel, x, first, columns, sums + first)
+        FOR_TOKENS(count, WIDEST, QUANTISED_TILE)
+    }
 }
 
 typedef f32x16 load_fn(const void *);
@@ -99,13 +112,11 @@ ALWAYS_INLINE void float_tile(load_fn *load, int bytes, int tokens, const uint8_
 
 ALWAYS_INLINE void float_panel(load_fn *load, int bytes, const uint8_t *panel, const float *x, int x_stride, int tokens,
                                int columns, f32x16 *sums) {
-    int first = 0;
-    for (; tokens - first >= 8; first += 8)
-        float_tile(load, bytes, 8, panel, x + (size_t)first * x_stride, x_stride, columns, sums + first);
-    for (; tokens - first >= 4; first += 4)
-        float_tile(load, bytes, 4, panel, x + (size_t)first * x_stride, x_stride, columns, sums + first);
-    for (; tokens - first >= 1; first += 1)
-        float_tile(load, bytes, 1, panel, x + (size_t)first * x_stride, x_stride, columns, sums + first);
+    for (int first = 0, count; first < tokens; first += count) {
+        count = tokens - first < 8 ? tokens - first : 8;
+#define FLOAT_TILE(n) float_tile(load, bytes, n, panel, x + (size_t)first * x_stride, x_stride, columns, sums + first)
+        FOR_TOKENS(count, 8, FLOAT_TILE)
+    }
 }
 
 static void store(const launch_args *args, int panel, int token, int tokens, const f32x16 *sums) {
