@@ -37,6 +37,14 @@ def test_every_figure_is_shown_once_at_least() -> None:
     assert "{{" not in write_performance.PAGE.read_text()
 
 
+def test_no_time_or_rate_of_the_performance_page_is_typed() -> None:
+    """What is copied by hand is in docs/LESSONS.md, which says so."""
+    text = re.sub(r"```.*?```|`[^`]*`", "", write_performance.TEMPLATE.read_text(), flags=re.DOTALL)
+    rate = r"(?:[munµ]?s|seconds|[GM]B/s|[GT]?FLOP/s|[GT]OP/s|tokens?(?:/s| a second))"
+    assert not re.findall(rf"\d[\d,.]*\s{rate}\b", text)
+    assert "copied by hand" in (write_performance.ROOT / "docs" / "LESSONS.md").read_text()
+
+
 def test_the_newest_date_is_published(results: Path) -> None:
     data = json.loads((results / "2026-11-15-h200.json").read_text())
     one = next(row for row in data["rows"] if "batch 1 at" in row["label"])
