@@ -26,7 +26,7 @@ class Settings(NamedTuple):
 
 def read_settings() -> Settings:
     env = os.environ
-    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(env.get("XDG_CACHE_HOME") or home_folder() / ".cache")
     home = Path(env.get("HF_HOME") or cache / "huggingface")
     return Settings(
         isa=env.get("TANDEM_ISA"),
@@ -39,13 +39,21 @@ def read_settings() -> Settings:
         pipelines=cache / "tandem",
         peano=Path(env["PEANO_INSTALL_DIR"]) if env.get("PEANO_INSTALL_DIR") else None,
         ollama=(Path(env["OLLAMA_MODELS"]),) if env.get("OLLAMA_MODELS") else _ollama_folders(),
-        lm_studio=(Path.home() / ".lmstudio" / "models", cache / "lm-studio" / "models"),
+        lm_studio=(home_folder() / ".lmstudio" / "models", cache / "lm-studio" / "models"),
         llama_cpp=Path(env.get("LLAMA_CACHE") or cache / "llama.cpp"),
     )
 
 
+def home_folder() -> Path:
+    """The user's; a service's user may have none."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
+
+
 def _ollama_folders() -> tuple[Path, ...]:
-    homes = (Path.home(), Path("/usr/share/ollama"), Path("/var/lib/ollama"))
+    homes = (home_folder(), Path("/usr/share/ollama"), Path("/var/lib/ollama"))
     return tuple(home / ".ollama" / "models" for home in homes)
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tandem.bench.doctor import without_names
 from tandem.cli.arguments import parse
 from tandem.server.settings import ServerSettings, read_settings_file
+from tandem.settings import read_settings
 
 pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parents[1]
@@ -36,6 +38,14 @@ def test_the_unit_starts_a_command_that_there_is() -> None:
     assert parse(command.split()).command == "serve"
     [stop] = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
     assert int(stop) > ServerSettings().shutdown
+
+
+def test_a_services_user_needs_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd's dynamic ones, which have no entry among the users."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: {}[0])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert read_settings().pipelines == tmp_path / "tandem" and without_names({"a": "/b"}) == {"a": "/b"}
 
 
 def test_every_promise_names_a_test_that_there_is() -> None:

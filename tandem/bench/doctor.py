@@ -8,13 +8,13 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tandem import __version__
 from tandem.bench import doctor_caches, doctor_gpu, doctor_host, doctor_npu
 from tandem.bench.doctor_finding import Check, Finding, Place, from_error
 from tandem.errors import TandemError
+from tandem.settings import home_folder
 
 SCHEMA = 1
 CHECKS: tuple[Check, ...] = (
@@ -62,7 +62,7 @@ def without_names(data: Any) -> Any:
 
     None of them should be in it; but a driver's or the system's error may quote anything.
     """
-    home, names = str(Path.home()), {_user(), socket.gethostname(), socket.gethostname().split(".")[0]}
+    home, names = str(home_folder()), {_user(), socket.gethostname(), socket.gethostname().split(".")[0]}
     words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if name)
     pattern = re.compile(rf"(?<![\w.-])(?:{words})(?![\w-])") if words else None
 
