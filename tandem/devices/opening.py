@@ -75,7 +75,7 @@ def open_device(
 def _open_several(
     names: list[str], threads: int, gpu_memory: float | None, split: Sequence[int] | None, placement: str
 ) -> Device:
-    from tandem.devices.hybrid.device import open_hybrid
+    from tandem.devices.hybrid.opening import open_hybrid
     from tandem.devices.split.device import SplitDevice
 
     if "auto" in names:

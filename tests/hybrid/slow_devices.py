@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 from tandem.devices.cpu.device import CPUDevice, Recording
@@ -44,6 +45,37 @@ class SlowHelper(DeviceAccelerator):
         rows = work.rows * share.units / work.units if isinstance(work, Gemm) else 100
         time.sleep(self.times_as_long * PER_ROW * rows)
         return found
+
+
+class Meeting:
+    """Where two devices meet: neither ends a share before the other has begun its own."""
+
+    def __init__(self) -> None:
+        self.barrier = Barrier(2, timeout=120)
+
+    def main(self) -> CPUDevice:
+        device, wait = CPUDevice(1), self.barrier.wait
+
+        class Meets(Recording):
+            def replay(self, begin: int = 0, end: int | None = None) -> None:
+                (first, *others) = self.program.launches
+                if not others and first.kernel.name.startswith("matmul"):
+                    wait()
+                super().replay(begin, end)
+
+        device.record = lambda program, turn=0: Meets(device, program, turn)  # type: ignore[method-assign]
+        return device
+
+    def helper(self, device: Device) -> DeviceAccelerator:
+        helper, wait = DeviceAccelerator(device), self.barrier.wait
+        run = helper.run
+
+        def meets(share: Share) -> Sequence[Bytes]:
+            wait()
+            return run(share)
+
+        helper.run = meets  # type: ignore[method-assign]
+        return helper
 
 
 def at_once(device: HybridDevice, helper: Worker) -> float:

@@ -128,11 +128,32 @@ def test_the_main_device_is_timed_alone_now_and_then() -> None:
     assert machine.kinds.count("alone") == 3 + 2
 
 
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("half", [False, True])
+def test_times_that_other_work_made_long_are_forgotten(worker: int, half: bool) -> None:
+    """Only while devices are timed: shares are soon those of the times that follow."""
+    machine, times = Machine(), iter(range(100))
+    seconds = machine.seconds
+    while machine.balance.next() == "alone":
+        alone = sum(seconds(gemm, 0, gemm.units) for gemm in machine.gemms)
+        machine.balance.observe_step(TOKENS, alone + machine.rest, 0.0, together=False)
+
+    def disturbed(gemm: Gemm, who: int, units: int) -> float:
+        long = next(times) % 3 and who == worker and (units < gemm.units) == half
+        return seconds(gemm, who, units) * (1.9 if long else 1.0)
+
+    machine.balance.measure(disturbed, TOKENS)
+    machine.run(5 * module.REVIEW)
+    assert machine.balance.on and machine.share == pytest.approx(0.5, abs=0.05)
+
+
 def test_lines() -> None:
     line = fit(4, 3.0, 8, 5.0)
     assert (line.any, line.each) == (1.0, 0.5) and line(2) == 2.0
     line.observe(4, 5.0)
-    assert line.each == 1.0
+    assert (line.any, line.each) == (1.0, 1.0)
+    line.observe(4, 0.8)
+    assert (line.any, line.each) == (0.4, 0.1)
     assert fit(1, 2.0, 1, 2.0).each == 2.0
 
 

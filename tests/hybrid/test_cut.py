@@ -10,8 +10,7 @@ import pytest
 from tandem.devices import null
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.hybrid.accelerator import DeviceAccelerator
-from tandem.devices.hybrid.cut import Gemm, attentions, gemms, moved_activations
-from tandem.devices.hybrid.device import put_columns
+from tandem.devices.hybrid.cut import Gemm, attentions, gemms, moved_activations, put_columns
 from tandem.kernels.layouts import q8_pack
 from tandem.program.hazards import place_barriers
 from tandem.program.program import Program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from tests.cli.tiny_model import write_tiny_model
 from tests.engine.test_split import tokens_of
 from tests.engine.tiny_models import opened, write_model
 from tests.engine.workloads import CONTEXT, random_workload, serve
-from tests.hybrid.slow_devices import SlowCPU, SlowHelper, at_once, hybrid_engine
+from tests.hybrid.slow_devices import Meeting, SlowCPU, SlowHelper, at_once, hybrid_engine
 from tests.models.test_reference import GOLDENS
 
 GOLDEN = GOLDENS / "gemma3-pattern3.gguf"
@@ -89,8 +90,8 @@ def test_chunks_of_a_prompt_follow_each_other(tmp_path: Path) -> None:
         assert isinstance(device, HybridDevice) and device.flow
         main, times = sorted(device.flow.times), sorted(helper.times)
         assert len(main) > 4 * 13  # steps of 13 legs each
-        busy = [(begin, end) for begin, end in main if any(b < begin and end < e for b, e in times)]
-        assert busy  # whole legs of one step while the helper had its share of the other
+        busy = [begin for begin, _ in main if any(b < begin < e for b, e in times)]
+        assert busy  # legs of one step that began while the helper had its share of the other
     assert found[0] == found[1]
 
 
@@ -117,20 +118,49 @@ def test_shares_follow_what_devices_can_do(tmp_path: Path, monkeypatch: pytest.M
             """A busy machine may take some more steps."""
             return any(low <= share() <= high for _ in range(60))
 
-        monkeypatch.setattr(balance, "WORTH", -10.0)  # on a busy machine nothing may pay: that is below
+        monkeypatch.setattr(balance, "WORTH", -math.inf)  # on a busy machine nothing may pay: that is below
         assert reached(0.3, 0.6)
-        assert at_once(device, helper) > 0.5
         helper.times_as_long = 4.0
         assert reached(0.05, 0.28)
         monkeypatch.setattr(balance, "WORTH", 0.05)
-        helper.times_as_long = 30.0
+        helper.times_as_long = 40.0
         assert any(share() == 0.0 and not device.balances[32].on for _ in range(60))
         assert "it does not pay" in device.describe()
         helper.times.clear()
         share()
         assert not helper.times  # it is left alone
         helper.times_as_long = 0.1
+        monkeypatch.setattr(balance, "WORTH", -math.inf)
         assert reached(0.5, 1.0)
+
+
+def test_both_are_at_work(tmp_path: Path) -> None:
+    """Neither could end its share if the other were not at it, too."""
+    path, meeting = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), Meeting()
+    helper = meeting.helper(CPUDevice(1))
+    with hybrid_engine(path, meeting.main(), [helper], shares=(1, 1)) as engine:
+        engine.logits(list(range(8)))
+        device = engine.device
+        assert isinstance(device, HybridDevice) and len(device.times) == len(helper.times) == len(
+            device.works
+        )
+        assert at_once(device, helper) == 1
+
+
+def test_what_is_made_once_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that measures, or for which shares are recorded, takes longer than those after it."""
+    path, seen = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), list[str]()
+    monkeypatch.setattr(balance, "WORTH", -math.inf)
+    monkeypatch.setattr(balance.Balance, "observe_step", lambda *_: seen.append("step"))
+    monkeypatch.setattr(balance.Balance, "observe", lambda *_: seen.append("share"))
+    monkeypatch.setattr(balance.Balance, "next", lambda self: "together" if self.on else "measure")
+    monkeypatch.setattr(balance.Balance, "alone", 1.0)
+    with hybrid_engine(path, CPUDevice(1), cpus(1)) as engine:
+        engine.logits(list(range(8)))
+        device = engine.device
+        assert isinstance(device, HybridDevice) and device.balances[8].on and not seen
+        engine.logits(list(range(8)))
+        assert seen.count("step") == 1 and seen.count("share") >= len(device.works)
 
 
 def test_intermediates_and_saved_conversations(tmp_path: Path) -> None:
@@ -204,17 +234,19 @@ def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody(tmp_path: Path
         alone = answer(engine, [1, 2, 3])
         device = engine.device
         assert isinstance(device, HybridDevice) and device.flow
-        add, calls = device.flow.add, iter(range(100))
+        flow, add, calls = device.flow, device.flow.add, iter(range(100))
 
         def interrupted(trip: Any) -> None:
             call = next(calls)
-            if call != 5:
+            if call == 8:
+                flow._trips.append(trip)  # and nobody is told
+            elif call != 5:
                 add(trip)
-            if call in (2, 5):
+            if call in (2, 5, 8):
                 raise KeyboardInterrupt
 
         device.flow.add = interrupted  # type: ignore[method-assign]
-        for _ in range(2):
+        for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 answer(engine, [7, 8])
         assert answer(engine, [1, 2, 3]) == alone

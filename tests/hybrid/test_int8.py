@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +115,7 @@ class Picky(Int8Accelerator):
 
 def test_three_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As iGPU, CPU and NPU: each matmul is divided among those that may compute it."""
-    monkeypatch.setattr(balance, "WORTH", -10.0)
+    monkeypatch.setattr(balance, "WORTH", -math.inf)
     path, ids = write_model(tmp_path / "tiny.gguf", "Q8_0"), list(range(30))
     npu = Picky(None)
     device = HybridDevice(CPUDevice(1), [DeviceAccelerator(CPUDevice(1))]).joined_by(npu)

@@ -41,7 +41,10 @@ class Line:
         return self.any + self.each * units
 
     def observe(self, units: int, seconds: float) -> None:
-        self.each = max(seconds - self.any, 0.05 * seconds) / units
+        """The line goes through what was seen. Most of a share is for its units: a first time that other work made long
+        would else stay for ever."""
+        self.any = min(self.any, seconds / 2)
+        self.each = (seconds - self.any) / units
 
 
 def fit(few: int, few_seconds: float, many: int, many_seconds: float) -> Line:

@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
+import numpy as np
+
+from tandem.devices.device import Bytes
 from tandem.devices.hybrid.cost import is_divisible
 from tandem.devices.split.cut import OWN, alive
 from tandem.kernels.matmul import panels
-from tandem.kernels.panels import LANES, LAYOUTS, q8_bytes
+from tandem.kernels.panels import LANES, LAYOUTS, Q8_BLOCK_BYTES, Q8_COLUMNS, q8_bytes
 from tandem.program.plan_memory import lifetimes
 from tandem.program.program import Launch, Program, Tensor
 from tandem.program.weight_plan import GLU_ROWS
@@ -166,3 +169,15 @@ class Moved:
 def moved_activations(by: int) -> Moved:
     """The same Program with its activations so many bytes later."""
     return Moved(lambda root: root.offset + (by if root.arena == "activations" else 0))
+
+
+def put_columns(out: Bytes, gemm: Gemm, tokens: int, first: int, width: int, data: Bytes) -> None:
+    """Some columns of a matmul's output to their place among all."""
+    if gemm.out.dtype == "q8":
+        row, part = gemm.out.stride // Q8_COLUMNS * Q8_BLOCK_BYTES, width // Q8_COLUMNS * Q8_BLOCK_BYTES
+        at, tiles = first // Q8_COLUMNS * Q8_BLOCK_BYTES, len(data) // part
+        out[: tiles * row].reshape(tiles, row)[:, at : at + part] = data.reshape(tiles, part)
+    else:
+        stride = padded(width)
+        rows = np.ndarray((tokens, width), np.float32, out, 4 * first, (4 * gemm.out.stride, 4))
+        rows[:] = np.ndarray((tokens, width), np.float32, data, 0, (4 * stride, 4))

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 
@@ -19,59 +19,22 @@ from tandem.devices import device as devices
 from tandem.devices.device import Bytes, Device, Piece
 from tandem.devices.hybrid.accelerator import KEPT, Accelerator, DeviceAccelerator, Share, rows_bytes
 from tandem.devices.hybrid.balance import Balance, Fixed
-from tandem.devices.hybrid.cut import Gemm, Moved, Work, attentions, gemms, moved_activations
+from tandem.devices.hybrid.cut import Gemm, Work, attentions, gemms, moved_activations, put_columns
 from tandem.devices.hybrid.flow import Flow, Trip
+from tandem.devices.hybrid.recording import Recording, Turn
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import COUNTS
-from tandem.kernels.panels import Q8_BLOCK_BYTES, Q8_COLUMNS
+from tandem.kernels.panels import Q8_COLUMNS
 from tandem.program.program import Launch, Program, Tensor, arena_in
 from tandem.program.weight_plan import align
 
 MEASURED = 3  # times that a share is run to know how long it takes
-PLACEMENTS = ("layers", "columns", "pipeline", "npu-attention")
 
 
 class Mapped(Device, Protocol):
     """A device whose activations the host sees."""
 
     def view(self, tensor: Tensor) -> Bytes: ...
-
-
-class Turn:
-    """The Recordings of a turn's legs."""
-
-    def __init__(
-        self, device: HybridDevice, program: Program, turn: int, moved: Moved, scratch: Tensor | None
-    ) -> None:
-        self.device, self.turn, self._moved, self._scratch = device, turn, moved, scratch
-        self.program = Program(
-            [moved.launch(launch) for launch in program.launches], program.max_counts, program.arena_bytes
-        )
-        self.alone = device.record_main(self.program.launches, turn) if device.whole else None
-        ends = [*(work.begin for work in device.works), len(program.launches)]
-        begins = [0, *(work.end for work in device.works)]
-        self.between = [
-            device.record_main(self.program.launches[begin:end], turn) if begin < end else None
-            for begin, end in zip(begins, ends, strict=True)
-        ]
-        self._shares: dict[tuple[int, int], tuple[devices.Recording, Tensor]] = {}
-
-    def here(self, tensor: Tensor) -> Tensor:
-        return self._moved.here(tensor)
-
-    def share(self, index: int, count: int) -> tuple[devices.Recording, Tensor]:
-        """The main device's first units of a matmul, and where their columns go: to their place, or, as int8 tiles that
-        lie closer, aside. Recorded once for each division that has come up."""
-        if (index, count) not in self._shares:
-            gemm = self.device.works[index]
-            assert isinstance(gemm, Gemm)
-            whole, out = self.program.launches[gemm.begin], self.here(gemm.out)
-            if gemm.out.dtype == "q8" and count < gemm.units:
-                assert self._scratch is not None
-                out = replace(self._scratch, stride=gemm.columns(0, count)[1])
-            launch = gemm.share(0, count, dict(whole.buffers), out) if count < gemm.units else whole
-            self._shares[index, count] = self.device.record_main([launch], self.turn), out
-        return self._shares[index, count]
 
 
 class HybridDevice:
@@ -253,10 +216,10 @@ class HybridDevice:
     def _leg(self, trip: Trip) -> bool:
         turn, balance = self._turns[trip.turn], self.balance(trip.tokens)
         if trip.leg == 0:
-            trip.begun = time.perf_counter()
             if trip.kind == "measure":
                 balance.measure(lambda *what: self._measure(turn, trip.tokens, *what), trip.tokens)
                 trip.kind = "together" if balance.on else "alone"
+            trip.begun = time.perf_counter()  # what was measured is no part of the step
         if trip.kind in ("off", "alone"):
             assert turn.alone is not None
             turn.alone.replay()
@@ -280,13 +243,15 @@ class HybridDevice:
     def _observe_step(self, trip: Trip, balance: Balance | Fixed) -> None:
         now = time.perf_counter()
         seconds, self._ended = now - max(trip.begun, self._ended), now
-        balance.observe_step(trip.tokens, seconds, trip.rest, trip.kind == "together")
+        if not trip.first:
+            balance.observe_step(trip.tokens, seconds, trip.rest, trip.kind == "together")
 
     def _divide(self, turn: Turn, trip: Trip, balance: Balance | Fixed) -> None:
         """Gives each helper its share of the leg's work, and does the main device's."""
         work = self.works[trip.leg]
         takers = self.takers(work)
         cut = balance.division(work, takers) if isinstance(work, Gemm) else (0, 1)
+        trip.first |= turn.is_new(trip.leg, cut)
         inputs: list[Bytes] | None = None
         first = cut[0]
         for worker, (helper, count) in enumerate(zip(self.helpers, cut[1:], strict=True), 1):
@@ -304,7 +269,8 @@ class HybridDevice:
             ended = time.perf_counter()
             if trip.waiting:
                 self.times.append((begun, ended))
-            balance.observe(work, takers, 0, cut[0], ended - begun)
+            if not trip.first:
+                balance.observe(work, takers, 0, cut[0], ended - begun)
 
     def _inputs(self, turn: Turn, work: Work, tokens: int) -> list[Bytes]:
         tensors = [turn.here(tensor) for tensor in work.entering]
@@ -324,7 +290,8 @@ class HybridDevice:
             if isinstance(work, Gemm):
                 out = self.main.view(turn.here(work.out))
                 put_columns(out, work, trip.tokens, *work.columns(first, count), found.outputs[0])
-                balance.observe(work, self.takers(work), worker, count, found.ended - found.begun)
+                if not trip.first:
+                    balance.observe(work, self.takers(work), worker, count, found.ended - found.begun)
             else:
                 for tensor, data in zip(work.leaving, found.outputs, strict=True):
                     self.main.write(turn.here(tensor), data)
@@ -361,82 +328,3 @@ class HybridDevice:
         for helper in self.helpers:
             helper.close()
         self.main.close()
-
-
-def put_columns(out: Bytes, gemm: Gemm, tokens: int, first: int, width: int, data: Bytes) -> None:
-    """Some columns of a matmul's output to their place among all."""
-    if gemm.out.dtype == "q8":
-        row, part = gemm.out.stride // Q8_COLUMNS * Q8_BLOCK_BYTES, width // Q8_COLUMNS * Q8_BLOCK_BYTES
-        at, tiles = first // Q8_COLUMNS * Q8_BLOCK_BYTES, len(data) // part
-        out[: tiles * row].reshape(tiles, row)[:, at : at + part] = data.reshape(tiles, part)
-    else:
-        stride = -(-width // 16) * 16
-        rows = np.ndarray((tokens, width), np.float32, out, 4 * first, (4 * gemm.out.stride, 4))
-        rows[:] = np.ndarray((tokens, width), np.float32, data, 0, (4 * stride, 4))
-
-
-class Recording:
-    """A turn's steps. Those that the main device does alone go straight to it, as long as no other is on its way."""
-
-    def __init__(self, device: HybridDevice, turn: Turn) -> None:
-        self.device, self.turn = device, turn
-        self._trip: Trip | None = None
-
-    def start(self) -> None:
-        device, tokens = self.device, self.device.tokens(self.turn.turn)
-        flow = device.flow
-        if flow is None:
-            raise DeviceError("the devices are closed: open the model again")
-        kind = device.balance(tokens).next()
-        if kind == "off" and flow.idle:
-            self._trip = None
-            assert self.turn.alone is not None
-            self.turn.alone.start()
-            return
-        self._trip = trip = Trip(self.turn.turn, tokens, kind)
-        try:
-            flow.add(trip)
-        except BaseException:  # an interrupt, before or after
-            flow.withdraw(trip)
-            raise
-
-    def finish(self) -> None:
-        if self._trip is None:
-            if self.turn.alone:
-                self.turn.alone.finish()
-            return
-        self._trip.done.wait()
-        if self._trip.error:
-            raise self._trip.error
-
-    def replay(self, begin: int = 0, end: int | None = None) -> None:
-        if (begin, end) == (0, None):
-            self.start()
-            self.finish()
-        elif self.turn.alone:
-            self.turn.alone.replay(begin, end)
-        else:
-            raise DeviceError("values inside a step are not seen with --placement npu-attention: use another")
-
-    def replay_timed(self) -> list[float]:
-        if self.turn.alone:
-            return self.turn.alone.replay_timed()
-        raise DeviceError("launches are not timed one by one with --placement npu-attention: use another")
-
-
-def open_hybrid(devices: Sequence[Device], placement: str, split: Sequence[int] | None) -> HybridDevice:
-    """The first device with the others as its helpers."""
-    if placement not in PLACEMENTS:
-        raise DeviceError(f"no placement {placement!r}: use one of {', '.join(PLACEMENTS)}")
-    main, *others = devices
-    if placement == "npu-attention" and (len(others) != 1 or split is not None):
-        raise DeviceError(
-            "--placement npu-attention has attention on the second of two devices: name two, and no split"
-        )
-    if not main.shares_memory:
-        raise DeviceError(
-            f"{main.name} has memory of its own, and results are put together in the host's: use layers"
-        )
-    return HybridDevice(
-        cast(Mapped, main), [DeviceAccelerator(device) for device in others], placement, split
-    )

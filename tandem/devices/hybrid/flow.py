@@ -28,6 +28,7 @@ class Trip:
         default_factory=list
     )  # (worker, first, count, answer)
     rest: float = 0.0  # seconds of what is not divided
+    first: bool = False  # with new shares, which are recorded on the way: its times tell nothing
     error: BaseException | None = None
     done: Event = field(default_factory=Event)
 
@@ -58,6 +59,7 @@ class Flow:
         with self._changed:
             if trip not in self._trips:
                 trip.done.set()
+            self._changed.notify_all()  # it may have been added without a word
 
     def stop(self) -> None:
         """After the trips that are on their way."""

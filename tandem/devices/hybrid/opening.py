@@ -1,0 +1,31 @@
+"""`--placement`: several devices, of which the first has the others as its helpers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from tandem.devices.device import Device
+from tandem.devices.hybrid.accelerator import DeviceAccelerator
+from tandem.devices.hybrid.device import HybridDevice, Mapped
+from tandem.errors import DeviceError
+
+PLACEMENTS = ("layers", "columns", "pipeline", "npu-attention")
+
+
+def open_hybrid(devices: Sequence[Device], placement: str, split: Sequence[int] | None) -> HybridDevice:
+    """The first device with the others as its helpers."""
+    if placement not in PLACEMENTS:
+        raise DeviceError(f"no placement {placement!r}: use one of {', '.join(PLACEMENTS)}")
+    main, *others = devices
+    if placement == "npu-attention" and (len(others) != 1 or split is not None):
+        raise DeviceError(
+            "--placement npu-attention has attention on the second of two devices: name two, and no split"
+        )
+    if not main.shares_memory:
+        raise DeviceError(
+            f"{main.name} has memory of its own, and results are put together in the host's: use layers"
+        )
+    return HybridDevice(
+        cast(Mapped, main), [DeviceAccelerator(device) for device in others], placement, split
+    )

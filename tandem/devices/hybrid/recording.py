@@ -1,0 +1,109 @@
+"""A step as the engine sees it, and the Recordings of which its legs are made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tandem.devices import device as devices
+from tandem.devices.hybrid.cut import Gemm, Moved
+from tandem.devices.hybrid.flow import Trip
+from tandem.errors import DeviceError
+from tandem.program.program import Program, Tensor
+
+if TYPE_CHECKING:
+    from tandem.devices.hybrid.device import HybridDevice
+
+
+class Turn:
+    """The Recordings of a turn's legs."""
+
+    def __init__(
+        self, device: HybridDevice, program: Program, turn: int, moved: Moved, scratch: Tensor | None
+    ) -> None:
+        self.device, self.turn, self._moved, self._scratch = device, turn, moved, scratch
+        self.program = Program(
+            [moved.launch(launch) for launch in program.launches], program.max_counts, program.arena_bytes
+        )
+        self.alone = device.record_main(self.program.launches, turn) if device.whole else None
+        ends = [*(work.begin for work in device.works), len(program.launches)]
+        begins = [0, *(work.end for work in device.works)]
+        self.between = [
+            device.record_main(self.program.launches[begin:end], turn) if begin < end else None
+            for begin, end in zip(begins, ends, strict=True)
+        ]
+        self._shares: dict[tuple[int, int], tuple[devices.Recording, Tensor]] = {}
+        self._cuts: set[tuple[int, tuple[int, ...]]] = set()
+
+    def here(self, tensor: Tensor) -> Tensor:
+        return self._moved.here(tensor)
+
+    def is_new(self, index: int, cut: tuple[int, ...]) -> bool:
+        """Whether a work is divided so for the first time: devices have to record their shares then."""
+        new = (index, cut) not in self._cuts
+        self._cuts.add((index, cut))
+        return new
+
+    def share(self, index: int, count: int) -> tuple[devices.Recording, Tensor]:
+        """The main device's first units of a matmul, and where their columns go: to their place, or, as int8 tiles that
+        lie closer, aside. Recorded once for each division that has come up."""
+        if (index, count) not in self._shares:
+            gemm = self.device.works[index]
+            assert isinstance(gemm, Gemm)
+            whole, out = self.program.launches[gemm.begin], self.here(gemm.out)
+            if gemm.out.dtype == "q8" and count < gemm.units:
+                assert self._scratch is not None
+                out = replace(self._scratch, stride=gemm.columns(0, count)[1])
+            launch = gemm.share(0, count, dict(whole.buffers), out) if count < gemm.units else whole
+            self._shares[index, count] = self.device.record_main([launch], self.turn), out
+        return self._shares[index, count]
+
+
+class Recording:
+    """A turn's steps. Those that the main device does alone go straight to it, as long as no other is on its way."""
+
+    def __init__(self, device: HybridDevice, turn: Turn) -> None:
+        self.device, self.turn = device, turn
+        self._trip: Trip | None = None
+
+    def start(self) -> None:
+        device, tokens = self.device, self.device.tokens(self.turn.turn)
+        flow = device.flow
+        if flow is None:
+            raise DeviceError("the devices are closed: open the model again")
+        kind = device.balance(tokens).next()
+        if kind == "off" and flow.idle:
+            self._trip = None
+            assert self.turn.alone is not None
+            self.turn.alone.start()
+            return
+        trip = Trip(self.turn.turn, tokens, kind)
+        try:
+            self._trip = trip
+            flow.add(trip)
+        except BaseException:  # an interrupt, before or after
+            flow.withdraw(trip)
+            raise
+
+    def finish(self) -> None:
+        if self._trip is None:
+            if self.turn.alone:
+                self.turn.alone.finish()
+            return
+        self._trip.done.wait()
+        if self._trip.error:
+            raise self._trip.error
+
+    def replay(self, begin: int = 0, end: int | None = None) -> None:
+        if (begin, end) == (0, None):
+            self.start()
+            self.finish()
+        elif self.turn.alone:
+            self.turn.alone.replay(begin, end)
+        else:
+            raise DeviceError("values inside a step are not seen with --placement npu-attention: use another")
+
+    def replay_timed(self) -> list[float]:
+        if self.turn.alone:
+            return self.turn.alone.replay_timed()
+        raise DeviceError("launches are not timed one by one with --placement npu-attention: use another")
