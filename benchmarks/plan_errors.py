@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
@@ -17,18 +17,16 @@ from typing import Any, NamedTuple
 
 from benchmarks import figures
 from benchmarks.plan_fit import CPU, GPU, SOFTWARE, held_out
+from benchmarks.plan_profile import bytes_table, profile_table, table
 from benchmarks.plan_rows import (
-    GPU_MODEL,
     Row,
     cpu_rows,
     decode,
     gpu_rows,
     lavapipe_rows,
-    planned,
     prefill,
 )
 from tandem.bench.hardware import load_hardware
-from tandem.bench.runs import Step, added, step_costs
 from tandem.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs" / "PLAN.md"
@@ -121,53 +119,6 @@ def _published(told: dict[str, Any], decodes: bool, tokens: int, rate: float) ->
     return Published(told, row.test, rate, row.predicted, row.limit)
 
 
-class Profiled(NamedTuple):
-    """All launches of a kernel in a step, each timed alone, and the bytes that they declare."""
-
-    step: str
-    kernel: str
-    launches: int
-    nbytes: float
-    seconds: float
-
-    @property
-    def gb_s(self) -> float:
-        return self.nbytes / self.seconds / 1e9
-
-
-def profiled() -> Iterator[Profiled]:
-    """Products and attention of the H200's profiles, with the bytes of the null device."""
-    program = planned(GPU_MODEL).program
-    for row in figures.read("h200")["rows"]:
-        step = _step(row["label"])
-        if step is None:
-            continue
-        costs = list(zip(program.launches, step_costs(program, step), strict=True))
-        for kernel, ms in sorted(row["ms"].items()):
-            found = [cost for launch, cost in costs if launch.kernel.name == kernel]
-            if found and kernel.startswith(("matmul", "attention")):
-                label = row["label"].removeprefix("profile ")
-                yield Profiled(label, kernel, len(found), added(found).bytes, ms / 1e3)
-
-
-def _step(label: str) -> Step | None:
-    if found := re.fullmatch(r"profile decode 1, batch (\d+) at (\d+)", label):
-        return [(int(found[2]), 1)] * int(found[1])
-    found = re.fullmatch(r"profile prefill (\d+)", label)
-    return [(0, int(found[1]))] if found else None
-
-
-def gpu_read_gb_s() -> float:
-    """What a launch that only reads reached there, where the file tells; else what hardware.toml has."""
-    rows = figures.read("h200")["rows"]
-    return next((row["GB_s"] for row in rows if row["label"] == "read"), load_hardware("h200").read_gb_s)
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def cpu_table() -> str:
     heads = (
         "run", "model", "test", "GB/s", "measured", "predicted", "off", "without its model", "without its run", "limit",
@@ -248,17 +199,6 @@ def _published_summary(rows: Sequence[Published]) -> str:
     return "\n".join(lines)
 
 
-def profile_table() -> str:
-    heads = ("step", "kernel", "launches", "MB each", "ms in all", "GB/s", "of what reads reach")
-    best = gpu_read_gb_s()
-    rows = [
-        (p.step, p.kernel, str(p.launches), f"{p.nbytes / p.launches / 1e6:,.1f}", f"{p.seconds * 1e3:.2f}",
-         f"{p.gb_s:,.0f}", f"{p.gb_s / best:.0%}")
-        for p in profiled()
-    ]  # fmt: skip
-    return table(heads, rows)
-
-
 def answer() -> str:
     """The question this project began with, answered by the command."""
     printed = StringIO()
@@ -272,6 +212,7 @@ MADE = {
     "cpu": cpu_table,
     "gpu": gpu_table,
     "profile": profile_table,
+    "bytes": bytes_table,
     "lavapipe": lavapipe_table,
     "published": published_table,
 }

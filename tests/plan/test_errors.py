@@ -16,12 +16,11 @@ from benchmarks.plan_errors import (
     checked_cpu,
     checked_gpu,
     checked_lavapipe,
-    gpu_read_gb_s,
-    profiled,
     published,
     with_figures,
 )
 from benchmarks.plan_fit import CPU, errors, fit, shares
+from benchmarks.plan_profile import bytes_line, gpu_read_gb_s, profiled
 from benchmarks.plan_rows import cpu_rows
 
 # Rows that miss the aim, and why; docs/PLAN.md says more. (run, beginning of the model's name, beginning of the test's)
@@ -149,6 +148,15 @@ def test_bytes_of_the_null_device_fit_the_time_of_the_gpu() -> None:
     head = max((row for row in rows if "batch 1 " in row.step), key=lambda row: row.nbytes / row.launches)
     assert head.launches == 1 and head.nbytes == pytest.approx(262208 * 5376 * 210 / 256, rel=2e-3)
     assert head.gb_s > 0.85 * best
+
+
+def test_time_is_a_launch_and_the_bytes_counted() -> None:
+    """Products of four sizes, ten times apart: one bandwidth, the same for all, explains each time within 10%."""
+    line = bytes_line()
+    sizes = [nbytes for _, nbytes, _ in line.rows]
+    assert len(sizes) >= 4 and max(sizes) > 10 * min(sizes)
+    assert all(line.us(nbytes) == pytest.approx(us, rel=0.1) for _, nbytes, us in line.rows)
+    assert 0.75 * gpu_read_gb_s() < line.gb_s < gpu_read_gb_s() and 3 < line.launch_us < 8
 
 
 def test_the_page_is_as_it_is_made() -> None:

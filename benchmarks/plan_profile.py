@@ -1,0 +1,117 @@
+"""The null device's bytes against the times of the H200's profiles, a check of the counts: tables of docs/PLAN.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks import figures
+from benchmarks.plan_rows import GPU_MODEL, planned
+from tandem.bench.hardware import load_hardware
+from tandem.bench.runs import Step, added, step_costs
+
+
+class Profiled(NamedTuple):
+    """All launches of a kernel in a step, each timed alone, and the bytes that they declare."""
+
+    step: str
+    kernel: str
+    launches: int
+    nbytes: float
+    seconds: float
+
+    @property
+    def gb_s(self) -> float:
+        return self.nbytes / self.seconds / 1e9
+
+
+def profiled() -> Iterator[Profiled]:
+    """Products and attention of the H200's profiles, with the bytes of the null device."""
+    program = planned(GPU_MODEL).program
+    for row in figures.read("h200")["rows"]:
+        step = _step(row["label"])
+        if step is None:
+            continue
+        costs = list(zip(program.launches, step_costs(program, step), strict=True))
+        for kernel, ms in sorted(row["ms"].items()):
+            found = [cost for launch, cost in costs if launch.kernel.name == kernel]
+            if found and kernel.startswith(("matmul", "attention")):
+                label = row["label"].removeprefix("profile ")
+                yield Profiled(label, kernel, len(found), added(found).bytes, ms / 1e3)
+
+
+class Line(NamedTuple):
+    """Microseconds that launches of one kernel take, by the bytes that they declare: `launch_us` + bytes / `gb_s`."""
+
+    launch_us: float
+    gb_s: float
+    rows: list[tuple[str, float, float]]  # (what it makes, bytes, microseconds) of each shape
+
+    def us(self, nbytes: float) -> float:
+        return self.launch_us + nbytes / self.gb_s / 1e3
+
+
+def bytes_line() -> Line:
+    """Of the layers' products for one token, each shape timed alone: one counted wrongly would be off the line."""
+    label, step = "profile decode 1, batch 1 at 160", [(160, 1)]
+    groups = next(row["groups"] for row in figures.read("h200")["rows"] if row["label"] == label)
+    program, counted = planned(GPU_MODEL).program, dict[str, float]()
+    for launch, cost in zip(program.launches, step_costs(program, step), strict=True):
+        counted[launch.name.replace("blk.0.", "")] = cost.bytes
+    rows = [
+        (group["name"], counted[group["name"]], group["ms"] * 1e3 / group["launches"])
+        for group in groups
+        if group["kernel"] == "matmul_q4_0"
+    ]
+    nbytes, us = np.array([row[1:] for row in rows]).T
+    launch, each = np.linalg.lstsq(np.column_stack([1 / us, nbytes / us]), np.ones(len(us)), rcond=None)[0]
+    return Line(float(launch), float(1e-3 / each), rows)
+
+
+def _step(label: str) -> Step | None:
+    if found := re.fullmatch(r"profile decode 1, batch (\d+) at (\d+)", label):
+        return [(int(found[2]), 1)] * int(found[1])
+    found = re.fullmatch(r"profile prefill (\d+)", label)
+    return [(0, int(found[1]))] if found else None
+
+
+def gpu_read_gb_s() -> float:
+    """What a launch that only reads reached there, where the file tells; else what hardware.toml has."""
+    rows = figures.read("h200")["rows"]
+    return next((row["GB_s"] for row in rows if row["label"] == "read"), load_hardware("h200").read_gb_s)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def profile_table() -> str:
+    heads = ("step", "kernel", "launches", "MB each", "ms in all", "GB/s", "of what reads reach")
+    best = gpu_read_gb_s()
+    rows = [
+        (p.step, p.kernel, str(p.launches), f"{p.nbytes / p.launches / 1e6:,.1f}", f"{p.seconds * 1e3:.2f}",
+         f"{p.gb_s:,.0f}", f"{p.gb_s / best:.0%}")
+        for p in profiled()
+    ]  # fmt: skip
+    return table(heads, rows)
+
+
+def bytes_table() -> str:
+    line, best = bytes_line(), gpu_read_gb_s()
+    heads = ("what it makes", "MB counted", "us", "by the line", "off")
+    rows = [
+        (
+            name,
+            f"{nbytes / 1e6:.2f}",
+            f"{us:.2f}",
+            f"{line.us(nbytes):.2f}",
+            f"{line.us(nbytes) / us - 1:+.1%}",
+        )
+        for name, nbytes, us in line.rows
+    ]
+    said = f"The line: {line.launch_us:.1f} us a launch, and {line.gb_s:,.0f} GB/s ({line.gb_s / best:.0%} of reads)."
+    return f"{table(heads, rows)}\n\n{said}"
