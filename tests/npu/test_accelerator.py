@@ -81,6 +81,38 @@ def test_an_answer_with_the_npu(xrt: Any, tmp_path: Path, monkeypatch: pytest.Mo
     assert not [call for call in xrt.calls if call.startswith("failed")]
 
 
+@pytest.mark.parametrize("broken", ["compiler", "memory", "names"])
+def test_auto_goes_on_where_it_cannot_be_made_ready(
+    broken: str, xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is there, but the compiler refuses our text, memory runs out while weights are sent, or the file has other
+    matmuls than were measured."""
+    tools.install(tmp_path, monkeypatch, broken="error: unknown attribute" if broken == "compiler" else "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = phoenix(tmp_path / "machine")
+    monkeypatch.setattr("tandem.devices.npu.opening.detect", lambda _: detect(root))
+    group = "ffn_up" if broken == "names" else "ffn_down"
+    verdict = {"llama 2 x 32 x 64": {"block": None, "groups": [group]}}
+    (tmp_path / "cache/tandem/npu").mkdir(parents=True)
+    (tmp_path / "cache/tandem/npu/verdicts.json").write_text(json.dumps(verdict))
+    xrt.weights_left = 1 if broken == "memory" else 100
+    how = {"device": "cpu", "threads": 1, "context": 64, "batch": 2}
+    said = {"compiler": "unknown attribute", "memory": "no buffer of", "names": "was measured in int8"}[
+        broken
+    ]
+    with LLM(GOLDENS["llama"], **how) as alone:
+        want = alone.generate(IDS, max_tokens=6).token_ids
+    with pytest.raises(DeviceError, match=said):
+        LLM(GOLDENS["llama"], npu="require", **how)
+    xrt.weights_left = 1 if broken == "memory" else 100
+    with (
+        pytest.warns(UserWarning, match=f"going on without the NPU: .*{said}"),
+        LLM(GOLDENS["llama"], npu="auto", **how) as llm,
+    ):
+        assert llm.generate(IDS, max_tokens=6).token_ids == want
+        assert "not in use" in llm.device.describe() and "start" not in xrt.calls
+
+
 @pytest.mark.fast
 def test_models_that_were_not_measured_stay_off(
     xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

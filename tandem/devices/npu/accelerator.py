@@ -7,7 +7,9 @@ whose results are the same, bit by bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -22,8 +24,8 @@ from tandem.devices.npu.operands import c_of_words, words_of_a, words_of_b
 from tandem.devices.npu.plan import GemmPlan, plan_gemm, plan_resident
 from tandem.devices.npu.runtime import Chain, Job, Npu, NpuBuffer
 from tandem.devices.npu.tiling import ROWS, cut
-from tandem.devices.npu.verdicts import ALL, Admitted, admitted
-from tandem.errors import DeviceError
+from tandem.devices.npu.verdicts import ALL, NOTHING, Admitted, admitted
+from tandem.errors import DeviceError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.program.program import Program
 from tandem.settings import read_settings
@@ -35,19 +37,25 @@ class NpuAccelerator(Int8Accelerator):
     name = "npu"
 
     def __init__(
-        self, tools: Tools, cache: Path, block: int | None = None, chunk: int = CHUNK, may: Admitted = ALL
-    ) -> None:
-        """`block`: columns of activations with a scale of their own, whose sums come back by themselves; None: all."""
+        self, tools: Tools, cache: Path, block: int | None = None, chunk: int = CHUNK, may: Admitted = ALL, *,
+        required: bool = True,
+    ) -> None:  # fmt: skip
+        """`block`: columns of activations with a scale of their own, whose sums come back by themselves; None: all.
+        `required`: else it takes nothing where it cannot be made ready, which is said."""
         super().__init__(block)
         self._tools, self._cache, self._chunk, self._may = tools, cache, chunk, may
+        self._required = required
         self._npu: Npu | None = None
         self._plans: dict[tuple[int, int], GemmPlan] = {}  # by rows of tiles and columns of activations
         self._chunks: dict[tuple[int, int, int], NpuBuffer] = {}  # weights of a work's chunk and block
+        self._a: list[NpuBuffer] = []  # one for each block of activations
+        self._c: list[NpuBuffer] = []  # one for each chunk and block
         self._chains: dict[tuple[int, int, int, int], Chain] = {}
 
     def describe(self) -> str:
         scales = f"{self.block} columns" if self.block else "a row"
-        return f"the NPU (int8, a scale for {scales}; emulated; not yet run on a Phoenix)"
+        use = "" if self._may != NOTHING else "; not in use"
+        return f"the NPU (int8, a scale for {scales}; emulated; not yet run on a Phoenix{use})"
 
     def takes(self, gemm: Gemm) -> bool:
         return self._may.admits(gemm)
@@ -56,7 +64,16 @@ class NpuAccelerator(Int8Accelerator):
         """One configuration for all works, and instructions for each depth and number of rows of tiles."""
         super().place(works, program, copies=copies)
         self.close_npu()
-        tokens, parts = int(program.max_counts["tokens"]), [self._parts(gemm) for gemm in self._works]
+        with self._made_ready():
+            self._configure(int(program.max_counts["tokens"]))
+
+    def _configure(self, tokens: int) -> None:
+        mine = [gemm for gemm in self._works if self.takes(gemm)]
+        if not mine:
+            raise DeviceError(
+                "none of this file's matmuls, as they are fused, was measured in int8: use --npu off"
+            )
+        parts = [self._parts(gemm) for gemm in mine]
         depths = sorted({part.stop - part.start for each in parts for part in each})
         plans = plan_resident([(tokens, self._chunk, depth) for depth in depths])
         t = plans[0].tiling
@@ -69,15 +86,20 @@ class NpuAccelerator(Int8Accelerator):
                 self._npu.load(plan, compile_instructions(plan, self._tools, self._cache))
                 self._plans[rows, depth] = plan
         most = [max(sizes) for sizes in zip(*(p.argument_bytes for p in self._plans.values()), strict=True)]
-        chunks = max(-(-gemm.rows // self._chunk) for gemm in self._works)
+        sums = max(-(-gemm.rows // self._chunk) * len(each) for gemm, each in zip(mine, parts, strict=True))
         self._a = [self._npu.allocate(most[0], 0) for _ in range(max(map(len, parts)))]
-        self._c = [[self._npu.allocate(most[2], 2) for _ in self._a] for _ in range(chunks)]
+        self._c = [self._npu.allocate(most[2], 2) for _ in range(sums)]
 
     def load(self, work: int, operands: Mapping[str, Bytes]) -> None:
         """The host keeps the scales alone."""
         super().load(work, operands)
-        assert self._npu is not None
         quants, scales = self._weights[work]
+        with self._made_ready():
+            self._send(work, quants)
+        self._weights[work] = quants[:0], scales
+
+    def _send(self, work: int, quants: Array) -> None:
+        assert self._npu is not None
         for number, begin in enumerate(range(0, len(quants), self._chunk)):
             for i, part in enumerate(self._parts(self._works[work])):
                 some = quants[begin : begin + self._chunk, part].T
@@ -88,7 +110,17 @@ class NpuAccelerator(Int8Accelerator):
                 buffer.bytes[:] = words_of_b(plan, padded).view(np.uint8)
                 buffer.sent()
                 self._chunks[work, number, i] = buffer
-        self._weights[work] = quants[:0], scales
+
+    @contextmanager
+    def _made_ready(self) -> Iterator[None]:
+        try:
+            yield
+        except TandemError as error:
+            if self._required:
+                raise
+            warnings.warn(f"going on without the NPU: {error}", stacklevel=2)
+            self._may = NOTHING
+            self.close_npu()
 
     def product(self, work: int, x: tuple[Array, Array], rows: slice) -> Array:
         (quants, x_scales), w_scales = x, self._weights[work][1][rows]
@@ -105,8 +137,8 @@ class NpuAccelerator(Int8Accelerator):
         y = np.zeros((len(quants), rows.stop - rows.start), np.float32)
         begin = rows.start - first * self._chunk
         for i, plan in enumerate(plans):
-            sums = [self._sums(plan, self._c[chunk][i])[: len(quants)] for chunk in range(first, last)]
-            found = np.concatenate(sums, axis=1)[:, begin : begin + y.shape[1]]
+            sums = [self._sums(plan, self._c[chunk * len(plans) + i]) for chunk in range(first, last)]
+            found = np.concatenate(sums, axis=1)[: len(quants)][:, begin : begin + y.shape[1]]
             y += found * (x_scales[:, i : i + 1] * w_scales[:, i])
         return y
 
@@ -124,7 +156,7 @@ class NpuAccelerator(Int8Accelerator):
             assert self._npu is not None
             self._chains[key] = self._npu.chain(
                 [
-                    Job(plan, self._a[i], self._chunks[work, chunk, i], self._c[chunk][i])
+                    Job(plan, self._a[i], self._chunks[work, chunk, i], self._c[chunk * len(plans) + i])
                     for chunk in range(first, last)
                     for i, plan in enumerate(plans)
                 ]
@@ -136,8 +168,8 @@ class NpuAccelerator(Int8Accelerator):
         self._chains.clear()
         self._chunks.clear()
         self._plans.clear()
+        self._a, self._c = [], []
         if self._npu:
-            del self._a, self._c
             self._npu.close()
             self._npu = None
 
@@ -146,7 +178,7 @@ class NpuAccelerator(Int8Accelerator):
         self.close_npu()
 
 
-def help_with_npu(device: Device, shape: str | None) -> Device:
+def help_with_npu(device: Device, shape: str | None, *, required: bool) -> Device:
     """The device with the NPU as its helper; whether a step uses it is decided by measured times."""
     if not device.shares_memory:
         raise DeviceError(
@@ -154,7 +186,7 @@ def help_with_npu(device: Device, shape: str | None) -> Device:
         )
     cache = read_settings().pipelines / "npu"
     may = admitted(shape, cache) if shape else ALL
-    helper = NpuAccelerator(find_tools(), cache, may.block, may=may)
+    helper = NpuAccelerator(find_tools(), cache, may.block, may=may, required=required)
     if isinstance(device, HybridDevice):
         return device.joined_by(helper)
     return HybridDevice(cast(Mapped, device), [helper])

@@ -36,7 +36,7 @@ def with_npu(device: Device, mode: str, shape: str | None = None, root: Path = P
             return device
         from tandem.devices.npu.accelerator import help_with_npu  # needs pyxrt
 
-        return help_with_npu(device, shape)
+        return help_with_npu(device, shape, required=mode == "require")
     except DeviceError as error:
         if mode == "require":
             device.close()

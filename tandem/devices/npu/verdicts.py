@@ -29,6 +29,7 @@ class Admitted(NamedTuple):
 
 
 ALL = Admitted()  # for random weights, of which only the time matters
+NOTHING = Admitted(None, frozenset())
 
 
 def admitted(shape: str, cache: Path) -> Admitted:

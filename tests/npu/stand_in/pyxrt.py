@@ -46,6 +46,7 @@ DONE = ert_cmd_state.ERT_CMD_STATE_COMPLETED
 may_end = threading.Event()  # runs do not end before
 may_end.set()
 lost = False  # the driver has given the NPU up
+weights_left = 10**9  # buffers of them that there is memory for
 ends_as = DONE  # the state in which the next runs end
 calls: list[str] = []  # what was asked of it, in order
 exported: dict[int, bytearray] = {}  # dma-bufs of another driver, by file descriptor
@@ -54,6 +55,13 @@ exported: dict[int, bytearray] = {}  # dma-bufs of another driver, by file descr
 def _alive() -> None:
     if lost:
         raise RuntimeError("No such device")
+
+
+def _take_weights() -> None:
+    global weights_left
+    weights_left -= 1
+    if weights_left < 0:
+        raise RuntimeError("Cannot allocate memory")
 
 
 def enumerate_devices() -> int:
@@ -169,6 +177,8 @@ class bo:
             self.flag, self.group = first.flag, first.group
             return
         calls.append("bo")
+        if fourth == 65536 + 4:
+            _take_weights()
         assert isinstance(first, device) and isinstance(third, bo.flags) and fourth
         self.host, self.npu = np.zeros(size, np.uint8), np.full(size, 0xA5, np.uint8)
         self.flag, self.group = third, fourth
