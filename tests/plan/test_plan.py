@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -94,8 +95,16 @@ def test_every_figure_has_a_source(name: str) -> None:
     figures = {f.name for f in fields(Hardware) if f.type in ("float", "int")}
     assert figures == set(hardware.sources) and all(hardware.sources.values())
     assert hardware.usual_gb_s <= hardware.read_gb_s <= hardware.pin_gb_s
-    assert hardware.status == (RAN if name in ("h200", "epyc-2-cores", "lavapipe") else NOT_RUN)
     assert hardware.npu is None or hardware.npu["source"]
+
+
+@pytest.mark.parametrize("name", known_hardware())
+def test_what_ran_has_its_results_in_the_repository_and_all_else_says_so(name: str) -> None:
+    hardware, root = load_hardware(name), Path(__file__).parents[2]
+    cited = re.findall(r"benchmarks/results/[\w.*-]+\.json", " ".join(hardware.sources.values()))
+    assert all(list(root.glob(file)) for file in cited)
+    assert hardware.status == (RAN if cited else NOT_RUN)
+    assert hardware.ran or "not yet run" in hardware.status
 
 
 def test_int8_keys_and_values_take_half_and_are_faster() -> None:
