@@ -271,9 +271,11 @@ def start(
 def _join() -> bool:
     """Whether there was a cluster to join; else one is begun here."""
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    address = existing_cluster()
-    if address:
-        ray.init(address=address, **quiet)
+    if found := existing_cluster():
+        try:
+            ray.init(**quiet)  # finds the same one, and the token of one that was begun here
+        except ConnectionError as error:
+            raise DeviceError(f"{error}: if {found} wants a token, set RAY_AUTH_MODE=token") from None
         return True
     ray.init(address="local", include_dashboard=False, **quiet)
     address = ray.get_runtime_context().gcs_address
