@@ -28,10 +28,12 @@ from tandem.bench.result import Result, Row
 from tandem.bench.rows import make_row
 from tandem.bench.runs import Bench, Workload, added, least_cost, step_costs
 from tandem.bench.sensors import Sensors
+from tandem.cli.bench import read_result
 from tandem.cli.terminal import without_folder
 from tandem.devices.cpu.device import CPUDevice
-from tandem.errors import DoesNotFitError, ModelNotFoundError
+from tandem.errors import DoesNotFitError, ModelNotFoundError, RequestError
 from tandem.model.synthetic import SyntheticModel
+from tests.bench_data import result
 
 WORKLOADS = [Workload("prefill", 40), Workload("decode", 4, 3, 100), Workload("decode", 2, 1, 608)]
 LAYERS = 2
@@ -266,6 +268,30 @@ def test_a_clock_that_lies_is_found_out(
 def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, ""),
+        ({"schema": 99}, "was written by another version of Tandem"),
+        ({"rows": []}, "is not a result of"),
+        ({"rows": [{"label": "prefill 16"}]}, "is not a result of"),
+        ({"rows": [{"label": "a", "valid": True, "median": 1.0, "samples": []}]}, "is not a result of"),
+        ({"machine": {}}, "is not a result of"),
+        ({"model": None, "kv": ...}, "is not a result of"),
+    ],
+)
+def test_an_older_result_must_be_whole(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    whole = {**result(), **change}
+    file = tmp_path / "older.json"
+    file.write_text(json.dumps({key: value for key, value in whole.items() if value is not ...}))
+    if not message:
+        assert read_result(file)["rows"]
+        return
+    with pytest.raises(RequestError, match=message):
+        read_result(file)
 
 
 @pytest.mark.fast

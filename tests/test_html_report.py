@@ -21,6 +21,7 @@ from tandem.bench.html import write_html
 from tandem.bench.result import Result
 from tests.bench_data import LAUNCHES, result
 from tests.server.browsers import browser, wait_until
+from tests.server.servers import PATIENCE
 
 __all__ = ["browser"]
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -52,6 +53,7 @@ def problems() -> list[str]:
 def page(browser: Browser, problems: list[str]) -> Iterator[Page]:
     """Nothing may fail in it, and it may ask for nothing but the file."""
     context = browser.new_context(viewport={"width": 1240, "height": 900}, color_scheme="light")
+    context.set_default_timeout(PATIENCE * 1e3)
     opened = context.new_page()
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)

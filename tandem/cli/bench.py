@@ -8,7 +8,7 @@ import shlex
 import sys
 from itertools import product
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from tandem.bench.benchmark import run
 from tandem.bench.peers import LlamaCpp
@@ -101,11 +101,25 @@ def read_result(file: Path) -> Result:
     try:
         data = json.loads(file.read_text())
         schema = data["schema"]
-        data["rows"][0]["samples"]
+        sound = schema != SCHEMA or _is_whole(data)
     except OSError as error:
         raise RequestError(f"{file} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, IndexError):
-        raise RequestError(f"{file} is not a result of `tandem bench --json`: name one that is") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        raise RequestError(f"{file} is not a result of `tandem bench --json`: name one that is")
     if schema != SCHEMA:
         raise RequestError(f"{file} was written by another version of Tandem: measure again with this one")
     return cast(Result, data)
+
+
+def _is_whole(data: Any) -> bool:
+    """With all that is compared."""
+    return (
+        data["rows"] != []
+        and all(
+            min(row["samples"]) > 0 and {"label", "valid", "median"} <= row.keys() for row in data["rows"]
+        )
+        and {"model", "device", "kv", "threads"} <= data.keys()
+        and "cpu" in data["machine"]
+    )
