@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.bench import npu_report
+from tandem.devices.npu import report
 from tandem.devices.npu.report import collect
 from tandem.model.model import open_model
 from tests.npu import tools
@@ -16,6 +17,15 @@ from tests.npu.machine import phoenix
 from tests.null.programs import GOLDENS
 
 SHAPES = ((40, 64, 48), (64, 130, 70))
+
+
+@pytest.mark.fast
+def test_every_file_says_what_was_not_done() -> None:
+    """Until a report from a Phoenix is in the repository."""
+    here = Path(report.__file__).parent
+    sources = [path for path in (*here.glob("*.py"), *here.glob("*.cc")) if path.stat().st_size]
+    silent = [path.name for path in sources if "mulated; not yet run on a Phoenix" not in path.read_text()]
+    assert len(sources) > 15 and not silent
 
 
 @pytest.mark.fast

@@ -2,7 +2,7 @@
 
 `aiecc` (MLIR-AIE 1.4) and Peano (llvm-aie) make an xclbin of a configuration and instructions of each plan. Results are
 kept in the user's cache under a key of all that went into them; each has its sum beside it, and one that is damaged is
-made again.
+made again. Emulated; not yet run on a Phoenix.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Is there a Phoenix NPU that can be used, and if not, what is missing? Only files are read until all are there."""
+"""Is there a Phoenix NPU that can be used, and if not, what is missing? Only files are read until all are there.
+
+Emulated; not yet run on a Phoenix.
+"""
 
 from __future__ import annotations
 

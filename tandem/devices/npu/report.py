@@ -1,4 +1,7 @@
-"""What `tandem report --npu` says of the NPU itself: what is there, exact results, rates. Never raises."""
+"""What `tandem report --npu` says of the NPU itself: what is there, exact results, rates. Never raises.
+
+Emulated; not yet run on a Phoenix.
+"""
 
 from __future__ import annotations
 

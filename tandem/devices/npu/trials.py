@@ -1,6 +1,6 @@
 """What an owner's NPU is asked to show: exact results, and how fast. Import it only where detect() is content.
 
-Nothing here has been run on a Phoenix yet: the figures that come out are the first of their kind.
+Emulated; not yet run on a Phoenix: the figures that come out are the first of their kind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which matmuls of a model the NPU may compute in int8: those measured to cost at most half a percent of perplexity.
 
 `verdicts.json` has them by the model's shape, from benchmarks/npu_numerics.py; an owner may add more in the cache. A
-model that was not measured stays off the NPU.
+model that was not measured stays off the NPU. Emulated; not yet run on a Phoenix.
 """
 
 from __future__ import annotations
