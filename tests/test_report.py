@@ -50,7 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str,
     """(data, text, what was printed) of a report by a process that has no package but those it must have."""
     file = tmp_path_factory.mktemp("reports") / "report.json"
     done = subprocess.run(
-        [sys.executable, "-c", SMALLER, str(file)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SMALLER, str(file)], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return json.loads(file.read_text()), file.read_text(), done.stdout
