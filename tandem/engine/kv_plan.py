@@ -14,6 +14,7 @@ from tandem.program.step_inputs import KV_BLOCK, StepLayout, StepLimits
 
 KV_SHARE = 0.25  # of the free memory, for sequences beyond the first
 HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
+LAYER_MOST = (1 << 32) - 1  # bytes of a layer's keys and values: offsets in shaders have 32 bits
 
 
 def plan_kv(
@@ -21,13 +22,11 @@ def plan_kv(
     wanted: float | None = None, turns: int = 1,
 ) -> tuple[int, ...]:  # fmt: skip
     """Blocks of each KV group: one full context at least, up to `batch` of them within a share of the fast memory; or
-    as many as `wanted` bytes hold. `turns`: steps that have inputs of their own."""
+    as many as `wanted` bytes hold, or as a layer may have. `turns`: steps that have inputs of their own."""
     inputs = step_bytes(limits, turns)
     fast, every = (nbytes - weights - HEADROOM - inputs for nbytes in free)
-    per_block = [
-        kv_bytes(config.layer_window.count(w), config.kv_heads, config.head_dim, KV_TYPES.index(kv))
-        for w in config.windows
-    ]
+    layer_block = kv_bytes(1, config.kv_heads, config.head_dim, KV_TYPES.index(kv))
+    per_block = [config.layer_window.count(w) * layer_block for w in config.windows]
 
     def per_sequence(blocks: int) -> list[int]:
         # A sliding group keeps its window, the step's own tokens, and a part of a block at either end.
@@ -66,7 +65,9 @@ def plan_kv(
     else:
         _check_wanted(wanted, one, every, limits.blocks * KV_BLOCK)
         sequences = wanted / one
-    return tuple(int(n * sequences) for n in per_sequence(limits.blocks))
+    blocks = per_sequence(limits.blocks)
+    sequences = min(sequences, max(1.0, LAYER_MOST / (layer_block * max(blocks))))
+    return tuple(int(n * sequences) for n in blocks)
 
 
 def step_bytes(limits: StepLimits, turns: int) -> int:

@@ -115,6 +115,13 @@ def test_as_many_sequences_as_fit(windows: tuple[int, ...], free: float, blocks:
     assert plan_kv(config(windows), limits, 8, 0, "f16", (free, free)) == blocks
 
 
+@pytest.mark.parametrize("wanted", [None, 1e12])
+def test_a_layer_has_no_more_than_shaders_can_reach(wanted: float | None) -> None:
+    limits = StepLimits(256, 8, 9, 1 << 16, 1)  # of 2**16 blocks: 512 MB a layer and sequence
+    (blocks,) = plan_kv(config((0, 0)), limits, 64, 0, "f16", (1e14, 1e14), wanted)
+    assert blocks * 8192 < 1 << 32 <= (blocks + 1) * 8192
+
+
 @pytest.mark.parametrize(("kv", "advice"), [("f16", ", or kv q8 for half of it"), ("q8", "")])
 def test_a_context_that_does_not_fit_says_which_would(kv: str, advice: str) -> None:
     """The largest: what steps need is less for a smaller context, too."""
