@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from tandem.cli import run
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Bytes
 from tandem.devices.hybrid import balance
-from tandem.devices.hybrid.accelerator import DeviceAccelerator, Share
-from tandem.devices.hybrid.device import HybridDevice
+from tandem.devices.hybrid.accelerator import Answer, DeviceAccelerator, Share
+from tandem.devices.hybrid.device import MEASURED, HybridDevice
 from tandem.engine.engine import Engine
 from tandem.engine.lookup import Lookup
 from tandem.engine.params import SamplingParams
@@ -155,10 +156,22 @@ def test_what_is_made_once_does_not_count(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(balance.Balance, "observe", lambda *_: seen.append("share"))
     monkeypatch.setattr(balance.Balance, "next", lambda self: "together" if self.on else "measure")
     monkeypatch.setattr(balance.Balance, "alone", 1.0)
-    with hybrid_engine(path, CPUDevice(1), cpus(1)) as engine:
+    helper, given = DeviceAccelerator(CPUDevice(1)), list[bool]()
+    submit = helper.submit
+
+    def noted(share: Share) -> Future[Answer]:
+        given.append(bool(share.inputs[0].any()))
+        return submit(share)
+
+    helper.submit = noted  # type: ignore[method-assign]
+    with hybrid_engine(path, CPUDevice(1), [helper]) as engine:
         engine.logits(list(range(8)))
         device = engine.device
         assert isinstance(device, HybridDevice) and device.balances[8].on and not seen
+        timed = (
+            2 * MEASURED * len(device.balances[8].cuts)
+        )  # with zeros: activations are anything before a step
+        assert len(given) >= timed and not any(given[:timed]) and all(given[timed:])
         engine.logits(list(range(8)))
         assert seen.count("step") == 1 and seen.count("share") >= len(device.works)
 
