@@ -11,12 +11,9 @@ enum { FORMAT, ROWS, COLUMNS, X_STRIDE, OUT_STRIDE, PANELS_PER_ITEM, COUNT, EPIL
 #define FINE_ZERO 32.0f  // of the one format with a scale per 16 columns, q6_k
 enum { STORE = 0, SILU_GLU = 1, GELU_GLU = 2 };  // GLU: panels come as 2 of gate, 2 of up, so 4 make 32 outputs
 
-// Tokens a register tile: up to WIDE, or just WIDEST.
 #if defined(ISA_avx512)
-#define WIDE 8
-#define WIDEST 16  // 16 sums + 8 weights + scales fill the 32 registers
+#define WIDEST 16  // tokens a register tile: 16 sums + 8 weights + scales fill the 32 registers
 #else
-#define WIDE 4
 #define WIDEST 4
 #endif
 
@@ -79,13 +76,13 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
     switch (count) { \
     CASE_TOKENS(1, most, tile) CASE_TOKENS(2, most, tile) CASE_TOKENS(3, most, tile) CASE_TOKENS(4, most, tile) \
     CASE_TOKENS(5, most, tile) CASE_TOKENS(6, most, tile) CASE_TOKENS(7, most, tile) CASE_TOKENS(8, most, tile) \
-    CASE_TOKENS(16, most, tile) \
+    CASE_TOKENS(9, most, tile) CASE_TOKENS(10, most, tile) CASE_TOKENS(11, most, tile) CASE_TOKENS(12, most, tile) \
+    CASE_TOKENS(13, most, tile) CASE_TOKENS(14, most, tile) CASE_TOKENS(15, most, tile) CASE_TOKENS(16, most, tile) \
     }
 
 ALWAYS_INLINE void quantised_panel(format f, const uint8_t *panel, const q8_block *x, int tokens, int columns, f32x16 *sums) {
     for (int first = 0, count; first < tokens; first += count) {
-        const int left = tokens - first;
-        count = left == 16 && WIDEST == 16 ? 16 : left < WIDE ? left : WIDE;
+        count = tokens - first < WIDEST ? tokens - first : WIDEST;
 #define QUANTISED_TILE(n) panel_times_tile(f, n, panel, x, first, columns, sums + first)
         FOR_TOKENS(count, WIDEST, QUANTISED_TILE)
     }
