@@ -132,9 +132,10 @@ def test_models_that_were_not_measured_stay_off(
     assert found.block == 512 and all(ALL.admits(work) for work in works)
     with pytest.raises(DeviceError, match="costs too much"):
         admitted("b", tmp_path)
-    (tmp_path / "verdicts.json").write_text("{")
-    with pytest.raises(DeviceError, match="is not JSON"):
-        admitted("a", tmp_path)
+    for damaged in ("{", "[1]", '{"a": {"block": 256}}', '{"a": 5}'):
+        (tmp_path / "verdicts.json").write_text(damaged)
+        with pytest.raises(DeviceError, match="cannot be read: delete it, or measure again"):
+            admitted("a", tmp_path)
 
 
 @pytest.mark.fast

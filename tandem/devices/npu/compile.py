@@ -60,7 +60,7 @@ def find_tools() -> Tools:
     if found is None:
         raise CompilerError(f"no aiecc on the PATH: {HOW}")
     aiecc = Path(found).resolve()
-    folders = [read_settings().peano, aiecc.parents[2] / "llvm-aie"]
+    folders = [read_settings().peano, *(folder / "llvm-aie" for folder in aiecc.parents[2:3])]
     compilers = [folder / "bin" / "clang++" for folder in folders if folder]
     compiler = next((path for path in compilers if path.exists()), None)
     if compiler is None:
@@ -161,7 +161,9 @@ def _output_options(kind: str, tools: Tools) -> list[str]:
 
 def _run(command: Sequence[str], folder: Path | None = None) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", cwd=folder, timeout=SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompilerError(f"{Path(command[0]).name} does not run ({error}): {HOW}") from None
     if done.returncode:

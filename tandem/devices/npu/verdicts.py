@@ -38,15 +38,16 @@ def admitted(shape: str, cache: Path) -> Admitted:
     own = cache / NAME
     try:
         found |= json.loads(own.read_text()) if own.exists() else {}
-    except ValueError:
-        raise DeviceError(f"{own} is not JSON: delete it, or measure again") from None
-    if shape not in found:
+        may = Admitted(found[shape]["block"], frozenset(found[shape]["groups"])) if shape in found else None
+    except (ValueError, TypeError, KeyError, OSError):
+        raise DeviceError(f"{own} cannot be read: delete it, or measure again") from None
+    if may is None:
         raise DeviceError(
             f"what int8 costs a model of this shape ({shape}) was not measured, so the NPU has no part in it: run "
             "`python -m benchmarks.npu_numerics` of the source tree (docs/NPU.md)"
         )
-    if not found[shape]["groups"]:
+    if not may.groups:
         raise DeviceError(
             f"in int8 every matmul of a model of this shape ({shape}) costs too much: use --npu off"
         )
-    return Admitted(found[shape]["block"], frozenset(found[shape]["groups"]))
+    return may
