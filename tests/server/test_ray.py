@@ -83,13 +83,12 @@ def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
         warnings.warn(message, stacklevel=1)
         pytest.skip(message)
     options = ("--ray", "2", "--threads", "1")
-    os.environ["RAY_OVERRIDE_RESOURCES"] = (
-        '{"CPU": 4}'  # room for two servers, also where there are fewer cores
-    )
-    with serving(
-        tmp_path_factory.mktemp("ray"), tiny, *options, context=50_000, batch=8, shutdown=2
-    ) as found:
-        yield found
+    limits: dict[str, Any] = {"context": 50_000, "batch": 8, "shutdown": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", "local")  # whatever cluster this machine is part of
+        patch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 4}')  # two servers, also where there are fewer cores
+        with serving(tmp_path_factory.mktemp("ray"), tiny, *options, **limits) as found:
+            yield found
 
 
 @pytest.fixture
