@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,21 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def llm(path: Path) -> Iterator[AsyncLLM]:
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     llm = AsyncLLM(path, threads=1, context=256, batch=4, queue=20)
     yield llm
     asyncio.run(llm.close())
     check_idle(llm)
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
+
+
+@pytest.fixture
+def gate(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Steps wait until it is set, so that nobody is done too soon."""
+    gate, step = threading.Event(), llm.llm.engine.step
+    gate.set()
+    monkeypatch.setattr(llm.llm.engine, "step", lambda: (gate.wait(60), step()))
+    return gate
 
 
 def check_idle(llm: AsyncLLM) -> None:
@@ -64,22 +72,21 @@ def test_answers_are_those_of_llm(llm: AsyncLLM, path: Path) -> None:
 
 @pytest.mark.fast
 def test_a_stream_left_early_and_a_cancelled_task_end_their_requests(
-    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+    llm: AsyncLLM, gate: threading.Event
 ) -> None:
-    step = llm.llm.engine.step  # slowly, so that nobody is done too soon
-    monkeypatch.setattr(llm.llm.engine, "step", lambda: (time.sleep(0.002), step()))
-
     async def run() -> None:
         stream = llm.stream("x", max_tokens=200)
         async for _ in stream:
             break
         await stream.aclose()  # type: ignore[attr-defined]
         assert not llm._outboxes, "it ends at once, not when somebody collects it"
+        gate.clear()
         task = asyncio.create_task(llm.generate("y", max_tokens=200))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        gate.set()
         await llm.generate("z", max_tokens=3)  # those before it are gone by now
         check_idle(llm)
 
@@ -87,10 +94,7 @@ def test_a_stream_left_early_and_a_cancelled_task_end_their_requests(
 
 
 @pytest.mark.fast
-def test_what_is_refused(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = llm.llm.engine.step  # slowly, so that nobody is done too soon
-    monkeypatch.setattr(llm.llm.engine, "step", lambda: (time.sleep(0.002), step()))
-
+def test_what_is_refused(llm: AsyncLLM, gate: threading.Event) -> None:
     async def run() -> None:
         for prompt, params in (
             ("", {}),
@@ -101,9 +105,15 @@ def test_what_is_refused(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None
         ):
             with pytest.raises(RequestError):
                 await llm.generate(prompt, **params)  # type: ignore[arg-type]
-        with pytest.raises(DeadlineError, match=r"was not done in 0.001 s, \d+ tokens"):
-            await llm.generate("x", max_tokens=200, timeout=0.001)
+        with pytest.raises(DeadlineError, match=r"was not done in 1e-06 s, \d+ tokens"):
+            await llm.generate("x", max_tokens=200, timeout=1e-6)
+        gate.clear()
         tasks = [asyncio.create_task(llm.generate("x", max_tokens=200)) for _ in range(40)]
+        while sum(task.done() for task in tasks) < 40 - (20 + 4):
+            await asyncio.wait(
+                [task for task in tasks if not task.done()], timeout=60, return_when="FIRST_COMPLETED"
+            )
+        gate.set()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         full = [error for error in done if isinstance(error, QueueFullError)]
         assert len(full) == 40 - (20 + 4) and "try again later" in str(full[0])

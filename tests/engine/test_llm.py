@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
+import math
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tandem import LLM, TandemError
+from tandem.engine import scheduler
 from tandem.engine.sequence import Sequence
 from tandem.errors import DeadlineError, DeviceError, DoesNotFitError, RequestError, StateFileError
 from tests.cli.tiny_model import write_tiny_model
@@ -130,9 +133,11 @@ def test_an_interrupt_is_no_other_stream_s(llm: LLM) -> None:
     expected, random = llm.generate("hello", max_tokens=40).token_ids, Random(1)
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    begun, came = time.perf_counter(), 0
-    llm.generate(["abc", "zzzz", "hello"], max_tokens=40)
-    usual = time.perf_counter() - begun
+    usual, came = math.inf, 0
+    for _ in range(5):  # others may use this core
+        begun = time.perf_counter()
+        llm.generate(["abc", "zzzz", "hello"], max_tokens=40)
+        usual = min(usual, time.perf_counter() - begun)
     try:
         for _ in range(150):
             stream = llm.stream("hello", max_tokens=40)
@@ -210,12 +215,12 @@ def test_n_answers_to_a_prompt(llm: LLM) -> None:
         llm.generate("x", n=2, seed="x")
 
 
-def test_a_deadline_is_an_error(llm: LLM) -> None:
+def test_a_deadline_is_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeadlineError, match=r"was not done in 1e-06 s, 0 tokens"):
         llm.generate("x", max_tokens=9, timeout=1e-6)
-    stream = llm.stream("x", max_tokens=200, timeout=0.5)
-    next(stream)  # in time, on a busy machine too
-    time.sleep(0.6)
+    stream = llm.stream("x", max_tokens=200, timeout=3600)
+    next(stream)
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() + 3600))
     with pytest.raises(DeadlineError, match="allow more time or ask for less"):
         list(stream)
 

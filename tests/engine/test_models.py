@@ -27,6 +27,7 @@ from tests.engine.test_memory import memory
 from tests.packages import model_path
 
 fast = pytest.mark.fast
+CLOCKS = 0.01  # seconds that two of them may differ by
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "threads": 1, "context": 256, "batch": 2, "kv_memory": 70_000}
 
@@ -65,9 +66,9 @@ def with_models(specs: dict[str, Path], test: Callable[[Models], Awaitable[None]
         with pytest.raises(RequestError, match="are closed"):
             await answer(models, "one")
 
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     asyncio.run(run())
-    assert threading.active_count() == threads and not cpu.CPUDevice._open
+    assert set(threading.enumerate()) <= threads and not cpu.CPUDevice._open
 
 
 async def answer(models: Models, name: str, tokens: int = 5, **options: Any) -> str:
@@ -81,7 +82,7 @@ def names(models: Models) -> list[str]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Waits for something that is about to happen; a busy machine may take its time."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition() and time.monotonic() < end:
         await asyncio.sleep(0.005)
     assert condition()
@@ -132,8 +133,9 @@ def test_a_model_stays_for_a_while_after_its_last_use(specs: dict[str, Path]) ->
             await answer(models, "one")
             await asyncio.sleep(0.15)
             assert names(models) == ["one"], "someone uses it"
-        expires = models.loaded()[0].expires
-        assert expires and 0 < expires - time.time() <= 0.1
+            before = time.time()
+        expires, after = models.loaded()[0].expires, time.time()
+        assert expires and before < expires - 0.1 + CLOCKS and expires - 0.1 < after + CLOCKS
         await until(lambda: not models.loaded())
         await answer(models, "one", keep_alive=math.inf)
         await answer(models, "two", keep_alive=0)
@@ -298,7 +300,7 @@ def test_fifty_loads_leave_nothing_behind(specs: dict[str, Path]) -> None:
         after = use_of_machine()
         print(before, after)
         assert after["threads"] <= before["threads"] + 4  # of asyncio's own pool
-        assert after["files"] == before["files"] and after["maps"] <= before["maps"] + 20
+        assert after["files"] <= before["files"] and after["maps"] <= before["maps"] + 20
         assert after["resident"] < before["resident"] + 3e6
 
     with_models(specs, test)

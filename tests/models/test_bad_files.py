@@ -271,14 +271,14 @@ def open_mutated(tmp_path: Path, seed: int, count: int) -> None:
     with little_memory():
         for data in mutations(seed, count):
             path.write_bytes(data)
-            start = time.perf_counter()
+            start = time.thread_time()  # others may use this core
             try:
                 with GGUF.open(path) as model:
                     read_everything(model)
                     opened += 1
             except ModelFileError as error:
                 assert error.path == str(path) and error.field and 0 <= error.offset <= len(data)
-            slowest = max(slowest, time.perf_counter() - start)
+            slowest = max(slowest, time.thread_time() - start)
     assert 0.01 * count < opened < 0.9 * count  # the mutations neither always nor never matter
     assert slowest < 2
 
