@@ -40,6 +40,8 @@ TEXT = Path(__file__).parent.parent / "tests/models/text.txt"
 RESULTS = Path(__file__).parent / "results"
 STEP, ROWS = 200, 50  # tokens at a time: of the engine, and of the reference's logits
 BLOCKS = (None, 256)
+# Published, and what `tandem plan --npu` computes with: operations a second of both, and bytes that the NPU writes.
+IGPU, NPU, WRITTEN = 8.1e12, 4.57e12, 15e9
 
 
 class Measured:
@@ -140,8 +142,11 @@ def measure(result: dict[str, Any], options: argparse.Namespace, save: Callable[
 
         cost(frozenset(kinds))
         verdict = judge(list(kinds), cost)
-        if options.layers in kinds and options.layers not in verdict.admitted:
-            finer = [f"{options.layers} of layers {a}-{b}" for a, b in quarters(layers)]
+        failed = [
+            kind for kind in options.layers or ["down"] if kind in kinds and kind not in verdict.admitted
+        ]
+        if failed:
+            finer = [f"{kind} of layers {a}-{b}" for kind in failed for a, b in quarters(layers)]
             verdict = judge([*sorted(verdict.admitted), *finer], cost)
     result["admitted"] = sorted(verdict.admitted)
     result["total"] = rows.get(label_of(verdict.admitted, kinds))
@@ -157,22 +162,27 @@ def matmuls(name: str) -> tuple[list[Gemm], str]:
 
 
 def verdicts(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the NPU may compute (tandem/devices/npu/verdicts.json): of a model's results those that admit the most."""
+    """What the NPU may compute (tandem/devices/npu/verdicts.json): of a model's results those that save the most."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(result["model"] for result in results):
         works, shape = matmuls(name)
         kinds = kind_groups(works)
-        options = [
-            (
-                result["block"],
-                [member for group in result.get("admitted", []) for member in members_of(group, kinds)],
-            )
-            for result in results
-            if result["model"] == name
-        ]
-        block, admitted = max(options, key=lambda option: len(option[1]))
-        found[shape] = {"block": block, "groups": sorted(admitted)}
+        options = []
+        for result in results:
+            if result["model"] == name:
+                members = [m for group in result.get("admitted", []) for m in members_of(group, kinds)]
+                options.append((saved(result["block"], works, members), result["block"], sorted(members)))
+        _, block, admitted = max(options, key=lambda option: option[0])
+        found[shape] = {"block": block, "groups": admitted}
     return found
+
+
+def saved(block: int | None, works: Sequence[Gemm], members: Sequence[str]) -> float:
+    """Of the iGPU's operations in a prompt, those that the NPU takes. It writes the sums of each block by themselves: 4
+    bytes for 2 x block operations."""
+    rate = min(NPU, block / 2 * WRITTEN) if block else NPU
+    taken = [work for work in works if groups(work)[2] in members]
+    return rate / (rate + IGPU) * sum(2 * work.rows * int(work.launch.scalars["columns"]) for work in taken)
 
 
 def label_of(selected: frozenset[str], kinds: dict[str, list[str]]) -> str:
@@ -245,7 +255,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--block", type=int, action="append", help="columns with a scale; 0: all of a row")
     parser.add_argument(
-        "--layers", default="down", help="what is judged by quarters of its layers if it fails"
+        "--layers", action="append", help="what is judged by quarters of its layers if it fails (down)"
     )
     parser.add_argument("--out", type=Path, default=RESULTS / f"{date.today()}-npu-numerics.json")
     parser.add_argument("--verdicts", type=Path, help="where to write what the gate admits")
