@@ -26,7 +26,7 @@ from tandem.errors import RequestError
 from tandem.server.keys import Keys, read_keys
 from tandem.server.settings import ServerSettings, read_settings_file
 from tests.cli.tiny_model import write_tiny_model
-from tests.server.servers import PATIENCE, Running, post, read_all, serving, wait_until
+from tests.server.servers import PATIENCE, TICKS, Running, post, read_all, serving, wait_until
 
 CHAT = "/v1/chat/completions"
 MiB = 1 << 20
@@ -144,6 +144,33 @@ def test_a_client_gone_before_its_answer_frees_its_place(server: Running) -> Non
         wait_until(lambda: server.running() == 1)
     wait_until(lambda: server.cancelled() == before + 1)
     is_well(server)
+
+
+def test_a_client_that_closes_its_half_frees_its_place(server: Running) -> None:
+    before = server.cancelled()
+    with server.connect() as client:
+        client.sendall(post(CHAT, server.chat(max_tokens=40_000)))
+        wait_until(lambda: server.running() == 1)
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client) == b""
+    wait_until(lambda: server.cancelled() == before + 1)
+    is_well(server)
+
+
+def test_a_peer_that_has_vanished_is_probed(server: Running) -> None:
+    """The kernel's own list of connections says so: its timer is that of keepalive, and set to half a minute."""
+
+    def is_probed(client: int) -> bool:
+        ports = f":{server.port:04X}", f":{client:04X}"
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, here, there, _, _, timer, *_ = line.split()
+            if here.endswith(ports[0]) and there.endswith(ports[1]):
+                kind, ticks = (int(part, 16) for part in timer.split(":"))
+                return kind == 2 and 0 < ticks / TICKS <= 30
+        return False
+
+    with server.connect() as client:
+        wait_until(lambda: is_probed(client.getsockname()[1]))
 
 
 # ---- sizes and numbers
@@ -279,8 +306,11 @@ def test_pages_of_others_may_not_call(server: Running) -> None:
         assert b" 204 " in allowed and b"allow-headers: authorization,x-stainless-os" in allowed
 
 
-def test_it_listens_on_this_machine_only() -> None:
+def test_it_listens_on_this_machine_only(server: Running) -> None:
     assert ServerSettings().host == "127.0.0.1" and not ServerSettings().cors_origins
+    known = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    listening = re.findall(rf" (\w+):{server.port:04X} \w+:0000 0A ", known)
+    assert listening == ["0100007F"]  # 127.0.0.1
 
 
 # ---- the log
