@@ -17,6 +17,8 @@ enum { STORE = 0, SILU_GLU = 1, GELU_GLU = 2 };  // GLU: panels come as 2 of gat
 #define WIDEST 4
 #endif
 
+#define AHEAD 5120  // bytes: what a core reads while memory answers
+
 typedef void quants_fn(const uint8_t *, int, i32x16 *);
 typedef void scales_fn(const uint8_t *, f32x16 *, f32x16 *);
 typedef struct {
@@ -43,9 +45,9 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
         for (int block = 0; block < f.span / 32; block++, x++) {
             i32x16 w[8];
             f.quants(panel, block, w);
-            if (tokens == 1)  // one pass over the weights, at memory speed: ask for what comes next
-                for (int line = 0; line < f.bytes * 32 / f.span; line += 64)
-                    __builtin_prefetch(panel + block * (f.bytes * 32 / f.span) + 2560 + line);
+            // Weights come from memory once an item: ask for what comes next, or each line would be waited for.
+            for (int line = 0; line < f.bytes * 32 / f.span; line += 64)
+                __builtin_prefetch(panel + block * (f.bytes * 32 / f.span) + AHEAD + line);
 #pragma GCC unroll 16
             for (int t = 0; t < tokens; t++) {
                 const int8_t *q = x->q[first + t];
