@@ -26,6 +26,7 @@ from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Proposer, Speculator
 from tandem.errors import ContextError, RequestError
+from tandem.interrupts import deferred
 from tandem.kernels.kernel import Array
 from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
 from tandem.model.model import Model
@@ -229,9 +230,9 @@ class Engine:
 
     def logits(self, ids: list[int]) -> Array:
         """float32 [len(ids), vocab]: the logits after each token, teacher-forced."""
-        out, recording = np.empty((len(ids), self.model.config.vocab), np.float32), self.turns[0].recording
+        out = np.empty((len(ids), self.model.config.vocab), np.float32)
         for begin, count in self._forced(ids):
-            recording.replay()
+            self.turns[0].recording.replay()
             out[begin : begin + count] = self._read("logits", count)
         return out
 
@@ -241,14 +242,12 @@ class Engine:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def captured(self, ids: list[int], names: list[str]) -> Iterator[dict[str, Array]]:
-        """Named intermediates of the next tokens of `ids`, read right after the launch that completes them. Steps may
-        be made in between."""
+        """Named intermediates of the next tokens of `ids`, each read when complete. Steps may be made in between."""
         unknown = [name for name in names if not isinstance(name, str) or name not in self.program.values]
         if unknown:
             raise RequestError(f"no intermediate {unknown[0]!r}: `LLM.intermediates` lists their names")
-        launches = self.program.launches
+        launches, recording = self.program.launches, self.turns[0].recording
         needed = 1 + max(i for i, launch in enumerate(launches) if "cache" in launch.buffers)
-        recording = self.turns[0].recording
         for _, count in self._forced(ids):
             done, part = 0, {}
             for name in sorted(names, key=lambda name: self.program.values[name][0]):
@@ -261,7 +260,7 @@ class Engine:
             yield part
 
     def _read(self, name: str, count: int) -> Array:
-        _, tensor = self.program.values[name]
+        tensor = self.program.values[name][1]
         memory = self.device.read(tensor)
         if tensor.dtype == "q8":
             return q8_unpack(memory.view(Q8_BLOCK).reshape(-1, tensor.stride // 32), count)
@@ -269,29 +268,30 @@ class Engine:
         return np.ndarray((count, end - first), np.float32, memory, strides=(4 * tensor.stride, 4)).copy()
 
     def _forced(self, ids: list[int]) -> Iterator[tuple[int, int]]:
-        """Writes StepInputs for `ids` chunk by chunk, every row sampled; yields (first token, count) of each. Others
-        keep their places meanwhile, if there are KV blocks for all."""
+        """Writes StepInputs for parts of `ids`; yields (first token, count). Others keep their places if they can."""
         self._check_prompt(ids)
         if len(ids) > self.context:
             raise ContextError(
                 f"{len(ids)} tokens are more than the context of {self.context}: load with a larger one"
             )
-        limits = self.scheduler.limits
-        sequence = Sequence(ids, SamplingParams(), frozenset(), self.cache.new_tables(), slot=self._guest)
+        rows, tables = self.scheduler.limits.rows, self.cache.new_tables()
+        sequence = Sequence(ids, SamplingParams(), frozenset(), tables, slot=self._guest)
         try:
             while sequence.computed < len(ids):
-                while self._flying:
-                    self._collect()
-                count = min(limits.rows, self.scheduler.patience(), len(ids) - sequence.computed)
-                self.scheduler.make_room_for_guest(sequence, sequence.computed + count)
-                for table in sequence.tables:
+                with deferred():  # others' tokens and blocks are at stake
+                    self.cache.slide(tables, sequence.computed)
+                    while self._flying:
+                        self._collect()
+                    count = min(self.scheduler.patience(), rows, len(ids) - sequence.computed)
+                    self.scheduler.make_room_for_guest(sequence, sequence.computed + count)
+                for table in tables:
                     table.written[0] = 0  # another guest may have written its own
                 self.turns[0].batch.write_all_rows(Chunk(sequence, sequence.computed, count, True))
                 yield sequence.computed, count
                 sequence.computed += count
-                self.cache.slide(sequence.tables, sequence.computed)
         finally:
-            self.cache.release(sequence.tables)
+            with deferred():
+                self.cache.release(tables)
 
     def _check_prompt(self, ids: list[int]) -> None:
         if not ids:

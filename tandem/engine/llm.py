@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -19,6 +19,7 @@ from tandem.engine.reply import Result, Token, TokenLogprob, Usage
 from tandem.engine.requests import Message, Requests, as_items
 from tandem.engine.speculation import Proposer
 from tandem.errors import RequestError, TandemError
+from tandem.interrupts import deferred
 from tandem.kernels.kernel import Array
 from tandem.kernels.layouts import KV_TYPES
 from tandem.model.model import open_model
@@ -68,12 +69,19 @@ class LLM(Requests):
         "require" let the NPU of a Ryzen 7040 or 8040 help (docs/NPU.md; not yet run on one)."""
         if not isinstance(model, str | os.PathLike):
             raise RequestError(f"model={model!r}: give the path of a GGUF file or the name of a model")
-        if not isinstance(device, str):
-            raise RequestError(f"device={device!r}: give a name, such as cpu or auto")
-        if kv not in KV_TYPES:
-            raise RequestError(f"kv={kv!r}: use f16, q8 or f32")
+        for name, given, hint in (
+            ("device", device, "give a name, such as cpu or auto"),
+            ("kv", kv, "use f16, q8 or f32"),
+            ("placement", placement, "use layers, columns, pipeline or npu-attention"),
+            ("npu", npu, "use off, auto or require"),
+        ):
+            if not isinstance(given, str) or (name == "kv" and given not in KV_TYPES):
+                raise RequestError(f"{name}={given!r}: {hint}")
+        if not isinstance(lookup, bool):
+            raise RequestError(f"lookup={lookup!r}: give True or False")
         for name, value in (("threads", threads), ("context", context), ("batch", batch)):
-            if value is not None and not (isinstance(value, int) and 1 <= value < MOST_OF_ANYTHING):
+            auto = value is None and name != "batch"
+            if not auto and not (isinstance(value, int) and 1 <= value < MOST_OF_ANYTHING):
                 raise RequestError(
                     f"{name}={value!r}: give a whole number, 1 or more, below {MOST_OF_ANYTHING}"
                 )
@@ -86,13 +94,13 @@ class LLM(Requests):
         ):
             raise RequestError(f"split={split!r}: give the number of layers of each device, in a list")
         for name, nbytes in (("gpu_memory", gpu_memory), ("kv_memory", kv_memory)):
-            if nbytes is not None and not (isinstance(nbytes, int | float) and nbytes > 0):
+            if nbytes is not None and not (isinstance(nbytes, int | float) and 0 < nbytes < 1 << 63):
                 raise RequestError(f"{name}={nbytes!r}: give a number of bytes")
         npu_missing(npu)  # an error, if it is required, comes before a model is read
         super().__init__()
         self._draft: LLM | None = None
-        with ExitStack() as closing:  # if something fails, what was there before it
-            self._model = closing.enter_context(open_model(resolve(os.fspath(model))))
+        with ExitStack() as opened:  # if something fails, what was there before it
+            self._model = opened.enter_context(open_model(resolve(os.fspath(model))))
             trained = self._model.config.trained_context
             self.context = min(context or DEFAULT_CONTEXT, trained)
             if context and context > trained:
@@ -102,25 +110,25 @@ class LLM(Requests):
             )
             c = self._model.config
             self.device = with_npu(alone, npu, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}")
-            closing.callback(self.device.close)
+            opened.callback(self.device.close)
             if draft is not None:
                 from tandem.engine.draft import kv_shares
 
-                with open_model(resolve(os.fspath(draft))) as opened:
-                    most = min(self.context, opened.config.trained_context)
+                with open_model(resolve(os.fspath(draft))) as small:
+                    most = min(self.context, small.config.trained_context)
                     free = self.device.free_memory()[0]
-                    kv_memory, share = kv_shares(self._model, opened, kv, most, batch, free, kv_memory)
+                    kv_memory, share = kv_shares(self._model, small, kv, most, batch, free, kv_memory)
                 first = device.partition(",")[0]  # of several; a draft model is small
                 options = {"threads": threads, "context": most, "kv": kv, "batch": batch, "kv_memory": share}
-                self._draft = closing.enter_context(LLM(draft, device=first, **options))  # type: ignore[arg-type]
+                self._draft = opened.enter_context(LLM(draft, device=first, **options))  # type: ignore[arg-type]
             text = Beside(_open_text, self._model.gguf)  # the vocabulary is read while weights are repacked
-            closing.callback(text.join)
+            opened.callback(text.join)
             self.engine = Engine(
                 self._model, self.device, context=self.context, batch=batch, kv=kv,
                 kv_memory=kv_memory, proposer=Lookup() if lookup else self._drafting(),
             )  # fmt: skip
             self.tokenizer, self._template = text.result()
-            self._closing = closing.pop_all()
+            self._closing = opened.pop_all()
 
     def _drafting(self) -> Proposer | None:
         if self._draft is None:
@@ -194,23 +202,27 @@ class LLM(Requests):
 
     def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
         """Named intermediates for each token: see `intermediates` for the names."""
-        if isinstance(names, str) or not isinstance(names, Iterable):
+        try:
+            wanted = None if isinstance(names, str) else list(names)
+        except TypeError:
+            wanted = None
+        if wanted is None:
             raise RequestError(
                 f"{names!r} are no intermediates: give a list of names from `LLM.intermediates`"
             )
         with self.lock:
-            return self.engine.capture(self._ids(ids), names)
+            return self.engine.capture(self._ids(ids), wanted)
 
     def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
         """float32 [width], of length 1: what the model makes of a text, before the head. `pooling`: the "mean" of its
         tokens, the "last" or the first ("cls")."""
-        with self.lock:
-            return next(vector for vector in self.embedding(prompt, pooling) if vector is not None)
+        with self.lock, closing(self.embedding(prompt, pooling)) as vectors:
+            return next(vector for vector in vectors if vector is not None)
 
     def embedding(self, prompt: str | list[int], pooling: str) -> Generator[Array | None]:
         """`embed` a part at a time, the vector last; whoever takes the next has the lock, others may be served in
         between."""
-        if pooling not in ("mean", "last", "cls"):
+        if not isinstance(pooling, str) or pooling not in ("mean", "last", "cls"):
             raise RequestError(f"pooling={pooling!r}: use mean, last or cls")
         parts = self.engine.captured(self._ids(prompt), ["result_norm"])
         return pooled(parts, pooling)
@@ -229,7 +241,7 @@ class LLM(Requests):
         kv_state.check_path(path)  # before the work
         tokens = self.prepare(prompt).sequence.prompt
         self.generate(tokens, max_tokens=1)
-        with self.lock:
+        with self.lock, deferred():
             return kv_state.save(self.engine, tokens, path)
 
     def restore(self, path: str | os.PathLike[str]) -> list[int]:
@@ -237,7 +249,7 @@ class LLM(Requests):
         from tandem.engine import kv_state
 
         kv_state.check_path(path)
-        with self.lock:
+        with self.lock, deferred():
             return kv_state.restore(self.engine, path)
 
     # ---- what is inside

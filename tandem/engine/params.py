@@ -80,7 +80,7 @@ class SamplingParams:
 
     def _check_types(self) -> None:
         """Values may come from anywhere, JSON for one; what other engines take for `none` is taken too."""
-        stop, bias = self.stop or (), self.logit_bias or {}
+        stop, bias = _or(self.stop, ()), _or(self.logit_bias, {})
         _check(isinstance(stop, (str, list, tuple)), "stop must be a text or a list of texts")
         stop = (stop,) if isinstance(self.stop, str) else tuple(stop)
         _check(all(isinstance(s, str) and s for s in stop), "stop strings must be texts that are not empty")
@@ -104,7 +104,7 @@ class SamplingParams:
         self._check_form()
 
     def _check_form(self) -> None:
-        choices = self.choices or ()
+        choices = _or(self.choices, ())
         _check(
             isinstance(choices, (list, tuple))
             and all(isinstance(choice, str) and choice for choice in choices),
@@ -133,6 +133,11 @@ class SamplingParams:
     @property
     def uses_history(self) -> bool:
         return self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _or(value: Any, none: Any) -> Any:
+    """A value, or `none` for what says that there is none."""
+    return none if isinstance(value, (int, str, list, tuple, dict, type(None))) and not value else value
 
 
 def _whole(value: Any) -> bool:

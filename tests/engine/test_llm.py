@@ -128,23 +128,32 @@ def test_an_interrupt_while_a_request_is_put_away(llm: LLM, place: str) -> None:
     assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
 
 
-def test_an_interrupt_is_no_other_stream_s(llm: LLM) -> None:
+@pytest.mark.parametrize("work", ["generate", "embed"])
+def test_an_interrupt_is_no_other_stream_s(llm: LLM, work: str) -> None:
     """Ctrl-C at any time, while a stream is open in the same thread: that one goes on with the same tokens."""
+    rounds = 150 if work == "generate" else 60
+
+    def disturb() -> None:
+        if work == "generate":
+            llm.generate(["abc", "zzzz", "hello"], max_tokens=40)
+        else:
+            llm.embed("x" * 200)
+
     expected, random = llm.generate("hello", max_tokens=40).token_ids, Random(1)
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     usual, came = math.inf, 0
     for _ in range(5):  # others may use this core
         begun = time.perf_counter()
-        llm.generate(["abc", "zzzz", "hello"], max_tokens=40)
+        disturb()
         usual = min(usual, time.perf_counter() - begun)
     try:
-        for _ in range(150):
+        for _ in range(rounds):
             stream = llm.stream("hello", max_tokens=40)
             ids = [next(stream).id for _ in range(3)]
             try:
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, usual))
-                llm.generate(["abc", "zzzz", "hello"], max_tokens=40)
+                disturb()
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 came += 1
@@ -277,7 +286,13 @@ def test_not_a_size(path: Path, option: str, value: Any) -> None:
         ("draft", 5),
         ("gpu_memory", "x"),
         ("kv_memory", -1),
+        ("kv_memory", 10**400),
         ("device", 5),
+        ("batch", None),
+        ("kv", np.array([1, 2])),
+        ("lookup", "yes"),
+        ("placement", np.array([1, 2])),
+        ("npu", 5),
     ],
 )
 def test_not_an_option(path: Path, option: str, value: Any) -> None:
@@ -304,7 +319,7 @@ def test_not_a_text_and_not_tokens(llm: LLM, wrong: Any) -> None:
             method(wrong)
 
 
-@pytest.mark.parametrize("names", [[["x"]], [{}], [5], 5, None, "result_norm"])
+@pytest.mark.parametrize("names", [[["x"]], [{}], [5], 5, None, "result_norm", np.array(3)])
 def test_not_the_names_of_intermediates(llm: LLM, names: Any) -> None:
     with pytest.raises(RequestError, match="intermediate"):
         llm.capture([1, 2], names)

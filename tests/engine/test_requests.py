@@ -82,6 +82,9 @@ def test_too_many_biases() -> None:
         {"logit_bias": {"1": 1.0}},
         {"logit_bias": {1: "a"}},
         {"logit_bias": [1]},
+        {"logit_bias": np.array([1, 2])},
+        {"stop": np.array([1, 2])},
+        {"choices": np.array([1, 2])},
     ],
     ids=str,
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count, pairwise
@@ -301,7 +303,7 @@ def let_meet(stages: list[Stage]) -> None:
 
     for i, stage in enumerate(stages):
         stage.times.clear()
-        stage.enter = enter(i, stage)  # type: ignore[method-assign]
+        stage.enter = enter(i, stage)  # type: ignore[method-assign, assignment]
 
 
 def check_overlap(stages: list[Stage]) -> None:
@@ -357,6 +359,31 @@ def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody() -> None:
             with pytest.raises(KeyboardInterrupt):
                 llm.generate([[7, 8], [9]], max_tokens=9)
         assert llm.generate([1, 2, 3], max_tokens=9).token_ids == alone
+
+
+def test_an_interrupt_while_a_step_is_waited_for_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes to the main thread, which waits, while another one works with what the step has been given."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with LLM(GOLDEN, device="cpu,cpu", threads=2, context=128, batch=4) as llm:
+        expected = llm.logits([1, 2, 3])
+        stage: Stage = llm.device.chain[1]  # type: ignore[attr-defined]
+        enter, done = stage.enter, list[bool]()
+
+        def interrupted(carrier: Carrier) -> None:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.05)  # for who would not wait to go wrong
+            enter(carrier)
+            done.append(True)
+
+        for use in (lambda: llm.logits([5, 6]), lambda: llm.generate([8], max_tokens=1)):
+            with monkeypatch.context() as patch:
+                patch.setattr(stage, "enter", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    use()
+                assert done.pop()
+            assert llm.logits([1, 2, 3]).tobytes() == expected.tobytes()
+            assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
+    signal.signal(signal.SIGINT, handler)
 
 
 class Interrupting:

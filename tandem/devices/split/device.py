@@ -17,6 +17,7 @@ from tandem.devices.split.balance import balance
 from tandem.devices.split.cut import OWN, Part, cut, layer_starts
 from tandem.devices.split.stage import Carrier, Stage, Trip
 from tandem.errors import DeviceError, DoesNotFitError
+from tandem.interrupts import deferred
 from tandem.program.program import MOST_TURNS, Program, Tensor, arena_in
 
 
@@ -173,14 +174,16 @@ class Recording:
             raise
 
     def finish(self) -> None:
-        self._trip.done.wait()
+        with deferred():  # else the next step would overwrite what this one is still working on
+            self._trip.done.wait()
         if self._trip.error:
             raise self._trip.error
 
     def replay(self, begin: int = 0, end: int | None = None) -> None:
         if (begin, end) == (0, None):
-            self.start()
-            self.finish()
+            with deferred():
+                self.start()
+                self.finish()
             return
         for i, stage in enumerate(self.device.chain):
             part = stage.part
