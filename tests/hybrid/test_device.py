@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import signal
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -263,6 +265,40 @@ def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody(tmp_path: Path
             with pytest.raises(KeyboardInterrupt):
                 answer(engine, [7, 8])
         assert answer(engine, [1, 2, 3]) == alone
+
+
+@pytest.mark.parametrize("placement", ["columns", "pipeline", "npu-attention"])
+def test_an_interrupt_while_a_step_is_waited_for_waits_for_it(placement: str) -> None:
+    """Ctrl-C comes to the main thread, which waits, while a helper works with what the step has been given."""
+    options: dict[str, Any] = {"split": None if placement == "npu-attention" else [1, 1], "threads": 2}
+    interrupts, done = [0], list[bool]()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with LLM(GOLDEN, device="cpu,cpu", placement=placement, context=128, batch=4, **options) as llm:
+            assert isinstance(llm.device, HybridDevice)
+            helper = llm.device.helpers[0]
+            assert isinstance(helper, DeviceAccelerator)
+            run = helper.run
+
+            def interrupted(share: Share) -> Sequence[Bytes]:
+                if interrupts.pop():
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                    time.sleep(0.05)  # for who would not wait to go wrong
+                    done.append(True)
+                interrupts.append(0)
+                return run(share)
+
+            helper.run = interrupted  # type: ignore[method-assign]
+            expected, alone = llm.logits([1, 2, 3]), llm.generate([4, 5], max_tokens=5).token_ids
+            for use in (lambda: llm.logits([5, 6]), lambda: llm.generate([7, 8], max_tokens=5)):
+                interrupts[:] = [1]
+                with pytest.raises(KeyboardInterrupt):
+                    use()
+                assert done.pop()
+                assert llm.logits([1, 2, 3]).tobytes() == expected.tobytes()
+                assert llm.generate([4, 5], max_tokens=5).token_ids == alone
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def answer(engine: Engine, prompt: list[int]) -> list[int]:

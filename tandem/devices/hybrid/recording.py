@@ -9,6 +9,7 @@ from tandem.devices import device as devices
 from tandem.devices.hybrid.cut import Gemm, Moved
 from tandem.devices.hybrid.flow import Trip
 from tandem.errors import DeviceError
+from tandem.interrupts import deferred
 from tandem.program.program import Program, Tensor
 
 if TYPE_CHECKING:
@@ -90,14 +91,16 @@ class Recording:
             if self.turn.alone:
                 self.turn.alone.finish()
             return
-        self._trip.done.wait()
+        with deferred():  # else the next step would overwrite what this one is still working on
+            self._trip.done.wait()
         if self._trip.error:
             raise self._trip.error
 
     def replay(self, begin: int = 0, end: int | None = None) -> None:
         if (begin, end) == (0, None):
-            self.start()
-            self.finish()
+            with deferred():
+                self.start()
+                self.finish()
         elif self.turn.alone:
             self.turn.alone.replay(begin, end)
         else:
