@@ -226,6 +226,13 @@ def cell(row: dict[str, float]) -> str:
     return f"{row['perplexity_cost']:+.2%} ± {row['standard_error']:.2%} ({text})"
 
 
+def divergences(result: dict[str, Any]) -> str:
+    """In nats a token: with nothing in int8, with what the gate admits, with all."""
+    rows, total = result["rows"], result.get("total")
+    found = [rows["all"]["kl_without"], *([total["kl"]] if total else []), rows["all"]["kl"]]
+    return ", ".join(f"{kl:.4f}" for kl in found)
+
+
 def table(results: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(result["model"] for result in results))
     lines = []
@@ -244,7 +251,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         sums = [f": {cell(result['total'])}" if result.get("total") else "" for result in mine]
         admitted = [", ".join(result.get("admitted", ["not judged yet"])) or "nothing" for result in mine]
         admitted = [groups + total for groups, total in zip(admitted, sums, strict=True)]
-        lines += ["| **the gate admits** | " + " | ".join(admitted) + " |", ""]
+        lines.append("| **the gate admits** | " + " | ".join(admitted) + " |")
+        lines += ["| KL from float32: none, admitted, all | " + " | ".join(map(divergences, mine)) + " |", ""]
     return "\n".join(lines)
 
 
