@@ -63,6 +63,7 @@ class Hardware:
     sources: dict[str, str]
     calibration: Calibration
     npu: dict[str, Any] | None = None
+    careful: str = ""  # of "this": what disturbed its measurement
 
     def __post_init__(self) -> None:
         """Whatever is predicted from rates like these is below the limit that they give."""

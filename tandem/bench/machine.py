@@ -26,6 +26,11 @@ def machine_facts() -> Machine:
     }
 
 
+def disturbed(others: float) -> str:
+    """What to say of the share that others took; nothing where it is little."""
+    return f"other processes took {others:.0%} of the machine" if others > DISTURBED else ""
+
+
 def cpu_fields() -> dict[str, str]:
     """Of /proc/cpuinfo, those of the last core."""
     with open("/proc/cpuinfo") as lines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tandem.bench.limits import OVER, impossible, share
-from tandem.bench.machine import DISTURBED
+from tandem.bench.machine import disturbed
 from tandem.bench.profile import Group
 from tandem.bench.result import Clock, Compared, Energy, Launches, Limits, PeerRow, Result, Row
 from tandem.bench.runs import Measured
@@ -82,8 +82,8 @@ def warnings(row: Row, throttled: int = 0) -> list[str]:
     peer = row["peer"]
     if peer and peer["median"] / row["median"] * row["of_roofline"] > OVER:
         found.append("the peer is above the roofline: it was mismeasured, or did less than we")
-    if row["others"] > DISTURBED:
-        found.append(f"other processes took {row['others']:.0%} of the machine")
+    if others := disturbed(row["others"]):
+        found.append(others)
     return found
 
 

@@ -1,8 +1,9 @@
 """`--hardware this`: the machine at hand, measured through our own kernels and kept in a file.
 
-Measured are reads of its memory, a prompt, and a CPU's peak. The rate that predictions take is the one that explains
-the prompt, given what part of it our kernels reach where both are known (`calibration` in hardware.toml). Where the
-peak is not known it is taken to be that rate: then the limit by arithmetic is a guess; the one by memory is not.
+Measured are reads of its memory, a prompt, and a CPU's peak; what is free is asked each time. The rate that predictions
+take is the one that explains the prompt, given what part of it our kernels reach where both are known (`calibration` in
+hardware.toml). Where the peak is not known it is taken to be that rate: then the limit by arithmetic is a guess; the
+one by memory is not.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from pathlib import Path
 
 from tandem.bench.hardware import Calibration, Hardware, calibration_of
 from tandem.bench.limits import measure_limits
+from tandem.bench.machine import disturbed
 from tandem.bench.plan import Planned
+from tandem.bench.result import Limits
 from tandem.bench.runs import Bench, Workload
+from tandem.bench.sensors import Sensors
 from tandem.devices.device import Device
 from tandem.devices.opening import open_device
 from tandem.devices.vulkan.device import VulkanDevice
@@ -35,7 +39,7 @@ def this_machine(again: bool = False, device: str = "auto", folder: Path | None 
     try:
         known = _kept(file, opened.describe())
         if known and not again:
-            return known
+            return replace(known, memory_gib=_free_gib(opened))
         found = measure(opened)
     finally:
         opened.close()
@@ -48,11 +52,13 @@ def measure(device: Device) -> Hardware:
     kind = _kind(device)
     few = {"cpu": 1, "software": 2}.get(kind, 2 if "NVIDIA" in device.describe() else 9)
     shape, layers, prompt = (SMALL, FEW_LAYERS, FEW) if kind == "software" else (SHAPE, LAYERS, PROMPT)
-    memory = device.free_memory()[1] / 2**30
-    limits = measure_limits(device, READ_BYTES)
+    memory, model, work = _free_gib(device), SyntheticModel(shape, layers), Workload("prefill", prompt)
+
+    def both() -> tuple[Limits, float]:
+        return measure_limits(device, READ_BYTES), Bench(model, device, [work]).measure(work, ROUNDS).median
+
+    (limits, seconds), seen = Sensors().during(both)
     read, peak = limits["bytes_per_s"], limits["ops_per_s"]
-    model, work = SyntheticModel(shape, layers), Workload("prefill", prompt)
-    seconds = Bench(model, device, [work]).measure(work, ROUNDS).median
     read_source = f"measured: {limits['bytes_from']}"
     rate_source = f"what a prompt of {prompt} reached, over matrix_ops of `calibration`"
     unknown = Hardware(
@@ -62,12 +68,17 @@ def measure(device: Device) -> Hardware:
             **dict.fromkeys(("matrix_tflop_s", "dot_top_s"), rate_source),
             "peak_top_s": limits["ops_from"] or f"not known: {rate_source}",
             "matrix_from": "docs/VULKAN.md, by the maker",
-            "memory_gib": "free when it was measured",
+            "memory_gib": "free now",
             "carve_out_gib": "in memory_gib",
         },
         calibration_of(kind),
+        careful=disturbed(seen.others) and f"{disturbed(seen.others)} when it was measured: --measure when it is idle",
     )  # fmt: skip
     return _with_rate(unknown, Planned(model, prompt), prompt, seconds, peak and peak / 1e12)
+
+
+def _free_gib(device: Device) -> float:
+    return device.free_memory()[1] / 2**30
 
 
 def _kind(device: Device) -> str:

@@ -41,7 +41,8 @@ class Wish:
                 f"{self.context}: use a larger --context"
             )
         if not 1 <= min(self.batches) <= max(self.batches) <= MOST_ROWS:
-            raise RequestError(f"a batch is of 1 to {MOST_ROWS} sequences: {self.batches} is not planned for")
+            wrong = next(batch for batch in self.batches if not 1 <= batch <= MOST_ROWS)
+            raise RequestError(f"a batch of {wrong} sequences is not planned for: use 1 to {MOST_ROWS}")
         if not all(0 <= chance < 1 for chance in self.acceptance):
             raise RequestError("an acceptance rate is a chance: give numbers from 0 to below 1, such as 0.7")
 
@@ -107,6 +108,9 @@ def _speculation(
 ) -> list[Data]:
     """One sequence: guesses by the draft model, a step each, and a step of the model that checks them all. For each
     chance, with as many guesses as give most."""
+    _check_vocabularies(planned, draft)
+    needed = sum(each.memory(hardware).needed for each in (planned, draft))
+    fits = needed <= sum(hardware.heaps.values())
     guess = draft.limit(hardware, [(depth, 1)]), draft.predict(hardware, [(depth, 1)])
     seconds = {}
     for guesses in range(1, MOST_GUESSES + 1):
@@ -117,12 +121,21 @@ def _speculation(
     def row(chance: float, guesses: int) -> Data:
         expected = sum(chance**i for i in range(guesses + 1))  # the right ones, and one of the model's own
         rates = _rates(expected, *seconds[guesses])
-        return {"acceptance": chance, "guesses": guesses, "expected": expected, **rates}
+        return {"acceptance": chance, "guesses": guesses, "expected": expected, "fits": fits, **rates}
 
     return [
         max((row(chance, n) for n in seconds), key=lambda data: float(data["predicted"]["tokens_per_s"]))
         for chance in chances
     ]
+
+
+def _check_vocabularies(planned: Planned, draft: Planned) -> None:
+    """A shape has no tokens to compare, but how many; models of one family pad them by less than a hundredth."""
+    ours, its = planned.config.vocab, draft.config.vocab
+    if abs(ours - its) > 0.01 * ours:
+        raise RequestError(
+            f"the draft has a vocabulary of {its} tokens and the model one of {ours}: use one of the same family"
+        )
 
 
 def _target(planned: Planned, hardware: Hardware, target: float) -> Data:

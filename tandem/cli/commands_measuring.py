@@ -86,7 +86,7 @@ def _plan(commands: Any) -> None:
     )
     plan.add_argument("--measure", action="store_true", help="this machine again, though it has been")
     plan.add_argument(
-        "--device", type=device_name, default="auto", metavar="D", help="of this machine: cpu, vulkan, auto"
+        "--device", type=device_name, metavar="D", help="of this machine: cpu, vulkan, auto (auto)"
     )
     plan.add_argument("--memory", type=float, metavar="GIB", help="of the machine, or of a GPU with its own")
     plan.add_argument("--npu", action="store_true", help="and what the machine's NPU would add")
@@ -108,7 +108,7 @@ def _plan(commands: Any) -> None:
     plan.add_argument("-p", "--prompt", type=positive, metavar="N", help="tokens of a prompt (512)")
     plan.add_argument("--draft", metavar="SHAPE", help="with guesses by this smaller model")
     plan.add_argument(
-        "--acceptance", type=floats, default=[0.6, 0.7, 0.8], metavar="A,A",
+        "--acceptance", type=floats, metavar="A,A",
         help="chances that a guess is right (0.6,0.7,0.8)",
     )  # fmt: skip
     plan.add_argument(

@@ -20,9 +20,10 @@ HEADER = ("SEQUENCES:", "DEPTH:", "LIMIT TOK/S:", "BY", "PREDICTED TOK/S:", "BY"
 
 
 def main(options: argparse.Namespace) -> int:
-    hardware = _hardware(options)
     wish = _wish(options)
+    _check_used(options)
     _check_kv(options.kv)
+    hardware = _hardware(options)
     draft, asked = options.draft and _named(options.draft), _named(options.model)
     drafts = {kv: Planned(_model(draft), options.context, kv) for kv in options.kv if draft}
     plans = []
@@ -61,7 +62,7 @@ def _hardware(options: argparse.Namespace) -> Hardware:
     from tandem.bench.this_machine import this_machine  # takes longer to import than a plan takes
 
     note("measuring this machine, unless it has been")
-    found = this_machine(options.measure, options.device)
+    found = this_machine(options.measure, options.device or "auto")
     return found if options.memory is None else with_memory(found, options.memory)
 
 
@@ -71,9 +72,18 @@ def _wish(options: argparse.Namespace) -> Wish:
     depths = options.depth or sorted({min(128, last), last})
     prompt = options.prompt or max(1, min(512, last))
     active = options.active and options.active * 1e9
-    wish = Wish(options.context, options.batch, depths, prompt, options.acceptance, options.target, active)
+    chances = options.acceptance or Wish.acceptance
+    wish = Wish(options.context, options.batch, depths, prompt, chances, options.target, active)
     wish.check()
     return wish
+
+
+def _check_used(options: argparse.Namespace) -> None:
+    """What would change nothing is a mistake: a plan of the 780M is not one of its CPU."""
+    if options.hardware != "this" and (options.measure or options.device):
+        raise RequestError("--measure and --device are for this machine: use --hardware this with them")
+    if options.acceptance and not options.draft:
+        raise RequestError("--acceptance is of the guesses of a smaller model: name one with --draft")
 
 
 def _check_kv(kinds: list[str]) -> None:
@@ -106,6 +116,8 @@ def _is_file(name: str) -> bool:
 
 def _print(data: Data, hardware: Hardware) -> None:
     print(f"{data['model']['name']} on {hardware.title}: {data['status']}")
+    if hardware.careful:
+        print(f"Careful: {hardware.careful}.")
     for plan in data["plans"]:
         _print_plan(plan, data)
     if data["experts"]:
@@ -131,7 +143,8 @@ def _print_plan(plan: Data, data: Data) -> None:
     verdict = (
         f"fits, with room for {memory['sequences']} such sequences" if memory["fits"] else "DOES NOT FIT"
     )
-    print(f"  in {heaps}: {verdict}\n")
+    assumed = f" (of {data['hardware']['memory_gib']:g} GiB)" if data["hardware"]["name"] != "this" else ""
+    print(f"  in {heaps}{assumed}: {verdict}\n")
     print_table(HEADER, [_cells(row) for row in plan["decode"]])
     print(
         f"\nprompt of {prompt['tokens']}: limit {prompt['limit']['tokens_per_s']:,.0f} tok/s, predicted "
@@ -141,8 +154,9 @@ def _print_plan(plan: Data, data: Data) -> None:
     for row in plan["speculation"] or []:
         limit, predicted = row["limit"]["tokens_per_s"], row["predicted"]["tokens_per_s"]
         print(
-            f"one sequence with {row['guesses']} guesses a step by {data['draft']}, {row['acceptance']:.0%} of them "
-            f"right (assumed): limit {limit:.1f} tok/s, predicted {predicted:.1f}"
+            f"one sequence with {row['guesses']} guess{'es' * (row['guesses'] > 1)} a step by {data['draft']}, "
+            f"{row['acceptance']:.0%} of them right (assumed): limit {limit:.1f} tok/s, predicted {predicted:.1f}"
+            + ("" if row["fits"] else "; both models together DO NOT FIT")
         )
     if plan["target"]:
         _print_target(plan["target"])
@@ -174,6 +188,6 @@ def _cells(row: Data) -> list[str]:
         row["limit"]["binds"],
         f"{row['predicted']['tokens_per_s']:,.1f}",
         row["predicted"]["binds"],
-        f"{row['predicted']['seconds'] * 1e3:,.0f}",
+        f"{ms:,.0f}" if (ms := row["predicted"]["seconds"] * 1e3) >= 100 else f"{ms:.3g}",
         "yes" if row["fits"] else "no",
     ]

@@ -133,6 +133,20 @@ def test_speculation_counts_the_draft() -> None:
     assert often["expected"] == pytest.approx((1 - 0.7 ** (often["guesses"] + 1)) / 0.3)
 
 
+def test_a_draft_takes_memory_too(capsys: pytest.CaptureFixture[str]) -> None:
+    gib = "16.4"  # the model has room in it with one sequence, and no draft
+    command = ["gemma-3-27b", "--hardware", "rtx-4090", "--memory", gib, "-b", "1", "--draft", "gemma-3-1b"]
+    found = said(capsys, *command)["plans"][0]
+    assert found["memory"]["fits"] and not found["speculation"][0]["fits"]
+    assert main(["plan", *command]) == 0 and "both models together DO NOT FIT" in capsys.readouterr().out
+
+
+def test_short_steps_have_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "smollm2-135m:q4_0", "--hardware", "phoenix-780m", "-b", "1", "-d", "128"]) == 0
+    found = re.search(r"128 .* ([\d.]+)  \w+ +([\d.]+)  yes", capsys.readouterr().out)
+    assert found and 1000 / float(found[1]) == pytest.approx(float(found[2]), rel=0.005)
+
+
 def test_experts_by_hand() -> None:
     found = experts(3e9, "q4_0", PHOENIX)
     assert found["bytes_a_token"] == 3e9 * Q4_0
@@ -166,6 +180,10 @@ def test_unknown_names_are_refused() -> None:
         (["gemma-3-1b", "--hardware", "h200", "-b", "65"], "64"),
         (["gemma-3-1b", "--hardware", "h200", "-d", "5000"], "--context"),
         (["gemma-3-1b", "--hardware", "h200", "--acceptance", "1"], "chance"),
+        (["gemma-3-1b", "--hardware", "h200", "--acceptance", "0.5"], "--draft"),
+        (["gemma-3-1b", "--hardware", "h200", "--device", "cpu"], "--hardware this"),
+        (["gemma-3-1b", "--hardware", "h200", "--measure"], "--hardware this"),
+        (["gemma-3-1b", "--hardware", "h200", "--draft", "smollm2-135m"], "same family"),
         (["gemma-3-1b", "--hardware", "h200", "--memory", "0"], "memory"),
         (["gemma-3-1b", "--hardware", "h200", "-b", "0,1"], "batch"),
     ],
@@ -206,7 +224,7 @@ PLAN = {
     },
     "decode": [{"batch": "int", "depth": "int", "fits": "bool", **RATES}],
     "prefill": {"tokens": "int", "first_token_s": "float", "first_token_limit_s": "float", **RATES},
-    "speculation": [{"acceptance": "float", "guesses": "int", "expected": "float", **RATES}],
+    "speculation": [{"acceptance": "float", "guesses": "int", "expected": "float", "fits": "bool", **RATES}],
     "target": {"tokens_per_s": "float", "most_batch": "int",
                "rows": [{"depth": "int", "limit": BATCH, "predicted": BATCH}]},
 }  # fmt: skip

@@ -10,7 +10,9 @@ import pytest
 from tandem.bench import this_machine as module
 from tandem.bench.hardware import MEASURED, Hardware, load_hardware
 from tandem.bench.plan import Planned
+from tandem.bench.sensors import Reading, Sensors
 from tandem.bench.this_machine import FEW, FEW_LAYERS, LAYERS, PROMPT, SHAPE, SMALL, _with_rate, this_machine
+from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
 from tandem.devices.opening import open_device
 from tandem.model.synthetic import SyntheticModel
@@ -31,9 +33,25 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return devices
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something small is measured."""
+    for name, value in {
+        "READ_BYTES": 8 << 20,
+        "SHAPE": SMALL,
+        "LAYERS": FEW_LAYERS,
+        "PROMPT": FEW,
+        "ROUNDS": 1,
+    }.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr("tandem.bench.runs.WARM_UP", 0.0)
+    monkeypatch.setattr("tandem.bench.bandwidth.ENOUGH", 0.01)
+
+
 def test_it_is_measured_once(measured: list[str], tmp_path: Path) -> None:
     first = this_machine(device="cpu", folder=tmp_path / "new")
-    assert this_machine(device="cpu", folder=tmp_path / "new") == first and len(measured) == 1
+    second = this_machine(device="cpu", folder=tmp_path / "new")
+    assert dataclasses.replace(second, memory_gib=first.memory_gib) == first and len(measured) == 1
     assert first.status == MEASURED and list(first.heaps) == ["free"]
     this_machine(again=True, device="cpu", folder=tmp_path / "new")
     assert len(measured) == 2
@@ -44,6 +62,25 @@ def test_a_damaged_file_is_no_trouble(measured: list[str], tmp_path: Path, text:
     (tmp_path / "this-machine.json").write_text(text)
     this_machine(device="cpu", folder=tmp_path)
     assert len(measured) == 1
+
+
+def test_what_is_free_is_asked_each_time(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this_machine(device="cpu", folder=tmp_path)
+    monkeypatch.setattr(CPUDevice, "free_memory", lambda _: (0.0, 3.0 * 2**30))
+    assert this_machine(device="cpu", folder=tmp_path).memory_gib == 3.0 and len(measured) == 1
+
+
+@pytest.mark.parametrize(("others", "said"), [(0.04, ""), (0.82, "other processes took 82% of the machine")])
+def test_a_busy_machine_is_remembered_as_such(
+    others: float, said: str, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = Reading(1.0, None, [], 0, others)
+    monkeypatch.setattr(Sensors, "during", lambda self, run: (run(), reading))
+    this_machine(device="cpu", folder=tmp_path)
+    kept = this_machine(device="cpu", folder=tmp_path).careful
+    assert kept.startswith(said) and ("--measure" in kept) == bool(said)
 
 
 def test_another_device_is_measured(
@@ -72,18 +109,7 @@ def test_no_rate_is_above_a_peak_that_is_known() -> None:
     assert found.matrix_tflop_s == found.dot_top_s == found.peak_top_s == 0.9
 
 
-def test_this_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of something small."""
-    for name, small in {
-        "READ_BYTES": 8 << 20,
-        "SHAPE": SMALL,
-        "LAYERS": FEW_LAYERS,
-        "PROMPT": FEW,
-        "ROUNDS": 1,
-    }.items():
-        monkeypatch.setattr(module, name, small)
-    monkeypatch.setattr("tandem.bench.runs.WARM_UP", 0.0)
-    monkeypatch.setattr("tandem.bench.bandwidth.ENOUGH", 0.01)
+def test_this_cpu_is_measured(small: None) -> None:
     device = open_device("cpu")
     try:
         found = module.measure(device)
