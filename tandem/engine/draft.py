@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from itertools import takewhile
 
-from tandem.engine.engine import Engine
-from tandem.engine.kv_plan import KV_SHARE
+from tandem.engine.engine import STEP_TOKENS, Engine
+from tandem.engine.kv_plan import HEADROOM, KV_SHARE, context_bytes
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
-from tandem.errors import RequestError
-from tandem.kernels.layouts import KV_TYPES, kv_bytes
+from tandem.errors import DoesNotFitError, RequestError
 from tandem.model.model import Model
 from tandem.program.step_inputs import KV_BLOCK
 
@@ -83,18 +82,32 @@ class DraftModel:
 
 
 def kv_shares(
-    model: Model, draft: Model, kv: str, context: int, batch: int, free: float, wanted: float | None
+    model: Model,
+    draft: Model,
+    kv: str,
+    context: int,
+    batch: int,
+    free: tuple[float, float],
+    wanted: float | None,
 ) -> tuple[float | None, float]:
     """Bytes of KV cache for a model and for its draft model: room for the same texts, out of the `wanted` bytes for
-    both, or out of what both leave free, where the model then takes what there is."""
+    both, or out of what both leave free, where the model then takes what there is. The draft model, which comes first,
+    leaves it a context in any case."""
     one, other = (
-        -(-context // KV_BLOCK) * kv_bytes(c.layers, c.kv_heads, c.head_dim, KV_TYPES.index(kv))
-        for c in (model.config, draft.config)
+        context_bytes(m.config, -(-min(context, m.config.trained_context) // KV_BLOCK), STEP_TOKENS, kv)
+        for m in (model, draft)
     )
     if wanted is not None:
         return wanted * one / (one + other), wanted * other / (one + other)
-    both = (free - model.nbytes - draft.nbytes) * KV_SHARE
-    return None, other * max(1.0, min(batch, both / (one + other)))
+    fast, every = (nbytes - model.nbytes - draft.nbytes - HEADROOM for nbytes in free)
+    if every < one + other:
+        raise DoesNotFitError(
+            f"the model ({model.nbytes / 1e9:.1f} GB), its draft model ({draft.nbytes / 1e9:.1f} GB) and a context "
+            f"of {context} for both ({(one + other) / 1e9:.1f} GB) do not fit in the {free[1] / 1e9:.1f} GB that are "
+            "free: use no draft model, or a smaller context",
+            missing=one + other - every,
+        )
+    return None, other * max(1.0, min(batch, fast * KV_SHARE / (one + other)))
 
 
 def check_vocabularies(tokens: Items[str], draft: Items[str]) -> None:

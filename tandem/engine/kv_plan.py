@@ -25,15 +25,9 @@ def plan_kv(
     as many as `wanted` bytes hold, or as a layer may have. `turns`: steps that have inputs of their own."""
     inputs = step_bytes(limits, turns)
     fast, every = (nbytes - weights - HEADROOM - inputs for nbytes in free)
-    layer_block = kv_bytes(1, config.kv_heads, config.head_dim, KV_TYPES.index(kv))
-    per_block = [config.layer_window.count(w) * layer_block for w in config.windows]
-
-    def per_sequence(blocks: int) -> list[int]:
-        # A sliding group keeps its window, the step's own tokens, and a part of a block at either end.
-        return [min(blocks, (w + limits.tokens) // KV_BLOCK + 2) if w else blocks for w in config.windows]
 
     def nbytes(blocks: int) -> int:
-        return sum(n * size for n, size in zip(per_sequence(blocks), per_block, strict=True))
+        return context_bytes(config, blocks, limits.tokens, kv)
 
     one = nbytes(limits.blocks)
     if every < one <= every + inputs - step_bytes(_of_batch(limits, 1), turns):
@@ -65,9 +59,22 @@ def plan_kv(
     else:
         _check_wanted(wanted, one, every, limits.blocks * KV_BLOCK)
         sequences = wanted / one
-    blocks = per_sequence(limits.blocks)
+    blocks = _per_sequence(config, limits.blocks, limits.tokens)
+    layer_block = kv_bytes(1, config.kv_heads, config.head_dim, KV_TYPES.index(kv))
     sequences = min(sequences, max(1.0, LAYER_MOST / (layer_block * max(blocks))))
     return tuple(int(n * sequences) for n in blocks)
+
+
+def context_bytes(config: ModelConfig, blocks: int, tokens: int, kv: str) -> int:
+    """Of the keys and values of one sequence of so many blocks, in steps of so many tokens."""
+    block = kv_bytes(1, config.kv_heads, config.head_dim, KV_TYPES.index(kv))
+    groups = zip(config.windows, _per_sequence(config, blocks, tokens), strict=True)
+    return block * sum(config.layer_window.count(window) * count for window, count in groups)
+
+
+def _per_sequence(config: ModelConfig, blocks: int, tokens: int) -> list[int]:
+    """Blocks of each group: a sliding one keeps its window, a step's tokens, and a part of a block at either end."""
+    return [min(blocks, (window + tokens) // KV_BLOCK + 2) if window else blocks for window in config.windows]
 
 
 def step_bytes(limits: StepLimits, turns: int) -> int:

@@ -116,8 +116,8 @@ class LLM(Requests):
 
                 with open_model(resolve(os.fspath(draft))) as small:
                     most = min(self.context, small.config.trained_context)
-                    free = self.device.free_memory()[0]
-                    kv_memory, share = kv_shares(self._model, small, kv, most, batch, free, kv_memory)
+                    free = self.device.free_memory()
+                    kv_memory, share = kv_shares(self._model, small, kv, self.context, batch, free, kv_memory)
                 first = device.partition(",")[0]  # of several; a draft model is small
                 options = {"threads": threads, "context": most, "kv": kv, "batch": batch, "kv_memory": share}
                 self._draft = opened.enter_context(LLM(draft, device=first, **options))  # type: ignore[arg-type]

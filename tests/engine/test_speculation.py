@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from tandem import LLM
+from tandem.devices.cpu import device as cpu
 from tandem.engine.draft import DraftModel, check_vocabularies
+from tandem.engine.kv_plan import HEADROOM
 from tandem.engine.lookup import Index, Lookup
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sampled, Sequence
@@ -303,6 +305,21 @@ def test_a_draft_model_shares_the_memory_for_keys_and_values(tmp_path: Path) -> 
         assert llm._draft and llm._draft.engine.cache.blocks == llm.engine.cache.blocks == (16,)
     with pytest.raises(DoesNotFitError, match="allow more, or use a smaller context"):
         LLM(main, kv_memory=3 * one, **options)
+
+
+def test_a_draft_model_leaves_the_model_its_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf")
+    options: dict[str, Any] = {"threads": 1, "context": 4096, "batch": 1, "device": "cpu"}
+    with LLM(path, **options) as llm:
+        alone, kv, weights = llm.nbytes, llm.engine.program.arena_bytes["kv"], llm._model.nbytes
+    monkeypatch.setattr(cpu, "touched_memory", lambda: 0)
+    monkeypatch.setattr(cpu, "host_memory", lambda: HEADROOM + 2 * alone + kv)
+    with LLM(path, draft=path, **options) as llm:
+        assert llm.engine.program.arena_bytes["kv"] == kv
+    monkeypatch.setattr(cpu, "host_memory", lambda: HEADROOM + 2 * weights + 1.9 * kv)
+    with pytest.raises(DoesNotFitError, match=r"its draft model .* use no draft model, or a smaller context"):
+        LLM(path, draft=path, **options)
+    LLM(path, **options).close()
 
 
 @pytest.mark.parametrize(("main", "draft"), [(0, 6), (6, 0)])

@@ -222,6 +222,9 @@ def test_intermediates_embeddings_and_saved_conversations(tmp_path: Path) -> Non
         assert one.save(prompt, tmp_path / "one") == split.save(prompt, tmp_path / "split") == 64
         assert (tmp_path / "one").read_bytes() == (tmp_path / "split").read_bytes()
     with LLM(GOLDEN, device="cpu,cpu", **options) as split:
+        for stage in split.device.chain:  # type: ignore[attr-defined]
+            arenas = set(stage.device._arenas)
+            assert arenas == set(stage.part.program.arena_bytes), "nothing is left of what was measured"
         assert split.restore(tmp_path / "one") == prompt[:64]
         assert split.save([*prompt[:64], 1], tmp_path / "again") == 64
     assert (tmp_path / "again").read_bytes() == (tmp_path / "one").read_bytes()

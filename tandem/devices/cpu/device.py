@@ -51,6 +51,7 @@ class CPUDevice:
         return free, free
 
     def place(self, program: Program) -> None:
+        self._arenas.clear()  # gives back what the Program before it had
         for arena, nbytes in program.arena_bytes.items():
             self.allocate(arena, nbytes)
 
