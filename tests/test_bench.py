@@ -235,6 +235,7 @@ def test_other_forms(small: list[str], capsys: pytest.CaptureFixture[str], tmp_p
     assert cli.main([*small, "-r", "1", "--markdown"]) == 0
     shown = capsys.readouterr().out
     assert "\n| test | tok/s | 95% |" in shown and "\n| decode 2, batch 2 | " in shown
+    assert "| GB/s | TFLOP/s |" in shown
 
 
 def test_a_clock_that_lies_is_found_out(
@@ -259,6 +260,8 @@ def test_a_clock_that_lies_is_found_out(
         (["smollm2", "--synthetic", "gemma-3-1b"], "give either a MODEL or --synthetic"),
         (["--synthetic", "gemma-3-1b", "-p", "0", "-n", "0"], "nothing to measure"),
         (["--synthetic", "gpt"], "no synthetic model 'gpt'"),
+        (["--synthetic", "smollm2-135m", "-d", "200000"], "200512 tokens are more than the"),
+        (["--synthetic", "smollm2-135m", "--peer", "python3"], "add --against llama.cpp"),
         (["--synthetic", "gemma-3-1b", "--against", "llama.cpp"], "llama.cpp needs a file"),
         (["--synthetic", "gemma-3-1b", "--compare", "none.json"], "none.json cannot be read"),
         (["--synthetic", "gemma-3-1b", "--compare", __file__], "is not a result of `tandem bench --json`"),
@@ -268,6 +271,13 @@ def test_a_clock_that_lies_is_found_out(
 def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.fast
+def test_a_batch_of_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["bench", "--synthetic", "smollm2-135m", "-b", "1,0"])
+    assert stopped.value.code == 2 and "-b/--batch: 0 is less than 1" in capsys.readouterr().err
 
 
 @pytest.mark.fast

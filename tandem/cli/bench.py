@@ -33,11 +33,14 @@ def main(options: argparse.Namespace) -> int:
         raise RequestError("give either a MODEL or --synthetic SHAPE:FORMAT")
     if options.against and options.synthetic:
         raise RequestError("llama.cpp needs a file: give a MODEL instead of --synthetic")
+    if options.peer and not options.against:
+        raise RequestError("--peer is the Python of what is compared with: add --against llama.cpp")
     check_writable(options.html)
     file = None if options.synthetic else model_file(options.model)
     if file:
         tune_at_first_use(options.device, file, options.no_tune)
     model: Model = open_model(file) if file else SyntheticModel(options.synthetic)
+    _check_length(workloads, model.config.trained_context)
     device = open_with_npu(
         options.npu, options.device, threads=options.threads,
         gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
@@ -88,13 +91,20 @@ def _workloads(options: argparse.Namespace) -> list[Workload]:
     for depth in options.depth:
         found += [Workload("prefill", n, 1, depth) for n in options.prompt if n]
         found += [
-            Workload("decode", n, batch, depth)
-            for n, batch in product(options.generate, options.batch)
-            if n and batch
+            Workload("decode", n, batch, depth) for n, batch in product(options.generate, options.batch) if n
         ]
     if not found:
         raise RequestError("nothing to measure: give -p or -n a number above 0")
     return list(dict.fromkeys(found))
+
+
+def _check_length(workloads: list[Workload], trained: int) -> None:
+    """What `tandem run` would refuse is not measured either."""
+    longest = max(workload.depth + workload.tokens for workload in workloads)
+    if longest > trained:
+        raise RequestError(
+            f"{longest} tokens are more than the {trained} this model was trained for: use smaller -d, -p or -n"
+        )
 
 
 def read_result(file: Path) -> Result:

@@ -12,6 +12,7 @@ from tandem.cli.terminal import human_size, print_table
 Table = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
 PROFILE = ("KERNEL", "VALUE", "LAUNCHES:", "US EACH:", "SHARE:", "MB:", "GB/S:", "TOP/S:")
 COMPARED = ("TEST", "OLD TOK/S:", "NEW TOK/S:", "NEW/OLD:", "95%:", "VERDICT")
+UNITS = {unit.lower(): unit for unit in ("GB/s", "TFLOP/s", "TOP/s", "MB", "J/tok")}  # gb would be gigabits
 CSV = (
     "label", "kind", "tokens", "batch", "depth", "steps", "rounds", "tokens_per_s", "low", "high", "ttft_s", "gb_per_s",
     "tflop_per_s", "of_roofline", "bound", "joules_per_token", "clock_low_mhz", "clock_high_mhz", "drift", "others",
@@ -129,7 +130,8 @@ def _launches(each: Launches, total: float) -> list[str]:
 
 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print("| " + " | ".join(title.rstrip(":").lower() for title in header) + " |")
+    titles = (title.rstrip(":").lower() for title in header)
+    print("| " + " | ".join(UNITS.get(title, title) for title in titles) + " |")
     print("|" + "|".join("---:" if title.endswith(":") else "---" for title in header) + "|")
     for row in rows:
         print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tandem.cli.options import MODEL_HELP, add, add_device, add_npu
-from tandem.cli.values import above_zero, device_name, floats, numbers, positive, words
+from tandem.cli.values import above_zero, device_name, floats, numbers, positive, positives, words
 
 
 def _bench(commands: Any) -> None:
@@ -18,14 +18,14 @@ def _bench(commands: Any) -> None:
     bench.add_argument(
         "--synthetic", metavar="SHAPE:FORMAT", help="instead: random weights, such as gemma-3-27b:q4_0"
     )
-    for short, name, default, meaning in (
-        ("-p", "prompt", 512, "tokens of a prompt"),
-        ("-n", "generate", 128, "tokens that each sequence generates"),
-        ("-b", "batch", 1, "sequences that generate at a time"),
-        ("-d", "depth", 0, "tokens before those"),
+    for short, name, kind, default, meaning in (
+        ("-p", "prompt", numbers, 512, "tokens of a prompt; 0: none"),
+        ("-n", "generate", numbers, 128, "tokens that each sequence generates; 0: none"),
+        ("-b", "batch", positives, 1, "sequences that generate at a time"),
+        ("-d", "depth", numbers, 0, "tokens before those"),
     ):
         bench.add_argument(
-            short, f"--{name}", type=numbers, default=[default], metavar="N,N", help=f"{meaning} ({default})"
+            short, f"--{name}", type=kind, default=[default], metavar="N,N", help=f"{meaning} ({default})"
         )
     bench.add_argument("-r", "--rounds", type=positive, default=5, metavar="N", help="of each test (5)")
     bench.add_argument("--profile", action="store_true", help="show where the time of a step goes")

@@ -39,6 +39,10 @@ def numbers(text: str) -> list[int]:
     return found
 
 
+def positives(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
+
+
 def floats(text: str) -> list[float]:
     return [_number(part) for part in text.split(",")]
 
