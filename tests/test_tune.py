@@ -244,6 +244,7 @@ def test_the_command(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tuning, "QUICK_LIMIT", 0.3)
     monkeypatch.setattr(tuning_tasks, "QUICK_SHAPES", 1)
+    monkeypatch.setattr("os.getloadavg", lambda: (9.0, 9.0, 9.0))
     command = ["tune", "--synthetic", "smollm2-135m:q4_0", "--device", "cpu", "--threads", "1", "--quick"]
     output = tmp_path / "out.json"
     with warnings.catch_warnings():
@@ -251,7 +252,8 @@ def test_the_command(
         assert main([*command, "--json", "--output", str(output)]) == 0
         printed = json.loads(capsys.readouterr().out)
         assert json.loads(output.read_text()) == printed and "the CPU" in printed["device"]
-        first = printed["findings"][0]
+        first, page = printed["findings"][0], (Path(__file__).parents[1] / "docs/TUNING.md").read_text()
+        assert printed["schema"] == 1 and all(f"`{name}`" in page for name in (*printed, *first))
         assert (
             first["kernel"] == "matmul_q4_0"
             and first["before_us"] >= first["after_us"] > 0
@@ -259,6 +261,7 @@ def test_the_command(
         )
         assert main(command) == 0
     text = capsys.readouterr().out
+    assert "Careful: others kept this machine busy" in text
     assert "KERNEL" in text and "3072 x 576 with GLU" in text and str(tmp_path) in text
     assert len(list((tmp_path / "tandem").glob("cpu-*.tuned"))) == 1
     assert main([*command, "--output", str(tmp_path)]) == 1 and "cannot be written" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tandem import __version__
 from tandem.cli.models import model_file
 from tandem.cli.terminal import check_writable, note, print_json, print_table, without_folder
 from tandem.devices.opening import open_device
@@ -18,6 +19,7 @@ from tandem.model.model import Model, open_model
 from tandem.settings import read_settings
 
 HEADER = ("KERNEL", "SHAPE", "SIZE", "BEFORE US:", "AFTER US:", "GAIN:", "CHOICE")
+SCHEMA = 1  # raised when a field goes or changes its meaning; docs/TUNING.md has them
 CONTEXT = 4096  # of a sequence, at most
 BUSY = 0.5  # of the cores, by others: how many threads are best cannot be told then
 
@@ -34,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
     program = Planned(model, context, options.kv).program
     busy = os.getloadavg()[0] > BUSY * settings.threads
     if busy:
-        note("others keep this machine busy: what is found may not hold when they do not")
+        note("others keep this machine busy: better run it when they do not")
     free_choice = options.threads is None and not settings.threads_given
     device = open_device(options.device, threads=settings.threads if free_choice else options.threads)
     try:
@@ -51,10 +53,12 @@ def main(options: argparse.Namespace) -> int:
         finally:  # what was found before a failure, too
             file = keep(device, findings, settings.pipelines)
         data = {
+            "schema": SCHEMA,
+            "version": __version__,
             "model": without_folder(options.synthetic or options.model),
             "device": device.describe(),
             "busy": busy,
-            "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S%z}",
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - begun, 1),
             "findings": [_data(finding) for finding in findings],
         }
@@ -107,5 +111,7 @@ def _print(data: dict[str, Any], file: Path) -> None:
     print(
         f"\n{better} of {len(findings)} are faster than by the rule, after {data['seconds']} s; kept in {file}"
     )
+    if data["busy"]:
+        print("Careful: others kept this machine busy: what was found may not hold when they do not.")
     if wrong:
         print(f"Not considered: {wrong} candidates whose results were not those of the rule.")
