@@ -254,6 +254,7 @@ def test_a_server_that_does_not_keep_up_or_sends_pieces() -> None:
         "this client was up to 0.20 s behind its plan",
     ]
     assert row["tokens_per_s"] == pytest.approx(12 / 3.5) and row["requests_per_s"] == pytest.approx(6 / 3.5)
+    assert not summary(LOAD, answers([0.1, 0.1, 0.5], 2), {}, 0.0, 0.0)["warnings"], "three tell nothing"
     row = summary(LOAD, answers([0.1] * 6, 9), {}, 0.0, 0.0)
     assert row["warnings"] == ["54 tokens came in 12 pieces: the time between tokens is that between pieces"]
     assert percentiles([1.0, 2.0, 3.0]) == {

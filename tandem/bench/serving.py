@@ -29,6 +29,7 @@ WORDS = (
     "story fact month lot right study book eye job word business issue side kind head house service friend father"
 )
 GREW = 2.0  # times the first ones' wait: the server does not keep up
+FEWEST = 6  # answers: the waits of fewer may grow by chance
 
 
 class Percentiles(TypedDict):
@@ -237,7 +238,7 @@ def around(chance: random.Random, average: int) -> int:
 def _warnings(first: list[float], events: int, tokens: int, late: float) -> list[str]:
     """`first`: waits, in the order in which requests came."""
     found, third = [], len(first) // 3
-    if third and np.median(first[-third:]) > GREW * np.median(first[:third]) + 0.05:
+    if len(first) >= FEWEST and np.median(first[-third:]) > GREW * np.median(first[:third]) + 0.05:
         found.append("requests came faster than they were answered: with more of them, times would be longer")
     if events < 0.9 * tokens:
         found.append(
