@@ -19,6 +19,7 @@ from tandem.bench.doctor_finding import Finding
 from tandem.bench.kernel_checks import Checked, check_kernels, open_for_checks
 from tandem.bench.report import Report
 from tandem.cli import main
+from tandem.cli.report import _summary
 from tandem.errors import DeviceError, DeviceLostError
 from tandem.kernels import all_kernels
 from tandem.kernels.kernel import Array
@@ -201,6 +202,20 @@ def test_a_file_that_cannot_be_written_is_said_first(capsys: pytest.CaptureFixtu
     assert main(["report", "--output", "no/such/report.json"]) == 1
     assert capsys.readouterr().err == (
         "tandem: no/such/report.json cannot be written: name a file in a folder that you may write to\n"
+    )
+
+
+@pytest.mark.fast
+def test_the_summary_says_what_figures_are_worth(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"label": "prefill 8", "median": 10.0, "valid": True, "others": 0.0},
+            {"label": "decode 2", "median": 1e9, "valid": False, "others": 0.5}]  # fmt: skip
+    bench = [{"model": "m", "rows": rows}, {"left_out": "x"}]
+    about = {"asked_for": "cpu", "device": {"description": "a CPU"}, "problems": []}
+    _summary({**about, "bench": bench, "npu": {"missing": "no NPU"}})
+    said = capsys.readouterr().out
+    assert "10.0 tokens/s  m, prefill 8" in said and "NPU: no NPU" in said
+    assert (
+        re.search("INVALID +m, decode 2", said) and "Careful: other processes took 50% of the machine" in said
     )
 
 

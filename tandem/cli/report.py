@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from tandem.bench.machine import disturbed
 from tandem.bench.report import Report
 from tandem.cli.terminal import check_writable, printable
 
@@ -28,9 +29,17 @@ def _summary(data: dict[str, Any]) -> None:
                        ("fp16_matrix_ops_per_s", "GFLOP/s float16 matrix units")):  # fmt: skip
         if rates.get(name):
             print(f"{rates[name] / 1e9:12,.1f} {unit}")
-    for model in data.get("bench", ()):
-        for row in model.get("rows", ()) if isinstance(model, dict) else ():
-            print(f"{row['median']:12,.1f} tokens/s  {model['model']}, {row['label']}")
+    rows = [
+        (f"{model['model']}, {row['label']}", row)
+        for model in data.get("bench", ()) if isinstance(model, dict) for row in model.get("rows", ())
+    ]  # fmt: skip
+    for label, row in rows:
+        rate = f"{row['median']:12,.1f} tokens/s" if row["valid"] else f"{'INVALID':>12}         "
+        print(f"{rate}  {label}")
+    if others := disturbed(max((row["others"] for _, row in rows), default=0.0)):
+        print(f"Careful: {others} at times: the figures are too low; better run it again when it is idle.")
+    if "npu" in data:
+        print(f"NPU: {data['npu'].get('missing') or 'its part is in the file'}")
     print(
         "\n".join(f"wrong: {printable(problem)}" for problem in data["problems"])
         or "all kernels agree with NumPy"
