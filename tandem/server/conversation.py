@@ -100,18 +100,26 @@ def _ends_with_thought(llm: LLM, ids: list[int]) -> bool:
 def _formed(
     request: Generation, tools: Sequence[Tool], format: tool_formats.ToolFormat, *, thinking: bool, may_think: bool
 ) -> dict[str, Any]:  # fmt: skip
-    """The parameters with a grammar for calls that are required, or whose arguments must fit (`strict`). A thought
-    may come before what has a form."""
+    """The parameters with a grammar for calls that are required, or whose arguments must fit (`strict`), or that may
+    come instead of JSON. A thought may come before what has a form."""
     params = dict(request.params)
-    required = bool(tools) and request.tool_choice == "required"
-    if required or any(tool.strict for tool in tools):
+    required, strict = request.tool_choice == "required", any(tool.strict for tool in tools)
+    if required and not tools:
+        raise RequestError("tool_choice says that a tool must be called, and there are no tools: give some")
+    schema = params.get("json_schema")
+    if required or (strict and schema is None):
         if any(params.get(form) is not None for form in FORMS):
             raise RequestError("give a form of the answer, or tools that are required or strict, not both")
         params["grammar"] = format.grammar(tools, several=request.parallel_tools, optional=not required)
-    schema = params.pop("json_schema", None) if may_think else None
-    if schema is not None:
-        schema = schema if isinstance(schema, str) else json.dumps(schema)
-        params["grammar"] = f"start: json\njson: %json {schema}\n"
+    elif schema is not None and (tools or may_think):
+        schema = params.pop("json_schema")
+        params["grammar"] = (
+            f"start: json\njson: %json {schema if isinstance(schema, str) else json.dumps(schema)}\n"
+        )
+        if tools:
+            calls = format.grammar(tools, several=request.parallel_tools, optional=False)
+            params["grammar"] = params["grammar"].replace("json\n", "json | called\n", 1)
+            params["grammar"] += calls.replace("start:", "called:", 1)
     if may_think and (required or schema is not None):
         params["grammar"] = _after_thought(params["grammar"], begun=thinking)
     return params

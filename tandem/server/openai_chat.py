@@ -99,7 +99,9 @@ def _card(name: str) -> ModelCard:
 def generation(body: ChatRequest) -> Generation:
     params = body.sampling()
     params["max_tokens"] = body.max_completion_tokens or body.max_tokens or WHOLE_CONTEXT
-    if body.logprobs or body.top_logprobs:
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs: they are told with logprobs = true")
+    if body.logprobs:
         params["logprobs"] = body.top_logprobs or 0
     params.update(_form(body.response_format))
     template = dict(body.chat_template_kwargs or {})

@@ -91,6 +91,22 @@ def test_the_grammar_of_calls(tmp_path: Path) -> None:
         assert "grammar" not in prepare(llm, Generation("m", messages=HI, tools=[TOOL])).params
         with pytest.raises(RequestError, match="not both"):
             prepare(llm, Generation("m", messages=HI, params={"json_schema": {}}, **required))
+        with pytest.raises(RequestError, match="there are no tools"):
+            prepare(llm, Generation("m", messages=HI, tool_choice="required"))
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN])
+def test_an_answer_in_json_or_calls(tmp_path: Path, template: str) -> None:
+    """With tools and a form, a model may do the one or the other."""
+    good = '<tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>'
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    with opened(tmp_path, template) as llm:
+        for strict in (False, True):
+            asked: Any = {"tools": [Tool(TOOL.name, "", TOOL.parameters, strict=strict)]}
+            for answer in (good, '{"a": 1}', f"{good}\n{good}"):
+                assert allows(llm, answer, **asked, params={"json_schema": schema})
+            for answer in ("Hello", '{"a": "b"}', good.replace("3", '"3"')):
+                assert not allows(llm, answer, **asked, params={"json_schema": schema})
 
 
 @pytest.mark.parametrize("text", ["<|python_tag|>", "[TOOL_CALLS]"])

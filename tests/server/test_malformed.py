@@ -71,6 +71,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "unknown field": {"surprise": 1},
     "unknown field of a message": {"messages": [{**USER, "surprise": 1}]},
     "tool": {"tools": [{"type": "function"}]},
+    "tool_choice": {"tool_choice": "required"},
+    "top_logprobs": {"top_logprobs": 3},
     "tool that is none": {"tool_choice": {"type": "function", "function": {"name": "f"}}},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}},
     "no schema": {"response_format": {"type": "json_schema"}},

@@ -163,6 +163,13 @@ def test_structured_outputs(client: openai.OpenAI) -> None:
         max_tokens=200,
     )
     assert isinstance(json.loads(plain.choices[0].message.content or ""), dict)
+    strict: Any = [{"type": "function", "function": {**WEATHER, "strict": True}}]
+    both = client.chat.completions.parse(
+        model="smollm2", messages=asked, response_format=Person, tools=strict, temperature=0, max_tokens=80
+    )
+    message = both.choices[0].message
+    calls = message.tool_calls or []
+    assert message.parsed or calls[0].function.parsed_arguments, "the one or the other"
     response = client.responses.parse(model="smollm2", input=asked, text_format=Person, temperature=0)
     assert response.output_parsed == Person(name="Ann", age=31, pet="dog")
 
