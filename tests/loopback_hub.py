@@ -109,9 +109,13 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.hub.wrong_bytes:
             body = body[:-1] + bytes([body[-1] ^ 1])
         cut = self.hub.cut_after[name].pop(0) if self.hub.cut_after[name] else len(body)
+        records = self.hub.sent[name]
+        records.append(
+            (first, len(body[:cut]))
+        )  # now: who has read it all may look before this thread goes on
+        at = len(records) - 1
         self._head(status, len(body), headers)
-        sent = self._send(body[:cut])
-        self.hub.sent[name].append((first, sent))
+        records[at] = first, self._send(body[:cut])
         self.close_connection = True
         return None
 

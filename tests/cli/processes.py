@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "tandem"]
-PATIENCE = 30.0  # seconds for anything to happen on a busy machine
+PATIENCE = 120.0  # seconds for anything to happen on a busy machine
 
 
 def environment(home: Path, **changes: str) -> dict[str, str]:
@@ -61,6 +61,15 @@ class Terminal:
         """Waits for a pattern in what came since the last `send`; all of that."""
         self.seen = wait_for(self.fd, pattern.encode(), self.seen)
         return self.seen.decode(errors="replace")
+
+    def wait_for_rest(self) -> None:
+        """Until it sleeps and has been sleeping for a while: it waits for the next key."""
+        end, quiet, before = time.monotonic() + PATIENCE, 0, ""
+        while quiet < 5 and time.monotonic() < end:
+            time.sleep(0.02)
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            state, used = fields[0], " ".join(fields[11:13])  # S: sleeps; seconds of a processor
+            quiet, before = quiet + 1 if state == "S" and used == before else 0, used
 
     def exit_code(self) -> int:
         """Reads to the end, as a terminal does, and waits."""

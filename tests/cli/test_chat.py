@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from tandem.errors import ContextError
 from tests.cli.processes import Terminal, environment, on_terminal
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
-SETTLE = 0.3  # seconds: Python's line editor overlooks a signal that comes before it waits for the next key
 PROMPT = r"> \x1b\[0m$|> $"
 
 
@@ -56,10 +54,10 @@ def test_ctrl_c_stops_an_answer_without_leaving(chat: Terminal) -> None:
 def test_ctrl_c_clears_a_line_and_leaves_from_an_empty_one(chat: Terminal) -> None:
     chat.send(b"abc")
     chat.expect("abc")
-    time.sleep(SETTLE)
+    chat.wait_for_rest()  # Python's line editor overlooks a signal that comes before it waits for the next key
     chat.send(CTRL_C)
     chat.expect(PROMPT)
-    time.sleep(SETTLE)
+    chat.wait_for_rest()
     chat.send(CTRL_C)
     assert chat.exit_code() == 130 and b"Traceback" not in chat.seen
 

@@ -80,7 +80,7 @@ def test_while_it_reads_or_measures(tiny: Path, tmp_path: Path, command: str) ->
 def test_during_a_pull_which_then_goes_on(tmp_path: Path) -> None:
     model = os.urandom(2_000_000)
     with LoopbackHub({"user/repo": {"model-Q4_0.gguf": model}}) as hub:
-        hub.bytes_per_second = 1_000_000
+        hub.bytes_per_second = 200_000
         env = environment(tmp_path, HF_ENDPOINT=hub.url)
         process = start("pull", "user/repo", env=env)
         blobs = tmp_path / "hub" / "models--user--repo" / "blobs"
