@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.engine.test_batch_invariance import Request, requests
 from tests.engine.tiny_models import opened, write_model
 
 MOST_US = {1: 60.0, 64: 1200.0}  # of the host at so many sequences, caches warm
+LOOP_US = 700.0  # of `loop` on the machine that these are of
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +22,21 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("steady") / "tiny.gguf", "Q4_0", "gemma3")
 
 
+def loop() -> float:
+    """Microseconds that Python takes for something that is always the same."""
+    begun = time.thread_time()
+    sum([i * i for i in range(20_000)])
+    return (time.thread_time() - begun) * 1e6
+
+
 @pytest.mark.parametrize("batch", MOST_US)
 def test_the_hosts_part_of_a_step(path: Path, batch: int) -> None:
-    """The best of some tries: others may use this core."""
+    """The best of some tries: others may use this core. A slower machine may take longer, by as much as it is slower."""
     with opened(path, threads=1, batch=64) as engine:
         best = min(steady(engine, batch=batch, steps=50).host_us for _ in range(4))
-    print(f"{batch} sequences: {best:.0f} us of the host a step")
-    assert best < MOST_US[batch]
+    slower = max(1.0, min(loop() for _ in range(20)) / LOOP_US)
+    print(f"{batch} sequences: {best:.0f} us of the host a step; the machine is {slower:.2f} times slower")
+    assert best < MOST_US[batch] * slower
 
 
 def tokens(path: Path, wanted: list[Request]) -> list[list[int]]:
