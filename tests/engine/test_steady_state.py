@@ -31,7 +31,7 @@ def loop() -> float:
 
 @pytest.mark.parametrize("batch", MOST_US)
 def test_the_hosts_part_of_a_step(path: Path, batch: int) -> None:
-    """The best of some tries: others may use this core. A slower machine may take longer, by as much as it is slower."""
+    """The best of some tries: others may use this core. A slower machine may take longer by as much."""
     with opened(path, threads=1, batch=64) as engine:
         best = min(steady(engine, batch=batch, steps=50).host_us for _ in range(4))
     slower = max(1.0, min(loop() for _ in range(20)) / LOOP_US)
