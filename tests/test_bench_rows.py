@@ -154,7 +154,7 @@ def test_an_older_run_is_faster_slower_or_the_same() -> None:
     assert compare(result(1.0), result(1.0, rows=[])) == []
     assert unlike(result(1.0), result(1.0)) == []
     others = result(1.0, rows=[{**result(1.0)["rows"][0], "label": "prefill 7"}])
-    assert unlike(result(1.0), others) == ["the older result has none of these tests: prefill 7"]
+    assert unlike(result(1.0), others) == ["none of these tests is in the older result, which has prefill 7"]
     said = unlike(result(1.0), result(1.0, kv="q8", machine={"cpu": "other"}))
     assert said == [
         "the older result has another kv: q8, not f16",

@@ -103,7 +103,7 @@ def unlike(new: Result, old: Result) -> list[str]:
     ]
     if not {row["label"] for row in new["rows"]} & {row["label"] for row in old["rows"]}:
         found.append(
-            f"the older result has none of these tests: {', '.join(row['label'] for row in old['rows'])}"
+            f"none of these tests is in the older result, which has {'; '.join(row['label'] for row in old['rows'])}"
         )
     if old["machine"]["cpu"] != new["machine"]["cpu"]:
         found.append(f"the older result is of another machine: {old['machine']['cpu']}")

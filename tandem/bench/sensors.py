@@ -101,7 +101,9 @@ class Sensors:
             joules,
             clocks if self._clocks else [],
             int(sum(map(_number, self._throttles)) - throttled),
-            max(0.0, others) / (seconds * (os.cpu_count() or 1)),
+            min(
+                1.0, max(0.0, others) / (seconds * (os.cpu_count() or 1))
+            ),  # counted in hundredths of a second
         )
 
 

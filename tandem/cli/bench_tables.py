@@ -52,7 +52,7 @@ def print_csv(result: Result) -> None:
 def _print(result: Result, table: Table, bullet: str = "") -> None:
     limits, peer = result["limits"], result["peer"]
     print(f"{result['model']}, {human_size(result['weights_bytes'])} of weights, on {result['device']}")
-    print(f"limits: {_limits(limits)}; median of {result['rounds']} rounds\n")
+    print(f"limits: {_limits(limits)}; median of {result['rounds']} round{'s' * (result['rounds'] > 1)}\n")
     energy, against = any(row["energy"] for row in result["rows"]), peer is not None
     header = ["TEST", "TOK/S:", "95%:", "FIRST MS:", "MS A STEP:", "GB/S:", "TFLOP/S:", "ROOFLINE:"]
     header += ["J/TOK:"] * energy + ["LLAMA.CPP:", "RATIO:"] * against

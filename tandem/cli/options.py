@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from tandem.cli.values import device_name, layers, positive
+from tandem.cli.values import above_zero, device_name, layers, positive
 
 NAME_HELP = "a short name such as smollm2 or gemma-3-27b, or hf.co/user/repo:QUANT"
 MODEL_HELP = f"a .gguf file, {NAME_HELP}, or ollama:NAME"
@@ -78,7 +78,7 @@ def add_device(
         help="what several devices divide: layers, or columns of matmuls, one step at a time or two (layers)",
     )  # fmt: skip
     device.add_argument(
-        "--gpu-memory", type=float, metavar="GB", help="of the GPU's own memory to use at most"
+        "--gpu-memory", type=above_zero, metavar="GB", help="of the GPU's own memory to use at most"
     )
     device.add_argument(
         "--no-tune", action="store_true", help="not the few seconds of tuning at a GPU's first use"
@@ -89,7 +89,7 @@ def add_device(
     )  # fmt: skip
     if context:
         device.add_argument(
-            "--kv-memory", type=float, metavar="GB", help="for keys and values (enough for one context)"
+            "--kv-memory", type=above_zero, metavar="GB", help="for keys and values (enough for one context)"
         )
 
 
