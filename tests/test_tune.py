@@ -265,4 +265,7 @@ def test_the_command(
     assert "KERNEL" in text and "3072 x 576 with GLU" in text and str(tmp_path) in text
     assert len(list((tmp_path / "tandem").glob("cpu-*.tuned"))) == 1
     assert main([*command, "--output", str(tmp_path)]) == 1 and "cannot be written" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_CACHE_HOME", str(output))
+    assert main(command) == 1 and "set XDG_CACHE_HOME" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["tune"]) == 1 and "give either a MODEL or --synthetic" in capsys.readouterr().err

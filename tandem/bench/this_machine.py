@@ -9,6 +9,7 @@ one by memory is not.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -43,8 +44,9 @@ def this_machine(again: bool = False, device: str = "auto", folder: Path | None 
         found = measure(opened)
     finally:
         opened.close()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(asdict(found), indent=1))
+    with suppress(OSError):  # where nothing can be kept it is measured each time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(found), indent=1))
     return found
 
 

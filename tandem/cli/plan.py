@@ -149,7 +149,7 @@ def _print_plan(plan: Data, data: Data) -> None:
     print(
         f"\nprompt of {prompt['tokens']}: limit {prompt['limit']['tokens_per_s']:,.0f} tok/s, predicted "
         f"{prompt['predicted']['tokens_per_s']:,.0f} (by {prompt['predicted']['binds']}): first token after "
-        f"{prompt['first_token_s']:.2f} s"
+        f"{_digits(prompt['first_token_s'])} s"
     )
     for row in plan["speculation"] or []:
         limit, predicted = row["limit"]["tokens_per_s"], row["predicted"]["tokens_per_s"]
@@ -184,10 +184,18 @@ def _cells(row: Data) -> list[str]:
     return [
         str(row["batch"]),
         str(row["depth"]),
-        f"{row['limit']['tokens_per_s']:,.1f}",
+        _rate(row["limit"]["tokens_per_s"]),
         row["limit"]["binds"],
-        f"{row['predicted']['tokens_per_s']:,.1f}",
+        _rate(row["predicted"]["tokens_per_s"]),
         row["predicted"]["binds"],
-        f"{ms:,.0f}" if (ms := row["predicted"]["seconds"] * 1e3) >= 100 else f"{ms:.3g}",
+        _digits(row["predicted"]["seconds"] * 1e3),
         "yes" if row["fits"] else "no",
     ]
+
+
+def _digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _rate(number: float) -> str:
+    return f"{number:,.1f}" if number >= 1 else f"{number:.2g}"

@@ -31,6 +31,7 @@ def main(options: argparse.Namespace) -> int:
 
     check_writable(options.output)
     settings, begun = read_settings(), time.perf_counter()
+    _check_cache(settings.pipelines)
     model = _model(options)
     context = min(CONTEXT, model.config.trained_context)
     program = Planned(model, context, options.kv).program
@@ -71,6 +72,17 @@ def main(options: argparse.Namespace) -> int:
     else:
         _print(data, file)
     return 0
+
+
+def _check_cache(folder: Path) -> None:
+    """Before minutes of work whose results could not be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_writable(folder / "any")
+    except (OSError, RequestError):
+        raise RequestError(
+            f"nothing can be kept in {folder}: set XDG_CACHE_HOME to a folder that you may write to"
+        ) from None
 
 
 def _model(options: argparse.Namespace) -> Model:

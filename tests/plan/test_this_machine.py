@@ -83,6 +83,11 @@ def test_a_busy_machine_is_remembered_as_such(
     assert kept.startswith(said) and ("--measure" in kept) == bool(said)
 
 
+def test_a_cache_that_cannot_be_written(measured: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert this_machine(device="cpu", folder=tmp_path / "file" / "below").name == "this" and measured
+
+
 def test_another_device_is_measured(
     measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
