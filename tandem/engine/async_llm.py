@@ -57,6 +57,8 @@ class AsyncLLM:
     ) -> None:
         """`model` and `options`: as for LLM, or one that is open already. `queue`: requests that may wait; one more
         is refused with a QueueFullError."""
+        if not isinstance(queue, int) or queue < 0:
+            raise RequestError(f"queue={queue!r}: give the number of requests that may wait, 0 or more")
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
         self._most = queue + self.llm.engine.scheduler.limits.sequences - 1
         self._outboxes: set[_Outbox] = set()  # only the event loop's side touches it

@@ -148,7 +148,7 @@ def _read(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.uint8
     end = begin + int.from_bytes(data[len(MAGIC) : begin], "little")
     try:
         header = json.loads(data[begin:end])
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     tokens = header.get("tokens") if isinstance(header, dict) else None
     if not isinstance(tokens, list) or not all(

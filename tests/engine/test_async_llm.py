@@ -123,6 +123,13 @@ def test_what_is_refused(llm: AsyncLLM, gate: threading.Event) -> None:
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize("queue", [-1, None, 1.5, "x"])
+def test_not_a_queue(path: Path, queue: Any) -> None:
+    with pytest.raises(RequestError, match="queue="):
+        AsyncLLM(path, queue=queue)
+
+
+@pytest.mark.fast
 def test_embeddings_while_others_are_served(llm: AsyncLLM, path: Path) -> None:
     texts, long = ["one", "another " * 12], "z" * 200
     with LLM(path, threads=1, context=256, batch=4) as one:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 
 from tandem import LLM
+from tandem.engine.kv_state import CHECKSUM, MAGIC
 from tandem.errors import ContextError, StateFileError
 from tests.models.test_reference import GOLDENS
 
@@ -76,3 +78,25 @@ def test_a_file_that_is_damaged_or_foreign_is_refused(tmp_path: Path) -> None:
         pytest.raises(ContextError, match="64 tokens, for which there is no room"),
     ):
         small.restore(state)
+
+
+def test_a_file_made_up_by_someone_is_refused(tmp_path: Path) -> None:
+    """With a checksum that is right."""
+    state = tmp_path / "state"
+    with open_llm() as llm:
+        llm.save(PROMPT, state)
+        good = state.read_bytes()
+        begin = len(MAGIC) + 4
+        end = begin + int.from_bytes(good[len(MAGIC) : begin], "little")
+        for header, blocks in (
+            (b"[" * 100_000, b""),
+            (b"{}", b""),
+            (b'{"tokens": [-1]}', b""),
+            (b"\xff\xfe", b""),
+            (good[begin:end], good[end : -CHECKSUM - 1]),
+        ):
+            data = MAGIC + len(header).to_bytes(4, "little") + header + blocks
+            state.write_bytes(data + blake2b(data, digest_size=CHECKSUM).digest())
+            with pytest.raises(StateFileError, match="does not hold what its header says: save it again"):
+                llm.restore(state)
+        assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
