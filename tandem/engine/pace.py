@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BOUND = 2.1  # a step with a prompt takes no more than so many without; only what happens by chance is on top
+BOUND = 2.5  # a step with a prompt takes no more than so many as they were before it came
 SPREADS = 3.0  # that chance is allowed for
 LEAST = 0.5  # steps that a prompt may add whatever chance does: it must get on
 EVERY = 16  # steps with prompts there is one without: whether the machine has become slower is seen there
@@ -14,13 +14,18 @@ class Pace:
     """Learns from the steps' times what a token of a prompt costs.
 
     That is more for a longer prompt, since attention looks back at all of it, and for fewer tokens at a time. Both
-    change slowly from step to step, so that an average of the last few follows them.
+    change slowly from step to step, so that an average of the last few follows them. The others' own steps become
+    longer too while their texts grow: what they had before the prompt came is the measure of what it may cost them.
     """
 
     def __init__(self) -> None:
         self._step = 0.0  # seconds of a step without prompts, lately
         self._steps = [0.0]  # the same where so many others are there: none, 1, 2 to 3, 4 to 7 ...
-        self._since = 0  # how many steps with prompts ago that was measured
+        self._before: list[
+            float
+        ] = []  # these when the prompts that are being read began; none: there are none
+        self._since = 0  # how many steps with prompts ago a step without was measured
+        self._left_out = False  # whether prompts had to wait for that
         self._token = 0.0  # seconds that a token of a prompt adds
         self._spread = 0.0  # seconds that a step with prompts is usually off what was expected
 
@@ -31,10 +36,14 @@ class Pace:
             while size >= len(self._steps):
                 self._steps.append(0.0)
             self._step = self._steps[size] = _average(self._steps[size], seconds)
-            self._since = 0
+            if not self._left_out:
+                self._before = []
+            self._since, self._left_out = 0, False
         else:
             self._since += others > 0
-            extra = seconds - self._quiet(others) if others else seconds
+            if others and not self._before:
+                self._before = self._steps.copy()
+            extra = seconds - self._quiet(self._steps, others) if others else seconds
             if self._token and others:
                 self._spread = _average(self._spread, abs(extra - prompt_tokens * self._token))
             self._token = _average(self._token, max(extra, 0.0) / prompt_tokens)
@@ -42,18 +51,19 @@ class Pace:
     def budget(self, prompts: int, others: int) -> int:
         """Tokens of all prompts together while `others` wait. Each may add its part, so that many at once are not kept
         waiting for long."""
-        step = self._quiet(others)
+        step = self._quiet(self._steps, others)
         if not step or not self._token:
             return UNKNOWN * prompts
         if self._since >= EVERY:
-            self._since = 0  # once: where tokens are guessed, that step is not measured
+            self._since, self._left_out = 0, True  # once: where tokens are guessed, that step is not measured
             return 0
-        room = max((BOUND - 1) * step - SPREADS * self._spread, LEAST * step)
+        usual = min(step, self._quiet(self._before, others)) if self._before else step
+        room = max(BOUND * usual - step - SPREADS * self._spread, LEAST * step)
         return prompts * max(1, int(room / self._token))
 
-    def _quiet(self, others: int) -> float:
+    def _quiet(self, steps: list[float], others: int) -> float:
         """Seconds of a step without prompts, of so many or the nearest number below that has been seen."""
-        seen = [seconds for seconds in self._steps[: others.bit_length() + 1] if seconds]
+        seen = [seconds for seconds in steps[: others.bit_length() + 1] if seconds]
         return seen[-1] if seen else self._step
 
 

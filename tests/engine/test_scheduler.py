@@ -318,3 +318,21 @@ def test_a_pace_learns_what_a_step_may_take() -> None:
     for _ in range(EVERY):
         pace.observe(1, 4, 0.1)
     assert [pace.budget(1, 4) for _ in range(2)] == [0, 1], "it looks how fast steps are without"
+
+
+def test_others_steps_that_become_longer_leave_a_prompt_less() -> None:
+    """Their texts grow meanwhile: what counts is what their steps took before it came."""
+    pace = Pace()
+    for _ in range(100):
+        pace.observe(0, 4, 0.020)
+    for quiet in (0.020, 0.030):
+        for _ in range(40):
+            for _ in range(EVERY):
+                pace.observe(10, 4, quiet + 10 * 0.0001)
+            assert pace.budget(1, 4) == 0
+            pace.observe(0, 4, quiet)
+        room = BOUND * 0.020 - quiet
+        assert 0.9 * room <= 0.0001 * pace.budget(1, 4) <= room
+    pace.observe(0, 4, 0.030)  # without a prompt that had to wait for it: there is none
+    pace.observe(10, 4, 0.031)
+    assert 0.9 <= 0.0001 * pace.budget(1, 4) / ((BOUND - 1) * 0.030) <= 1.0
