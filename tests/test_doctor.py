@@ -308,6 +308,14 @@ def test_channels(tmp_path: Path, modules: list[bytes], channels: int | None, st
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize(("load", "busy"), [("0.00", False), ("900.1", True)])
+def test_a_busy_machine_reads_less(tmp_path: Path, load: str, busy: bool) -> None:
+    files(tmp_path, {**MEMORY, "proc/loadavg": f"{load} 0.5 0.1 2/300 77"})
+    found = findings(Place(tmp_path, lambda: answer(), read_rate=lambda: 40e9))["bandwidth"]
+    assert ("others keep the machine busy" in found.found) == busy and found.data["load"] == float(load)
+
+
+@pytest.mark.fast
 def test_a_rate_above_the_modules_is_no_rate(tmp_path: Path) -> None:
     table = files(tmp_path, MEMORY) / "sys/firmware/dmi/tables/DMI"
     table.parent.mkdir(parents=True)

@@ -30,7 +30,11 @@ def models(_: Place) -> Iterator[Finding]:
     size = sum(model.size for model in found)
     parts = list(read_settings().cache.glob("models--*--*/blobs/*.incomplete"))
     data = {"models": len(found), "bytes": size, "damaged": len(damaged), "unfinished": len(parts)}
-    told = f"{len(found)} of {size / 1e9:.1f} GB"
+    told = (
+        f"{len(found)} on this machine, {size / 1e9:.1f} GB"
+        if found
+        else "none yet: `tandem pull smollm2` fetches one"
+    )
     if damaged:
         fix = "`tandem rm` it, then `tandem pull` it again (or delete it in the program it belongs to)"
         names = tuple(model.name for model in damaged)
@@ -55,7 +59,10 @@ def kept(_: Place) -> Iterator[Finding]:
         "bytes": sum(path.stat().st_size for paths in files.values() for path in paths),
         "damaged": len(damaged),
     }
-    told = f"{data['pipelines']} pipeline caches, {data['tuned']} of tuning, {data['bytes'] / 1e6:.1f} MB"
+    told = (
+        f"files of compiled pipelines: {data['pipelines']}, of tuning: {data['tuned']}, of measured rates: "
+        f"{data['measured']}; {data['bytes'] / 1e6:.1f} MB"
+    )
     if damaged:
         names = tuple(map(str, damaged))
         fix = "delete what is damaged: it is made anew"
