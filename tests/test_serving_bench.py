@@ -237,6 +237,10 @@ def test_errors_are_counted(how: str, said: str) -> None:
     assert row["errors"] == {said: 4} and row["answered"] == 8 and len(row["ttft_seconds"]) == 8
 
 
+def test_a_server_that_wants_a_key() -> None:
+    assert "--api-key" in str(clients.Refused(401, b'{"error": {"message": "send a header"}}'))
+
+
 def test_a_server_that_is_strict_about_options() -> None:
     made_up = MadeUp(how="strict")
     row, server = drive(made_up, model="two")

@@ -29,6 +29,9 @@ class Answer:
         return self.times[0] - self.asked
 
 
+UNAUTHORISED = 401
+
+
 class Refused(RequestError):
     """The server answered with an error. `status` is HTTP's; 0: it closed the connection."""
 
@@ -37,6 +40,8 @@ class Refused(RequestError):
             message = str(json.loads(body)["error"]["message"])
         except (ValueError, KeyError, TypeError):
             message = body[:200].decode(errors="replace").strip()
+        if status == UNAUTHORISED:
+            message = "it wants a key, or another one: give it with --api-key"
         said = (
             f"answered {status}: {message}"
             if status
