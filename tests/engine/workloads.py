@@ -36,10 +36,15 @@ class Workload:
 
 
 def random_workload(
-    rng: np.random.Generator, requests: int, prompt: int, answer: int, penalties: float = 0.15
+    rng: np.random.Generator,
+    requests: int,
+    prompt: int,
+    answer: int,
+    penalties: float = 0.15,
+    paced: float = 0.5,
 ) -> Workload:
     """`prompt` and `answer`: tokens at most; `penalties`: the share of requests with them; twice as many
-    have a bias for a few tokens."""
+    have a bias for a few tokens. `paced`: the share of workloads whose steps depend on the time they take."""
     heads = [rng.integers(0, VOCAB, rng.integers(KV_BLOCK, prompt)).tolist() for _ in range(2)]
     arrivals = []
     for _ in range(int(rng.integers(1, requests + 1))):
@@ -55,7 +60,7 @@ def random_workload(
         cancelled = int(rng.integers(0, 12)) if rng.random() < 0.2 else None
         arrivals.append(Arrival(int(rng.integers(0, 30)), (*head, *tail)[:prompt], params, cancelled))
     tokens = int(rng.choice([7, 16, 40, 100, CONTEXT]))
-    return Workload(arrivals, tokens, int(rng.integers(0, 9)), bool(rng.random() < 0.5))
+    return Workload(arrivals, tokens, int(rng.integers(0, 9)), bool(rng.random() < paced))
 
 
 def prepare(engine: Engine, workload: Workload) -> None:

@@ -35,7 +35,7 @@ def test_the_same_tokens(lavapipe: str, order: str, mapped: bool, tmp_path: Path
     """Requests that come and go, in float32; activations in memory that the host sees, or does not."""
     path = write_model(tmp_path / "tiny.gguf", "F32", "gemma3")
     rng = np.random.default_rng(5)
-    workloads = [random_workload(rng, requests=6, prompt=60, answer=8) for _ in range(2)]
+    workloads = [random_workload(rng, requests=6, prompt=60, answer=8, paced=0) for _ in range(2)]
     model, device = open_model(path), open_device(order.format(lavapipe), threads=1)
     with opened(path, context=CONTEXT, batch=8, kv="f32") as one:
         engine = Engine(model, device, context=CONTEXT, batch=8, kv="f32")
@@ -72,7 +72,9 @@ def test_quantised_tokens_are_those_of_one_devices_logits(lavapipe: str, order: 
     """Each is the likeliest by the step that drew it, and near enough by the CPU alone; one step at a time, so that its
     logits are still there."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3")
-    workload = random_workload(np.random.default_rng(3), requests=4, prompt=60, answer=8, penalties=0)
+    workload = random_workload(
+        np.random.default_rng(3), requests=4, prompt=60, answer=8, penalties=0, paced=0
+    )
     model, device = open_model(path), open_device(order.format(lavapipe), threads=1, split=[2, 1])
     device.turns = 1  # type: ignore[misc]
     engine = Checked(model, device, context=CONTEXT, batch=8)

@@ -50,7 +50,9 @@ def test_every_token_is_that_of_its_logits(
     logits of the step that verified it."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
     rng = np.random.default_rng(3)
-    workloads = [random_workload(rng, requests=4, prompt=60, answer=8, penalties=0) for _ in range(WORKLOADS)]
+    workloads = [
+        random_workload(rng, requests=4, prompt=60, answer=8, penalties=0, paced=0) for _ in range(WORKLOADS)
+    ]
     found = []
     for turns in (1, 2):
         model, device = open_model(path), VulkanDevice(lavapipe)
