@@ -16,7 +16,7 @@ from benchmarks import clients
 from benchmarks.serving import MEASURES, table
 from tandem import cli
 from tandem.bench import serving
-from tandem.bench.clients import Client
+from tandem.bench.clients import Client, Refused
 from tandem.bench.serving import Load, Server, ServeRow, percentiles, poisson, summary
 from tandem.errors import RequestError
 
@@ -238,7 +238,7 @@ def test_errors_are_counted(how: str, said: str) -> None:
 
 
 def test_a_server_that_wants_a_key() -> None:
-    assert "--api-key" in str(clients.Refused(401, b'{"error": {"message": "send a header"}}'))
+    assert "--api-key" in str(Refused(401, b'{"error": {"message": "send a header"}}'))
 
 
 def test_a_server_that_is_strict_about_options() -> None:
