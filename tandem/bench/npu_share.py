@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.bench.hardware import NOT_RUN, Hardware
+from tandem.bench.hardware import HOST_SHARE, NOT_RUN, Hardware
 from tandem.bench.plan import Planned
-from tandem.devices.hybrid.cost import WORTH, Rates, Sum, gain, place_attention, place_columns
+from tandem.bench.runs import weights_read
+from tandem.devices.hybrid.cost import WORTH, Rates, Sum, gain, is_divisible, place_attention, place_columns
 from tandem.errors import DeviceError
-from tandem.kernels.panels import LANES, LAYOUTS
 from tandem.program.program import Launch, Program
 
 Data = dict[str, Any]
@@ -29,7 +29,9 @@ def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> 
     """With columns of matmuls divided between both; `depth`: of the sequences that decode."""
     if hardware.npu is None:
         raise DeviceError(f"no NPU is known of {hardware.name}: leave --npu out, or use phoenix-780m")
-    npu, kinds = _npu(planned, hardware), _Kinds(planned.program)
+    copy = _copy_bytes(planned.program)
+    npu, kinds = _npu(planned, hardware, copy), _Kinds(planned.program)
+    needed = planned.memory(hardware).needed + copy
     shaders = {"a good shader": GOOD_SHADER, "our kernels": hardware.calibration.matrix_ops}
     memory = hardware.usual_gb_s * 1e9
     prefill = []
@@ -60,18 +62,31 @@ def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> 
             "weights": npu.weights,
             "shared_gb_s": hardware.usual_gb_s,
         },
+        "memory": {
+            "copy": copy,
+            "needed": needed,
+            "bytes": hardware.memory_gib * 2**30,
+            "fits": needed <= hardware.memory_gib * 2**30 * HOST_SHARE,
+        },
         "prefill": prefill,
         "decode": decode,
         "attention": _attention(planned, kinds, prompt, hardware, npu),
     }
 
 
-def _npu(planned: Planned, hardware: Hardware) -> Rates:
-    """Its weights are int8: more bytes than those of the iGPU."""
+def _copy_bytes(program: Program) -> float:
+    """Of its own weights in int8, of all matmuls that it may take columns of: each is multiplied and added once."""
+    one = {"tokens": 1, "rows": 1, "work": 1}
+    return sum(launch.cost(one).ops / 2 for launch in program.launches if is_divisible(launch))
+
+
+def _npu(planned: Planned, hardware: Hardware, copy: float) -> Rates:
+    """Its weights are int8: in most formats more bytes than those of the iGPU."""
     assert hardware.npu
-    layout = LAYOUTS[getattr(planned.model, "layout", "q4_0")]
-    bits = 8 * layout.chunk_bytes / (layout.span * LANES)
-    return Rates(INT32_TOP_S * 1e12, hardware.npu["gb_s"] * 1e9, hardware.npu["dispatch_us"] * 1e-6, 8 / bits)
+    igpu = sum(weights_read(launch) for launch in planned.program.launches if is_divisible(launch))
+    return Rates(
+        INT32_TOP_S * 1e12, hardware.npu["gb_s"] * 1e9, hardware.npu["dispatch_us"] * 1e-6, copy / igpu
+    )
 
 
 def _launch(hardware: Hardware) -> float:
@@ -135,11 +150,14 @@ def _attention(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware,
 
 def told(share: Data) -> list[str]:
     """The sum in words, a line each."""
-    rates, best = share["rates"], share["prefill"][0]
+    rates, memory, best = share["rates"], share["memory"], share["prefill"][0]
     lines = [
         f"with the NPU ({share['status']}): int8 at {rates['int8_top_s']:.2f} TOP/s, {rates['gb_s']:.0f} GB/s of the "
         f"{rates['shared_gb_s']:.0f} that all share, {rates['dispatch_us']:.0f} us a dispatch, "
-        f"{rates['weights']:.1f} bytes of weights for one of the iGPU's"
+        f"{rates['weights']:.1f} bytes of weights for one of the iGPU's",
+        f"  its own copy of the weights takes {memory['copy'] / 1e9:,.1f} GB more, {memory['needed'] / 1e9:,.1f} in "
+        f"all of the machine's {memory['bytes'] / 1e9:,.1f}: "
+        + ("fits" if memory["fits"] else "DOES NOT FIT"),
     ]
     for row in share["prefill"]:
         pays = f"pays from prompts of {row['pays_from']} on" if row["pays_from"] else "does not pay up to 512"
@@ -161,7 +179,9 @@ def told(share: Data) -> list[str]:
         f"  attention alone on the NPU, {row['depth']} deep: {row['speedup']:.2f}x"
         + ("" if row["speedup"] > 1 else ", slower than without")
     )
+    decoding = max((row["speedup"] for row in share["decode"] if row["pays"]), default=0.0)
     lines.append(
-        f"  at most about {best['speedup']:.1f}x for prompts against a good shader, and nothing for decoding"
+        f"  at most about {best['speedup']:.1f}x for prompts against a good shader, and "
+        + (f"{decoding:.1f}x for decoding" if decoding else "nothing for decoding")
     )
     return lines

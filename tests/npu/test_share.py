@@ -42,6 +42,16 @@ def test_the_sum_is_the_formula(planned: Planned) -> None:
     assert all(row["speedup"] == 1 for row in npu_share(planned, slow, 512, 128)["prefill"])
 
 
+def test_its_copy_of_the_weights_takes_memory(planned: Planned) -> None:
+    weights = 62 * (2 * 5376 * 4096 + 2 * 5376 * 2048 + 3 * 5376 * 21504)  # of all layers, a byte each
+    found = npu_share(planned, PHOENIX, 512, 128)
+    assert found["memory"]["copy"] == pytest.approx(weights) and found["memory"]["fits"]
+    assert found["rates"]["weights"] == pytest.approx(32 / 18, rel=0.001), "of q4_0"
+    assert "25.6 GB more" in told(found)[1] and told(found)[1].endswith(": fits")
+    little = npu_share(planned, load_hardware("phoenix-780m", 32), 512, 128)
+    assert not little["memory"]["fits"] and "DOES NOT FIT" in told(little)[1]
+
+
 def test_every_figure_says_that_it_was_not_run(planned: Planned) -> None:
     lines = told(npu_share(planned, PHOENIX, 512, 128))
     assert "estimate; not yet run" in lines[0] and "emulated; not yet run on a Phoenix" in lines[0]
