@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BOUND = 2.5  # a step with a prompt takes no more than so many as they were before it came
+BOUND = 2.0  # a step with a prompt takes no more than so many as they were before it came
 SPREADS = 3.0  # that chance is allowed for
 LEAST = 0.5  # steps that a prompt may add whatever chance does: it must get on
 EVERY = 16  # steps with prompts there is one without: whether the machine has become slower is seen there
@@ -59,7 +59,7 @@ class Pace:
             return 0
         usual = min(step, self._quiet(self._before, others)) if self._before else step
         room = max(BOUND * usual - step - SPREADS * self._spread, LEAST * step)
-        return prompts * max(1, int(room / self._token))
+        return prompts * max(1, round(room / self._token))
 
     def _quiet(self, steps: list[float], others: int) -> float:
         """Seconds of a step without prompts, of so many or the nearest number below that has been seen."""

@@ -110,7 +110,7 @@ def test_a_model_too_large_is_refused_with_what_would_fit(
     monkeypatch.setattr(bandwidth, "ENOUGH", 0.01)
     assert cli.main(["bench", "--synthetic", shape, "--device", lavapipe]) == 1
     message = capsys.readouterr().err
-    size = "28.4" if "q8_0" in shape else "15.6"
+    size = "28.7" if "q8_0" in shape else "15.6"
     assert f"the model ({size} GB) with a context of " in message, message
     assert f"in the {free / 1e9:.1f} GB that are free: {advice}" in message, message
 
