@@ -107,7 +107,7 @@ def _reached(row: report.Row) -> str:
 def cpu_runs() -> str:
     """The same rows in every comparison that is kept: how far one run is to be trusted."""
     rows = []
-    for path in sorted(RESULTS.glob("[0-9]*.json")):
+    for path in sorted(RESULTS.rglob("[0-9]*.json")):
         data = json.loads(path.read_text())
         for model in data.get("models", []):
             for row in model.get("rows", []):
@@ -118,7 +118,7 @@ def cpu_runs() -> str:
                             model["name"], data["date"][:16].replace("T", " "), str(data["settings"]["rounds"]),
                             f"{row['ours']['median']:.1f}", f"{row['peer']['median']:.1f}",
                             "{value:.2f} ({low:.2f}-{high:.2f})".format(**row["ratio"]),
-                            f"{min(reads):.0f} to {max(reads):.0f}", f"`{path.name}`",
+                            f"{min(reads):.0f} to {max(reads):.0f}", f"`{path.relative_to(RESULTS)}`",
                         ]
                     )  # fmt: skip
     head = [

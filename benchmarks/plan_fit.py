@@ -1,8 +1,8 @@
 """The planner's factors from what was measured, and how well they hold where they were not taken from.
 
 A predicted time is launches plus, for each factor, what the work would take at the whole rate, over that factor: so
-the factors' reciprocals are found by linear least squares of relative errors. Rows that fit nothing count less (their
-weight falls from 10% on), and no factor may be above 1.
+the factors' reciprocals are found by linear least squares of relative errors, near those in use: run it again until
+they stay. Rows that fit nothing count less (their weight falls from 10% on), and no factor may be above 1.
 
 python -m benchmarks.plan_fit     prints them for hardware.toml
 """
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.plan_rows import Row, cpu_rows, gpu_rows, lavapipe_rows
-from tandem.bench.hardware import PARTS
 
 Floats = NDArray[np.float64]
 Kinds = Sequence[tuple[str, ...]]  # names of factors that are one: a kind of work each
@@ -33,6 +32,7 @@ SOFTWARE: Kinds = (
 )
 TOLERATED = 0.1  # relative error from which a row counts less
 TURNS = 30
+LITTLE = 1e-3  # by which a rate is changed to see what depends on it
 
 
 def shares(rows: Sequence[Row], kinds: Kinds) -> Floats:
@@ -41,14 +41,17 @@ def shares(rows: Sequence[Row], kinds: Kinds) -> Floats:
 
 
 def _shares(row: Row, kinds: Kinds) -> list[float]:
-    def seconds(halved: tuple[str, ...] = ()) -> float:
-        factors = {name: 0.5 if name in halved else 1.0 for name in PARTS}
-        calibration = replace(row.hardware.calibration, **factors)  # type: ignore[arg-type]
-        return row.seconds(replace(row.hardware, calibration=calibration))
+    """Near the factors in use: where the longer of two works counts, that is the one which does there."""
+    used = row.hardware.calibration
+
+    def seconds(slower: tuple[str, ...] = ()) -> float:
+        factors = {name: getattr(used, name) / (1 + LITTLE) for name in slower}
+        return row.seconds(replace(row.hardware, calibration=replace(used, **factors)))
 
     whole = seconds()
-    works = [seconds(kind) - whole for kind in kinds]  # at half the rate it takes once as long more
-    return [part * row.measured / row.tokens for part in (whole - sum(works), *works)]
+    works = [(seconds(kind) - whole) / LITTLE for kind in kinds]
+    at_whole_rate = [work * float(getattr(used, kind[0])) for work, kind in zip(works, kinds, strict=True)]
+    return [part * row.measured / row.tokens for part in (whole - sum(works), *at_whole_rate)]
 
 
 def fit(shares: Floats) -> Floats:

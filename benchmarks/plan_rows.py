@@ -93,7 +93,7 @@ def prefill(run: str, hardware: Hardware, model: str, tokens: int, measured: flo
 
 
 def cpu_rows() -> list[Row]:
-    """Of every comparison with llama.cpp in the folder."""
+    """Of every comparison with llama.cpp in the folder; those of kernels before the present ones are in older/."""
     found = [json.loads(file.read_text()) for file in sorted(figures.RESULTS.glob("*.json"))]
     runs = [run for run in found if isinstance(run, dict) and "peer_system" in run and "models" in run]
     return [row for run in sorted(runs, key=lambda run: str(run["date"])) for row in _cpu_run(run)]

@@ -31,6 +31,7 @@ SHAPE, LAYERS, PROMPT = "qwen2.5-1.5b:q4_0", 4, 512
 SMALL, FEW_LAYERS, FEW = "smollm2-135m:q4_0", 2, 32  # for Vulkan in software, which would take minutes
 READ_BYTES = 512 << 20
 ROUNDS = 3
+NEVER = 1_000_000  # tokens of a step from which a CPU would have matrix units
 
 
 def this_machine(again: bool = False, device: str = "auto", folder: Path | None = None) -> Hardware:
@@ -52,7 +53,7 @@ def this_machine(again: bool = False, device: str = "auto", folder: Path | None 
 
 def measure(device: Device) -> Hardware:
     kind = _kind(device)
-    few = {"cpu": 1, "software": 2}.get(kind, 2 if "NVIDIA" in device.describe() else 9)
+    few = {"cpu": NEVER, "software": 2}.get(kind, 2 if "NVIDIA" in device.describe() else 9)
     shape, layers, prompt = (SMALL, FEW_LAYERS, FEW) if kind == "software" else (SHAPE, LAYERS, PROMPT)
     memory, model, work = _free_gib(device), SyntheticModel(shape, layers), Workload("prefill", prompt)
 
@@ -93,12 +94,15 @@ def _with_rate(
     unknown: Hardware, planned: Planned, prompt: int, seconds: float, peak: float | None
 ) -> Hardware:
     """With the rate at which the prompt is predicted to take so many seconds, and no more than the peak."""
-    at_one = planned.predict(unknown, [(0, prompt)])  # at 1 TFLOP/s
-    left = seconds - (at_one.total - at_one.arithmetic)
-    # Where memory alone would explain it, it is not known well.
-    rate = at_one.arithmetic / max(left, seconds / 10)
-    rate = min(rate, peak or rate)
-    return replace(unknown, matrix_tflop_s=rate, peak_top_s=peak or rate, dot_top_s=rate)
+    found = unknown
+    for _ in range(4):  # what memory hides of it depends on the rate
+        now = planned.predict(found, [(0, prompt)])
+        left = seconds - (now.total - now.arithmetic)
+        # Where memory alone would explain it, it is not known well.
+        rate = found.dot_top_s * now.arithmetic / max(left, seconds / 10)
+        rate = min(rate, peak or rate)
+        found = replace(unknown, matrix_tflop_s=rate, peak_top_s=peak or rate, dot_top_s=rate)
+    return found
 
 
 def _kept(file: Path, title: str) -> Hardware | None:
