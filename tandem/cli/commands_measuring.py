@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tandem.cli.options import MODEL_HELP, add, add_device, add_npu
+from tandem.cli.options import MODEL_HELP, add, add_device, add_npu, add_one_device
 from tandem.cli.values import above_zero, device_name, floats, numbers, positive, positives, words
 
 
@@ -131,13 +131,7 @@ def _tune(commands: Any) -> None:
     tune.add_argument("--seconds", type=above_zero, metavar="S", help="at most so many (140, or 3 if quick)")
     tune.add_argument("--output", type=Path, metavar="FILE", help="write the data there, too")
     tune.add_argument("--threads", type=positive, metavar="N", help="of the CPU (what is found best)")
-    tune.add_argument(
-        "--device",
-        type=device_name,
-        default="auto",
-        metavar="D",
-        help="cpu, vulkan, vulkan:<...>, auto (auto)",
-    )
+    add_one_device(tune)
     tune.add_argument("--kv", choices=("f16", "q8"), default="f16", help="keys and values (f16)")
 
 
@@ -162,13 +156,7 @@ def _report(commands: Any) -> None:
     report.add_argument("--full", action="store_true", help="larger models, too, as far as they fit")
     report.add_argument("--npu", action="store_true", help="and what the NPU does")
     report.add_argument("--threads", type=positive, metavar="N", help="of the CPU (one a core)")
-    report.add_argument(
-        "--device",
-        type=device_name,
-        default="auto",
-        metavar="D",
-        help="cpu, vulkan, vulkan:<...>, auto (auto)",
-    )
+    add_one_device(report)
 
 
 COMMANDS: dict[str, Callable[[Any], None]] = {

@@ -93,8 +93,19 @@ def add_device(
         )
 
 
+def add_one_device(command: argparse.ArgumentParser) -> None:
+    """For commands that look at one device as it is."""
+    command.add_argument(
+        "--device",
+        type=device_name,
+        default="auto",
+        metavar="D",
+        help="cpu, vulkan, vulkan:<...>, auto (auto)",
+    )
+
+
 def add_npu(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--npu", choices=("off", "auto", "require"), default="off",
-        help="let the NPU of a Ryzen 7040 or 8040 help with prompts; it has not yet been run on one (off)",
+        help="let the NPU of a Ryzen 7040 or 8040 help with prompts; emulated; not yet run on a Phoenix (off)",
     )  # fmt: skip

@@ -97,3 +97,15 @@ def hybrid_engine(
     finally:
         device.close()
         model.gguf.close()
+
+
+def check_both_work(path: Path, second: Device) -> None:
+    """A CPU and another at one step, by when their shares began and ended."""
+    meeting = Meeting()
+    helper = meeting.helper(second)
+    with hybrid_engine(path, meeting.main(), [helper], shares=(1, 1)) as engine:
+        engine.logits(list(range(8)))
+        device = engine.device
+        assert isinstance(device, HybridDevice)
+        assert len(device.times) == len(helper.times) == len(device.works)
+        assert at_once(device, helper) == 1

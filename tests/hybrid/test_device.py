@@ -29,7 +29,7 @@ from tests.cli.tiny_model import write_tiny_model
 from tests.engine.test_split import tokens_of
 from tests.engine.tiny_models import opened, write_model
 from tests.engine.workloads import CONTEXT, random_workload, serve
-from tests.hybrid.slow_devices import Meeting, SlowCPU, SlowHelper, at_once, hybrid_engine
+from tests.hybrid.slow_devices import SlowCPU, SlowHelper, check_both_work, hybrid_engine
 from tests.models.test_reference import GOLDENS
 
 GOLDEN = GOLDENS / "gemma3-pattern3.gguf"
@@ -139,15 +139,7 @@ def test_shares_follow_what_devices_can_do(tmp_path: Path, monkeypatch: pytest.M
 
 def test_both_are_at_work(tmp_path: Path) -> None:
     """Neither could end its share if the other were not at it, too."""
-    path, meeting = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), Meeting()
-    helper = meeting.helper(CPUDevice(1))
-    with hybrid_engine(path, meeting.main(), [helper], shares=(1, 1)) as engine:
-        engine.logits(list(range(8)))
-        device = engine.device
-        assert isinstance(device, HybridDevice) and len(device.times) == len(helper.times) == len(
-            device.works
-        )
-        assert at_once(device, helper) == 1
+    check_both_work(write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), CPUDevice(1))
 
 
 def test_what_is_made_once_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

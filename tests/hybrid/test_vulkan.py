@@ -19,7 +19,7 @@ from tests.engine.test_split import tokens_of
 from tests.engine.tiny_models import opened, write_model
 from tests.engine.workloads import CONTEXT, random_workload, serve
 from tests.hybrid import slow_devices
-from tests.hybrid.slow_devices import Meeting, SlowCPU, SlowHelper, at_once, hybrid_engine
+from tests.hybrid.slow_devices import SlowCPU, SlowHelper, check_both_work, hybrid_engine
 from tests.vulkan.test_split import NEAR, below
 
 
@@ -70,15 +70,7 @@ def test_quantised_tokens_are_those_of_one_devices_logits(
 
 def test_both_are_at_work(lavapipe: str, tmp_path: Path) -> None:
     """By when shares began and ended. Neither device could end one if the other were not at its own, too."""
-    path, meeting = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), Meeting()
-    helper = meeting.helper(open_device(lavapipe))
-    with hybrid_engine(path, meeting.main(), [helper], shares=(1, 1)) as engine:
-        engine.logits(list(range(8)))
-        device = engine.device
-        assert isinstance(device, HybridDevice) and len(device.times) == len(helper.times) == len(
-            device.works
-        )
-        assert at_once(device, helper) == 1
+    check_both_work(write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), open_device(lavapipe))
 
 
 def test_shares_react(lavapipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
