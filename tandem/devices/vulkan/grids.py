@@ -120,7 +120,9 @@ def _attention_fragments(
     while shares * (4 * queries * (dim + 2) + 8 * exchanged) + 32 * tiles * dim > device.shared_memory - 1024:
         shares //= 2
     teams = teams and shares >= TEAM
-    slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, 64 * shares)
+    rounds = choice.get("rounds", 4)  # of a part, before parts meet
+    keys = 64 * (shares // TEAM * rounds if teams else shares)
+    slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, keys)
     shader = f"attention_{'teams' if teams else 'fragments'}_{dim}"
     constants = (
         queries,
@@ -128,7 +130,7 @@ def _attention_fragments(
         int(scalars["kv"]),
         shares,
         32 * tiles * shares,
-        *([exchanged * shares] if teams else []),
+        *([exchanged * shares, rounds] if teams else []),
     )
     return Dispatch(kv_heads, counts["work"], slots, shader, constants, subgroup=32, scratch=True)
 

@@ -65,6 +65,7 @@ def _of_attention(rule: Dispatch, dim: int) -> Iterator[Choice]:
         return
     yield from ({"shares": n} for n in (1, 2, 4, 8, 16))
     yield {"queries": 16}
+    yield from ({"rounds": n} for n in (1, 2, 3))
     yield {"teams": 0}
     yield from ({"teams": 0, "shares": n} for n in (1, 2, 4))
 
