@@ -12,6 +12,7 @@ from tandem.program.step_inputs import (
     EDIT_INTS,
     HEADER_EDITS,
     HEADER_MASKS,
+    HEADER_SEQUENCES,
     KNOWN,
     KV_BLOCK,
     PARAM_INTS,
@@ -83,6 +84,7 @@ class Batch:
                 if chunk.sequence.grammar:
                     masks = row
         self._set_counts(token, row, work, edits, masks)
+        self._header[HEADER_SEQUENCES] = len(chunks)
 
     def write_all_rows(self, chunk: Chunk) -> None:
         """One chunk with the logits of every token, not only the last."""
@@ -92,6 +94,7 @@ class Batch:
         for row in range(chunk.count):
             self._write_params(chunk.sequence, row, row, 0)
         self._set_counts(chunk.count, chunk.count, work)
+        self._header[HEADER_SEQUENCES] = 1
 
     def _set_counts(self, tokens: int, rows: int, work: int, edits: int = 0, masks: int = 0) -> None:
         self._header[0], self._header[1], self._header[2] = tokens, rows, work  # as in COUNTS

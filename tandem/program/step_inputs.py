@@ -17,7 +17,8 @@ from tandem.program.weight_plan import align
 
 KV_BLOCK = 16  # tokens a KV block
 HEADER_INTS = 16
-HEADER_EDITS, HEADER_MASKS = 3, 4  # after COUNTS, for the host: edits, and rows up to the last with a mask
+# After COUNTS, for the host: edits, rows up to the last with a mask, and sequences that have tokens in the step.
+HEADER_EDITS, HEADER_MASKS, HEADER_SEQUENCES = 3, 4, 5
 TOKEN_INTS = 8
 TOKEN_ID, TOKEN_POSITION, TOKEN_SEQUENCE, TOKEN_SOURCE, TOKEN_SLOT = range(5)  # TOKEN_SLOT + KV group
 KNOWN = 0  # TOKEN_SOURCE of a token with an id; otherwise 1 + the row of the other turn's results

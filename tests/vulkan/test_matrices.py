@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem.devices.vulkan import compile_shaders, pipelines
+from tandem.devices.vulkan import compile_shaders, grids, pipelines
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.grids import GRIDS, Dispatch
 from tandem.kernels import attention, matmul
 from tandem.kernels.kernel import Case, Counts, Scalars
+from tests.vulkan import turning
 from tests.vulkan.harness import check_case, check_product, open_device
 
 SOFTWARE = Path(__file__).with_name("software_matrices.slang")
@@ -66,6 +67,8 @@ def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setattr(pipelines, "SPIRV", shaders)
         for name in ("attention", *(f"matmul_{layout}" for layout in LAYOUTS)):
             patch.setitem(GRIDS, name, one_share(GRIDS[name]))
+        patch.setattr(grids, "attention", GRIDS["attention"])
+        patch.setattr(grids, "LANES_OF_HEAD", 8)  # a subgroup's, here
         opened = open_device(lavapipe)
         opened.capabilities = replace(opened.capabilities, fragments=True, shared_memory=48 << 10)
         yield opened
@@ -90,3 +93,8 @@ def test_attention(device: VulkanDevice) -> None:
     for case in attention.KERNEL.cases(np.random.default_rng(1)):
         if "aligned" in case.label:
             check_case(device, attention.KERNEL, case)
+
+
+def test_attention_that_turns_queries_and_stores_keys(device: VulkanDevice) -> None:
+    for case in turning.cases((64,)):
+        turning.check(device, case)

@@ -7,7 +7,7 @@ recorded ("tokens", "rows", "work"): the kernel skips what lies past the counts 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.devices.choices import Choice
 from tandem.devices.vulkan.capabilities import Capabilities
@@ -15,6 +15,7 @@ from tandem.errors import DeviceError
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.layouts import KV_TYPES, kv_bytes
 from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS
+from tandem.kernels.rope import ROPE, SHIFT, STORE
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # to fill a device; s
 ENOUGH_THREADS = {"discrete": 150_000, "integrated": 20_000}
 MOST_SPLITS = 64  # of the keys of a query
 TEAM = 4  # subgroups that attend together for a single token: fewer would wait for ever
+LANES_OF_HEAD = 32  # that turn it, for a single token
 HEAD_PANELS = 4096  # of a product with more rows than there are subgroups: a vocabulary's
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
 
@@ -133,6 +135,22 @@ def _attention_fragments(
         *([exchanged * shares, rounds] if teams else []),
     )
     return Dispatch(kv_heads, counts["work"], slots, shader, constants, subgroup=32, scratch=True)
+
+
+def turning_attention(
+    rope: Scalars, scalars: Scalars, counts: Counts, device: Capabilities
+) -> Dispatch | None:
+    """Attention that does the work of a `rope` launch too, where every sequence has one token; None: it cannot."""
+    dispatch, parts, dim = attention(scalars, counts, device), int(rope["parts"]), int(scalars["head_dim"])
+    if not dispatch.shader.startswith("attention_teams") or KV_TYPES[int(scalars["kv"])] != "f16":
+        return None
+    queries, shares = dispatch.constants[0], dispatch.constants[3]
+    shared = shares * (4 * queries * (dim + 2) + 8 * 256) + (32 + 4) * dim + 1024
+    whole = not parts & ROPE or rope["rot_dim"] % 4 == 0
+    if not parts & STORE or parts & SHIFT or not whole or shared > device.shared_memory:
+        return None
+    constants = (*dispatch.constants, LANES_OF_HEAD, parts, int(rope["interleaved"]))
+    return replace(dispatch, shader=f"attention_turning_{dim}", constants=constants)
 
 
 def _attention_slots(

@@ -9,18 +9,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tandem.devices.vulkan.binding import ffi, new
 from tandem.devices.vulkan.capabilities import PUSH_BYTES
-from tandem.devices.vulkan.grids import GRIDS, Dispatch
+from tandem.devices.vulkan.grids import GRIDS, Dispatch, turning_attention
 from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
 from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES, HOST_READS, Submission
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import COUNTS, Array, Counts
-from tandem.program.program import Launch, Program, arena_in
+from tandem.program.program import Launch, Program, Tensor, arena_in
+from tandem.program.step_inputs import HEADER_SEQUENCES
 
 if TYPE_CHECKING:
     from tandem.devices.vulkan.device import VulkanDevice
@@ -31,7 +33,8 @@ SEGMENT_SECONDS = 0.2  # of a submission at most, by estimate: drivers reset a G
 # Bytes and operations a second that any device of its kind reaches.
 RATES = {"discrete": (200e9, 4e12), "integrated": (40e9, 0.8e12)}
 SLOW = (4e9, 10e9)
-THREE = struct.Struct("3i")
+HEADER = struct.Struct("6i")
+SINGLE = "single"  # beside COUNTS, of a bucket: 1 if every sequence has one token
 TIMESTAMP_QUERY, WAIT_FOR_64_BITS, ALL_COMMANDS = 2, 3, 0x10000
 
 
@@ -57,6 +60,37 @@ def push_constants(launch: Launch, device: VulkanDevice, turn: int = 0) -> bytes
     return (struct.pack("<8Q", *addresses) + b"".join(scalars)).ljust(PUSH_BYTES, b"\0")
 
 
+def turning_constants(rope: Launch, attention: Launch, device: VulkanDevice, turn: int = 0) -> bytes | None:
+    """Push constants of attention that turns its queries itself; None: these two launches do not go together."""
+    if (rope.kernel.name, attention.kernel.name) != ("rope", "attention"):
+        return None
+    q, k, v, cache = (rope.buffers[name] for name in ("q", "k", "v", "cache"))
+    if q is not attention.buffers["q"] or cache is None or cache is not attention.buffers["cache"]:
+        return None
+    if (
+        q is None
+        or k is None
+        or v is None
+        or not q.root is k.root is v.root
+        or not q.stride == k.stride == v.stride
+    ):
+        return None
+
+    def address(tensor: Tensor | None) -> int:
+        return device.address(tensor, turn) if tensor else 0
+
+    launch = push_constants(attention, device, turn)
+    addresses, scalars = list(struct.unpack_from("<8Q", launch)), list(struct.unpack_from("<16i", launch, 64))
+    addresses[5] = address(rope.buffers["vectors"])
+    scalars[2], scalars[9] = ((address(x) - address(q)) // 4 for x in (k, v))
+    scalars[11:13] = (
+        *struct.unpack("<i", struct.pack("<f", rope.scalars["eps"])),
+        int(rope.scalars["rot_dim"]),
+    )
+    scalars[13:15] = struct.unpack("<2i", struct.pack("<Q", address(rope.buffers["table"])))
+    return struct.pack("<8Q16i", *addresses, *scalars)
+
+
 class Recording:
     def __init__(self, device: VulkanDevice, program: Program, turn: int = 0) -> None:
         self.device, self.program = device, program
@@ -68,7 +102,11 @@ class Recording:
         self._constants = [
             ffi.from_buffer(push_constants(launch, device, turn)) for launch in program.launches
         ]
-        self._header = device.memory(arena_in(turn, "step"))[: 4 * len(COUNTS)].data
+        self._turning: dict[int, Any] = {}  # by a `rope` launch: with the attention after it in one dispatch
+        for i, (launch, after) in enumerate(pairwise(program.launches)):
+            if constants := turning_constants(launch, after, device, turn):
+                self._turning[i] = ffi.from_buffer(constants)
+        self._header = device.memory(arena_in(turn, "step"))[: HEADER.size].data
         self._most = [program.max_counts[name] for name in COUNTS]
         self._recorded: dict[tuple[int, ...], Submission] = {}
         self._done = 0  # the timeline's value at the end of the step that was started last
@@ -128,7 +166,7 @@ class Recording:
                 device.vk.CmdResetQueryPool(commands, pool, 0, count)
                 device.vk.CmdWriteTimestamp(commands, ALL_COMMANDS, pool, 0)
                 for i in range(len(launches)):
-                    self._launch(commands, i, self._bucket(), barrier=True)
+                    self._launch(commands, i, self._bucket(), barrier=True, within=(0, len(launches)))
                     device.vk.CmdWriteTimestamp(commands, ALL_COMMANDS, pool, i + 1)
             return [float(s) for s in np.diff(self._seconds(pool, count))]
         finally:
@@ -149,13 +187,14 @@ class Recording:
         return ticks * (self.device.capabilities.timestamp_ns * 1e-9)
 
     def _bucket(self) -> dict[str, int]:
-        return dict(zip(COUNTS, self._sizes(), strict=True))
+        return dict(zip((*COUNTS, SINGLE), self._sizes(), strict=True))
 
     def _sizes(self) -> tuple[int, ...]:
-        """Of each of COUNTS. The header is read in one go, for it may lie behind a slow bus."""
-        tokens, rows, work = THREE.unpack(self._header.tobytes())
-        most = self._most
-        return bucket(tokens, most[0]), bucket(rows, most[1]), bucket(work, most[2])
+        """Of each of COUNTS, and SINGLE. The header is read in one go, for it may lie behind a slow bus."""
+        header = HEADER.unpack(self._header.tobytes())
+        tokens, rows, work = header[: len(COUNTS)]
+        most, single = self._most, int(tokens == work == header[HEADER_SEQUENCES])
+        return bucket(tokens, most[0]), bucket(rows, most[1]), bucket(work, most[2]), single
 
     def _segments(self, counts: Counts, begin: int, end: int) -> list[Any]:
         """Command buffers for launches [begin, end), none of them long enough to look like a hang."""
@@ -168,7 +207,8 @@ class Recording:
                 vk.CmdResetQueryPool(commands, self._stamps, 0, 2)
                 vk.CmdWriteTimestamp(commands, ALL_COMMANDS, self._stamps, 0)
             for i in range(first, last):
-                self._launch(commands, i, counts, barrier=self.program.launches[i].barrier or i == begin)
+                barrier = self.program.launches[i].barrier or i == begin
+                self._launch(commands, i, counts, barrier, within=(first, last))
             if last == end:
                 queue.barrier(commands, COMPUTE_WRITES, HOST_READS)
                 if self._stamps:
@@ -188,18 +228,30 @@ class Recording:
             seconds += estimate
         return [*bounds, (first, end)]
 
-    def _launch(self, commands: Any, i: int, counts: Counts, barrier: bool) -> None:
+    def _launch(self, commands: Any, i: int, counts: Counts, barrier: bool, within: tuple[int, int]) -> None:
+        """`within`: the launches that are recorded together; of two in one dispatch, the second has it."""
         device, launch = self.device, self.program.launches[i]
-        dispatch = self._dispatch(launch, counts)
+        if i + 1 < within[1] and self._turns(i, counts):
+            return
+        turning = self._turns(i - 1, counts) if i > within[0] else None
+        dispatch = turning or self._dispatch(launch, counts)
+        barrier = barrier or turning is not None
         # Also before a launch with nothing to do: those that follow rely on it.
         if barrier or dispatch.scratch:
             device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
         if min(dispatch.x, dispatch.y, dispatch.z) == 0:
             return
         if dispatch.before and not self._expanded(i, counts):
-            self._record(commands, i, dispatch.before)
+            self._record(commands, i, dispatch.before, self._constants[i])
             device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
-        self._record(commands, i, dispatch)
+        self._record(commands, i, dispatch, self._turning[i - 1] if turning else self._constants[i])
+
+    def _turns(self, i: int, counts: Counts) -> Dispatch | None:
+        """The dispatch that does launches i, `rope`, and i + 1, attention, in one, if there is one."""
+        if i not in self._turning or not counts.get(SINGLE):
+            return None
+        rope, attention = self.program.launches[i : i + 2]
+        return turning_attention(rope.scalars, attention.scalars, counts, self.device.capabilities)
 
     def _expanded(self, i: int, counts: Counts) -> bool:
         """Whether the launch before has left what launch i reads in scratch memory."""
@@ -208,13 +260,11 @@ class Recording:
         source, launch = self.program.launches[i - 1], self.program.launches[i]
         return self._dispatch(source, counts).expands and source.buffers["out"] is launch.buffers["x"]
 
-    def _record(self, commands: Any, i: int, dispatch: Dispatch) -> None:
+    def _record(self, commands: Any, i: int, dispatch: Dispatch, constants: Any) -> None:
         device, name = self.device, dispatch.shader or self.program.launches[i].kernel.name
         pipeline = device.pipelines.get(name, dispatch.constants, dispatch.subgroup)
         device.vk.CmdBindPipeline(commands, 1, pipeline)
-        device.vk.CmdPushConstants(
-            commands, device.pipelines.layout, STAGE_COMPUTE, 0, PUSH_BYTES, self._constants[i]
-        )
+        device.vk.CmdPushConstants(commands, device.pipelines.layout, STAGE_COMPUTE, 0, PUSH_BYTES, constants)
         device.vk.CmdDispatch(commands, dispatch.x, dispatch.y, dispatch.z)
 
     def _dispatch(self, launch: Launch, counts: Counts) -> Dispatch:
