@@ -133,7 +133,7 @@ def check_product(device: AnyDevice, kernel: Kernel, case: Case, bound: float = 
 
 def open_for_checks(name: str, threads: int | None = None) -> AnyDevice:
     """With room for any kernel's case."""
-    device = open_device(name, threads=threads)
+    device = open_device(name, threads=threads, alone=False)
     if not isinstance(device, AnyDevice):
         device.close()
         raise DeviceError(f"kernels are checked on one device at a time, and {name} is several: name one")

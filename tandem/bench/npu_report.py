@@ -32,7 +32,7 @@ def collect(root: Path = Path("/"), model: Model | None = None, prompt: int = PR
 def _prefill(model: Model, prompt: int, npu: str, root: Path) -> Data:
     workload = Workload("prefill", prompt)
     try:
-        device: Device = with_npu(open_device("auto"), npu, root=root)
+        device: Device = with_npu(open_device("auto", alone=False), npu, root=root)
     except TandemError as error:
         return {"npu": npu, "error": str(error)}
     try:

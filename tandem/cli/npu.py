@@ -26,4 +26,4 @@ def open_with_npu(mode: str, device: str, **how: Any) -> Device:
     from tandem.devices.npu.opening import with_npu
     from tandem.devices.opening import open_device
 
-    return with_npu(open_device(device, **how), mode)
+    return with_npu(open_device(device, **how, alone=mode == "off"), mode)

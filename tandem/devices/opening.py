@@ -38,10 +38,11 @@ def open_device(
     gpu_memory: float | None = None,
     split: Sequence[int] | None = None,
     placement: str = "layers",
+    alone: bool = True,
 ) -> Device:
     """`threads`: of the CPU. `gpu_memory`: bytes of a GPU's own memory to use at most. `placement`: what several
     devices divide (PLACEMENTS of hybrid/device.py). `split`: how many of a model's layers each has, or which share of
-    a matmul's columns; None: by what it does in a second."""
+    a matmul's columns; None: by what it does in a second. `alone`: no other device reads its activations."""
     settings = read_settings()
     threads = threads or tuned_threads(settings)
     if "," in name:
@@ -65,7 +66,9 @@ def open_device(
 
     try:
         wanted = "vulkan" if name == "auto" else name  # which is the best GPU, and never a software one
-        return VulkanDevice(wanted, gpu_memory=gpu_memory, cache=settings.pipelines)
+        device = VulkanDevice(wanted, gpu_memory=gpu_memory, cache=settings.pipelines)
+        device.pipelines.q8_sums = not alone
+        return device
     except DeviceError as error:
         if name != "auto":
             raise
@@ -84,7 +87,7 @@ def _open_several(
     with ExitStack() as undo:
         devices = []
         for name in names:
-            devices.append(open_device(name, threads=share, gpu_memory=gpu_memory))
+            devices.append(open_device(name, threads=share, gpu_memory=gpu_memory, alone=False))
             undo.callback(devices[-1].close)
         found = (
             SplitDevice(devices, split) if placement == "layers" else open_hybrid(devices, placement, split)

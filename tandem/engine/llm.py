@@ -106,8 +106,9 @@ class LLM(Requests):
             if context and context > trained:
                 raise RequestError(f"context={context}: this model was trained for {trained} at most")
             alone = open_device(
-                device, threads=threads, gpu_memory=gpu_memory, split=split, placement=placement
-            )
+                device, threads=threads, gpu_memory=gpu_memory, split=split, placement=placement,
+                alone=npu == "off",
+            )  # fmt: skip
             c = self._model.config
             self.device = with_npu(alone, npu, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}")
             opened.callback(self.device.close)

@@ -1,4 +1,4 @@
-"""Attention that turns queries itself and stores keys and values, of single tokens: against `rope`, then `attention`."""
+"""Attention that turns queries itself and stores keys and values, for single tokens: against `rope` and `attention`."""
 
 from __future__ import annotations
 

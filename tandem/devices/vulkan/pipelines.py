@@ -22,6 +22,7 @@ STAGE_COMPUTE = 0x20
 FULL_SUBGROUPS = 2  # stage flag
 CACHE_HIT = 2  # feedback flag
 OP_CAPABILITY = 17
+Q8_SUMS = 15  # the specialisation constant of common.slang
 NEEDS = {  # SPIR-V capability -> the device feature it takes
     9: "shaderFloat16",
     22: "shaderInt16",
@@ -60,6 +61,7 @@ class Pipelines:
         """`folder`: where the cache file is kept; None: nowhere."""
         self.vk, self.device, self.capabilities, self._closing = vk, device, capabilities, closing
         self.compiled = 0  # pipelines that were not in the cache
+        self.q8_sums = True  # whether quantised activations get their sums, which only other devices read
         self._pipelines: dict[tuple[str, tuple[int, ...], int], int] = {}
         push = new("VkPushConstantRange", stageFlags=STAGE_COMPUTE, size=PUSH_BYTES)
         self.layout = vk.create("PipelineLayout", device, pushConstantRangeCount=1, pPushConstantRanges=push)
@@ -102,7 +104,7 @@ class Pipelines:
                 stage=STAGE_COMPUTE,
                 module=module,
                 pName=ffi.new("char[]", b"main"),
-                pSpecializationInfo=_specialisation(constants),
+                pSpecializationInfo=_specialisation(constants, self.q8_sums),
             )
             feedback = ffi.new("VkPipelineCreationFeedback[2]")  # of the pipeline, and of its one stage
             told = new(
@@ -156,10 +158,9 @@ class Pipelines:
         self._known = size[0]
 
 
-def _specialisation(constants: tuple[int, ...]) -> Any:
-    if not constants:
-        return ffi.NULL
-    entries = ffi.new("VkSpecializationMapEntry[]", [(i, 4 * i, 4) for i in range(len(constants))])
-    data = ffi.new("uint32_t[]", [value & 0xFFFFFFFF for value in constants])
-    return new("VkSpecializationInfo", mapEntryCount=len(constants), pMapEntries=entries, dataSize=4 * len(constants),
+def _specialisation(constants: tuple[int, ...], q8_sums: bool) -> Any:
+    values = {**dict(enumerate(constants)), Q8_SUMS: int(q8_sums)}
+    entries = ffi.new("VkSpecializationMapEntry[]", [(id, 4 * i, 4) for i, id in enumerate(values)])
+    data = ffi.new("uint32_t[]", [value & 0xFFFFFFFF for value in values.values()])
+    return new("VkSpecializationInfo", mapEntryCount=len(values), pMapEntries=entries, dataSize=4 * len(values),
                pData=data)  # fmt: skip
