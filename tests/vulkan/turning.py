@@ -10,8 +10,9 @@ import numpy as np
 
 from tandem.bench.kernel_checks import ARENA, ARENA_BYTES, GUARD, HALF_RATIO, assert_matches
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.kernels import attention, rope
-from tandem.kernels.kernel import COUNTS, Array, Case
+from tandem.devices.vulkan.recording import Recording
+from tandem.kernels import attention, matmul, norm, rope
+from tandem.kernels.kernel import COUNTS, Array, Case, Counts, Kernel, Scalars
 from tandem.kernels.layouts import KV_BLOCK, TOKEN_INTS, TOKEN_POSITION, TOKEN_SLOT, kv_store
 from tandem.program.program import Launch, Program, Tensor
 from tandem.program.step_inputs import HEADER_SEQUENCES
@@ -81,23 +82,10 @@ def cases(dims: Sequence[int] = (64, 128, 256)) -> Iterator[Turning]:
     yield make_case("deep", (4, 2, dims[0]), [4100])
 
 
-def check(device: VulkanDevice, case: Turning) -> None:
-    """Both launches as a step of single tokens: what is recorded for them is one dispatch."""
-    tensors: dict[str, Tensor] = {}
-    at, kv_heads, dim = GUARD, int(case.rope.scalars["kv_heads"]), int(case.rope.scalars["head_dim"])
-    q_width = int(case.rope.scalars["q_heads"]) * dim
-    qkv = np.concatenate([case.rope.arrays[name] for name in "qkv"], axis=1)
-    arrays = {**{name: case.rope.arrays[name] for name in ("cache", "table", "vectors", "tokens")}, "qkv": qkv,
-              **{name: case.attention.arrays[name] for name in ("tables", "work", "out")}}  # fmt: skip
-    for name, array in arrays.items():
-        tensors[name] = Tensor(name, ARENA, "", array.nbytes, qkv.shape[1], offset=at)
-        at += -(-array.nbytes // GUARD) * GUARD + GUARD
-        device.write(tensors[name], np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    assert at <= ARENA_BYTES
-    for name, column in {"q": 0, "k": q_width, "v": q_width + kv_heads * dim}.items():
-        size = qkv.nbytes - 4 * column
-        tensors[name] = Tensor(name, ARENA, "f32", size, qkv.shape[1], 4 * column, tensors["qkv"])
-    counts = case.attention.counts
+def record_pair(
+    device: VulkanDevice, pair: Sequence[tuple[Kernel, Scalars, dict[str, Tensor]]], counts: Counts
+) -> Recording:
+    """Two launches as a step of single tokens, which must be joined."""
     header = device.memory("step").view(np.int32)
     header[: len(COUNTS)] = [counts[name] for name in COUNTS]
     header[HEADER_SEQUENCES] = counts["tokens"]
@@ -105,15 +93,40 @@ def check(device: VulkanDevice, case: Turning) -> None:
         Launch(
             kernel, {b.name: tensors.get(b.name) for b in kernel.buffers}, scalars, kernel.name, barrier=True
         )
-        for kernel, scalars in (
-            (rope.KERNEL, case.rope.scalars),
-            (attention.KERNEL, case.attention.scalars),
-        )
+        for kernel, scalars, tensors in pair
     ]
     recording = device.record(Program(launches, dict.fromkeys(COUNTS, 512), {ARENA: ARENA_BYTES}))
-    assert recording._turns(0, recording._bucket()), f"{case.label}: two launches"
-    recording.replay()
-    header[HEADER_SEQUENCES] = 0
+    assert recording._joints and all(
+        joint.dispatches(recording._bucket(), device.capabilities) for joint in recording._joints.values()
+    )
+    return recording
+
+
+def place(device: VulkanDevice, arrays: dict[str, Array]) -> dict[str, Tensor]:
+    """Each in a place of its own."""
+    tensors, at = {}, GUARD
+    for name, array in arrays.items():
+        stride = array.shape[1] if array.ndim > 1 else 0
+        tensors[name] = Tensor(name, ARENA, "", array.nbytes, stride, offset=at)
+        at += -(-array.nbytes // GUARD) * GUARD + GUARD
+        device.write(tensors[name], np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    assert at <= ARENA_BYTES
+    return tensors
+
+
+def check(device: VulkanDevice, case: Turning) -> None:
+    kv_heads, dim = int(case.rope.scalars["kv_heads"]), int(case.rope.scalars["head_dim"])
+    q_width = int(case.rope.scalars["q_heads"]) * dim
+    qkv = np.concatenate([case.rope.arrays[name] for name in "qkv"], axis=1)
+    arrays = {**{name: case.rope.arrays[name] for name in ("cache", "table", "vectors", "tokens")}, "qkv": qkv,
+              **{name: case.attention.arrays[name] for name in ("tables", "work", "out")}}  # fmt: skip
+    tensors = place(device, arrays)
+    for name, column in {"q": 0, "k": q_width, "v": q_width + kv_heads * dim}.items():
+        size = qkv.nbytes - 4 * column
+        tensors[name] = Tensor(name, ARENA, "f32", size, qkv.shape[1], 4 * column, tensors["qkv"])
+    counts = case.attention.counts
+    pair = [(rope.KERNEL, case.rope.scalars, tensors), (attention.KERNEL, case.attention.scalars, tensors)]
+    record_pair(device, pair, counts).replay()
     turned = rope.KERNEL.reference(case.rope.arrays, case.rope.scalars, counts)
     expected = attention.KERNEL.reference(
         {**case.attention.arrays, "q": turned["q"], "cache": turned["cache"]}, case.attention.scalars, counts
@@ -125,3 +138,30 @@ def check(device: VulkanDevice, case: Turning) -> None:
     assert_matches(case.rope, {"cache": read("cache")}, {"cache": turned["cache"]}, gpu=True)
     bound = replace(case.attention, atol=HALF_RATIO * 4e-6, rtol=HALF_RATIO * 4e-6)
     assert_matches(bound, {"out": read("out")}, expected, gpu=True)
+
+
+def check_norm(device: VulkanDevice, layout: str, dim: int, options: str, rng: np.random.Generator) -> None:
+    """A product of one token, then the norm of its result; `options`: of norm.make_case."""
+    product = matmul.product_case(layout, 1, dim, 512, 0, 0, rng)
+    added = matmul.BY_LAYOUT[layout].reference(product.arrays, product.scalars, product.counts)["out"]
+    case = norm.make_case(rng, layout, 1, dim, f"add {options}")
+    case = replace(case, arrays={**case.arrays, "add": added})
+    arrays = {**{f"product {name}": array for name, array in product.arrays.items()}, **case.arrays}
+    tensors = place(device, arrays)
+    tensors["product out"] = tensors["add"]
+    of_product = {name: tensors[f"product {name}"] for name in product.arrays}
+    device.write(tensors["add"], np.zeros(tensors["add"].nbytes, np.uint8))
+    scalars = {**case.scalars, "add_stride": product.scalars["out_stride"]}
+    counts = {"tokens": 1, "rows": 1, "work": 1}
+    pair = [(matmul.BY_LAYOUT[layout], product.scalars, of_product), (norm.KERNEL, scalars, tensors)]
+    record_pair(device, pair, counts).replay()
+    got = {
+        name: device.read(tensors[name]).view(case.arrays[name].dtype).reshape(case.arrays[name].shape)
+        for name in ("x", "out")
+    }
+    assert_matches(
+        replace(case, atol=2e-5, rtol=2e-5),
+        got,
+        norm.KERNEL.reference(case.arrays, scalars, counts),
+        gpu=True,
+    )

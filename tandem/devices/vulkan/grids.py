@@ -70,6 +70,15 @@ def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     return Dispatch(rows, shader=f"norm_{held}", constants=constants, scratch=tiles > 0, expands=tiles > 0)
 
 
+def spread_norm(scalars: Scalars, device: Capabilities) -> Dispatch:
+    """Of a single row whose squares the product before has added up: a thread 4 columns."""
+    threads = device.choices.of("norm", scalars, 1).get("spread", 128)
+    constants = (threads, 1, 0, 1, int(scalars["out_q8"]), 0)
+    return Dispatch(
+        -(-int(scalars["dim"]) // (4 * threads)), shader="norm_spread", constants=constants, scratch=True
+    )
+
+
 def glu(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     return Dispatch(-(-int(scalars["dim"]) // (4 * 64)), counts["tokens"])
 

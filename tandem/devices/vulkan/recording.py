@@ -9,86 +9,35 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tandem.devices.vulkan.binding import ffi, new
 from tandem.devices.vulkan.capabilities import PUSH_BYTES
-from tandem.devices.vulkan.grids import GRIDS, Dispatch, turning_attention
+from tandem.devices.vulkan.grids import GRIDS, Dispatch
+from tandem.devices.vulkan.joining import SINGLE, STEP_BUFFER, find_joints, push_constants
 from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
 from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES, HOST_READS, Submission
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import COUNTS, Array, Counts
-from tandem.program.program import Launch, Program, Tensor, arena_in
+from tandem.program.program import Launch, Program, arena_in
 from tandem.program.step_inputs import HEADER_SEQUENCES
 
 if TYPE_CHECKING:
     from tandem.devices.vulkan.device import VulkanDevice
 
-STEP_BUFFER = 7  # the last address of every launch is that of StepInputs
-SCRATCH_BUFFER = 6  # and the one before it that of scratch memory, if the kernel does not bind it
 SEGMENT_SECONDS = 0.2  # of a submission at most, by estimate: drivers reset a GPU that seems to hang
 # Bytes and operations a second that any device of its kind reaches.
 RATES = {"discrete": (200e9, 4e12), "integrated": (40e9, 0.8e12)}
 SLOW = (4e9, 10e9)
 HEADER = struct.Struct("6i")
-SINGLE = "single"  # beside COUNTS, of a bucket: 1 if every sequence has one token
 TIMESTAMP_QUERY, WAIT_FOR_64_BITS, ALL_COMMANDS = 2, 3, 0x10000
 
 
 def bucket(count: int, most: int) -> int:
     """The recorded size for a count: the next power of two, or the most there can be."""
     return min(1 << max(count - 1, 0).bit_length(), most)
-
-
-def push_constants(launch: Launch, device: VulkanDevice, turn: int = 0) -> bytes:
-    addresses = [0] * 8
-    for i, buffer in enumerate(launch.kernel.buffers):
-        tensor = launch.buffers[buffer.name]
-        addresses[i] = 0 if tensor is None else device.address(tensor, turn)
-    if len(launch.kernel.buffers) <= SCRATCH_BUFFER:
-        addresses[SCRATCH_BUFFER] = device.scratch.address
-    addresses[STEP_BUFFER] = device.arenas[arena_in(turn, "step")].address(0)
-    scalars = [
-        struct.pack(
-            "<f" if kind == "f" else "<i", launch.scalars[name] if kind == "f" else int(launch.scalars[name])
-        )
-        for name, kind in launch.kernel.scalars
-    ]
-    return (struct.pack("<8Q", *addresses) + b"".join(scalars)).ljust(PUSH_BYTES, b"\0")
-
-
-def turning_constants(rope: Launch, attention: Launch, device: VulkanDevice, turn: int = 0) -> bytes | None:
-    """Push constants of attention that turns its queries itself; None: these two launches do not go together."""
-    if (rope.kernel.name, attention.kernel.name) != ("rope", "attention"):
-        return None
-    q, k, v, cache = (rope.buffers[name] for name in ("q", "k", "v", "cache"))
-    if q is not attention.buffers["q"] or cache is None or cache is not attention.buffers["cache"]:
-        return None
-    if (
-        q is None
-        or k is None
-        or v is None
-        or not q.root is k.root is v.root
-        or not q.stride == k.stride == v.stride
-    ):
-        return None
-
-    def address(tensor: Tensor | None) -> int:
-        return device.address(tensor, turn) if tensor else 0
-
-    launch = push_constants(attention, device, turn)
-    addresses, scalars = list(struct.unpack_from("<8Q", launch)), list(struct.unpack_from("<16i", launch, 64))
-    addresses[5] = address(rope.buffers["vectors"])
-    scalars[2], scalars[9] = ((address(x) - address(q)) // 4 for x in (k, v))
-    scalars[11:13] = (
-        *struct.unpack("<i", struct.pack("<f", rope.scalars["eps"])),
-        int(rope.scalars["rot_dim"]),
-    )
-    scalars[13:15] = struct.unpack("<2i", struct.pack("<Q", address(rope.buffers["table"])))
-    return struct.pack("<8Q16i", *addresses, *scalars)
 
 
 class Recording:
@@ -102,10 +51,7 @@ class Recording:
         self._constants = [
             ffi.from_buffer(push_constants(launch, device, turn)) for launch in program.launches
         ]
-        self._turning: dict[int, Any] = {}  # by a `rope` launch: with the attention after it in one dispatch
-        for i, (launch, after) in enumerate(pairwise(program.launches)):
-            if constants := turning_constants(launch, after, device, turn):
-                self._turning[i] = ffi.from_buffer(constants)
+        self._joints = find_joints(program, device, turn)
         self._header = device.memory(arena_in(turn, "step"))[: HEADER.size].data
         self._most = [program.max_counts[name] for name in COUNTS]
         self._recorded: dict[tuple[int, ...], Submission] = {}
@@ -229,29 +175,29 @@ class Recording:
         return [*bounds, (first, end)]
 
     def _launch(self, commands: Any, i: int, counts: Counts, barrier: bool, within: tuple[int, int]) -> None:
-        """`within`: the launches that are recorded together; of two in one dispatch, the second has it."""
-        device, launch = self.device, self.program.launches[i]
-        if i + 1 < within[1] and self._turns(i, counts):
+        """`within`: the launches that are recorded together, as those that join must be."""
+        device = self.device
+        dispatch, constants = self._joined(i, counts, within)
+        if dispatch is None:
             return
-        turning = self._turns(i - 1, counts) if i > within[0] else None
-        dispatch = turning or self._dispatch(launch, counts)
-        barrier = barrier or turning is not None
+        joined = constants is not self._constants[i]
         # Also before a launch with nothing to do: those that follow rely on it.
-        if barrier or dispatch.scratch:
+        if barrier or dispatch.scratch or joined:
             device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
         if min(dispatch.x, dispatch.y, dispatch.z) == 0:
             return
         if dispatch.before and not self._expanded(i, counts):
-            self._record(commands, i, dispatch.before, self._constants[i])
+            self._record(commands, i, dispatch.before, constants)
             device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
-        self._record(commands, i, dispatch, self._turning[i - 1] if turning else self._constants[i])
+        self._record(commands, i, dispatch, constants)
 
-    def _turns(self, i: int, counts: Counts) -> Dispatch | None:
-        """The dispatch that does launches i, `rope`, and i + 1, attention, in one, if there is one."""
-        if i not in self._turning or not counts.get(SINGLE):
-            return None
-        rope, attention = self.program.launches[i : i + 2]
-        return turning_attention(rope.scalars, attention.scalars, counts, self.device.capabilities)
+    def _joined(self, i: int, counts: Counts, within: tuple[int, int]) -> tuple[Dispatch | None, Any]:
+        """A launch's dispatch and push constants, as it is or joined with the one after or before it."""
+        for first in (i, i - 1):
+            joint = self._joints.get(first) if within[0] <= first < within[1] - 1 else None
+            if joint and (both := joint.dispatches(counts, self.device.capabilities)):
+                return both[i - first], joint.constants[i - first]
+        return self._dispatch(self.program.launches[i], counts), self._constants[i]
 
     def _expanded(self, i: int, counts: Counts) -> bool:
         """Whether the launch before has left what launch i reads in scratch memory."""

@@ -1,0 +1,16 @@
+"""Launches that do part of each other's work for single tokens: a product and the norm after it. RoPE inside attention
+needs matrix units: see test_matrices.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tandem.devices.vulkan.device import VulkanDevice
+from tests.vulkan import turning
+
+
+@pytest.mark.parametrize("layout", ["q4_0", "q4_k", "q6_k", "q8_0"])
+def test_a_norm_takes_the_sums_that_the_product_before_has_left(device: VulkanDevice, layout: str) -> None:
+    for dim, options in ((32, "post q8"), (512, "q8"), (1056, "post"), (5376, "post q8")):
+        turning.check_norm(device, layout, dim, options, np.random.default_rng(dim))
