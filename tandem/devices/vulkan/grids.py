@@ -122,17 +122,21 @@ def _attention_fragments(
     """On matrix units, 16 queries a subgroup, or for single tokens four subgroups together."""
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
     choice = device.choices.of("attention", scalars, counts["tokens"], counts["work"])
-    teams = rows == 1 and together <= 8 and together * dim <= 1024 and bool(choice.get("teams", 1))
+    # Four subgroups together have the lowest latency, but a core has room for one or two such teams: of more, most wait.
+    pairs, most = max(1, kv_heads * counts["work"]), ENOUGH_WORKGROUPS.get(device.kind, 1024)
+    few = choice.get("teams", int(4 * pairs <= most))
+    teams = rows == 1 and together <= 8 and together * dim <= 1024 and bool(few)
     queries = min(choice.get("queries", 16), together)
     tiles = -(-queries // 16)
     # Subgroups with the same queries, each with a share of the keys, as shared memory allows.
-    shares = choice.get("shares", 2 if rows > 1 else 8 // tiles)
+    filling = 8 // tiles if few else max(1, min(8 // tiles, most // pairs))
+    shares = choice.get("shares", 2 if rows > 1 else filling)
     exchanged = 256 if teams else 0  # of two floats, each of them
     while shares * (4 * queries * (dim + 2) + 8 * exchanged) + 32 * tiles * dim > device.shared_memory - 1024:
         shares //= 2
     teams = teams and shares >= TEAM
-    rounds = choice.get("rounds", 4)  # of a part, before parts meet
-    keys = 64 * (shares // TEAM * rounds if teams else shares)
+    rounds = choice.get("rounds", 4 if rows == 1 else 1)  # of a part, before parts meet
+    keys = 64 * rounds * (shares // TEAM if teams else shares)
     slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, keys)
     shader = f"attention_{'teams' if teams else 'fragments'}_{dim}"
     constants = (
@@ -141,7 +145,8 @@ def _attention_fragments(
         int(scalars["kv"]),
         shares,
         32 * tiles * shares,
-        *([exchanged * shares, rounds] if teams else []),
+        max(1, exchanged * shares),
+        rounds,
     )
     return Dispatch(kv_heads, counts["work"], slots, shader, constants, subgroup=32, scratch=True)
 
