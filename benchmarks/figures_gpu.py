@@ -70,7 +70,7 @@ def h200_table() -> str:
         "Tandem, ms a step",
         "tok/s",
         "GB/s",
-        "TFLOP/s",
+        "TOP/s",
         "llama.cpp Vulkan",
         "llama.cpp CUDA",
         "limit",
@@ -135,7 +135,7 @@ def h200_launches() -> str:
             ]
             for g in groups
         ]  # fmt: skip
-        head = ["kernel, what it makes", "launches", "ms", "share", "GB/s", "TFLOP/s"]
+        head = ["kernel, what it makes", "launches", "ms", "share", "GB/s", "TOP/s"]
         parts.append(f"**{title.capitalize()}**: {whole:,.2f} ms a step\n\n" + rows_of(head, lines))
     return "\n\n".join(parts)
 

@@ -235,7 +235,7 @@ def test_other_forms(small: list[str], capsys: pytest.CaptureFixture[str], tmp_p
     assert cli.main([*small, "-r", "1", "--markdown"]) == 0
     shown = capsys.readouterr().out
     assert "\n| test | tok/s | 95% |" in shown and "\n| decode 2, batch 2 | " in shown
-    assert "| GB/s | TFLOP/s |" in shown
+    assert "| GB/s | TOP/s |" in shown
 
 
 def test_a_clock_that_lies_is_found_out(
@@ -256,13 +256,8 @@ def test_a_clock_that_lies_is_found_out(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either a MODEL or --synthetic"),
-        (["smollm2", "--synthetic", "gemma-3-1b"], "give either a MODEL or --synthetic"),
-        (["--synthetic", "gemma-3-1b", "-p", "0", "-n", "0"], "nothing to measure"),
         (["--synthetic", "gpt"], "no synthetic model 'gpt'"),
         (["--synthetic", "smollm2-135m", "-d", "200000"], "200512 tokens are more than the"),
-        (["--synthetic", "smollm2-135m", "--peer", "python3"], "add --against llama.cpp"),
-        (["--synthetic", "gemma-3-1b", "--against", "llama.cpp"], "llama.cpp needs a file"),
         (["--synthetic", "gemma-3-1b", "--compare", "none.json"], "none.json cannot be read"),
         (["--synthetic", "gemma-3-1b", "--compare", __file__], "is not a result of `tandem bench --json`"),
         (["--synthetic", "gemma-3-1b", "--html", "no/such/x.html"], "no/such/x.html cannot be written: name"),
@@ -271,6 +266,27 @@ def test_a_clock_that_lies_is_found_out(
 def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench"], "name what to run: a MODEL, such as smollm2 or a .gguf file, or --synthetic"),
+        (["tune"], "name what to run: a MODEL, such as smollm2 or a .gguf file, or --synthetic"),
+        (["bench", "smollm2", "--synthetic", "gemma-3-1b"], "not both"),
+        (["bench", "--synthetic", "gemma-3-1b", "-p", "0", "-n", "0"], "nothing to measure"),
+        (["bench", "--synthetic", "smollm2-135m", "--peer", "python3"], "add --against llama.cpp"),
+        (["bench", "--synthetic", "gemma-3-1b", "--against", "llama.cpp"], "llama.cpp needs a file"),
+        (["bench", "serve", "http://127.0.0.1:9", "--rate", "0"], "above 0"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("tandem: ") and error.count("\n") == 1
 
 
 @pytest.mark.fast

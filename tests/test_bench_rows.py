@@ -42,7 +42,7 @@ def row(
         (Cost(20e9, 0.9e12), 0.9, "arithmetic", ""),
         (Cost(105e9, 0.1e12), 1.05, "memory", ""),  # within what limits are known to
         (Cost(120e9, 0.1e12), 1.2, "memory", "120 GB/s is above the roofline of 100 GB/s (memory)"),
-        (Cost(20e9, 2e12), 2.0, "arithmetic", "2 TFLOP/s is above the roofline of 1 TFLOP/s (arithmetic)"),
+        (Cost(20e9, 2e12), 2.0, "arithmetic", "2 TOP/s is above the roofline of 1 TOP/s (arithmetic)"),
     ],
 )
 def test_a_result_above_the_roofline_is_invalid(cost: Cost, of: float, bound: str, why: str) -> None:

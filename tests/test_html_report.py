@@ -78,7 +78,7 @@ def test_every_plot_has_its_dots(page: Page, tmp_path: Path) -> None:
     assert counted(page, "#roofline path.whole") == ROWS
     assert counted(page, "#roofline path.limit") == 1
     assert page.locator("#roofline").get_by_text("memory: 32.5 GB/s").is_visible()
-    assert page.locator("#roofline").get_by_text("arithmetic: 920 GFLOP/s").is_visible()
+    assert page.locator("#roofline").get_by_text("arithmetic: 920 GOP/s").is_visible()
     assert counted(page, "#batch circle.dot") == 2 * 6  # decoding, now and before
     assert counted(page, "#depth circle.dot") == ROWS
     assert counted(page, "#launches rect.launch") == ROWS * len(LAUNCHES)

@@ -267,5 +267,3 @@ def test_the_command(
     assert main([*command, "--output", str(tmp_path)]) == 1 and "cannot be written" in capsys.readouterr().err
     monkeypatch.setenv("XDG_CACHE_HOME", str(output))
     assert main(command) == 1 and "set XDG_CACHE_HOME" in capsys.readouterr().err
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert main(["tune"]) == 1 and "give either a MODEL or --synthetic" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def impossible(bytes_per_s: float, ops_per_s: float, limits: Limits) -> str:
     if of <= OVER:
         return ""
     most = limits["bytes_per_s"] if bound == "memory" else limits["ops_per_s"] or 0.0
-    rate, unit = (bytes_per_s / 1e9, "GB/s") if bound == "memory" else (ops_per_s / 1e12, "TFLOP/s")
+    rate, unit = (bytes_per_s / 1e9, "GB/s") if bound == "memory" else (ops_per_s / 1e12, "TOP/s")
     return (
         f"{rate:,.4g} {unit} is above the roofline of {most / (1e9 if bound == 'memory' else 1e12):,.4g} {unit} "
         f"({bound}): the clock, the count or the limit is wrong"

@@ -54,7 +54,7 @@ class Row(TypedDict):
     bytes: float  # of a round: weights of each step, and keys and values, read once
     ops: float  # of a round
     gb_per_s: float  # bytes over the median
-    tflop_per_s: float
+    tflop_per_s: float  # 1e12 operations a second, whether in int8 or in float
     of_roofline: float  # share of the nearer limit that the median reaches
     bound: str  # that limit: "memory" or "arithmetic"
     others: float  # share of the machine's processor time that other processes took meanwhile

@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from tandem.cli.arguments import parse
     from tandem.cli.terminal import printable
+    from tandem.cli.values import UsageError
     from tandem.errors import TandemError
 
     options = parse(arguments)
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (TandemError, OSError, MemoryError) as error:
         print(f"tandem: {printable(_sentence(error))}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
 
 
 def _sentence(error: Exception) -> str:

@@ -19,7 +19,9 @@ from tandem.cli.bench_tables import print_csv, print_markdown, print_tables
 from tandem.cli.first_use import tune_at_first_use
 from tandem.cli.models import model_file
 from tandem.cli.npu import open_with_npu, settled
+from tandem.cli.options import check_either
 from tandem.cli.terminal import check_writable, note, print_json, without_folder
+from tandem.cli.values import UsageError
 from tandem.errors import RequestError
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SyntheticModel
@@ -27,14 +29,13 @@ from tandem.settings import read_settings
 
 
 def main(options: argparse.Namespace) -> int:
+    check_either(options)
     options.npu = settled(options.npu)
     workloads, older = _workloads(options), read_result(options.compare) if options.compare else None
-    if bool(options.model) == bool(options.synthetic):
-        raise RequestError("give either a MODEL or --synthetic SHAPE:FORMAT")
     if options.against and options.synthetic:
-        raise RequestError("llama.cpp needs a file: give a MODEL instead of --synthetic")
+        raise UsageError("llama.cpp needs a file: give a MODEL instead of --synthetic")
     if options.peer and not options.against:
-        raise RequestError("--peer is the Python of what is compared with: add --against llama.cpp")
+        raise UsageError("--peer is the Python of what is compared with: add --against llama.cpp")
     check_writable(options.html)
     file = None if options.synthetic else model_file(options.model)
     if file:
@@ -94,7 +95,7 @@ def _workloads(options: argparse.Namespace) -> list[Workload]:
             Workload("decode", n, batch, depth) for n, batch in product(options.generate, options.batch) if n
         ]
     if not found:
-        raise RequestError("nothing to measure: give -p or -n a number above 0")
+        raise UsageError("nothing to measure: give -p or -n a number above 0")
     return list(dict.fromkeys(found))
 
 

@@ -6,7 +6,7 @@ import argparse
 
 from tandem.bench.serving import Load, Percentiles, Server, ServeRow, run
 from tandem.cli.terminal import note, print_json, print_table
-from tandem.errors import RequestError
+from tandem.cli.values import UsageError
 
 HEADER = ("RATE:", "ANSWERED:", "TOK/S:", "REQ/S:", "FIRST MS p50:", "p90:", "p99:", "BETWEEN MS p50:", "p90:", "p99:",
           "WHOLE S p50:", "p90:", "p99:")  # fmt: skip
@@ -14,7 +14,7 @@ HEADER = ("RATE:", "ANSWERED:", "TOK/S:", "REQ/S:", "FIRST MS p50:", "p90:", "p9
 
 def main(options: argparse.Namespace) -> int:
     if min(options.rate) <= 0:
-        raise RequestError("a rate is of requests a second: give numbers above 0, such as 0.5,1,2")
+        raise UsageError("a rate is of requests a second: give numbers above 0, such as 0.5,1,2")
     server = Server(options.url, options.model, options.api_key)
     loads = [
         Load(rate, options.requests, options.prompt, options.generate, options.timeout, options.seed)

@@ -12,7 +12,7 @@ from tandem.cli.terminal import human_size, print_table
 Table = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
 PROFILE = ("KERNEL", "VALUE", "LAUNCHES:", "US EACH:", "SHARE:", "MB:", "GB/S:", "TOP/S:")
 COMPARED = ("TEST", "OLD TOK/S:", "NEW TOK/S:", "NEW/OLD:", "95%:", "VERDICT")
-UNITS = {unit.lower(): unit for unit in ("GB/s", "TFLOP/s", "TOP/s", "MB", "J/tok")}  # gb would be gigabits
+UNITS = {unit.lower(): unit for unit in ("GB/s", "TOP/s", "MB", "J/tok")}  # gb would be gigabits
 CSV = (
     "label", "kind", "tokens", "batch", "depth", "steps", "rounds", "tokens_per_s", "low", "high", "ttft_s", "gb_per_s",
     "tflop_per_s", "of_roofline", "bound", "joules_per_token", "clock_low_mhz", "clock_high_mhz", "drift", "others",
@@ -54,7 +54,7 @@ def _print(result: Result, table: Table, bullet: str = "") -> None:
     print(f"{result['model']}, {human_size(result['weights_bytes'])} of weights, on {result['device']}")
     print(f"limits: {_limits(limits)}; median of {result['rounds']} round{'s' * (result['rounds'] > 1)}\n")
     energy, against = any(row["energy"] for row in result["rows"]), peer is not None
-    header = ["TEST", "TOK/S:", "95%:", "FIRST MS:", "MS A STEP:", "GB/S:", "TFLOP/S:", "ROOFLINE:"]
+    header = ["TEST", "TOK/S:", "95%:", "FIRST MS:", "MS A STEP:", "GB/S:", "TOP/S:", "ROOFLINE:"]
     header += ["J/TOK:"] * energy + ["LLAMA.CPP:", "RATIO:"] * against
     table(header, [_cells(row, energy, against) for row in result["rows"]])
     said = _remarks(result)
@@ -76,7 +76,7 @@ def _limits(limits: Limits) -> str:
     memory = f"{limits['bytes_per_s'] / 1e9:,.1f} GB/s ({limits['bytes_from']})"
     if not limits["ops_per_s"]:
         return f"{memory}; that of its arithmetic is not known"
-    return f"{memory}, {limits['ops_per_s'] / 1e12:,.4g} TFLOP/s ({limits['ops_from']})"
+    return f"{memory}, {limits['ops_per_s'] / 1e12:,.4g} TOP/s ({limits['ops_from']})"
 
 
 def _cells(row: Row, energy: bool, against: bool) -> list[str]:

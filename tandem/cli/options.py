@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from tandem.cli.values import above_zero, device_name, layers, positive
+from tandem.cli.values import UsageError, above_zero, device_name, layers, positive
 
 NAME_HELP = "a short name such as smollm2 or gemma-3-27b, or hf.co/user/repo:QUANT"
 MODEL_HELP = f"a .gguf file, {NAME_HELP}, or ollama:NAME"
@@ -102,6 +102,17 @@ def add_one_device(command: argparse.ArgumentParser) -> None:
         metavar="D",
         help="cpu, vulkan, vulkan:<...>, auto (auto)",
     )
+
+
+def check_either(options: argparse.Namespace) -> None:
+    """For commands that take a model's file or its shape alone."""
+    if not options.model and not options.synthetic:
+        raise UsageError(
+            "name what to run: a MODEL, such as smollm2 or a .gguf file, or --synthetic gemma-3-27b:q4_0, a shape "
+            "that needs no file"
+        )
+    if options.model and options.synthetic:
+        raise UsageError("a MODEL or --synthetic SHAPE:FORMAT, not both: leave one of them out")
 
 
 def add_npu(command: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from tandem.bench.npu_share import npu_share, told
 from tandem.bench.plan import Planned
 from tandem.bench.what_if import SCHEMA, Data, Wish, describe, experts, parameters, plan_of
 from tandem.cli.terminal import human_size, note, print_json, print_table, without_folder
-from tandem.errors import RequestError
+from tandem.cli.values import UsageError
 from tandem.kernels.layouts import KV_TYPES
 from tandem.model import registry
 from tandem.model.model import Model, open_model
@@ -81,20 +81,20 @@ def _wish(options: argparse.Namespace) -> Wish:
 def _check_used(options: argparse.Namespace) -> None:
     """What would change nothing is a mistake: a plan of the 780M is not one of its CPU."""
     if options.hardware != "this" and (options.measure or options.device):
-        raise RequestError("--measure and --device are for this machine: use --hardware this with them")
+        raise UsageError("--measure and --device are for this machine: use --hardware this with them")
     if options.acceptance and not options.draft:
-        raise RequestError("--acceptance is of the guesses of a smaller model: name one with --draft")
+        raise UsageError("--acceptance is of the guesses of a smaller model: name one with --draft")
 
 
 def _check_kv(kinds: list[str]) -> None:
     if unknown := [kv for kv in kinds if kv not in KV_TYPES]:
-        raise RequestError(f"keys and values are not kept as {unknown[0]!r}: use {', '.join(KV_TYPES)}")
+        raise UsageError(f"keys and values are not kept as {unknown[0]!r}: use {', '.join(KV_TYPES)}")
 
 
 def _names(model: str, weights: list[str] | None) -> list[str]:
     shape = model.partition(":")[0]
     if weights and _is_file(model):
-        raise RequestError(f"a file has the formats that it has: --weights is for {', '.join(SHAPES)}")
+        raise UsageError(f"a file has the formats that it has: --weights is for {', '.join(SHAPES)}")
     return [f"{shape}:{layout}" for layout in weights] if weights else [model]
 
 

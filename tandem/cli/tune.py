@@ -12,6 +12,7 @@ from typing import Any
 
 from tandem import __version__
 from tandem.cli.models import model_file
+from tandem.cli.options import check_either
 from tandem.cli.terminal import check_writable, note, print_json, print_table, without_folder
 from tandem.devices.opening import open_device
 from tandem.errors import DeviceError, RequestError
@@ -29,6 +30,7 @@ def main(options: argparse.Namespace) -> int:
     from tandem.bench.plan import Planned
     from tandem.bench.tune import keep, tune
 
+    check_either(options)
     check_writable(options.output)
     settings, begun = read_settings(), time.perf_counter()
     _check_cache(settings.pipelines)
@@ -88,8 +90,6 @@ def _check_cache(folder: Path) -> None:
 def _model(options: argparse.Namespace) -> Model:
     from tandem.model.synthetic import SyntheticModel
 
-    if bool(options.model) == bool(options.synthetic):
-        raise RequestError("give either a MODEL or --synthetic SHAPE:FORMAT")
     return SyntheticModel(options.synthetic) if options.synthetic else open_model(model_file(options.model))
 
 

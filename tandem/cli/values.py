@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 
+from tandem.errors import RequestError
+
+
+class UsageError(RequestError):
+    """Options that do not go together: the exit code is 2, as for those that argparse refuses."""
+
 
 def device_name(text: str) -> str:
     for name in text.split(","):

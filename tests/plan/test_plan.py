@@ -176,13 +176,9 @@ def test_unknown_names_are_refused() -> None:
         (["no-such-model", "--hardware", "h200"], "gemma-3-27b"),
         (["there-is-no.gguf", "--hardware", "h200"], "there-is-no.gguf"),
         (["gemma-3-1b", "--hardware", "abacus"], "phoenix-780m"),
-        (["gemma-3-1b", "--hardware", "h200", "--kv", "q3"], "q8"),
         (["gemma-3-1b", "--hardware", "h200", "-b", "65"], "64"),
         (["gemma-3-1b", "--hardware", "h200", "-d", "5000"], "--context"),
         (["gemma-3-1b", "--hardware", "h200", "--acceptance", "1"], "chance"),
-        (["gemma-3-1b", "--hardware", "h200", "--acceptance", "0.5"], "--draft"),
-        (["gemma-3-1b", "--hardware", "h200", "--device", "cpu"], "--hardware this"),
-        (["gemma-3-1b", "--hardware", "h200", "--measure"], "--hardware this"),
         (["gemma-3-1b", "--hardware", "h200", "--draft", "smollm2-135m"], "same family"),
         (["gemma-3-1b", "--hardware", "h200", "--memory", "0"], "memory"),
         (["gemma-3-1b", "--hardware", "h200", "-b", "0,1"], "batch"),
@@ -192,6 +188,23 @@ def test_errors_are_one_sentence(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("tandem: ") and words in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--kv", "q3"], "q8"),
+        (["--acceptance", "0.5"], "--draft"),
+        (["--device", "cpu"], "--hardware this"),
+        (["--measure"], "--hardware this"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "gemma-3-1b", "--hardware", "h200", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("tandem: ") and words in error and error.count("\n") == 1
 
@@ -256,7 +269,7 @@ def test_a_file_or_a_model_in_the_cache(
     monkeypatch.setattr("tandem.model.registry.resolve", lambda name: {"llama-3.2-3b": Path(file)}[name])
     assert said(capsys, "llama-3.2-3b", *more)["plans"] == found["plans"]
     assert said(capsys, "gemma-3-1b", *more)["plans"][0]["model"] == "gemma-3-1b:q4_0"
-    assert main(["plan", file, *more, "--weights", "q8_0"]) == 1
+    assert main(["plan", file, *more, "--weights", "q8_0"]) == 2
     assert "a file has the formats that it has" in capsys.readouterr().err
 
 

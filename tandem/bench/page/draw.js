@@ -42,7 +42,7 @@ function scaled(value, units) {
   const [unit, size] = units.find(([, least]) => value >= least * 0.9995) ?? units[units.length - 1];
   return `${digits(value / size)} ${unit}`;
 }
-const RATES = [["PFLOP/s", 1e15], ["TFLOP/s", 1e12], ["GFLOP/s", 1e9], ["MFLOP/s", 1e6], ["kFLOP/s", 1e3]];
+const RATES = [["POP/s", 1e15], ["TOP/s", 1e12], ["GOP/s", 1e9], ["MOP/s", 1e6], ["kOP/s", 1e3]];
 const operations = (value) => scaled(value, RATES);
 const bandwidth = (value) => scaled(value, [["TB/s", 1e12], ["GB/s", 1e9], ["MB/s", 1e6], ["kB/s", 1e3]]);
 const bytes = (value) => scaled(value, [["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]]);

@@ -9,7 +9,7 @@ const interval = (row) => `95%: ${range(row.interval)}`;
 const atDepth = (row) => (row.depth ? ` at ${row.depth}` : "");
 const shortName = (row) => (row.kind === "prefill" ? `prompt ${row.tokens}` : `batch ${row.batch}`) + atDepth(row);
 const ofLimit = (row) => `${percent(row.of_roofline)} of the limit (${row.bound})`;
-const rates = (row) => `${digits(row.gb_per_s)} GB/s, ${digits(row.tflop_per_s)} TFLOP/s`;
+const rates = (row) => `${digits(row.gb_per_s)} GB/s, ${digits(row.tflop_per_s)} TOP/s`;
 
 // ---- the head
 
@@ -226,7 +226,7 @@ function compared() {
 
 function figures() {
   const made = card("figures", "All figures", "Medians; under them the 95% interval.");
-  const columns = ["test", "tok/s", "ms a step", "first token", "GB/s", "TFLOP/s", "of the limit"];
+  const columns = ["test", "tok/s", "ms a step", "first token", "GB/s", "TOP/s", "of the limit"];
   const energy = rows.some((row) => row.energy);
   const lines = rows.map((row) => {
     const joules = row.energy ? [digits(row.energy.joules_per_token), digits(row.energy.watts)] : ["", ""];
