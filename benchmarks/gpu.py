@@ -4,8 +4,9 @@
 
 Checks: every kernel on its cases, the matrix-unit paths on larger shapes, the golden models. Times: a synthetic model
 (no file) at decode batches 1 to 64, prompts, and depths; with GB/s, TFLOP/s and the profile of each kernel. With
-`--steady` only: the host's part of a step and how long the device waits for it, as the engine serves requests. FILE
-gets what was found; a second run, such as one with `--steady`, adds to it.
+`--steady` only: the host's part of a step and how long the device waits for it, as the engine serves requests, and
+products in a row without barriers (streams.py). FILE gets what was found; a second run, such as one with `--steady`,
+adds to it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.streams import streams
 from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.kernel_checks import check_kernels, open_for_checks
 from tandem.bench.profile import profile
@@ -99,8 +101,7 @@ def time_model(name: str, device: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def time_steady(name: str, device: Any) -> list[dict[str, Any]]:
-    engine = Engine(SyntheticModel(name), device, context=4096, batch=64, share=False)
+def time_steady(engine: Engine) -> list[dict[str, Any]]:
     rows = []
     for batch in (1, 8, 64):
         begun = time.perf_counter()
@@ -116,6 +117,20 @@ def time_steady(name: str, device: Any) -> list[dict[str, Any]]:
     return rows
 
 
+def steady_run(options: argparse.Namespace) -> None:
+    """Each part is kept as soon as it is there."""
+    model, device = SyntheticModel(options.model), open_device(options.device)
+    engine = Engine(model, device, context=4096, batch=64, share=False)
+    steady_rows = time_steady(engine)
+    if options.out:
+        keep(options.out, {"steady": steady_rows})
+    rows = streams(Bench.on(engine))
+    for row in rows:
+        print(f"in a row: {row['kernel']:16} {row['name']:16} {row['us']:8.2f} us a launch", flush=True)
+    if options.out:
+        keep(options.out, {"streams": rows})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -128,9 +143,7 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="that is measured, for the file")
     options = parser.parse_args()
     if options.steady:
-        rows = time_steady(options.model, open_device(options.device))
-        if options.out:
-            keep(options.out, {"steady": rows})
+        steady_run(options)
         return
     failures: list[str] | None = None  # not looked for
     if not options.skip_checks:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import figures
 from benchmarks.plan_fit import CPU, GPU, SOFTWARE, held_out
-from benchmarks.plan_profile import bytes_table, profile_table, table
+from benchmarks.plan_profile import bytes_table, counted_table, profile_table, table
 from benchmarks.plan_rows import (
     Row,
     cpu_rows,
@@ -211,6 +211,7 @@ MADE = {
     "cpu": cpu_table,
     "gpu": gpu_table,
     "profile": profile_table,
+    "counted": counted_table,
     "bytes": bytes_table,
     "lavapipe": lavapipe_table,
     "published": published_table,

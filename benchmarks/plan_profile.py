@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from benchmarks import figures
 from benchmarks.plan_rows import GPU_MODEL, planned
 from tandem.bench.hardware import load_hardware
+from tandem.bench.profile import value_name
 from tandem.bench.runs import Step, added, step_costs
 
 
@@ -43,6 +44,57 @@ def profiled() -> Iterator[Profiled]:
                 yield Profiled(label, kernel, len(found), added(found).bytes, ms / 1e3)
 
 
+ONE_TOKEN = "profile decode 1, batch 1 at 160", [(160, 1)]
+WITHIN = 0.1  # of the bytes counted, that a time x bandwidth should be
+
+
+class Product(NamedTuple):
+    """A product of a step for one token: what is counted of a launch, and its microseconds on the H200."""
+
+    kernel: str
+    name: str
+    nbytes: float
+    us: float  # alone: between barriers
+    row_us: (
+        float | None
+    )  # in a row, none of which waits for the one before; None: that run did not measure it
+
+    def read(self, us: float, gb_s: float) -> float:
+        """What could be read in that time, of what is counted: 1 if the count and the bandwidth are right."""
+        return us * gb_s * 1e3 / self.nbytes
+
+    def is_read_in(self, us: float, gb_s: float) -> bool:
+        return abs(self.read(us, gb_s) - 1) <= WITHIN
+
+
+def _groups() -> list[dict[str, Any]]:
+    rows = figures.read("h200")["rows"]
+    return next(cast(list[dict[str, Any]], row["groups"]) for row in rows if row["label"] == ONE_TOKEN[0])
+
+
+def products() -> list[Product]:
+    """Those that read most first."""
+    program = planned(GPU_MODEL).program
+    counted = {
+        value_name(launch): cost.bytes
+        for launch, cost in zip(program.launches, step_costs(program, ONE_TOKEN[1]), strict=True)
+    }
+    rows = {row["name"]: row["us"] for row in figures.read("h200").get("streams", ())}
+    found = [
+        Product(
+            g["kernel"], g["name"], counted[g["name"]], g["ms"] * 1e3 / g["launches"], rows.get(g["name"])
+        )
+        for g in _groups()
+        if g["kernel"].startswith("matmul")
+    ]
+    return sorted(found, key=lambda product: -product.nbytes)
+
+
+def measured_launch_us() -> float:
+    """Of a launch that moves next to nothing: the embedding of one token."""
+    return next(float(g["ms"]) * 1e3 / g["launches"] for g in _groups() if g["kernel"].startswith("embed"))
+
+
 class Line(NamedTuple):
     """Microseconds that launches of one kernel take, by the bytes that they declare: `launch_us` + bytes / `gb_s`."""
 
@@ -56,16 +108,7 @@ class Line(NamedTuple):
 
 def bytes_line() -> Line:
     """Of the layers' products for one token, each shape timed alone: one counted wrongly would be off the line."""
-    label, step = "profile decode 1, batch 1 at 160", [(160, 1)]
-    groups = next(row["groups"] for row in figures.read("h200")["rows"] if row["label"] == label)
-    program, counted = planned(GPU_MODEL).program, dict[str, float]()
-    for launch, cost in zip(program.launches, step_costs(program, step), strict=True):
-        counted[launch.name.replace("blk.0.", "")] = cost.bytes
-    rows = [
-        (group["name"], counted[group["name"]], group["ms"] * 1e3 / group["launches"])
-        for group in groups
-        if group["kernel"] == "matmul_q4_0"
-    ]
+    rows = [(p.name, p.nbytes, p.us) for p in products() if p.kernel == "matmul_q4_0"]
     nbytes, us = np.array([row[1:] for row in rows]).T
     launch, each = np.linalg.lstsq(np.column_stack([1 / us, nbytes / us]), np.ones(len(us)), rcond=None)[0]
     return Line(float(launch), float(1e-3 / each), rows)
@@ -98,6 +141,29 @@ def profile_table() -> str:
         for p in profiled()
     ]  # fmt: skip
     return table(heads, rows)
+
+
+def counted_table() -> str:
+    """Time x bandwidth beside the bytes counted, of every product for one token."""
+    best, launch, found = gpu_read_gb_s(), measured_launch_us(), products()
+    ways = {"alone": [p.us for p in found], f"less {launch:.1f} us": [p.us - launch for p in found]}
+    in_a_row = [p.row_us for p in found if p.row_us]
+    if len(in_a_row) == len(found):
+        ways["in a row"] = in_a_row
+    heads = ["what it makes", "MB counted", *(f"{way}: us x {best:,.0f} GB/s" for way in ways)]
+    rows = [
+        [p.name, f"{p.nbytes / 1e6:,.1f}", *(_time_as_bytes(p, us[i], best) for us in ways.values())]
+        for i, p in enumerate(found)
+    ]
+    near = {way: sum(p.is_read_in(us, best) for p, us in zip(found, ways[way], strict=True)) for way in ways}
+    said = ", ".join(f"{count} of {len(found)} {way}" for way, count in near.items())
+    missing = "" if "in a row" in ways else " That run did not time products in a row."
+    return f"{table(heads, rows)}\n\nWithin {WITHIN:.0%} of the bytes counted: {said}.{missing}"
+
+
+def _time_as_bytes(product: Product, us: float, gb_s: float) -> str:
+    mark = "" if product.is_read_in(us, gb_s) else "**"
+    return f"{us:,.1f} us: {us * gb_s / 1e3:,.1f} MB, {mark}{product.read(us, gb_s) - 1:+.0%}{mark}"
 
 
 def bytes_table() -> str:

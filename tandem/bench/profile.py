@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from tandem.bench.runs import Bench, Step, Workload, added, step_costs
+from tandem.engine.engine import Turn
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Chunk
 from tandem.kernels.kernel import Cost
+from tandem.program.program import Launch
 
 REPEATS = 5
 
@@ -41,8 +45,7 @@ def profile(bench: Bench, workload: Workload) -> list[Group]:
     launches = bench.engine.program.launches
     found: dict[tuple[str, str], list[tuple[float, Cost]]] = {}
     for launch, s, cost in zip(launches, seconds, step_costs(bench.engine.program, step), strict=True):
-        name = re.sub(r"\bblk\.\d+\.|\.\d+$", "", launch.name)
-        found.setdefault((launch.kernel.name, name), []).append((s, cost))
+        found.setdefault((launch.kernel.name, value_name(launch)), []).append((s, cost))
     groups = [
         Group(kernel, name, len(each), sum(s for s, _ in each), added(cost for _, cost in each))
         for (kernel, name), each in found.items()
@@ -50,8 +53,22 @@ def profile(bench: Bench, workload: Workload) -> list[Group]:
     return sorted(groups, key=lambda group: -group.seconds)
 
 
+def value_name(launch: Launch) -> str:
+    """Of the value that it makes, without its layer."""
+    return re.sub(r"\bblk\.\d+\.|\.\d+$", "", launch.name)
+
+
 def launch_seconds(bench: Bench, workload: Workload, step: Step) -> list[float]:
     """Of each launch of a step, run alone. The engine must have nothing else to do."""
+    with step_written(bench, workload, step) as turn:
+        turn.recording.replay()
+        times = [turn.recording.replay_timed() for _ in range(REPEATS)]
+        return [float(s) for s in np.median(times, axis=0)]
+
+
+@contextmanager
+def step_written(bench: Bench, workload: Workload, step: Step) -> Iterator[Turn]:
+    """A turn with that step in its inputs, to run all of it or parts."""
     engine = bench.engine
     chunks: list[Chunk] = []
     try:
@@ -62,9 +79,7 @@ def launch_seconds(bench: Bench, workload: Workload, step: Step) -> list[float]:
             engine.cache.reserve(sequence.tables, begin + count)
         turn = engine.turns[0]
         turn.batch.write(chunks)
-        turn.recording.replay()
-        times = [turn.recording.replay_timed() for _ in range(REPEATS)]
-        return [float(s) for s in np.median(times, axis=0)]
+        yield turn
     finally:
         for chunk in chunks:
             engine.cache.release(chunk.sequence.tables)

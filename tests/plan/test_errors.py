@@ -20,7 +20,13 @@ from benchmarks.plan_errors import (
     with_figures,
 )
 from benchmarks.plan_fit import CPU, errors, fit, shares
-from benchmarks.plan_profile import bytes_line, gpu_read_gb_s, profiled
+from benchmarks.plan_profile import (
+    bytes_line,
+    gpu_read_gb_s,
+    measured_launch_us,
+    products,
+    profiled,
+)
 from benchmarks.plan_rows import cpu_rows
 
 # Rows that miss the aim, and why; docs/PLAN.md says more. (run, beginning of the model's name, beginning of the test's)
@@ -138,6 +144,22 @@ def test_time_is_a_launch_and_the_bytes_counted() -> None:
     assert len(sizes) >= 4 and max(sizes) > 10 * min(sizes)
     assert all(line.us(nbytes) == pytest.approx(us, rel=0.1) for _, nbytes, us in line.rows)
     assert 0.75 * gpu_read_gb_s() < line.gb_s < gpu_read_gb_s() and 3 < line.launch_us < 8
+
+
+def test_time_times_bandwidth_is_at_least_the_bytes_counted() -> None:
+    """However a product is timed, it cannot have read more; in a row, where only its bytes take time, also not less."""
+    found, best = products(), gpu_read_gb_s()
+    assert [p.kernel for p in found].count("matmul_q4_0") == 4 and found[0].kernel == "matmul_q6_k"
+    by_hand = {
+        "ffn_act": 2 * 21504 * 5376,
+        "ffn_out": 5376 * 21504,
+        "attn_out": 5376 * 4096,
+        "q+k+v": 8192 * 5376,
+    }
+    for p in found:
+        assert p.name not in by_hand or p.nbytes == pytest.approx(by_hand[p.name] * 18 / 32, rel=0.01)
+        assert p.read(p.us - measured_launch_us(), best) > 1, p
+        assert p.row_us is None or p.is_read_in(p.row_us, best), p
 
 
 def test_the_page_is_as_it_is_made() -> None:
