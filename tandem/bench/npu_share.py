@@ -12,7 +12,7 @@ from typing import Any
 
 from tandem.bench.hardware import HOST_SHARE, NOT_RUN, Hardware
 from tandem.bench.plan import Planned
-from tandem.bench.runs import weights_read
+from tandem.bench.runs import step_costs, weights_read
 from tandem.devices.hybrid.cost import WORTH, Rates, Sum, gain, is_divisible, place_attention, place_columns
 from tandem.errors import DeviceError
 from tandem.program.program import Launch, Program
@@ -32,26 +32,11 @@ def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> 
     copy = _copy_bytes(planned.program)
     npu, kinds = _npu(planned, hardware, copy), _Kinds(planned.program)
     needed = planned.memory(hardware).needed + copy
-    shaders = {"a good shader": GOOD_SHADER, "our kernels": hardware.calibration.matrix_ops}
-    memory = hardware.usual_gb_s * 1e9
     prefill = []
-    for name, reached in shaders.items():
-        # A good shader reads at the usual rate; ours is predicted to read at a part of it.
-        part = 1.0 if reached == GOOD_SHADER else hardware.calibration.matrix_memory
-        igpu = Rates(hardware.matrix_tflop_s * 1e12 * reached, memory * part, _launch(hardware))
-        found = {
-            tokens: _prompt(planned, kinds, tokens, [igpu, npu], memory) for tokens in {*PROMPTS, prompt}
-        }
+    for name, prompt_of in (("a good shader", _good_prompt), ("our kernels", _our_prompt)):
+        found = {tokens: prompt_of(planned, kinds, tokens, hardware, npu) for tokens in {*PROMPTS, prompt}}
         pays = [tokens for tokens in PROMPTS if found[tokens]["gain"] >= WORTH]
-        prefill.append(
-            {
-                "shader": name,
-                "reached": reached,
-                "tflop_s": igpu.ops / 1e12,
-                **found[prompt],
-                "pays_from": min(pays, default=None),
-            }
-        )
+        prefill.append({"shader": name, **found[prompt], "pays_from": min(pays, default=None)})
     decode = [_decode(kinds, batch, depth, hardware, npu) for batch in BATCHES]
     return {
         "status": f"{NOT_RUN}; {STATUS}",
@@ -106,9 +91,12 @@ class _Kinds:
         self.program = Program(list(kinds.values()), program.max_counts, program.arena_bytes)
         self.times = [times[key] for key in kinds]
 
-    def summed(self, sums: Sequence[Sum], tokens: int) -> Data:
+    def summed(self, sums: Sequence[Sum], tokens: int, predicted: float | None = None) -> Data:
+        """`predicted`: seconds without the NPU, of which it saves what it does in the sum."""
         each = [pair for s in sums for pair in zip(s.launches, self.times, strict=True)]
         alone, together = (sum(n * getattr(placed, f) for placed, n in each) for f in ("alone", "seconds"))
+        if predicted is not None:
+            alone, together = predicted, predicted - (alone - together)
         helped = sum(n * placed.seconds for placed, n in each if placed.shares[1])
         columns = sum(n * placed.seconds * placed.shares[1] for placed, n in each)
         return {
@@ -121,13 +109,47 @@ class _Kinds:
         }
 
 
-def _prompt(planned: Planned, kinds: _Kinds, tokens: int, devices: Sequence[Rates], memory: float) -> Data:
-    sums = []
+def _good_prompt(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware, npu: Rates) -> Data:
+    """Beside a shader that reads at the memory's usual rate."""
+    rate = hardware.matrix_tflop_s * 1e12 * GOOD_SHADER
+    return _prompt(planned, kinds, tokens, hardware, npu, rate)
+
+
+def _our_prompt(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware, npu: Rates) -> Data:
+    """Beside our kernels, as they are predicted: what their matmuls do in a second with their reads counted, and all
+    that a prompt takes without the NPU."""
+    ops = seconds = total = 0.0
+    for step in planned.prompt_steps(tokens):
+        costs, each = step_costs(planned.program, step), planned.predict_each(hardware, step)
+        for launch, cost, predicted in zip(planned.program.launches, costs, each, strict=True):
+            if is_divisible(launch):
+                ops, seconds = ops + cost.ops, seconds + predicted.total - predicted.launches
+        total += planned.predict(hardware, step).total
+    return _prompt(planned, kinds, tokens, hardware, npu, ops / seconds, total)
+
+
+def _prompt(
+    planned: Planned,
+    kinds: _Kinds,
+    tokens: int,
+    hardware: Hardware,
+    npu: Rates,
+    rate: float,
+    predicted: float | None = None,
+) -> Data:
+    """`rate`: operations a second of the iGPU; `predicted`: as of _Kinds.summed."""
+    memory = hardware.usual_gb_s * 1e9
+    igpu, sums = Rates(rate, memory, _launch(hardware)), []
     for step in planned.prompt_steps(tokens):
         ((begin, count),) = step
         counts = {"tokens": count, "rows": 1, "work": count}
-        sums.append(place_columns(kinds.program, counts, devices, memory, begin + count // 2 or 1))
-    return {"tokens": tokens, **kinds.summed(sums, tokens)}
+        sums.append(place_columns(kinds.program, counts, [igpu, npu], memory, begin + count // 2 or 1))
+    return {
+        "tokens": tokens,
+        "reached": rate / (hardware.matrix_tflop_s * 1e12),
+        "tflop_s": rate / 1e12,
+        **kinds.summed(sums, tokens, predicted),
+    }
 
 
 def _decode(kinds: _Kinds, batch: int, depth: int, hardware: Hardware, npu: Rates) -> Data:

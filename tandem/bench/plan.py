@@ -134,14 +134,18 @@ class Planned:
 
     def predict(self, hardware: Hardware, step: Step, rows: int | None = None) -> Seconds:
         """What our kernels would take."""
+        host = hardware.calibration.step_us * 1e-6
+        return added([*self.predict_each(hardware, step, rows), Seconds(0.0, 0.0, host, host)])
+
+    def predict_each(self, hardware: Hardware, step: Step, rows: int | None = None) -> list[Seconds]:
+        """Of each launch."""
         matrix = sum(count for _, count in step) >= hardware.matrix_from
-        each = [
+        return [
             _predict(hardware, launch, cost, weights, matrix)
             for launch, cost, weights in zip(
                 self.program.launches, step_costs(self.program, step, rows), self._weights, strict=True
             )
         ]
-        return added([*each, Seconds(0.0, 0.0, host := hardware.calibration.step_us * 1e-6, host)])
 
     def prompt_steps(self, tokens: int) -> list[Step]:
         size = self.step_tokens

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 from pathlib import Path
 
-from tandem.bench.hardware import Hardware, load_hardware, with_memory
+from tandem.bench.hardware import HOST_SHARE, Hardware, load_hardware, with_memory
 from tandem.bench.npu_share import npu_share, told
 from tandem.bench.plan import Planned
 from tandem.bench.what_if import SCHEMA, Data, Wish, describe, experts, parameters, plan_of
@@ -16,6 +17,11 @@ from tandem.model import registry
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SHAPES, SyntheticModel
 
+LITTLE = 1e9  # bytes left beside a model, of which a desktop and its programs take some
+LEGEND = (
+    "LIMIT: no engine can be faster there. PREDICTED: what Tandem's kernels would reach. BY: what takes longest. "
+    "DEPTH: tokens that each sequence has before. Tokens a second are those of all sequences together."
+)
 HEADER = ("SEQUENCES:", "DEPTH:", "LIMIT TOK/S:", "BY", "PREDICTED TOK/S:", "BY", "MS A STEP:", "FITS")
 
 
@@ -116,22 +122,23 @@ def _is_file(name: str) -> bool:
 
 def _print(data: Data, hardware: Hardware) -> None:
     print(f"{data['model']['name']} on {hardware.title}: {data['status']}")
+    print(LEGEND)
     if hardware.careful:
         print(f"Careful: {hardware.careful}.")
     for plan in data["plans"]:
-        _print_plan(plan, data)
+        _print_plan(plan, data, hardware)
     if data["experts"]:
         found = data["experts"]
         print(
             f"\nA mixture of experts that takes {found['active_parameters'] / 1e9:.3g} billion parameters in "
             f"{found['weights']} a token ({human_size(found['bytes_a_token'])}), one sequence: limit "
             f"{found['limit_tokens_per_s']:.1f} tok/s, predicted {found['predicted_tokens_per_s']:.1f}. "
-            "Arithmetic alone: this version has no such model."
+            "Arithmetic alone: this version has no such model, and whether all of its experts fit is not looked at."
         )
     print(f"\nAll of this: {data['status']}. Factors: {hardware.calibration.source}")
 
 
-def _print_plan(plan: Data, data: Data) -> None:
+def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
     memory, prompt = plan["memory"], plan["prefill"]
     print(f"\n{plan['model']}, keys and values in {plan['kv']}")
     parts = ", ".join(f"{name} {human_size(size)}" for name, size in memory["parts"].items())
@@ -140,12 +147,11 @@ def _print_plan(plan: Data, data: Data) -> None:
         for name, heap in memory["heaps"].items()
     )
     print(f"memory for one sequence of {data['context']}: {human_size(memory['needed'])} ({parts})")
-    verdict = (
-        f"fits, with room for {memory['sequences']} such sequences" if memory["fits"] else "DOES NOT FIT"
-    )
-    assumed = f" (of {data['hardware']['memory_gib']:g} GiB)" if data["hardware"]["name"] != "this" else ""
-    print(f"  in {heaps}{assumed}: {verdict}\n")
+    half = "Linux's default, half of " if hardware.kind == "apu" else ""
+    assumed = f" ({half}{hardware.memory_gib:g} GiB)" if hardware.name != "this" else ""
+    print(f"  in {heaps}{assumed}: {_verdict(memory, hardware)}\n")
     print_table(HEADER, [_cells(row) for row in plan["decode"]])
+    _print_step_down(plan["decode"], hardware)
     print(
         f"\nprompt of {prompt['tokens']}: limit {prompt['limit']['tokens_per_s']:,.0f} tok/s, predicted "
         f"{prompt['predicted']['tokens_per_s']:,.0f} (by {prompt['predicted']['binds']}): first token after "
@@ -154,7 +160,8 @@ def _print_plan(plan: Data, data: Data) -> None:
     for row in plan["speculation"] or []:
         limit, predicted = row["limit"]["tokens_per_s"], row["predicted"]["tokens_per_s"]
         print(
-            f"one sequence with {row['guesses']} guess{'es' * (row['guesses'] > 1)} a step by {data['draft']}, "
+            f"one sequence at depth {plan['decode'][0]['depth']} with {row['guesses']} "
+            f"guess{'es' * (row['guesses'] > 1)} a step by {data['draft']}, "
             f"{row['acceptance']:.0%} of them right (assumed): limit {limit:.1f} tok/s, predicted {predicted:.1f}"
             + ("" if row["fits"] else "; both models together DO NOT FIT")
         )
@@ -164,20 +171,47 @@ def _print_plan(plan: Data, data: Data) -> None:
         print("\n" + "\n".join(told(plan["npu"])))
 
 
+def _verdict(memory: Data, hardware: Hardware) -> str:
+    if memory["fits"] and memory["left"] < LITTLE:
+        return f"fits, but only {human_size(memory['left'])} are left, which the screen and others may need"
+    if memory["fits"]:
+        return f"fits, with room for {memory['sequences']} such sequence{'s' * (memory['sequences'] > 1)}"
+    missing = f"DOES NOT FIT, {human_size(-memory['left'])} are missing"
+    if hardware.kind == "apu" and memory["needed"] <= hardware.memory_gib * 2**30 * HOST_SHARE:
+        return f"{missing}; it would with a higher limit for the GPU (docs/AMD.md, Memory)"
+    return missing
+
+
+def _print_step_down(rows: list[Data], hardware: Hardware) -> None:
+    """More sequences that are predicted to give less: what that comes from, for it looks like a mistake."""
+    for few, many in pairwise(rows):
+        less = many["predicted"]["tokens_per_s"] < few["predicted"]["tokens_per_s"]
+        if few["depth"] == many["depth"] and few["batch"] < hardware.matrix_from <= many["batch"] and less:
+            carried = "" if hardware.ran else ", of which only what they reach on an H200 is known"
+            print(
+                f"{many['batch']} sequences are predicted to give less than {few['batch']}: from "
+                f"{hardware.matrix_from} on, products take other kernels (matrix units){carried}."
+            )
+            return
+
+
 def _print_target(target: Data) -> None:
     for row in target["rows"]:
         print(
-            f"{target['tokens_per_s']:g} tok/s in all at depth {row['depth']}: by the limit "
+            f"{target['tokens_per_s']:g} tok/s in all at depth {row['depth']}: the limit allows it "
             f"{_batch(row['limit'], target)}; predicted {_batch(row['predicted'], target)}"
         )
 
 
 def _batch(found: Data, target: Data) -> str:
     if found["batch"] is None:
-        return f"not with up to {target['most_batch']} sequences"
+        return f"for no number of sequences up to {target['most_batch']}"
     if found["batch"] == 1:
-        return "one sequence" + ("" if found["fits"] else ", which does not fit")
-    return f"{found['batch']} sequences" + ("" if found["fits"] else ", which do not fit")
+        return "for one sequence" + ("" if found["fits"] else ", which does not fit")
+    each = target["tokens_per_s"] / found["batch"]
+    return f"from {found['batch']} sequences on (of {each:.1f} each)" + (
+        "" if found["fits"] else ", which do not fit"
+    )
 
 
 def _cells(row: Data) -> list[str]:

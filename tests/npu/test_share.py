@@ -9,6 +9,7 @@ import pytest
 from tandem.bench.hardware import load_hardware
 from tandem.bench.npu_share import GOOD_SHADER, INT32_TOP_S, npu_share, told
 from tandem.bench.plan import Planned
+from tandem.bench.what_if import Wish, plan_of
 from tandem.cli import main
 from tandem.errors import DeviceError
 from tandem.model.synthetic import SyntheticModel
@@ -29,6 +30,10 @@ def test_prompts_gain_and_decoding_does_not(planned: Planned) -> None:
     most = 1 + INT32_TOP_S / (PHOENIX.matrix_tflop_s * GOOD_SHADER)
     assert 0.9 * most < good["speedup"] < most
     assert ours["alone_tokens_per_s"] < good["alone_tokens_per_s"]
+    predicted = plan_of(planned, PHOENIX, Wish(batches=(1,)))["prefill"]["predicted"]["tokens_per_s"]
+    assert ours["alone_tokens_per_s"] == pytest.approx(predicted), (
+        "one figure for our kernels without the NPU"
+    )
     for row in found["decode"]:
         assert row["speedup"] == 1 and not row["pays"] and row["npu_columns"] == 0
     assert found["attention"]["speedup"] < 1

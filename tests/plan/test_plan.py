@@ -161,6 +161,44 @@ def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "DOES NOT FIT" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("hardware", "gib", "words"),
+    [
+        ("phoenix-780m", "64", "(Linux's default, half of 64 GiB): fits, with room for 18 such sequences"),
+        ("phoenix-780m", "32", "fits, but only 555 MB are left"),
+        ("phoenix-780m", "30", "DOES NOT FIT, 519 MB are missing; it would with a higher limit for the GPU"),
+        ("phoenix-780m", "16", "DOES NOT FIT, 8.04 GB are missing\n"),
+        ("rtx-4090", "18", "(18 GiB): fits, with room for 3 such sequences"),
+        ("rtx-4090", "16", "(16 GiB): fits, but only"),
+        ("rtx-4090", "14", "are missing\n"),
+    ],
+)
+def test_what_fits_and_what_helps(
+    hardware: str, gib: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "gemma-3-27b:q4_0", "--hardware", hardware, "--memory", gib, "-b", "1"]) == 0
+    assert words in capsys.readouterr().out
+
+
+def test_a_step_down_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """More sequences that give less would look like a mistake."""
+    assert main(["plan", "gemma-3-27b:q4_0", "--hardware", "phoenix-780m", "--target", "81"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        shown.count("16 sequences are predicted to give less than 8: from 9 on, products take other kernels")
+        == 1
+    )
+    assert (
+        "only what they reach on an H200 is known" in shown
+        and "LIMIT: no engine can be faster there" in shown
+    )
+    assert re.search(
+        r"81 tok/s in all at depth 512: the limit allows it from \d+ sequences on \(of 4\.\d each\)", shown
+    )
+    assert main(["plan", "gemma-3-27b:q4_0", "--hardware", "h200"]) == 0
+    assert "predicted to give less" not in capsys.readouterr().out
+
+
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(DeviceError, match="phoenix-780m, strix"):
         load_hardware("phoenix")
