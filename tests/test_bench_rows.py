@@ -155,6 +155,11 @@ def test_an_older_run_is_faster_slower_or_the_same() -> None:
     assert unlike(result(1.0), result(1.0)) == []
     others = result(1.0, rows=[{**result(1.0)["rows"][0], "label": "prefill 7"}])
     assert unlike(result(1.0), others) == ["none of these tests is in the older result, which has prefill 7"]
+    busy = result(1.0, rows=[{**result(1.0)["rows"][0], "others": 0.3}])
+    label = busy["rows"][0]["label"]
+    assert unlike(result(1.0), busy) == [
+        f"in the older result, during {label}, other processes took 30% of the machine"
+    ]
     said = unlike(result(1.0), result(1.0, kv="q8", machine={"cpu": "other"}))
     assert said == [
         "the older result has another kv: q8, not f16",

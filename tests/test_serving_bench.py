@@ -299,8 +299,7 @@ def test_a_server_that_is_none(
 def test_what_bench_serve_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["localhost:8000"], "is not the address of a server"),
-        (["http://127.0.0.1:1"], "there is no server at http://127.0.0.1:1"),
-        (["http://127.0.0.1:1", "--rate", "0"], "numbers above 0"),
+        (["http://127.0.0.1:1"], "there is no server at http://127.0.0.1:1 (Connection refused): start"),
     ):
         assert cli.main(["bench", "serve", *arguments]) == 1
         assert message in capsys.readouterr().err

@@ -101,10 +101,14 @@ def unlike(new: Result, old: Result) -> list[str]:
         for name in ("model", "device", "kv", "threads")
         if was[name] != now[name]
     ]
-    if not {row["label"] for row in new["rows"]} & {row["label"] for row in old["rows"]}:
+    labels = {row["label"] for row in new["rows"]}
+    if not labels & {row["label"] for row in old["rows"]}:
         found.append(
             f"none of these tests is in the older result, which has {'; '.join(row['label'] for row in old['rows'])}"
         )
+    for row in old["rows"]:
+        if row["label"] in labels and (others := disturbed(row["others"])):
+            found.append(f"in the older result, during {row['label']}, {others}")
     if old["machine"]["cpu"] != new["machine"]["cpu"]:
         found.append(f"the older result is of another machine: {old['machine']['cpu']}")
     return found

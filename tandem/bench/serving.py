@@ -6,6 +6,7 @@ Times count from when a request was due, so that a server that holds everything 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
@@ -105,7 +106,7 @@ class Server:
             self.model = self.model or (await self.client.get("/v1/models"))["data"][0]["id"]
         except OSError as error:
             raise DeviceError(
-                f"there is no server at {self.url}: start one with `tandem serve` ({error})"
+                f"there is no server at {self.url} ({_reason(error)}): start one with `tandem serve`"
             ) from None
         except (ValueError, KeyError, IndexError, TypeError):
             raise RequestError(f"the server at {self.url} lists no models: name one with --model") from None
@@ -125,6 +126,12 @@ class Server:
             "temperature": 0, "stream": True, **self.more,
         }  # fmt: skip
         return await self.client.ask(CHAT, body, due)
+
+
+def _reason(error: OSError) -> str:
+    """Without numbers and addresses."""
+    number = error.errno or 0
+    return os.strerror(number) if number > 0 else error.strerror or "no connection"
 
 
 def run(

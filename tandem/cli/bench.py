@@ -36,6 +36,8 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("llama.cpp needs a file: give a MODEL instead of --synthetic")
     if options.peer and not options.against:
         raise UsageError("--peer is the Python of what is compared with: add --against llama.cpp")
+    if options.csv and options.profile:
+        raise UsageError("--csv has a line for each test and no profile: use --json or --markdown for that")
     check_writable(options.html)
     file = None if options.synthetic else model_file(options.model)
     if file:
@@ -129,7 +131,8 @@ def _is_whole(data: Any) -> bool:
     return (
         data["rows"] != []
         and all(
-            min(row["samples"]) > 0 and {"label", "valid", "median"} <= row.keys() for row in data["rows"]
+            min(row["samples"]) > 0 and {"label", "valid", "median", "others"} <= row.keys()
+            for row in data["rows"]
         )
         and {"model", "device", "kv", "threads"} <= data.keys()
         and "cpu" in data["machine"]

@@ -80,9 +80,8 @@ def _plan(commands: Any) -> None:
     )
     plan.add_argument(
         "--hardware",
-        required=True,
         metavar="NAME",
-        help="such as phoenix-780m, or this; a wrong one lists all",
+        help="such as phoenix-780m, or this: the machine at hand; without it, all are listed",
     )
     plan.add_argument("--measure", action="store_true", help="this machine again, though it has been")
     plan.add_argument(

@@ -6,7 +6,7 @@ import argparse
 from itertools import pairwise
 from pathlib import Path
 
-from tandem.bench.hardware import HOST_SHARE, Hardware, load_hardware, with_memory
+from tandem.bench.hardware import HOST_SHARE, Hardware, known_hardware, load_hardware, with_memory
 from tandem.bench.npu_share import npu_share, told
 from tandem.bench.plan import Planned
 from tandem.bench.what_if import SCHEMA, Data, Wish, describe, experts, parameters, plan_of
@@ -17,6 +17,7 @@ from tandem.model import registry
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SHAPES, SyntheticModel
 
+WHERE = {"device": "on the GPU", "memory": "of memory"}
 LITTLE = 1e9  # bytes left beside a model, of which a desktop and its programs take some
 LEGEND = (
     "LIMIT: no engine can be faster there. PREDICTED: what Tandem's kernels would reach. BY: what takes longest. "
@@ -63,6 +64,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _hardware(options: argparse.Namespace) -> Hardware:
+    if options.hardware is None:
+        raise UsageError(f"say of which machine: --hardware this, or one of {', '.join(known_hardware())}")
     if options.hardware != "this":
         return load_hardware(options.hardware, options.memory)
     from tandem.bench.this_machine import this_machine  # takes longer to import than a plan takes
@@ -143,7 +146,7 @@ def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
     print(f"\n{plan['model']}, keys and values in {plan['kv']}")
     parts = ", ".join(f"{name} {human_size(size)}" for name, size in memory["parts"].items())
     heaps = ", ".join(
-        f"{name} {human_size(heap['used'])} of {human_size(heap['bytes'])}"
+        f"{human_size(heap['used'])} of {human_size(heap['bytes'])} {WHERE.get(name, name)}"
         for name, heap in memory["heaps"].items()
     )
     print(f"memory for one sequence of {data['context']}: {human_size(memory['needed'])} ({parts})")
