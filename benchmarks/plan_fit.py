@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.plan_profile import launch_us
 from benchmarks.plan_rows import Row, cpu_rows, gpu_rows, lavapipe_rows
 
 Floats = NDArray[np.float64]
@@ -98,6 +99,11 @@ def main() -> None:
         known = shares(rows, kinds)
         factors = fit(known)
         print(f"[calibration.{name}]")
+        if name == "gpu":
+            each = ", ".join(f"{kernel} = {us:.1f}" for kernel, us in launch_us().items())
+            print(
+                f"launch_us = {{ {each} }}  # of the profile; put them there first, then fit the rest again"
+            )
         for kind, factor in zip(kinds, factors, strict=True):
             print(*(f"{part} = {factor:.3g}" for part in kind), sep="\n")
         off = np.abs(errors(known, factors))

@@ -95,6 +95,16 @@ def measured_launch_us() -> float:
     return next(float(g["ms"]) * 1e3 / g["launches"] for g in _groups() if g["kernel"].startswith("embed"))
 
 
+def launch_us() -> dict[str, float]:
+    """For hardware.toml: of launches whatever their size, by kernel. Of products what the line through their bytes
+    leaves; of the others all that they take for one token, which is hardly for their bytes."""
+    found = {"matmul": bytes_line().launch_us}
+    for kernel in ("norm", "rope", "attention"):
+        groups = [g for g in _groups() if g["kernel"] == kernel]
+        found[kernel] = sum(g["ms"] for g in groups) * 1e3 / sum(g["launches"] for g in groups)
+    return {**found, "other": measured_launch_us()}
+
+
 class Line(NamedTuple):
     """Microseconds that launches of one kernel take, by the bytes that they declare: `launch_us` + bytes / `gb_s`."""
 
