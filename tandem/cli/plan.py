@@ -152,7 +152,12 @@ def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
     print(f"memory for one sequence of {data['context']}: {human_size(memory['needed'])} ({parts})")
     half = "Linux's default, half of " if hardware.kind == "apu" else ""
     assumed = f" ({half}{hardware.memory_gib:g} GiB)" if hardware.name != "this" else ""
-    print(f"  in {heaps}{assumed}: {_verdict(memory, hardware)}\n")
+    print(f"  in {heaps}{assumed}: {_verdict(memory, hardware)}")
+    weights, reads = plan["weights_bytes_a_token"], hardware.read_gb_s
+    print(
+        f"each step reads {human_size(weights)} of weights, at {_digits(reads)} GB/s at best: one sequence cannot have "
+        f"more than {_rate(reads * 1e9 / weights)} tok/s without guesses\n"
+    )
     print_table(HEADER, [_cells(row) for row in plan["decode"]])
     _print_step_down(plan["decode"], hardware)
     print(

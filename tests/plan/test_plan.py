@@ -180,6 +180,12 @@ def test_what_fits_and_what_helps(
     assert words in capsys.readouterr().out
 
 
+def test_the_limit_of_one_sequence_is_said_with_its_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gemma-3-27b:q4_0", "--hardware", "phoenix-780m", "-b", "1"]) == 0
+    said = "each step reads 15.6 GB of weights, at 86.7 GB/s at best: one sequence cannot have more than 5.6 tok/s"
+    assert said in capsys.readouterr().out
+
+
 def test_a_step_down_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     """More sequences that give less would look like a mistake."""
     assert main(["plan", "gemma-3-27b:q4_0", "--hardware", "phoenix-780m", "--target", "81"]) == 0
