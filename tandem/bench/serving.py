@@ -31,6 +31,7 @@ WORDS = (
 )
 GREW = 2.0  # times the first ones' wait: the server does not keep up
 FEWEST = 6  # answers: the waits of fewer may grow by chance
+ENOUGH = 100  # requests, for a 99th of a hundred
 
 
 class Percentiles(TypedDict):
@@ -128,6 +129,11 @@ class Server:
         return await self.client.ask(CHAT, body, due)
 
 
+def _few(requests: int) -> list[str]:
+    few = f"of {requests} requests p99 is about the slowest: more of them (--requests 200) tell what is usual"
+    return [few] if requests < ENOUGH else []
+
+
 def _reason(error: OSError) -> str:
     """Without numbers and addresses."""
     number = error.errno or 0
@@ -154,7 +160,7 @@ def run(
         "model": server.model.rpartition("/")[2] if server.model.startswith("/") else server.model,
         "prompt_words": loads[0].prompt,
         "generate": loads[0].generate,
-        "notes": server.notes,
+        "notes": [*server.notes, *_few(loads[0].requests)],
     }
 
 

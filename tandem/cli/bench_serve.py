@@ -29,7 +29,9 @@ def main(options: argparse.Namespace) -> int:
         print(f"{result['model']} at {result['server']}, {options.requests} requests at each rate\n")
         print_table(HEADER, [_cells(row) for row in result["rows"]])
         said = [line for row in result["rows"] for line in _remarks(row)]
-        print("\n".join(["", *said, *(f"Note: {text}." for text in result["notes"])]).rstrip())
+        said += [f"Note: {text}." for text in result["notes"]]
+        if said:
+            print("\n" + "\n".join(said))
     return 0 if all(row["answered"] for row in result["rows"]) else 1
 
 
