@@ -10,11 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.bench.runs import Bench, Step, Workload, added, step_costs
+from tandem.devices.device import Device
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.joining import SINGLE, find_joints
+from tandem.devices.vulkan.recording import bucket
 from tandem.engine.engine import Turn
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Chunk
 from tandem.kernels.kernel import Cost
-from tandem.program.program import Launch
+from tandem.program.program import Launch, Program
 
 REPEATS = 5
 
@@ -41,16 +45,32 @@ class Group:
 def profile(bench: Bench, workload: Workload) -> list[Group]:
     """The first step of a round of `workload`, those that take most first."""
     step = next(iter(bench.steps(workload)))
-    seconds = launch_seconds(bench, workload, step)
-    launches = bench.engine.program.launches
+    program, seconds = bench.engine.program, launch_seconds(bench, workload, step)
+    costs, done_by_next = step_costs(program, step), left_to_next(program, bench.engine.device, step)
+    for i in sorted(done_by_next):
+        seconds[i + 1] += seconds[i]
+        costs[i + 1] = added(costs[i : i + 2])
     found: dict[tuple[str, str], list[tuple[float, Cost]]] = {}
-    for launch, s, cost in zip(launches, seconds, step_costs(bench.engine.program, step), strict=True):
-        found.setdefault((launch.kernel.name, value_name(launch)), []).append((s, cost))
+    for i, launch in enumerate(program.launches):
+        if i not in done_by_next:
+            found.setdefault((launch.kernel.name, value_name(launch)), []).append((seconds[i], costs[i]))
     groups = [
         Group(kernel, name, len(each), sum(s for s, _ in each), added(cost for _, cost in each))
         for (kernel, name), each in found.items()
     ]
     return sorted(groups, key=lambda group: -group.seconds)
+
+
+def left_to_next(program: Program, device: Device, step: Step) -> set[int]:
+    """Launches that a GPU does not run in such a step, for the one after each does their work (joining.py there)."""
+    if not isinstance(device, VulkanDevice):
+        return set()
+    single = all(count == 1 for _, count in step)
+    sizes = {"tokens": sum(count for _, count in step), "rows": len(step), "work": len(step)}
+    counts = {name: bucket(size, program.max_counts[name]) for name, size in sizes.items()} | {SINGLE: single}
+    joints = find_joints(program, device)
+    both = {i: joint.dispatches(counts, device.capabilities) for i, joint in joints.items()}
+    return {i for i, dispatches in both.items() if dispatches and dispatches[0] is None}
 
 
 def value_name(launch: Launch) -> str:
