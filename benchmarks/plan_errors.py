@@ -26,7 +26,8 @@ from benchmarks.plan_rows import (
     lavapipe_rows,
     prefill,
 )
-from tandem.bench.hardware import load_hardware
+from tandem.bench.hardware import calibration_of, load_hardware
+from tandem.bench.plan import KERNELS
 from tandem.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs" / "PLAN.md"
@@ -206,7 +207,28 @@ def answer() -> str:
     return f"    tandem plan {QUESTION}\n\n```\n{printed.getvalue().strip()}\n```"
 
 
+def factors_table() -> str:
+    """Of hardware.toml's calibrations: what our kernels reach of a machine's rates."""
+    kinds = {"GPU (from the H200)": "gpu", "CPU": "cpu", "lavapipe": "software"}
+    found = {title: calibration_of(kind) for title, kind in kinds.items()}
+    names = {
+        "dot_memory": "bandwidth, in products of few tokens",
+        "matrix_memory": "bandwidth, in products on matrix units",
+        "attention_memory": "bandwidth, in attention",
+        "dot_ops": "int8 dot products' peak",
+        "matrix_ops": "matrix units' peak",
+        "attention_ops": "that peak, in attention",
+    }
+    rows = [[said, *(f"{each.parts[name]:.1%}" for each in found.values())] for name, said in names.items()]
+    us = [
+        [f"us a launch: {kernel}", *(f"{each.launch_us[kernel]:g}" for each in found.values())]
+        for kernel in KERNELS
+    ]
+    return table(["part of", *found], [*rows, *us])
+
+
 MADE = {
+    "factors": factors_table,
     "answer": answer,
     "cpu": cpu_table,
     "gpu": gpu_table,
