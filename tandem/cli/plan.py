@@ -33,15 +33,13 @@ def main(options: argparse.Namespace) -> int:
     hardware = _hardware(options)
     draft, asked = options.draft and _named(options.draft), _named(options.model)
     drafts = {kv: Planned(_model(draft), options.context, kv) for kv in options.kv if draft}
-    plans = []
-    for name in _names(asked, options.weights):
-        model = _model(name)
+    plans, models = [], {name: _model(name) for name in _names(asked, options.weights)}
+    for name, model in models.items():
         for kv in options.kv:
             planned = Planned(model, options.context, kv)
             plans.append({"model": without_folder(name), **plan_of(planned, hardware, wish, drafts.get(kv))})
             if options.npu:
                 plans[-1]["npu"] = npu_share(planned, hardware, wish.prompt, wish.depths[0])
-    layout = getattr(model, "layout", "q4_0")
     data: Data = {
         "schema": SCHEMA,
         "status": hardware.status,
@@ -54,13 +52,18 @@ def main(options: argparse.Namespace) -> int:
         "context": options.context,
         "draft": draft and without_folder(draft),
         "plans": plans,
-        "experts": experts(wish.active, layout, hardware) if wish.active else None,
+        "experts": _experts(wish.active, next(iter(models.values())), hardware) if wish.active else None,
     }
     if options.json:
         print_json(data)
     else:
         _print(data, hardware)
     return 0
+
+
+def _experts(active: float, model: Model, hardware: Hardware) -> Data:
+    """In the first of the formats that are asked for; a file's may be several."""
+    return experts(active, getattr(model, "layout", "q4_0"), hardware)
 
 
 def _hardware(options: argparse.Namespace) -> Hardware:

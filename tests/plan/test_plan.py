@@ -301,6 +301,7 @@ def test_the_form_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(found["experts"]) == [
         "active_parameters", "weights", "bytes_a_token", "limit_tokens_per_s", "predicted_tokens_per_s",
     ]  # fmt: skip
+    assert found["experts"]["weights"] == "q4_0", "the first of the formats"
     assert {"name", "title", "status", "heaps", "sources", "calibration"} < set(found["hardware"])
 
 
