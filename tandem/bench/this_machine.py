@@ -35,7 +35,7 @@ NEVER = 1_000_000  # tokens of a step from which a CPU would have matrix units
 
 
 def this_machine(again: bool = False, device: str = "auto", folder: Path | None = None) -> Hardware:
-    """As measured before, unless that was with another device, or `again`."""
+    """As measured before, unless that was with another device or by other factors, or `again`."""
     file = (folder or read_settings().pipelines) / "this-machine.json"
     opened = open_device(device)
     try:
@@ -111,4 +111,7 @@ def _kept(file: Path, title: str) -> Hardware | None:
         found = Hardware(**{**data, "calibration": Calibration(**data["calibration"])})
     except (OSError, ValueError, TypeError, KeyError, DeviceError):
         return None
-    return found if found.title == title else None
+    same = found.title == title and found.calibration == calibration_of(
+        found.kind
+    )  # as rates were told from these
+    return found if same else None

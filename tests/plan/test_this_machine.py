@@ -83,6 +83,17 @@ def test_a_busy_machine_is_remembered_as_such(
     assert kept.startswith(said) and ("--measure" in kept) == bool(said)
 
 
+def test_other_factors_measure_again(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates of a prompt are told from what our kernels reach: with a new version of those, both are new."""
+    first = this_machine(device="cpu", folder=tmp_path)
+    newer = dataclasses.replace(first.calibration, matrix_ops=0.9)
+    monkeypatch.setattr(module, "calibration_of", lambda kind: newer)
+    this_machine(device="cpu", folder=tmp_path)
+    assert len(measured) == 2
+
+
 def test_a_cache_that_cannot_be_written(measured: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert this_machine(device="cpu", folder=tmp_path / "file" / "below").name == "this" and measured
