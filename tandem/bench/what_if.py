@@ -32,6 +32,7 @@ class Wish:
     prompt: int = 512
     acceptance: Sequence[float] = (0.6, 0.7, 0.8)  # chances that a guess is right: assumed
     target: float | None = None  # tokens a second of all sequences together
+    target_depths: Sequence[int] = TARGET_DEPTHS
     active: float | None = None  # parameters of a mixture of experts that a token takes
 
     def check(self) -> None:
@@ -73,7 +74,7 @@ def plan_of(planned: Planned, hardware: Hardware, wish: Wish, draft: Planned | N
         ],
         "prefill": prompt,
         "speculation": _speculation(planned, draft, hardware, wish.acceptance, wish.depths[0]) if draft else None,
-        "target": _target(planned, hardware, wish.target) if wish.target else None,
+        "target": _target(planned, hardware, wish.target, wish.target_depths) if wish.target else None,
     }  # fmt: skip
 
 
@@ -138,10 +139,10 @@ def _check_vocabularies(planned: Planned, draft: Planned) -> None:
         )
 
 
-def _target(planned: Planned, hardware: Hardware, target: float) -> Data:
+def _target(planned: Planned, hardware: Hardware, target: float, depths: Sequence[int]) -> Data:
     """The smallest batch that gives so many tokens a second in all, at some depths."""
     rows = []
-    for depth in TARGET_DEPTHS:
+    for depth in depths:
         if depth >= planned.context:
             continue
         row: Data = {"depth": depth}

@@ -9,7 +9,7 @@ from pathlib import Path
 from tandem.bench.hardware import HOST_SHARE, Hardware, known_hardware, load_hardware, with_memory
 from tandem.bench.npu_share import npu_share, told
 from tandem.bench.plan import Planned
-from tandem.bench.what_if import SCHEMA, Data, Wish, describe, experts, parameters, plan_of
+from tandem.bench.what_if import SCHEMA, TARGET_DEPTHS, Data, Wish, describe, experts, parameters, plan_of
 from tandem.cli.terminal import human_size, note, print_json, print_table, without_folder
 from tandem.cli.values import UsageError
 from tandem.kernels.layouts import KV_TYPES
@@ -85,7 +85,8 @@ def _wish(options: argparse.Namespace) -> Wish:
     prompt = options.prompt or max(1, min(512, last))
     active = options.active and options.active * 1e9
     chances = options.acceptance or Wish.acceptance
-    wish = Wish(options.context, options.batch, depths, prompt, chances, options.target, active)
+    targets = sorted({*TARGET_DEPTHS, *(options.depth or ())})
+    wish = Wish(options.context, options.batch, depths, prompt, chances, options.target, targets, active)
     wish.check()
     return wish
 

@@ -123,6 +123,11 @@ def test_81_tokens_a_second() -> None:
     assert row["predicted"] == {"batch": None, "fits": False}
 
 
+def test_a_target_is_looked_for_at_the_depths_asked_for_too(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, "gemma-3-1b", "--hardware", "h200", "-d", "2000", "-b", "1", "--target", "81")
+    assert [row["depth"] for row in found["plans"][0]["target"]["rows"]] == [512, 2000]
+
+
 def test_speculation_counts_the_draft() -> None:
     draft = Planned(SyntheticModel("gemma-3-1b:q4_0"), 8192)
     wish = Wish(context=8192, acceptance=(0.0, 0.7))
