@@ -34,6 +34,7 @@ def in_software(text: str) -> str:
     for name, software in TYPES.items():
         text = re.sub(rf"typealias {name} = .*", f"typealias {name} = {software};", text)
     text = text.replace("coopMatMulAdd<float, false>", "software_multiply_add")
+    text = text.replace("return WaveReadLaneAt(v, lane);", "return software_of_lane(v, lane);")
     text = text.replace("[ForceUnroll]", "[loop]")  # software takes minutes to compile long code
     text = re.sub(r"\{ (take_item|product)<", r"{ this_thread = thread; \1<", text)
     return re.sub(rf"^ENTRIES\((?!{'|'.join(LAYOUTS)}\)).*\n", "", text, flags=re.M)

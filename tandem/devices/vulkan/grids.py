@@ -131,7 +131,7 @@ def _attention_fragments(
     # Subgroups with the same queries, each with a share of the keys, as shared memory allows.
     filling = 8 // tiles if few else max(1, min(8 // tiles, most // pairs))
     shares = choice.get("shares", 2 if rows > 1 else filling)
-    exchanged = 256 if teams else 0  # of two floats, each of them
+    exchanged = 32 * queries if teams else 0  # of two floats, each of them
     while shares * (4 * queries * (dim + 2) + 8 * exchanged) + 32 * tiles * dim > device.shared_memory - 1024:
         shares //= 2
     teams = teams and shares >= TEAM
@@ -159,7 +159,7 @@ def turning_attention(
     if not dispatch.shader.startswith("attention_teams") or KV_TYPES[int(scalars["kv"])] != "f16":
         return None
     queries, shares = dispatch.constants[0], dispatch.constants[3]
-    shared = shares * (4 * queries * (dim + 2) + 8 * 256) + (32 + 4) * dim + 1024
+    shared = shares * (4 * queries * (dim + 2) + 256 * queries) + (32 + 4) * dim + 1024
     whole = not parts & ROPE or rope["rot_dim"] % 4 == 0
     if not parts & STORE or parts & SHIFT or not whole or shared > device.shared_memory:
         return None
