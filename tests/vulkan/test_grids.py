@@ -74,6 +74,6 @@ def test_subgroups_attend_together_only_where_there_are_four() -> None:
     }  # fmt: skip
     counts = {"tokens": 1, "rows": 1, "work": 1}
     found = [
-        GRIDS["attention"](scalars, counts, replace(device, shared_memory=kb << 10)).shader for kb in (48, 12)
+        GRIDS["attention"](scalars, counts, replace(device, shared_memory=kb << 10)).shader for kb in (48, 8)
     ]
     assert found == ["attention_teams_128", "attention_fragments_128"]

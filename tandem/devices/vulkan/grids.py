@@ -37,6 +37,7 @@ ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # to fill a device; s
 ENOUGH_THREADS = {"discrete": 150_000, "integrated": 20_000}
 MOST_SPLITS = 64  # of the keys of a query
 TEAM = 4  # subgroups that attend together for a single token: fewer would wait for ever
+ENOUGH_TEAMS = 128  # workgroups with teams: a large GPU's cores have room for about one each
 LANES_OF_HEAD = 32  # that turn it, for a single token
 HEAD_PANELS = 4096  # of a product with more rows than there are subgroups: a vocabulary's
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
@@ -110,7 +111,8 @@ def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatc
         return _attention_fragments(scalars, counts, device, together, rows)
     choice = device.choices.of("attention", scalars, counts["tokens"], counts["work"])
     queries = min(choice.get("queries", 8 if dim <= 256 else 4), together)
-    slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, 64)
+    enough = ENOUGH_WORKGROUPS.get(device.kind, 8)
+    slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, 64, enough)
     loads = 2 if device.kind == "software" else 8  # at a time: longer code takes long to compile in software
     constants = (queries, dim, int(scalars["kv"]), loads)
     return Dispatch(kv_heads, counts["work"], slots, "attention", constants, scratch=True)
@@ -122,7 +124,7 @@ def _attention_fragments(
     """On matrix units, 16 queries a subgroup, or for single tokens four subgroups together."""
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
     choice = device.choices.of("attention", scalars, counts["tokens"], counts["work"])
-    # Four subgroups together have the lowest latency, but a core has room for one or two such teams: of more, most wait.
+    # Four subgroups together have the lowest latency, but a core has room for few such teams: of more, most wait.
     pairs, most = max(1, kv_heads * counts["work"]), ENOUGH_WORKGROUPS.get(device.kind, 1024)
     few = choice.get("teams", int(4 * pairs <= most))
     teams = rows == 1 and together <= 8 and together * dim <= 1024 and bool(few)
@@ -135,9 +137,10 @@ def _attention_fragments(
     while shares * (4 * queries * (dim + 2) + 8 * exchanged) + 32 * tiles * dim > device.shared_memory - 1024:
         shares //= 2
     teams = teams and shares >= TEAM
-    rounds = choice.get("rounds", 4 if rows == 1 else 1)  # of a part, before parts meet
+    rounds = choice.get("rounds", 4 if rows == 1 and not teams else 1)  # of a part, before parts meet
     keys = 64 * rounds * (shares // TEAM if teams else shares)
-    slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, keys)
+    enough = ENOUGH_TEAMS if teams else most
+    slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, keys, enough)
     shader = f"attention_{'teams' if teams else 'fragments'}_{dim}"
     constants = (
         queries,
@@ -159,21 +162,24 @@ def turning_attention(
     if not dispatch.shader.startswith("attention_teams") or KV_TYPES[int(scalars["kv"])] != "f16":
         return None
     queries, shares = dispatch.constants[0], dispatch.constants[3]
-    shared = shares * (4 * queries * (dim + 2) + 256 * queries) + (32 + 4) * dim + 1024
+    shared = (shares + 1) * 4 * queries * (dim + 2) + shares * 256 * queries + (32 + 2) * dim + 1024
     whole = not parts & ROPE or rope["rot_dim"] % 4 == 0
     if not parts & STORE or parts & SHIFT or not whole or shared > device.shared_memory:
         return None
-    constants = (*dispatch.constants, LANES_OF_HEAD, parts, int(rope["interleaved"]))
+    group = int(scalars["q_heads"] // scalars["kv_heads"])
+    if group > queries:
+        return None
+    constants = (*dispatch.constants, LANES_OF_HEAD, parts, int(rope["interleaved"]), group, dispatch.z, 1)
     return replace(dispatch, shader=f"attention_turning_{dim}", constants=constants)
 
 
 def _attention_slots(
-    scalars: Scalars, counts: Counts, device: Capabilities, tiles: int, queries: int, keys: int
+    scalars: Scalars, counts: Counts, device: Capabilities, tiles: int, queries: int, keys: int, enough: int
 ) -> int:
     """Workgroups of a work item and a KV head, for its tiles of queries and the parts of their keys, `keys` or more."""
     pairs = max(1, int(scalars["kv_heads"]) * counts["work"])
     choice = device.choices.of("attention", scalars, counts["tokens"], counts["work"])
-    wanted = max(2, choice.get("workgroups", ENOUGH_WORKGROUPS.get(device.kind, 8)) // pairs)
+    wanted = max(2, choice.get("workgroups", enough) // pairs)
     longest = min(int(scalars["window"]) or 1 << 30, 16 * int(scalars["table_stride"]))  # keys seen
     wanted = max(tiles, min(wanted, tiles * (longest // keys + 2)))
     room = (SCRATCH_BYTES - 4 * COUNTERS) // (4 * queries * (int(scalars["head_dim"]) + 4))
