@@ -3,10 +3,13 @@ needs matrix units: see test_matrices.py."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.joining import find_joints
 from tests.vulkan import turning
 
 
@@ -14,3 +17,11 @@ from tests.vulkan import turning
 def test_a_norm_takes_the_sums_that_the_product_before_has_left(device: VulkanDevice, layout: str) -> None:
     for dim, options in ((32, "post q8"), (512, "q8"), (1056, "post"), (5376, "post q8")):
         turning.check_norm(device, layout, dim, options, np.random.default_rng(dim))
+
+
+def test_a_product_that_another_launch_reads_too_is_left_as_it_is(device: VulkanDevice) -> None:
+    pair = turning.norm_pair(device, "q4_0", 32, "post q8", np.random.default_rng(0))
+    recording = turning.record_pair(device, pair.launches, turning.ONE)
+    assert find_joints(recording.program, device)
+    launches = recording.program.launches
+    assert not find_joints(replace(recording.program, launches=[*launches, launches[-1]]), device)

@@ -17,6 +17,8 @@ from tandem.kernels.layouts import KV_BLOCK, TOKEN_INTS, TOKEN_POSITION, TOKEN_S
 from tandem.program.program import Launch, Program, Tensor
 from tandem.program.step_inputs import HEADER_SEQUENCES
 
+ONE = {"tokens": 1, "rows": 1, "work": 1}
+
 
 @dataclass(frozen=True)
 class Turning:
@@ -140,28 +142,41 @@ def check(device: VulkanDevice, case: Turning) -> None:
     assert_matches(bound, {"out": read("out")}, expected, gpu=True)
 
 
-def check_norm(device: VulkanDevice, layout: str, dim: int, options: str, rng: np.random.Generator) -> None:
-    """A product of one token, then the norm of its result; `options`: of norm.make_case."""
+@dataclass(frozen=True)
+class Pair:
+    """A product of one token, then the norm of its result."""
+
+    launches: Sequence[tuple[Kernel, Scalars, dict[str, Tensor]]]
+    norm: Case
+    tensors: dict[str, Tensor]
+
+
+def norm_pair(device: VulkanDevice, layout: str, dim: int, options: str, rng: np.random.Generator) -> Pair:
+    """`options`: of norm.make_case."""
     product = matmul.product_case(layout, 1, dim, 512, 0, 0, rng)
     added = matmul.BY_LAYOUT[layout].reference(product.arrays, product.scalars, product.counts)["out"]
     case = norm.make_case(rng, layout, 1, dim, f"add {options}")
-    case = replace(case, arrays={**case.arrays, "add": added})
-    arrays = {**{f"product {name}": array for name, array in product.arrays.items()}, **case.arrays}
+    arrays = {
+        **{f"product {name}": array for name, array in product.arrays.items()},
+        **case.arrays,
+        "add": added,
+    }
     tensors = place(device, arrays)
     tensors["product out"] = tensors["add"]
     of_product = {name: tensors[f"product {name}"] for name in product.arrays}
     device.write(tensors["add"], np.zeros(tensors["add"].nbytes, np.uint8))
     scalars = {**case.scalars, "add_stride": product.scalars["out_stride"]}
-    counts = {"tokens": 1, "rows": 1, "work": 1}
-    pair = [(matmul.BY_LAYOUT[layout], product.scalars, of_product), (norm.KERNEL, scalars, tensors)]
-    record_pair(device, pair, counts).replay()
+    launches = [(matmul.BY_LAYOUT[layout], product.scalars, of_product), (norm.KERNEL, scalars, tensors)]
+    case = replace(case, arrays={**case.arrays, "add": added}, scalars=scalars, atol=2e-5, rtol=2e-5)
+    return Pair(launches, case, tensors)
+
+
+def check_norm(device: VulkanDevice, layout: str, dim: int, options: str, rng: np.random.Generator) -> None:
+    pair = norm_pair(device, layout, dim, options, rng)
+    record_pair(device, pair.launches, ONE).replay()
+    arrays = pair.norm.arrays
     got = {
-        name: device.read(tensors[name]).view(case.arrays[name].dtype).reshape(case.arrays[name].shape)
+        name: device.read(pair.tensors[name]).view(arrays[name].dtype).reshape(arrays[name].shape)
         for name in ("x", "out")
     }
-    assert_matches(
-        replace(case, atol=2e-5, rtol=2e-5),
-        got,
-        norm.KERNEL.reference(case.arrays, scalars, counts),
-        gpu=True,
-    )
+    assert_matches(pair.norm, got, norm.KERNEL.reference(arrays, pair.norm.scalars, ONE), gpu=True)

@@ -72,12 +72,17 @@ def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
 
 
 def spread_norm(scalars: Scalars, device: Capabilities) -> Dispatch:
-    """Of a single row whose squares the product before has added up: a thread 4 columns."""
+    """Of a single row that the product before has left in scratch memory: a thread 4 columns."""
     threads = device.choices.of("norm", scalars, 1).get("spread", 128)
-    constants = (threads, 1, 0, 1, int(scalars["out_q8"]), 0)
+    constants = (threads, 1, 0, 1, int(scalars["out_q8"]), 0, rows_summed(device))
     return Dispatch(
         -(-int(scalars["dim"]) // (4 * threads)), shader="norm_spread", constants=constants, scratch=True
     )
+
+
+def rows_summed(device: Capabilities) -> int:
+    """Of a product's panel, those whose squares a subgroup adds up for the norm after it."""
+    return min(LANES, device.subgroup_min)
 
 
 def glu(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:

@@ -1,19 +1,21 @@
 """Two launches that follow each other and do part of each other's work, where a step has one token a sequence.
 
 `rope`, then attention: attention does both (`attention_turning` of attention_fragments.slang). A product, then the norm
-of its result, for a single token: the product leaves sums of squares, so that many workgroups can share the norm.
+of its result, for a single token: the product leaves what the norm needs in scratch memory, with sums of squares, so
+that many workgroups can share the norm, and none waits for what would come from memory that no launch has read lately.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tandem.devices.vulkan.binding import ffi
 from tandem.devices.vulkan.capabilities import PUSH_BYTES, Capabilities
-from tandem.devices.vulkan.grids import GRIDS, Dispatch, spread_norm, turning_attention
+from tandem.devices.vulkan.grids import GRIDS, Dispatch, rows_summed, spread_norm, turning_attention
 from tandem.kernels.kernel import Counts
 from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
 from tandem.program.program import Launch, Program, Tensor, arena_in
@@ -60,20 +62,22 @@ class Joint:
         product = GRIDS[self.first.kernel.name](self.first.scalars, counts, device)
         if counts["tokens"] > 1 or not product.shader.endswith("_t1"):
             return None
-        leaving = replace(product, shader=f"{product.shader}_sums", scratch=True)
+        constants = (*product.constants, rows_summed(device))
+        leaving = replace(product, shader=f"{product.shader}_sums", constants=constants, scratch=True)
         return leaving, spread_norm(self.second.scalars, device)
 
 
 def find_joints(program: Program, device: VulkanDevice, turn: int = 0) -> dict[int, Joint]:
     """By the number of the first launch."""
     found = {}
+    reads = Counter(tensor.root for launch in program.launches for tensor in launch.touched("r"))
     for i, (first, second) in enumerate(pairwise(program.launches)):
         names = first.kernel.name.partition("_")[0], second.kernel.name
         made = None
         if names == ("rope", "attention"):
             made = _turning(first, second, device, turn)
         elif names == ("matmul", "norm") and _settled(program.launches, i, second.buffers["x"]):
-            made = _leaving_sums(first, second, device, turn)
+            made = _leaving_sums(first, second, reads, device, turn)
         if made:
             found[i] = Joint(first, second, (ffi.from_buffer(made[0]), ffi.from_buffer(made[1])))
     return found
@@ -110,11 +114,12 @@ def _turning(rope: Launch, attention: Launch, device: VulkanDevice, turn: int) -
 
 
 def _leaving_sums(
-    product: Launch, norm: Launch, device: VulkanDevice, turn: int
+    product: Launch, norm: Launch, reads: Counter[Tensor], device: VulkanDevice, turn: int
 ) -> tuple[bytes, bytes] | None:
-    """Push constants of both: the product's with the residual and the weights of the norm of what is added to it."""
-    s, n = product.scalars, norm.scalars
-    if norm.buffers["add"] is not product.buffers["out"] or norm.buffers["weight"] is None:
+    """Push constants of both: the product's with the residual and the weights of the norm. It does not store its result
+    itself, so none but the norm may read that."""
+    s, n, out = product.scalars, norm.scalars, product.buffers["out"]
+    if out is None or norm.buffers["add"] is not out or norm.buffers["weight"] is None or reads[out.root] > 1:
         return None
     plain = (
         not (n["use_rows"] or s["epilogue"] or s["count"])
@@ -124,7 +129,7 @@ def _leaving_sums(
         return None
     launch = push_constants(product, device, turn)
     addresses = list(struct.unpack_from("<8Q", launch))
-    addresses[4:6] = (_address(norm.buffers[name], device, turn) for name in ("x", "post_weight"))
+    addresses[3:6] = (_address(norm.buffers[name], device, turn) for name in ("weight", "x", "post_weight"))
     return struct.pack("<8Q", *addresses) + launch[64:], push_constants(norm, device, turn)
 
 
