@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.grids import GRIDS
-from tandem.kernels import all_kernels, matmul
+from tandem.kernels import all_kernels
 from tandem.kernels.layouts import Q8_BLOCK
-from tests.vulkan.harness import cases_of, check_case, check_product, open_device, run_kernel
+from tests.vulkan.harness import cases_of, check_case, open_device, run_kernel
 
 QUANTISING = ("norm", "glu", "quantise", "attention", "matmul_q4_0")
 KERNELS = {name: kernel for name, kernel in all_kernels().items() if name in GRIDS}
@@ -22,20 +21,6 @@ def test_matches_reference(device: VulkanDevice, name: str) -> None:
             check_case(device, KERNELS[name], case)
         except AssertionError as error:
             raise AssertionError(f"{case.label}: {error}") from error
-
-
-@pytest.mark.parametrize("layout", ["q4_0", "q8_0", "q4_k"])
-def test_a_single_token_with_threads_that_end_a_row_together_or_not(
-    device: VulkanDevice, layout: str
-) -> None:
-    """Of 8, 24 and 56 blocks of columns; also with threads that are no power of two."""
-    for columns, threads, epilogue in (
-        (256, 64, 0), (768, 64, 0), (768, 192, 0), (1792, 192, 0), (1792, 128, 0), (256, 64, 1), (1792, 64, 2),
-    ):  # fmt: skip
-        case = matmul.product_case(layout, 1, 128, columns, epilogue, 0, np.random.default_rng(columns))
-        for brief in (0, 1) if epilogue and layout == "q4_0" else (0,):
-            with device.capabilities.choices.trying({"threads": threads, "brief": brief}):
-                check_product(device, matmul.BY_LAYOUT[layout], case)
 
 
 def test_sums_that_no_other_device_reads_are_left_out(device: VulkanDevice, lavapipe: str) -> None:

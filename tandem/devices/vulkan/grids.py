@@ -35,9 +35,6 @@ class Dispatch:
 SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
 ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # to fill a device; software is filled by any
 ENOUGH_THREADS = {"discrete": 150_000, "integrated": 20_000}
-ENOUGH_OF_MANY = {
-    "discrete": 98_000
-}  # where there is a panel for every subgroup that can wait: 192 threads have it
 MOST_SPLITS = 64  # of the keys of a query
 TEAM = 4  # subgroups that attend together for a single token: fewer would wait for ever
 ENOUGH_TEAMS = 128  # workgroups with teams: a large GPU's cores have room for about one each
@@ -228,17 +225,12 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     enough, most = ENOUGH_THREADS.get(device.kind, 1), most // 4 if glu else most
     while 2 * threads <= most and panels * threads < enough:
         threads *= 2
-    if tokens == 1 and not glu and 192 * panels >= ENOUGH_OF_MANY.get(device.kind, 1 << 30):
-        threads = min(threads, 192)
     threads = choice.get("threads", threads) * (4 if glu else 1)
     both = 2 if glu and tokens == 1 else 1  # panels a lane
     meeting = both * threads // device.subgroup_min * LANES * together
     shader = f"matmul_{layout}_t{together}" + ("_glu" if both == 2 else "")
-    # A block at a time, where others are waited for by other threads: an H200 then takes 34 us of 60 MB, not 36.
-    if both == 2 and layout == "q4_0" and choice.get("brief", int(device.kind == "discrete")):
-        shader += "1"
-    constants = (threads, int(glu), meeting, *([columns] if tokens == 1 else []))
-    return Dispatch(groups, shader=shader, constants=constants, subgroup=choice.get("subgroup", 0))
+    constants, subgroup = (threads, int(glu), meeting), choice.get("subgroup", 0)
+    return Dispatch(groups, shader=shader, constants=constants, subgroup=subgroup)
 
 
 def _matmul_fragments(kernel: str, scalars: Scalars, panels: int, expanded: int, choice: Choice) -> Dispatch:

@@ -81,7 +81,7 @@ def _of_product(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispa
     if tokens > MOST_FOR_DOT and _path(rule) != "dot":
         return
     dot = {} if _path(rule) == "dot" else {"dot": 1}
-    threads = [n for n in (*THREADS, 192) if n <= max(64, int(scalars["columns"]) // 2)]
+    threads = [n for n in THREADS if n <= max(64, int(scalars["columns"]) // 2)]
     yield from ({**dot, "threads": n} for n in threads)
     if device.subgroup_size_control and device.subgroup_min < device.subgroup_max:  # as AMD's: 32 or 64
         sizes = [n for n in SUBGROUPS if device.subgroup_min <= n <= device.subgroup_max]
@@ -103,10 +103,10 @@ def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
         units, each = threads // 32 // shares, 64 * pairs * tiles  # float4s of a subgroup
         fits = shares // 2 * units * each <= MEETING and units * each // (2 if tiles == 8 else 1) <= MEETING
         return fits and threads <= min(512, device.workgroup_invocations)
-    if re.search(r"_t\d(_glu1?)?$", dispatch.shader):
+    if re.search(r"_t\d(_glu)?$", dispatch.shader):
         threads, glu, meeting = constants[:3]
         panels = 4 if glu else 1
-        own = threads // panels * (2 if "_glu" in dispatch.shader else 1)  # threads of a panel
+        own = threads // panels * (2 if dispatch.shader.endswith("_glu") else 1)  # threads of a panel
         fits = 4 * meeting + 1024 <= device.shared_memory and own >= max(16, device.subgroup_max)
         return fits and threads % device.subgroup_max == 0 and threads <= device.workgroup_invocations
     if dispatch.shader.startswith(("attention_fragments", "attention_teams")):
