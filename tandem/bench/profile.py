@@ -70,7 +70,7 @@ def left_to_next(program: Program, device: Device, step: Step) -> set[int]:
     counts = {name: bucket(size, program.max_counts[name]) for name, size in sizes.items()} | {SINGLE: single}
     joints = find_joints(program, device)
     both = {i: joint.dispatches(counts, device.capabilities) for i, joint in joints.items()}
-    return {i for i, dispatches in both.items() if dispatches and dispatches[0] is None}
+    return {i for i, of in both.items() if of and (of[0] is None or of[0].beside)}
 
 
 def value_name(launch: Launch) -> str:

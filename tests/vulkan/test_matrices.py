@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem.devices.vulkan import compile_shaders, grids, pipelines
+from tandem.devices.vulkan import compile_shaders, grids, joining, pipelines
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.grids import GRIDS, Dispatch
@@ -99,3 +99,33 @@ def test_attention(device: VulkanDevice) -> None:
 def test_attention_that_turns_queries_and_stores_keys(device: VulkanDevice) -> None:
     for case in turning.cases((64,)):
         turning.check(device, case)
+
+
+def test_what_is_asked_for_ahead_of_attention_changes_nothing(
+    device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a single token, on a GPU with memory of its own; also where there are more keys than are asked for."""
+    monkeypatch.setattr(device, "capabilities", replace(device.capabilities, kind="discrete"))
+    recorded: list[str] = []
+    get = device.pipelines.get
+
+    def noted(shader: str, constants: tuple[int, ...], subgroup: int) -> int:
+        recorded.append(shader)
+        return get(shader, constants, subgroup)
+
+    monkeypatch.setattr(device.pipelines, "get", noted)
+    for positions, window, most in (
+        ([0], 0, 8 << 20),
+        ([300], 100, 8 << 20),
+        ([700], 0, 4096),
+        ([5, 90], 0, 8 << 20),
+    ):
+        case = turning.make_case("asked", (4, 2, 64), positions, window=window)
+        monkeypatch.setattr(grids, "ASKED_BYTES", most)
+        found = turning.check(device, case, after_product=True)
+        assert recorded.count("attention_ask") == (len(positions) == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(joining, "asking_attention", lambda *_: None)
+            plain = turning.check(device, case, after_product=True)
+        assert all((found[name].view(np.uint8) == plain[name].view(np.uint8)).all() for name in found)
+        recorded.clear()

@@ -87,7 +87,7 @@ def cases(dims: Sequence[int] = (64, 128, 256)) -> Iterator[Turning]:
 def record_pair(
     device: VulkanDevice, pair: Sequence[tuple[Kernel, Scalars, dict[str, Tensor]]], counts: Counts
 ) -> Recording:
-    """Two launches as a step of single tokens, which must be joined."""
+    """Launches as a step of single tokens, of which the last two must be joined."""
     header = device.memory("step").view(np.int32)
     header[: len(COUNTS)] = [counts[name] for name in COUNTS]
     header[HEADER_SEQUENCES] = counts["tokens"]
@@ -116,18 +116,25 @@ def place(device: VulkanDevice, arrays: dict[str, Array]) -> dict[str, Tensor]:
     return tensors
 
 
-def check(device: VulkanDevice, case: Turning) -> None:
+def check(device: VulkanDevice, case: Turning, after_product: bool = False) -> dict[str, Array]:
+    """What was found; `after_product`: behind a launch that has nothing to do with it."""
     kv_heads, dim = int(case.rope.scalars["kv_heads"]), int(case.rope.scalars["head_dim"])
     q_width = int(case.rope.scalars["q_heads"]) * dim
     qkv = np.concatenate([case.rope.arrays[name] for name in "qkv"], axis=1)
     arrays = {**{name: case.rope.arrays[name] for name in ("cache", "table", "vectors", "tokens")}, "qkv": qkv,
               **{name: case.attention.arrays[name] for name in ("tables", "work", "out")}}  # fmt: skip
-    tensors = place(device, arrays)
+    product = matmul.product_case("q4_0", 1, 64, 256, 0, 0, np.random.default_rng(0))
+    tensors = place(
+        device, {**arrays, **{f"product {name}": array for name, array in product.arrays.items()}}
+    )
     for name, column in {"q": 0, "k": q_width, "v": q_width + kv_heads * dim}.items():
         size = qkv.nbytes - 4 * column
         tensors[name] = Tensor(name, ARENA, "f32", size, qkv.shape[1], 4 * column, tensors["qkv"])
     counts = case.attention.counts
     pair = [(rope.KERNEL, case.rope.scalars, tensors), (attention.KERNEL, case.attention.scalars, tensors)]
+    if after_product:
+        of_product = {name: tensors[f"product {name}"] for name in product.arrays}
+        pair.insert(0, (matmul.BY_LAYOUT["q4_0"], product.scalars, of_product))
     record_pair(device, pair, counts).replay()
     turned = rope.KERNEL.reference(case.rope.arrays, case.rope.scalars, counts)
     expected = attention.KERNEL.reference(
@@ -140,6 +147,7 @@ def check(device: VulkanDevice, case: Turning) -> None:
     assert_matches(case.rope, {"cache": read("cache")}, {"cache": turned["cache"]}, gpu=True)
     bound = replace(case.attention, atol=HALF_RATIO * 4e-6, rtol=HALF_RATIO * 4e-6)
     assert_matches(bound, {"out": read("out")}, expected, gpu=True)
+    return {name: read(name) for name in ("cache", "out")}
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Dispatch:
     subgroup: int = 0  # invocations; 0: the driver's choice
     scratch: bool = False  # uses the device's scratch memory: not beside another launch that does
     before: Dispatch | None = None  # runs first, with the same arguments; this one waits for it
+    beside: bool = False  # waits for nothing: runs beside the launch before it
     expands: bool = False  # leaves its output in scratch memory, as the next launch's `before` would
 
 
@@ -39,6 +40,7 @@ MOST_SPLITS = 64  # of the keys of a query
 TEAM = 4  # subgroups that attend together for a single token: fewer would wait for ever
 ENOUGH_TEAMS = 128  # workgroups with teams: a large GPU's cores have room for about one each
 LANES_OF_HEAD = 32  # that turn it, for a single token
+ASKED_BYTES = 8 << 20  # of a layer's keys and values ahead of attention: more would not stay in cache
 HEAD_PANELS = 4096  # of a product with more rows than there are subgroups: a vocabulary's
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
 
@@ -176,6 +178,15 @@ def turning_attention(
         return None
     constants = (*dispatch.constants, LANES_OF_HEAD, parts, int(rope["interleaved"]), group, dispatch.z, 1)
     return replace(dispatch, shader=f"attention_turning_{dim}", constants=constants)
+
+
+def asking_attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch | None:
+    """What reads what attention of a single token is about to read, beside the launch before; None: it does not pay."""
+    if device.kind != "discrete" or counts["work"] > 1:
+        return None  # with memory that is shared, caches are small: all would be read twice
+    kv_heads, dim, kv = (int(scalars[name]) for name in ("kv_heads", "head_dim", "kv"))
+    blocks = max(1, ASKED_BYTES // kv_bytes(1, kv_heads, dim, kv))
+    return Dispatch(kv_heads, 4, shader="attention_ask", constants=(1, dim, kv, blocks, 256), beside=True)
 
 
 def _attention_slots(

@@ -1,8 +1,9 @@
 """Two launches that follow each other and do part of each other's work, where a step has one token a sequence.
 
-`rope`, then attention: attention does both (`attention_turning` of attention_fragments.slang). A product, then the norm
-of its result, for a single token: the product leaves what the norm needs in scratch memory, with sums of squares, so
-that many workgroups can share the norm, and none waits for what would come from memory that no launch has read lately.
+`rope`, then attention: attention does both (`attention_turning` of attention_fragments.slang); in rope's place, beside
+the product before it, `attention_ask` may fetch what attention will read. A product, then the norm of its result, for a
+single token: the product leaves what the norm needs in scratch memory, with sums of squares, so that many workgroups
+can share the norm, and none waits for what would come from memory that no launch has read lately.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.devices.vulkan.binding import ffi
 from tandem.devices.vulkan.capabilities import PUSH_BYTES, Capabilities
-from tandem.devices.vulkan.grids import GRIDS, Dispatch, rows_summed, spread_norm, turning_attention
+from tandem.devices.vulkan.grids import (
+    GRIDS,
+    Dispatch,
+    asking_attention,
+    rows_summed,
+    spread_norm,
+    turning_attention,
+)
 from tandem.kernels.kernel import Counts
 from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
 from tandem.program.program import Launch, Program, Tensor, arena_in
@@ -58,7 +66,7 @@ class Joint:
             return None
         if self.first.kernel.name == "rope":
             turning = turning_attention(self.first.scalars, self.second.scalars, counts, device)
-            return (None, turning) if turning else None
+            return (asking_attention(self.second.scalars, counts, device), turning) if turning else None
         product = GRIDS[self.first.kernel.name](self.first.scalars, counts, device)
         if counts["tokens"] > 1 or not product.shader.endswith("_t1"):
             return None
@@ -88,7 +96,7 @@ def _address(tensor: Tensor | None, device: VulkanDevice, turn: int) -> int:
 
 
 def _turning(rope: Launch, attention: Launch, device: VulkanDevice, turn: int) -> tuple[bytes, bytes] | None:
-    """Push constants of both, the second's as attention_fragments.slang's Raw takes them."""
+    """Push constants of both, the same: attention's, as attention_fragments.slang's Raw takes them."""
     q, k, v, cache = (rope.buffers[name] for name in ("q", "k", "v", "cache"))
     if q is not attention.buffers["q"] or cache is None or cache is not attention.buffers["cache"]:
         return None
@@ -110,7 +118,8 @@ def _turning(rope: Launch, attention: Launch, device: VulkanDevice, turn: int) -
     )
     table = _address(rope.buffers["table"], device, turn)
     scalars[13:15] = struct.unpack("<2i", struct.pack("<Q", table))
-    return push_constants(rope, device, turn), struct.pack("<8Q16i", *addresses, *scalars)
+    constants = struct.pack("<8Q16i", *addresses, *scalars)
+    return constants, constants
 
 
 def _leaving_sums(

@@ -181,8 +181,9 @@ class Recording:
         if dispatch is None:
             return
         joined = constants is not self._constants[i]
+        beside = dispatch.beside and i > within[0]
         # Also before a launch with nothing to do: those that follow rely on it.
-        if barrier or dispatch.scratch or joined:
+        if (barrier or dispatch.scratch or joined) and not beside:
             device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
         if min(dispatch.x, dispatch.y, dispatch.z) == 0:
             return
