@@ -35,7 +35,7 @@ class Dispatch:
 # Memory in which the workgroups of a launch meet. It begins with counters, which are 0 between launches.
 SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
 ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # to fill a device; software is filled by any
-ENOUGH_THREADS = {"discrete": 150_000, "integrated": 20_000}
+ENOUGH_THREADS = {"discrete": 128_000, "integrated": 20_000}
 MOST_SPLITS = 64  # of the keys of a query
 TEAM = 4  # subgroups that attend together for a single token: fewer would wait for ever
 ENOUGH_TEAMS = 128  # workgroups with teams: a large GPU's cores have room for about one each
@@ -139,11 +139,13 @@ def _attention_fragments(
     tiles = -(-queries // 16)
     # Subgroups with the same queries, each with a share of the keys, as shared memory allows.
     filling = 8 // tiles if few else max(1, min(8 // tiles, most // pairs))
+    if teams and counts["work"] == 1 and dim <= 128:
+        filling = 3 * TEAM  # 192 keys at once, as registers allow
     shares = choice.get("shares", 2 if rows > 1 else filling)
     exchanged = 32 * queries if teams else 0  # of two floats, each of them
     while shares * (4 * queries * (dim + 2) + 8 * exchanged) + 32 * tiles * dim > device.shared_memory - 1024:
-        shares //= 2
-    teams = teams and shares >= TEAM
+        shares = shares - TEAM if teams and shares > TEAM else shares // 2
+    teams = teams and shares >= TEAM and shares % TEAM == 0
     rounds = choice.get("rounds", 4 if rows == 1 and not teams else 1)  # of a part, before parts meet
     keys = 64 * rounds * (shares // TEAM if teams else shares)
     enough = ENOUGH_TEAMS if teams else most
@@ -231,17 +233,16 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     if not choice.get("dot", tokens <= FEW_TOKENS) and fits and has_matrix_units(device):
         return _matmul_matrix(f"matmul_{layout}", scalars, panels, tokens)
     together = 1 if tokens == 1 else 4 if tokens <= 4 else 8
-    threads = 64  # of a panel: enough in all to fill the device, if there are blocks of columns for them
+    # Of a panel: enough in all to fill the device, if there are blocks of columns for them.
     most = min(512 if tokens == 1 else 128, columns // 8, device.workgroup_invocations)
-    enough, most = ENOUGH_THREADS.get(device.kind, 1), most // 4 if glu else most
-    while 2 * threads <= most and panels * threads < enough:
-        threads *= 2
+    wanted = -(-ENOUGH_THREADS.get(device.kind, 1) // panels)
+    threads = max(64, min(-(-wanted // 64) * 64, (most // 4 if glu else most) // 64 * 64))
     threads = choice.get("threads", threads) * (4 if glu else 1)
     both = 2 if glu and tokens == 1 else 1  # panels a lane
     meeting = both * threads // device.subgroup_min * LANES * together
     shader = f"matmul_{layout}_t{together}" + ("_glu" if both == 2 else "")
-    constants, subgroup = (threads, int(glu), meeting), choice.get("subgroup", 0)
-    return Dispatch(groups, shader=shader, constants=constants, subgroup=subgroup)
+    constants = (threads, int(glu), meeting, columns)
+    return Dispatch(groups, shader=shader, constants=constants, subgroup=choice.get("subgroup", 0))
 
 
 def _matmul_fragments(kernel: str, scalars: Scalars, panels: int, expanded: int, choice: Choice) -> Dispatch:
