@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 BOUND = 2.0  # a step with a prompt takes no more than so many as they were before it came
 SPREADS = 3.0  # that chance is allowed for
 LEAST = 0.5  # steps that a prompt may add whatever chance does: it must get on
 EVERY = 16  # steps with prompts there is one without: whether the machine has become slower is seen there
-SHARE = 0.2  # of a new measurement in the average
+LAST = 9  # steps without prompts whose median counts: some are held up, as is the one in which a long prompt arrives
+SHARE = 0.2  # of a new measurement in the average of steps with prompts
+MOST = 2.0  # averages that a new measurement counts as at most: a step that was held up is not like the next
 UNKNOWN = 16  # tokens, until there are measurements
 
 
@@ -21,9 +25,9 @@ class Pace:
     def __init__(self) -> None:
         self._step = 0.0  # seconds of a step without prompts, lately
         self._steps = [0.0]  # the same where so many others are there: none, 1, 2 to 3, 4 to 7 ...
-        self._before: list[
-            float
-        ] = []  # these when the prompts that are being read began; none: there are none
+        self._last = [deque[float](maxlen=LAST)]  # what these are the medians of
+        # `_steps` when the prompts that are being read began; none: there are none
+        self._before: list[float] = []
         self._since = 0  # how many steps with prompts ago a step without was measured
         self._left_out = False  # whether prompts had to wait for that
         self._token = 0.0  # seconds that a token of a prompt adds
@@ -35,7 +39,10 @@ class Pace:
             size = others.bit_length()
             while size >= len(self._steps):
                 self._steps.append(0.0)
-            self._step = self._steps[size] = _average(self._steps[size], seconds)
+                self._last.append(deque(maxlen=LAST))
+            last = self._last[size]
+            last.append(seconds)
+            self._step = self._steps[size] = sorted(last)[len(last) // 2]
             if not self._left_out:
                 self._before = []
             self._since, self._left_out = 0, False
@@ -71,4 +78,4 @@ def _average(old: float, new: float) -> float:
     """One odd step, with others on this machine's cores, does not throw it off."""
     if not old:
         return new
-    return old + SHARE * ((new if new < 4 * old else 4 * old) - old)
+    return old + SHARE * ((new if new < MOST * old else MOST * old) - old)

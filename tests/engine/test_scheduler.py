@@ -320,6 +320,21 @@ def test_a_pace_learns_what_a_step_may_take() -> None:
     assert [pace.budget(1, 4) for _ in range(2)] == [0, 1], "it looks how fast steps are without"
 
 
+def test_a_step_that_was_held_up_says_nothing_of_the_next() -> None:
+    """The step in which a long prompt arrives is one: its request is read on the same cores."""
+    pace = Pace()
+    for _ in range(20):
+        pace.observe(0, 4, 0.020)
+    for off in (-0.0001, 0.0001) * 10:
+        pace.observe(50, 4, 0.030 + off)
+        pace.observe(0, 4, 0.020)
+    allowed = pace.budget(1, 4)
+    pace.observe(0, 4, 0.050)
+    assert pace.budget(1, 4) == allowed, "without a prompt: nobody is used to longer ones"
+    pace.observe(50, 4, 0.100)
+    assert 0.75 * allowed < pace.budget(1, 4) < allowed, "with one: its tokens have hardly become dearer"
+
+
 def test_others_steps_that_become_longer_leave_a_prompt_less() -> None:
     """Their texts grow meanwhile: what counts is what their steps took before it came."""
     pace = Pace()
