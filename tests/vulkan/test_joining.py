@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.joining import find_joints
+from tandem.devices.vulkan.joining import SINGLE, find_joints
 from tests.vulkan import turning
 
 
@@ -25,3 +25,16 @@ def test_a_product_that_another_launch_reads_too_is_left_as_it_is(device: Vulkan
     assert find_joints(recording.program, device)
     launches = recording.program.launches
     assert not find_joints(replace(recording.program, launches=[*launches, launches[-1]]), device)
+
+
+def test_scalars_that_are_compiled_in_are_those_of_the_launch(
+    device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU with memory of its own."""
+    monkeypatch.setattr(device, "capabilities", replace(device.capabilities, kind="discrete"))
+    pair = turning.norm_pair(device, "q4_0", 1056, "post q8", np.random.default_rng(0))
+    joint = turning.record_pair(device, pair.launches, turning.ONE)._joints[0]
+    found = joint.dispatches({**turning.ONE, SINGLE: 1}, device.capabilities)
+    assert found and all(dispatch and dispatch.known for dispatch in found)
+    for dim, options in ((512, "q8"), (1056, "post q8")):
+        turning.check_norm(device, "q4_0", dim, options, np.random.default_rng(dim))

@@ -6,6 +6,7 @@ recorded ("tokens", "rows", "work"): the kernel skips what lies past the counts 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -29,7 +30,16 @@ class Dispatch:
     scratch: bool = False  # uses the device's scratch memory: not beside another launch that does
     before: Dispatch | None = None  # runs first, with the same arguments; this one waits for it
     beside: bool = False  # waits for nothing: runs beside the launch before it
+    known: int = 0  # of the launch's scalars, from the first on, that are compiled in
     expands: bool = False  # leaves its output in scratch memory, as the next launch's `before` would
+
+
+SCALARS = 16  # of a launch
+
+
+def known_scalars(device: Capabilities, count: int = SCALARS) -> int:
+    """Of a launch for one token: a GPU with memory of its own starts sooner without loading them, and compiles fast."""
+    return count if device.kind == "discrete" else 0
 
 
 # Memory in which the workgroups of a launch meet. It begins with counters, which are 0 between launches.
@@ -40,6 +50,9 @@ MOST_SPLITS = 64  # of the keys of a query
 TEAM = 4  # subgroups that attend together for a single token: fewer would wait for ever
 ENOUGH_TEAMS = 128  # workgroups with teams: a large GPU's cores have room for about one each
 LANES_OF_HEAD = 32  # that turn it, for a single token
+RUN_SCALARS = (
+    13  # from here on those of attention that turns are an address, which is another in the next run
+)
 ASKED_BYTES = 8 << 20  # of a layer's keys and values ahead of attention: more would not stay in cache
 HEAD_PANELS = 4096  # of a product with more rows than there are subgroups: a vocabulary's
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
@@ -78,8 +91,9 @@ def spread_norm(scalars: Scalars, device: Capabilities) -> Dispatch:
     threads = device.choices.of("norm", scalars, 1).get("spread", 128)
     constants = (threads, 1, 0, 1, int(scalars["out_q8"]), 0, rows_summed(device))
     return Dispatch(
-        -(-int(scalars["dim"]) // (4 * threads)), shader="norm_spread", constants=constants, scratch=True
-    )
+        -(-int(scalars["dim"]) // (4 * threads)), shader="norm_spread", constants=constants, scratch=True,
+        known=known_scalars(device),
+    )  # fmt: skip
 
 
 def rows_summed(device: Capabilities) -> int:
@@ -179,7 +193,8 @@ def turning_attention(
     if group > queries:
         return None
     constants = (*dispatch.constants, LANES_OF_HEAD, parts, int(rope["interleaved"]), group, dispatch.z, 1)
-    return replace(dispatch, shader=f"attention_turning_{dim}", constants=constants)
+    known = known_scalars(device, RUN_SCALARS)
+    return replace(dispatch, shader=f"attention_turning_{dim}", constants=constants, known=known)
 
 
 def asking_attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch | None:
@@ -234,15 +249,28 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
         return _matmul_matrix(f"matmul_{layout}", scalars, panels, tokens)
     together = 1 if tokens == 1 else 4 if tokens <= 4 else 8
     # Of a panel: enough in all to fill the device, if there are blocks of columns for them.
-    most = min(512 if tokens == 1 else 128, columns // 8, device.workgroup_invocations)
-    wanted = -(-ENOUGH_THREADS.get(device.kind, 1) // panels)
-    threads = max(64, min(-(-wanted // 64) * 64, (most // 4 if glu else most) // 64 * 64))
+    most = min(512 if tokens == 1 else 128, columns // 8, device.workgroup_invocations) // (4 if glu else 1)
+    wanted = min(ENOUGH_THREADS.get(device.kind, 1) / panels, most)
+    sizes = range(64, max(64, most) + 1, 64)
+    threads = min(
+        sizes, key=lambda n: (tokens == 1 and not _even(layout, columns, n, glu), abs(math.log(n / wanted)))
+    )
     threads = choice.get("threads", threads) * (4 if glu else 1)
     both = 2 if glu and tokens == 1 else 1  # panels a lane
     meeting = both * threads // device.subgroup_min * LANES * together
     shader = f"matmul_{layout}_t{together}" + ("_glu" if both == 2 else "")
-    constants = (threads, int(glu), meeting, columns)
-    return Dispatch(groups, shader=shader, constants=constants, subgroup=choice.get("subgroup", 0))
+    constants, known = (threads, int(glu), meeting, columns), known_scalars(device) if tokens == 1 else 0
+    return Dispatch(
+        groups, shader=shader, constants=constants, subgroup=choice.get("subgroup", 0), known=known
+    )
+
+
+def _even(layout: str, columns: int, threads: int, glu: bool) -> bool:
+    """Whether so many threads a panel, with the blocks that each has on its way, go through a row in whole rounds."""
+    blocks = (
+        2 if glu or layout not in ("q4_k", "q5_k") else 1
+    )  # as matmul.slang has them: for GLU two panels share threads
+    return columns // 32 % (threads // LANES * blocks) == 0
 
 
 def _matmul_fragments(kernel: str, scalars: Scalars, panels: int, expanded: int, choice: Choice) -> Dispatch:

@@ -22,7 +22,7 @@ STAGE_COMPUTE = 0x20
 FULL_SUBGROUPS = 2  # stage flag
 CACHE_HIT = 2  # feedback flag
 OP_CAPABILITY = 17
-Q8_SUMS = 15  # the specialisation constant of common.slang
+Q8_SUMS, KNOWN = 15, 31  # specialisation constants of common.slang; KNOWN is followed by a launch's scalars
 NEEDS = {  # SPIR-V capability -> the device feature it takes
     9: "shaderFloat16",
     22: "shaderInt16",
@@ -62,7 +62,7 @@ class Pipelines:
         self.vk, self.device, self.capabilities, self._closing = vk, device, capabilities, closing
         self.compiled = 0  # pipelines that were not in the cache
         self.q8_sums = True  # whether quantised activations get their sums, which only other devices read
-        self._pipelines: dict[tuple[str, tuple[int, ...], int], int] = {}
+        self._pipelines: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], int] = {}
         push = new("VkPushConstantRange", stageFlags=STAGE_COMPUTE, size=PUSH_BYTES)
         self.layout = vk.create("PipelineLayout", device, pushConstantRangeCount=1, pPushConstantRanges=push)
         closing.callback(vk.DestroyPipelineLayout, device, self.layout, ffi.NULL)
@@ -75,13 +75,18 @@ class Pipelines:
         self._cache = vk.create("PipelineCache", device, initialDataSize=len(known), pInitialData=data)
         closing.callback(vk.DestroyPipelineCache, device, self._cache, ffi.NULL)
 
-    def get(self, shader: str, constants: tuple[int, ...] = (), subgroup: int = 0) -> int:
-        key = (shader, constants, subgroup)
+    def get(
+        self, shader: str, constants: tuple[int, ...] = (), subgroup: int = 0, scalars: tuple[int, ...] = ()
+    ) -> int:
+        """`scalars`: the first of the launch's, to be compiled in."""
+        key = (shader, constants, subgroup, scalars)
         if key not in self._pipelines:
             self._pipelines[key] = self._create(*key)
         return self._pipelines[key]
 
-    def _create(self, shader: str, constants: tuple[int, ...], subgroup: int) -> int:
+    def _create(
+        self, shader: str, constants: tuple[int, ...], subgroup: int, scalars: tuple[int, ...]
+    ) -> int:
         path = SPIRV / f"{shader}.spv"
         if not path.exists():
             raise DeviceError(f"the shader {shader} is not built: run `make shaders` in the source tree")
@@ -104,7 +109,7 @@ class Pipelines:
                 stage=STAGE_COMPUTE,
                 module=module,
                 pName=ffi.new("char[]", b"main"),
-                pSpecializationInfo=_specialisation(constants, self.q8_sums),
+                pSpecializationInfo=_specialisation(constants, self.q8_sums, scalars),
             )
             feedback = ffi.new("VkPipelineCreationFeedback[2]")  # of the pipeline, and of its one stage
             told = new(
@@ -158,8 +163,10 @@ class Pipelines:
         self._known = size[0]
 
 
-def _specialisation(constants: tuple[int, ...], q8_sums: bool) -> Any:
+def _specialisation(constants: tuple[int, ...], q8_sums: bool, scalars: tuple[int, ...]) -> Any:
     values = {**dict(enumerate(constants)), Q8_SUMS: int(q8_sums)}
+    if scalars:
+        values |= {KNOWN: len(scalars), **{KNOWN + 1 + i: scalar for i, scalar in enumerate(scalars)}}
     entries = ffi.new("VkSpecializationMapEntry[]", [(id, 4 * i, 4) for i, id in enumerate(values)])
     data = ffi.new("uint32_t[]", [value & 0xFFFFFFFF for value in values.values()])
     return new("VkSpecializationInfo", mapEntryCount=len(values), pMapEntries=entries, dataSize=4 * len(values),

@@ -32,6 +32,7 @@ SEGMENT_SECONDS = 0.2  # of a submission at most, by estimate: drivers reset a G
 RATES = {"discrete": (200e9, 4e12), "integrated": (40e9, 0.8e12)}
 SLOW = (4e9, 10e9)
 HEADER = struct.Struct("6i")
+ADDRESS_BYTES = 64  # of push constants: eight, before the scalars
 TIMESTAMP_QUERY, WAIT_FOR_64_BITS, ALL_COMMANDS = 2, 3, 0x10000
 
 
@@ -209,7 +210,8 @@ class Recording:
 
     def _record(self, commands: Any, i: int, dispatch: Dispatch, constants: Any) -> None:
         device, name = self.device, dispatch.shader or self.program.launches[i].kernel.name
-        pipeline = device.pipelines.get(name, dispatch.constants, dispatch.subgroup)
+        scalars = struct.unpack_from(f"<{dispatch.known}I", ffi.buffer(constants), ADDRESS_BYTES)
+        pipeline = device.pipelines.get(name, dispatch.constants, dispatch.subgroup, scalars)
         device.vk.CmdBindPipeline(commands, 1, pipeline)
         device.vk.CmdPushConstants(commands, device.pipelines.layout, STAGE_COMPUTE, 0, PUSH_BYTES, constants)
         device.vk.CmdDispatch(commands, dispatch.x, dispatch.y, dispatch.z)
