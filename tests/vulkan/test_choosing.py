@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ class AnyGPU:
     """Stands for a VulkanDevice that opens."""
 
     def __init__(self, wanted: str, **_: Any) -> None:
-        self.wanted = wanted
+        self.wanted, self.pipelines = wanted, SimpleNamespace(q8_sums=True)
 
 
 def no_gpu(wanted: str, **_: Any) -> None:
@@ -90,6 +91,7 @@ def test_auto_takes_the_best_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpu(monkeypatch, AnyGPU)
     chosen: Any = open_device("auto")
     assert chosen.wanted == "vulkan"
+    assert not chosen.pipelines.q8_sums, "no other device reads them"
 
 
 def test_auto_with_a_broken_driver_goes_on_with_the_cpu_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
