@@ -12,9 +12,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.grids import GRIDS, Dispatch
+from tandem.devices.vulkan.joining import SINGLE, find_joints
 from tandem.devices.vulkan.pipelines import SPIRV, needed_features
 from tandem.devices.vulkan.recording import bucket
 from tandem.engine.engine import STEP_TOKENS
@@ -35,6 +38,12 @@ CONTEXT, BATCH, LAYERS = 4096, 64, 6
 SECONDS = 120  # at most, for all shaders of a driver
 
 STATISTICS = ("VGPRs", "Subgroups per SIMD", "LDS size", "Code size", "Instructions", "Inverse Throughput")
+
+# As much of a device as push constants take, all of it at address 0.
+NOWHERE = SimpleNamespace(address=lambda _: 0)
+ON_PAPER: Any = SimpleNamespace(
+    address=lambda *_: 0, scratch=SimpleNamespace(address=0), arenas={"step": NOWHERE}
+)
 
 Job = tuple[str, tuple[int, ...], int]  # shader, specialisation constants, subgroup
 
@@ -99,7 +108,7 @@ def lowered(model: SyntheticModel, passes: tuple[str, ...], kv: str = "f16") -> 
 
 
 def jobs_of(program: Program, device: Capabilities) -> Iterator[Job]:
-    """For each bucket: a prompt, and a token of each of several sequences."""
+    """For each bucket: a prompt, and a token of each of several sequences; then those of launches that join."""
     sizes = sorted({bucket(count, STEP_TOKENS) for count in range(1, STEP_TOKENS + 1)})
     prompts = [{"tokens": n, "rows": 1, "work": 1} for n in sizes]
     batches = [{"tokens": n, "rows": n, "work": n} for n in sizes if n <= BATCH]
@@ -109,6 +118,11 @@ def jobs_of(program: Program, device: Capabilities) -> Iterator[Job]:
             while dispatch:
                 yield dispatch.shader or launch.kernel.name, dispatch.constants, dispatch.subgroup
                 dispatch = dispatch.before
+    one = {"tokens": 1, "rows": 1, "work": 1, SINGLE: 1}
+    for joint in find_joints(program, ON_PAPER).values():
+        for dispatch in joint.dispatches(one, device) or ():
+            if dispatch:
+                yield dispatch.shader, dispatch.constants, dispatch.subgroup
 
 
 def jobs() -> list[Job]:

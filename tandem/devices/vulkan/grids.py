@@ -251,7 +251,8 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     # Of a panel: enough in all to fill the device, if there are blocks of columns for them.
     most = min(512 if tokens == 1 else 128, columns // 8, device.workgroup_invocations) // (4 if glu else 1)
     wanted = min(ENOUGH_THREADS.get(device.kind, 1) / panels, most)
-    sizes = range(64, max(64, most) + 1, 64)
+    least = 128 if device.kind == "discrete" and panels >= HEAD_PANELS else 64  # as the tuner found
+    sizes = range(least, max(least, most) + 1, 64)
     threads = min(
         sizes, key=lambda n: (tokens == 1 and not _even(layout, columns, n, glu), abs(math.log(n / wanted)))
     )
@@ -259,7 +260,8 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     both = 2 if glu and tokens == 1 else 1  # panels a lane
     meeting = both * threads // device.subgroup_min * LANES * together
     shader = f"matmul_{layout}_t{together}" + ("_glu" if both == 2 else "")
-    constants, known = (threads, int(glu), meeting, columns), known_scalars(device) if tokens == 1 else 0
+    constants = (threads, int(glu), meeting, *([columns] if tokens == 1 else []))
+    known = known_scalars(device) if tokens == 1 else 0
     return Dispatch(
         groups, shader=shader, constants=constants, subgroup=choice.get("subgroup", 0), known=known
     )
