@@ -209,7 +209,7 @@ def answer() -> str:
 
 def factors_table() -> str:
     """Of hardware.toml's calibrations: what our kernels reach of a machine's rates."""
-    kinds = {"GPU (from the H200)": "gpu", "CPU": "cpu", "lavapipe": "software"}
+    kinds = {"GPU (from the H200)": "gpu", "APU (not measured)": "apu", "CPU": "cpu", "lavapipe": "software"}
     found = {title: calibration_of(kind) for title, kind in kinds.items()}
     names = {
         "dot_memory": "bandwidth, in products of few tokens",

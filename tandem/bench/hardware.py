@@ -105,7 +105,7 @@ def with_memory(hardware: Hardware, gib: float) -> Hardware:
 
 
 def calibration_of(kind: str) -> Calibration:
-    return Calibration(**_read()["calibration"]["gpu" if kind == "apu" else kind])
+    return Calibration(**_read()["calibration"][kind])
 
 
 def known_hardware() -> list[str]:

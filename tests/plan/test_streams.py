@@ -39,5 +39,5 @@ def test_they_come_into_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(p.row_us and p.is_read_in(p.row_us, best) for p in plan_profile.products())
     text = plan_profile.counted_table()
     assert "5 of 5 in a row" in text and text.count(", +5% |") == 5
-    made[0]["us"] *= 1.1
-    assert "4 of 5 in a row" in plan_profile.counted_table() and "**+15%**" in plan_profile.counted_table()
+    made[0]["us"] *= 1.2
+    assert "4 of 5 in a row" in plan_profile.counted_table() and "**+26%**" in plan_profile.counted_table()
