@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
 from tandem.devices.vulkan.capabilities import Capabilities, MatrixShape
-from tandem.devices.vulkan.grids import GRIDS, Dispatch
+from tandem.devices.vulkan.grids import GRIDS, Dispatch, turning_attention
 from tandem.devices.vulkan.pipelines import SPIRV
-from tandem.kernels import all_kernels, matmul
+from tandem.kernels import all_kernels, matmul, rope
 from tandem.kernels.kernel import Kernel, Scalars
 from tests.vulkan.machines import ALL_MAPPED
 
@@ -65,15 +66,53 @@ def test_dispatches_fit_a_gpu_with_matrix_units(fragments: bool) -> None:
                 assert 4 * shares * queries * dim < device.shared_memory
 
 
+ONE = {"tokens": 1, "rows": 1, "work": 1}
+ATTENTION: Scalars = {
+    "q_heads": 32, "kv_heads": 16, "head_dim": 128, "q_stride": 4096, "out_stride": 4096, "table_stride": 256,
+    "window": 0, "scale": 0.1, "softcap": 0.0, "kv": 0, "out_q8": 1, "sequences": 1, "blocks": 256,
+}  # fmt: skip
+
+
 def test_subgroups_attend_together_only_where_there_are_four() -> None:
     """On matrix units, with less shared memory than four need: with fewer the kernel would wait for ever."""
     device = replace(MATRICES, fragments=True)
-    scalars = {
-        "q_heads": 32, "kv_heads": 16, "head_dim": 128, "q_stride": 4096, "out_stride": 4096, "table_stride": 256,
-        "window": 0, "scale": 0.1, "softcap": 0.0, "kv": 0, "out_q8": 1, "sequences": 1, "blocks": 256,
-    }  # fmt: skip
-    counts = {"tokens": 1, "rows": 1, "work": 1}
     found = [
-        GRIDS["attention"](scalars, counts, replace(device, shared_memory=kb << 10)).shader for kb in (48, 8)
+        GRIDS["attention"](ATTENTION, ONE, replace(device, shared_memory=kb << 10)).shader for kb in (48, 8)
     ]
     assert found == ["attention_teams_128", "attention_fragments_128"]
+
+
+def test_attention_turns_queries_where_it_sees_stored_keys_and_has_the_shared_memory() -> None:
+    """With a window of 1 the block before the newest key may be gone, which attention would ask for."""
+    device, parts = replace(MATRICES, fragments=True), rope.NORM | rope.ROPE | rope.STORE
+    for window, turns in ((0, True), (1, False), (2, True)):
+        scalars = {**ATTENTION, "window": window}
+        assert (
+            bool(turning_attention({"parts": parts, "rot_dim": 128, "interleaved": 0}, scalars, ONE, device))
+            == turns
+        )
+    for dim, group, kb in product((64, 128, 256), range(1, 9), (48, 64, 100)):
+        scalars = {**ATTENTION, "head_dim": dim, "q_heads": 2 * group, "kv_heads": 2}
+        device = replace(device, shared_memory=kb << 10)
+        found = turning_attention({"parts": parts, "rot_dim": dim, "interleaved": 0}, scalars, ONE, device)
+        if found:
+            queries, _, _, shares, threads, exchanged, _ = found.constants[:7]
+            own = 4 * dim * (shares + 1) * queries + 8 * exchanged + 34 * dim + 8 * (shares + 2) * queries + 4
+            assert (
+                group <= queries
+                and own <= device.shared_memory
+                and threads == 32 * shares
+                and shares % 4 == 0
+            )
+
+
+def test_whole_rounds_do_not_leave_a_gpu_idle() -> None:
+    """Of Qwen 2.5 0.5B, Llama 2 7B and Gemma 3 27B: in the first two only 64 threads a panel would end with a row."""
+    rng, device = np.random.default_rng(0), replace(MATRICES, fragments=True)
+    for rows, columns, threads in ((896, 4864, 512), (4096, 11008, 512), (5376, 21504, 384)):
+        scalars = {
+            **matmul.product_case("q4_0", 1, 32, 32, 0, 0, rng).scalars,
+            "rows": rows,
+            "columns": columns,
+        }
+        assert GRIDS["matmul_q4_0"](scalars, ONE, device).constants[0] == threads

@@ -50,9 +50,7 @@ MOST_SPLITS = 64  # of the keys of a query
 TEAM = 4  # subgroups that attend together for a single token: fewer would wait for ever
 ENOUGH_TEAMS = 128  # workgroups with teams: a large GPU's cores have room for about one each
 LANES_OF_HEAD = 32  # that turn it, for a single token
-RUN_SCALARS = (
-    13  # from here on those of attention that turns are an address, which is another in the next run
-)
+RUN_SCALARS = 13  # of attention that turns: from here on they are an address, another in the next run
 ASKED_BYTES = 8 << 20  # of a layer's keys and values ahead of attention: more would not stay in cache
 HEAD_PANELS = 4096  # of a product with more rows than there are subgroups: a vocabulary's
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
@@ -88,7 +86,7 @@ def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
 
 def spread_norm(scalars: Scalars, device: Capabilities) -> Dispatch:
     """Of a single row that the product before has left in scratch memory: a thread 4 columns."""
-    threads = device.choices.of("norm", scalars, 1).get("spread", 128)
+    threads = 128
     constants = (threads, 1, 0, 1, int(scalars["out_q8"]), 0, rows_summed(device))
     return Dispatch(
         -(-int(scalars["dim"]) // (4 * threads)), shader="norm_spread", constants=constants, scratch=True,
@@ -187,7 +185,8 @@ def turning_attention(
     queries, shares = dispatch.constants[0], dispatch.constants[3]
     shared = (shares + 1) * 4 * queries * (dim + 2) + shares * 256 * queries + (32 + 2) * dim + 1024
     whole = not parts & ROPE or rope["rot_dim"] % 4 == 0
-    if not parts & STORE or parts & SHIFT or not whole or shared > device.shared_memory:
+    alone = scalars["window"] == 1  # then no stored key is seen, and its block may be gone
+    if not parts & STORE or parts & SHIFT or not whole or alone or shared > device.shared_memory:
         return None
     group = int(scalars["q_heads"] // scalars["kv_heads"])
     if group > queries:
@@ -253,9 +252,13 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     wanted = min(ENOUGH_THREADS.get(device.kind, 1) / panels, most)
     least = 128 if device.kind == "discrete" and panels >= HEAD_PANELS else 64  # as the tuner found
     sizes = range(least, max(least, most) + 1, 64)
-    threads = min(
-        sizes, key=lambda n: (tokens == 1 and not _even(layout, columns, n, glu), abs(math.log(n / wanted)))
-    )
+
+    def rank(n: int) -> tuple[bool, float]:
+        """Whole rounds first, but not with less than half of what is wanted."""
+        whole = tokens > 1 or (2 * n >= wanted and _even(layout, columns, n, glu))
+        return not whole, abs(math.log(n / wanted))
+
+    threads = min(sizes, key=rank)
     threads = choice.get("threads", threads) * (4 if glu else 1)
     both = 2 if glu and tokens == 1 else 1  # panels a lane
     meeting = both * threads // device.subgroup_min * LANES * together
@@ -269,9 +272,8 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
 
 def _even(layout: str, columns: int, threads: int, glu: bool) -> bool:
     """Whether so many threads a panel, with the blocks that each has on its way, go through a row in whole rounds."""
-    blocks = (
-        2 if glu or layout not in ("q4_k", "q5_k") else 1
-    )  # as matmul.slang has them: for GLU two panels share threads
+    # As matmul.slang has them: for GLU two panels share threads (of Q4_1, Q5 and Q8_0 with more blocks than here).
+    blocks = 2 if glu or layout not in ("q4_k", "q5_k") else 1
     return columns // 32 % (threads // LANES * blocks) == 0
 
 
