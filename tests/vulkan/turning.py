@@ -76,6 +76,7 @@ def cases(dims: Sequence[int] = (64, 128, 256)) -> Iterator[Turning]:
             positions = [0, 15, 16, 63, 64, 300 + dim + group]
             yield make_case(f"{dim}, {group} a head", (2 * group, 2, dim), positions, seed=group)
     yield make_case("window", (4, 2, dims[0]), [3, 100, 129, 1500], window=100)
+    yield make_case("window of 2, 7 a head", (7, 1, dims[0]), [0, 1, 16, 17, 64, 65, 700], window=2)
     yield make_case(
         "interleaved, part of the head", (4, 2, dims[0]), [7, 130], rot_dim=dims[0] // 2, interleaved=1
     )
