@@ -96,6 +96,7 @@ async def disturbed(port: int, texts: Texts) -> dict[str, float]:
         "quiet_s": float(np.median(quiet)),
         "during_s": float(np.median(during)),
         "during_p99_s": float(np.percentile(during, 99)),
+        "p99_of_during": float(np.percentile(during, 99) / np.median(during)),
         "p99_of_quiet": float(np.percentile(during, 99) / np.median(quiet)),
         "first_token_s": long.first,
     }
