@@ -22,6 +22,7 @@ from tandem.cli.npu import open_with_npu, settled
 from tandem.cli.options import check_either
 from tandem.cli.terminal import check_writable, note, print_json, without_folder
 from tandem.cli.values import UsageError
+from tandem.devices.opening import check_device
 from tandem.errors import RequestError
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SyntheticModel
@@ -39,6 +40,7 @@ def main(options: argparse.Namespace) -> int:
     if options.csv and options.profile:
         raise UsageError("--csv has a line for each test and no profile: use --json or --markdown for that")
     check_writable(options.html)
+    check_device(options.device, options.split, options.placement)
     file = None if options.synthetic else model_file(options.model)
     if file:
         tune_at_first_use(options.device, file, options.no_tune)

@@ -61,8 +61,11 @@ def _server(options: argparse.Namespace) -> RemoteLLM | None:
 
 def open_llm(options: argparse.Namespace, context: int | None = None, batch: int = 1) -> LLM:
     """The model; `batch` is small since memory for keys and values is set aside for so many sequences."""
-    path = model_file(options.model)
     from tandem.cli.first_use import tune_at_first_use
+    from tandem.devices.opening import check_device
+
+    check_device(options.device, options.split, options.placement)
+    path = model_file(options.model)
     from tandem.engine.llm import LLM
 
     tune_at_first_use(options.device, path, options.no_tune)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.cli.models import model_file
 from tandem.cli.npu import settled
+from tandem.devices.opening import check_device
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.model import registry
 
@@ -24,6 +25,8 @@ def main(options: argparse.Namespace) -> int:
     settings = read_settings_file(options.settings) if options.settings else ServerSettings()
     settings = dataclasses.replace(settings, **_given(options))
     options.npu = settled(options.npu)
+    if not options.ray:  # else the replicas' devices are those of their machines
+        check_device(settings.device, options.split, options.placement)
     files = _files(settings.models)
     settings = dataclasses.replace(settings, models=tuple(files))
     from tandem.cli.first_use import tune_at_first_use

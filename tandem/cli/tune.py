@@ -14,7 +14,7 @@ from tandem import __version__
 from tandem.cli.models import model_file
 from tandem.cli.options import check_either
 from tandem.cli.terminal import check_writable, note, print_json, print_table, without_folder
-from tandem.devices.opening import open_device
+from tandem.devices.opening import check_device, open_device
 from tandem.errors import DeviceError, RequestError
 from tandem.model.model import Model, open_model
 from tandem.settings import read_settings
@@ -34,6 +34,7 @@ def main(options: argparse.Namespace) -> int:
     check_writable(options.output)
     settings, begun = read_settings(), time.perf_counter()
     _check_cache(settings.pipelines)
+    check_device(options.device)
     model = _model(options)
     context = min(CONTEXT, model.config.trained_context)
     program = Planned(model, context, options.kv).program

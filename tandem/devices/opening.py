@@ -31,6 +31,39 @@ class CPUInstead(CPUDevice):
         return f"{super().describe()}; no GPU is used: {self.problem}"
 
 
+def check_device(name: str, split: Sequence[int] | None = None, placement: str = "layers") -> None:
+    """What `open_device` would refuse is refused, and nothing opened: before a model is fetched for it."""
+    _check_names(name, split, placement)
+    wanted = [each for each in name.split(",") if each.startswith("vulkan")]
+    if wanted:
+        from tandem.devices.vulkan.capabilities import choose
+        from tandem.devices.vulkan.device import devices
+
+        found = devices()
+        for each in wanted:
+            choose(found, each)
+
+
+def _check_names(name: str, split: Sequence[int] | None, placement: str) -> None:
+    names = name.split(",")
+    for each in names:
+        if each not in ("auto", "cpu") and each.partition(":")[0] != "vulkan":
+            raise DeviceError(
+                f"no device {each!r}: use cpu, vulkan, vulkan:<index>, vulkan:<part of its name> or auto"
+            )
+    if len(names) > 1:
+        if "auto" in names:
+            raise DeviceError("auto chooses one device: name each of several")
+    elif placement != "layers":
+        raise DeviceError(
+            f"--placement {placement} divides a step between devices, and {name} is one: name several, as in vulkan,cpu"
+        )
+    elif split is not None:
+        raise DeviceError(
+            f"layers are split between devices, and {name} is one: name several, as in vulkan,cpu"
+        )
+
+
 def open_device(
     name: str,
     *,
@@ -43,25 +76,13 @@ def open_device(
     """`threads`: of the CPU. `gpu_memory`: bytes of a GPU's own memory to use at most. `placement`: what several
     devices divide (PLACEMENTS of hybrid/device.py). `split`: how many of a model's layers each has, or which share of
     a matmul's columns; None: by what it does in a second. `alone`: no other device reads its activations."""
+    _check_names(name, split, placement)
     settings = read_settings()
     threads = threads or tuned_threads(settings)
     if "," in name:
         return _open_several(name.split(","), threads, gpu_memory, split, placement)
-    if placement != "layers":
-        raise DeviceError(
-            f"--placement {placement} divides a step between devices, and {name} is one: name several, as in vulkan,cpu"
-        )
-    if split is not None:
-        raise DeviceError(
-            f"layers are split between devices, and {name} is one: name several, as in vulkan,cpu"
-        )
     if name == "cpu" or (name == "auto" and not has_gpu()):
         return CPUDevice(threads, tuned_choices(settings, threads))
-    kind = name.partition(":")[0]
-    if kind not in ("auto", "vulkan"):
-        raise DeviceError(
-            f"no device {name!r}: use cpu, vulkan, vulkan:<index>, vulkan:<part of its name> or auto"
-        )
     from tandem.devices.vulkan.device import VulkanDevice  # costs a tenth of a second
 
     try:
@@ -81,8 +102,6 @@ def _open_several(
     from tandem.devices.hybrid.opening import open_hybrid
     from tandem.devices.split.device import SplitDevice
 
-    if "auto" in names:
-        raise DeviceError("auto chooses one device: name each of several")
     share = max(1, threads // max(1, names.count("cpu")))
     with ExitStack() as undo:
         devices = []

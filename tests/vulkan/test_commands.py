@@ -12,6 +12,7 @@ import pytest
 from tandem import cli
 from tandem.bench import bandwidth, runs
 from tandem.devices.vulkan.device import VulkanDevice
+from tandem.model import registry
 from tests.cli.processes import tandem
 from tests.cli.tiny_model import write_tiny_model
 
@@ -137,3 +138,16 @@ def test_the_bandwidth_of_a_gpu_is_that_of_reads(lavapipe: str, monkeypatch: pyt
         assert 1e8 < bandwidth.device_reads(device, size) < 1e14
     assert not device.arenas
     device.close()
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "bench", "tune", "perplexity"])
+def test_a_device_that_is_not_there_is_told_before_a_model_is_fetched(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_text(PROMPT)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(registry, "resolve", lambda *_, **__: pytest.fail("the model was asked for first"))
+    more = [str(tmp_path / "text")] if command == "perplexity" else [PROMPT] if command == "run" else []
+    assert cli.main([command, "smollm2", *more, "--device", "vulkan:99"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "" and "vulkan" in shown.err.lower()
