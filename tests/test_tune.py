@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from tandem.bench import tune as tuning
 from tandem.bench import tuning_tasks
 from tandem.bench.plan import Planned
+from tandem.bench.sensors import Reading, Sensors
 from tandem.bench.trials import Bed, Space
 from tandem.bench.tune import Finding, choose, keep, tune, tuned_file
 from tandem.bench.tuning_tasks import Task, difference, tasks
@@ -236,6 +237,19 @@ def test_the_number_of_threads_is_the_users_first(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TANDEM_THREADS", str(settings.threads))
     assert cpu.tuned_threads(read_settings()) == settings.threads
     assert cpu.candidate_threads(16) == [{"threads": 12}, {"threads": 8}] and not cpu.candidate_threads(1)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(("others", "kept"), [(0.0, FAST), (0.5, {})])
+def test_fewer_threads_are_not_chosen_while_others_have_part_of_the_machine(
+    others: float, kept: Choice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def during(sensors: Sensors, run: Callable[[], Finding]) -> tuple[Finding, Reading]:
+        return run(), Reading(1.0, None, [], 0, others)
+
+    monkeypatch.setattr(Sensors, "during", during)
+    finding = tuning._undisturbed(task(Pretended({1: 5e-4}, set())), 1e-3, np.inf)
+    assert finding.choice == kept and (finding.gain > 0.5) == bool(kept)
 
 
 def test_the_command(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from tandem.bench.kernel_checks import AnyDevice, prepare
+from tandem.bench.machine import disturbed
+from tandem.bench.sensors import Sensors
 from tandem.bench.statistics import median_interval
 from tandem.bench.trials import Space, Trial, is_gpu
 from tandem.bench.tuning_tasks import Task, tasks, thread_task
@@ -83,7 +85,13 @@ def tune(
     if threads and isinstance(device, CPUDevice):
         with thread_task(program, device.threads) as team:
             if team and time.perf_counter() < until:
-                yield choose(team, seconds, until)
+                yield _undisturbed(team, seconds, until)
+
+
+def _undisturbed(team: Task, seconds: float, until: float) -> Finding:
+    """How many threads; the rule's where others had part of the machine: fewer are as fast then, and only then."""
+    finding, seen = Sensors().during(lambda: choose(team, seconds, until))
+    return replace(finding, after=finding.before, choice=NOTHING) if disturbed(seen.others) else finding
 
 
 def _is_slow(trial: Trial, counts: Counts) -> bool:

@@ -209,12 +209,13 @@ def _bed(space: Space, shape: Shape, size: int, rng: np.random.Generator) -> Bed
 
 @contextmanager
 def thread_task(program: Program, threads: int) -> Iterator[Task | None]:
-    """How many threads the CPU's largest product is best done by; None: there is nothing to choose."""
-    candidates, found = cpu.candidate_threads(threads), cases.shapes(program, ("matmul",))
+    """How many threads the CPU's largest product is best done by, of a prompt too; None: nothing to choose."""
+    candidates = cpu.candidate_threads(threads)
+    found = [shape for shape in cases.shapes(program, ("matmul",)) if shape.count == "tokens"]
     if not candidates or not found:
         yield None
         return
-    sizes, beds = CPU_SIZES[:2], {}
+    sizes, beds = CPU_SIZES, {}
     with ExitStack() as closing:
         for n in (threads, *(choice["threads"] for choice in candidates)):
             device = CPUDevice(n)

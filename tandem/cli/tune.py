@@ -27,7 +27,10 @@ BUSY = 0.5  # of the cores, by others: how many threads are best cannot be told 
 
 def main(options: argparse.Namespace) -> int:
     from tandem.bench.kernel_checks import AnyDevice
+    from tandem.bench.limits import computes_on_cpu
+    from tandem.bench.machine import disturbed
     from tandem.bench.plan import Planned
+    from tandem.bench.sensors import Sensors
     from tandem.bench.tune import keep, tune
 
     check_either(options)
@@ -47,15 +50,20 @@ def main(options: argparse.Namespace) -> int:
         if not isinstance(device, AnyDevice):
             raise DeviceError(f"{options.device} is several devices: tune each of them")
         findings = []
-        try:
+
+        def search() -> None:
             for finding in tune(
                 device, program, context=context, quick=options.quick, limit=options.seconds,
                 threads=free_choice and not busy,
             ):  # fmt: skip
                 findings.append(finding)
                 note(f"{finding.kernel} {finding.shape}, {finding.size}: {finding.gain:+.1%}")
+
+        try:
+            _, seen = Sensors().during(search)
         finally:  # what was found before a failure, too
             file = keep(device, findings, settings.pipelines)
+        busy = busy or (computes_on_cpu(device) and bool(disturbed(seen.others)))
         data = {
             "schema": SCHEMA,
             "version": __version__,
