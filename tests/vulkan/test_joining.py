@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.joining import SINGLE, find_joints
+from tandem.kernels.matmul import product_case
 from tests.vulkan import turning
 
 
@@ -17,6 +19,15 @@ from tests.vulkan import turning
 def test_a_norm_takes_the_sums_that_the_product_before_has_left(device: VulkanDevice, layout: str) -> None:
     for dim, options in ((32, "post q8"), (512, "q8"), (1056, "post"), (5376, "post q8")):
         turning.check_norm(device, layout, dim, options, np.random.default_rng(dim))
+
+
+def test_a_norm_is_right_after_a_product_with_any_choice_of_the_tuner(device: VulkanDevice) -> None:
+    gpu, product = device.capabilities, product_case("q4_0", 1, 1056, 512, 0, 0, np.random.default_rng(0))
+    choices = tuned.candidates("matmul_q4_0", product.scalars, turning.ONE, gpu)
+    assert choices
+    for choice in choices:
+        with gpu.choices.trying(choice):
+            turning.check_norm(device, "q4_0", 1056, "post q8", np.random.default_rng(0))
 
 
 def test_a_product_that_another_launch_reads_too_is_left_as_it_is(device: VulkanDevice) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.devices.vulkan import compile_shaders, grids, joining, pipelines
+from tandem.devices.vulkan import compile_shaders, grids, joining, pipelines, tuned
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.grids import GRIDS, Dispatch
@@ -28,10 +28,11 @@ from tests.vulkan.harness import check_case, check_product, open_device
 SOFTWARE = Path(__file__).with_name("software_matrices.slang")
 TYPES = {"Weights": "SoftwareA", "Tokens": "SoftwareB", "Keys": "SoftwareB", "Sums": "SoftwareC"}
 LAYOUTS = ("q4_0", "q4_k", "q6_k")
+MODULES = ["attention_fragments", "attention_teams", "attention_turning", "matmul_fragments"]
 
 
 def in_software(text: str) -> str:
-    text = text.replace("using namespace linalg;", SOFTWARE.read_text())
+    text = text.replace("using namespace linalg;", f"__exported import {SOFTWARE.stem};")
     for name, software in TYPES.items():
         text = re.sub(rf"typealias {name} = .*", f"typealias {name} = {software};", text)
     text = text.replace("coopMatMulAdd<float, false>", "software_multiply_add")
@@ -59,13 +60,15 @@ def one_share(grid: Callable[[Scalars, Counts, Capabilities], Dispatch]) -> Call
 @pytest.fixture(scope="module")
 def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanDevice]:
     sources, shaders = (tmp_path_factory.mktemp(name) for name in ("sources", "shaders"))
+    changed = [*MODULES, "attention_matrices"]
+    shutil.copy(SOFTWARE, sources)
     for path in compile_shaders.KERNELS.glob("*.slang"):
         text = path.read_text()
-        (sources / path.name).write_text(in_software(text) if path.stem.endswith("_fragments") else text)
+        (sources / path.name).write_text(in_software(text) if path.stem in changed else text)
     shutil.copytree(pipelines.SPIRV, shaders, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compile_shaders, "KERNELS", sources)
-        compile_shaders.compile_modules(["attention_fragments", "matmul_fragments"], shaders)
+        compile_shaders.compile_modules(MODULES, shaders)
         patch.setattr(pipelines, "SPIRV", shaders)
         for name in ("attention", *(f"matmul_{layout}" for layout in LAYOUTS)):
             patch.setitem(GRIDS, name, one_share(GRIDS[name]))
@@ -100,6 +103,21 @@ def test_attention(device: VulkanDevice) -> None:
 def test_attention_that_turns_queries_and_stores_keys(device: VulkanDevice) -> None:
     for case in turning.cases((64,)):
         turning.check(device, case)
+
+
+def test_attention_that_turns_is_right_with_what_the_tuner_chooses(device: VulkanDevice) -> None:
+    """It is not timed itself: what is found for attention alone holds for it too."""
+    case, gpu = turning.make_case("tuned", (6, 2, 64), [700]), device.capabilities
+    scalars, counts = case.attention.scalars, case.attention.counts
+    possible = {}
+    for choice in tuned.candidates("attention", scalars, counts, gpu):
+        with gpu.choices.trying(choice):
+            if grids.turning_attention(case.rope.scalars, scalars, counts, gpu):
+                possible[next(iter(choice))] = choice  # the farthest from the rule, of each number
+    assert possible.keys() == {"workgroups", "shares", "rounds"}
+    for choice in possible.values():
+        with gpu.choices.trying(choice):
+            turning.check(device, case)
 
 
 def test_what_is_asked_for_ahead_of_attention_changes_nothing(
