@@ -29,6 +29,7 @@ SOFTWARE = Path(__file__).with_name("software_matrices.slang")
 TYPES = {"Weights": "SoftwareA", "Tokens": "SoftwareB", "Keys": "SoftwareB", "Sums": "SoftwareC"}
 LAYOUTS = ("q4_0", "q4_k", "q6_k")
 MODULES = ["attention_fragments", "attention_teams", "attention_turning", "matmul_fragments"]
+SHARED = "attention_matrices"  # what those of attention import
 
 
 def in_software(text: str) -> str:
@@ -60,11 +61,10 @@ def one_share(grid: Callable[[Scalars, Counts, Capabilities], Dispatch]) -> Call
 @pytest.fixture(scope="module")
 def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanDevice]:
     sources, shaders = (tmp_path_factory.mktemp(name) for name in ("sources", "shaders"))
-    changed = [*MODULES, "attention_matrices"]
     shutil.copy(SOFTWARE, sources)
     for path in compile_shaders.KERNELS.glob("*.slang"):
         text = path.read_text()
-        (sources / path.name).write_text(in_software(text) if path.stem in changed else text)
+        (sources / path.name).write_text(in_software(text) if path.stem in (*MODULES, SHARED) else text)
     shutil.copytree(pipelines.SPIRV, shaders, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compile_shaders, "KERNELS", sources)

@@ -1,7 +1,8 @@
-"""Whether a device spreads a matrix over the lanes of a subgroup as kernels/*_fragments.slang rely on.
+"""Whether a device spreads a matrix over the lanes of a subgroup as some kernels rely on.
 
-Vulkan leaves it open which lane holds which element, so a shader is asked once when the device is opened. NVIDIA's
-GPUs do it this way; elsewhere matrices go through shared memory (matmul_matrix.slang).
+They are matmul_fragments.slang and those that import attention_matrices.slang. Vulkan leaves it open which lane
+holds which element, so a shader is asked once when the device is opened. NVIDIA's GPUs do it this way; elsewhere
+matrices go through shared memory (matmul_matrix.slang).
 """
 
 from __future__ import annotations

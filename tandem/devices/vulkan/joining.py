@@ -1,9 +1,9 @@
 """Two launches that follow each other and do part of each other's work, where a step has one token a sequence.
 
-`rope`, then attention: attention does both (`attention_turning` of attention_fragments.slang); in rope's place, beside
-the product before it, `attention_ask` may fetch what attention will read. A product, then the norm of its result, for a
-single token: the product leaves what the norm needs in scratch memory, with sums of squares, so that many workgroups
-can share the norm, and none waits for what would come from memory that no launch has read lately.
+`rope`, then attention: attention does both (attention_turning.slang); in rope's place, beside the product before it,
+`attention_ask` may fetch what attention will read. A product, then the norm of its result, for a single token: the
+product leaves what the norm needs in scratch memory, with sums of squares, so that many workgroups can share the
+norm, and none waits for what would come from memory that no launch has read lately.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _address(tensor: Tensor | None, device: VulkanDevice, turn: int) -> int:
 
 
 def _turning(rope: Launch, attention: Launch, device: VulkanDevice, turn: int) -> tuple[bytes, bytes] | None:
-    """Push constants of both, the same: attention's, as attention_fragments.slang's Raw takes them."""
+    """Push constants of both, the same: attention's, as attention_turning.slang takes them."""
     q, k, v, cache = (rope.buffers[name] for name in ("q", "k", "v", "cache"))
     if q is not attention.buffers["q"] or cache is None or cache is not attention.buffers["cache"]:
         return None

@@ -21,7 +21,7 @@ SUBGROUPS = (16, 32, 64)
 MOST_FOR_DOT = 16  # tokens: with more, each weight is read too often where there are matrix units
 MEETING = 3072  # float4s of shared memory in which sums of matmul_fragments.slang meet
 MOST_QUERY_FLOATS = 2048  # of attention.slang
-TEAM = 4  # subgroups that take the same keys, of attention_fragments.slang
+TEAM = 4  # subgroups that take the same keys, of attention_teams.slang
 
 
 def tuned_file(folder: Path, device: Capabilities) -> Path:
