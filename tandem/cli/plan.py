@@ -12,6 +12,7 @@ from tandem.bench.plan import Planned
 from tandem.bench.what_if import SCHEMA, TARGET_DEPTHS, Data, Wish, describe, experts, parameters, plan_of
 from tandem.cli.terminal import human_size, note, print_json, print_table, without_folder
 from tandem.cli.values import UsageError
+from tandem.errors import ModelNotFoundError
 from tandem.kernels.layouts import KV_TYPES
 from tandem.model import registry
 from tandem.model.model import Model, open_model
@@ -30,10 +31,10 @@ def main(options: argparse.Namespace) -> int:
     wish = _wish(options)
     _check_used(options)
     _check_kv(options.kv)
-    hardware = _hardware(options)
     draft, asked = options.draft and _named(options.draft), _named(options.model)
     drafts = {kv: Planned(_model(draft), options.context, kv) for kv in options.kv if draft}
     plans, models = [], {name: _model(name) for name in _names(asked, options.weights)}
+    hardware = _hardware(options)  # which may take seconds: after all that may be wrong
     for name, model in models.items():
         for kv in options.kv:
             planned = Planned(model, options.context, kv)
@@ -116,7 +117,12 @@ def _named(model: str) -> str:
     shape, _, layout = model.partition(":")
     if shape in SHAPES:
         return f"{shape}:{layout or 'q4_0'}"
-    return str(registry.resolve(model)) if registry.is_known(model) else model
+    try:
+        return str(registry.resolve(model)) if registry.is_known(model) else model
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{error}, or plan for a shape, which needs none: {', '.join(SHAPES)}"
+        ) from None
 
 
 def _model(name: str) -> Model:

@@ -224,6 +224,8 @@ def test_unknown_names_are_refused() -> None:
     [
         (["no-such-model", "--hardware", "h200"], "gemma-3-27b"),
         (["there-is-no.gguf", "--hardware", "h200"], "there-is-no.gguf"),
+        (["gemma-2-9b", "--hardware", "h200"], "or plan for a shape, which needs none: gemma-3-1b"),
+        (["no-such-model", "--hardware", "this"], "gemma-3-27b"),
         (["gemma-3-1b", "--hardware", "abacus"], "phoenix-780m"),
         (["gemma-3-1b", "--hardware", "h200", "-b", "65"], "64"),
         (["gemma-3-1b", "--hardware", "h200", "-d", "5000"], "--context"),
@@ -234,8 +236,11 @@ def test_unknown_names_are_refused() -> None:
     ],
 )
 def test_errors_are_one_sentence(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("tandem.bench.this_machine.this_machine", lambda *_: pytest.fail("measured in vain"))
     assert main(["plan", *arguments]) == 1
     error = capsys.readouterr().err
     assert error.startswith("tandem: ") and words in error and error.count("\n") == 1
