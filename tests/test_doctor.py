@@ -407,3 +407,5 @@ def test_data_without_names(
     for name in names:
         assert not re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text), name
     assert without_names({"a": [float("inf"), 1.5, True]}) == {"a": [None, 1.5, True]}
+    monkeypatch.setattr(getpass, "getuser", lambda: "root")
+    assert without_names("run it as root on janes-laptop") == "run it as root on (name)"

@@ -17,7 +17,7 @@ import pytest
 from tandem.bench import doctor, kernel_checks, report
 from tandem.bench.doctor_finding import Finding
 from tandem.bench.kernel_checks import Checked, check_kernels, open_for_checks
-from tandem.bench.report import Report
+from tandem.bench.report import Report, _save
 from tandem.cli import main
 from tandem.cli.report import _summary
 from tandem.errors import DeviceError, DeviceLostError
@@ -203,6 +203,13 @@ def test_a_file_that_cannot_be_written_is_said_first(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == (
         "tandem: no/such/report.json cannot be written: name a file in a folder that you may write to\n"
     )
+
+
+@pytest.mark.fast
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "null").symlink_to("/dev/null")
+    assert _save(tmp_path / "null", {"problems": []}) == {"problems": []}
+    assert (tmp_path / "null").is_symlink() and len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.fast

@@ -63,6 +63,7 @@ def without_names(data: Any) -> Any:
     None of them should be in it; but a driver's or the system's error may quote anything.
     """
     home, names = str(home_folder()), {_user(), socket.gethostname(), socket.gethostname().split(".")[0]}
+    names -= {"root", "localhost"}  # nobody's, and a word of ours
     words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if name)
     pattern = re.compile(rf"(?<![\w.-])(?:{words})(?![\w-])") if words else None
 

@@ -113,9 +113,11 @@ def sentence(error: Exception) -> str:
 
 def _save(file: Path, data: Data) -> Data:
     clean: Data = doctor.without_names(data)
-    partial = file.with_name(f"{file.name}.part")
+    whole = file.exists() and not file.is_file()  # a pipe or /dev/null is written to, not replaced
+    partial = file if whole else file.with_name(f"{file.name}.part")
     partial.write_text(json.dumps(clean, indent=1, allow_nan=False) + "\n")
-    partial.replace(file)
+    if not whole:
+        partial.replace(file)
     return clean
 
 

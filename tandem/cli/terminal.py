@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -75,9 +74,18 @@ def read_text(source: Path | None) -> str:
 
 
 def check_writable(file: Path | None) -> None:
-    """Before work that takes minutes, rather than after it."""
-    if file and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
-        raise RequestError(f"{file} cannot be written: name a file in a folder that you may write to")
+    """Before work that takes minutes, rather than after it. It is tried: rights alone do not tell (root, /proc)."""
+    if file is None:
+        return
+    try:
+        is_new = not file.exists()
+        file.open("a").close()
+        if is_new:
+            file.unlink()
+    except OSError:
+        raise RequestError(
+            f"{file} cannot be written: name a file in a folder that you may write to"
+        ) from None
 
 
 def without_folder(argument: str) -> str:
