@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -237,6 +239,23 @@ def test_the_number_of_threads_is_the_users_first(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TANDEM_THREADS", str(settings.threads))
     assert cpu.tuned_threads(read_settings()) == settings.threads
     assert cpu.candidate_threads(16) == [{"threads": 12}, {"threads": 8}] and not cpu.candidate_threads(1)
+
+
+@pytest.mark.fast
+def test_what_was_found_before_ctrl_c_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found_one(*_: Any, **__: Any) -> Iterator[Finding]:
+        yield Finding("matmul", "", "all", ["key"], 1, 2.0, 1.0, FAST, 1, [])
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tuning, "tune", found_one)
+    before = signal.signal(signal.SIGINT, lambda *_: pytest.fail("it would have gone at once"))
+    try:
+        assert main(["tune", "--synthetic", "smollm2-135m:q4_0", "--device", "cpu", "--threads", "1"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    [file] = (tmp_path / "tandem").glob("cpu-*.tuned")
+    assert read_choices(file).found == {"key": FAST}
 
 
 @pytest.mark.fast

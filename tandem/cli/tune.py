@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem import __version__
+from tandem.cli import interruptible
 from tandem.cli.models import model_file
 from tandem.cli.options import check_either
 from tandem.cli.terminal import check_writable, note, print_json, print_table, without_folder
@@ -60,8 +61,9 @@ def main(options: argparse.Namespace) -> int:
                 note(f"{finding.kernel} {finding.shape}, {finding.size}: {finding.gain:+.1%}")
 
         try:
-            _, seen = Sensors().during(search)
-        finally:  # what was found before a failure, too
+            with interruptible():
+                _, seen = Sensors().during(search)
+        finally:  # what was found before a failure or Ctrl-C, too
             file = keep(device, findings, settings.pipelines)
         busy = busy or (computes_on_cpu(device) and bool(disturbed(seen.others)))
         data = {
