@@ -180,8 +180,8 @@ def test_a_planted_wrong_kernel_is_not_chosen_on_the_cpu(
 def test_times_are_those_of_launches(device: CPUDevice, program: Program) -> None:
     (task,) = tasks(Space(device), of_one_product(program), 64, quick=False)
     [(trial, counts), *_] = task.spots
-    found = [trial.seconds(counts, launches) for launches in (1, 4)]
-    assert all(0 < each < 10 for each in found)
+    found = [trial.seconds(counts, launches) for launches in (*[1] * 300, 4)]
+    assert all(1e-6 < each < 10 for each in found), "no thread begins before the clock"
 
 
 def test_any_choice_of_the_cpu_gives_the_same_bits_in_any_batch(tmp_path: Path) -> None:

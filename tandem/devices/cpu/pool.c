@@ -59,7 +59,12 @@ static void barrier(pool *p) {
 }
 
 static void run_share(pool *p, int32_t me) {
-    double begun = p->seconds && me == 0 ? now() : 0.0;
+    double begun = 0.0;
+    if (p->seconds) {  // measuring: nobody begins before the clock is read
+        barrier(p);
+        if (me == 0) begun = now();
+        barrier(p);
+    }
     for (int32_t i = 0; i < p->count; i++) {
         const launch *l = &p->launches[i];
         item_range *ranges = p->ranges + (size_t)i * p->threads;
@@ -73,7 +78,7 @@ static void run_share(pool *p, int32_t me) {
                 l->kernel(&l->args, item, p->step);
             }
         }
-        if (p->seconds) {  // measuring: every launch alone
+        if (p->seconds) {  // every launch alone
             barrier(p);
             if (me == 0) {
                 double end = now();
