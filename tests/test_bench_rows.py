@@ -18,6 +18,7 @@ from tandem.bench.result import Limits, Result, Row
 from tandem.bench.rows import compare, make_row, unlike
 from tandem.bench.runs import Bench, Measured, Round, Workload
 from tandem.bench.sensors import Reading, Sensors
+from tandem.cli.bench_tables import _digits
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import Cost
 
@@ -223,3 +224,8 @@ def test_there_is_no_such_peer(tmp_path: Path) -> None:
     if without:
         with pytest.raises(DeviceError, match="there is no llama_cpp to compare with"):
             LlamaCpp(sys.executable, tmp_path, 2, gpu=False, kv="f16", vocab=100)
+
+
+def test_figures_of_slow_devices_are_not_all_zero() -> None:
+    shown = [_digits(number) for number in (4565.4, 123.4, 33.31, 0.4642, 0.0057, 0.00002, 0.0)]
+    assert shown == ["4,565", "123", "33.3", "0.464", "0.0057", "<0.001", "0"]

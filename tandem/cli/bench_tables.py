@@ -87,9 +87,9 @@ def _cells(row: Row, energy: bool, against: bool) -> list[str]:
         f"{low:,.1f} to {high:,.1f}",
         f"{row['ttft'] * 1e3:,.1f}",
         f"{row['tokens'] * row['batch'] / row['median'] / row['steps'] * 1e3:,.2f}",
-        f"{row['gb_per_s']:,.1f}",
-        f"{row['tflop_per_s']:,.2f}",
-        f"{row['of_roofline']:.0%} {row['bound']}",
+        _digits(row["gb_per_s"]),
+        _digits(row["tflop_per_s"]),
+        f"{row['of_roofline']:{'.0%' if row['of_roofline'] >= 0.1 else '.1%'}} {row['bound']}",
     ]
     if energy:
         cells.append(f"{row['energy']['joules_per_token']:.3g}" if row["energy"] else "")
@@ -124,9 +124,16 @@ def _launches(each: Launches, total: float) -> list[str]:
         f"{seconds / each['launches'] * 1e6:,.1f}",
         f"{seconds / total:.1%}",
         f"{each['bytes'] / 1e6:,.1f}",
-        f"{each['bytes'] / seconds / 1e9:,.1f}",
-        f"{each['ops'] / seconds / 1e12:,.2f}",
+        _digits(each["bytes"] / seconds / 1e9),
+        _digits(each["ops"] / seconds / 1e12),
     ]
+
+
+def _digits(number: float) -> str:
+    """Three that count: slow devices are far below 1."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.3g}" if number >= 0.001 or not number else "<0.001"
 
 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
