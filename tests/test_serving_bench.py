@@ -304,9 +304,17 @@ def test_what_bench_serve_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["localhost:8000"], "is not the address of a server"),
         (["http://127.0.0.1:1"], "there is no server at http://127.0.0.1:1 (Connection refused): start"),
+        (
+            ["http://127.0.0.1:1", "--model", "m"],
+            "there is no server at http://127.0.0.1:1 (Connection refused)",
+        ),
+        (["http://127.0.0.1:99999"], "is not the address of a server"),
+        (["http://[::1"], "is not the address of a server"),
     ):
         assert cli.main(["bench", "serve", *arguments]) == 1
         assert message in capsys.readouterr().err
     with pytest.raises(RequestError, match="not the address"):
         Client("ftp://somewhere")
+    assert "\n" not in str(Refused(404, b"<html>\n<p>nothing here\n")), "one sentence"
+    assert str(Refused(500, b"one\ntwo")) == "the server answered 500: one"
     assert len(set(serving.WORDS.split())) == len(serving.WORDS.split())

@@ -39,7 +39,12 @@ class Refused(RequestError):
         try:
             message = str(json.loads(body)["error"]["message"])
         except (ValueError, KeyError, TypeError):
-            message = body[:200].decode(errors="replace").strip()
+            text = body[:200].decode(errors="replace").strip()
+            message = (
+                "see that the address is one of OpenAI's API"
+                if text.startswith("<")
+                else text.partition("\n")[0]
+            )
         if status == UNAUTHORISED:
             message = "it wants a key, or another one: give it with --api-key"
         said = (
@@ -64,13 +69,17 @@ class Client:
     """Each request has a connection of its own; one that is not read to its end closes it, as people do."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:  # such as a port above 65535
+            host = None
+        if not host or parts.scheme not in ("http", "https"):
             raise RequestError(
                 f"{url} is not the address of a server: give one such as http://localhost:8000"
             )
         self._tls = parts.scheme == "https"
-        self._host, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
+        self._host, self._port = host, port or (443 if self._tls else 80)
         self._folder = parts.path.rstrip("/").removesuffix("/v1")
         self._head = f"Host: {parts.netloc.rpartition('@')[2]}\r\nConnection: close\r\nAccept: */*\r\n"
         if api_key:

@@ -101,14 +101,14 @@ class Server:
                 f"the server at {self.url} did not answer a first request in {load.timeout:g} s: "
                 "see whether it works, or give it more with --timeout"
             ) from None
-
-    async def _meet(self, load: Load) -> None:
-        try:
-            self.model = self.model or (await self.client.get("/v1/models"))["data"][0]["id"]
         except OSError as error:
             raise DeviceError(
                 f"there is no server at {self.url} ({_reason(error)}): start one with `tandem serve`"
             ) from None
+
+    async def _meet(self, load: Load) -> None:
+        try:
+            self.model = self.model or (await self.client.get("/v1/models"))["data"][0]["id"]
         except (ValueError, KeyError, IndexError, TypeError):
             raise RequestError(f"the server at {self.url} lists no models: name one with --model") from None
         chance = random.Random(-1)
@@ -136,6 +136,8 @@ def _few(requests: int) -> list[str]:
 
 def _reason(error: OSError) -> str:
     """Without numbers and addresses."""
+    if said := getattr(error, "reason", ""):  # of TLS, whose numbers are its own
+        return str(said).replace("_", " ").lower()
     number = error.errno or 0
     return os.strerror(number) if number > 0 else error.strerror or "no connection"
 
