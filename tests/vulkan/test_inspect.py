@@ -38,13 +38,21 @@ def test_lavapipe_on_one_screen(lavapipe: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.fast
 def test_a_phoenix_and_what_it_would_be_without() -> None:
     paths = {name: (there, path) for name, there, path in feature_paths(PHOENIX)}
-    assert paths["matrix units"] == (True, "products of more than 8 tokens")
+    assert paths["matrix units"] == (True, "products of more than 8 tokens, through shared memory")
     assert paths["integer dot product"] == (
         False,
         "models do not run without it",
     )  # the fake machine's features
     bare = {name: path for name, _, path in feature_paths(replace(PHOENIX, matrix_shapes=()))}
     assert "integer dot products" in bare["matrix units"]
+    with_dots = replace(PHOENIX, features=PHOENIX.features | {"shaderIntegerDotProduct"}, fragments=True)
+    nvidia = {name: path for name, _, path in feature_paths(with_dots)}
+    assert nvidia["matrix units"] == "products of more than 2 tokens, and attention, all from registers"
+    assert nvidia["integer dot product"] == "products of up to 2 tokens"
+    plain = {
+        name: path for name, _, path in feature_paths(replace(with_dots, matrix_shapes=(), fragments=False))
+    }
+    assert plain["integer dot product"] == "products of any number of tokens"
     heaps = _details(PHOENIX, [5.0 * GB, 10.0 * GB])["heaps"]
     assert [(h["device_local"], h["mapped"], h["free"]) for h in heaps] == [
         (False, True, 5 * GB),

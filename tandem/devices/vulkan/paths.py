@@ -5,15 +5,16 @@ from __future__ import annotations
 from functools import cache
 
 from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities
-from tandem.devices.vulkan.grids import FEW_TOKENS, has_matrix_units
+from tandem.devices.vulkan.grids import FEW_TOKENS, TWO_TOKENS, has_matrix_units
 from tandem.devices.vulkan.pipelines import SPIRV, needed_features
 
 
 def feature_paths(device: Capabilities) -> list[tuple[str, bool, str]]:
     """(feature, whether it is there, what that leads to)."""
-    few = f"products of up to {FEW_TOKENS} tokens"
+    few, matrices = TWO_TOKENS if device.fragments else FEW_TOKENS, has_matrix_units(device)
+    how = "and attention, all from registers" if device.fragments else "through shared memory"
     optional = [
-        ("matrix units", has_matrix_units(device), f"products of more than {FEW_TOKENS} tokens",
+        ("matrix units", matrices, f"products of more than {few} tokens, {how}",
          "products of any number of tokens use integer dot products"),
         ("subgroup size control", device.subgroup_size_control, "subgroups of 32 where matrix units need them",
          "subgroups have the driver's size"),
@@ -21,12 +22,13 @@ def feature_paths(device: Capabilities) -> list[tuple[str, bool, str]]:
         ("timestamps", bool(device.timestamp_ns), "each launch can be timed", "only whole steps can be timed"),
     ]  # fmt: skip
     needed = [
-        ("integer dot product", "shaderIntegerDotProduct", few),
+        ("integer dot product", "shaderIntegerDotProduct",
+         f"products of {f'up to {few} tokens' if matrices else 'any number of tokens'}"),
         ("float16 arithmetic", "shaderFloat16", "scales, and products on matrix units"),
         ("16-bit storage", "storageBuffer16BitAccess", "scales and the KV cache"),
         ("8-bit storage", "storageBuffer8BitAccess", "weights"),
         ("timeline semaphore", "timelineSemaphore", "steps in segments, each waited for on its own"),
-    ]
+    ]  # fmt: skip
     rows = [(name, there, yes if there else no) for name, there, yes, no in optional]
     for name, feature, path in needed:
         there, must = feature in device.features, feature in features_of_all_models()
