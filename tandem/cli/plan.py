@@ -109,12 +109,12 @@ def _names(model: str, weights: list[str] | None) -> list[str]:
     shape = model.partition(":")[0]
     if weights and _is_file(model):
         raise UsageError(f"a file has the formats that it has: --weights is for {', '.join(SHAPES)}")
-    return [f"{shape}:{layout}" for layout in weights] if weights else [model]
+    return [f"{shape}:{layout.lower()}" for layout in weights] if weights else [model]
 
 
 def _named(model: str) -> str:
     """A shape with its format, or a file: that of a model in the cache, by whatever name it has there."""
-    shape, _, layout = model.partition(":")
+    shape, _, layout = model.lower().partition(":")
     if shape in SHAPES:
         return f"{shape}:{layout or 'q4_0'}"
     try:

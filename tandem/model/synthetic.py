@@ -79,7 +79,7 @@ class SyntheticModel(Model):
     """`name`: SHAPE or SHAPE:LAYOUT. `layers`: only the first so many, for tests."""
 
     def __init__(self, name: str, layers: int | None = None) -> None:
-        shape, _, layout = name.partition(":")
+        shape, _, layout = name.lower().partition(":")  # formats are written both ways
         layout = layout or "q4_0"
         if shape not in SHAPES or layout not in LAYOUTS:
             raise ModelNotFoundError(

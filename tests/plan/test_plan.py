@@ -324,6 +324,9 @@ def test_a_file_or_a_model_in_the_cache(
     monkeypatch.setattr("tandem.model.registry.resolve", lambda name: {"llama-3.2-3b": Path(file)}[name])
     assert said(capsys, "llama-3.2-3b", *more)["plans"] == found["plans"]
     assert said(capsys, "gemma-3-1b", *more)["plans"][0]["model"] == "gemma-3-1b:q4_0"
+    assert said(capsys, "Gemma-3-1B:Q8_0", *more) == said(
+        capsys, "gemma-3-1b", *more, "--weights", "Q8_0"
+    ) | {"model": said(capsys, "gemma-3-1b:q8_0", *more)["model"]}, "formats are written both ways"
     assert main(["plan", file, *more, "--weights", "q8_0"]) == 2
     assert "a file has the formats that it has" in capsys.readouterr().err
 
