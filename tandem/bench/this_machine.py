@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from tandem.bench.hardware import Calibration, Hardware, calibration_of
-from tandem.bench.limits import measure_limits
+from tandem.bench.limits import measure_limits, raised
 from tandem.bench.machine import disturbed
 from tandem.bench.plan import Planned
 from tandem.bench.result import Limits
@@ -58,7 +58,8 @@ def measure(device: Device) -> Hardware:
     memory, model, work = _free_gib(device), SyntheticModel(shape, layers), Workload("prefill", prompt)
 
     def both() -> tuple[Limits, float]:
-        return measure_limits(device, READ_BYTES), Bench(model, device, [work]).measure(work, ROUNDS).median
+        before, found = measure_limits(device, READ_BYTES), Bench(model, device, [work]).measure(work, ROUNDS)
+        return raised(before, device, READ_BYTES), found.median
 
     (limits, seconds), seen = Sensors().during(both)
     read, peak = limits["bytes_per_s"], limits["ops_per_s"]

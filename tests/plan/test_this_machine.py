@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tandem.bench import this_machine as module
 from tandem.bench.hardware import MEASURED, Hardware, load_hardware
 from tandem.bench.plan import Planned
+from tandem.bench.result import Limits
 from tandem.bench.sensors import Reading, Sensors
 from tandem.bench.this_machine import FEW, FEW_LAYERS, LAYERS, PROMPT, SHAPE, SMALL, _with_rate, this_machine
 from tandem.devices.cpu.device import CPUDevice
@@ -133,3 +136,13 @@ def test_this_cpu_is_measured(small: None) -> None:
         device.close()
     assert found.kind == "cpu" and found.matrix_tflop_s <= found.peak_top_s and found.read_gb_s > 0.1
     assert set(found.sources) == {f.name for f in dataclasses.fields(Hardware) if f.type in ("float", "int")}
+
+
+def test_the_limit_is_the_better_of_before_and_after(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(rate: float) -> Callable[..., Limits]:
+        return lambda *_: {"bytes_per_s": rate, "bytes_from": "reads", "ops_per_s": 1e12, "ops_from": "dots"}
+
+    monkeypatch.setattr(module, "measure_limits", measured(30e9))
+    monkeypatch.setattr("tandem.bench.limits.measure_limits", measured(50e9))
+    with closing(open_device("cpu")) as device:
+        assert module.measure(device).read_gb_s == 50
