@@ -274,6 +274,10 @@ def test_a_clock_that_lies_is_found_out(
         (["--synthetic", "gemma-3-1b", "--compare", __file__], "is not a result of `tandem bench --json`"),
         (["--synthetic", "gemma-3-1b", "--html", "no/such/x.html"], "no/such/x.html cannot be written: name"),
         (["--synthetic", "gemma-3-1b", "--html", "/proc/x.html"], "/proc/x.html cannot be written: name"),
+        (
+            ["no-such-model", "--against", "llama.cpp", "--peer", "/no/python"],
+            "/no/python does not run: give --peer",
+        ),
     ],
 )
 def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,21 +20,26 @@ ALL_LAYERS = 999
 BLOCK = 256  # tokens: contexts are of whole ones
 
 
+def check_peer(python: str) -> None:
+    """Whether that Python has llama.cpp: also to be asked before a model is loaded to be compared."""
+    try:
+        there = subprocess.run([python, "-c", FIND], check=False).returncode == 0
+    except OSError as error:
+        raise DeviceError(
+            f"{python} does not run: give --peer a Python that has llama_cpp ({error})"
+        ) from None
+    if not there:
+        raise DeviceError(
+            "there is no llama_cpp to compare with: pip install llama-cpp-python, or name a Python that has it "
+            "with --peer"
+        )
+
+
 class LlamaCpp:
     """A model in a process of the peer's own Python, which sleeps while we work."""
 
     def __init__(self, python: str, model: Path, threads: int, gpu: bool, kv: str, vocab: int) -> None:
-        try:
-            there = subprocess.run([python, "-c", FIND], check=False).returncode == 0
-        except OSError as error:
-            raise DeviceError(
-                f"{python} does not run: give --peer a Python that has llama_cpp ({error})"
-            ) from None
-        if not there:
-            raise DeviceError(
-                "there is no llama_cpp to compare with: pip install llama-cpp-python, or name a Python that has it "
-                "with --peer"
-            )
+        check_peer(python)
         self._worker = Worker(python, SCRIPT, model, threads, 0, ALL_LAYERS if gpu else 0)
         self._kv, self._vocab, self._random = kv, vocab, np.random.default_rng(0)
         self._workload: Workload | None = None

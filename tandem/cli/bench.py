@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tandem.bench.benchmark import run
-from tandem.bench.peers import LlamaCpp
+from tandem.bench.peers import LlamaCpp, check_peer
 from tandem.bench.result import SCHEMA, Result
 from tandem.bench.rows import compare, unlike
 from tandem.bench.runs import Workload
@@ -39,6 +39,8 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("--peer is the Python of what is compared with: add --against llama.cpp")
     if options.csv and options.profile:
         raise UsageError("--csv has a line for each test and no profile: use --json or --markdown for that")
+    if options.against:
+        check_peer(options.peer or sys.executable)
     check_writable(options.html)
     check_device(options.device, options.split, options.placement)
     file = None if options.synthetic else model_file(options.model)
