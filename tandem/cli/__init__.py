@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; `arguments` are those of the process if None."""
     if arguments is None:
         signal.signal(signal.SIGINT, _leave)
+        _open_closed()
     from importlib import import_module
 
     from tandem.cli.arguments import parse
@@ -42,6 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TandemError, OSError, MemoryError) as error:
         print(f"tandem: {printable(_sentence(error))}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _open_closed() -> None:
+    """Python has None for streams that whoever started us has closed: they read and write nothing."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def _sentence(error: Exception) -> str:

@@ -258,3 +258,12 @@ def test_no_network(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rm_deletes_nothing_outside_the_cache(refused: Refused, tiny: Path, tmp_path: Path) -> None:
     assert "is not in the cache" in refused("rm", "--yes", tiny)
     assert tiny.exists()
+
+
+def test_streams_that_are_closed_are_no_error(tmp_path: Path) -> None:
+    command = " ".join([*COMMAND, "list", "--json"])
+    for closed in (">&-", "2>&-", "<&-", "<&- >&- 2>&-"):
+        done = subprocess.run(
+            f"{command} {closed}", shell=True, capture_output=True, env=environment(tmp_path)
+        )
+        assert (done.returncode, done.stderr) == (0, b""), closed
