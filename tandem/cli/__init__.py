@@ -20,6 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         signal.signal(signal.SIGINT, _leave)
         _open_closed()
+        import warnings
+
+        warnings.formatwarning = lambda message, *_, **__: f"tandem: {message}\n"  # no lines of our source
     from importlib import import_module
 
     from tandem.cli.arguments import parse

@@ -14,6 +14,7 @@ import pytest
 from tandem import LLM
 from tandem.cli import _sentence, main
 from tandem.cli.arguments import parse
+from tandem.devices.cpu import tuned as cpu
 from tandem.errors import RequestError
 from tandem.model.architectures import ARCHITECTURES
 from tests.cli.processes import COMMAND, environment, tandem
@@ -267,3 +268,13 @@ def test_streams_that_are_closed_are_no_error(tmp_path: Path) -> None:
             f"{command} {closed}", shell=True, capture_output=True, env=environment(tmp_path)
         )
         assert (done.returncode, done.stderr) == (0, b""), closed
+
+
+def test_a_warning_is_one_line(tiny: Path, tmp_path: Path) -> None:
+    file = cpu.tuned_file(tmp_path / "tandem", 2)
+    file.parent.mkdir()
+    file.write_text("damaged")
+    changes = {"XDG_CACHE_HOME": str(tmp_path), "TANDEM_TUNE": "1", "TANDEM_THREADS": "2"}
+    done = tandem("run", tiny, "tell me", "-n", "1", "--device", "cpu", env=environment(tmp_path, **changes))
+    assert done.returncode == 0
+    assert done.stderr == f"tandem: {file} is damaged and not used: run `tandem tune` again, or delete it\n"
