@@ -15,7 +15,7 @@ MODEL_HELP = f"a .gguf file, {NAME_HELP}, or ollama:NAME"
 def formatter(prog: str) -> argparse.HelpFormatter:
     """As argparse's own, which would import a module at each start to learn how wide the terminal is."""
     try:
-        columns = os.get_terminal_size().columns
+        columns = os.get_terminal_size().columns or 80  # 0: one that does not know
     except OSError:
         columns = 80
     return argparse.HelpFormatter(prog, width=columns - 2)

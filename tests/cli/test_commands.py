@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tandem.cli import main
 from tandem.cli.arguments import parse
+from tandem.cli.options import formatter
 from tests.cli.processes import COMMAND, environment, on_terminal, tandem
 from tests.loopback_hub import LoopbackHub
 
@@ -123,3 +125,9 @@ def test_start_up_imports_nothing_heavy() -> None:
     code = "import sys; from tandem.cli import main; main(['list']); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([COMMAND[0], "-c", code], capture_output=True, text=True)
     assert not {"numpy", "rich", "ssl", "jinja2", "cffi"} & set(done.stderr.split())
+
+
+@pytest.mark.fast
+def test_help_where_the_terminal_does_not_know_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.get_terminal_size", lambda: os.terminal_size((0, 0)))
+    assert formatter("tandem")._width == 78

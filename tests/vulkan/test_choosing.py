@@ -98,7 +98,7 @@ def test_auto_with_a_broken_driver_goes_on_with_the_cpu_and_says_so(monkeypatch:
     with_gpu(monkeypatch, no_gpu)
     chosen = open_device("auto", threads=1)
     assert chosen.name == "cpu"
-    assert chosen.describe().endswith("1 threads; no GPU is used: the driver is broken: update it")
+    assert chosen.describe().endswith("1 thread; no GPU is used: the driver is broken: update it")
     chosen.close()
     with pytest.raises(DeviceError, match="the driver is broken"):
         open_device("vulkan")
@@ -107,7 +107,7 @@ def test_auto_with_a_broken_driver_goes_on_with_the_cpu_and_says_so(monkeypatch:
 def test_auto_loads_no_vulkan_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpu(monkeypatch, no_gpu, nodes=("/dev/no-such-*",))
     chosen = open_device("auto", threads=1)
-    assert chosen.describe().endswith("1 threads")
+    assert chosen.describe().endswith("1 thread")
     chosen.close()
 
 

@@ -42,7 +42,7 @@ class CPUDevice:
         CPUDevice._open.add(self)
 
     def describe(self) -> str:
-        return f"the CPU: {self.isa}, {self.threads} threads"
+        return f"the CPU: {self.isa}, {self.threads} thread{'s' * (self.threads > 1)}"
 
     def free_memory(self) -> tuple[float, float]:
         """Without what other models in this process have been given but not touched yet."""
