@@ -17,24 +17,24 @@ from tandem.errors import DoesNotFitError, RequestError
 from tandem.model.model import Model
 from tandem.program.step_inputs import KV_BLOCK
 
-FEW = 16  # tokens that a text grows by between guesses, where there are some at each step
-
 
 class DraftModel:
-    reads = True
+    typical = 0.4
 
     def __init__(self, engine: Engine, vocab: int) -> None:
         """`vocab`: of the model it guesses for."""
         self.engine, self.vocab = engine, vocab
-        self.usual = True
         self._drafts: dict[Sequence, Sequence] = {}  # of each text that has been guessed
+
+    def unread(self, sequence: Sequence) -> int:
+        draft = self._drafts.get(sequence)
+        return len(sequence.tokens) - (draft.computed if draft else 0)
 
     def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         goals = {}  # draft: tokens that it shall have
         for sequence, count in wanted:
             if count and (draft := self._begin(sequence, count)):
                 goals[draft] = len(sequence.tokens) + count
-        self.usual = all(len(draft.tokens) - draft.computed <= FEW for draft in goals)
         self._run(dict(goals))
         found = []
         for sequence, count in wanted:

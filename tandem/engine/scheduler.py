@@ -125,7 +125,7 @@ class Scheduler:
         if self.pace and not guessed:
             self.pace.observe(prompts, ones, seconds)
         if self.speculator:
-            self.speculator.observe(ones, guessed, None if prompts else seconds)
+            self.speculator.observe(ones, guessed, seconds, prompts)
 
     def accept(self, chunk: Chunk, right: int) -> None:
         """The first `right` tokens of a guess were those drawn."""

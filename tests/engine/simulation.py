@@ -7,6 +7,7 @@ when the host waits for it.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import deque
 from types import SimpleNamespace
@@ -57,13 +58,26 @@ class Willing(Worth):
         super().__init__()
         self.cost = cost
 
-    may_try = True
-
     def knows(self, sequences: int) -> bool:
         return True
 
-    def seconds(self, sequences: int, guessed: int) -> float:
-        return 1 + self.cost * guessed
+    def reach(self, sequences: int) -> int:
+        return 99
+
+    def bar(self, sequences: int) -> float:
+        return 1.0
+
+    def affords(self, seconds: float, whole: float) -> bool:
+        return True
+
+    def purse(self, whole: float) -> float:
+        return math.inf
+
+    def reading(self, sequences: int, tokens: int) -> float:
+        return 0.0
+
+    def seconds(self, sequences: int, lengths: list[int]) -> float:
+        return 1 + self.cost * sum(lengths)
 
 
 class SimulatedEngine(Engine):

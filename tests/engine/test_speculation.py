@@ -18,7 +18,7 @@ from tandem.engine.kv_plan import HEADROOM
 from tandem.engine.lookup import Index, Lookup
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sampled, Sequence
-from tandem.engine.speculation import PATIENCE, Speculator, Trust, best_lengths
+from tandem.engine.speculation import PATIENCE, Chance, Speculator, best_lengths
 from tandem.errors import DoesNotFitError, RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.simulation import SimulatedEngine, Willing, expected
@@ -70,7 +70,10 @@ def test_bad_guesses_end_and_are_tried_again() -> None:
 class Seer:
     """Guesses tokens of which one in `right` is wrong."""
 
-    reads, usual = False, True
+    typical = 0.0
+
+    def unread(self, sequence: Sequence) -> int:
+        return 0
 
     def forget(self, sequence: Sequence) -> None:
         pass
@@ -204,7 +207,7 @@ def test_the_distribution_is_that_without_guesses(
     without = endings(path, count, False, 0)
     assert chi_square(without, endings(path, count, True, count)) < MOST
     monkeypatch.setattr(Sequence, "extend", always_right)
-    monkeypatch.setattr(Trust, "learn", lambda *args: None)  # or many draws would end the guesses
+    monkeypatch.setattr(Chance, "learn", lambda *args: None)  # or many draws would end the guesses
     assert chi_square(without, endings(path, count, True, 2 * count)) > MOST, "a wrong rule goes unnoticed"
 
 
