@@ -296,6 +296,7 @@ def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.Capt
         (["bench", "--synthetic", "smollm2-135m", "--peer", "python3"], "add --against llama.cpp"),
         (["bench", "--synthetic", "gemma-3-1b", "--against", "llama.cpp"], "llama.cpp needs a file"),
         (["bench", "--synthetic", "gemma-3-1b", "--csv", "--profile"], "use --json or --markdown"),
+        (["bench", "smollm2", "--placement", "npu-attention", "--profile"], "leave --profile and --html out"),
         (["plan", "gemma-3-1b"], "--hardware this, or one of phoenix-780m, "),
         (["bench", "serve", "http://127.0.0.1:9", "--rate", "0"], "above 0"),
     ],

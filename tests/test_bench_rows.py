@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tandem.bench import benchmark, peers, sensors
+from tandem.bench import bandwidth, benchmark, limits, peers, sensors
 from tandem.bench.limits import impossible, share
 from tandem.bench.machine import busy_seconds, machine_facts
 from tandem.bench.peers import LlamaCpp
@@ -20,6 +21,7 @@ from tandem.bench.runs import Bench, Measured, Round, Workload
 from tandem.bench.sensors import Reading, Sensors
 from tandem.cli.bench_tables import _digits
 from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.opening import open_device
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import Cost
 
@@ -237,6 +239,17 @@ def test_limits_are_measured_again_before_a_result_is_called_impossible(
     assert benchmark.checked(LIMITS, fast, device, 1)["bytes_per_s"] == 120e9, "until one allows it"
     assert benchmark.checked({**LIMITS, "bytes_per_s": 106e9}, fast, device, 1)["bytes_per_s"] == 106e9
     device.close()
+
+
+def test_the_memory_and_the_units_that_devices_share_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth.HostReads, "best", lambda reads: 20e9 * reads.threads)
+    monkeypatch.setattr(limits, "host_ops", lambda threads: 1e12 * threads)
+    monkeypatch.setenv("TANDEM_THREADS", "2")
+    with closing(open_device("cpu,cpu,cpu", threads=3)) as device:
+        found = limits.measure_limits(device, 1 << 20)
+    assert found["bytes_per_s"] == 40e9 and found["ops_per_s"] == 2e12, (
+        "two threads read, however many devices"
+    )
 
 
 def test_figures_of_slow_devices_are_not_all_zero() -> None:

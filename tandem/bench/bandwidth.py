@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -31,22 +32,28 @@ READ_BY_WORKGROUP = 256 * 8 * 16
 def measure_bandwidth(device: Device, nbytes: int) -> tuple[float, str]:
     """(bytes a second, how it was measured), before a model is loaded. `nbytes` are read again and again, as a
     model's weights are: what stays in the caches between steps counts."""
-    if isinstance(device, SplitDevice):
-        return sum(measure_bandwidth(each, nbytes)[0] for each in device.devices), "reads of each, added up"
-    if isinstance(device, HybridDevice):
-        read, how = measure_bandwidth(device.main, nbytes)
-        if device.shares_memory:  # with its helpers, too
-            return read, how
-        host = HostReads(read_settings().threads, min(nbytes, MOST_READ)).best()
-        return read + host, "reads of each, added up"
+    if isinstance(device, SplitDevice | HybridDevice):
+        parts = device.devices if isinstance(device, SplitDevice) else [device.main]
+        return _together(parts, nbytes), "reads of each, added up, but the host's memory once"
     if isinstance(device, CPUDevice):
         return HostReads(device.threads, min(nbytes, MOST_READ)).best(), "reads"
     assert isinstance(device, VulkanDevice)
     if device.capabilities.kind == "software":
-        return HostReads(read_settings().threads, min(nbytes, MOST_READ)).best(), "reads of the CPU"
+        return _host_reads(nbytes), "reads of the CPU"
     # What a step reads may stay in large caches; and launches that read little may be too short to show the memory.
     sizes = {READ, min(READ, nbytes // READ_BY_WORKGROUP * READ_BY_WORKGROUP)} - {0}
     return max(device_reads(device, size) for size in sizes), "reads"
+
+
+def _together(devices: Sequence[Device], nbytes: int) -> float:
+    """Of several, and of the host that helps them: what shares its memory cannot read more than that gives."""
+    rates = [(each.shares_memory, measure_bandwidth(each, nbytes)[0]) for each in devices]
+    host = max(_host_reads(nbytes), *(rate for shares, rate in rates if shares), 0.0)
+    return host + sum(rate for shares, rate in rates if not shares)
+
+
+def _host_reads(nbytes: int) -> float:
+    return HostReads(read_settings().threads, min(nbytes, MOST_READ)).best()
 
 
 class HostReads:

@@ -81,8 +81,12 @@ def host_ops(threads: int) -> float:
 
 def _arithmetic(device: Device) -> tuple[float | None, str | None]:
     if isinstance(device, SplitDevice):
-        each = [_arithmetic(part)[0] for part in device.devices]
-        return (sum(filter(None, each)), "the sum of the devices") if all(each) else (None, None)
+        each = [_arithmetic(part)[0] for part in device.devices if not computes_on_cpu(part)]
+        if len(each) < len(device.devices):
+            each.append(host_ops(read_settings().threads))
+        return (
+            (sum(filter(None, each)), "the sum of the devices, the CPU once") if all(each) else (None, None)
+        )
     if isinstance(device, HybridDevice):
         return None, None  # its helpers' is not known
     if computes_on_cpu(device):

@@ -33,16 +33,7 @@ def main(options: argparse.Namespace) -> int:
     check_either(options)
     options.npu = settled(options.npu)
     workloads, older = _workloads(options), read_result(options.compare) if options.compare else None
-    if options.against and options.synthetic:
-        raise UsageError("llama.cpp needs a file: give a MODEL instead of --synthetic")
-    if options.peer and not options.against:
-        raise UsageError("--peer is the Python of what is compared with: add --against llama.cpp")
-    if options.csv and options.profile:
-        raise UsageError("--csv has a line for each test and no profile: use --json or --markdown for that")
-    if options.against:
-        check_peer(options.peer or sys.executable)
-    check_writable(options.html)
-    check_device(options.device, options.split, options.placement)
+    _check(options)
     file = None if options.synthetic else model_file(options.model)
     if file:
         tune_at_first_use(options.device, file, options.no_tune)
@@ -80,6 +71,24 @@ def main(options: argparse.Namespace) -> int:
         write_html(options.html, dict(result), dict(older) if older else None)
     _print(result, options)
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """All that can be wrong before a model is fetched."""
+    if options.against and options.synthetic:
+        raise UsageError("llama.cpp needs a file: give a MODEL instead of --synthetic")
+    if options.peer and not options.against:
+        raise UsageError("--peer is the Python of what is compared with: add --against llama.cpp")
+    if options.csv and options.profile:
+        raise UsageError("--csv has a line for each test and no profile: use --json or --markdown for that")
+    if options.placement == "npu-attention" and (options.profile or options.html):
+        raise UsageError(
+            "launches are not timed one by one with npu-attention: leave --profile and --html out"
+        )
+    if options.against:
+        check_peer(options.peer or sys.executable)
+    check_writable(options.html)
+    check_device(options.device, options.split, options.placement)
 
 
 def _print(result: Result, options: argparse.Namespace) -> None:
