@@ -250,6 +250,22 @@ def test_other_forms(small: list[str], capsys: pytest.CaptureFixture[str], tmp_p
     assert "| GB/s | TOP/s |" in shown
 
 
+def test_figures_are_shown_though_the_page_cannot_be_written_and_the_other_way_round(
+    small: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    page = tmp_path / "out.html"
+    with monkeypatch.context() as patch:
+        patch.setattr("tandem.bench.html.write_html", full)
+        assert cli.main([*small, "-r", "1", "--html", str(page)]) == 1
+    shown = capsys.readouterr()
+    assert "decode 2, batch 2" in shown.out and shown.err == "tandem: No space left on device\n"
+    monkeypatch.setattr("tandem.cli.bench._print", full)
+    assert cli.main([*small, "-r", "1", "--html", str(page)]) == 1 and "<html" in page.read_text()
+
+
 def test_a_clock_that_lies_is_found_out(
     small: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

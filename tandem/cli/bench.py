@@ -35,10 +35,10 @@ def main(options: argparse.Namespace) -> int:
     workloads, older = _workloads(options), read_result(options.compare) if options.compare else None
     _check(options)
     file = None if options.synthetic else model_file(options.model)
-    if file:
-        tune_at_first_use(options.device, file, options.no_tune)
     model: Model = open_model(file) if file else SyntheticModel(options.synthetic)
     _check_length(workloads, model.config.trained_context)
+    if file:
+        tune_at_first_use(options.device, file, options.no_tune)
     device = open_with_npu(
         options.npu, options.device, threads=options.threads,
         gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
@@ -65,11 +65,13 @@ def main(options: argparse.Namespace) -> int:
     if older:
         result["comparison"] = compare(result, older)
         result["notes"] += unlike(result, older)
-    if options.html:
-        from tandem.bench.html import write_html
+    try:
+        _print(result, options)
+    finally:  # neither is lost for the other's sake: a pipe that is closed, a disk that is full
+        if options.html:
+            from tandem.bench.html import write_html
 
-        write_html(options.html, dict(result), dict(older) if older else None)
-    _print(result, options)
+            write_html(options.html, dict(result), dict(older) if older else None)
     return 0
 
 
