@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.grids import GRIDS
-from tandem.kernels import all_kernels
+from tandem.kernels import all_kernels, matmul
 from tandem.kernels.layouts import Q8_BLOCK
 from tests.vulkan.harness import cases_of, check_case, open_device, run_kernel
 
@@ -21,6 +24,19 @@ def test_matches_reference(device: VulkanDevice, name: str) -> None:
             check_case(device, KERNELS[name], case)
         except AssertionError as error:
             raise AssertionError(f"{case.label}: {error}") from error
+
+
+@pytest.mark.parametrize("layout", ["q4_0", "q5_1", "q8_0", "q4_k", "q6_k"])
+def test_one_and_two_tokens_as_on_a_gpu_with_many_threads(
+    device: VulkanDevice, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row's blocks are then shared by many, in whole rounds or not."""
+    monkeypatch.setattr(device, "capabilities", replace(device.capabilities, kind="discrete"))
+    kernel, rng = matmul.BY_LAYOUT[layout], np.random.default_rng(3)
+    for tokens in (1, 2):
+        for rows, columns, epilogue in ((40, 4096, 0), (16, 5376, 0), (128, 2816, matmul.GELU_GLU)):
+            case = matmul.product_case(layout, tokens, rows, columns, epilogue, 0, rng)
+            check_case(device, kernel, case)
 
 
 def test_sums_that_no_other_device_reads_are_left_out(device: VulkanDevice, lavapipe: str) -> None:

@@ -75,7 +75,7 @@ def _of_product(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispa
         yield {"dot": 0}
     if _path(rule) == "fragments":
         many = rule.y > 1  # groups of tokens: then rows are shared less
-        shares, units = ((1, 2, 4), (1, 2, 4)) if many else ((2, 4, 8), (1, 2))
+        shares, units = ((1, 2, 4), (1, 2, 4)) if many else ((2, 4, 8, 16), (1, 2))
         for some in product((2,) if scalars["epilogue"] else (1, 2), shares, units):
             yield dict(zip(("pairs", "shares", "units"), some, strict=True))
     if tokens > MOST_FOR_DOT and _path(rule) != "dot":
