@@ -315,6 +315,7 @@ def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.Capt
         (["bench", "smollm2", "--placement", "npu-attention", "--profile"], "leave --profile and --html out"),
         (["plan", "gemma-3-1b"], "--hardware this, or one of phoenix-780m, "),
         (["bench", "serve", "http://127.0.0.1:9", "--rate", "0"], "above 0"),
+        (["bench", "serve", "http://127.0.0.1:9", "--rate", "1,nan"], "above 0"),
     ],
 )
 def test_wrong_usage_is_one_sentence(

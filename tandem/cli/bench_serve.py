@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from tandem.bench.serving import Load, Percentiles, Server, ServeRow, run
 from tandem.cli.terminal import note, print_json, print_table
@@ -13,7 +14,7 @@ HEADER = ("RATE:", "ANSWERED:", "TOK/S:", "REQ/S:", "FIRST MS p50:", "p90:", "p9
 
 
 def main(options: argparse.Namespace) -> int:
-    if min(options.rate) <= 0:
+    if not all(0 < rate < math.inf for rate in options.rate):
         raise UsageError("a rate is of requests a second: give numbers above 0, such as 0.5,1,2")
     server = Server(options.url, options.model, options.api_key)
     loads = [
