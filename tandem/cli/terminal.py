@@ -30,9 +30,11 @@ def note(text: str) -> None:
 
 
 def print_json(data: Any) -> None:
+    """What JSON has no number for, such as infinity, becomes null."""
     import json
 
-    print(json.dumps(data, ensure_ascii=False, indent=2, default=str))
+    finite = json.loads(json.dumps(data, default=str), parse_constant=lambda _: None)
+    print(json.dumps(finite, ensure_ascii=False, indent=2))
 
 
 def human_size(count: float) -> str:

@@ -12,6 +12,7 @@ import pytest
 from tandem.cli import main
 from tandem.cli.arguments import parse
 from tandem.cli.options import formatter
+from tandem.cli.terminal import print_json
 from tests.cli.processes import COMMAND, environment, on_terminal, tandem
 from tests.loopback_hub import LoopbackHub
 
@@ -131,3 +132,12 @@ def test_start_up_imports_nothing_heavy() -> None:
 def test_help_where_the_terminal_does_not_know_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.get_terminal_size", lambda: os.terminal_size((0, 0)))
     assert formatter("tandem")._width == 78
+
+
+@pytest.mark.fast
+def test_json_has_no_numbers_that_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [float("inf"), 0.1, float("nan")], "b": Path("ü")})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": [None, 0.1, None],
+        "b": "ü",
+    }
