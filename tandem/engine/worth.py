@@ -3,20 +3,23 @@
 A try is a guess that is not known to be good: a request's first, for which a draft model has to read its text, or
 another after bad ones. It is paid for in advance, out of a small share of the time, which becomes smaller while tries
 are in vain. Only what is likely to pay for itself may run up a debt: a small share of the time to come. Guesses that
-have been good go on where they save time; with an account in the red, where they clearly do.
+have been good go on where they save time.
 So trying costs no more than these shares, whatever the texts and the machine are.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from statistics import fmean
 
 SHARE = 0.2  # of a new measurement in an average
 ALLOWANCE, LEAST_ALLOWANCE = 0.02, 0.0025  # of the time may go to tries
 DEBT = 0.04  # of the time to come may be lost before it has come
 CREDIT = 4  # steps: what has been saved beyond that counts no more, so that bad times are noticed soon
 CLEARLY = 1.1  # so much faster
-LAST = 9  # steps without guesses whose median counts: some are held up, by others on this machine's cores
+LAST = (
+    16  # steps without guesses, of which the middle half counts: others on this machine's cores hold some up
+)
 SURELY = 0.9  # no noise: so much faster with guesses than without means that it has become so for both
 RECHECK = 32  # steps with guesses, after which one without shows again what it would take
 TYPICAL_COST = 0.05  # of a step, for a guessed token in it, until it has been measured
@@ -32,7 +35,7 @@ class Worth:
         self._wish = 0.0  # seconds of a try that the account was too small for
         self._typical_making = typical_making
         self._plain: dict[int, float] = {}  # sequences: seconds of a step without guesses
-        self._last: dict[int, deque[float]] = {}  # sequences: what these are the medians of
+        self._last: dict[int, deque[float]] = {}  # sequences: what these come from
         self._extra: dict[int, dict[int, float]] = {}  # sequences: guessed tokens: seconds that they add
         self._making: dict[int, float] = {}  # sequences: seconds for making a guess of a token of each
         self._reading = 0.0  # seconds for a token that is read before
@@ -53,7 +56,7 @@ class Worth:
     def bar(self, sequences: int) -> float:
         """How many times as fast as without guesses a step of so many must be. Of several, some have less luck than
         others, and wait for the guesses of all."""
-        return 1.0 if sequences == 1 and self.account >= 0 else CLEARLY
+        return 1.0 if sequences == 1 else CLEARLY
 
     def seconds(self, sequences: int, lengths: list[int]) -> float:
         """What a step of so many takes if guesses of these lengths are made."""
@@ -96,14 +99,13 @@ class Worth:
             self._guessing = 0
         elif guessed and plain is not None:
             self._guessing += 1
+            computing = self._computing(sequences, guessed) if prompts else seconds - made
+            if computing < SURELY * plain:  # it takes no longer without
+                self._see_plain(sequences, computing)
+                plain = computing
+            if not prompts:
+                self._see_extra(sequences, guessed, max(0.0, computing - plain))
             self._token = plain / sequences
-            if prompts:
-                computing = self._computing(sequences, guessed)
-            else:
-                computing, extra = seconds - made, self._extra.setdefault(sequences, {})
-                if computing < SURELY * plain:  # it takes no longer without
-                    plain = self._see_plain(sequences, computing)
-                extra[guessed] = _average(extra.get(guessed), max(0.0, computing - plain))
             self._add(plain - made - computing)
         if plain is not None:
             most = max(CREDIT * plain, self._wish)
@@ -128,8 +130,17 @@ class Worth:
     def _see_plain(self, sequences: int, seconds: float) -> float:
         last = self._last.setdefault(sequences, deque(maxlen=LAST))
         last.append(seconds)
-        self._plain[sequences] = sorted(last)[len(last) // 2]
-        return self._plain[sequences]
+        cut = len(last) // 4
+        self._plain[sequences] = plain = fmean(sorted(last)[cut : len(last) - cut])
+        return plain
+
+    def _see_extra(self, sequences: int, guessed: int, seconds: float) -> None:
+        expected = self._computing(sequences, guessed) - self._plain[sequences]
+        known = self._extra.setdefault(sequences, {})
+        # What was expected counts, too, the first time: that may have been held up.
+        known[guessed] = (
+            _average(known[guessed], seconds) if guessed in known else (expected + 2 * seconds) / 3
+        )
 
     def _making_of(self, count: int, plain: float) -> float:
         return self._making.get(count) or self._typical_making * plain
@@ -138,8 +149,8 @@ class Worth:
         """What a step takes with so many guessed tokens, by what was measured of the next smaller and larger number;
         beyond them, each token adds as much as those before."""
         plain, known = self._plain[sequences], self._extra.get(sequences, {})
-        if guessed in known:
-            return plain + known[guessed]
+        if guessed in known:  # one that was held up took longer than more tokens do
+            return plain + min(extra for n, extra in known.items() if n >= guessed)
         below = max((n for n in known if n < guessed), default=0)
         above = min((n for n in known if n > guessed), default=0)
         base = known[below] if below else 0.0
