@@ -262,7 +262,7 @@ def _matmul_dots(
     most = min({1: 512, 2: 384}.get(together, 128), columns // 8, device.workgroup_invocations)
     most //= 4 if glu else 1
     wanted = min(ENOUGH_THREADS.get(device.kind, 1) / panels, most)
-    least = 128 if device.kind == "discrete" and panels >= HEAD_PANELS else 64  # as the tuner found
+    least = 64
     if two_panels and together == 2:  # twice the sums: as much in registers with half the threads
         wanted, least = wanted / 2, max(32, device.subgroup_max // 2)
     sizes = range(least, max(least, most) + 1, min(least, 64))
