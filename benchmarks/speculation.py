@@ -5,7 +5,7 @@
 Prompt lookup: editing code (answers repeat their prompts) and telling stories, drawn at temperature 1 (nothing
 repeats). A draft model: questions about programming, for 1, 4 and 16 at a time. Each round asks something new, so that
 neither model has read its prompts before; what the draft model takes to read them counts. Times are of whole requests,
-and of what comes after the first token of all.
+and of the tokens that come once all have their first.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Rounds:
         self.scheduler.share = False  # each round computes its prompts
 
     def run(self, number: int, guess: bool) -> tuple[float, float, list[list[int]]]:
-        """Seconds in all and after the first tokens, and what was answered."""
+        """Seconds in all, tokens a second once all have their first, and what was answered."""
         self.scheduler.speculator = self.speculator if guess else None
         sequences = []
         begun = time.perf_counter()
@@ -113,39 +113,39 @@ class Rounds:
                 max_tokens=self.tokens, ignore_eos=True, temperature=self.temperature, seed=i
             )
             sequences.append(self.llm.engine.submit(ids, params))
-        first = 0.0
+        first, had = 0.0, 0
         while any(sequence.finish_reason is None for sequence in sequences):
             self.llm.engine.step()
             if not first and all(sequence.generated for sequence in sequences):
-                first = time.perf_counter()
+                first, had = time.perf_counter(), sum(len(sequence.generated) for sequence in sequences)
         end = time.perf_counter()
-        return end - begun, end - first, [[s.id for s in sequence.generated] for sequence in sequences]
+        speed = (self.batch * self.tokens - had) / (end - first)
+        return end - begun, speed, [[s.id for s in sequence.generated] for sequence in sequences]
 
     def measure(self, rounds: int) -> dict[str, Any]:
         """Rounds in turn, each with and without, a different one first each time, after one to warm up."""
         assert self.speculator
         self.run(0, True)
         guessed, right = self.speculator.guessed, self.speculator.right
-        seconds: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
         same = 0
         for number in range(1, rounds + 1):
             answers = []
             for guess in (number % 2 == 0, number % 2 == 1):
-                whole, after, answer = self.run(number, guess)
-                seconds[guess].append((whole, after))
+                seconds, speed, answer = self.run(number, guess)
+                found[guess].append((seconds, speed))
                 answers.append(answer)
             same += answers[0] == answers[1]
         guessed, right = self.speculator.guessed - guessed, self.speculator.right - right
-        tokens = self.batch * self.tokens
         return {
             "batch": self.batch,
-            "without_tokens_per_s": [tokens / after for _, after in seconds[False]],
-            "with_tokens_per_s": [tokens / after for _, after in seconds[True]],
-            "without_seconds": [whole for whole, _ in seconds[False]],
-            "with_seconds": [whole for whole, _ in seconds[True]],
+            "without_tokens_per_s": [speed for _, speed in found[False]],
+            "with_tokens_per_s": [speed for _, speed in found[True]],
+            "without_seconds": [seconds for seconds, _ in found[False]],
+            "with_seconds": [seconds for seconds, _ in found[True]],
             "guessed": guessed,
             "right": right,
-            "right_of_all": right / (rounds * tokens),
+            "right_of_all": right / (rounds * self.batch * self.tokens),
             "saved_seconds_by_its_own_account": self.speculator.worth.saved,
             "same_answers": same,
             "rounds": rounds,
