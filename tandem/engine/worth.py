@@ -100,9 +100,9 @@ class Worth:
         elif guessed and plain is not None:
             self._guessing += 1
             computing = self._computing(sequences, guessed) if prompts else seconds - made
-            if computing < SURELY * plain:  # it takes no longer without
+            if computing < SURELY * plain:
                 self._see_plain(sequences, computing)
-                plain = computing
+            plain = min(plain, computing)  # it takes no longer without
             if not prompts:
                 self._see_extra(sequences, guessed, max(0.0, computing - plain))
             self._token = plain / sequences
