@@ -25,7 +25,14 @@ CPU: Kinds = (
     ("dot_ops", "matrix_ops"),
     ("attention_ops",),
 )
-GPU: Kinds = (("dot_memory",), ("matrix_memory",), ("matrix_ops",), ("attention_memory",), ("attention_ops",))
+GPU: Kinds = (
+    ("dot_memory",),
+    ("dot_ops",),
+    ("matrix_memory",),
+    ("matrix_ops",),
+    ("attention_memory",),
+    ("attention_ops",),
+)
 SOFTWARE: Kinds = (
     ("dot_memory",),
     ("matrix_memory", "attention_memory"),

@@ -53,7 +53,7 @@ def this_machine(again: bool = False, device: str = "auto", folder: Path | None 
 
 def measure(device: Device) -> Hardware:
     kind = _kind(device)
-    few = {"cpu": NEVER, "software": 2}.get(kind, 2 if "NVIDIA" in device.describe() else 9)
+    few = {"cpu": NEVER, "software": 2}.get(kind, 3 if "NVIDIA" in device.describe() else 9)
     shape, layers, prompt = (SMALL, FEW_LAYERS, FEW) if kind == "software" else (SHAPE, LAYERS, PROMPT)
     memory, model, work = _free_gib(device), SyntheticModel(shape, layers), Workload("prefill", prompt)
 

@@ -128,14 +128,14 @@ def test_nothing_measured_is_above_the_limit() -> None:
 
 def test_bytes_of_the_null_device_fit_the_time_of_the_gpu() -> None:
     """Counted bytes over the time of a profile: no kernel reads faster than memory gives, and the one product that is
-    far longer than a launch comes near to it where it is not alone."""
+    far longer than a launch comes near to it, nearer where it is not alone."""
     rows, best = list(profiled()), gpu_read_gb_s()
     assert {"matmul_q4_0", "attention"} <= {row.kernel for row in rows}
     assert all(row.gb_s < best for row in rows)
     head = max((row for row in rows if "batch 1 " in row.step), key=lambda row: row.nbytes / row.launches)
     assert head.launches == 1 and head.nbytes == pytest.approx(262208 * 5376 * 210 / 256, rel=2e-3)
     in_a_row = next(p.row_us for p in products() if p.kernel == head.kernel)
-    assert in_a_row and head.nbytes / in_a_row / 1e3 > 0.9 * best > head.gb_s
+    assert in_a_row and head.nbytes / in_a_row / 1e3 > 0.95 * best > head.gb_s > 0.85 * best
 
 
 def test_time_is_a_launch_and_the_bytes_counted() -> None:
@@ -145,9 +145,6 @@ def test_time_is_a_launch_and_the_bytes_counted() -> None:
     assert len(sizes) >= 4 and max(sizes) > 10 * min(sizes)
     assert all(line.us(nbytes) == pytest.approx(us, rel=0.1) for _, nbytes, us in line.rows)
     assert 0.75 * gpu_read_gb_s() < line.gb_s < gpu_read_gb_s() and 3 < line.launch_us < 8
-
-
-MISSED = {"logits"}  # 10.4% more than its bytes need, of 10%: docs/PLAN.md has the table
 
 
 def test_time_times_bandwidth_is_at_least_the_bytes_counted() -> None:
@@ -163,8 +160,7 @@ def test_time_times_bandwidth_is_at_least_the_bytes_counted() -> None:
     for p in found:
         assert p.name not in by_hand or p.nbytes == pytest.approx(by_hand[p.name] * 18 / 32, rel=0.01)
         assert p.read(p.us - measured_launch_us(), best) > 1, p
-        assert p.row_us and (p.is_read_in(p.row_us, best) or p.name in MISSED), p
-    assert {p.name for p in found if p.row_us and not p.is_read_in(p.row_us, best)} == MISSED
+        assert p.row_us and p.is_read_in(p.row_us, best), p
 
 
 def test_the_page_is_as_it_is_made() -> None:
