@@ -151,11 +151,23 @@ class Speculator:
         self.proposer, self.worth, self.clock = proposer, worth or Worth(proposer.typical), clock
         self.steps = self.guessed = self.right = 0  # with guesses; tokens, of all requests
         self._hope = Chance(HOPE, LONG_MEMORY)  # for the next request, from those before
+        self._plan: list[int] = []  # tokens to guess of each sequence, as it was chosen last
 
     def guess(self, sequences: list[Sequence], company: int, most: int) -> list[list[int]]:
         """Tokens that may follow in each, `most` at most in all. `company`: sequences that the step serves."""
+        trusts = [self._trust(sequence) for sequence in sequences]
+        if not sequences or most < 1 or not self.worth.knows(company):
+            self._plan = []
+            return [[]] * len(sequences)
+        # While nobody has come and nothing has been guessed, it stays as it is: to choose takes a while.
+        looks = len(self._plan) != len(sequences) or any(trust.idle % LOOK == 1 for trust in trusts)
+        if not looks and not any(self._plan):
+            return [[]] * len(sequences)
+        rooms = [min(MOST_GUESSED, s.most - len(s.generated) - 1) for s in sequences]
         unread = [self._unread(sequence) for sequence in sequences]
-        lengths = self._lengths(sequences, unread, company, most)
+        if looks or sum(self._plan) > most:
+            self._plan = self._lengths(sequences, trusts, rooms, unread, company, most)
+        lengths = [max(0, min(pair)) for pair in zip(self._plan, rooms, strict=True)]
         if not any(lengths):
             return [[]] * len(sequences)
         wanted = list(zip(sequences, lengths, strict=True))
@@ -177,17 +189,16 @@ class Speculator:
         tokens = self.proposer.unread(sequence)
         return tokens if tokens > FEW else 0
 
-    def _lengths(self, sequences: list[Sequence], unread: list[int], company: int, most: int) -> list[int]:
+    def _lengths(
+        self, sequences: list[Sequence], trusts: list[Trust], rooms: list[int], unread: list[int], company: int,
+        most: int,
+    ) -> list[int]:  # fmt: skip
         """How many tokens to guess of each."""
-        trusts = [self._trust(sequence) for sequence in sequences]
-        if not sequences or most < 1 or not self.worth.knows(company):
-            return [0] * len(sequences)
         done = [len(sequence.generated) for sequence in sequences]
         left = [min(s.most - n, max(LIKELY, n)) for s, n in zip(sequences, done, strict=True)]
         choice = Choice(
-            self.worth, company, most, [trust.right for trust in trusts],
-            [min(MOST_GUESSED, s.most - n - 1) for s, n in zip(sequences, done, strict=True)],
-            unread, left, max(map(add, done, left)) * self.worth.seconds(company, []),
+            self.worth, company, most, [trust.right for trust in trusts], rooms, unread, left,
+            max(map(add, done, left)) * self.worth.seconds(company, []),
         )  # fmt: skip
         lengths = choice.known()
         if any(unread):

@@ -10,7 +10,6 @@ So trying costs no more than these shares, whatever the texts and the machine ar
 from __future__ import annotations
 
 from collections import deque
-from statistics import fmean
 
 SHARE = 0.2  # of a new measurement in an average
 ALLOWANCE, LEAST_ALLOWANCE = 0.02, 0.0025  # of the time may go to tries
@@ -28,7 +27,8 @@ FEW = 16  # tokens of prompts, from which on what each takes can be told
 
 class Worth:
     def __init__(self, typical_making: float = 0.0) -> None:
-        """`typical_making`: of a step, for a guessed token of each sequence, until it has been measured."""
+        """`typical_making`: of a step, for a guessed token of each sequence, until it has been measured; 0: so little
+        that it does not count."""
         self.saved = 0.0  # seconds, in all
         self.account = 0.0  # seconds that may be lost
         self._allowance = ALLOWANCE
@@ -79,6 +79,8 @@ class Worth:
 
     def observe_making(self, lengths: list[int], read: int, seconds: float) -> None:
         """What it took to make guesses of these lengths, after reading so many tokens."""
+        if not self._typical_making:
+            return
         count, longest = sum(length > 0 for length in lengths), max(lengths)
         self._made = seconds
         if not read:
@@ -131,7 +133,8 @@ class Worth:
         last = self._last.setdefault(sequences, deque(maxlen=LAST))
         last.append(seconds)
         cut = len(last) // 4
-        self._plain[sequences] = plain = fmean(sorted(last)[cut : len(last) - cut])
+        middle = sorted(last)[cut : len(last) - cut]
+        self._plain[sequences] = plain = sum(middle) / len(middle)
         return plain
 
     def _see_extra(self, sequences: int, guessed: int, seconds: float) -> None:
