@@ -28,7 +28,7 @@ class DraftModel:
 
     def unread(self, sequence: Sequence) -> int:
         draft = self._drafts.get(sequence)
-        return len(sequence.tokens) - (draft.computed if draft else 0)
+        return max(0, len(sequence.tokens) - (draft.computed if draft else 0))
 
     def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         goals = {}  # draft: tokens that it shall have
@@ -65,11 +65,12 @@ class DraftModel:
         """Until each has come to its goal, and pauses there."""
         scheduler = self.engine.scheduler
         while goals:
-            self.engine.step()
+            served = self.engine.step()
             for draft in [draft for draft, goal in goals.items() if len(draft.tokens) >= goal]:
                 scheduler.pause(draft)
                 del goals[draft]
-            if goals and not scheduler.running:  # those that pause have all the memory
+            # Those that pause have all the memory, if the others did not just wait for what they have in common.
+            if goals and not scheduler.running and not served:
                 self._make_room(goals)
 
     def _make_room(self, goals: dict[Sequence, int]) -> None:

@@ -265,6 +265,18 @@ def test_a_draft_model_computes_a_text_once(tmp_path: Path) -> None:
         assert sum(computed) < 50 + 1.4 * speculator.guessed + 16
 
 
+def test_a_draft_model_guesses_texts_that_begin_alike(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", "Q4_0")
+    with opened(path, threads=1) as small:
+        draft = DraftModel(small, 320)
+        texts = [small.prepare([*range(40, 80), i], SamplingParams(max_tokens=9)) for i in range(3)]
+        assert [len(guess) for guess in draft.guess([(text, 2) for text in texts])] == [2, 2, 2]
+        assert [draft.unread(text) for text in texts] == [0, 0, 0]
+        for text in texts:
+            draft.forget(text)
+        assert small.cache.free_blocks == small.cache.blocks
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_a_draft_model_with_little_memory(architecture: str, batch: int, tmp_path: Path) -> None:
