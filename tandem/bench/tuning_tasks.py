@@ -26,7 +26,7 @@ from tandem.program.program import Program
 
 Sizes = tuple[tuple[int, ...], ...]
 # Tokens of a step, by the buckets that GPUs record: those together share a choice.
-SIZES: Sizes = ((1,), (2, 4), (8,), (16,), (32,), (64,), (128, 256, 512))
+SIZES: Sizes = ((1,), (2,), (4,), (8,), (16,), (32,), (64,), (128, 256, 512))
 SEQUENCES = (
     (1,),
     (2, 4),

@@ -9,11 +9,14 @@ from itertools import product
 import numpy as np
 import pytest
 
+from tandem.devices.choices import NOTHING
+from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.capabilities import Capabilities, MatrixShape
 from tandem.devices.vulkan.grids import GRIDS, Dispatch, turning_attention
 from tandem.devices.vulkan.pipelines import SPIRV
 from tandem.kernels import all_kernels, matmul, rope
 from tandem.kernels.kernel import Kernel, Scalars
+from tandem.kernels.panels import LANES, LAYOUT_NAMES
 from tests.vulkan.machines import ALL_MAPPED
 
 pytestmark = pytest.mark.fast
@@ -22,7 +25,7 @@ SHAPES = (MatrixShape(16, 16, 16, "f16", "f16", "f32"), MatrixShape(16, 8, 16, "
 MATRICES = replace(ALL_MAPPED, subgroup_min=32, subgroup_max=32, matrix_shapes=SHAPES, shared_memory=48 << 10)
 COUNTS = [
     {"tokens": n, "rows": min(n, 64), "work": work}
-    for n in (1, 2, 8, 9, 16, 17, 32, 64, 65, 512)
+    for n in (1, 2, 4, 8, 9, 16, 17, 32, 64, 65, 512)
     for work in (1, n)
 ]
 
@@ -41,7 +44,10 @@ def test_dispatches_fit_a_gpu_with_matrix_units(fragments: bool) -> None:
     device = replace(MATRICES, fragments=fragments)
     shaders = {path.stem for path in SPIRV.glob("*.spv")}
     rng = np.random.default_rng(0)
-    large = [matmul.product_case("q4_0", 1, 8192, 256, epilogue, 0, rng).scalars for epilogue in (0, 2)]
+    product = matmul.product_case("q4_0", 1, 64, 256, 0, 0, rng).scalars
+    large: list[Scalars] = [
+        {**product, "rows": 8192, "columns": n, "epilogue": e} for n in (256, 5376) for e in (0, 2)
+    ]
     for kernel in all_kernels().values():
         for dispatch in dispatches(kernel, device, large if kernel.name == "matmul_q4_0" else []):
             assert (dispatch.shader or kernel.name) in shaders
@@ -53,6 +59,7 @@ def test_dispatches_fit_a_gpu_with_matrix_units(fragments: bool) -> None:
             if named := re.search(r"_[qx]u(\d)n(\d)$", dispatch.shader):
                 pairs, tiles = map(int, named.groups())
                 threads, shares = dispatch.constants
+                assert threads <= device.workgroup_invocations
                 units, each = threads // 32 // shares, 64 * pairs * tiles  # float4s of a subgroup
                 assert (
                     shares // 2 * units * each <= MEETING
@@ -116,3 +123,41 @@ def test_whole_rounds_do_not_leave_a_gpu_idle() -> None:
             "columns": columns,
         }
         assert GRIDS["matmul_q4_0"](scalars, ONE, device).constants[0] == threads
+
+
+@pytest.mark.parametrize("least, most", [(8, 8), (16, 16), (32, 32), (64, 64), (8, 32), (32, 64)])
+def test_dot_products_fit_gpus_with_any_subgroups(least: int, most: int) -> None:
+    """With the threads of the rule and with those the tuner tries, of few columns and many."""
+    small = matmul.product_case("q4_0", 1, 64, 256, 0, 0, np.random.default_rng(0)).scalars
+    memory = 32 << 10 if least == 8 else 16 << 10  # 16: the least that Vulkan allows
+    features = ALL_MAPPED.features | {"subgroupSizeControl"}
+    shapes = [(40, 32), (64, 288), (576, 1536), (5376, 5376), (262208, 21504)]
+    for kind, threads, (rows, columns), glu in product(
+        ("discrete", "integrated", "software"), (256, 384, 1024), shapes, (False, True)
+    ):
+        device = replace(ALL_MAPPED, kind=kind, features=features, workgroup_invocations=threads, shared_memory=memory,
+                         subgroup_min=least, subgroup_max=most)  # fmt: skip
+        rows = -(-rows // 64) * 64 if glu else rows
+        scalars = {**small, "rows": rows, "columns": columns, "epilogue": 2 * glu}
+        for layout, tokens in product(("q4_0", "q6_k") if columns % 256 == 0 else ("q4_0",), (1, 2, 4, 8)):
+            kernel, counts = f"matmul_{layout}", {"tokens": tokens, "rows": tokens, "work": tokens}
+            scalars["format"] = LAYOUT_NAMES.index(layout)
+            tried = tuned.candidates(kernel, scalars, counts, device) if threads == 1024 else []
+            for choice in (NOTHING, *tried):
+                with device.choices.trying(choice):
+                    fits_dot_products(GRIDS[kernel](scalars, counts, device), device, tokens, columns)
+
+
+def fits_dot_products(dispatch: Dispatch, device: Capabilities, tokens: int, columns: int) -> None:
+    """As matmul.slang's Place cuts a workgroup: a panel's threads are whole subgroups, whose sums have room to meet."""
+    threads, glu, meeting, *row = dispatch.constants
+    panels, of_lane = 4 if glu else 1, 2 if dispatch.shader.endswith("_glu") else 1
+    assert (of_lane == 2) == (bool(glu) and tokens <= 2) and f"_t{tokens}" in dispatch.shader
+    assert row == ([columns] if tokens <= 2 else [])
+    assert 0 < threads <= device.workgroup_invocations and dispatch.x > 0
+    share, sizes = threads * of_lane // panels, [8, 16, 32, 64]
+    allowed = [n for n in sizes if device.subgroup_min <= n <= device.subgroup_max]
+    for lanes in [dispatch.subgroup] if dispatch.subgroup else allowed:
+        assert threads % lanes == share % lanes == share % LANES == 0
+        assert panels * (share // lanes) * LANES * tokens <= meeting
+    assert 4 * meeting + 1024 <= device.shared_memory

@@ -83,6 +83,7 @@ def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def products() -> Iterator[Case]:
     rng = np.random.default_rng(3)
     for layout, tokens, rows, columns, epilogue in (
+        ("q4_0", 3, 4112, 64, 0), ("q4_0", 4, 128, 64, 1),  # the former in two pairs of panels
         ("q4_0", 5, 40, 512, 0), ("q4_0", 12, 128, 512, 2), ("q4_0", 30, 96, 64, 0), ("q4_0", 64, 80, 96, 0),
         ("q4_0", 100, 112, 256, 0), ("q4_0", 66, 4096, 32, 0), ("q4_k", 12, 48, 256, 0), ("q6_k", 5, 128, 512, 2),
     ):  # fmt: skip

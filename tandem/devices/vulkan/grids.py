@@ -286,7 +286,7 @@ def _matmul_dots(
 
 def _even(layout: str, columns: int, threads: int, glu: bool, tokens: int) -> bool:
     """Whether so many threads a panel, with the blocks that each has on its way, go through a row in whole rounds."""
-    # As matmul.slang has them: for GLU two panels share threads (of Q4_1, Q5 and Q8_0 with more blocks than here).
+    # As matmul.slang has them: for GLU two panels share threads (one token of Q4_1, Q5 and Q8_0 has more blocks).
     one = layout in ("q4_k", "q5_k") or (layout == "q6_k" and tokens == 2)
     blocks = 1 if one and not glu else 2
     return columns // 32 % (threads // LANES * blocks) == 0
