@@ -32,10 +32,15 @@ class DraftModel:
 
     def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         goals = {}  # draft: tokens that it shall have
-        for sequence, count in wanted:
-            if count and (draft := self._begin(sequence, count)):
-                goals[draft] = len(sequence.tokens) + count
-        self._run(dict(goals))
+        try:
+            for sequence, count in wanted:
+                if count and (draft := self._begin(sequence, count)):
+                    goals[draft] = len(sequence.tokens) + count
+            self._run(goals)
+        except BaseException:  # those that are on their way would be begun a second time
+            for sequence, _ in wanted:
+                self.forget(sequence)
+            raise
         found = []
         for sequence, count in wanted:
             guess = self._drafts[sequence].tokens[len(sequence.tokens) :] if sequence in self._drafts else []
@@ -65,12 +70,12 @@ class DraftModel:
         """Until each has come to its goal, and pauses there."""
         scheduler = self.engine.scheduler
         while goals:
-            served = self.engine.step()
+            before = [draft.computed for draft in goals]
+            stuck = not self.engine.step() and before == [draft.computed for draft in goals]
             for draft in [draft for draft, goal in goals.items() if len(draft.tokens) >= goal]:
                 scheduler.pause(draft)
                 del goals[draft]
-            # Those that pause have all the memory, if the others did not just wait for what they have in common.
-            if goals and not scheduler.running and not served:
+            if stuck:  # those that pause have all the memory, or all the places
                 self._make_room(goals)
 
     def _make_room(self, goals: dict[Sequence, int]) -> None:

@@ -136,8 +136,8 @@ class Scheduler:
                 chunk.sequence.computed += right
 
     def pause(self, sequence: Sequence) -> None:
-        """Takes it out of the steps; its slot and blocks stay."""
-        self.running.remove(sequence)
+        """Takes it out of the steps; its slot and blocks stay, if it was not put back while its last step ran."""
+        (self.running if sequence.slot >= 0 else self.waiting).remove(sequence)
 
     def resume(self, sequence: Sequence, tokens: list[int]) -> bool:
         """Goes on with a text that begins like that of a sequence which pauses; False if blocks that others may have,
@@ -145,7 +145,7 @@ class Scheduler:
         pairs = enumerate(zip(sequence.tokens, tokens, strict=False))
         same = next((i for i, (one, other) in pairs if one != other), len(tokens))
         computed = min(sequence.computed, same, len(tokens) - 1)
-        if self.cache.slides or computed < sequence.tables[0].named * KV_BLOCK:
+        if sequence.slot < 0 or self.cache.slides or computed < sequence.tables[0].named * KV_BLOCK:
             return False
         del sequence.keys[computed // KV_BLOCK :]
         sequence.tokens[:], sequence.computed, sequence.due = tokens, computed, 0

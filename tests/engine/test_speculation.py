@@ -14,9 +14,11 @@ import pytest
 from tandem import LLM
 from tandem.devices.cpu import device as cpu
 from tandem.engine.draft import DraftModel, check_vocabularies
+from tandem.engine.kv_cache import KVCache
 from tandem.engine.kv_plan import HEADROOM
 from tandem.engine.lookup import Index, Lookup
 from tandem.engine.params import SamplingParams
+from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.speculation import PATIENCE, Chance, Speculator, best_lengths
 from tandem.errors import DoesNotFitError, RequestError
@@ -298,6 +300,67 @@ def test_a_draft_model_with_little_memory(architecture: str, batch: int, tmp_pat
         )
         assert speculator.right > 10
         assert small.cache.free_blocks == small.cache.blocks and not small.scheduler.running
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_draft_model_whose_memory_those_that_pause_have(
+    turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts grow beyond it while others pause, and some are put back while their last step runs."""
+    path, random = write_model(tmp_path / "tiny.gguf", "Q4_0"), Random(1)
+    monkeypatch.setattr(cpu.CPUDevice, "turns", turns)
+    with opened(path, threads=1) as small:
+        limits = replace(small.scheduler.limits, tokens=8)
+        small.cache = KVCache(small.cache.windows, (limits.blocks,))  # one context
+        small.scheduler = Scheduler(limits, small.cache)
+        step, steps = small.step, 0
+
+        def counted() -> list[Sequence]:
+            nonlocal steps
+            steps += 1
+            assert steps < 1000, "it waits for ever"
+            return step()
+
+        small.step = counted  # type: ignore[method-assign]
+        draft, made = DraftModel(small, 320), 0
+        for _ in range(20):
+            texts = [
+                small.prepare(
+                    [random.randrange(320) for _ in range(random.randrange(1, 120))], SamplingParams()
+                )
+                for _ in range(6)
+            ]
+            for _ in range(15):
+                steps = 0
+                chosen = [text for text in texts if random.random() < 0.6]
+                made += sum(map(bool, draft.guess([(text, random.randrange(9)) for text in chosen])))
+                for text in texts:
+                    text.tokens += [random.randrange(320) for _ in range(random.randrange(3))]
+            for text in texts:
+                draft.forget(text)
+            assert small.cache.free_blocks == small.cache.blocks and not small.scheduler.waiting
+        assert made > 300
+
+
+def test_a_draft_model_that_fails_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(write_model(tmp_path / "tiny.gguf", "Q4_0"), threads=1) as small:
+        draft = DraftModel(small, 320)
+        texts = [small.prepare([*range(40, 80), i], SamplingParams(max_tokens=9)) for i in range(3)]
+        wanted = [(text, 3) for text in texts]
+        expected = draft.guess(wanted)
+        step, left = small.step, [1, 0]
+
+        def fails() -> list[Sequence]:
+            if not left.pop():
+                return step()
+            raise MemoryError
+
+        monkeypatch.setattr(small, "step", fails)
+        with pytest.raises(MemoryError):
+            draft.guess(wanted)
+        monkeypatch.setattr(small, "step", step)
+        assert not small.scheduler.running and small.cache.free_blocks == small.cache.blocks
+        assert draft.guess(wanted) == expected
 
 
 def tokens_without_stops(path: Path, wanted: list[Request]) -> list[list[int]]:
