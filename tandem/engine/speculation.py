@@ -152,36 +152,43 @@ class Speculator:
         self.steps = self.guessed = self.right = 0  # with guesses; tokens, of all requests
         self._hope = Chance(HOPE, LONG_MEMORY)  # for the next request, from those before
         self._plan: list[int] = []  # tokens to guess of each sequence, as it was chosen last
+        self._planned: list[int] = []  # numbers of these sequences
 
     def guess(self, sequences: list[Sequence], company: int, most: int) -> list[list[int]]:
         """Tokens that may follow in each, `most` at most in all. `company`: sequences that the step serves."""
         trusts = [self._trust(sequence) for sequence in sequences]
         if not sequences or most < 1 or not self.worth.knows(company):
-            self._plan = []
+            self._planned = []
             return [[]] * len(sequences)
         # While nobody has come and nothing has been guessed, it stays as it is: to choose takes a while.
-        looks = len(self._plan) != len(sequences) or any(trust.idle % LOOK == 1 for trust in trusts)
+        numbers = [sequence.number for sequence in sequences]
+        looks = numbers != self._planned or any(trust.idle % LOOK == 1 for trust in trusts)
         if not looks and not any(self._plan):
             return [[]] * len(sequences)
         rooms = [min(MOST_GUESSED, s.most - len(s.generated) - 1) for s in sequences]
         unread = [self._unread(sequence) for sequence in sequences]
         if looks or sum(self._plan) > most:
             self._plan = self._lengths(sequences, trusts, rooms, unread, company, most)
+            self._planned = numbers
         lengths = [max(0, min(pair)) for pair in zip(self._plan, rooms, strict=True)]
         if not any(lengths):
             return [[]] * len(sequences)
         wanted = list(zip(sequences, lengths, strict=True))
         begun = self.clock()
         found = self.proposer.guess(wanted)
-        read = sum(tokens for tokens, length in zip(unread, lengths, strict=True) if length)
-        self.worth.observe_making(lengths, read, self.clock() - begun)
+        read = sum(tokens for tokens, guess in zip(unread, found, strict=True) if guess)
+        made = [length if guess else 0 for length, guess in zip(lengths, found, strict=True)]
+        self.worth.observe_making(made, read, self.clock() - begun)
         guesses = []
-        for (sequence, length), guess in zip(wanted, found, strict=True):
+        for (sequence, length), trust, guess in zip(wanted, trusts, found, strict=True):
+            possible = guess
             if sequence.grammar and length:
-                guess = sequence.grammar.possible(sequence.grammar.forced()[:length] or guess)
-            guesses.append(guess)
-            if guess and sequence.trust:
-                sequence.trust.tried()
+                possible = sequence.grammar.possible(sequence.grammar.forced()[:length] or guess)
+            if guess or possible:
+                trust.tried()
+            if guess and not possible:  # made in vain
+                trust.learn(1, 0)
+            guesses.append(possible)
         return guesses
 
     def _unread(self, sequence: Sequence) -> int:

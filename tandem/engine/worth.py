@@ -78,11 +78,13 @@ class Worth:
         return self.account + DEBT * whole
 
     def observe_making(self, lengths: list[int], read: int, seconds: float) -> None:
-        """What it took to make guesses of these lengths, after reading so many tokens."""
+        """What it took to make guesses of these lengths, after reading so many tokens; there may be none after all."""
         if not self._typical_making:
             return
         count, longest = sum(length > 0 for length in lengths), max(lengths)
         self._made = seconds
+        if not longest:
+            return
         if not read:
             self._making[count] = _average(self._making.get(count), seconds / longest)
         else:
@@ -93,10 +95,12 @@ class Worth:
         """What a step took, with the making of its guesses. With tokens of prompts, what the guesses took cannot be
         told; it is taken to be what it was."""
         plain, made, self._made = self._plain.get(sequences), self._made, 0.0
+        if made >= seconds:
+            made = 0.0  # for a step that nobody came to see
         self._judge_last()
-        if prompts > FEW and not guessed:
+        if prompts > FEW and not guessed and not made:
             self._prompt = _average(self._prompt, max(0.0, seconds - (plain or 0.0)) / prompts)
-        if not guessed and not prompts:
+        if not guessed and not prompts and not made:  # nor were guesses made in vain
             plain = self._see_plain(sequences, seconds)
             self._guessing = 0
         elif guessed and plain is not None:
@@ -108,7 +112,8 @@ class Worth:
             if not prompts:
                 self._see_extra(sequences, guessed, max(0.0, computing - plain))
             self._token = plain / sequences
-            self._add(plain - made - computing)
+            self._add(plain - computing)
+        self._add(-made)
         if plain is not None:
             most = max(CREDIT * plain, self._wish)
             self.account = min(self.account + self._allowance * seconds, most)

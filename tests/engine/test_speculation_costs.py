@@ -127,6 +127,60 @@ def test_texts_are_not_read_where_that_cannot_pay(right: float) -> None:
     assert machine.texts_read == 0
 
 
+class Other:
+    """A form of answers that no guess has."""
+
+    ended = False
+
+    def forced(self) -> list[int]:
+        return []
+
+    def possible(self, guess: list[int]) -> list[int]:
+        return []
+
+    def accept(self, token: int) -> bool:
+        return True
+
+
+def test_guesses_that_may_not_come_are_given_up() -> None:
+    """Each takes its time to make, and no step shows that it was wrong."""
+    machine = Machine(1, 256, 0.9)
+    prepare = machine.engine.prepare
+    machine.slower()
+    before = machine.speculator.worth.seconds(1, [])
+    machine.engine.prepare = lambda prompt, params: prepare(prompt, params, grammar=Other())  # type: ignore[method-assign, assignment, arg-type, misc]
+    times = [machine.slower() for _ in range(6)]
+    assert max(times) < 1.07 and sum(times) / len(times) < 1.05, times
+    assert machine.speculator.worth.seconds(1, []) < 1.1 * before, "steps do not take longer for that"
+
+
+def test_a_text_that_cannot_be_read_says_nothing_of_others() -> None:
+    """One that is longer than the draft model's context, say."""
+    machine = Machine(1, 96, 0.9)
+    for _ in range(3):
+        machine.slower()
+    worth = machine.speculator.worth
+    before, making = worth.reading(1, 1000), worth.seconds(1, [4])
+    machine.guess = lambda wanted: [[] for _ in wanted]  # type: ignore[method-assign]
+    machine._read.clear()
+    machine.slower()
+    assert worth.reading(1, 1000) == before and worth.seconds(1, [4]) == pytest.approx(making, rel=0.1)
+
+
+def test_what_was_chosen_for_one_is_not_taken_for_another() -> None:
+    """Parts of a batch take turns where layers are split over devices."""
+    machine = Machine(1, 96, 0.9)
+    machine.slower()
+    good, bad = (machine.engine.prepare([1] * 45, SamplingParams(max_tokens=96)) for _ in range(2))
+    for sequence, right in ((good, True), (bad, False)):
+        machine.speculator.guess([sequence], 1, 16)
+        for _ in range(20):
+            machine.speculator.learn(sequence, 1, right)
+    for _ in range(2):
+        assert machine.speculator.guess([good], 1, 16) != [[]]
+        assert machine.speculator.guess([bad], 1, 16) == [[]]
+
+
 def test_tries_become_rarer_while_they_are_in_vain() -> None:
     machine = Machine(1, 256, 0.05)
     for _ in range(10):
