@@ -20,10 +20,8 @@ from tandem.devices.vulkan.device import VulkanDevice
 from tandem.program.program import Launch, Program
 
 STREAMED = Workload("decode", 1, 1, 160)
-ROUNDS, SECONDS = (
-    5,
-    0.1,
-)  # of each shape in turn: a GPU that waited, or that something slows down, is slow for a while
+ROUNDS = 5  # through all shapes in turn: a GPU that waited, or that something slows down, is slow for a while
+SECONDS = 0.1  # of a shape, in each
 LEAST_BYTES = 4e9  # of a row, so that its beginning and end do not count, and no cache has what comes again
 
 
@@ -53,10 +51,8 @@ class _Row:
         assert isinstance(device, VulkanDevice)
         nbytes = sum(launch.cost({"tokens": 1, "rows": 1, "work": 1}).bytes for launch in launches)
         row = [replace(launch, barrier=False) for launch in launches] * max(1, round(LEAST_BYTES / nbytes))
-        self.recording, self.count = (
-            device.record(Program(row, whole.max_counts, whole.arena_bytes)),
-            len(row),
-        )
+        self.recording = device.record(Program(row, whole.max_counts, whole.arena_bytes))
+        self.count = len(row)
 
     def seconds(self) -> float:
         """Of a launch."""
