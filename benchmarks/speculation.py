@@ -3,9 +3,10 @@
     python -m benchmarks.speculation [--parts lookup,draft] [--batches 1,4,16] [--rounds 7] [--output FILE]
 
 Prompt lookup: editing code (answers repeat their prompts) and telling stories, drawn at temperature 1 (nothing
-repeats). A draft model: questions about programming, for 1, 4 and 16 at a time. Each round asks something new, so that
-neither model has read its prompts before; what the draft model takes to read them counts. Times are of whole requests,
-and of the tokens that come once all have their first.
+repeats). A draft model: questions about programming, for 1, 4 and 16 at a time, as the engine chooses and with guesses
+at every step, whether they pay or not: so it is seen how many are right where it would make none. Each round asks
+something new, so that neither model has read its prompts before; what the draft model takes to read them counts. Times
+are of whole requests, and of the tokens that come once all have their first.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from benchmarks.against_llama_cpp import machine, say, versions
 from benchmarks.workers import HERE
 from tandem import LLM, SamplingParams
 from tandem.bench.statistics import ratio_of_medians, summarise
+from tandem.engine.sequence import Sequence
+from tandem.engine.speculation import Proposer, Speculator, Trust
+from tandem.engine.worth import Worth
 from tests.packages import model_path
 
 LOOKUP_MODELS = ("qwen2.5-coder-1.5b", "smollm2")
 DRAFT, DRAFTED = "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
 TOKENS = {"qwen2.5-coder-1.5b": 96, "smollm2": 256}  # of an answer
-LEAST = 0.95  # of the speed without guesses
+LEAST = 0.95  # of the speed without guesses, where the engine chooses
+ALWAYS = 3  # tokens of each sequence, where it does not
 CODE = '''class {Noun}Store:
     """Keeps {noun}s by name, and knows which were used last."""
 
@@ -85,6 +90,27 @@ def story(n: int) -> str:
 def question(n: int) -> str:
     noun = NOUNS[n % len(NOUNS)]
     return f"Write a Python function that {ASKED[n % len(ASKED)].format(noun)}, and explain it."
+
+
+class Unconcerned(Worth):
+    def knows(self, sequences: int) -> bool:
+        return True
+
+
+class Always(Speculator):
+    """As many tokens at every step, whether they pay or not."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        super().__init__(proposer, Unconcerned(proposer.typical))
+
+    def _lengths(
+        self, sequences: list[Sequence], trusts: list[Trust], rooms: list[int], unread: list[int], company: int,
+        most: int,
+    ) -> list[int]:  # fmt: skip
+        return [max(0, min(ALWAYS, room, most // len(rooms))) for room in rooms]
+
+    def should_wait(self, sequence: Sequence) -> bool:
+        return True
 
 
 class Rounds:
@@ -173,8 +199,13 @@ def draft_rows(batches: list[int], rounds: int, threads: int, device: str) -> It
             draft=model_path(DRAFT),
         ) as llm:
             tokens, fewer = max(32, TOKENS[DRAFTED] // (1 + batch // 8)), max(3, rounds - batch // 4)
-            found = Rounds(llm, question, batch, tokens, 0.0).measure(min(rounds, fewer))
-        yield {"model": DRAFTED, "guesses": f"draft {DRAFT}", "task": "questions", **found}
+            asked = Rounds(llm, question, batch, tokens, 0.0)
+            row = {"model": DRAFTED, "guesses": f"draft {DRAFT}", "task": "questions"}
+            yield row | asked.measure(min(rounds, fewer))
+            assert asked.speculator
+            asked.speculator = Always(asked.speculator.proposer)
+            row["guesses"] += f", always {ALWAYS}"
+            yield row | {"always": True} | asked.measure(min(rounds, fewer))
 
 
 def line(row: dict[str, Any]) -> str:
@@ -182,7 +213,7 @@ def line(row: dict[str, Any]) -> str:
     whole = ratio_of_medians(row["without_seconds"], row["with_seconds"])
     off, on = summarise(row["without_tokens_per_s"]), summarise(row["with_tokens_per_s"])
     share = f"{100 * row['right'] / row['guessed']:.0f}%" if row["guessed"] else "none"
-    verdict = "" if speed.value >= LEAST else " (slower than allowed)"
+    verdict = "" if speed.value >= LEAST or row.get("always") else " (slower than allowed)"
     return (
         f"| {row['model']} | {row['guesses']} | {row['task']} | {row['batch']} | {off.median:.1f} ±{off.mad:.1f} "
         f"| {on.median:.1f} ±{on.mad:.1f} | {speed.value:.2f} ({speed.low:.2f}-{speed.high:.2f}){verdict} "
