@@ -29,8 +29,8 @@ $(VENV)/dev-installed: $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable '.[dev,peers,clients,ray]'
 	@touch $@
 
-core: tandem/devices/cpu/libtandem.so
-tandem/devices/cpu/libtandem.so: $(SOURCES) setup.py $(VENV)/installed
+core: tandem/native/libtandem.so
+tandem/native/libtandem.so: $(SOURCES) setup.py $(VENV)/installed
 	@$(BIN)/python -c "import setup; from pathlib import Path; setup.compile_core(Path('build/core'), Path('$@'))"
 
 # Only after a change of a kernels/*.slang: the SPIR-V is kept in the repository.
@@ -90,4 +90,4 @@ wheel: $(VENV)/installed
 	@ls $(DIST)
 
 clean:
-	rm -rf build dist *.egg-info tandem/devices/cpu/libtandem.so
+	rm -rf build dist *.egg-info tandem/native/libtandem.so

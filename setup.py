@@ -34,7 +34,7 @@ ISAS = {
 def compile_core(build: Path, library: Path) -> None:
     """Compiles what is older than its sources and links `library`."""
     cc = os.environ.get("CC", "gcc")
-    include = [f"-I{ROOT / 'tandem' / 'devices' / 'cpu'}"]
+    include = [f"-I{ROOT / 'tandem' / 'kernels'}"]
     headers = max(p.stat().st_mtime for p in (ROOT / "tandem").rglob("*.h"))
     jobs: list[tuple[Path, Path, list[str]]] = []
     for source in sorted((ROOT / "tandem").rglob("*.c")):
@@ -68,10 +68,10 @@ def write_declarations(module: Path) -> None:
     """What cffi makes of exports.h, as a module that needs no parser when it is imported."""
     import cffi
 
-    text = (ROOT / "tandem" / "devices" / "cpu" / "exports.h").read_text()
+    text = (ROOT / "tandem" / "native" / "exports.h").read_text()
     ffi = cffi.FFI()
     ffi.cdef("\n".join(line.partition("//")[0] for line in text.splitlines()))
-    ffi.set_source("tandem.devices.cpu._core", None)
+    ffi.set_source("tandem.native._core", None)
     partial = module.with_suffix(".partial")
     ffi.emit_python_code(str(partial))
     partial.replace(module)
@@ -81,7 +81,7 @@ class BuildWithCore(build_py):
     def run(self) -> None:
         super().run()
         package = ROOT if self.editable_mode else Path(self.build_lib)
-        compile_core(ROOT / "build" / "core", package / "tandem" / "devices" / "cpu" / "libtandem.so")
+        compile_core(ROOT / "build" / "core", package / "tandem" / "native" / "libtandem.so")
 
 
 class AnyPythonWheel(bdist_wheel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.bench.bandwidth import HostReads
-from tandem.bench.limits import host_ops
+from tandem.bench.roofline import host_ops
 
 READ = 1e9  # bytes a measurement reads at least
 

@@ -27,8 +27,8 @@ from benchmarks.plan_rows import (
     prefill,
 )
 from tandem.bench.hardware import calibration_of, load_hardware
-from tandem.bench.plan import KERNELS
 from tandem.cli import main
+from tandem.plan.predict import KERNELS
 
 DOCS = Path(__file__).parents[1] / "docs" / "PLAN.md"
 QUESTION = (

@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks import figures
 from tandem.bench.hardware import Hardware, load_hardware
-from tandem.bench.plan import Planned, added
 from tandem.bench.runs import Step
 from tandem.model.synthetic import SyntheticModel
+from tandem.plan.predict import Planned, added
 
 CONTEXT = 32768
 # Published files mix formats; these are as large as they are.

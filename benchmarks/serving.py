@@ -30,7 +30,7 @@ from benchmarks.measures import TEXT
 from benchmarks.workers import HERE
 from tandem.bench.machine import DISTURBED, busy_seconds
 from tandem.bench.statistics import median_interval, ratio_of_medians
-from tandem.model.gguf import GGUF
+from tandem.gguf.file import GGUF
 from tandem.model.tokenizer import Tokenizer
 from tests.packages import model_path
 

@@ -33,8 +33,8 @@ def streams(bench: Bench) -> list[dict[str, Any]]:
     for launch in program.launches:
         if launch.kernel.name.startswith("matmul"):
             shapes.setdefault((launch.kernel.name, value_name(launch)), []).append(launch)
-    with step_written(bench, STREAMED, step) as turn:
-        turn.recording.replay()
+    with step_written(bench, STREAMED, step) as step_slot:
+        step_slot.recording.replay()
         rows = [_Row(bench, launches) for launches in shapes.values()]
         best = np.min([[row.seconds() for row in rows] for _ in range(ROUNDS)], axis=0)
     return [

@@ -24,7 +24,7 @@ class Side:
         self.sequences: list[Sequence] = []
         self.inside = 0.0  # seconds in the C core so far
         self.engine.scheduler.share = False  # every round computes its prompts
-        recording: Any = self.engine.turns[0].recording
+        recording: Any = self.engine.step_slots[0].recording
         self._start, recording.start = recording.start, self._timed_start
 
     def _timed_start(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.kernels.formats import by_name, quantise
+from tandem.gguf.formats import by_name, quantise
 
 NUMBERS = {
     "u8": (0, "<B"),

@@ -21,10 +21,9 @@ from tandem import cli
 from tandem.bench import bandwidth, runs
 from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.benchmark import take
-from tandem.bench.limits import OVER, measure_limits
-from tandem.bench.plan import Planned
 from tandem.bench.profile import profile
 from tandem.bench.result import Result, Row
+from tandem.bench.roofline import OVER, measure_limits
 from tandem.bench.rows import make_row
 from tandem.bench.runs import Bench, Workload, added, least_cost, step_costs
 from tandem.bench.sensors import Sensors
@@ -33,6 +32,7 @@ from tandem.cli.terminal import without_folder
 from tandem.devices.cpu.device import CPUDevice
 from tandem.errors import DoesNotFitError, ModelNotFoundError, RequestError
 from tandem.model.synthetic import SyntheticModel
+from tandem.plan.predict import Planned
 from tests.bench_data import result
 
 WORKLOADS = [Workload("prefill", 40), Workload("decode", 4, 3, 100), Workload("decode", 2, 1, 608)]
@@ -121,7 +121,7 @@ def test_rounds_are_what_was_asked_for(bench: Bench) -> None:
 
 
 def test_a_known_delay_is_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    recording: Any = bench.engine.turns[0].recording
+    recording: Any = bench.engine.step_slots[0].recording
     start = recording.start
     monkeypatch.setattr(recording, "start", lambda: (time.sleep(0.05), start()))
     row = bench.measure(Workload("decode", 4, 3, 100), rounds=3)
@@ -132,7 +132,7 @@ def test_a_known_delay_is_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch
 
 def test_a_planted_outlier_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock of its own, so that what other processes do has no part in it."""
-    recording: Any = bench.engine.turns[0].recording
+    recording: Any = bench.engine.step_slots[0].recording
     start, steps, now = recording.start, itertools.count(), 0.0
     slow = 4 * 3  # steps of the round that warms up, and of two more
 

@@ -17,16 +17,19 @@ from typing import Any
 
 import pytest
 
-from tandem.bench import doctor, doctor_finding, doctor_gpu, doctor_host
-from tandem.bench.doctor import as_data, examine, without_names
-from tandem.bench.doctor_caches import kept, models
-from tandem.bench.doctor_finding import Finding, Place
-from tandem.bench.doctor_host import memory_modules
-from tandem.bench.doctor_vulkan import VulkanAnswer, ask_vulkan
 from tandem.cli import main
 from tandem.devices.choices import Choices, write_choices
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.paths import features_of_all_models
+from tandem.doctor import doctor
+from tandem.doctor import finding as doctor_finding
+from tandem.doctor import gpu as doctor_gpu
+from tandem.doctor import host as doctor_host
+from tandem.doctor.caches import kept, models
+from tandem.doctor.doctor import as_data, examine, without_names
+from tandem.doctor.finding import Finding, Place
+from tandem.doctor.host import memory_modules
+from tandem.doctor.vulkan import VulkanAnswer, ask_vulkan
 from tandem.errors import DeviceError
 from tests.npu.machine import phoenix
 from tests.vulkan import conftest

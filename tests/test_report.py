@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.bench import doctor, kernel_checks, report
-from tandem.bench.doctor_finding import Finding
+from tandem.bench import kernel_checks
 from tandem.bench.kernel_checks import Checked, check_kernels, open_for_checks
-from tandem.bench.report import Report, _save
 from tandem.cli import main
 from tandem.cli.report import _summary
+from tandem.doctor import doctor
+from tandem.doctor.finding import Finding
 from tandem.errors import DeviceError, DeviceLostError
 from tandem.kernels import all_kernels
 from tandem.kernels.kernel import Array
+from tandem.report import report
+from tandem.report.report import Report, _save
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "DOCTOR.md"
 # As on a machine with Python, NumPy and cffi alone; everything is there, but less of it than usual.
@@ -31,7 +33,9 @@ import sys
 for name in ("fastapi", "httptools", "jinja2", "llguidance", "prometheus_client", "pydantic", "regex", "rich",
              "uvicorn", "tests", "benchmarks"):
     sys.modules[name] = None
-from tandem.bench import bandwidth, doctor_finding, kernel_checks, report, runs
+from tandem.bench import bandwidth, kernel_checks, runs
+from tandem.doctor import finding as doctor_finding
+from tandem.report import report
 from tandem.kernels import all_kernels
 kernel_checks.all_kernels = lambda: {"norm": all_kernels()["norm"]}
 kernel_checks.large_products = lambda rng: iter(())
@@ -229,5 +233,5 @@ def test_the_summary_says_what_figures_are_worth(capsys: pytest.CaptureFixture[s
 @pytest.mark.fast
 def test_the_npu_has_its_own_report(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "npu" in Report("cpu", npu=True).sections() and "npu" not in Report("cpu").sections()
-    monkeypatch.setattr("tandem.bench.npu_report.collect", lambda: {"missing": "an NPU"})
+    monkeypatch.setattr("tandem.report.npu.collect", lambda: {"missing": "an NPU"})
     assert report.npu(lambda _: None) == {"missing": "an NPU"}

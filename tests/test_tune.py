@@ -14,13 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.bench import tune as tuning
-from tandem.bench import tuning_tasks
-from tandem.bench.plan import Planned
 from tandem.bench.sensors import Reading, Sensors
-from tandem.bench.trials import Bed, Space
-from tandem.bench.tune import Finding, choose, keep, tune, tuned_file
-from tandem.bench.tuning_tasks import Task, difference, tasks
 from tandem.cli import main
 from tandem.devices.choices import Choice, Choices, read_choices, shape_of, write_choices
 from tandem.devices.cpu import tuned as cpu
@@ -29,8 +23,14 @@ from tandem.devices.opening import open_device
 from tandem.kernels.kernel import Array, Counts, Scalars
 from tandem.kernels.layouts import q8_pack
 from tandem.model.synthetic import SyntheticModel
+from tandem.plan.predict import Planned
 from tandem.program.program import Program
 from tandem.settings import read_settings
+from tandem.tune import tasks as tuning_tasks
+from tandem.tune import tune as tuning
+from tandem.tune.tasks import Task, difference, tasks
+from tandem.tune.trials import Bed, Space
+from tandem.tune.tune import Finding, choose, keep, tune, tuned_file
 from tests.engine.test_batch_invariance import requests
 from tests.engine.tiny_models import opened, write_model
 

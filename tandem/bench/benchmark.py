@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from tandem import __version__
-from tandem.bench.limits import computes_on_cpu, impossible, measure_limits, raised
 from tandem.bench.machine import machine_facts
 from tandem.bench.peers import LlamaCpp
 from tandem.bench.profile import profile
 from tandem.bench.result import SCHEMA, Limits, Result
+from tandem.bench.roofline import computes_on_cpu, impossible, measure_limits, raised
 from tandem.bench.rows import FEW, launches, make_row
 from tandem.bench.runs import ROUNDS, Bench, Measured, Round, Workload
 from tandem.bench.sensors import Reading, Sensors

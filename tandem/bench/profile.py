@@ -14,7 +14,7 @@ from tandem.devices.device import Device
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.joining import SINGLE, find_joints
 from tandem.devices.vulkan.recording import bucket
-from tandem.engine.engine import Turn
+from tandem.engine.engine import StepSlot
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Chunk
 from tandem.kernels.kernel import Cost
@@ -80,15 +80,15 @@ def value_name(launch: Launch) -> str:
 
 def launch_seconds(bench: Bench, workload: Workload, step: Step) -> list[float]:
     """Of each launch of a step, run alone. The engine must have nothing else to do."""
-    with step_written(bench, workload, step) as turn:
-        turn.recording.replay()
-        times = [turn.recording.replay_timed() for _ in range(REPEATS)]
+    with step_written(bench, workload, step) as step_slot:
+        step_slot.recording.replay()
+        times = [step_slot.recording.replay_timed() for _ in range(REPEATS)]
         return [float(s) for s in np.median(times, axis=0)]
 
 
 @contextmanager
-def step_written(bench: Bench, workload: Workload, step: Step) -> Iterator[Turn]:
-    """A turn with that step in its inputs, to run all of it or parts."""
+def step_written(bench: Bench, workload: Workload, step: Step) -> Iterator[StepSlot]:
+    """A step_slot with that step in its inputs, to run all of it or parts."""
     engine = bench.engine
     chunks: list[Chunk] = []
     try:
@@ -97,9 +97,9 @@ def step_written(bench: Bench, workload: Workload, step: Step) -> Iterator[Turn]
             sequence.slot = slot
             chunks.append(Chunk(sequence, begin, count, True))
             engine.cache.reserve(sequence.tables, begin + count)
-        turn = engine.turns[0]
-        turn.batch.write(chunks)
-        yield turn
+        step_slot = engine.step_slots[0]
+        step_slot.batch.write(chunks)
+        yield step_slot
     finally:
         for chunk in chunks:
             engine.cache.release(chunk.sequence.tables)

@@ -31,7 +31,10 @@ def steady(engine: Engine, *, batch: int = 1, steps: int = 200, depth: int = 16)
         engine.submit([1 + i] * depth, params)
     with ExitStack() as undo:
         submits = _submits(engine.device, undo)
-        watches = [_Watch(turn.recording, engine.device.turns == 1, undo) for turn in engine.turns]
+        watches = [
+            _Watch(step_slot.recording, engine.device.step_slots == 1, undo)
+            for step_slot in engine.step_slots
+        ]
         for _ in range(WARM_UP):
             engine.step()
         for watch in watches:

@@ -7,9 +7,9 @@ import shutil
 import sys
 import textwrap
 
-from tandem.bench.doctor import as_data, examine
-from tandem.bench.doctor_finding import Finding
 from tandem.cli.terminal import note, print_json, printable
+from tandem.doctor.doctor import as_data, examine
+from tandem.doctor.finding import Finding
 
 COLOURS = {"pass": 32, "warn": 33, "fail": 31}
 NAME_WIDTH = 13

@@ -32,10 +32,10 @@ def tune_at_first_use(device: str | None, model: Path, no_tune: bool) -> None:
 
 
 def _tune_quickly(name: str, model: Path, folder: Path) -> None:
-    from tandem.bench.plan import Planned
-    from tandem.bench.tune import QUICK_LIMIT, keep, tune
     from tandem.devices.vulkan.device import VulkanDevice
     from tandem.model.model import open_model
+    from tandem.plan.predict import Planned
+    from tandem.tune.tune import QUICK_LIMIT, keep, tune
 
     device = opening.open_device(name)
     try:

@@ -7,9 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from tandem.bench.hardware import HOST_SHARE, Hardware, known_hardware, load_hardware, with_memory
-from tandem.bench.npu_share import npu_share, told
-from tandem.bench.plan import Planned
-from tandem.bench.what_if import SCHEMA, TARGET_DEPTHS, Data, Wish, describe, experts, parameters, plan_of
 from tandem.cli.terminal import human_size, note, print_json, print_table, without_folder
 from tandem.cli.values import UsageError
 from tandem.errors import ModelNotFoundError
@@ -17,6 +14,9 @@ from tandem.kernels.layouts import KV_TYPES
 from tandem.model import registry
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SHAPES, SyntheticModel
+from tandem.plan.npu import npu_share, told
+from tandem.plan.predict import Planned
+from tandem.plan.what_if import SCHEMA, TARGET_DEPTHS, Data, Wish, describe, experts, parameters, plan_of
 
 WHERE = {"device": "on the GPU", "memory": "of memory"}
 LITTLE = 1e9  # bytes left beside a model, of which a desktop and its programs take some
@@ -72,7 +72,7 @@ def _hardware(options: argparse.Namespace) -> Hardware:
         raise UsageError(f"say of which machine: --hardware this, or one of {', '.join(known_hardware())}")
     if options.hardware != "this":
         return load_hardware(options.hardware, options.memory)
-    from tandem.bench.this_machine import this_machine  # takes longer to import than a plan takes
+    from tandem.plan.this_machine import this_machine  # takes longer to import than a plan takes
 
     note("measuring this machine, unless it has been")
     found = this_machine(options.measure, options.device or "auto")

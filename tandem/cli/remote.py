@@ -105,7 +105,7 @@ class RemoteLLM:
 def _authorization(instance: Instance) -> dict[str, str]:
     if not instance.api_keys:
         return {}
-    from tandem.server.keys import read_keys
+    from tandem.server.http.keys import read_keys
 
     try:
         return {"authorization": f"Bearer {read_keys(Path(instance.api_keys))[0]}"}

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from tandem.bench.machine import disturbed
-from tandem.bench.report import Report
 from tandem.cli.terminal import check_writable, printable
+from tandem.report.report import Report
 
 
 def main(options: argparse.Namespace) -> int:

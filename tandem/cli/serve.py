@@ -57,7 +57,7 @@ def _app(
         app = create_app(Models(files, **engine), settings)
         return app, app.state.server.fatal
     try:
-        from tandem.server import cluster
+        from tandem.server.cluster import replicas as cluster
     except ImportError:
         raise RequestError("--ray needs Ray: run `pip install 'tandem-llm[ray]'`") from None
     here = {name: str(path.resolve()) for name, path in files.items()}

@@ -28,11 +28,11 @@ BUSY = 0.5  # of the cores, by others: how many threads are best cannot be told 
 
 def main(options: argparse.Namespace) -> int:
     from tandem.bench.kernel_checks import AnyDevice
-    from tandem.bench.limits import computes_on_cpu
     from tandem.bench.machine import disturbed
-    from tandem.bench.plan import Planned
+    from tandem.bench.roofline import computes_on_cpu
     from tandem.bench.sensors import Sensors
-    from tandem.bench.tune import keep, tune
+    from tandem.plan.predict import Planned
+    from tandem.tune.tune import keep, tune
 
     check_either(options)
     check_writable(options.output)

@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
 
 class Recording(Protocol):
-    """A Program made ready to run in one turn. Replaying it allocates nothing."""
+    """A Program made ready to run in one step slot. Replaying it allocates nothing."""
 
     def start(self) -> None:
         """Runs all launches, after those of earlier steps, with the StepInputs as they are now. May return before
@@ -47,7 +47,7 @@ class Device(Protocol):
     def name(self) -> str: ...
 
     @property
-    def turns(self) -> int:
+    def step_slots(self) -> int:
         """Steps that may be in flight at a time: 1 where the host has nothing to gain from a second."""
 
     @property
@@ -77,7 +77,7 @@ class Device(Protocol):
         """Allocates all arenas of a Program, zeroed, or none of them."""
 
     def memory(self, arena: str) -> Bytes:
-        """The bytes of "step" and "results", of either turn, for the host to write and read."""
+        """The bytes of "step" and "results", of either step slot, for the host to write and read."""
 
     def read(self, tensor: Tensor) -> Bytes:
         """The bytes of any tensor as they are now; a view or a copy, so use it before the next replay."""
@@ -88,6 +88,6 @@ class Device(Protocol):
     def repack(self, pieces: Sequence[Piece]) -> None:
         """Rows of the file into panels."""
 
-    def record(self, program: Program, turn: int = 0) -> Recording: ...
+    def record(self, program: Program, step_slot: int = 0) -> Recording: ...
 
     def close(self) -> None: ...

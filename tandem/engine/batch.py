@@ -1,4 +1,4 @@
-"""A turn's StepInputs and results: writes a step's chunks and reads what was sampled."""
+"""A step_slot's StepInputs and results: writes a step's chunks and reads what was sampled."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ SCORING.view(np.float32)[[2, 4]], SCORING[PARAM_EDITS], FORCED.view(np.float32)[
 
 class Batch:
     def __init__(
-        self, turn: int, inputs: StepInputs, results: Ints, queries_per_kv_head: int, pieces: int = 1
+        self, step_slot: int, inputs: StepInputs, results: Ints, queries_per_kv_head: int, pieces: int = 1
     ) -> None:
         """`pieces`: items of attention that a chunk is cut into at least, if it is large enough."""
-        self.turn, self.inputs, self.results = turn, inputs, results
+        self.step_slot, self.inputs, self.results = step_slot, inputs, results
         self.results_f32 = results.view(np.float32)
         # A step of few sequences writes and reads single numbers: NumPy would take most of the host's time for them.
         self._header, self._tokens, self._work, self._rows, self._params, self._ids = (
@@ -118,7 +118,7 @@ class Batch:
         """A chunk of one token, as most are."""
         sequence, position, slot = chunk.sequence, chunk.begin, chunk.sequence.slot
         tables, known = sequence.tables, position < len(sequence.tokens)
-        if tables[0].written[self.turn] < len(tables[0].blocks):
+        if tables[0].written[self.step_slot] < len(tables[0].blocks):
             self._write_tables(sequence)
         id, source = (sequence.tokens[position], KNOWN) if known else (0, 1 + sequence.row)
         first = token * TOKEN_INTS
@@ -146,12 +146,12 @@ class Batch:
             rows[:, TOKEN_SLOT + group] = blocks * KV_BLOCK + positions % KV_BLOCK
 
     def _write_tables(self, sequence: Sequence) -> None:
-        """The entries of the block tables that are new to this turn."""
+        """The entries of the block tables that are new to this step_slot."""
         for group, table in enumerate(sequence.tables):
-            first, end = table.written[self.turn], len(table.blocks)
+            first, end = table.written[self.step_slot], len(table.blocks)
             if first < end:
                 self.inputs.tables[group][sequence.slot, first:end] = table.blocks[first:]
-                table.written[self.turn] = end
+                table.written[self.step_slot] = end
 
     def _write_work(self, chunk: Chunk, token: int, work: int) -> int:
         most = min(self.rows_per_item, max(self.fewest_rows, -(-chunk.total // self.pieces)))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tandem.devices import null
 from tandem.devices.device import Device, Recording
 from tandem.engine.batch import Batch
 from tandem.engine.kv_cache import KVCache
@@ -34,6 +33,7 @@ from tandem.program.fuse import PASSES, fuse
 from tandem.program.lower import KVPlan, lower
 from tandem.program.program import Program, Tensor, arena_in
 from tandem.program.step_inputs import KV_BLOCK, MOST_BIASES, RESULT_INTS, StepInputs, StepLayout, StepLimits
+from tandem.program.validate import validate
 from tandem.program.weight_plan import WeightPlan
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ ITEMS_PER_WORKER = 2  # of attention, at least: with fewer some threads have twi
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class StepSlot:
     """What a step in flight has for itself."""
 
     batch: Batch
@@ -76,10 +76,10 @@ class Engine:
         plan = WeightPlan(model.layouts())
         ops = fuse(model.ops(context), lambda matrix: plan.layouts[matrix.name], passes)
         kv_blocks = plan_kv(
-            config, limits, batch, model.nbytes, kv, device.free_memory(), kv_memory, device.turns
+            config, limits, batch, model.nbytes, kv, device.free_memory(), kv_memory, device.step_slots
         )
         self.program: Program = lower(ops, plan, layout, KVPlan(kv_blocks, kv), passes)
-        null.check(self.program)
+        validate(self.program)
         device.place(self.program)
         model.load(plan, device, context)
         self.cache = KVCache(config.windows, kv_blocks)
@@ -88,25 +88,27 @@ class Engine:
             speculator=Speculator(proposer) if proposer else None, stages=device.stages,
         )  # fmt: skip
         self._guest = self.scheduler.keep_slot()  # for logits, capture and embeddings, whoever else is there
-        self._take_turns([self._turn(layout, turn) for turn in range(device.turns)])
+        self._use_step_slots(
+            [self._make_step_slot(layout, step_slot) for step_slot in range(device.step_slots)]
+        )
 
-    def _take_turns(self, turns: list[Turn]) -> None:
-        self.turns = turns
-        self._flying: deque[Turn] = deque()  # steps that were started, oldest first
+    def _use_step_slots(self, step_slots: list[StepSlot]) -> None:
+        self.step_slots = step_slots
+        self._in_flight: deque[StepSlot] = deque()  # steps that were started, oldest first
         self._done = 0.0  # when the last of them was finished
         self._processors = False  # some request had one
         self.watch: Callable[[list[Chunk], float], None] | None = None  # told of each step and its seconds
         self.begun = 0.0  # when `step` was called last
 
-    def _turn(self, layout: StepLayout, turn: int) -> Turn:
+    def _make_step_slot(self, layout: StepLayout, step_slot: int) -> StepSlot:
         config = self.model.config
-        inputs = StepInputs(layout, self.device.memory(arena_in(turn, "step")))
-        results = self.device.memory(arena_in(turn, "results"))[: layout.result_bytes].view(np.int32)
+        inputs = StepInputs(layout, self.device.memory(arena_in(step_slot, "step")))
+        results = self.device.memory(arena_in(step_slot, "results"))[: layout.result_bytes].view(np.int32)
         batch = Batch(
-            turn, inputs, results.reshape(-1, RESULT_INTS), config.q_heads // config.kv_heads,
+            step_slot, inputs, results.reshape(-1, RESULT_INTS), config.q_heads // config.kv_heads,
             -(-ITEMS_PER_WORKER * self.device.workers // config.kv_heads) if self.device.workers > 1 else 1,
         )  # fmt: skip
-        return Turn(batch, self.device.record(self.program, turn))
+        return StepSlot(batch, self.device.record(self.program, step_slot))
 
     def submit(
         self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset()
@@ -142,46 +144,48 @@ class Engine:
         return Sequence(prompt, params, stop_ids, self.cache.new_tables(), most, grammar=grammar)
 
     def step(self) -> list[Sequence]:
-        """Starts steps while a turn is free, then reads the oldest; returns the sequences that got a token."""
+        """Starts steps while a step slot is free, then reads the oldest; returns the sequences that got a token."""
         self.begun = time.perf_counter()
-        while (turn := self._free_turn()) and (chunks := self.scheduler.schedule()):
-            self._start(turn, chunks)
-        return self._collect() if self._flying else []
+        while (step_slot := self._free_step_slot()) and (chunks := self.scheduler.schedule()):
+            self._start(step_slot, chunks)
+        return self._collect() if self._in_flight else []
 
-    def _free_turn(self) -> Turn | None:
-        if self._flying and self._flying[-1].exclusive:
+    def _free_step_slot(self) -> StepSlot | None:
+        if self._in_flight and self._in_flight[-1].exclusive:
             return None
-        for turn in self.turns:
-            if turn not in self._flying:
-                turn.started = time.perf_counter()  # scheduling is a part of the step
-                return turn
+        for step_slot in self.step_slots:
+            if step_slot not in self._in_flight:
+                step_slot.started = time.perf_counter()  # scheduling is a part of the step
+                return step_slot
         return None
 
-    def _start(self, turn: Turn, chunks: list[Chunk]) -> None:
-        turn.chunks = chunks
-        turn.exclusive = self._processors and any(chunk.sequence.params.logits_processor for chunk in chunks)
+    def _start(self, step_slot: StepSlot, chunks: list[Chunk]) -> None:
+        step_slot.chunks = chunks
+        step_slot.exclusive = self._processors and any(
+            chunk.sequence.params.logits_processor for chunk in chunks
+        )
         try:
-            turn.batch.write(chunks)
-            turn.recording.start()
+            step_slot.batch.write(chunks)
+            step_slot.recording.start()
         except BaseException:  # an interrupt, perhaps: others will go on
             self.scheduler.undo(chunks)
-            turn.recording.finish()  # what did start may still read its inputs
+            step_slot.recording.finish()  # what did start may still read its inputs
             raise
-        self._flying.append(turn)
+        self._in_flight.append(step_slot)
 
     def _collect(self) -> list[Sequence]:
         """The sequences that the oldest step in flight gave a token, when it is done."""
-        turn = self._flying[0]
-        turn.recording.finish()
-        self._flying.popleft()
+        step_slot = self._in_flight[0]
+        step_slot.recording.finish()
+        self._in_flight.popleft()
         before, self._done = self._done, time.perf_counter()
-        seconds = self._done - (turn.started if turn.started > before else before)
+        seconds = self._done - (step_slot.started if step_slot.started > before else before)
         # One whose requests have all ended may have been done long ago: nobody came to see.
-        watched = any(chunk.sequence.finish_reason is None for chunk in turn.chunks)
+        watched = any(chunk.sequence.finish_reason is None for chunk in step_slot.chunks)
         if watched:
-            self.scheduler.observe(turn.chunks, seconds)
-        served, batch, row = [], turn.batch, 0
-        for chunk in turn.chunks:
+            self.scheduler.observe(step_slot.chunks, seconds)
+        served, batch, row = [], step_slot.batch, 0
+        for chunk in step_slot.chunks:
             sequence = chunk.sequence
             if chunk.scores:
                 sequence.scored[chunk.begin :] = [batch.read_logprobs(row + i) for i in range(chunk.scores)]
@@ -190,7 +194,7 @@ class Engine:
                 continue
             sequence.ahead -= 1
             if sequence.finish_reason is None:  # else it ended meanwhile, and this is a token too many
-                if turn.exclusive and sequence.params.logits_processor:
+                if step_slot.exclusive and sequence.params.logits_processor:
                     self._process(sequence, batch, row)
                 elif chunk.guess:
                     drawn = [batch.read(row + i, sequence) for i in range(1 + len(chunk.guess))]
@@ -202,7 +206,7 @@ class Engine:
                     self.scheduler.remove(sequence)
             row += 1 + len(chunk.guess)
         if self.watch and watched:
-            self.watch(turn.chunks, seconds)
+            self.watch(step_slot.chunks, seconds)
         return served
 
     def _process(self, sequence: Sequence, batch: Batch, row: int) -> None:
@@ -225,14 +229,14 @@ class Engine:
 
     def wait(self) -> None:
         """Until nothing is running on the device; what was sampled is read by the next steps."""
-        for turn in self._flying:
-            turn.recording.finish()
+        for step_slot in self._in_flight:
+            step_slot.recording.finish()
 
     def logits(self, ids: list[int]) -> Array:
         """float32 [len(ids), vocab]: the logits after each token, teacher-forced."""
         out = np.empty((len(ids), self.model.config.vocab), np.float32)
         for begin, count in self._forced(ids):
-            self.turns[0].recording.replay()
+            self.step_slots[0].recording.replay()
             out[begin : begin + count] = self._read("logits", count)
         return out
 
@@ -246,7 +250,7 @@ class Engine:
         unknown = [name for name in names if not isinstance(name, str) or name not in self.program.values]
         if unknown:
             raise RequestError(f"no intermediate {unknown[0]!r}: `LLM.intermediates` lists their names")
-        launches, recording = self.program.launches, self.turns[0].recording
+        launches, recording = self.program.launches, self.step_slots[0].recording
         needed = 1 + max(i for i, launch in enumerate(launches) if "cache" in launch.buffers)
         for _, count in self._forced(ids):
             done, part = 0, {}
@@ -280,13 +284,13 @@ class Engine:
             while sequence.computed < len(ids):
                 with deferred():  # others' tokens and blocks are at stake
                     self.cache.slide(tables, sequence.computed)
-                    while self._flying:
+                    while self._in_flight:
                         self._collect()
                     count = min(self.scheduler.patience(), rows, len(ids) - sequence.computed)
                     self.scheduler.make_room_for_guest(sequence, sequence.computed + count)
                 for table in tables:
                     table.written[0] = 0  # another guest may have written its own
-                self.turns[0].batch.write_all_rows(Chunk(sequence, sequence.computed, count, True))
+                self.step_slots[0].batch.write_all_rows(Chunk(sequence, sequence.computed, count, True))
                 yield sequence.computed, count
                 sequence.computed += count
         finally:

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 
 from tandem.engine.block_pool import BlockPool
-from tandem.program.program import MOST_TURNS
+from tandem.program.program import MAX_STEP_SLOTS
 from tandem.program.step_inputs import KV_BLOCK
 
 NO_BLOCK = -1
@@ -37,7 +37,7 @@ class BlockTable:
     def clear(self) -> None:
         self.freed = 0  # entries before this one have been given back
         self.named = 0  # entries before this one can be shared
-        self.written = [0] * MOST_TURNS  # entries that the StepInputs of each turn have
+        self.written = [0] * MAX_STEP_SLOTS  # entries that the StepInputs of each step_slot have
 
 
 class KVCache:

@@ -19,19 +19,19 @@ LAYER_MOST = (1 << 32) - 1  # bytes of a layer's keys and values: offsets in sha
 
 def plan_kv(
     config: ModelConfig, limits: StepLimits, batch: int, weights: int, kv: str, free: tuple[float, float],
-    wanted: float | None = None, turns: int = 1,
+    wanted: float | None = None, step_slots: int = 1,
 ) -> tuple[int, ...]:  # fmt: skip
     """Blocks of each KV group: one full context at least, up to `batch` of them within a share of the fast memory; or
-    as many as `wanted` bytes hold, or as a layer may have. `turns`: steps that have inputs of their own."""
-    inputs = step_bytes(limits, turns)
+    as many as `wanted` bytes hold, or as a layer may have. `step_slots`: steps that have inputs of their own."""
+    inputs = step_bytes(limits, step_slots)
     fast, every = (nbytes - weights - HEADROOM - inputs for nbytes in free)
 
     def nbytes(blocks: int) -> int:
         return context_bytes(config, blocks, limits.tokens, kv)
 
     one = nbytes(limits.blocks)
-    if every < one <= every + inputs - step_bytes(_of_batch(limits, 1), turns):
-        most = _largest_batch(limits, turns, every + inputs - one)
+    if every < one <= every + inputs - step_bytes(_of_batch(limits, 1), step_slots):
+        most = _largest_batch(limits, step_slots, every + inputs - one)
         raise DoesNotFitError(
             f"the model ({weights / 1e9:.1f} GB), a context of {limits.blocks * KV_BLOCK} ({one / 1e9:.1f} GB) and "
             f"what steps of a batch of {batch} need ({inputs / 1e9:.1f} GB) do not fit in the {free[1] / 1e9:.1f} GB "
@@ -41,7 +41,7 @@ def plan_kv(
     if every < one:
         room = every + inputs
         largest = KV_BLOCK * _most(
-            lambda n: nbytes(n) + step_bytes(replace(limits, blocks=n), turns) <= room, limits.blocks
+            lambda n: nbytes(n) + step_bytes(replace(limits, blocks=n), step_slots) <= room, limits.blocks
         )
         raise DoesNotFitError(
             f"the model ({weights / 1e9:.1f} GB) with a context of {limits.blocks * KV_BLOCK} ({one / 1e9:.1f} GB) "
@@ -77,10 +77,10 @@ def _per_sequence(config: ModelConfig, blocks: int, tokens: int) -> list[int]:
     return [min(blocks, (window + tokens) // KV_BLOCK + 2) if window else blocks for window in config.windows]
 
 
-def step_bytes(limits: StepLimits, turns: int) -> int:
-    """Of what grows with the batch: StepInputs and results of each turn, and the logits."""
+def step_bytes(limits: StepLimits, step_slots: int) -> int:
+    """Of what grows with the batch: StepInputs and results of each step_slot, and the logits."""
     layout = StepLayout(limits)
-    return turns * (layout.nbytes + layout.result_bytes) + 4 * limits.rows * limits.vocab
+    return step_slots * (layout.nbytes + layout.result_bytes) + 4 * limits.rows * limits.vocab
 
 
 def _of_batch(limits: StepLimits, batch: int) -> StepLimits:
@@ -88,9 +88,9 @@ def _of_batch(limits: StepLimits, batch: int) -> StepLimits:
     return replace(limits, rows=batch + 1 + spare, sequences=batch + 1)
 
 
-def _largest_batch(limits: StepLimits, turns: int, room: float) -> int:
+def _largest_batch(limits: StepLimits, step_slots: int, room: float) -> int:
     """Whose steps need no more than `room` bytes."""
-    return _most(lambda n: step_bytes(_of_batch(limits, n), turns) <= room, limits.sequences - 1)
+    return _most(lambda n: step_bytes(_of_batch(limits, n), step_slots) <= room, limits.sequences - 1)
 
 
 def _most(fits: Callable[[int], bool], end: int) -> int:

@@ -27,8 +27,8 @@ from tandem.model.registry import resolve
 from tandem.threads import Beside
 
 if TYPE_CHECKING:
+    from tandem.gguf.file import GGUF
     from tandem.model.chat_template import ChatTemplate
-    from tandem.model.gguf import GGUF
     from tandem.model.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096

@@ -1,4 +1,4 @@
-"""NumPy twins of devices/cpu/layouts.h: quantised activations and the paged KV cache, for the references."""
+"""NumPy twins of kernels/layouts.h: quantised activations and the paged KV cache, for the references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layouts the CPU keeps weights in (devices/cpu/panels.h): 16 rows interleaved, the bytes of the file."""
+"""The layouts the CPU keeps weights in (kernels/panels.h): 16 rows interleaved, the bytes of the file."""
 
 from __future__ import annotations
 

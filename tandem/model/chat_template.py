@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from tandem.errors import RequestError, TemplateError
+from tandem.gguf.file import GGUF
 from tandem.model.chat_formats import BY_TOKEN, Format, is_plain, known_format, llama2
-from tandem.model.gguf import GGUF
 from tandem.model.tokenizer import Tokenizer
 
 

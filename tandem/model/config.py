@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.kernels.formats import dequantise
+from tandem.gguf.file import GGUF
+from tandem.gguf.formats import dequantise
 from tandem.kernels.kernel import Array
-from tandem.model.gguf import GGUF
 from tandem.program.graph import Heads, Matrix, Vector
 
 FINE = 64  # positions of a table that are one coarse turn and a fine one each

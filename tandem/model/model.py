@@ -9,11 +9,11 @@ from typing import Self
 
 from tandem.devices.device import Device
 from tandem.errors import UnsupportedModelError
+from tandem.gguf.file import GGUF
 from tandem.kernels.kernel import Array
 from tandem.kernels.rope import turn
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.config import Metadata, ModelConfig, key_mean_name
-from tandem.model.gguf import GGUF
 from tandem.model.weights import device_bytes, load_weights, matrix_layouts, vector
 from tandem.program.graph import Builder, Op
 from tandem.program.weight_plan import WeightPlan

@@ -13,11 +13,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from tandem.devices.cpu.library import ffi, load
 from tandem.errors import RequestError, UnsupportedModelError
+from tandem.gguf.file import GGUF, StringArray
 from tandem.kernels.kernel import Array
-from tandem.model.gguf import GGUF, StringArray
 from tandem.model.pretokenize import PreTokenizer, pre_tokenizer
+from tandem.native import ffi, load
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
 HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # say nothing unless asked for

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tandem.devices.device import Device, Piece
-from tandem.kernels import formats
+from tandem.gguf import formats
+from tandem.gguf.file import GGUF, TensorInfo
 from tandem.kernels.kernel import Array
 from tandem.kernels.panels import LANES, LAYOUTS
-from tandem.model.gguf import GGUF, TensorInfo
 from tandem.program.graph import Vector
 from tandem.program.weight_plan import PackedMatrix, PackedVector, WeightPlan
 from tandem.threads import each

@@ -14,7 +14,7 @@ from tandem.program.fuse import PASSES, consumers
 from tandem.program.graph import Heads, Matrix, Op, Value, Vector
 from tandem.program.hazards import place_barriers
 from tandem.program.plan_memory import plan_memory
-from tandem.program.program import OTHER_TURN, Launch, Program, Tensor
+from tandem.program.program import OTHER_STEP_SLOT, Launch, Program, Tensor
 from tandem.program.step_inputs import TOKEN_SLOT, StepLayout
 from tandem.program.weight_plan import WeightPlan, align
 
@@ -50,7 +50,7 @@ def lower(
     sizes = {"weights": plan.nbytes, "kv": lowering.kv_bytes, "activations": activations,
              "output": lowering.output_bytes}  # fmt: skip
     for arena, nbytes in (("step", step.nbytes), ("results", step.result_bytes)):
-        sizes |= {arena: nbytes, OTHER_TURN[arena]: nbytes}
+        sizes |= {arena: nbytes, OTHER_STEP_SLOT[arena]: nbytes}
     limits = step.limits
     counts = {"tokens": limits.tokens, "rows": limits.rows, "work": limits.work}
     return Program(launches, counts, sizes, lowering.values)

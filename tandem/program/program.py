@@ -9,18 +9,18 @@ from typing import Literal
 
 from tandem.kernels.kernel import Cost, Counts, Grid, Kernel
 
-# Two steps may be in flight, in turns. Each turn has StepInputs and results of its own, and reads what the other
-# sampled; a Program names the arenas of turn 0. Where a model is split there is a turn for each device, and none reads
-# what another sampled.
-TURNS, MOST_TURNS = 2, 8
-OTHER_TURN = {"step": "step.1", "step.1": "step", "results": "results.1", "results.1": "results"}
+# Two steps may be in flight, each in a step slot: StepInputs and results of its own. A step reads what the step in the
+# other slot sampled. A Program names the arenas of slot 0. A split model has a slot for each device, and no step reads
+# another slot's results.
+STEP_SLOTS, MAX_STEP_SLOTS = 2, 8
+OTHER_STEP_SLOT = {"step": "step.1", "step.1": "step", "results": "results.1", "results.1": "results"}
 
 
-def arena_in(turn: int, arena: str) -> str:
-    """The arena that a turn has in the place of one a Program names."""
-    if turn < TURNS:
-        return OTHER_TURN.get(arena, arena) if turn else arena
-    return f"{arena}.{turn}" if arena in ("step", "results") else arena
+def arena_in(step_slot: int, arena: str) -> str:
+    """The arena that a step slot uses in place of the one that a Program names."""
+    if step_slot < STEP_SLOTS:
+        return OTHER_STEP_SLOT.get(arena, arena) if step_slot else arena
+    return f"{arena}.{step_slot}" if arena in ("step", "results") else arena
 
 
 @dataclass(eq=False)
@@ -28,8 +28,8 @@ class Tensor:
     """A named range of bytes in an arena.
 
     Arenas: "weights", "kv", "activations", "output" (logits), "step" (StepInputs), "results" (sampled tokens), and the
-    last two of the other turn. A view has a `base` and lies `offset` bytes into it; otherwise plan_memory or the owner
-    of the arena sets `offset`.
+    last two of the other step slot. A view has a `base` and lies `offset` bytes into it; otherwise plan_memory or the
+    owner of the arena sets `offset`.
     """
 
     name: str

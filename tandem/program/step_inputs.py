@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tandem.kernels.kernel import COUNTS
-from tandem.program.program import OTHER_TURN, Tensor
+from tandem.program.program import OTHER_STEP_SLOT, Tensor
 from tandem.program.weight_plan import align
 
 KV_BLOCK = 16  # tokens a KV block
@@ -21,7 +21,7 @@ HEADER_INTS = 16
 HEADER_EDITS, HEADER_MASKS, HEADER_SEQUENCES = 3, 4, 5
 TOKEN_INTS = 8
 TOKEN_ID, TOKEN_POSITION, TOKEN_SEQUENCE, TOKEN_SOURCE, TOKEN_SLOT = range(5)  # TOKEN_SLOT + KV group
-KNOWN = 0  # TOKEN_SOURCE of a token with an id; otherwise 1 + the row of the other turn's results
+KNOWN = 0  # TOKEN_SOURCE of a token with an id; otherwise 1 + the row of the other step slot's results
 WORK_INTS = 4
 PARAM_INTS = 16
 EDIT_INTS = 4
@@ -57,7 +57,7 @@ class StepLimits:
 
 
 class StepLayout:
-    """Where each table lies in the "step" arena, and the results of a turn and of the other."""
+    """Where each table lies in the "step" arena, and the results of a step slot and of the other."""
 
     def __init__(self, limits: StepLimits) -> None:
         self.limits = limits
@@ -75,7 +75,7 @@ class StepLayout:
         self.result_bytes = 4 * RESULT_INTS * limits.rows
         self.results, self.sampled_before = (
             Tensor(name, arena, "i32", self.result_bytes, RESULT_INTS, 0)
-            for name, arena in (("result", "results"), ("result before", OTHER_TURN["results"]))
+            for name, arena in (("result", "results"), ("result before", OTHER_STEP_SLOT["results"]))
         )
 
     def _table(self, name: str, width: int, rows: int) -> Tensor:

@@ -11,30 +11,25 @@ from fastapi.openapi.utils import get_openapi
 
 from tandem import __version__
 from tandem.engine.models import Models
-from tandem.server import (
-    anthropic,
-    errors,
-    ollama,
-    ollama_models,
-    openai_chat,
-    openai_completions,
-    openai_embeddings,
-    openai_responses,
-    reference,
-    utility,
-)
-from tandem.server.live import live_router
+from tandem.server import utility
+from tandem.server.anthropic import messages
+from tandem.server.http import errors
+from tandem.server.ollama import chat as ollama_chat
+from tandem.server.ollama import models as ollama_models
+from tandem.server.openai import chat, completions, embeddings, responses
+from tandem.server.page import reference
+from tandem.server.page.live import live_router
+from tandem.server.page.static import page_router
 from tandem.server.serving import Server
 from tandem.server.settings import ServerSettings
-from tandem.server.static import page_router
 
 ROUTERS = (
-    openai_chat.router,
-    openai_completions.router,
-    openai_embeddings.router,
-    openai_responses.router,
-    anthropic.router,
-    ollama.router,
+    chat.router,
+    completions.router,
+    embeddings.router,
+    responses.router,
+    messages.router,
+    ollama_chat.router,
     ollama_models.router,
     utility.router,
     reference.router,

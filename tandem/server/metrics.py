@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from tandem.engine.models import Models
 from tandem.engine.reply import Usage
-from tandem.server.live import Live, live_of
+from tandem.server.page.live import Live, live_of
 
 FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 180, 600)  # seconds
 NEXT_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)

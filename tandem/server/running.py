@@ -12,10 +12,10 @@ from collections.abc import Callable
 import uvicorn
 
 from tandem.errors import RequestError
+from tandem.server.http.middleware import App, Guard
+from tandem.server.http.sockets import protocol
 from tandem.server.instances import announced
-from tandem.server.limits import App, Guard
 from tandem.server.settings import ServerSettings
-from tandem.server.sockets import protocol
 
 SWITCH = 0.0005  # seconds at most that the engine waits, after a step of 5 ms, for those who send tokens
 MORE = 3.0  # seconds to say so to those whose answers were ended

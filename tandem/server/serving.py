@@ -16,10 +16,10 @@ from tandem.engine.reply import Token, TokenLogprob
 from tandem.errors import ContextError, DeadlineError, ModelNotFoundError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.server.conversation import Prompt, prepare
-from tandem.server.errors import LOG, message_of
 from tandem.server.generation import Answer, Generation, Piece, Spent
-from tandem.server.live import live_of
+from tandem.server.http.errors import LOG, message_of
 from tandem.server.metrics import Metrics
+from tandem.server.page.live import live_of
 from tandem.server.reading import Reader
 from tandem.server.settings import ServerSettings
 

@@ -12,13 +12,13 @@ from typing_extensions import TypedDict
 
 from tandem.engine.llm import LLM
 from tandem.errors import RequestError
-from tandem.server.bodies import JSONRoute
 from tandem.server.conversation import prepare
-from tandem.server.fields import Fields, Natural
 from tandem.server.generation import Generation
-from tandem.server.openai_chat import message
-from tandem.server.openai_chat_types import MessageGiven
-from tandem.server.openai_types import ERRORS
+from tandem.server.http.bodies import JSONRoute
+from tandem.server.http.fields import Fields, Natural
+from tandem.server.openai.chat import message
+from tandem.server.openai.chat_types import MessageGiven
+from tandem.server.openai.types import ERRORS
 from tandem.server.serving import server_of
 
 router = APIRouter(route_class=JSONRoute, tags=["more"])

@@ -20,7 +20,7 @@ DATA = (
     "py.typed",
     "*/*.toml",
     "*/page/*",
-    "devices/cpu/libtandem.so",
+    "native/libtandem.so",
     "devices/vulkan/spirv/*.spv",
     "devices/npu/*.[!p]*",
 )

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from tandem.engine.batch import Batch
-from tandem.engine.engine import Engine, Turn
+from tandem.engine.engine import Engine, StepSlot
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.lookup import Lookup
 from tandem.engine.scheduler import Scheduler
@@ -85,7 +85,7 @@ class SimulatedEngine(Engine):
 
     def __init__(
         self, *, windows: tuple[int, ...], blocks: tuple[int, ...], context: int, batch: int, tokens: int,
-        turns: int = 2, guesses: int = 0,
+        step_slots: int = 2, guesses: int = 0,
     ) -> None:  # fmt: skip
         self.context, self.windows, self.repeats = context, windows, guesses > 0
         self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB, trained_context=context))  # type: ignore[assignment]
@@ -99,13 +99,15 @@ class SimulatedEngine(Engine):
         self.steps = self.tokens_computed = 0
         self.pending: deque[SimulatedRecording] = deque()
         self.recordings: list[SimulatedRecording] = []
-        for turn in range(turns):
+        for step_slot in range(step_slots):
             memory, results = np.full(layout.nbytes, 0x7F, np.uint8), np.zeros((rows, RESULT_INTS), np.int32)
             self.recordings.append(
-                SimulatedRecording(self, turn, StepInputs(layout, memory), memory, results)
+                SimulatedRecording(self, step_slot, StepInputs(layout, memory), memory, results)
             )
         self.inputs = self.recordings[0].inputs
-        self._take_turns([Turn(Batch(r.turn, r.inputs, r.results, 4), r) for r in self.recordings])
+        self._use_step_slots(
+            [StepSlot(Batch(r.step_slot, r.inputs, r.results, 4), r) for r in self.recordings]
+        )
 
     def run(self, *sequences: Sequence) -> None:
         """Until these are finished; a step that does nothing would be a deadlock."""
@@ -123,13 +125,24 @@ class SimulatedEngine(Engine):
 
 class SimulatedRecording:
     def __init__(
-        self, engine: SimulatedEngine, turn: int, inputs: StepInputs, memory: np.ndarray, results: np.ndarray
+        self,
+        engine: SimulatedEngine,
+        step_slot: int,
+        inputs: StepInputs,
+        memory: np.ndarray,
+        results: np.ndarray,
     ) -> None:
-        self.engine, self.turn, self.inputs, self.memory, self.results = engine, turn, inputs, memory, results
+        self.engine, self.step_slot, self.inputs, self.memory, self.results = (
+            engine,
+            step_slot,
+            inputs,
+            memory,
+            results,
+        )
         self.kv, self.windows = engine.kv, engine.windows
 
     def start(self) -> None:
-        assert self not in self.engine.pending, "a step is started while its turn is in flight"
+        assert self not in self.engine.pending, "a step is started while its step_slot is in flight"
         self.written = self.memory.copy()
         self.engine.pending.append(self)
 
@@ -152,7 +165,9 @@ class SimulatedRecording:
     def _store(self, tokens: np.ndarray) -> None:
         for token in tokens:
             if token[TOKEN_SOURCE]:
-                token[TOKEN_ID] = self.engine.recordings[1 - self.turn].results[token[TOKEN_SOURCE] - 1, 0]
+                token[TOKEN_ID] = self.engine.recordings[1 - self.step_slot].results[
+                    token[TOKEN_SOURCE] - 1, 0
+                ]
         for group, cells in enumerate(self.kv):
             slots = tokens[:, TOKEN_SLOT + group]
             assert len(set(slots.tolist())) == len(slots), "two tokens share a slot"

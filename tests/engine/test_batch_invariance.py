@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem.devices.cpu import library
+from tandem import native
 from tandem.engine.params import SamplingParams
 from tandem.program.step_inputs import KV_BLOCK
 from tests.engine.tiny_models import VOCAB, WINDOW, WatchedEngine, opened, write_model
@@ -82,9 +82,9 @@ def test_windows_shorter_than_the_prompt(tmp_path: Path) -> None:
 def test_other_instruction_sets(
     format: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not library.load().tandem_isa_supported(isa.encode()):
+    if not native.load().tandem_isa_supported(isa.encode()):
         pytest.skip(f"this CPU has no {isa}")
-    monkeypatch.setattr(library, "best_isa", lambda: isa)
+    monkeypatch.setattr(native, "best_isa", lambda: isa)
     check(write_model(tmp_path / "tiny.gguf", format), others=6)
 
 

@@ -49,10 +49,10 @@ class Blocks(RuleBasedStateMachine):
         windows=st.sampled_from(WINDOWS),
         spare=st.integers(0, 12),
         tokens=st.integers(1, 60),
-        turns=st.integers(1, 2),
+        step_slots=st.integers(1, 2),
         guesses=st.sampled_from([0, 2, 9]),
     )
-    def start(self, windows: tuple[int, ...], spare: int, tokens: int, turns: int, guesses: int) -> None:
+    def start(self, windows: tuple[int, ...], spare: int, tokens: int, step_slots: int, guesses: int) -> None:
         full = CONTEXT // KV_BLOCK
         one = [min(full, (window + tokens) // KV_BLOCK + 2) if window else full for window in windows]
         self.engine = SimulatedEngine(
@@ -61,7 +61,7 @@ class Blocks(RuleBasedStateMachine):
             context=CONTEXT,
             batch=3,
             tokens=tokens,
-            turns=turns,
+            step_slots=step_slots,
             guesses=guesses,
         )
         self.alive: list[Sequence] = []

@@ -8,7 +8,7 @@ import pytest
 from tandem.engine.params import SamplingParams
 from tandem.errors import ContextError, RequestError
 from tests.engine.tiny_models import opened
-from tests.null.programs import GOLDENS
+from tests.program.programs import GOLDENS
 
 pytestmark = pytest.mark.fast
 

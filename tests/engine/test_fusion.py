@@ -13,9 +13,9 @@ from tandem.kernels.kernel import Array
 from tandem.program.fuse import PASSES
 from tandem.program.program import Launch
 from tests.engine.tiny_models import opened, write_model
-from tests.null.programs import GOLDENS, PASS_SETS
-from tests.null.test_real_programs import sections
 from tests.packages import model_path
+from tests.program.programs import GOLDENS, PASS_SETS
+from tests.program.test_real_programs import sections
 
 IDS = np.random.default_rng(2).integers(0, 250, 40).tolist()
 OTHER_SETS = {name: passes for name, passes in PASS_SETS.items() if passes != PASSES}
@@ -78,5 +78,5 @@ def test_launches_between_barriers_run_in_any_order() -> None:
                 turned += reversed(section)
             assert turned != engine.program.launches
             engine.program.launches[:] = turned
-            engine.turns[0].recording = engine.device.record(engine.program)
+            engine.step_slots[0].recording = engine.device.record(engine.program)
             assert (engine.logits(IDS) == expected).all()

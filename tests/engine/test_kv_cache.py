@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tandem.engine.kv_cache import NO_BLOCK, BlockTable, KVCache
 from tandem.engine.kv_plan import HEADROOM, plan_kv, step_bytes
 from tandem.errors import DoesNotFitError
-from tandem.kernels.formats import by_name
+from tandem.gguf.file import GGUF, TensorInfo
+from tandem.gguf.formats import by_name
 from tandem.model.config import ModelConfig, Rope
-from tandem.model.gguf import GGUF, TensorInfo
 from tandem.model.weights import device_bytes
 from tandem.program.step_inputs import KV_BLOCK, StepLimits
 from tests.gguf_files import write
@@ -154,17 +154,17 @@ def test_what_steps_need_for_a_batch_counts(spare: int) -> None:
     assert inputs == pytest.approx(edits + logits, rel=0.1) and inputs > edits + logits
     one = blocks * 16384
     free = weights + HEADROOM + one + inputs
-    assert plan_kv(config((0, 0)), limits, batch, weights, "f16", (free, free), turns=2) == (blocks,)
+    assert plan_kv(config((0, 0)), limits, batch, weights, "f16", (free, free), step_slots=2) == (blocks,)
     half = weights + HEADROOM + one + inputs / 2
     with pytest.raises(DoesNotFitError, match=r"a context of 131072 .* a batch of 512 need") as error:
-        plan_kv(config((0, 0)), limits, batch, weights, "f16", (half, half), turns=2)
+        plan_kv(config((0, 0)), limits, batch, weights, "f16", (half, half), step_slots=2)
     assert error.value.missing == pytest.approx(inputs / 2)
     most = int(re.findall(r"a batch of at most (\d+)", str(error.value))[0])
     assert 200 < most < 260
     fits = [StepLimits(512, n + spare, n + 1, blocks, 1, 150_000) for n in (most, most + 1)]
-    assert plan_kv(config((0, 0)), fits[0], most, weights, "f16", (half, half), turns=2)
+    assert plan_kv(config((0, 0)), fits[0], most, weights, "f16", (half, half), step_slots=2)
     with pytest.raises(DoesNotFitError):
-        plan_kv(config((0, 0)), fits[1], most + 1, weights, "f16", (half, half), turns=2)
+        plan_kv(config((0, 0)), fits[1], most + 1, weights, "f16", (half, half), step_slots=2)
 
 
 @pytest.mark.parametrize(("format", "bits"), [("Q4_0", 4.5), ("Q2_K", 8.5), ("IQ1_S", 8.5)])

@@ -198,12 +198,12 @@ def test_not_a_prompt(llm: LLM, method: str, argument: Any) -> None:
 def test_copies_of_a_prompt_share_it(llm: LLM) -> None:
     prompt = "Copies of this prompt are computed once, and yet each of them is drawn on its own."
     computed = []
-    write = llm.engine.turns[0].batch.write
-    llm.engine.turns[0].batch.write = lambda chunks: (  # type: ignore[method-assign, misc]
+    write = llm.engine.step_slots[0].batch.write
+    llm.engine.step_slots[0].batch.write = lambda chunks: (  # type: ignore[method-assign, misc]
         computed.append(sum(chunk.count for chunk in chunks)), write(chunks)
     )  # fmt: skip
     results = llm.generate([prompt] * 4, max_tokens=8, temperature=9.0)
-    del llm.engine.turns[0].batch.write
+    del llm.engine.step_slots[0].batch.write
     assert len({result.text for result in results}) > 1
     assert sum(computed) < len(prompt) + 3 * 16 + 4 * 8
 

@@ -44,7 +44,7 @@ def run_steps(path: str) -> dict[str, int]:
     counter = ctypes.CDLL(None).allocation_calls
     counter.restype = ctypes.c_long
     with opened(Path(path), threads=2, context=512, batch=8) as engine:
-        recording, calls = engine.turns[0].recording, []
+        recording, calls = engine.step_slots[0].recording, []
         start = recording.start
 
         def counted() -> None:

@@ -31,7 +31,7 @@ def blocks_for_one(windows: tuple[int, ...], tokens: int) -> list[int]:
 
 
 def make(
-    windows: tuple[int, ...] = (0,), *, batch: int = 4, tokens: int = 32, spare: int = 1000, turns: int = 2,
+    windows: tuple[int, ...] = (0,), *, batch: int = 4, tokens: int = 32, spare: int = 1000, step_slots: int = 2,
     guesses: int = 0,
 ) -> SimulatedEngine:  # fmt: skip
     blocks = tuple(n + spare for n in blocks_for_one(windows, tokens))
@@ -41,7 +41,7 @@ def make(
         context=CONTEXT,
         batch=batch,
         tokens=tokens,
-        turns=turns,
+        step_slots=step_slots,
         guesses=guesses,
     )
 
@@ -64,13 +64,18 @@ def ids(sequence: Sequence) -> list[int]:
     batch=st.integers(1, 5),
     tokens=st.integers(1, 40),
     spare=st.integers(0, 12),
-    turns=st.integers(1, 2),
+    step_slots=st.integers(1, 2),
 )
 @settings(max_examples=150, deadline=None)
 def test_tokens_do_not_depend_on_the_company(
-    windows: tuple[int, ...], requests: list[tuple[int, int]], batch: int, tokens: int, spare: int, turns: int
+    windows: tuple[int, ...],
+    requests: list[tuple[int, int]],
+    batch: int,
+    tokens: int,
+    spare: int,
+    step_slots: int,
 ) -> None:
-    engine = make(windows, batch=batch, tokens=tokens, spare=spare, turns=turns)
+    engine = make(windows, batch=batch, tokens=tokens, spare=spare, step_slots=step_slots)
     all_prompts = prompts([size for size, _ in requests])
     sequences = [
         submit(engine, prompt, count) for prompt, (_, count) in zip(all_prompts, requests, strict=True)
@@ -247,7 +252,7 @@ def test_a_cancelled_request_is_gone_within_two_steps() -> None:
     for _ in range(2):
         assert gone not in engine.step()
     assert all(not table.blocks for table in gone.tables) and not gone.ahead and len(gone.generated) == known
-    assert all(flight.chunks[0].sequence is stays for flight in engine._flying)
+    assert all(flight.chunks[0].sequence is stays for flight in engine._in_flight)
 
 
 def test_a_step_that_nobody_waited_for_is_not_measured() -> None:
@@ -257,7 +262,7 @@ def test_a_step_that_nobody_waited_for_is_not_measured() -> None:
     gone = submit(engine, [1, 2, 3], 50)
     engine.step()
     engine.cancel(gone)
-    assert engine._flying
+    assert engine._in_flight
     engine.run(submit(engine, [4], 3))
     assert len(measured) == 1 + 3
 
@@ -272,7 +277,7 @@ def test_others_get_their_tokens_while_a_long_prompt_is_read() -> None:
     engine.step()
     submit(engine, prompts([80])[0], 3)
     engine.step()
-    counts = [sorted(chunk.count for chunk in flight.chunks) for flight in engine._flying]
+    counts = [sorted(chunk.count for chunk in flight.chunks) for flight in engine._in_flight]
     assert counts[-1] == [1, 10] and answering in engine.step()
 
 

@@ -125,13 +125,13 @@ def test_good_guesses_are_used() -> None:
     assert with_guesses < 0.7 * without, "also where they were bad for long"
 
 
-@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("step_slots", [1, 2])
 @pytest.mark.parametrize("windows", [(0,), (0, 20), (5, 33)])
-def test_a_text_that_repeats_itself_takes_fewer_steps(windows: tuple[int, ...], turns: int) -> None:
+def test_a_text_that_repeats_itself_takes_fewer_steps(windows: tuple[int, ...], step_slots: int) -> None:
     prompt = [1, 4, 6, 5, 2]
     for guesses in (1, 8):
         engine = SimulatedEngine(
-            windows=windows, blocks=(40,) * len(windows), context=CONTEXT, batch=2, tokens=64, turns=turns,
+            windows=windows, blocks=(40,) * len(windows), context=CONTEXT, batch=2, tokens=64, step_slots=step_slots,
             guesses=guesses,
         )  # fmt: skip
         sequence = engine.submit(prompt, SamplingParams(max_tokens=150))
@@ -255,8 +255,8 @@ def test_a_draft_model_computes_a_text_once(tmp_path: Path) -> None:
         opened(path, threads=1) as small,
         opened(path, threads=1, proposer=DraftModel(small, 320)) as engine,
     ):
-        write, computed = small.turns[0].batch.write, []
-        small.turns[0].batch.write = lambda chunks: (
+        write, computed = small.step_slots[0].batch.write, []
+        small.step_slots[0].batch.write = lambda chunks: (
             computed.append(sum(c.count for c in chunks)),
             write(chunks),
         )  # type: ignore[method-assign, assignment, func-returns-value]
@@ -302,13 +302,13 @@ def test_a_draft_model_with_little_memory(architecture: str, batch: int, tmp_pat
         assert small.cache.free_blocks == small.cache.blocks and not small.scheduler.running
 
 
-@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("step_slots", [1, 2])
 def test_a_draft_model_whose_memory_those_that_pause_have(
-    turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step_slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts grow beyond it while others pause, and some are put back while their last step runs."""
     path, random = write_model(tmp_path / "tiny.gguf", "Q4_0"), Random(1)
-    monkeypatch.setattr(cpu.CPUDevice, "turns", turns)
+    monkeypatch.setattr(cpu.CPUDevice, "step_slots", step_slots)
     with opened(path, threads=1) as small:
         limits = replace(small.scheduler.limits, tokens=8)
         small.cache = KVCache(small.cache.windows, (limits.blocks,))  # one context

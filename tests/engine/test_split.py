@@ -18,7 +18,6 @@ import pytest
 
 from tandem import LLM, cli
 from tandem.cli import run
-from tandem.devices import null
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.opening import open_device
 from tandem.devices.split import balance
@@ -31,12 +30,13 @@ from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError, RequestError
 from tandem.model.model import open_model
+from tandem.program.validate import validate
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.simulation import SimulatedEngine, expected
 from tests.engine.tiny_models import opened, write_model
 from tests.engine.workloads import CONTEXT, Workload, random_workload, serve
 from tests.models.test_reference import GOLDENS
-from tests.null.programs import PASS_SETS, build, golden, layouts_of, real_config
+from tests.program.programs import PASS_SETS, build, golden, layouts_of, real_config
 
 GOLDEN = GOLDENS / "gemma3-pattern3.gguf"  # four layers
 STOPS = frozenset(range(0, 320, 20))
@@ -74,12 +74,12 @@ def test_parts_are_programs_of_their_own(name: str, passes: tuple[str, ...]) -> 
         launch.name for launch in program.launches
     ]
     for part in parts:
-        null.check(part.program, part.entering)
+        validate(part.program, part.entering)
         assert sum(tensor.arena == "kv" for tensor in part.moved) == len(part.layers)
     assert sum(part.program.arena_bytes["kv"] for part in parts) == program.arena_bytes["kv"]
     assert not parts[0].entering and not parts[-1].leaving
     with pytest.raises(Exception, match="nothing has written it"):
-        null.check(parts[1].program)
+        validate(parts[1].program)
 
 
 @pytest.mark.fast
@@ -218,7 +218,7 @@ def test_intermediates_embeddings_and_saved_conversations(tmp_path: Path) -> Non
         for name in names:
             assert captured[0][name].tobytes() == captured[1][name].tobytes(), name
         assert (one.embed(prompt) == split.embed(prompt)).all()
-        assert len(split.engine.turns[0].recording.replay_timed()) == len(split.engine.program.launches)
+        assert len(split.engine.step_slots[0].recording.replay_timed()) == len(split.engine.program.launches)
         assert one.save(prompt, tmp_path / "one") == split.save(prompt, tmp_path / "split") == 64
         assert (tmp_path / "one").read_bytes() == (tmp_path / "split").read_bytes()
     with LLM(GOLDEN, device="cpu,cpu", **options) as split:
@@ -258,7 +258,7 @@ def test_each_step_has_its_part_of_the_sequences(seed: int) -> None:
     stages, windows = chance.randint(2, 4), chance.choice([(0,), (0, 20), (16, 33)])
     blocks = tuple(8 + chance.randint(0, 20) for _ in windows)
     engine = SimulatedEngine(
-        windows=windows, blocks=blocks, context=128, batch=6, tokens=chance.choice([8, 40]), turns=stages,
+        windows=windows, blocks=blocks, context=128, batch=6, tokens=chance.choice([8, 40]), step_slots=stages,
         guesses=chance.choice([0, 9]),
     )  # fmt: skip
     engine.scheduler.stages = stages
@@ -271,14 +271,16 @@ def test_each_step_has_its_part_of_the_sequences(seed: int) -> None:
         elif sequences and chance.random() < 0.05:
             engine.cancel(chance.choice(sequences))
         engine.step()
-        flying = [chunk.sequence for turn in engine._flying for chunk in turn.chunks if chunk.sampled]
+        flying = [
+            chunk.sequence for step_slot in engine._in_flight for chunk in step_slot.chunks if chunk.sampled
+        ]
         assert len(flying) == len(set(flying)), "a sequence is sampled by two steps in flight"
     while any(sequence.finish_reason is None for sequence in sequences):
         engine.step()
     for sequence in sequences:
         ids = [sampled.id for sampled in sequence.generated]
         assert ids == expected(sequence.prompt, len(ids), windows, engine.repeats)
-    while engine._flying:
+    while engine._in_flight:
         engine.step()
     engine.check_idle()
 

@@ -55,5 +55,5 @@ def test_two_steps_in_flight_change_no_token(path: Path, monkeypatch: pytest.Mon
     ]
     one_at_a_time = tokens(path, wanted)
     assert len({len(one) for one in one_at_a_time}) > 5
-    monkeypatch.setattr(CPUDevice, "turns", 2)
+    monkeypatch.setattr(CPUDevice, "step_slots", 2)
     assert tokens(path, wanted) == one_at_a_time

@@ -57,16 +57,16 @@ class Alone:
         return self.known[key]
 
 
-@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("step_slots", [1, 2])
 @pytest.mark.parametrize(("architecture", "lookup"), [("llama", False), ("gemma3", True)])
 def test_tokens_are_those_of_the_request_alone(
-    architecture: str, lookup: bool, turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, lookup: bool, step_slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
-    rng, events = np.random.default_rng(turns), Events(monkeypatch)
-    kv = KV[architecture, turns]
+    rng, events = np.random.default_rng(step_slots), Events(monkeypatch)
+    kv = KV[architecture, step_slots]
     with opened(path, threads=1, context=CONTEXT, share=False, kv=kv) as one:
-        monkeypatch.setattr(CPUDevice, "turns", turns)
+        monkeypatch.setattr(CPUDevice, "step_slots", step_slots)
         with opened(
             path, threads=2, context=CONTEXT, batch=6, kv=kv, proposer=Lookup() if lookup else None
         ) as engine:
@@ -83,5 +83,5 @@ def test_tokens_are_those_of_the_request_alone(
             if engine.scheduler.speculator:
                 assert engine.scheduler.speculator.guessed > 50
     what = f"{compared} tokens, {events.shared} blocks shared, {events.preempted} put back"
-    print(f"{architecture}, {kv}, {turns} in flight: {what}")
+    print(f"{architecture}, {kv}, {step_slots} in flight: {what}")
     assert compared > 1000 and events.shared > 100 and events.preempted > 5

@@ -30,8 +30,8 @@ class SlowRecording(Recording):
 
 
 class SlowCPU(CPUDevice):
-    def record(self, program: Program, turn: int = 0) -> Recording:
-        return SlowRecording(self, program, turn)
+    def record(self, program: Program, step_slot: int = 0) -> Recording:
+        return SlowRecording(self, program, step_slot)
 
 
 class SlowHelper(DeviceAccelerator):
@@ -63,7 +63,7 @@ class Meeting:
                     wait()
                 super().replay(begin, end)
 
-        device.record = lambda program, turn=0: Meets(device, program, turn)  # type: ignore[method-assign]
+        device.record = lambda program, step_slot=0: Meets(device, program, step_slot)  # type: ignore[method-assign]
         return device
 
     def helper(self, device: Device) -> DeviceAccelerator:

@@ -7,7 +7,7 @@ import pytest
 from tandem.devices.hybrid import balance as module
 from tandem.devices.hybrid.balance import Balance, Fixed, fit
 from tandem.devices.hybrid.cut import Gemm, gemms
-from tests.null.programs import golden
+from tests.program.programs import golden
 
 pytestmark = pytest.mark.fast
 TOKENS, BOTH = 64, (True, True)

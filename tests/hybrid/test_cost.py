@@ -11,7 +11,7 @@ import pytest
 from tandem.devices.hybrid.balance import Line
 from tandem.devices.hybrid.cost import Rates, divide, gain, place_attention, place_columns
 from tandem.kernels.kernel import Cost
-from tests.null.programs import build, layouts_of, real_config
+from tests.program.programs import build, layouts_of, real_config
 
 pytestmark = pytest.mark.fast
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tandem.devices import null
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.hybrid.accelerator import DeviceAccelerator
 from tandem.devices.hybrid.cut import Gemm, attentions, gemms, moved_activations, put_columns
 from tandem.kernels.layouts import q8_pack
 from tandem.program.hazards import place_barriers
 from tandem.program.program import Program
-from tests.null.programs import PASS_SETS, golden
+from tandem.program.validate import validate
+from tests.program.programs import PASS_SETS, golden
 
 pytestmark = pytest.mark.fast
 NAMES = ["gemma3-pattern3", "llama", "qwen2"]
@@ -41,7 +41,7 @@ def test_shares_are_the_whole(name: str, passes: tuple[str, ...]) -> None:
         assert sum(w.nbytes for w in weights if w) >= gemm.weights.nbytes
         assert weights[-1] and weights[-1].region[2] == gemm.weights.region[2]
         for share in shares:
-            null.check(Program([share], program.max_counts, program.arena_bytes), gemm.entering)
+            validate(Program([share], program.max_counts, program.arena_bytes), gemm.entering)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,7 +57,7 @@ def test_a_helper_has_a_program(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         for here in device._here:
             launches = [replace(launch) for launch in here.launches]
             place_barriers(launches)
-            null.check(Program(launches, found.max_counts, found.arena_bytes), here.inputs)
+            validate(Program(launches, found.max_counts, found.arena_bytes), here.inputs)
         kv = program.arena_bytes["kv"] if works[0].launches[0].kernel.name == "rope" else 0
         assert found.arena_bytes.get("kv", 0) == kv
     device.close()
@@ -78,7 +78,7 @@ def test_the_activations_of_another_turn_lie_apart() -> None:
     moved = moved_activations(by)
     launches = [moved.launch(launch) for launch in program.launches]
     sizes = {**program.arena_bytes, "activations": 2 * by}
-    null.check(Program(launches, program.max_counts, sizes))
+    validate(Program(launches, program.max_counts, sizes))
     touched = [t for launch in launches for t in launch.buffers.values() if t and t.arena == "activations"]
     assert min(tensor.start for tensor in touched) >= by
 

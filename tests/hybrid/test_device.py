@@ -183,7 +183,9 @@ def test_intermediates_and_saved_conversations(tmp_path: Path) -> None:
                 found = many.capture(prompt[:20], names)
                 assert all(found[name].tobytes() == expected[name].tobytes() for name in names)
                 assert (many.embed(prompt) == embedded).all()
-                assert len(many.engine.turns[0].recording.replay_timed()) == len(many.engine.program.launches)
+                assert len(many.engine.step_slots[0].recording.replay_timed()) == len(
+                    many.engine.program.launches
+                )
     with LLM(GOLDEN, device="cpu,cpu", placement="npu-attention", **options) as lent:
         assert lent.save(prompt, tmp_path / "lent") == 64
         assert (tmp_path / "one").read_bytes() == (tmp_path / "lent").read_bytes()

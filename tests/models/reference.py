@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tandem.kernels import formats
-from tandem.model.gguf import GGUF
+from tandem.gguf import formats
+from tandem.gguf.file import GGUF
 
 Array = np.ndarray[Any, np.dtype[Any]]  # float32, unless said otherwise
 Capture = dict[str, Array]

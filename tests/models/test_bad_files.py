@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tandem.errors import ModelFileError, ModelNotFoundError
-from tandem.model.gguf import GGUF, StringArray
+from tandem.gguf.file import GGUF, StringArray
 from tests.gguf_files import Key, build, pack_string, tiny_keys, tiny_tensors, write
 
 TINY = build(tiny_keys(), tiny_tensors())

@@ -18,10 +18,10 @@ from jinja2.ext import LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.errors import RequestError, TandemError, TemplateError
+from tandem.gguf.file import GGUF
 from tandem.model import template_budget
 from tandem.model.chat_formats import KNOWN, is_plain
 from tandem.model.chat_template import ChatTemplate
-from tandem.model.gguf import GGUF
 from tandem.model.template_sandbox import GenerationTag
 from tandem.model.tokenizer import CONTROL, NORMAL, Tokenizer
 from tests.gguf_files import Key, write

@@ -11,8 +11,8 @@ import pytest
 
 from tandem import LLM, TandemError
 from tandem.errors import ModelFileError
+from tandem.gguf.file import GGUF
 from tandem.model.config import Metadata
-from tandem.model.gguf import GGUF
 from tests.cli.tiny_model import write_tiny_model
 from tests.gguf_files import Key, Tensor, write
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tandem.errors import ModelFileError, ModelNotFoundError
-from tandem.kernels.formats import by_name, dequantise, quantise
-from tandem.model.gguf import GGUF, StringArray
+from tandem.gguf.file import GGUF, StringArray
+from tandem.gguf.formats import by_name, dequantise, quantise
 from tests.gguf_files import Key, build, tiny_keys, tiny_tensors, write
 
 pytestmark = pytest.mark.fast

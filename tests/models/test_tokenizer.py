@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
-from tandem.model.gguf import GGUF
+from tandem.gguf.file import GGUF
 from tandem.model.pretokenize import BY_NAME, _compiled, pre_tokenizer
 from tandem.model.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, StreamDecoder, Tokenizer
 from tests.gguf_files import Key, write

@@ -26,7 +26,7 @@ from tandem.errors import DeviceError, RequestError
 from tandem.model.model import open_model
 from tests.npu import tools
 from tests.npu.machine import phoenix
-from tests.null.programs import GOLDENS, golden
+from tests.program.programs import GOLDENS, golden
 
 IDS = list(range(3, 30))
 

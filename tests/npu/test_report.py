@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tandem.bench import npu_report
 from tandem.devices.npu import report
 from tandem.devices.npu.report import collect
 from tandem.model.model import open_model
+from tandem.report import npu as npu_report
 from tests.npu import tools
 from tests.npu.machine import phoenix
-from tests.null.programs import GOLDENS
+from tests.program.programs import GOLDENS
 
 SHAPES = ((40, 64, 48), (64, 130, 70))
 

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from tandem.bench.hardware import load_hardware
-from tandem.bench.npu_share import GOOD_SHADER, INT32_TOP_S, npu_share, told
-from tandem.bench.plan import Planned
-from tandem.bench.what_if import Wish, plan_of
 from tandem.cli import main
 from tandem.errors import DeviceError
 from tandem.model.synthetic import SyntheticModel
+from tandem.plan.npu import GOOD_SHADER, INT32_TOP_S, npu_share, told
+from tandem.plan.predict import Planned
+from tandem.plan.what_if import Wish, plan_of
 
 PHOENIX = load_hardware("phoenix-780m")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tandem import native
 from tandem.bench.kernel_checks import (
     GUARD,
     INPUT_GUARD,
@@ -19,7 +20,6 @@ from tandem.bench.kernel_checks import (
     assert_matches,
     assert_q8_matches,
 )
-from tandem.devices.cpu import library
 from tandem.devices.cpu.device import CPUDevice
 from tandem.kernels import all_kernels
 from tandem.kernels.kernel import COUNTS, Array, Case, Kernel
@@ -55,10 +55,10 @@ def place(kernel: Kernel, case: Case) -> dict[str, Placed]:
 def make_args(kernel: Kernel, case: Case, placed: dict[str, Placed]) -> Any:
     names = {name for name, _ in kernel.scalars}
     assert set(case.scalars) == names, f"{case.label}: scalars differ from the kernel's"
-    args = library.ffi.new("launch_args *")
+    args = native.ffi.new("launch_args *")
     for i, buffer in enumerate(kernel.buffers):
         if buffer.name in placed:
-            args.buffer[i] = library.ffi.cast("void *", placed[buffer.name].array.ctypes.data)
+            args.buffer[i] = native.ffi.cast("void *", placed[buffer.name].array.ctypes.data)
     for i, (name, kind) in enumerate(kernel.scalars):
         value = case.scalars[name]
         setattr(args.scalar[i], kind, int(value) if kind == "i" else float(value))
@@ -66,13 +66,13 @@ def make_args(kernel: Kernel, case: Case, placed: dict[str, Placed]) -> Any:
 
 
 def make_step(case: Case) -> Any:
-    return library.ffi.new(f"int32_t[{STEP_INTS}]", [case.counts[name] for name in COUNTS])
+    return native.ffi.new(f"int32_t[{STEP_INTS}]", [case.counts[name] for name in COUNTS])
 
 
 def run_once(kernel: Kernel, isa: str, case: Case, backwards: bool) -> dict[str, Array]:
     placed = place(kernel, case)
     args, step = make_args(kernel, case, placed), make_step(case)
-    function = library.kernel(kernel.name, isa)
+    function = native.kernel(kernel.name, isa)
     items = range(kernel.grid(case.scalars).total(case.counts))
     for item in items[::-1] if backwards else items:
         function(args, item, step)
@@ -108,17 +108,17 @@ def run_kernel(kernel: Kernel, isa: str, case: Case) -> dict[str, Array]:
 def time_case(device: CPUDevice, kernel: Kernel, case: Case, repeats: int = 200) -> float:
     """The best time of a launch in seconds."""
     placed, grid = place(kernel, case), kernel.grid(case.scalars)
-    launches, args = library.ffi.new("launch[]", repeats), make_args(kernel, case, placed)
+    launches, args = native.ffi.new("launch[]", repeats), make_args(kernel, case, placed)
     for launch in launches:
-        launch.kernel, launch.args = library.kernel(kernel.name, device.isa), args[0]
+        launch.kernel, launch.args = native.kernel(kernel.name, device.isa), args[0]
         launch.items, launch.count_step = grid.items, grid.step
         launch.count = -1 if grid.count is None else COUNTS.index(grid.count)
     device.memory("step").view(np.int32)[: len(COUNTS)] = [case.counts[name] for name in COUNTS]
-    step = library.ffi.cast("int32_t *", device.memory("step").ctypes.data)
+    step = native.ffi.cast("int32_t *", device.memory("step").ctypes.data)
     seconds = []
     for _ in range(10):
         begin = time.perf_counter()
-        device.run(launches, repeats, step, library.ffi.NULL)
+        device.run(launches, repeats, step, native.ffi.NULL)
         seconds.append((time.perf_counter() - begin) / repeats)
     return min(seconds)
 

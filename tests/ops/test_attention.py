@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.devices.cpu import library
+from tandem import native
 from tandem.devices.cpu.device import CPUDevice
 from tandem.kernels.attention import KERNEL, cut, make_case
 from tandem.kernels.kernel import Array, Case
@@ -19,7 +19,7 @@ from tests.ops.harness import STEP_INTS, assert_matches, run_once, time_case
 
 pytestmark = pytest.mark.fast
 
-SUPPORTED = [isa for isa in library.ISAS if library.load().tandem_isa_supported(isa.encode())]
+SUPPORTED = [isa for isa in native.ISAS if native.load().tandem_isa_supported(isa.encode())]
 ROWS = [(500, 24), (0, 17), (61, 1)]  # over a split, from the beginning, alone at the end of a chunk
 CASES = {
     "float16": make_case(np.random.default_rng(1), "", (6, 2, 64), ROWS),

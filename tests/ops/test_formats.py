@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tandem.kernels.formats import FORMATS, Format, by_name, dequantise, quantise
+from tandem.gguf.formats import FORMATS, Format, by_name, dequantise, quantise
 
 pytestmark = pytest.mark.fast
 

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tandem.devices.cpu import library
+from tandem import native
 from tandem.kernels import all_kernels
 from tandem.kernels.kernel import Array, Case
 from tandem.kernels.layouts import Q8_BLOCK, q8_pack, q8_unpack
@@ -18,7 +18,7 @@ from tests.ops.harness import assert_matches, assert_q8_matches, run_kernel, run
 pytestmark = pytest.mark.fast
 
 KERNELS = all_kernels()
-SUPPORTED = [isa for isa in library.ISAS if library.load().tandem_isa_supported(isa.encode())]
+SUPPORTED = [isa for isa in native.ISAS if native.load().tandem_isa_supported(isa.encode())]
 
 
 @cache

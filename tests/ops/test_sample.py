@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.devices.cpu import library
+from tandem import native
 from tandem.kernels.kernel import Array
 from tandem.kernels.sample import EDIT, KERNEL, PARAMETERS, RESULT, make_case, uniform
 from tests.ops.harness import assert_matches, run_once
 
 pytestmark = pytest.mark.fast
 
-SUPPORTED = [isa for isa in library.ISAS if library.load().tandem_isa_supported(isa.encode())]
+SUPPORTED = [isa for isa in native.ISAS if native.load().tandem_isa_supported(isa.encode())]
 LOGITS = np.array([1.0, 0.5, 2.0, -1.0, 2.0, 0.0, -3.0, 1.5, 0.5, -0.5])
 
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.bench.hardware import PARTS, Calibration, Hardware, load_hardware
-from tandem.bench.plan import KERNELS, Planned
-from tandem.bench.what_if import TARGET_DEPTHS, Wish, experts, plan_of
 from tandem.errors import DeviceError
 from tandem.kernels.layouts import KV_TYPES
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.synthetic import SyntheticModel, _gemma3, _plain
+from tandem.plan.predict import KERNELS, Planned
+from tandem.plan.what_if import TARGET_DEPTHS, Wish, experts, plan_of
 
 CONTEXT = 1024
 LAYOUTS = ("q4_0", "q4_1", "q5_0", "q8_0", "f16")

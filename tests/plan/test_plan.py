@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from tandem.bench.hardware import NOT_RUN, RAN, Hardware, known_hardware, load_hardware
-from tandem.bench.plan import Planned
 from tandem.bench.runs import step_costs
-from tandem.bench.what_if import Wish, experts, parameters, plan_of
 from tandem.cli import main
 from tandem.errors import DeviceError, ModelNotFoundError, RequestError
 from tandem.model.synthetic import SyntheticModel
+from tandem.plan.predict import Planned
+from tandem.plan.what_if import Wish, experts, parameters, plan_of
 from tests.cli.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.fast
@@ -240,7 +240,7 @@ def test_errors_are_one_sentence(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("tandem.bench.this_machine.this_machine", lambda *_: pytest.fail("measured in vain"))
+    monkeypatch.setattr("tandem.plan.this_machine.this_machine", lambda *_: pytest.fail("measured in vain"))
     assert main(["plan", *arguments]) == 1
     error = capsys.readouterr().err
     assert error.startswith("tandem: ") and words in error and error.count("\n") == 1

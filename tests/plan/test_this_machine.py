@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tandem.bench import this_machine as module
 from tandem.bench.hardware import MEASURED, Hardware, load_hardware
-from tandem.bench.plan import Planned
 from tandem.bench.result import Limits
 from tandem.bench.sensors import Reading, Sensors
-from tandem.bench.this_machine import FEW, FEW_LAYERS, LAYERS, PROMPT, SHAPE, SMALL, _with_rate, this_machine
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
 from tandem.devices.opening import open_device
 from tandem.model.synthetic import SyntheticModel
+from tandem.plan import this_machine as module
+from tandem.plan.predict import Planned
+from tandem.plan.this_machine import FEW, FEW_LAYERS, LAYERS, PROMPT, SHAPE, SMALL, _with_rate, this_machine
 
 pytestmark = pytest.mark.fast
 
@@ -143,6 +143,6 @@ def test_the_limit_is_the_better_of_before_and_after(small: None, monkeypatch: p
         return lambda *_: {"bytes_per_s": rate, "bytes_from": "reads", "ops_per_s": 1e12, "ops_from": "dots"}
 
     monkeypatch.setattr(module, "measure_limits", measured(30e9))
-    monkeypatch.setattr("tandem.bench.limits.measure_limits", measured(50e9))
+    monkeypatch.setattr("tandem.bench.roofline.measure_limits", measured(50e9))
     with closing(open_device("cpu")) as device:
         assert module.measure(device).read_gb_s == 50

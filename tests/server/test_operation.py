@@ -23,7 +23,7 @@ import pytest
 from tandem.cli import serve
 from tandem.cli.arguments import parse
 from tandem.errors import RequestError
-from tandem.server.keys import Keys, read_keys
+from tandem.server.http.keys import Keys, read_keys
 from tandem.server.settings import ServerSettings, read_settings_file
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import PATIENCE, TICKS, Running, post, read_all, serving, wait_until

@@ -22,7 +22,7 @@ import pytest
 from tandem.cli import serve
 from tandem.cli.arguments import parse
 from tandem.errors import DeviceError, RequestError
-from tandem.server.prefixes import MOST_PARTS, PART, SLACK, Memory, prefix_keys
+from tandem.server.cluster.routing import MOST_PARTS, PART, SLACK, Memory, prefix_keys
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import PATIENCE, Running, post, read_all, serving, wait_until
 
@@ -64,7 +64,7 @@ def test_the_holder_of_a_beginning_is_preferred_unless_it_is_busy() -> None:
 @pytest.mark.fast
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "tandem.server.cluster", raising=False)
+    monkeypatch.delitem(sys.modules, "tandem.server.cluster.replicas", raising=False)
     options = parse(["serve", str(write_tiny_model(tmp_path / "tiny.gguf")), "--ray", "--port", "0"])
     assert options.ray == (2, 2) and parse(["serve", "--ray", "1-4"]).ray == (1, 4)
     with pytest.raises(RequestError, match=r"tandem-llm.ray"):
@@ -104,7 +104,7 @@ def same_cluster(server: Running, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.filterwarnings("ignore")  # of Ray's own
 def test_a_cluster_is_joined_only_if_it_is_named(same_cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another server's would end with it."""
-    from tandem.server.cluster import existing_cluster
+    from tandem.server.cluster.replicas import existing_cluster
 
     assert existing_cluster() == same_cluster
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")

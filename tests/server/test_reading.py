@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tandem.server import ollama
 from tandem.server.generation import NOTHING, Answer, Generation, Piece, Tool, ToolCall
+from tandem.server.ollama import chat as ollama
 from tandem.server.reading import News, Reader
 from tandem.server.tool_formats import GEMMA, HERMES, LLAMA3, MISTRAL, format_of, without_tools
 

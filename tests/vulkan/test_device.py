@@ -14,7 +14,8 @@ from tandem.devices.vulkan import recording
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.recording import bucket
 from tandem.devices.vulkan.staging import STAGING_BYTES
-from tandem.kernels import formats, quantise
+from tandem.gguf import formats
+from tandem.kernels import quantise
 from tandem.kernels.layouts import q8_pack, q8_zeros
 from tandem.kernels.panels import LAYOUTS
 from tandem.program.program import Launch, Program, Tensor

@@ -70,7 +70,7 @@ def test_the_planned_barriers_are_enough(lavapipe: str, name: str) -> None:
     planned, program = engine.logits(ids), engine.program
     assert sum(launch.barrier for launch in program.launches) < 0.9 * len(program.launches)
     full = replace(program, launches=[replace(launch, barrier=True) for launch in program.launches])
-    engine.turns[0].recording = device.record(full)
+    engine.step_slots[0].recording = device.record(full)
     assert (engine.logits(ids) == planned).all()
     device.close()
     model.gguf.close()

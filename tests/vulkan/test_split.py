@@ -76,7 +76,7 @@ def test_quantised_tokens_are_those_of_one_devices_logits(lavapipe: str, order: 
         np.random.default_rng(3), requests=4, prompt=60, answer=8, penalties=0, paced=0
     )
     model, device = open_model(path), open_device(order.format(lavapipe), threads=1, split=[2, 1])
-    device.turns = 1  # type: ignore[misc]
+    device.step_slots = 1  # type: ignore[misc]
     engine = Checked(model, device, context=CONTEXT, batch=8)
     sequences = serve(engine, workload, frozenset())
     assert len(engine.below) > 5 and max(engine.below) == 0.0

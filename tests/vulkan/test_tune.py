@@ -7,12 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tandem.bench import trials, tuning_tasks
-from tandem.bench import tune as tuning
-from tandem.bench.plan import Planned
-from tandem.bench.trials import Bed, Space
-from tandem.bench.tune import Finding, choose, keep
-from tandem.bench.tuning_tasks import tasks
 from tandem.cli import first_use
 from tandem.devices.choices import Choice, shape_of
 from tandem.devices.vulkan import tuned
@@ -22,7 +16,14 @@ from tandem.devices.vulkan.grids import GRIDS, Dispatch
 from tandem.devices.vulkan.pipelines import SPIRV
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.model.synthetic import SyntheticModel
+from tandem.plan.predict import Planned
 from tandem.program.program import Program
+from tandem.tune import tasks as tuning_tasks
+from tandem.tune import trials
+from tandem.tune import tune as tuning
+from tandem.tune.tasks import tasks
+from tandem.tune.trials import Bed, Space
+from tandem.tune.tune import Finding, choose, keep
 from tests.engine.tiny_models import write_model
 from tests.vulkan.machines import ALL_MAPPED
 from tests.vulkan.test_grids import MATRICES, MEETING

@@ -31,7 +31,7 @@ class Checked(Engine):
         self.below: list[float] = []
 
     def _collect(self) -> list[Sequence]:
-        sampled = [chunk for chunk in self._flying[0].chunks if chunk.sampled]
+        sampled = [chunk for chunk in self._in_flight[0].chunks if chunk.sampled]
         known = [len(chunk.sequence.generated) for chunk in sampled]
         served = super()._collect()
         logits = iter(self._read("logits", sum(1 + len(chunk.guess) for chunk in sampled)))
@@ -54,10 +54,10 @@ def test_every_token_is_that_of_its_logits(
         random_workload(rng, requests=4, prompt=60, answer=8, penalties=0, paced=0) for _ in range(WORKLOADS)
     ]
     found = []
-    for turns in (1, 2):
+    for step_slots in (1, 2):
         model, device = open_model(path), VulkanDevice(lavapipe)
-        monkeypatch.setattr(VulkanDevice, "turns", turns)
-        kind, proposer = Checked if turns == 1 else Engine, Lookup() if lookup else None
+        monkeypatch.setattr(VulkanDevice, "step_slots", step_slots)
+        kind, proposer = Checked if step_slots == 1 else Engine, Lookup() if lookup else None
         engine = kind(model, device, context=CONTEXT, batch=4, kv=kv, proposer=proposer)
         found.append(
             [

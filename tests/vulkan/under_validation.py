@@ -25,7 +25,7 @@ def test_a_model_that_serves_several(lavapipe: str, gpu_memory: float | None) ->
     prompts = [[5, 6, 7], [8], list(range(10, 60))]
     with LLM(GOLDENS / "gemma3-pattern3.gguf", device=lavapipe, context=128, gpu_memory=gpu_memory) as llm:
         assert [len(result.token_ids) for result in llm.generate(prompts, max_tokens=6)] == [6] * 3
-        llm.engine.turns[0].recording.replay_timed()
+        llm.engine.step_slots[0].recording.replay_timed()
 
 
 def test_a_model_on_two_devices(lavapipe: str) -> None:

@@ -9,14 +9,14 @@ from weakref import WeakSet
 
 import numpy as np
 
+from tandem import native
 from tandem.devices.choices import Choices
-from tandem.devices.cpu import library
-from tandem.devices.cpu.library import ffi
 from tandem.devices.cpu.repacker import repack_all
 from tandem.devices.device import Bytes, Piece, host_memory
 from tandem.devices.host_memory import touched_memory
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.kernels.kernel import COUNTS
+from tandem.native import ffi
 from tandem.program.program import Program, Tensor, arena_in
 
 MOST_LAUNCHES = 4096
@@ -24,15 +24,15 @@ MOST_LAUNCHES = 4096
 
 class CPUDevice:
     name = "cpu"
-    turns = 1  # a step takes every core, so that a host working beside it would only slow it down
+    step_slots = 1  # a step takes every core, so that a host working beside it would only slow it down
     _open: ClassVar[WeakSet[CPUDevice]] = WeakSet()
     stages = 1
     shares_memory = True
 
     def __init__(self, threads: int, choices: Choices | None = None) -> None:
         self.choices = choices or Choices()
-        self._library = library.load()
-        self.isa = library.best_isa()
+        self._library = native.load()
+        self.isa = native.best_isa()
         self.threads = self.loaders = self.workers = threads
         self._arenas: dict[str, tuple[mmap.mmap, Bytes]] = {}
         pool = self._library.tandem_pool_create(threads, MOST_LAUNCHES)
@@ -83,13 +83,13 @@ class CPUDevice:
     def repack(self, pieces: Sequence[Piece]) -> None:
         repack_all([(piece, self.view(piece.tensor)[piece.begin :].ctypes.data) for piece in pieces])
 
-    def record(self, program: Program, turn: int = 0) -> Recording:
-        return Recording(self, program, turn)
+    def record(self, program: Program, step_slot: int = 0) -> Recording:
+        return Recording(self, program, step_slot)
 
-    def address(self, tensor: Tensor | None, turn: int = 0) -> Any:
+    def address(self, tensor: Tensor | None, step_slot: int = 0) -> Any:
         if tensor is None:
             return ffi.NULL
-        return ffi.cast("void *", self.memory(arena_in(turn, tensor.arena)).ctypes.data + tensor.start)
+        return ffi.cast("void *", self.memory(arena_in(step_slot, tensor.arena)).ctypes.data + tensor.start)
 
     def run(self, launches: Any, count: int, step: Any, seconds: Any) -> None:
         if self._pool == ffi.NULL:
@@ -113,21 +113,21 @@ class CPUDevice:
 class Recording:
     """A Program's launches as C structs. Replaying them allocates nothing."""
 
-    def __init__(self, device: CPUDevice, program: Program, turn: int = 0) -> None:
+    def __init__(self, device: CPUDevice, program: Program, step_slot: int = 0) -> None:
         self.device, self.program = device, program
-        self._step = ffi.cast("int32_t *", device.memory(arena_in(turn, "step")).ctypes.data)
+        self._step = ffi.cast("int32_t *", device.memory(arena_in(step_slot, "step")).ctypes.data)
         self._launches = ffi.new("launch[]", max(1, len(program.launches)))
         self._seconds = ffi.new("double[]", max(1, len(program.launches)))
         for out, launch in zip(self._launches, program.launches, strict=False):
             choice = device.choices.of(launch.kernel.name.partition("_")[0], launch.scalars)
             scalars = {**launch.scalars, **choice}
             grid = launch.kernel.grid(scalars)
-            isa = library.ISAS[choice["isa"]] if "isa" in choice else device.isa
-            out.kernel = library.kernel(launch.kernel.name, isa)
+            isa = native.ISAS[choice["isa"]] if "isa" in choice else device.isa
+            out.kernel = native.kernel(launch.kernel.name, isa)
             out.items, out.count_step, out.barrier = grid.items, grid.step, launch.barrier
             out.count = -1 if grid.count is None else COUNTS.index(grid.count)
             for i, buffer in enumerate(launch.kernel.buffers):
-                out.args.buffer[i] = device.address(launch.buffers[buffer.name], turn)
+                out.args.buffer[i] = device.address(launch.buffers[buffer.name], step_slot)
             for i, (name, kind) in enumerate(launch.kernel.scalars):
                 if kind == "f":
                     out.args.scalar[i].f = scalars[name]

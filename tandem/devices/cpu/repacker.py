@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from tandem.devices.cpu import library
-from tandem.devices.cpu.library import ffi
+from tandem import native
 from tandem.devices.device import Bytes, Piece
 from tandem.errors import DeviceError
 from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.native import ffi
 
 REPACK_BYTES = 1 << 20  # a thread's share: large enough to hide the call, small enough to balance
 
@@ -23,7 +23,7 @@ def repack_all(pieces: Sequence[tuple[Piece, int]]) -> None:
         job.file = ffi.cast("uint8_t *", piece.rows.ctypes.data)
         job.out = ffi.cast("uint8_t *", address)
         job.first_panel, job.run, job.period = piece.first, piece.run, piece.period
-    if library.load().tandem_repack_all(jobs, len(pieces)):
+    if native.load().tandem_repack_all(jobs, len(pieces)):
         raise DeviceError(f"no panels for {pieces[0][0].tensor.dtype}: report this as a bug")
 
 
@@ -36,7 +36,7 @@ class Repacker:
     def __init__(self, threads: int) -> None:
         from concurrent.futures import ThreadPoolExecutor  # takes 4 ms, and the CPU device does without it
 
-        self._library = library.load()
+        self._library = native.load()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="repack")
 
     def repack(

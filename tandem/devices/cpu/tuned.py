@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from tandem import native
 from tandem.devices.choices import Choice, Choices, read_choices
-from tandem.devices.cpu import library
 from tandem.kernels.kernel import Scalars
 from tandem.settings import Settings
 
@@ -20,8 +20,8 @@ PANELS = (1, 2, 4, 8, 16)
 
 def tuned_file(folder: Path, threads: int) -> Path:
     """Of this CPU, so many threads and this build of the kernels."""
-    about = f"{cpu_name()} {library.best_isa()} {threads}"
-    built = hashlib.sha256(library.LIBRARY.read_bytes()).hexdigest()[:16]
+    about = f"{cpu_name()} {native.best_isa()} {threads}"
+    built = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest()[:16]
     return folder / f"cpu-{hashlib.sha256(about.encode()).hexdigest()[:16]}-{built}.tuned"
 
 
@@ -61,5 +61,5 @@ def candidates(scalars: Scalars) -> list[Choice]:
     if "panels_per_item" in scalars:
         own, glu = int(scalars["panels_per_item"]), bool(scalars["epilogue"])
         found += [{"panels_per_item": n} for n in PANELS if n != own and (n >= 4 or not glu)]
-    others = library.ISAS[library.ISAS.index(library.best_isa()) + 1 :]
-    return found + [{"isa": library.ISAS.index(isa)} for isa in others if isa != "plain"]
+    others = native.ISAS[native.ISAS.index(native.best_isa()) + 1 :]
+    return found + [{"isa": native.ISAS.index(isa)} for isa in others if isa != "plain"]

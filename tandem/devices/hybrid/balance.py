@@ -117,7 +117,7 @@ class Balance:
                 else Line(NEVER, NEVER)
                 for worker, taker in enumerate(shape[1])
             ]
-        self._turn(self._expected(tokens) >= WORTH)
+        self._make_step_slot(self._expected(tokens) >= WORTH)
 
     def _expected(self, tokens: int) -> float:
         """Divides anew; the part of a step that this should gain."""
@@ -149,7 +149,7 @@ class Balance:
         total = sum(each.units for gemms in self.shapes.values() for each in gemms)
         return self._rest * gemm.units / total if self.beside else 0.0
 
-    def _turn(self, on: bool) -> None:
+    def _make_step_slot(self, on: bool) -> None:
         if on != self.on:
             self.steps = 0
         self.on, self._poor = on, False
@@ -185,7 +185,7 @@ class Balance:
         if not changed:
             self.cuts = before
         poor, before_poor = gain(self.alone, took) < WORTH, self._poor
-        self._turn(expected >= WORTH and not (poor and (before_poor or not changed)))
+        self._make_step_slot(expected >= WORTH and not (poor and (before_poor or not changed)))
         self._poor = poor
 
     def _differs(self, shape: Shape, before: tuple[int, ...]) -> bool:

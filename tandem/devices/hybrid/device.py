@@ -21,7 +21,7 @@ from tandem.devices.hybrid.accelerator import KEPT, Accelerator, DeviceAccelerat
 from tandem.devices.hybrid.balance import Balance, Fixed
 from tandem.devices.hybrid.cut import Gemm, Work, attentions, gemms, moved_activations, put_columns
 from tandem.devices.hybrid.flow import Flow, Trip
-from tandem.devices.hybrid.recording import Recording, Turn
+from tandem.devices.hybrid.recording import Recording, SlotRecordings
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import COUNTS
 from tandem.kernels.panels import Q8_COLUMNS
@@ -53,14 +53,16 @@ class HybridDevice:
         self.only = only or (lambda gemm: True)
         self.name = ",".join([main.name.split()[0], *(helper.name.split()[0] for helper in helpers)])
         self.stages = 2 if placement == "pipeline" else 1
-        self.turns = 2 if placement == "pipeline" else 1 if placement == "npu-attention" else main.turns
+        self.step_slots = (
+            2 if placement == "pipeline" else 1 if placement == "npu-attention" else main.step_slots
+        )
         self.whole = placement != "npu-attention"  # the main device can run a step alone
         self.shares_memory, self.loaders, self.workers = main.shares_memory, main.loaders, main.workers
         self.works: list[Work] = []
         self.flow: Flow | None = None
         self.balances: dict[int, Balance | Fixed] = {}  # by bucket of tokens
         self._program = Program([], {}, {})
-        self._turns: dict[int, Turn] = {}
+        self._slot_recordings: dict[int, SlotRecordings] = {}
         self.times: deque[tuple[float, float]] = deque(
             maxlen=KEPT
         )  # when the main device had shares of its own
@@ -103,7 +105,7 @@ class HybridDevice:
         self._stop()
         self.works = gemms(program) if self.whole else attentions(program)
         self._program = program
-        self._turns, self.balances = {}, {}
+        self._slot_recordings, self.balances = {}, {}
         sizes = dict(program.arena_bytes)
         used = align(sizes["activations"])
         aside = max(
@@ -111,19 +113,19 @@ class HybridDevice:
         )
         self._apart = (
             used + align(aside) if self.stages > 1 else 0
-        )  # from one turn's activations to the next's
+        )  # from one step_slot's activations to the next's
         self._aside, sizes["activations"] = (used, aside), (used + align(aside)) * self.stages
         if not self.whole:
             sizes["kv"] = 0
-        launches = [launch for turn in range(self.stages) for launch in self._main_launches(turn)]
+        launches = [launch for step_slot in range(self.stages) for launch in self._main_launches(step_slot)]
         for helper in self.helpers:
             helper.place(self.works, program, copies=self.stages > 1)
         self.main.place(Program(launches, program.max_counts, sizes))
         self.flow = Flow(self._leg, behind=self.stages > 1)
 
-    def _main_launches(self, turn: int) -> list[Launch]:
-        """All that the main device may run in a turn: it is told, so that each tensor lies in one piece."""
-        moved, scratch = moved_activations(turn * self._apart), self._scratch(turn)
+    def _main_launches(self, step_slot: int) -> list[Launch]:
+        """All that the main device may run in a step_slot: it is told, so that each tensor lies in one piece."""
+        moved, scratch = moved_activations(step_slot * self._apart), self._scratch(step_slot)
         lent = set() if self.whole else {i for work in self.works for i in range(work.begin, work.end)}
         launches = [moved.launch(launch) for i, launch in enumerate(self._program.launches) if i not in lent]
         for work in self.works:
@@ -132,11 +134,11 @@ class HybridDevice:
                 launches.append(work.share(0, work.units, dict(whole.buffers), scratch))
         return launches
 
-    def _scratch(self, turn: int) -> Tensor | None:
+    def _scratch(self, step_slot: int) -> Tensor | None:
         begin, nbytes = self._aside
         if not nbytes:
             return None
-        return Tensor("aside", "activations", "q8", nbytes, Q8_COLUMNS, begin + turn * self._apart)
+        return Tensor("aside", "activations", "q8", nbytes, Q8_COLUMNS, begin + step_slot * self._apart)
 
     def memory(self, arena: str) -> Bytes:
         return self.main.memory(arena)
@@ -183,18 +185,20 @@ class HybridDevice:
 
     # ---- running
 
-    def record(self, program: Program, turn: int = 0) -> Recording:
-        if not self._turns:
+    def record(self, program: Program, step_slot: int = 0) -> Recording:
+        if not self._slot_recordings:
             self._load()
-        moved = moved_activations(turn * self._apart)
-        self._turns[turn] = Turn(self, program, turn, moved, self._scratch(turn if self.stages > 1 else 0))
-        return Recording(self, self._turns[turn])
+        moved = moved_activations(step_slot * self._apart)
+        self._slot_recordings[step_slot] = SlotRecordings(
+            self, program, step_slot, moved, self._scratch(step_slot if self.stages > 1 else 0)
+        )
+        return Recording(self, self._slot_recordings[step_slot])
 
-    def record_main(self, launches: Sequence[Launch], turn: int) -> devices.Recording:
-        return self.main.record(Program(list(launches), self._program.max_counts, {}), turn)
+    def record_main(self, launches: Sequence[Launch], step_slot: int) -> devices.Recording:
+        return self.main.record(Program(list(launches), self._program.max_counts, {}), step_slot)
 
-    def tokens(self, turn: int) -> int:
-        step = self.main.memory(arena_in(turn, "step"))
+    def tokens(self, step_slot: int) -> int:
+        step = self.main.memory(arena_in(step_slot, "step"))
         return int(step[:4].view(np.int32)[COUNTS.index("tokens")])
 
     def balance(self, tokens: int) -> Balance | Fixed:
@@ -214,29 +218,29 @@ class HybridDevice:
         return (True, *(may and helper.takes(work) for helper in self.helpers))
 
     def _leg(self, trip: Trip) -> bool:
-        turn, balance = self._turns[trip.turn], self.balance(trip.tokens)
+        step_slot, balance = self._slot_recordings[trip.step_slot], self.balance(trip.tokens)
         if trip.leg == 0:
             if trip.kind == "measure":
-                balance.measure(lambda *what: self._measure(turn, trip.tokens, *what), trip.tokens)
+                balance.measure(lambda *what: self._measure(step_slot, trip.tokens, *what), trip.tokens)
                 trip.kind = "together" if balance.on else "alone"
             trip.begun = time.perf_counter()  # what was measured is no part of the step
         if trip.kind in ("off", "alone"):
-            assert turn.alone is not None
-            turn.alone.replay()
+            assert step_slot.alone is not None
+            step_slot.alone.replay()
             if trip.kind == "alone":
                 self._observe_step(trip, balance)
             return True
         if trip.leg:
-            self._gather(turn, trip, balance)
+            self._gather(step_slot, trip, balance)
         begun = time.perf_counter()
-        recording = turn.between[trip.leg]
+        recording = step_slot.between[trip.leg]
         if recording:
             recording.replay()
         trip.rest += time.perf_counter() - begun
         if trip.leg == len(self.works):
             self._observe_step(trip, balance)
             return True
-        self._divide(turn, trip, balance)
+        self._divide(step_slot, trip, balance)
         trip.leg += 1
         return False
 
@@ -246,41 +250,41 @@ class HybridDevice:
         if not trip.first:
             balance.observe_step(trip.tokens, seconds, trip.rest, trip.kind == "together")
 
-    def _divide(self, turn: Turn, trip: Trip, balance: Balance | Fixed) -> None:
+    def _divide(self, step_slot: SlotRecordings, trip: Trip, balance: Balance | Fixed) -> None:
         """Gives each helper its share of the leg's work, and does the main device's."""
         work = self.works[trip.leg]
         takers = self.takers(work)
         cut = balance.division(work, takers) if isinstance(work, Gemm) else (0, 1)
-        trip.first |= turn.is_new(trip.leg, cut)
+        trip.first |= step_slot.is_new(trip.leg, cut)
         inputs: list[Bytes] | None = None
         first = cut[0]
         for worker, (helper, count) in enumerate(zip(self.helpers, cut[1:], strict=True), 1):
             if count:
-                inputs = inputs or self._inputs(turn, work, trip.tokens)
+                inputs = inputs or self._inputs(step_slot, work, trip.tokens)
                 answer = helper.submit(
-                    Share(trip.leg, first, count, trip.tokens, inputs, self._step(trip.turn))
+                    Share(trip.leg, first, count, trip.tokens, inputs, self._step(trip.step_slot))
                 )
                 trip.waiting.append((worker, first, count, answer))
                 first += count
         if cut[0]:
             assert isinstance(work, Gemm)
             begun = time.perf_counter()
-            turn.share(trip.leg, cut[0])[0].replay()
+            step_slot.share(trip.leg, cut[0])[0].replay()
             ended = time.perf_counter()
             if trip.waiting:
                 self.times.append((begun, ended))
             if not trip.first:
                 balance.observe(work, takers, 0, cut[0], ended - begun)
 
-    def _inputs(self, turn: Turn, work: Work, tokens: int) -> list[Bytes]:
-        tensors = [turn.here(tensor) for tensor in work.entering]
+    def _inputs(self, step_slot: SlotRecordings, work: Work, tokens: int) -> list[Bytes]:
+        tensors = [step_slot.here(tensor) for tensor in work.entering]
         found = [self.main.read(replace(t, nbytes=rows_bytes(t, tokens))) for t in tensors]
         return [data.copy() for data in found] if self.stages > 1 or len(found) > 1 else found
 
-    def _step(self, turn: int) -> Bytes:
-        return self.main.memory(arena_in(turn, "step"))
+    def _step(self, step_slot: int) -> Bytes:
+        return self.main.memory(arena_in(step_slot, "step"))
 
-    def _gather(self, turn: Turn, trip: Trip, balance: Balance | Fixed) -> None:
+    def _gather(self, step_slot: SlotRecordings, trip: Trip, balance: Balance | Fixed) -> None:
         """The answers, beside the main device's own columns."""
         waiting, trip.waiting = trip.waiting, []
         index = trip.leg - 1
@@ -288,21 +292,21 @@ class HybridDevice:
         for worker, first, count, answer in waiting:
             found = answer.result()
             if isinstance(work, Gemm):
-                out = self.main.view(turn.here(work.out))
+                out = self.main.view(step_slot.here(work.out))
                 put_columns(out, work, trip.tokens, *work.columns(first, count), found.outputs[0])
                 if not trip.first:
                     balance.observe(work, self.takers(work), worker, count, found.ended - found.begun)
             else:
                 for tensor, data in zip(work.leaving, found.outputs, strict=True):
-                    self.main.write(turn.here(tensor), data)
+                    self.main.write(step_slot.here(tensor), data)
         own = waiting[0][1] if waiting else 0
         if isinstance(work, Gemm) and own and work.out.dtype == "q8":
-            aside = turn.share(index, own)[1]
+            aside = step_slot.share(index, own)[1]
             columns = work.columns(0, own)
             data = self.main.read(replace(aside, nbytes=rows_bytes(aside, trip.tokens)))
-            put_columns(self.main.view(turn.here(work.out)), work, trip.tokens, *columns, data)
+            put_columns(self.main.view(step_slot.here(work.out)), work, trip.tokens, *columns, data)
 
-    def _measure(self, turn: Turn, tokens: int, gemm: Gemm, worker: int, units: int) -> float:
+    def _measure(self, step_slot: SlotRecordings, tokens: int, gemm: Gemm, worker: int, units: int) -> float:
         """Seconds of some of a matmul on one device: the best of some, for other work only makes it longer."""
         index = self.works.index(gemm)
         inputs = [
@@ -311,12 +315,14 @@ class HybridDevice:
         times = []
         for _ in range(MEASURED):
             if worker:
-                share = Share(index, gemm.units - units, units, tokens, inputs, self._step(turn.turn))
+                share = Share(
+                    index, gemm.units - units, units, tokens, inputs, self._step(step_slot.step_slot)
+                )
                 found = self.helpers[worker - 1].submit(share).result()
                 times.append(found.ended - found.begun)
             else:
                 begun = time.perf_counter()
-                turn.share(index, units)[0].replay()
+                step_slot.share(index, units)[0].replay()
                 times.append(time.perf_counter() - begun)
         return min(times)
 

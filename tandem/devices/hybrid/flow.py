@@ -19,7 +19,7 @@ from tandem.devices.hybrid.accelerator import KEPT, Answer
 
 @dataclass(eq=False)
 class Trip:
-    turn: int
+    step_slot: int
     tokens: int
     kind: str  # off or alone: on the main device; measure: then decide; together
     begun: float = 0.0

@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from tandem.devices.hybrid.device import HybridDevice
 
 
-class Turn:
-    """The Recordings of a turn's legs."""
+class SlotRecordings:
+    """The Recordings of a step_slot's legs."""
 
     def __init__(
-        self, device: HybridDevice, program: Program, turn: int, moved: Moved, scratch: Tensor | None
+        self, device: HybridDevice, program: Program, step_slot: int, moved: Moved, scratch: Tensor | None
     ) -> None:
-        self.device, self.turn, self._moved, self._scratch = device, turn, moved, scratch
+        self.device, self.step_slot, self._moved, self._scratch = device, step_slot, moved, scratch
         self.program = Program(
             [moved.launch(launch) for launch in program.launches], program.max_counts, program.arena_bytes
         )
-        self.alone = device.record_main(self.program.launches, turn) if device.whole else None
+        self.alone = device.record_main(self.program.launches, step_slot) if device.whole else None
         ends = [*(work.begin for work in device.works), len(program.launches)]
         begins = [0, *(work.end for work in device.works)]
         self.between = [
-            device.record_main(self.program.launches[begin:end], turn) if begin < end else None
+            device.record_main(self.program.launches[begin:end], step_slot) if begin < end else None
             for begin, end in zip(begins, ends, strict=True)
         ]
         self._shares: dict[tuple[int, int], tuple[devices.Recording, Tensor]] = {}
@@ -56,29 +56,29 @@ class Turn:
                 assert self._scratch is not None
                 out = replace(self._scratch, stride=gemm.columns(0, count)[1])
             launch = gemm.share(0, count, dict(whole.buffers), out) if count < gemm.units else whole
-            self._shares[index, count] = self.device.record_main([launch], self.turn), out
+            self._shares[index, count] = self.device.record_main([launch], self.step_slot), out
         return self._shares[index, count]
 
 
 class Recording:
-    """A turn's steps. Those that the main device does alone go straight to it, as long as no other is on its way."""
+    """The steps of a step slot. Those that the main device does alone go straight to it while no other is in flight."""
 
-    def __init__(self, device: HybridDevice, turn: Turn) -> None:
-        self.device, self.turn = device, turn
+    def __init__(self, device: HybridDevice, step_slot: SlotRecordings) -> None:
+        self.device, self.step_slot = device, step_slot
         self._trip: Trip | None = None
 
     def start(self) -> None:
-        device, tokens = self.device, self.device.tokens(self.turn.turn)
+        device, tokens = self.device, self.device.tokens(self.step_slot.step_slot)
         flow = device.flow
         if flow is None:
             raise DeviceError("the devices are closed: open the model again")
         kind = device.balance(tokens).next()
         if kind == "off" and flow.idle:
             self._trip = None
-            assert self.turn.alone is not None
-            self.turn.alone.start()
+            assert self.step_slot.alone is not None
+            self.step_slot.alone.start()
             return
-        trip = Trip(self.turn.turn, tokens, kind)
+        trip = Trip(self.step_slot.step_slot, tokens, kind)
         try:
             self._trip = trip
             flow.add(trip)
@@ -88,8 +88,8 @@ class Recording:
 
     def finish(self) -> None:
         if self._trip is None:
-            if self.turn.alone:
-                self.turn.alone.finish()
+            if self.step_slot.alone:
+                self.step_slot.alone.finish()
             return
         with deferred():  # else the next step would overwrite what this one is still working on
             self._trip.done.wait()
@@ -101,12 +101,12 @@ class Recording:
             with deferred():
                 self.start()
                 self.finish()
-        elif self.turn.alone:
-            self.turn.alone.replay(begin, end)
+        elif self.step_slot.alone:
+            self.step_slot.alone.replay(begin, end)
         else:
             raise DeviceError("values inside a step are not seen with --placement npu-attention: use another")
 
     def replay_timed(self) -> list[float]:
-        if self.turn.alone:
-            return self.turn.alone.replay_timed()
+        if self.step_slot.alone:
+            return self.step_slot.alone.replay_timed()
         raise DeviceError("launches are not timed one by one with --placement npu-attention: use another")

@@ -11,14 +11,14 @@ from threading import Semaphore
 
 import numpy as np
 
-from tandem.devices import null
 from tandem.devices.device import Bytes, Device, Piece
 from tandem.devices.split.balance import balance
 from tandem.devices.split.cut import OWN, Part, cut, layer_starts
 from tandem.devices.split.stage import Carrier, Stage, Trip
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.interrupts import deferred
-from tandem.program.program import MOST_TURNS, Program, Tensor, arena_in
+from tandem.program.program import MAX_STEP_SLOTS, Program, Tensor, arena_in
+from tandem.program.validate import validate
 
 
 class SplitDevice:
@@ -26,15 +26,15 @@ class SplitDevice:
 
     def __init__(self, devices: Sequence[Device], split: Sequence[int] | None = None) -> None:
         """`split`: layers of each device; None: by what they do in a second."""
-        if len(devices) > MOST_TURNS:
-            raise DeviceError(f"{len(devices)} devices are more than {MOST_TURNS}: name fewer")
+        if len(devices) > MAX_STEP_SLOTS:
+            raise DeviceError(f"{len(devices)} devices are more than {MAX_STEP_SLOTS}: name fewer")
         if split is not None and (len(split) != len(devices) or min(split) < 1):
             raise DeviceError(
                 f"split {','.join(map(str, split))}: give {len(devices)} numbers, the layers of each device"
             )
         self.devices, self.split = devices, split
         self.name = ",".join(device.name.split()[0] for device in devices)
-        self.turns = self.stages = len(devices)
+        self.step_slots = self.stages = len(devices)
         self.loaders = max(device.loaders for device in devices)
         self.workers = min(device.workers for device in devices)
         self._loading = [Semaphore(device.loaders) for device in devices]
@@ -71,11 +71,11 @@ class SplitDevice:
         parts = cut(program, starts, counts)
         self._check_fit(parts)
         for device, part in zip(self.devices, parts, strict=True):
-            null.check(part.program, part.entering)
+            validate(part.program, part.entering)
             device.place(part.program)
         crossing = max(sum(tensor.nbytes for tensor in part.leaving) for part in parts)
         sizes = program.arena_bytes["step"], program.arena_bytes["results"], crossing
-        self._carriers = [Carrier(*(np.zeros(n, np.uint8) for n in sizes)) for _ in range(self.turns)]
+        self._carriers = [Carrier(*(np.zeros(n, np.uint8) for n in sizes)) for _ in range(self.step_slots)]
         self.chain = [Stage(device, part) for device, part in zip(self.devices, parts, strict=True)]
         for stage, after in zip(self.chain, [*self.chain[1:], None], strict=True):
             stage.start(after.inbox.put if after else lambda trip: trip.done.set())
@@ -99,10 +99,10 @@ class SplitDevice:
             left -= part.nbytes
 
     def memory(self, arena: str) -> Bytes:
-        for turn, carrier in enumerate(self._carriers):
-            if arena == arena_in(turn, "step"):
+        for step_slot, carrier in enumerate(self._carriers):
+            if arena == arena_in(step_slot, "step"):
                 return carrier.step
-            if arena == arena_in(turn, "results"):
+            if arena == arena_in(step_slot, "results"):
                 return carrier.results
         raise DeviceError(f"the host does not see the {arena} arena: report this")
 
@@ -134,8 +134,8 @@ class SplitDevice:
 
     # ---- running
 
-    def record(self, program: Program, turn: int = 0) -> Recording:
-        return Recording(self, self._carriers[turn])
+    def record(self, program: Program, step_slot: int = 0) -> Recording:
+        return Recording(self, self._carriers[step_slot])
 
     def _check_open(self) -> None:
         if not self.chain:
@@ -153,7 +153,7 @@ class SplitDevice:
 
 
 class Recording:
-    """The way of a turn's steps through all stages."""
+    """The way of a step slot's steps through all stages."""
 
     def __init__(self, device: SplitDevice, carrier: Carrier) -> None:
         self.device, self.carrier = device, carrier

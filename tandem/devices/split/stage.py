@@ -20,7 +20,7 @@ KEPT = 4096  # steps of which a stage knows when it ran
 
 @dataclass(eq=False)
 class Carrier:
-    """What a turn takes from stage to stage, in memory of the host."""
+    """What a step takes from stage to stage, in memory of the host."""
 
     step: Bytes  # StepInputs
     results: Bytes

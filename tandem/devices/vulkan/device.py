@@ -41,7 +41,7 @@ from tandem.devices.vulkan.recording import Recording
 from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
 from tandem.devices.vulkan.tuned import tuned_file
 from tandem.kernels.panels import LANES, LAYOUTS
-from tandem.program.program import TURNS, Program, Tensor, arena_in
+from tandem.program.program import STEP_SLOTS, Program, Tensor, arena_in
 from tandem.settings import read_settings
 
 API_VERSION = 1 << 22 | 3 << 12  # 1.3: the newest this code knows
@@ -102,7 +102,7 @@ def scatter(first: int, count: int, run: int, period: int) -> Iterator[tuple[int
 
 
 class VulkanDevice:
-    turns = TURNS
+    step_slots = STEP_SLOTS
     stages = 1
     loaders = 1  # there is one staging buffer
     workers = 1  # larger items make up for idle ones
@@ -199,8 +199,8 @@ class VulkanDevice:
     def _block(self, placed: Placed, closing: ExitStack) -> Block:
         return Block(self.vk, self.handle, placed.type, placed.run.nbytes, closing)
 
-    def address(self, tensor: Tensor, turn: int = 0) -> int:
-        return self.arenas[arena_in(turn, tensor.arena)].address(tensor.start)
+    def address(self, tensor: Tensor, step_slot: int = 0) -> int:
+        return self.arenas[arena_in(step_slot, tensor.arena)].address(tensor.start)
 
     def memory(self, arena: str) -> Bytes:
         return self.arenas[arena].bytes_at(0, self.arenas[arena].nbytes)
@@ -249,8 +249,8 @@ class VulkanDevice:
 
     # ---- running
 
-    def record(self, program: Program, turn: int = 0) -> Recording:
-        return Recording(self, program, turn)
+    def record(self, program: Program, step_slot: int = 0) -> Recording:
+        return Recording(self, program, step_slot)
 
     def close(self) -> None:
         """Gives everything back, also after a failure. NumPy views of its memory must not be used any more."""

@@ -36,13 +36,13 @@ SCRATCH_BUFFER = 6  # and the one before it that of scratch memory, if the kerne
 SINGLE = "single"  # beside COUNTS, of a bucket: 1 if every sequence has one token
 
 
-def push_constants(launch: Launch, device: VulkanDevice, turn: int = 0) -> bytes:
+def push_constants(launch: Launch, device: VulkanDevice, step_slot: int = 0) -> bytes:
     addresses = [0] * 8
     for i, buffer in enumerate(launch.kernel.buffers):
-        addresses[i] = _address(launch.buffers[buffer.name], device, turn)
+        addresses[i] = _address(launch.buffers[buffer.name], device, step_slot)
     if len(launch.kernel.buffers) <= SCRATCH_BUFFER:
         addresses[SCRATCH_BUFFER] = device.scratch.address
-    addresses[STEP_BUFFER] = device.arenas[arena_in(turn, "step")].address(0)
+    addresses[STEP_BUFFER] = device.arenas[arena_in(step_slot, "step")].address(0)
     scalars = [
         struct.pack(
             "<f" if kind == "f" else "<i", launch.scalars[name] if kind == "f" else int(launch.scalars[name])
@@ -75,7 +75,7 @@ class Joint:
         return leaving, spread_norm(self.second.scalars, device)
 
 
-def find_joints(program: Program, device: VulkanDevice, turn: int = 0) -> dict[int, Joint]:
+def find_joints(program: Program, device: VulkanDevice, step_slot: int = 0) -> dict[int, Joint]:
     """By the number of the first launch."""
     found = {}
     reads = Counter(tensor.root for launch in program.launches for tensor in launch.touched("r"))
@@ -83,19 +83,21 @@ def find_joints(program: Program, device: VulkanDevice, turn: int = 0) -> dict[i
         names = first.kernel.name.partition("_")[0], second.kernel.name
         made = None
         if names == ("rope", "attention"):
-            made = _turning(first, second, device, turn)
+            made = _turning(first, second, device, step_slot)
         elif names == ("matmul", "norm") and _settled(program.launches, i, second.buffers["x"]):
-            made = _leaving_sums(first, second, reads, device, turn)
+            made = _leaving_sums(first, second, reads, device, step_slot)
         if made:
             found[i] = Joint(first, second, (ffi.from_buffer(made[0]), ffi.from_buffer(made[1])))
     return found
 
 
-def _address(tensor: Tensor | None, device: VulkanDevice, turn: int) -> int:
-    return device.address(tensor, turn) if tensor else 0
+def _address(tensor: Tensor | None, device: VulkanDevice, step_slot: int) -> int:
+    return device.address(tensor, step_slot) if tensor else 0
 
 
-def _turning(rope: Launch, attention: Launch, device: VulkanDevice, turn: int) -> tuple[bytes, bytes] | None:
+def _turning(
+    rope: Launch, attention: Launch, device: VulkanDevice, step_slot: int
+) -> tuple[bytes, bytes] | None:
     """Push constants of both, the same: attention's, as attention_turning.slang takes them."""
     q, k, v, cache = (rope.buffers[name] for name in ("q", "k", "v", "cache"))
     if q is not attention.buffers["q"] or cache is None or cache is not attention.buffers["cache"]:
@@ -108,22 +110,22 @@ def _turning(rope: Launch, attention: Launch, device: VulkanDevice, turn: int) -
         or not q.stride == k.stride == v.stride
     ):
         return None
-    launch = push_constants(attention, device, turn)
+    launch = push_constants(attention, device, step_slot)
     addresses, scalars = list(struct.unpack_from("<8Q", launch)), list(struct.unpack_from("<16i", launch, 64))
-    addresses[5] = _address(rope.buffers["vectors"], device, turn)
-    scalars[2], scalars[9] = ((_address(x, device, turn) - addresses[0]) // 4 for x in (k, v))
+    addresses[5] = _address(rope.buffers["vectors"], device, step_slot)
+    scalars[2], scalars[9] = ((_address(x, device, step_slot) - addresses[0]) // 4 for x in (k, v))
     scalars[11:13] = (
         *struct.unpack("<i", struct.pack("<f", rope.scalars["eps"])),
         int(rope.scalars["rot_dim"]),
     )
-    table = _address(rope.buffers["table"], device, turn)
+    table = _address(rope.buffers["table"], device, step_slot)
     scalars[13:15] = struct.unpack("<2i", struct.pack("<Q", table))
     constants = struct.pack("<8Q16i", *addresses, *scalars)
     return constants, constants
 
 
 def _leaving_sums(
-    product: Launch, norm: Launch, reads: Counter[Tensor], device: VulkanDevice, turn: int
+    product: Launch, norm: Launch, reads: Counter[Tensor], device: VulkanDevice, step_slot: int
 ) -> tuple[bytes, bytes] | None:
     """Push constants of both: the product's with the residual and the weights of the norm. It does not store its result
     itself, so none but the norm may read that."""
@@ -136,10 +138,12 @@ def _leaving_sums(
     )
     if not plain or s["rows"] != n["dim"] or n["dim"] % 32:
         return None
-    launch = push_constants(product, device, turn)
+    launch = push_constants(product, device, step_slot)
     addresses = list(struct.unpack_from("<8Q", launch))
-    addresses[3:6] = (_address(norm.buffers[name], device, turn) for name in ("weight", "x", "post_weight"))
-    return struct.pack("<8Q", *addresses) + launch[64:], push_constants(norm, device, turn)
+    addresses[3:6] = (
+        _address(norm.buffers[name], device, step_slot) for name in ("weight", "x", "post_weight")
+    )
+    return struct.pack("<8Q", *addresses) + launch[64:], push_constants(norm, device, step_slot)
 
 
 def _settled(launches: list[Launch], i: int, tensor: Tensor | None) -> bool:

@@ -1,6 +1,6 @@
 """A Program as command buffers: recorded once per bucket of counts, submitted again each step.
 
-Steps of the two turns share activations and KV: each recording begins with a barrier, which waits for all that was
+Steps of the two step_slots share activations and KV: each recording begins with a barrier, which waits for all that was
 submitted before it.
 """
 
@@ -42,7 +42,7 @@ def bucket(count: int, most: int) -> int:
 
 
 class Recording:
-    def __init__(self, device: VulkanDevice, program: Program, turn: int = 0) -> None:
+    def __init__(self, device: VulkanDevice, program: Program, step_slot: int = 0) -> None:
         self.device, self.program = device, program
         for launch in program.launches:
             if len(launch.kernel.buffers) > STEP_BUFFER:
@@ -50,10 +50,10 @@ class Recording:
                     f"the kernel {launch.kernel.name} binds more than {STEP_BUFFER} buffers: report this"
                 )
         self._constants = [
-            ffi.from_buffer(push_constants(launch, device, turn)) for launch in program.launches
+            ffi.from_buffer(push_constants(launch, device, step_slot)) for launch in program.launches
         ]
-        self._joints = find_joints(program, device, turn)
-        self._header = device.memory(arena_in(turn, "step"))[: HEADER.size].data
+        self._joints = find_joints(program, device, step_slot)
+        self._header = device.memory(arena_in(step_slot, "step"))[: HEADER.size].data
         self._most = [program.max_counts[name] for name in COUNTS]
         self._recorded: dict[tuple[int, ...], Submission] = {}
         self._done = 0  # the timeline's value at the end of the step that was started last

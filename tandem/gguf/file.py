@@ -1,0 +1,277 @@
+"""A GGUF model: its metadata and its tensors, memory-mapped. Versions 2 and 3, whole or split.
+
+Layout: magic, version, counts; metadata (key, type, value); tensor infos (name, dimensions, type, offset);
+padding; tensor data. Nothing the file says is believed: each count, length and offset is checked before it is
+used, and a fault is a ModelFileError that names file, field and byte.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar, overload
+
+import numpy as np
+
+from tandem.errors import ModelFileError, ModelNotFoundError
+from tandem.gguf.cursor import CUT_SHORT, NEWER, Cursor, StringArray, label
+from tandem.gguf.formats import FORMATS, Format
+from tandem.kernels.kernel import Array
+
+__all__ = ["GGUF", "StringArray", "TensorInfo"]
+
+T = TypeVar("T")
+
+HEADER_BYTES = 24  # magic, version, count of tensors, count of keys: where metadata begins
+DEFAULT_ALIGNMENT = 32
+MAX_DIMENSIONS = 4
+MOST_READ = 8 << 20  # bytes of tensors that are kept in memory after they were read
+SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+KINDS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+
+
+class TensorInfo(NamedTuple):
+    name: str
+    format: Format
+    shape: tuple[int, ...]  # rows first, as NumPy has it: the reverse of the file's order
+    offset: int  # bytes from the start of `path`
+    nbytes: int
+    path: Path
+
+    @property
+    def row_bytes(self) -> int:
+        return self.format.row_bytes(self.shape[-1])
+
+
+class GGUF:
+    """An open model: `metadata`, `tensors`, and the bytes of each tensor with `raw`."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads one file; `open` reads a model with all its parts."""
+        self.path = path
+        cursor = Cursor(path, _map(path))
+        self._maps = {path: cursor.data}
+        self.file_size = len(cursor.data)
+        self._read = 0  # bytes since the last `forget`
+        self.metadata: dict[str, Any] = {}
+        self._value_at: dict[str, int] = {}  # where in the file each value of `metadata` is
+        self.tensors: dict[str, TensorInfo] = {}
+        _check_version(cursor)
+        cursor.field = "tensor count"
+        tensor_count = cursor.entries_of(33)
+        cursor.field = "metadata count"
+        self._read_metadata(cursor, cursor.entries_of(14))
+        self._read_tensors(cursor, tensor_count)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Opens a model by its file, or by the first of its files (NAME-00001-of-00003.gguf)."""
+        model = cls(Path(path))
+        count = model.get("split.count", 0)
+        if count > 1:
+            for other in _other_parts(model, count):
+                model._add(other)
+            total = model.get("split.tensors.count", len(model.tensors))
+            if total != len(model.tensors):
+                model.fail(
+                    "split.tensors.count",
+                    f"this says {total}, but the files hold {len(model.tensors)}: fetch them again",
+                )
+        return model
+
+    def _read_metadata(self, cursor: Cursor, count: int) -> None:
+        for index in range(count):
+            at = cursor.at
+            key = cursor.name(f"key {index}")
+            if key in self.metadata:
+                cursor.fail("the key is there twice", at)
+            kind = cursor.number("<I")
+            self._value_at[key] = cursor.at
+            self.metadata[key] = cursor.value(kind)
+
+    def _read_tensors(self, cursor: Cursor, count: int) -> None:
+        alignment = self.get("general.alignment", DEFAULT_ALIGNMENT)
+        if alignment <= 0 or (alignment & (alignment - 1) and alignment % 8):
+            self.fail(
+                "general.alignment", f"{alignment} is no power of two nor multiple of 8: convert it again"
+            )
+        infos: dict[str, tuple[TensorInfo, int]] = {}
+        for index in range(count):
+            at = cursor.at
+            info, offset_at = _read_tensor(cursor, index, alignment)
+            if info.name in infos:
+                cursor.field = label(info.name)
+                cursor.fail("the tensor is there twice", at)
+            infos[info.name] = info, offset_at
+        data_start = -(-cursor.at // alignment) * alignment
+        self.tensors = {name: i._replace(offset=data_start + i.offset) for name, (i, _) in infos.items()}
+        end = 0
+        for info in sorted(self.tensors.values(), key=lambda info: info.offset):
+            cursor.field, at = f"{label(info.name)} offset", infos[info.name][1]
+            if info.nbytes > self.file_size - info.offset:
+                cursor.fail(f"{info.nbytes} bytes from {info.offset} run past the end", at, CUT_SHORT)
+            if info.offset < end:
+                cursor.fail("the tensor overlaps another", at)
+            end = info.offset + info.nbytes
+
+    def _add(self, part: GGUF) -> None:
+        for name in part.tensors:
+            if name in self.tensors:
+                part.fail(name, f"the tensor is also in {self.tensors[name].path.name}: fetch both again")
+        self.tensors |= part.tensors
+        self._maps |= part._maps
+        self.file_size += part.file_size
+
+    def fail(self, field: str, problem: str) -> NoReturn:
+        """Raises the error that says what is wrong with a key or a tensor of this file."""
+        if field in self.tensors:
+            raise ModelFileError(self.tensors[field].path, label(field), self.tensors[field].offset, problem)
+        raise ModelFileError(self.path, label(field), self._value_at.get(field, HEADER_BYTES), problem)
+
+    def require(self, key: str, kind: type[T]) -> T:
+        """The value of `key`, of type `kind`: bool, int, float, str, np.ndarray, StringArray or list."""
+        if key not in self.metadata:
+            self.fail(key, "the key is missing: fetch or convert the file again")
+        value = self.metadata[key]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            wanted = KINDS.get(kind, f"an array ({kind.__name__})")
+            self.fail(key, f"this must be {wanted}, not {type(value).__name__}: convert the model again")
+        return value
+
+    @overload
+    def get(self, key: str, default: None = None) -> Any: ...
+    @overload
+    def get(self, key: str, default: T) -> T: ...
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of `key`, or `default`; a value must be of the default's type (any, for None)."""
+        if key not in self.metadata:
+            return default
+        return self.metadata[key] if default is None else self.require(key, type(default))
+
+    def tensor(self, name: str) -> TensorInfo:
+        if name not in self.tensors:
+            self.fail(name, "the tensor is missing: fetch or convert the file again")
+        return self.tensors[name]
+
+    def raw(self, name: str) -> Array:
+        """The bytes of a tensor as they are mapped: uint8 [rows, row bytes], not to be written."""
+        info = self.tensor(name)
+        flat = np.frombuffer(self._maps[info.path], np.uint8, info.nbytes, info.offset)
+        return flat.reshape(-1, info.row_bytes)
+
+    def done_with(self, nbytes: int) -> None:
+        """So many bytes of tensors were read; their memory is given back once it is much, since that has its price."""
+        self._read += nbytes
+        if self._read >= MOST_READ:
+            self.forget()
+
+    def forget(self) -> None:
+        """Gives back the memory that reading took; tensors can be read again, from the file."""
+        self._read = 0
+        for data in self._maps.values():
+            data.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        """Unmaps the files; a file of which views are still in use goes with the last of them."""
+        for data in self._maps.values():
+            try:
+                data.close()
+            except BufferError:
+                continue
+        self._maps.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        status = path.stat()  # before opening: to open a pipe would wait for its writer
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelNotFoundError(f"{path} is a directory: name a .gguf file inside it")
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelFileError(path, "magic", 0, "this is not a regular file: name a .gguf file")
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise ModelFileError(path, "magic", 0, "the file is empty: fetch it again")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte in it
+        raise ModelNotFoundError(
+            f"{path} cannot be opened: {getattr(error, 'strerror', None) or error}"
+        ) from None
+
+
+def _check_version(cursor: Cursor) -> None:
+    magic = cursor.data[:4]
+    if magic != b"GGUF":
+        cursor.fail(f"the file starts with {magic!r}, not b'GGUF'", 0, "this is no GGUF file, name one")
+    cursor.field, cursor.at = "version", 4
+    version = cursor.number("<I")
+    if version in (2, 3):
+        return
+    if 0 < int.from_bytes(version.to_bytes(4, "little"), "big") <= 3:
+        cursor.fail("the file is for big-endian machines", 4, "fetch a little-endian one")
+    cursor.fail(f"this engine reads versions 2 and 3, not {version}", 4, "fetch or convert it again")
+
+
+def _read_tensor(cursor: Cursor, index: int, alignment: int) -> tuple[TensorInfo, int]:
+    """A tensor with its offset as stored, from the start of the data, and the place where that is stored."""
+    name = cursor.name(f"tensor {index}")
+    shown = cursor.field
+    cursor.field, at = f"{shown} dimensions", cursor.at
+    dimensions = cursor.number("<I")
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        cursor.fail(f"a tensor has 1 to {MAX_DIMENSIONS} dimensions, not {dimensions}", at)
+    sizes = [int(cursor.number("<Q")) for _ in range(dimensions)]
+    if 0 in sizes:
+        cursor.fail(f"a tensor of shape {sizes} holds nothing", at)
+    cursor.field, at = f"{shown} type", cursor.at
+    kind = cursor.number("<I")
+    if kind not in FORMATS:
+        cursor.fail(f"unknown tensor type {kind}", at, NEWER)
+    format = FORMATS[kind]
+    if sizes[0] % format.block:
+        cursor.fail(f"rows of {sizes[0]} are not whole blocks of {format.block} ({format.name})", at)
+    cursor.field, at = f"{shown} offset", cursor.at
+    offset = int(cursor.number("<Q"))
+    if offset % alignment:
+        cursor.fail(f"{offset} is not a multiple of the alignment, {alignment}", at)
+    nbytes = format.row_bytes(math.prod(sizes))
+    return TensorInfo(name, format, tuple(reversed(sizes)), offset, nbytes, cursor.path), at
+
+
+def _other_parts(first: GGUF, count: int) -> Iterator[GGUF]:
+    """Opens the second to the last file of a split model and checks that each is the part its name says."""
+    name = SPLIT_NAME.fullmatch(first.path.name)
+    number = first.get("split.no", 0)
+    if number != 0:
+        hint = f"{name[1]}-00001-of-{count:05d}.gguf" if name else "the first part"
+        first.fail("split.no", f"this is part {number + 1} of {count}: open {hint}")
+    if name is None or (int(name[2]), int(name[3])) != (1, count):
+        ending = f"-00001-of-{count:05d}.gguf"
+        first.fail(
+            "split.count", f"the first of {count} files must have a name that ends in {ending}: rename it"
+        )
+    for index in range(1, count):
+        path = first.path.with_name(f"{name[1]}-{index + 1:05d}-of-{count:05d}.gguf")
+        if not path.exists():
+            raise ModelNotFoundError(
+                f"{path}: part {index + 1} of {count} is missing; put it beside the first"
+            )
+        part = GGUF(path)
+        for key, expected in (("split.no", index), ("split.count", count)):
+            if part.require(key, int) != expected:
+                part.fail(key, f"{part.metadata[key]} should be {expected} by the name: fetch it again")
+        yield part

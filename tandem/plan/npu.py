@@ -1,0 +1,209 @@
+"""What the NPU of a Phoenix would add to its iGPU, from published rates: every figure is an estimate; not yet run.
+
+A share of a matmul takes `dispatch + max(operations / rate, bytes / bandwidth)` on either device, and all shares
+together no less than their bytes at the memory's rate, which both read (devices/hybrid/cost.py divides the columns).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tandem.bench.hardware import HOST_SHARE, NOT_RUN, Hardware
+from tandem.bench.runs import step_costs, weights_read
+from tandem.devices.hybrid.cost import WORTH, Rates, Sum, gain, is_divisible, place_attention, place_columns
+from tandem.errors import DeviceError
+from tandem.plan.predict import Planned
+from tandem.program.program import Launch, Program
+
+Data = dict[str, Any]
+STATUS = "emulated; not yet run on a Phoenix"
+INT32_TOP_S = 4.57  # published, with results in 32 bits, as our runtime has them
+GOOD_SHADER = 0.55  # of the matrix units' peak: what a good one reaches, assumed
+PROMPTS = (16, 32, 64, 128, 256, 512)
+BATCHES = (1, 8)
+
+
+def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> Data:
+    """With columns of matmuls divided between both; `depth`: of the sequences that decode."""
+    if hardware.npu is None:
+        raise DeviceError(f"no NPU is known of {hardware.name}: leave --npu out, or use phoenix-780m")
+    copy = _copy_bytes(planned.program)
+    npu, kinds = _npu(planned, hardware, copy), _Kinds(planned.program)
+    needed = planned.memory(hardware).needed + copy
+    prefill = []
+    for name, prompt_of in (("a good shader", _good_prompt), ("our kernels", _our_prompt)):
+        found = {tokens: prompt_of(planned, kinds, tokens, hardware, npu) for tokens in {*PROMPTS, prompt}}
+        pays = [tokens for tokens in PROMPTS if found[tokens]["gain"] >= WORTH]
+        prefill.append({"shader": name, **found[prompt], "pays_from": min(pays, default=None)})
+    decode = [_decode(kinds, batch, depth, hardware, npu) for batch in BATCHES]
+    return {
+        "status": f"{NOT_RUN}; {STATUS}",
+        "rates": {
+            "int8_top_s": npu.ops / 1e12,
+            "gb_s": npu.bandwidth / 1e9,
+            "dispatch_us": npu.dispatch * 1e6,
+            "weights": npu.weights,
+            "shared_gb_s": hardware.usual_gb_s,
+        },
+        "memory": {
+            "copy": copy,
+            "needed": needed,
+            "bytes": hardware.memory_gib * 2**30,
+            "fits": needed <= hardware.memory_gib * 2**30 * HOST_SHARE,
+        },
+        "prefill": prefill,
+        "decode": decode,
+        "attention": _attention(planned, kinds, prompt, hardware, npu),
+    }
+
+
+def _copy_bytes(program: Program) -> float:
+    """Of its own weights in int8, of all matmuls that it may take columns of: each is multiplied and added once."""
+    one = {"tokens": 1, "rows": 1, "work": 1}
+    return sum(launch.cost(one).ops / 2 for launch in program.launches if is_divisible(launch))
+
+
+def _npu(planned: Planned, hardware: Hardware, copy: float) -> Rates:
+    """Its weights are int8: in most formats more bytes than those of the iGPU."""
+    assert hardware.npu
+    igpu = sum(weights_read(launch) for launch in planned.program.launches if is_divisible(launch))
+    return Rates(
+        INT32_TOP_S * 1e12, hardware.npu["gb_s"] * 1e9, hardware.npu["dispatch_us"] * 1e-6, copy / igpu
+    )
+
+
+def _launch(hardware: Hardware) -> float:
+    return hardware.calibration.launch_us["matmul"] * 1e-6
+
+
+class _Kinds:
+    """A step's launches, one of each kind and how many there are: layers are alike."""
+
+    def __init__(self, program: Program) -> None:
+        kinds: dict[tuple[object, ...], Launch] = {}
+        times: Counter[tuple[object, ...]] = Counter()
+        for launch in program.launches:
+            key = launch.kernel.name, *sorted(launch.scalars.items())
+            kinds.setdefault(key, launch)
+            times[key] += 1
+        self.program = Program(list(kinds.values()), program.max_counts, program.arena_bytes)
+        self.times = [times[key] for key in kinds]
+
+    def summed(self, sums: Sequence[Sum], tokens: int, predicted: float | None = None) -> Data:
+        """`predicted`: seconds without the NPU, of which it saves what it does in the sum."""
+        each = [pair for s in sums for pair in zip(s.launches, self.times, strict=True)]
+        alone, together = (sum(n * getattr(placed, f) for placed, n in each) for f in ("alone", "seconds"))
+        if predicted is not None:
+            alone, together = predicted, predicted - (alone - together)
+        helped = sum(n * placed.seconds for placed, n in each if placed.shares[1])
+        columns = sum(n * placed.seconds * placed.shares[1] for placed, n in each)
+        return {
+            "alone_tokens_per_s": tokens / alone,
+            "together_tokens_per_s": tokens / together,
+            "speedup": alone / together,
+            "gain": gain(alone, together),
+            "pays": gain(alone, together) >= WORTH,
+            "npu_columns": columns / helped if helped else 0.0,
+        }
+
+
+def _good_prompt(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware, npu: Rates) -> Data:
+    """Beside a shader that reads at the memory's usual rate."""
+    rate = hardware.matrix_tflop_s * 1e12 * GOOD_SHADER
+    return _prompt(planned, kinds, tokens, hardware, npu, rate)
+
+
+def _our_prompt(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware, npu: Rates) -> Data:
+    """Beside our kernels, as they are predicted: what their matmuls do in a second with their reads counted, and all
+    that a prompt takes without the NPU."""
+    ops = seconds = total = 0.0
+    for step in planned.prompt_steps(tokens):
+        costs, each = step_costs(planned.program, step), planned.predict_each(hardware, step)
+        for launch, cost, predicted in zip(planned.program.launches, costs, each, strict=True):
+            if is_divisible(launch):
+                ops, seconds = ops + cost.ops, seconds + predicted.total - predicted.launches
+        total += planned.predict(hardware, step).total
+    return _prompt(planned, kinds, tokens, hardware, npu, ops / seconds, total)
+
+
+def _prompt(
+    planned: Planned,
+    kinds: _Kinds,
+    tokens: int,
+    hardware: Hardware,
+    npu: Rates,
+    rate: float,
+    predicted: float | None = None,
+) -> Data:
+    """`rate`: operations a second of the iGPU; `predicted`: as of _Kinds.summed."""
+    memory = hardware.usual_gb_s * 1e9
+    igpu, sums = Rates(rate, memory, _launch(hardware)), []
+    for step in planned.prompt_steps(tokens):
+        ((begin, count),) = step
+        counts = {"tokens": count, "rows": 1, "work": count}
+        sums.append(place_columns(kinds.program, counts, [igpu, npu], memory, begin + count // 2 or 1))
+    return {
+        "tokens": tokens,
+        "reached": rate / (hardware.matrix_tflop_s * 1e12),
+        "tflop_s": rate / 1e12,
+        **kinds.summed(sums, tokens, predicted),
+    }
+
+
+def _decode(kinds: _Kinds, batch: int, depth: int, hardware: Hardware, npu: Rates) -> Data:
+    """With kernels that read at the memory's usual rate: what the NPU reads, the iGPU does not."""
+    memory = hardware.usual_gb_s * 1e9
+    igpu = Rates(hardware.dot_top_s * 1e12, memory, _launch(hardware))
+    counts = {"tokens": batch, "rows": batch, "work": batch}
+    found = place_columns(kinds.program, counts, [igpu, npu], memory, depth + 1)
+    return {"batch": batch, "depth": depth, **kinds.summed([found], batch)}
+
+
+def _attention(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware, npu: Rates) -> Data:
+    """Attention alone on the NPU, as the project's founding reports proposed."""
+    memory = hardware.usual_gb_s * 1e9
+    igpu = Rates(hardware.matrix_tflop_s * 1e12 * GOOD_SHADER, memory, _launch(hardware))
+    counts = {"tokens": min(tokens, planned.step_tokens), "rows": 1, "work": tokens}
+    found = place_attention(kinds.program, counts, [igpu, npu], memory, planned.context - 1)
+    return {"depth": planned.context - 1, **kinds.summed([found], counts["tokens"])}
+
+
+def told(share: Data) -> list[str]:
+    """The sum in words, a line each."""
+    rates, memory, best = share["rates"], share["memory"], share["prefill"][0]
+    lines = [
+        f"with the NPU ({share['status']}): int8 at {rates['int8_top_s']:.2f} TOP/s, {rates['gb_s']:.0f} GB/s of the "
+        f"{rates['shared_gb_s']:.0f} that all share, {rates['dispatch_us']:.0f} us a dispatch, "
+        f"{rates['weights']:.1f} bytes of weights for one of the iGPU's",
+        f"  its own copy of the weights takes {memory['copy'] / 1e9:,.1f} GB more, {memory['needed'] / 1e9:,.1f} in "
+        f"all of the machine's {memory['bytes'] / 1e9:,.1f}: "
+        + ("fits" if memory["fits"] else "DOES NOT FIT"),
+    ]
+    for row in share["prefill"]:
+        pays = f"pays from prompts of {row['pays_from']} on" if row["pays_from"] else "does not pay up to 512"
+        lines.append(
+            f"  prompt of {row['tokens']} with {row['shader']} ({row['reached']:.0%} of the peak, {row['tflop_s']:.1f} "
+            "TFLOP/s): "
+            f"{row['alone_tokens_per_s']:,.0f} tok/s alone, {row['together_tokens_per_s']:,.0f} with the NPU "
+            f"({row['speedup']:.2f}x; {row['npu_columns']:.0%} of the columns of what it helps with); {pays}"
+        )
+    for row in share["decode"]:
+        lines.append(
+            f"  decoding {row['batch']} at depth {row['depth']}, read at the usual rate: "
+            f"{row['alone_tokens_per_s']:,.1f} tok/s alone, "
+            f"{row['together_tokens_per_s']:,.1f} with the NPU: "
+            + ("it would help" if row["pays"] else "no help, for both read the same memory")
+        )
+    row = share["attention"]
+    lines.append(
+        f"  attention alone on the NPU, {row['depth']} deep: {row['speedup']:.2f}x"
+        + ("" if row["speedup"] > 1 else ", slower than without")
+    )
+    decoding = max((row["speedup"] for row in share["decode"] if row["pays"]), default=0.0)
+    lines.append(
+        f"  at most about {best['speedup']:.1f}x for prompts against a good shader, and "
+        + (f"{decoding:.1f}x for decoding" if decoding else "nothing for decoding")
+    )
+    return lines

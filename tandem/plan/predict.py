@@ -1,0 +1,179 @@
+"""What a model would do on a machine: the Program that would run there, counted launch by launch, over its rates.
+
+Two times are given for a step. Its limit: the weights, keys and values it must read over the best bandwidth measured,
+or its operations over the peak rate, whichever is longer; no engine can be faster. And a prediction: what our kernels
+take, by what they reach of those rates where they have run (`calibration` in hardware.toml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from tandem.bench.hardware import Hardware
+from tandem.bench.runs import PRODUCTS, Step, least_cost, step_costs, weights_read
+from tandem.engine.engine import STEP_TOKENS
+from tandem.engine.kv_plan import HEADROOM, plan_kv
+from tandem.errors import RequestError
+from tandem.kernels.kernel import Cost
+from tandem.kernels.layouts import KV_TYPES, kv_bytes
+from tandem.model.model import Model
+from tandem.program.fuse import fuse
+from tandem.program.lower import KVPlan, lower
+from tandem.program.program import Launch, Program
+from tandem.program.step_inputs import KV_BLOCK, StepLayout, StepLimits
+from tandem.program.validate import validate
+from tandem.program.weight_plan import WeightPlan
+
+EVERYTHING = (1e18, 1e18)  # bytes free: how much there is does not matter
+MOST_ROWS = 64
+KERNELS = ("matmul", "norm", "rope", "attention")
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of a step, by what takes them."""
+
+    memory: float
+    arithmetic: float
+    launches: float = 0.0
+    total: float = 0.0  # less than the sum where they overlap
+
+    @property
+    def binds(self) -> str:
+        parts = {"memory": self.memory, "arithmetic": self.arithmetic, "launches": self.launches}
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of each part, and of each heap; a heap is filled before the next."""
+
+    parts: dict[str, float]
+    heaps: dict[str, float]
+
+    @property
+    def needed(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= sum(self.heaps.values())
+
+    @property
+    def used(self) -> dict[str, float]:
+        left, found = self.needed, {}
+        for name, size in self.heaps.items():
+            found[name] = min(left, size)
+            left -= found[name]
+        return found
+
+
+class Planned:
+    """A model with its Program, as the engine would make it for `context`."""
+
+    def __init__(self, model: Model, context: int, kv: str = "f16") -> None:
+        if not 1 <= context <= model.config.trained_context:
+            raise RequestError(
+                f"a context of {context} is not possible with this model: use 1 to {model.config.trained_context}"
+            )
+        self.model, self.context, self.kv = model, context, kv
+        self.config = model.config
+        self.step_tokens = min(STEP_TOKENS, -(-context // KV_BLOCK) * KV_BLOCK)
+        weights = WeightPlan(model.layouts())
+        ops = fuse(model.ops(context), lambda matrix: weights.layouts[matrix.name])
+        layout = StepLayout(self._limits(context))
+        self.program: Program = lower(ops, weights, layout, KVPlan(self._kv_blocks(context, 1), kv))
+        validate(self.program)
+
+    def _limits(self, context: int) -> StepLimits:
+        blocks, groups = -(-context // KV_BLOCK), len(self.config.windows)
+        return StepLimits(self.step_tokens, MOST_ROWS, MOST_ROWS + 1, blocks, groups, self.config.vocab)
+
+    def _kv_blocks(self, context: int, sequences: int) -> tuple[int, ...]:
+        return plan_kv(self.config, self._limits(context), sequences, self.model.nbytes, self.kv, EVERYTHING)
+
+    def kv_bytes(self, context: int, sequences: int) -> int:
+        """Of the cache for so many sequences of that length."""
+        c, kv = self.config, KV_TYPES.index(self.kv)
+        return sum(
+            blocks * kv_bytes(c.layer_window.count(window), c.kv_heads, c.head_dim, kv)
+            for blocks, window in zip(self._kv_blocks(context, sequences), c.windows, strict=True)
+        )
+
+    def memory(self, hardware: Hardware, context: int | None = None, sequences: int = 1) -> Memory:
+        arenas = self.program.arena_bytes
+        parts = {
+            "weights": float(arenas["weights"]),
+            "keys and values": float(self.kv_bytes(context or self.context, sequences)),
+            "activations": float(arenas["activations"] + arenas["output"]),
+            "inputs and results": float(
+                sum(size for name, size in arenas.items() if name.startswith(("step", "results")))
+            ),
+            "headroom": HEADROOM,
+        }
+        return Memory(parts, hardware.heaps)
+
+    @property
+    def weights_read(self) -> float:
+        """Bytes of weights that a step of any size must read."""
+        return sum(self._weights)
+
+    @cached_property
+    def _weights(self) -> list[float]:
+        """Of each launch."""
+        return [weights_read(launch) for launch in self.program.launches]
+
+    def limit(self, hardware: Hardware, step: Step, rows: int | None = None) -> Seconds:
+        """The least a step can take."""
+        cost = least_cost(self.program, step, rows)
+        memory = cost.bytes / (hardware.read_gb_s * 1e9)
+        arithmetic = cost.ops / (hardware.peak_top_s * 1e12)
+        return Seconds(memory, arithmetic, 0.0, max(memory, arithmetic))
+
+    def predict(self, hardware: Hardware, step: Step, rows: int | None = None) -> Seconds:
+        """What our kernels would take."""
+        host = hardware.calibration.step_us * 1e-6
+        return added([*self.predict_each(hardware, step, rows), Seconds(0.0, 0.0, host, host)])
+
+    def predict_each(self, hardware: Hardware, step: Step, rows: int | None = None) -> list[Seconds]:
+        """Of each launch."""
+        matrix = sum(count for _, count in step) >= hardware.matrix_from
+        return [
+            _predict(hardware, launch, cost, weights, matrix)
+            for launch, cost, weights in zip(
+                self.program.launches, step_costs(self.program, step, rows), self._weights, strict=True
+            )
+        ]
+
+    def prompt_steps(self, tokens: int) -> list[Step]:
+        size = self.step_tokens
+        return [[(begin, min(size, tokens - begin))] for begin in range(0, tokens, size)]
+
+
+def added(seconds: Iterable[Seconds]) -> Seconds:
+    each = list(seconds)
+    return Seconds(*(sum(getattr(s, f) for s in each) for f in ("memory", "arithmetic", "launches", "total")))
+
+
+def _kind(launch: Launch) -> str:
+    return launch.kernel.name.partition("_")[0]
+
+
+def _predict(hardware: Hardware, launch: Launch, cost: Cost, weights: float, matrix: bool) -> Seconds:
+    found, name = hardware.calibration, _kind(launch)
+    if name == "matmul":  # what it reads of activations comes from caches
+        nbytes = weights
+        memory, ops = (found.matrix_memory, found.matrix_ops) if matrix else (found.dot_memory, found.dot_ops)
+    else:
+        nbytes = cost.bytes
+        memory, ops = found.attention_memory, found.attention_ops
+        if name != "attention":
+            memory = found.matrix_memory
+    peak = hardware.matrix_tflop_s if matrix else hardware.dot_top_s
+    moved = nbytes / (hardware.usual_gb_s * 1e9 * memory)
+    computed = cost.ops / (peak * 1e12 * ops) if name in PRODUCTS else 0.0
+    launched = found.launch_us[name if name in KERNELS else "other"] * 1e-6
+    both = moved + computed if matrix else max(moved, computed)
+    return Seconds(moved, computed, launched, launched + both)

@@ -1,0 +1,284 @@
+"""What stands between the network and the app: ids and the access log, origins, keys, sizes, times, and the end.
+
+A request reaches the app only when it is whole, so a slow or endless one takes nothing but its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from tandem.server.http import errors
+from tandem.server.http.keys import Keys, read_keys
+from tandem.server.settings import ServerSettings
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+OPEN_PATHS = ("/", "/health", "/favicon.ico")  # without a key: the page asks for one
+OPEN_FOLDER = "/page/"
+WATCHING = ("/live", "/metrics")  # and these take no place from requests that do work
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+ARRIVING = 16  # requests of the largest size that may be half here at a time
+DRAIN = 5.0  # seconds to read on after a refusal, so that the client gets to see it
+RETRY_AFTER = 2  # seconds
+
+log = logging.getLogger("tandem.access")
+
+
+class Refusal(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class ClientGone(Exception):
+    pass
+
+
+class Guard:
+    """Put around the app: see SECURITY.md for what it promises."""
+
+    def __init__(self, app: App, settings: ServerSettings) -> None:
+        self.app, self.settings = app, settings
+        self.keys = Keys(read_keys(settings.api_keys)) if settings.api_keys else None
+        self.working = 0  # requests in the app
+        self.arriving = 0  # bytes of requests that are not whole yet
+        self.draining = False  # no new ones
+        self._exchanges: set[Exchange] = set()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return None  # there are no WebSockets here
+        exchange = Exchange(scope, receive, send, self.settings)
+        self._exchanges.add(exchange)
+        try:
+            await self._serve(exchange)
+        except Refusal as refusal:
+            await exchange.refuse(refusal)
+        except (ClientGone, TimeoutError):
+            exchange.abort()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not exchange.expired or task is None:
+                raise
+            task.uncancel()
+            await exchange.end()
+        finally:
+            self._exchanges.discard(exchange)
+            exchange.write_log()
+
+    async def _serve(self, exchange: Exchange) -> None:
+        path = exchange.scope["path"]
+        is_open = path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+        if self.draining:
+            raise Refusal(503, "the server is shutting down: try again in a moment")
+        self._check_origin(exchange)
+        if exchange.scope["method"] == "OPTIONS" and exchange.origin:
+            return await exchange.allow_origin()
+        if self.keys and not is_open and not self.keys.accept(exchange.key()):
+            raise Refusal(401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`")
+        works = not is_open and path not in WATCHING
+        self.check_room(works)
+        await exchange.read_body(self)
+        self.check_room(works)  # others may have come meanwhile
+        self.working += works
+        try:
+            await self.app(exchange.scope, exchange.receive, exchange.send)
+        finally:
+            self.working -= works
+
+    def check_room(self, works: bool) -> None:
+        if works and self.working >= self.settings.max_requests:
+            raise Refusal(429, f"{self.working} requests are being served: try again later")
+        if self.arriving > ARRIVING * self.settings.max_body:
+            raise Refusal(429, "too many large requests are arriving: try again later")
+
+    def _check_origin(self, exchange: Exchange) -> None:
+        """Pages of other sites, which any browser here may show, get nothing unless they are allowed to."""
+        allowed, host = self.settings.cors_origins, exchange.header(b"host")
+        name = re.sub(r":\d*$", "", host).lower()
+        alone = self.settings.host in ("localhost", "::1") or self.settings.host.startswith("127.")
+        if alone and not self.keys and name not in (*LOOPBACK, self.settings.host, ""):
+            raise Refusal(
+                403, f"this server is for this machine and does not answer as {name[:80]}: use keys"
+            )
+        origin = exchange.header(b"origin")
+        if origin in ("", f"http://{host}", f"https://{host}"):
+            return
+        if origin not in allowed and "*" not in allowed:
+            raise Refusal(403, "pages of other origins may not call this server: see cors_origins")
+        exchange.origin = origin
+
+    def drain(self) -> None:
+        """Lets answers end; begins no new ones."""
+        self.draining = True
+
+    def expire(self) -> None:
+        """Ends the answers that are left, each with an error its client understands."""
+        for exchange in self._exchanges:
+            exchange.expire()
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, scope: Any, receive: Receive, send: Send, settings: ServerSettings) -> None:
+        self.scope, self._receive, self._send, self._settings = scope, receive, send, settings
+        self._task, self._begun = asyncio.current_task(), time.perf_counter()
+        given = self.header(b"x-request-id")
+        self.id = given if re.fullmatch(r"[\w.-]{1,64}", given) else secrets.token_hex(8)
+        self.origin = ""  # of a page of another site that is allowed to call
+        self.expired = False
+        self._body: bytes | None = None
+        self._status, self._sent, self._kind, self._complete = 0, 0, b"", False
+
+    def header(self, name: bytes) -> str:
+        return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), "")
+
+    def key(self) -> str:
+        scheme, _, token = self.header(b"authorization").partition(" ")
+        return token.strip() if scheme.lower() == "bearer" else self.header(b"x-api-key")
+
+    # ---- the request
+
+    async def read_body(self, guard: Guard) -> None:
+        most, parts, size, more = self._settings.max_body, list[bytes](), 0, True
+        too_large = Refusal(413, f"the request is larger than {most} bytes: send less, or raise max_body")
+        if int(self.header(b"content-length") or 0) > most:
+            raise too_large
+        try:
+            async with asyncio.timeout(self._settings.read_timeout):
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    parts.append(message.get("body", b""))
+                    size, more = size + len(parts[-1]), message.get("more_body", False)
+                    guard.arriving += len(parts[-1])
+                    if size > most:
+                        raise too_large
+                    if more:
+                        guard.check_room(False)
+        except TimeoutError:
+            seconds = self._settings.read_timeout
+            raise Refusal(408, f"the request did not arrive within {seconds:g} s: send it faster") from None
+        finally:
+            guard.arriving -= size
+        self._body = b"".join(parts)
+
+    async def receive(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    # ---- the answer
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers: Headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
+            headers.append((b"x-content-type-options", b"nosniff"))
+            if self.origin:
+                headers += [(b"access-control-allow-origin", self.origin.encode()), (b"vary", b"origin")]
+                headers.append((b"access-control-expose-headers", b"x-request-id, retry-after"))
+            self._kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
+            message = {**message, "headers": headers}
+        else:
+            self._sent += len(message.get("body", b""))
+            self._complete = not message.get("more_body", False)
+        async with asyncio.timeout(self._settings.write_timeout):
+            await self._send(message)
+
+    async def refuse(self, refusal: Refusal) -> None:
+        body = json.dumps(errors.body(self.scope["path"], refusal.status, refusal.message)).encode()
+        headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        if refusal.status in (429, 503):
+            headers.append((b"retry-after", b"%d" % RETRY_AFTER))
+        if refusal.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if refusal.status in (408, 413, 503):
+            headers.append((b"connection", b"close"))
+        try:
+            await self.send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+            await self.send({"type": "http.response.body", "body": body, "more_body": True})
+            if refusal.status == 413 and not self.header(b"expect"):
+                await self._read_on()
+            await self.send({"type": "http.response.body"})
+        except TimeoutError:
+            self.abort()
+
+    async def _read_on(self) -> None:
+        """Closing a connection on a client that still writes would take the answer from it."""
+        try:
+            async with asyncio.timeout(DRAIN):
+                while (message := await self._receive()).get("more_body"):
+                    pass
+                del message
+        except TimeoutError:
+            pass
+
+    async def allow_origin(self) -> None:
+        """Which headers a page sends is its own affair: OpenAI's client has a dozen that it wants to be allowed."""
+        asked = self.header(b"access-control-request-headers")
+        allowed = (
+            asked if re.fullmatch(r"[\w, -]{1,2000}", asked) else "authorization, content-type, x-api-key"
+        )
+        headers = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-max-age", b"600")]
+        headers.append((b"access-control-allow-headers", allowed.encode()))
+        if self.header(b"access-control-request-private-network"):
+            headers.append((b"access-control-allow-private-network", b"true"))
+        await self.send({"type": "http.response.start", "status": 204, "headers": headers})
+        await self.send({"type": "http.response.body"})
+
+    def expire(self) -> None:
+        self.expired = True
+        if self._task:
+            self._task.cancel()
+
+    async def end(self) -> None:
+        """The answer's end where the server's comes first."""
+        refusal = Refusal(503, "the server was shut down before the answer was done: try again")
+        if not self._status:
+            return await self.refuse(refusal)
+        if self._complete:
+            return
+        error = json.dumps(errors.body(self.scope["path"], refusal.status, refusal.message))
+        if self._kind.startswith(b"text/event-stream"):
+            name = "event: error\n" * (self.scope["path"] == "/v1/messages")
+            await self.send({"type": "http.response.body", "body": f"{name}data: {error}\n\n".encode()})
+        elif self._kind.startswith(b"application/x-ndjson"):
+            await self.send({"type": "http.response.body", "body": f"{error}\n".encode()})
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Gives up the connection at once: whoever is at its other end does not read."""
+        self.scope.get("tandem.abort", lambda: None)()
+
+    def write_log(self) -> None:
+        if not self._settings.access_log:
+            return
+        seconds = time.perf_counter() - self._begun
+        client = (self.scope.get("client") or ("-",))[0]  # what a proxy on this machine says may be anything
+        client = client if re.fullmatch(r"[\w.:%-]{1,64}", client) else "-"
+        path = (
+            self.scope["path"].encode("unicode_escape").decode()[:200]
+        )  # never the query, which may hold keys
+        how = "" if self._complete else " cut"
+        log.info(
+            "%s %s %s %s %s %dB %.3fs%s",
+            self.id, client, self.scope["method"], path, self._status or "-", self._sent, seconds, how,
+        )  # fmt: skip

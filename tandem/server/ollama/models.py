@@ -1,0 +1,284 @@
+"""Ollama's /api/tags, /api/show, /api/ps, /api/pull and /api/version."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import re
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from typing_extensions import TypedDict
+
+from tandem import __version__
+from tandem.errors import RequestError, TandemError
+from tandem.gguf.file import GGUF
+from tandem.model.registry import resolve
+from tandem.server.http.bodies import JSONRoute
+from tandem.server.http.errors import OllamaErrorBody
+from tandem.server.http.fields import Fields
+from tandem.server.http.streaming import line, stream, unless_gone
+from tandem.server.ollama.chat import ERRORS, LINES, NDJSON, known_name
+from tandem.server.serving import Server, server_of
+
+router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
+FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "BF16",
+}  # fmt: skip
+PULL_ERRORS: dict[int | str, dict[str, Any]] = {
+    403: {"model": OllamaErrorBody, "description": "It is not for clients to fetch models here"},
+    502: {"model": OllamaErrorBody, "description": "It cannot be fetched"},
+}
+NAME = r"(https?://)?\w[\w.-]*(/\w[\w.-]*){0,2}(:[\w./-]+)?"
+LONGEST = 1000  # characters of a value of the file's metadata that /api/show tells
+
+
+class ShowRequest(Fields):
+    ignored = frozenset({"system", "template", "options"})
+    model: str | None = None
+    name: str | None = None  # what it was called before
+    verbose: bool | None = None
+
+
+class PullRequest(Fields):
+    ignored = frozenset({"insecure"})
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None  # True unless said otherwise
+
+
+class Details(TypedDict):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class Listed(TypedDict):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+
+
+class Tags(TypedDict):
+    models: list[Listed]
+
+
+class Running(TypedDict):
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int
+
+
+class Processes(TypedDict):
+    models: list[Running]
+
+
+class Shown(TypedDict):
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class Status(TypedDict):
+    status: str
+
+
+class Version(TypedDict):
+    version: str
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> Tags:
+    """The models of this server."""
+    models = server_of(request).models
+    return Tags(models=[await asyncio.to_thread(_listed, name, models.path(name)) for name in models.names()])
+
+
+@router.get("/api/ps")
+async def processes(request: Request) -> Processes:
+    """The models in memory."""
+    server = server_of(request)
+    found = []
+    for loaded in server.models.loaded():
+        listed = await asyncio.to_thread(_listed, loaded.name, server.models.path(loaded.name))
+        expires = (
+            datetime.fromtimestamp(loaded.expires, UTC)
+            if loaded.expires
+            else datetime.max.replace(tzinfo=UTC)
+        )
+        found.append(
+            Running(
+                name=loaded.name, model=loaded.name, size=loaded.nbytes, digest=listed["digest"],
+                details=listed["details"], expires_at=expires.isoformat(),
+                size_vram=0 if loaded.device == "cpu" else loaded.nbytes,
+            )
+        )  # fmt: skip
+    return Processes(models=found)
+
+
+@router.post("/api/show", response_model=Shown, responses=ERRORS)
+async def show(request: Request, body: ShowRequest) -> Response:
+    """What is known of a model."""
+    server = server_of(request)
+    name = known_name(server, body.model or body.name or "")
+    return JSONResponse(await asyncio.to_thread(_shown, name, server.models.path(name)))
+
+
+@router.post("/api/pull", response_model=Status, responses=LINES | ERRORS | PULL_ERRORS)
+async def pull(request: Request, body: PullRequest) -> Response:
+    """Fetches a model as `tandem pull` does; from then on it can be asked for."""
+    server, name = server_of(request), body.model or body.name
+    if not name:
+        raise RequestError("model: name the one to fetch")
+    if known_name(server, name) not in server.models.names() and not server.settings.is_personal:
+        raise HTTPException(403, "models of this server are fetched by its operator, with `tandem pull`")
+    if not re.fullmatch(NAME, name) or Path(name).is_file():  # files of this machine are not for its guests
+        raise RequestError(
+            f"model: {name[:80]!r} is not a name to fetch: use a short one or hf.co/user/repo:QUANT"
+        )
+    if body.stream is not False:
+        return await stream(request, _pulling(server, name), NDJSON)
+    await unless_gone(request, _last(_pulling(server, name)))
+    return JSONResponse(Status(status="success"))
+
+
+@router.head("/", include_in_schema=False)
+async def is_there() -> Response:
+    """What Ollama's command asks before anything else."""
+    return Response()
+
+
+@router.get("/api/version")
+async def version() -> Version:
+    return Version(version=__version__)
+
+
+async def _last(lines: AsyncGenerator[str, None]) -> None:
+    async for _ in lines:
+        pass
+
+
+class Pull:
+    """A model on its way. It goes on if the client hangs up, and others who want the same wait for the same."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self._server, self._name = server, name
+        self._progress: dict[str, tuple[int, int]] = {}
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            path = await asyncio.to_thread(resolve, self._name, True, self._note)
+            self._server.models.add(self._name, path)
+        finally:
+            del self._server.pulls[self._name]
+
+    def _note(self, file: str, there: int, size: int) -> None:
+        self._progress = {**self._progress, file: (there, size)}  # another thread reads it
+
+    def lines(self) -> list[str]:
+        return [
+            line({"status": f"pulling {file}", "digest": file, "total": size, "completed": there})
+            for file, (there, size) in self._progress.items()
+        ]
+
+
+async def _pulling(server: Server, name: str) -> AsyncGenerator[str, None]:
+    """How far it is, a few times a second."""
+    if known_name(server, name) not in server.models.names():
+        if name not in server.pulls:
+            server.pulls[name] = Pull(server, name)
+        pull: Pull = server.pulls[name]
+        yield line(Status(status="pulling manifest"))
+        while not pull.task.done():
+            await asyncio.wait([pull.task], timeout=0.3)
+            for progress in pull.lines():
+                yield progress
+        await pull.task
+    yield line(Status(status="success"))
+
+
+def _listed(name: str, path: Path) -> Listed:
+    stat = path.stat()
+    modified = datetime.fromtimestamp(stat.st_mtime, UTC).isoformat()
+    digest = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
+    details = _details(path, stat.st_mtime_ns)
+    return Listed(
+        name=name, model=name, modified_at=modified, size=stat.st_size, digest=digest, details=details
+    )
+
+
+@lru_cache(maxsize=256)
+def _details(path: Path, _changed: int) -> Details:
+    try:
+        gguf = GGUF.open(path)
+    except TandemError:  # others are listed all the same
+        return Details(
+            parent_model="",
+            format="gguf",
+            family="unknown",
+            families=[],
+            parameter_size="",
+            quantization_level="",
+        )
+    try:
+        family = str(gguf.get("general.architecture", "unknown"))
+        count = sum(math.prod(tensor.shape) for tensor in gguf.tensors.values())
+        size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+        quant = FILE_TYPES.get(gguf.get("general.file_type", -1), "unknown")
+        return Details(
+            parent_model="", format="gguf", family=family, families=[family], parameter_size=size,
+            quantization_level=quant,
+        )  # fmt: skip
+    finally:
+        gguf.close()
+
+
+def _shown(name: str, path: Path) -> Shown:
+    listed = _listed(name, path)
+    gguf = GGUF.open(path)
+    try:
+        info = {key: _plain(gguf.get(key, None)) for key in gguf.metadata}
+        template = str(gguf.get("tokenizer.chat_template", ""))
+    finally:
+        gguf.close()
+    thinking = ["thinking"] if "<think>" in template else []
+    return Shown(
+        modelfile=f"FROM {name}\n", parameters="", template=template, details=listed["details"],
+        model_info={key: value for key, value in info.items() if value is not None},
+        capabilities=["completion", "tools", "embedding", *thinking], modified_at=listed["modified_at"],
+    )  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold and a person would read."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST else None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, bool | int) else None

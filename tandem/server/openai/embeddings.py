@@ -1,0 +1,73 @@
+"""OpenAI's /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+from typing import Literal
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from typing_extensions import TypedDict
+
+from tandem.errors import RequestError
+from tandem.kernels.kernel import Array
+from tandem.server.http.bodies import JSONRoute
+from tandem.server.http.fields import Fields, Positive
+from tandem.server.http.streaming import unless_gone
+from tandem.server.openai.types import ERRORS, IGNORED, Prompts, each_prompt
+from tandem.server.serving import server_of
+
+router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
+
+
+class EmbeddingRequest(Fields):
+    ignored = IGNORED
+    model: str | None = None
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Positive | None = None
+
+
+class Embedding(TypedDict):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(TypedDict):
+    object: Literal["list"]
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingList, responses=ERRORS)
+async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
+    """A vector of length 1 for each text: the mean of what the model makes of its tokens."""
+    server = server_of(request)
+    name = server.model_name(body.model)
+    work = server.embed(name, each_prompt(body.input))
+    vectors, tokens = await unless_gone(request, work)
+    if body.dimensions and body.dimensions != len(vectors[0]):
+        raise RequestError(f"dimensions: the vectors of {name} have {len(vectors[0])}, and cannot be cut")
+    form = _base64 if body.encoding_format == "base64" else _floats
+    data = [
+        Embedding(object="embedding", index=i, embedding=form(vector)) for i, vector in enumerate(vectors)
+    ]
+    usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
+    return JSONResponse(EmbeddingList(object="list", model=name, data=data, usage=usage))
+
+
+def _floats(vector: Array) -> list[float] | str:
+    floats: list[float] = vector.tolist()
+    return floats
+
+
+def _base64(vector: Array) -> list[float] | str:
+    return base64.b64encode(vector.astype(np.dtype("<f4")).tobytes()).decode()

@@ -1,0 +1,303 @@
+"""OpenAI's /v1/responses, without its store: a request has the whole conversation in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from itertools import count
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from tandem.server.blocks import Block, Change, blocks, changes
+from tandem.server.generation import WHOLE_CONTEXT, Generation, Message, Spent, Tool, drawing, named
+from tandem.server.http.bodies import JSONRoute
+from tandem.server.http.fields import Fields, Positive, given
+from tandem.server.http.streaming import event, stream, unless_gone
+from tandem.server.openai.types import ERRORS, EVENTS, IGNORED, new_id, now
+from tandem.server.serving import Server, server_of
+
+router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
+
+# ---- requests
+
+
+class Part(Fields):
+    ignored = frozenset({"annotations", "logprobs"})
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+
+
+class MessageItem(Fields):
+    ignored = frozenset({"id", "status", "phase"})
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Part]
+
+
+class CallItem(Fields):
+    ignored = frozenset({"id", "status", "namespace", "caller"})
+    type: Literal["function_call"]
+    call_id: str | None = None
+    name: str
+    arguments: str
+
+
+class ResultItem(Fields):
+    ignored = frozenset({"id", "status", "caller"})
+    type: Literal["function_call_output"]
+    call_id: str | None = None
+    output: str | list[Part]
+
+
+class ThoughtItem(Fields):
+    ignored = frozenset({"id", "status", "encrypted_content"})
+    type: Literal["reasoning"]
+    content: list[Part] | None = None
+    summary: list[Part] | None = None
+
+
+class ToolGiven(Fields):
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(Fields):
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Fields):
+    ignored = frozenset({"name", "description", "strict"})
+    type: Literal["text", "json_object", "json_schema"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class TextConfig(Fields):
+    neutral = (("verbosity", "medium"),)
+    format: TextFormat | None = None
+
+
+class Reasoning(Fields):
+    ignored = frozenset({"summary", "generate_summary"})
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class ResponsesRequest(Fields):
+    ignored = IGNORED | {"include", "max_tool_calls", "stream_options", "client_metadata"}
+    neutral = (("truncation", "disabled"), ("background", False), ("top_logprobs", 0))
+    model: str | None = None
+    input: str | Annotated[list[MessageItem | CallItem | ResultItem | ThoughtItem], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Positive | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    tools: list[ToolGiven] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    metadata: dict[str, Any] | None = None
+    stream: bool | None = None
+
+
+# ---- answers
+
+
+class ResponseBody(TypedDict):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+    incomplete_details: dict[str, str] | None
+    error: None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, Any]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, Any]
+    store: bool
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_p: float | None
+    truncation: Literal["disabled"]
+
+
+@router.post("/v1/responses", response_model=ResponseBody, responses=EVENTS | ERRORS)
+async def responses(request: Request, body: ResponsesRequest) -> Response:
+    """Answers a conversation; with `stream`, as server-sent events."""
+    server = server_of(request)
+    wanted = generation(body)
+    wanted.model = server.model_name(wanted.model)
+    if body.stream:
+        return await stream(request, _events(server, wanted, body), "text/event-stream")
+    [answer] = await unless_gone(request, server.answers(wanted))
+    found = _response(body, wanted.model)
+    found["output"] = [_item(block, new_id(PREFIXES[block.kind])) for block in blocks(answer)]
+    return JSONResponse(_finished(found, answer.finish, answer.usage))
+
+
+# ---- translation
+
+PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
+
+
+def generation(body: ResponsesRequest) -> Generation:
+    params = drawing(body.temperature, body.top_p)
+    params["max_tokens"] = body.max_output_tokens or WHOLE_CONTEXT
+    form = body.text.format if body.text and body.text.format else None
+    if form and form.type != "text":
+        params["json_schema"] = {"type": "object"} if form.type == "json_object" else form.schema_ or {}
+    tools = [
+        Tool(one.name, one.description or "", **given(parameters=one.parameters, strict=one.strict))
+        for one in body.tools or []
+    ]
+    name = body.tool_choice.name if isinstance(body.tool_choice, NamedTool) else None
+    if name is not None:
+        tools = named(tools, name)
+    effort = body.reasoning.effort if body.reasoning else None
+    template = {"enable_thinking": effort != "none", "reasoning_effort": effort} if effort else {}
+    return Generation(
+        body.model, messages=_messages(body), params=params, tools=tools,
+        tool_choice="required" if name else str(body.tool_choice or "auto"),
+        parallel_tools=body.parallel_tool_calls is not False and name is None, template=template,
+    )  # fmt: skip
+
+
+def _messages(body: ResponsesRequest) -> list[Message]:
+    """Calls and thoughts are items of their own; templates want them in the assistant's message."""
+    found: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*found, {"role": "user", "content": body.input}]
+    thought: dict[str, str] = {}
+    for item in body.input:
+        if isinstance(item, ThoughtItem):
+            thought = {"reasoning_content": _text(item.content or item.summary or "")}
+        elif isinstance(item, ResultItem):
+            found.append({"role": "tool", "content": _text(item.output), **given(tool_call_id=item.call_id)})
+        elif isinstance(item, CallItem):
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": "", **thought})
+            call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+            found[-1].setdefault("tool_calls", []).append({"type": "function", **call})
+        else:
+            role = "system" if item.role == "developer" else item.role
+            found.append(
+                {"role": role, "content": _text(item.content), **(thought if role == "assistant" else {})}
+            )
+            thought = {}
+    return found
+
+
+def _text(content: str | list[Part]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _response(body: ResponsesRequest, model: str) -> ResponseBody:
+    """What is known before the answer: much of it is the request again, as clients expect."""
+    text = body.text.model_dump(by_alias=True) if body.text else {"format": {"type": "text"}}
+    chosen = body.tool_choice or "auto"
+    choice = chosen.model_dump() if isinstance(chosen, NamedTool) else chosen
+    return ResponseBody(
+        id=new_id("resp_"), object="response", created_at=now(), status="in_progress", model=model, output=[],
+        usage=None, incomplete_details=None, error=None, instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens, metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False, previous_response_id=None,
+        reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None}, store=False,
+        temperature=body.temperature, text=text, tool_choice=choice,
+        tools=[one.model_dump() for one in body.tools or []], top_p=body.top_p, truncation="disabled",
+    )  # fmt: skip
+
+
+def _finished(found: ResponseBody, finish: str, usage: Spent) -> ResponseBody:
+    is_cut = finish == "length"
+    found["status"] = "incomplete" if is_cut else "completed"
+    found["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
+    found["usage"] = {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
+    return found
+
+
+def _item(block: Block, id: str, *, done: bool = True) -> dict[str, Any]:
+    """A block as an item of the output; not done, it is still empty."""
+    status = "completed" if done else "in_progress"
+    if block.call:
+        arguments = block.text if done else ""
+        call = {"call_id": block.call.id, "name": block.call.name, "arguments": arguments}
+        return {"id": id, "type": "function_call", "status": status, **call}
+    content = [_part(block, block.text)] if done else []
+    if block.kind == "reasoning":
+        return {"id": id, "type": "reasoning", "summary": [], "content": content, "status": status}
+    return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def _part(block: Block, text: str) -> dict[str, Any]:
+    if block.kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+async def _events(server: Server, wanted: Generation, body: ResponsesRequest) -> AsyncGenerator[str, None]:
+    numbers, response = count(), _response(body, wanted.model or "")
+    id = ""
+
+    def sent(type: str, **values: Any) -> str:
+        return event({"type": type, "sequence_number": next(numbers), **values}, type)
+
+    async with aclosing(changes(server.run(wanted))) as found:
+        async for change in found:
+            if not id:
+                yield sent("response.created", response=response)
+                yield sent("response.in_progress", response=response)
+            if change.what == "begin" or not id:
+                id = new_id(PREFIXES[change.block.kind])
+            if change.what == "finish" and change.piece.usage:
+                _finished(response, change.piece.finish or "", change.piece.usage)
+                yield sent(f"response.{response['status']}", response=response)
+                return
+            for type, values in _change(change, id):
+                yield sent(type, output_index=change.block.index, **values)
+            if change.what == "end":
+                response["output"].append(_item(change.block, id))
+
+
+def _change(change: Change, id: str) -> list[tuple[str, dict[str, Any]]]:
+    """The events for what happens to a block, without what all have."""
+    block, place = change.block, {"item_id": id, "content_index": 0}
+    if block.call:
+        place = {"item_id": id}
+    stem = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}[
+        block.kind
+    ]
+    logprobs: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+    if change.what == "more":
+        return [(f"response.{stem}.delta", {**place, "delta": change.text, **logprobs})]
+    if change.what == "begin":
+        added = [("response.output_item.added", {"item": _item(block, id, done=False)})]
+        return (
+            added
+            if block.call
+            else [*added, ("response.content_part.added", {**place, "part": _part(block, "")})]
+        )
+    item = ("response.output_item.done", {"item": _item(block, id)})
+    if block.call:
+        return [(f"response.{stem}.done", {**place, "name": block.call.name, "arguments": block.text}), item]
+    part = ("response.content_part.done", {**place, "part": _part(block, block.text)})
+    return [(f"response.{stem}.done", {**place, "text": block.text, **logprobs}), part, item]

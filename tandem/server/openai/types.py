@@ -1,0 +1,181 @@
+"""OpenAI's objects that several of its endpoints share."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from tandem.engine.requests import MOST_ANSWERS
+from tandem.errors import RequestError
+from tandem.server.generation import Spent, drawing
+from tandem.server.http import errors
+from tandem.server.http.fields import WHOLE, Fields, Natural, given
+
+# Accepted, for they cannot change the answer.
+IGNORED = frozenset(
+    {
+        "user",
+        "prompt_cache_options",
+        "prediction",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    }
+)
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": errors.ErrorBody, "description": text}
+    for status, text in {
+        400: "The request cannot be served as asked",
+        401: "No valid API key",
+        404: "There is no such model",
+        408: "It was not done in time",
+        413: "The body is too large",
+        429: "Too many requests: try again later",
+        503: "The device or the model is not available",
+    }.items()
+}
+EVENT = {
+    "description": "A server-sent event: JSON in `data`",
+    "type": "object",
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+    "required": ["data"],
+}
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": EVENT}}, "description": "Whole, or as a stream"}
+}
+Finish = Literal["stop", "length", "tool_calls"]
+MOST_PROMPTS = 2048  # of one request
+TokenIds = Annotated[list[Natural], Field(min_length=1)]
+Prompts = (
+    str
+    | TokenIds
+    | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_PROMPTS)]
+)
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE]
+TopK = Annotated[int, Field(ge=-1, lt=2**31), WHOLE]
+Count = Annotated[int, Field(ge=1, le=MOST_ANSWERS), WHOLE]
+TopLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
+StopTexts = str | Annotated[list[str], Field(max_length=64)]
+
+
+def each_prompt(prompts: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """One or several, as the endpoints take them."""
+    if isinstance(prompts, str):
+        return [prompts]
+    first = prompts[0]
+    return [prompts] if isinstance(first, int) else list(prompts)  # type: ignore[list-item, arg-type]
+
+
+class StreamOptions(Fields):
+    ignored = frozenset({"include_obfuscation"})
+    include_usage: bool | None = None
+
+
+class StructuredOutputs(Fields):
+    """The form of an answer, as vLLM's clients ask for it."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(max_length=1000)] | None = None
+    grammar: str | None = None
+
+
+class Sampling(Fields):
+    """How tokens are drawn, in chat and completions; the second half are llama.cpp's and vLLM's."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Seed | None = None
+    stop: StopTexts | None = None
+    top_k: TopK | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Natural | None = None
+    ignore_eos: bool | None = None
+    priority: Natural | None = None  # later than others; nobody can push to the front
+    structured_outputs: StructuredOutputs | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """As SamplingParams."""
+        form = self.structured_outputs or StructuredOutputs(json=None)
+        bias = {_token(token): value for token, value in (self.logit_bias or {}).items()}
+        return given(
+            **drawing(self.temperature, self.top_p, self.top_k, self.min_p),
+            repeat_penalty=self.repeat_penalty or self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=bias or None,
+            seed=self.seed,
+            stop=[self.stop] if isinstance(self.stop, str) else self.stop,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            priority=self.priority,
+            json_schema=form.json_,
+            regex=form.regex,
+            choices=form.choice,
+            grammar=form.grammar,
+        )
+
+
+class TokenDetails(TypedDict):
+    cached_tokens: int
+
+
+class AnswerDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class UsageBody(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: TokenDetails
+    completion_tokens_details: AnswerDetails
+
+
+class ModelCard(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+def usage_body(usage: Spent) -> UsageBody:
+    return UsageBody(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=TokenDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=AnswerDetails(reasoning_tokens=usage.reasoning_tokens),
+    )
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def _token(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise RequestError("logit_bias: its keys are token ids, whole numbers")
+    return int(text)

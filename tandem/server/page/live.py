@@ -1,0 +1,277 @@
+"""What the engines are doing, second by second: `/live`, for the page and for the curious."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import statistics
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from fastapi import APIRouter
+
+from tandem.bench.runs import added
+from tandem.engine.async_llm import AsyncLLM
+from tandem.engine.llm import LLM
+from tandem.engine.models import Models
+from tandem.engine.sequence import Chunk, Sequence
+from tandem.errors import TandemError
+from tandem.kernels.layouts import KV_BLOCK, kv_bytes
+from tandem.server.page.roofline import Roofline, can_measure, measure_bandwidth, measure_parts
+
+SECONDS = 180  # that are remembered
+NOW = 3  # of them
+FIRST_TOKENS = 32  # requests whose waiting time is
+REST = 1.0  # seconds without a step before one is measured: who has just asked may ask again
+
+
+@dataclass
+class Second:
+    """What happened in one second."""
+
+    at: int
+    tokens: int = 0  # that answers got
+    prompt_tokens: int = 0  # that were computed
+    steps: int = 0
+    sequences: int = 0  # of all steps together
+    busy: float = 0.0  # seconds in steps
+    between: float = 0.0  # seconds outside of the engine from one step to the next, while there was work
+    decoding: float = 0.0  # seconds of steps without prompts
+    decoded: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens, rows) of those steps
+    kv_bytes: float = 0.0  # keys and values that they read
+
+
+class Live:
+    """Watches one engine. `on_step` runs in its thread and takes some microseconds."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm, self.engine = llm, llm.engine
+        self.seconds: deque[Second] = deque(maxlen=SECONDS)
+        self.first_tokens: deque[float] = deque(maxlen=FIRST_TOKENS)
+        self.totals = Second(0)
+        self.requests = 0
+        self.roofline: Roofline | None = None
+        self._lock = threading.Lock()
+        self._last = self._right = 0.0
+        self._company: set[Sequence] = set()  # whom the last step served
+        self._kv = _bytes_a_position(llm)
+        self._step_bytes: dict[tuple[int, int], float] = {}
+        self.engine.watch = self.on_step
+
+    def on_step(self, chunks: list[Chunk], seconds: float) -> None:
+        now = time.perf_counter()
+        tokens = rows = prompt = 0
+        kv_bytes, first = 0.0, list[float]()
+        for chunk in chunks:
+            total = chunk.total
+            tokens += total
+            if chunk.sampled:
+                rows += 1 + len(chunk.guess)
+                if chunk.sequence.first_token > self._last:
+                    first.append(chunk.sequence.first_token - chunk.sequence.submitted)
+            if chunk.count > 1:
+                prompt += chunk.count
+            end = chunk.begin + total
+            for window, nbytes in self._kv:
+                kv_bytes += nbytes * (min(end, window + total - 1) if window else end)
+        sampled = sum(chunk.sampled for chunk in chunks) + self._accepted()
+        company = {chunk.sequence for chunk in chunks}
+        waited = not company.isdisjoint(self._company)  # else there may have been nothing to do
+        between = max(0.0, self.engine.begun - self._last) if waited else 0.0
+        self._last, self._company = now, company
+        with self._lock:
+            self.first_tokens.extend(first)
+            self.requests += len(first)
+            for into in (self._second(), self.totals):
+                into.tokens += sampled
+                into.prompt_tokens += prompt
+                into.steps += 1
+                into.sequences += len(chunks)
+                into.busy += seconds
+                into.between += between
+                if not prompt:
+                    into.decoding += seconds
+                    into.decoded[tokens, rows] += 1
+                    into.kv_bytes += kv_bytes
+
+    def _accepted(self) -> int:
+        """Tokens that were guessed right since the last step."""
+        speculator = self.engine.scheduler.speculator
+        before, self._right = self._right, speculator.right if speculator else 0
+        return int(self._right - before)
+
+    def _second(self) -> Second:
+        now = int(time.time())
+        if not self.seconds or self.seconds[-1].at != now:
+            self.seconds.append(Second(now))
+        return self.seconds[-1]
+
+    # ---- for whoever looks
+
+    async def measure(self) -> None:
+        """Measures where a step's time goes, once, when the engine has nothing to do."""
+        steps = self.totals.steps
+        if self.roofline is None and not self._is_busy():
+            found = await asyncio.to_thread(self._measure)
+            if self.totals.steps == steps:  # else it was disturbed: another time
+                self.roofline = found
+
+    def _is_busy(self) -> bool:
+        waiting = bool(self.engine.scheduler.running or self.engine.scheduler.waiting)
+        return waiting or time.perf_counter() < self._last + REST
+
+    def _measure(self) -> Roofline | None:
+        try:
+            with self.llm.lock:
+                if self._is_busy():
+                    return None
+                parts = measure_parts(self.llm)
+            return Roofline(measure_bandwidth(self.llm), parts)
+        except TandemError:  # it was closed meanwhile, perhaps
+            return None
+
+    def snapshot(self) -> dict[str, Any]:
+        with self._lock:
+            seconds, first = [*self.seconds], [*self.first_tokens]
+        now, by_time = int(time.time()), {second.at: second for second in seconds}
+        history = [by_time.get(at, Second(at)) for at in range(now - SECONDS, now)]  # whole seconds only
+        scheduler, speculator = self.engine.scheduler, self.engine.scheduler.speculator
+        return {
+            "device": self.llm.device.describe(),
+            "context": self.llm.context,
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "now": self._now(history),
+            "history": {
+                "until": now,
+                "tokens": [second.tokens for second in history],
+                "prompt_tokens": [second.prompt_tokens for second in history],
+                "sequences": [round(second.sequences / max(second.steps, 1), 1) for second in history],
+            },
+            "first_token": {"last": first[-1], "median": statistics.median(first)} if first else None,
+            "totals": {
+                "requests": self.requests,
+                "tokens": self.totals.tokens,
+                "prompt_tokens": self.totals.prompt_tokens,
+                "steps": self.totals.steps,
+                "busy": self.totals.busy,
+                "between": self.totals.between,
+            },
+            "speculation": speculator.statistics if speculator else None,
+            "kv": self._kv_blocks(),
+            "memory": _memory(self.llm),
+            "roofline": asdict(self.roofline) if self.roofline else None,
+        }
+
+    def _now(self, history: list[Second]) -> dict[str, Any]:
+        """Averages over the last seconds in which there was work; tokens a second only if that is now."""
+        worked = [second for second in history if second.steps][-NOW:]
+        recent = any(second.steps for second in history[-NOW:])
+        steps, decoding = sum(s.steps for s in worked), sum(s.decoding for s in worked)
+        decoded = sum((s.decoded for s in worked), Counter[tuple[int, int]]())
+        nbytes = sum(self._bytes(*shape) * n for shape, n in decoded.items()) + sum(
+            s.kv_bytes for s in worked
+        )
+        busy, between = sum(s.busy for s in worked), sum(s.between for s in worked)
+        worked_for = max(busy + between, 1e-9)
+        return {
+            "tokens_per_s": recent * sum(s.tokens for s in worked) / worked_for,
+            "prompt_tokens_per_s": recent * sum(s.prompt_tokens for s in worked) / worked_for,
+            "sequences": sum(s.sequences for s in worked) / max(steps, 1),
+            "step_seconds": decoding / max(sum(decoded.values()), 1),
+            "step_bytes": nbytes / max(sum(decoded.values()), 1),
+            "bytes_per_s": nbytes / decoding if decoding else 0.0,
+            "between": between / worked_for,
+        }
+
+    def _bytes(self, tokens: int, rows: int) -> float:
+        """That a step moves, without the keys and values of positions before it."""
+        if (tokens, rows) not in self._step_bytes:
+            counts = {"tokens": tokens, "rows": rows, "work": rows}
+            cost = added(launch.cost(counts) for launch in self.engine.program.launches)
+            self._step_bytes[tokens, rows] = cost.bytes
+        return self._step_bytes[tokens, rows]
+
+    def _kv_blocks(self) -> list[dict[str, int]]:
+        cache = self.engine.cache
+        return [
+            {"window": window, "blocks": blocks, "used": blocks - pool.free, "shareable": len(pool.named)}
+            for window, blocks, pool in zip(cache.windows, cache.blocks, cache.pools, strict=True)
+        ]
+
+
+def _bytes_a_position(llm: LLM) -> list[tuple[int, float]]:
+    """(window, bytes of keys and values that a step reads for each position in it), of all layers alike."""
+    found: Counter[int] = Counter()
+    for launch in llm.engine.program.launches:
+        if launch.kernel.name == "attention":
+            s = launch.scalars
+            found[int(s["window"])] += kv_bytes(1, s["kv_heads"], s["head_dim"], s["kv"]) // KV_BLOCK
+    return list(found.items())
+
+
+def _memory(llm: LLM) -> dict[str, Any]:
+    """Heaps with what this model has in them, in bytes."""
+    arenas = {"weights": 0, "kv": 0, "other": 0}
+    heaps: list[dict[str, Any]] = []
+    device: Any = llm.device
+    if not hasattr(device, "heaps_free"):
+        free, _ = llm.device.free_memory()
+        for arena, nbytes in llm.engine.program.arena_bytes.items():
+            arenas[arena if arena in arenas else "other"] += nbytes
+        heaps.append({"name": "main memory", "free": free, **arenas})
+    else:
+        frees = device.heaps_free()
+        for index, (heap, free) in enumerate(zip(device.capabilities.heaps, frees, strict=True)):
+            held = dict(arenas)
+            for placed in device.placed:
+                if placed.type.heap == index:
+                    held[placed.run.arena if placed.run.arena in held else "other"] += placed.run.nbytes
+            heaps.append({"name": "GPU memory" if heap.device_local else "host memory", "free": free, **held})
+    return {"heaps": heaps, "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+_lives: WeakKeyDictionary[AsyncLLM, Live] = WeakKeyDictionary()
+
+
+def live_of(llm: AsyncLLM) -> Live:
+    """The one that watches a model, from the first time that it is asked for."""
+    if llm not in _lives:
+        _lives[llm] = Live(llm.llm)
+    return _lives[llm]
+
+
+def live_router(models: Models) -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/live")
+    async def live(roofline: bool = False) -> dict[str, Any]:
+        """`roofline`: measure it, if that is still to do. It takes the device from others for a moment."""
+        return live_now(models, roofline)
+
+    return router
+
+
+_measuring: set[asyncio.Task[None]] = set()
+
+
+def live_now(models: Models, roofline: bool) -> dict[str, Any]:
+    """What /live answers."""
+    watched = {loaded.name: live_of(loaded.llm) for loaded in models.loaded()}
+    if roofline:
+        _measure_one(watched.values())
+    return {"models": {name: one.snapshot() for name, one in watched.items()}}
+
+
+def _measure_one(lives: Iterable[Live]) -> None:
+    """One at a time: two would slow each other down."""
+    unknown = [live for live in lives if live.roofline is None and can_measure(live.llm)]
+    if unknown and not _measuring:
+        task = asyncio.get_running_loop().create_task(unknown[0].measure())
+        _measuring.add(task)
+        task.add_done_callback(_measuring.discard)

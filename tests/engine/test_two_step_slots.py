@@ -1,0 +1,67 @@
+"""Two steps in flight: guesses of sequences that are put back meanwhile, and steps that fail to start."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+
+import pytest
+
+from tandem.engine.params import SamplingParams
+from tests.engine import simulation
+from tests.engine.simulation import SimulatedEngine, expected
+
+pytestmark = pytest.mark.fast
+
+
+class Interrupt(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_guess_of_a_sequence_that_was_put_back_counts_for_nothing(seed: int) -> None:
+    chance = random.Random(seed)
+    windows = chance.choice([(0,), (7,), (0, 20), (16, 33)])
+    tokens = chance.choice([8, 16, 40, 60])
+    one = [min(8, (window + tokens) // 16 + 2) if window else 8 for window in windows]
+    blocks = tuple(count + chance.randint(0, 4) for count in one)
+    engine = SimulatedEngine(
+        windows=windows, blocks=blocks, context=128, batch=3, tokens=tokens, step_slots=2, guesses=9
+    )
+    sequences = []
+    for _ in range(60):
+        if chance.random() < 0.25:
+            prompt = [chance.choice([1, 4, 6, 5, 2]) for _ in range(chance.randint(1, 60))]
+            params = SamplingParams(max_tokens=chance.randint(1, 60), priority=chance.randint(0, 1))
+            sequences.append(engine.submit(prompt, params))
+        engine.step()
+    engine.run(*sequences)
+    for sequence in sequences:
+        ids = [sampled.id for sampled in sequence.generated]
+        assert ids == expected(sequence.prompt, len(ids), windows, True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_that_does_not_start_leaves_no_trace(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance, real = random.Random(seed), simulation.SimulatedRecording.start
+
+    def start(self: simulation.SimulatedRecording) -> None:
+        if chance.random() < 0.1:
+            raise Interrupt
+        real(self)
+
+    monkeypatch.setattr(simulation.SimulatedRecording, "start", start)
+    engine = SimulatedEngine(
+        windows=(0,), blocks=(60,), context=128, batch=4, tokens=40, step_slots=2, guesses=0
+    )
+    sequences, steps = [], 0
+    while steps < 80 or any(sequence.finish_reason is None for sequence in sequences):
+        if steps < 80 and chance.random() < 0.2:
+            prompt = [chance.randint(0, 900) for _ in range(chance.randint(1, 60))]
+            sequences.append(engine.submit(prompt, SamplingParams(max_tokens=chance.randint(1, 40))))
+        steps += 1
+        with suppress(Interrupt):
+            engine.step()
+    for sequence in sequences:
+        ids = [sampled.id for sampled in sequence.generated]
+        assert ids == expected(sequence.prompt, len(ids), (0,), False)
