@@ -105,10 +105,10 @@ class RemoteLLM:
 def _authorization(instance: Instance) -> dict[str, str]:
     if not instance.api_keys:
         return {}
-    from tandem.server.http.keys import read_keys
+    from tandem.server.settings import read_api_keys
 
     try:
-        return {"authorization": f"Bearer {read_keys(Path(instance.api_keys))[0]}"}
+        return {"authorization": f"Bearer {read_api_keys(Path(instance.api_keys))[0]}"}
     except RequestError:  # not for us
         return {}
 

@@ -30,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
     files = _files(settings.models)
     settings = dataclasses.replace(settings, models=tuple(files))
     from tandem.cli.first_use import tune_at_first_use
-    from tandem.server.running import listen, serve
+    from tandem.server.http.uvicorn_server import listen, serve
 
     bound = listen(settings)  # before minutes are spent on a model
     if not options.ray:

@@ -11,16 +11,16 @@ from fastapi.openapi.utils import get_openapi
 
 from tandem import __version__
 from tandem.engine.models import Models
-from tandem.server import utility
+from tandem.server import utility_routes
 from tandem.server.anthropic import messages
+from tandem.server.core.serving import Server
 from tandem.server.http import errors
+from tandem.server.monitoring.engine_monitor import live_router
 from tandem.server.ollama import chat as ollama_chat
 from tandem.server.ollama import models as ollama_models
 from tandem.server.openai import chat, completions, embeddings, responses
-from tandem.server.page import reference
-from tandem.server.page.live import live_router
+from tandem.server.page import api_docs
 from tandem.server.page.static import page_router
-from tandem.server.serving import Server
 from tandem.server.settings import ServerSettings
 
 ROUTERS = (
@@ -31,8 +31,8 @@ ROUTERS = (
     messages.router,
     ollama_chat.router,
     ollama_models.router,
-    utility.router,
-    reference.router,
+    utility_routes.router,
+    api_docs.router,
 )
 
 

@@ -71,6 +71,20 @@ def read_settings_file(path: Path) -> ServerSettings:
     return ServerSettings(**{name: _checked(path, name, value) for name, value in values.items()})
 
 
+def read_api_keys(path: Path) -> list[str]:
+    """The keys of a file, without comments (#) and empty lines."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the file of API keys {path} cannot be read: {error}") from None
+    keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
+    if not keys:
+        raise RequestError(f"{path} holds no API key: write one a line")
+    if any(not key.isascii() or not key.isprintable() or " " in key for key in keys):
+        raise RequestError(f"{path} holds a key that no header can carry: use printable ASCII without spaces")
+    return keys
+
+
 def _checked(path: Path, name: str, value: Any) -> Any:
     kinds = {field.name: str(field.type) for field in dataclasses.fields(ServerSettings)}
     if name not in kinds:

@@ -23,8 +23,8 @@ import pytest
 from tandem.cli import serve
 from tandem.cli.arguments import parse
 from tandem.errors import RequestError
-from tandem.server.http.keys import Keys, read_keys
-from tandem.server.settings import ServerSettings, read_settings_file
+from tandem.server.http.middleware import ApiKeys
+from tandem.server.settings import ServerSettings, read_api_keys, read_settings_file
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import PATIENCE, TICKS, Running, post, read_all, serving, wait_until
 
@@ -280,13 +280,15 @@ def test_keys(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.fast
 def test_key_files(tmp_path: Path) -> None:
-    assert Keys(["a", "b"]).accept("b") and not Keys(["a"]).accept("") and not Keys(["a"]).accept(None)
+    assert (
+        ApiKeys(["a", "b"]).accept("b") and not ApiKeys(["a"]).accept("") and not ApiKeys(["a"]).accept(None)
+    )
     for text in ("", "# only a comment\n", "with space\n", "ключ\n"):
         (tmp_path / "keys").write_text(text)
         with pytest.raises(RequestError):
-            read_keys(tmp_path / "keys")
+            read_api_keys(tmp_path / "keys")
     with pytest.raises(RequestError, match="cannot be read"):
-        read_keys(tmp_path / "none")
+        read_api_keys(tmp_path / "none")
 
 
 def test_pages_of_others_may_not_call(server: Running) -> None:

@@ -22,7 +22,7 @@ import pytest
 from tandem.cli import serve
 from tandem.cli.arguments import parse
 from tandem.errors import DeviceError, RequestError
-from tandem.server.cluster.routing import MOST_PARTS, PART, SLACK, Memory, prefix_keys
+from tandem.server.cluster.routing import MAX_PARTS, PART, SLACK, PrefixAffinity, prefix_keys
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import PATIENCE, Running, post, read_all, serving, wait_until
 
@@ -39,14 +39,14 @@ def test_keys_of_prompts() -> None:
     one, two = keys(messages=[system]), keys(messages=[system, turn], temperature=1)
     assert 10 < len(one) < len(two) and two[: len(one) - 1] == one[:-1]  # a conversation that goes on
     assert keys(model="x", messages=[system])[0] != one[0]
-    assert keys(prompt="a" * (2 * PART * MOST_PARTS)) and len(keys(prompt="a" * 10**6)) == MOST_PARTS
+    assert keys(prompt="a" * (2 * PART * MAX_PARTS)) and len(keys(prompt="a" * 10**6)) == MAX_PARTS
     for odd in (b"", b"{", b"3", b'{"prompt": "\\ud800"}', b"[" * 100_000, b"null"):
         assert prefix_keys(odd) == []
 
 
 @pytest.mark.fast
 def test_the_holder_of_a_beginning_is_preferred_unless_it_is_busy() -> None:
-    memory, keys = Memory(), [b"1", b"2", b"3"]
+    memory, keys = PrefixAffinity(), [b"1", b"2", b"3"]
     memory.begin("b", keys)
     assert memory.ranked(["a", "b"], keys)[0] == "b"
     assert memory.ranked(["a", "b"], [b"1", b"2", b"x"])[0] == "b"  # it has most of it

@@ -13,15 +13,21 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem.errors import RequestError
-from tandem.server.blocks import Block, blocks, changes
-from tandem.server.generation import Generation, Message, Spent, Tool, drawing, named
+from tandem.server.core.content_blocks import ContentBlock, block_events, content_blocks
+from tandem.server.core.generation import (
+    GenerationRequest,
+    GenerationUsage,
+    Message,
+    Tool,
+    named_tool,
+    sampling_params,
+)
+from tandem.server.core.serving import Server, get_server
 from tandem.server.http import errors
-from tandem.server.http.bodies import JSONRoute
-from tandem.server.http.fields import Fields, Natural, Positive, given
-from tandem.server.http.streaming import event, stream, unless_gone
+from tandem.server.http.request_body import JSONRoute, Natural, Positive, StrictModel, drop_none
+from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
 from tandem.server.openai.types import ERRORS as OPENAI_ERRORS
 from tandem.server.openai.types import EVENTS, new_id
-from tandem.server.serving import Server, server_of
 
 router = APIRouter(route_class=JSONRoute, tags=["Anthropic"])
 ERRORS = {status: {**about, "model": errors.AnthropicErrorBody} for status, about in OPENAI_ERRORS.items()}
@@ -34,7 +40,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 # ---- requests
 
 
-class BlockGiven(Fields):
+class ContentBlockParam(StrictModel):
     """A block of a message. Which fields it has depends on its type."""
 
     ignored = frozenset({"cache_control", "citations", "signature", "caller"})
@@ -45,16 +51,16 @@ class BlockGiven(Fields):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[BlockGiven] | None = None
+    content: str | list[ContentBlockParam] | None = None
     is_error: bool | None = None
 
 
-class MessageGiven(Fields):
+class MessageParam(StrictModel):
     role: Literal["user", "assistant"]
-    content: str | list[BlockGiven]
+    content: str | list[ContentBlockParam]
 
 
-class ToolGiven(Fields):
+class ToolParam(StrictModel):
     ignored = frozenset(
         {"cache_control", "input_examples", "allowed_callers", "eager_input_streaming", "defer_loading"}
     )
@@ -65,33 +71,33 @@ class ToolGiven(Fields):
     strict: bool | None = None
 
 
-class ToolChoice(Fields):
+class ToolChoice(StrictModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Fields):
+class Thinking(StrictModel):
     ignored = frozenset({"budget_tokens", "display"})
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
-class OutputFormat(Fields):
+class OutputFormat(StrictModel):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Fields):
+class OutputConfig(StrictModel):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class CountRequest(Fields):
+class CountRequest(StrictModel):
     ignored = ABOUT
     model: str | None = None
-    messages: Annotated[list[MessageGiven], Field(min_length=1)]
-    system: str | list[BlockGiven] | None = None
-    tools: list[ToolGiven] | None = None
+    messages: Annotated[list[MessageParam], Field(min_length=1)]
+    system: str | list[ContentBlockParam] | None = None
+    tools: list[ToolParam] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -135,20 +141,20 @@ class Count(TypedDict):
 @router.post("/v1/messages", response_model=MessageBody, responses=EVENTS | ERRORS)
 async def messages(request: Request, body: MessagesRequest) -> Response:
     """Answers a conversation; with `stream`, as server-sent events. A last message of the assistant is gone on with."""
-    server = server_of(request)
-    wanted = generation(body)
-    wanted.params = given(
+    server = get_server(request)
+    generation = generation_request(body)
+    generation.params = drop_none(
         max_tokens=body.max_tokens,
-        **drawing(body.temperature, body.top_p, body.top_k),
+        **sampling_params(body.temperature, body.top_p, body.top_k),
         stop=body.stop_sequences or None,
-        **wanted.params,
+        **generation.params,
     )
-    wanted.model = server.model_name(wanted.model)
+    generation.model = server.model_name(generation.model)
     if body.stream:
-        return await stream(request, _events(server, wanted), "text/event-stream")
-    [answer] = await unless_gone(request, server.answers(wanted))
-    found = _message(wanted.model, _usage(answer.usage))
-    found["content"] = [_block(block, block.text) for block in blocks(answer)]
+        return await stream_response(request, _events(server, generation), "text/event-stream")
+    [answer] = await cancel_on_disconnect(request, server.generate(generation))
+    found = _message(generation.model, _usage(answer.usage))
+    found["content"] = [_block(block, block.text) for block in content_blocks(answer)]
     found["stop_reason"] = _stop_reason(answer.finish, answer.stopped_by)
     found["stop_sequence"] = answer.stopped_by
     return JSONResponse(found)
@@ -157,13 +163,13 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
 @router.post("/v1/messages/count_tokens", response_model=Count, responses=ERRORS)
 async def count_tokens(request: Request, body: CountRequest) -> Response:
     """How many tokens a conversation has, tools and template included."""
-    return JSONResponse(Count(input_tokens=await server_of(request).count(generation(body))))
+    return JSONResponse(Count(input_tokens=await get_server(request).count(generation_request(body))))
 
 
 # ---- translation
 
 
-def generation(body: CountRequest) -> Generation:
+def generation_request(body: CountRequest) -> GenerationRequest:
     """All but how tokens are drawn."""
     choice = body.tool_choice or ToolChoice(type="auto")
     tools = [
@@ -171,35 +177,35 @@ def generation(body: CountRequest) -> Generation:
         for tool in body.tools or []
     ]
     if choice.type == "tool":
-        tools = named(tools, choice.name)
+        tools = named_tool(tools, choice.name)
     config = body.output_config or OutputConfig()
     form = body.output_format or config.format
     system = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []
     thinks = body.thinking.type != "disabled" if body.thinking else None
-    return Generation(
+    return GenerationRequest(
         body.model,
         messages=system + [one for found in body.messages for one in _messages(found)],
         params={"json_schema": form.schema_} if form else {},
         tools=tools,
         tool_choice={"any": "required", "tool": "required"}.get(choice.type, choice.type),
         parallel_tools=not choice.disable_parallel_tool_use and choice.type != "tool",
-        template=given(enable_thinking=thinks, reasoning_effort=config.effort),
+        template=drop_none(enable_thinking=thinks, reasoning_effort=config.effort),
         continue_last=True,
     )
 
 
-def _messages(found: MessageGiven) -> list[Message]:
+def _messages(found: MessageParam) -> list[Message]:
     """What one of Anthropic's messages is to templates: results of tools are messages of their own."""
     if isinstance(found.content, str):
         return [{"role": found.role, "content": found.content}]
     results: list[Message] = []
-    texts: list[BlockGiven] = []
+    texts: list[ContentBlockParam] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
     for block in found.content:
         if block.type == "tool_result":
             text = _text(block.content or "", "tool_result")
-            results.append({"role": "tool", "content": text, **given(tool_call_id=block.tool_use_id)})
+            results.append({"role": "tool", "content": text, **drop_none(tool_call_id=block.tool_use_id)})
         elif block.type == "tool_use":
             function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
             calls.append({"id": block.id, "type": "function", "function": function})
@@ -209,11 +215,11 @@ def _messages(found: MessageGiven) -> list[Message]:
             texts.append(block)
     if not texts and not calls and results:
         return results
-    more = given(tool_calls=calls or None, reasoning_content="\n".join(thoughts) or None)
+    more = drop_none(tool_calls=calls or None, reasoning_content="\n".join(thoughts) or None)
     return [*results, {"role": found.role, "content": _text(texts, "content"), **more}]
 
 
-def _text(content: str | list[BlockGiven], where: str) -> str:
+def _text(content: str | list[ContentBlockParam], where: str) -> str:
     if isinstance(content, str):
         return content
     for block in content:
@@ -229,7 +235,7 @@ def _message(model: str, usage: UsageBody) -> MessageBody:
     )  # fmt: skip
 
 
-def _block(block: Block, text: str) -> dict[str, Any]:
+def _block(block: ContentBlock, text: str) -> dict[str, Any]:
     if block.call:
         call = block.call
         return {
@@ -247,7 +253,7 @@ def _stop_reason(finish: str, stopped_by: str | None) -> str:
     return "stop_sequence" if stopped_by is not None else STOP_REASONS[finish]
 
 
-def _usage(usage: Spent) -> UsageBody:
+def _usage(usage: GenerationUsage) -> UsageBody:
     return UsageBody(
         input_tokens=usage.prompt_tokens - usage.cached_tokens,
         output_tokens=usage.completion_tokens,
@@ -263,17 +269,17 @@ DELTAS = {
 }
 
 
-async def _events(server: Server, wanted: Generation) -> AsyncGenerator[str, None]:
+async def _events(server: Server, generation: GenerationRequest) -> AsyncGenerator[str, None]:
     def sent(type: str, **values: Any) -> str:
-        return event({"type": type, **values}, type)
+        return sse_event({"type": type, **values}, type)
 
     begun = False
-    async with aclosing(changes(server.run(wanted))) as found:
+    async with aclosing(block_events(server.stream(generation))) as found:
         async for change in found:
             index = change.block.index
             if not begun:
-                begun, usage = True, _usage(Spent(change.piece.prompt_tokens, 0, 0.0, 0.0))
-                yield sent("message_start", message=_message(wanted.model or "", usage))
+                begun, usage = True, _usage(GenerationUsage(change.delta.prompt_tokens, 0, 0.0, 0.0))
+                yield sent("message_start", message=_message(generation.model or "", usage))
             if change.what == "begin":
                 yield sent("content_block_start", index=index, content_block=_block(change.block, ""))
             elif change.what == "more":
@@ -281,9 +287,9 @@ async def _events(server: Server, wanted: Generation) -> AsyncGenerator[str, Non
                 yield sent("content_block_delta", index=index, delta={"type": kind, key: change.text})
             elif change.what == "end":
                 yield sent("content_block_stop", index=index)
-            elif change.piece.finish and change.piece.usage:
-                stopped_by = change.piece.stopped_by
-                reason = _stop_reason(change.piece.finish, stopped_by)
+            elif change.delta.finish and change.delta.usage:
+                stopped_by = change.delta.stopped_by
+                reason = _stop_reason(change.delta.finish, stopped_by)
                 delta = {"stop_reason": reason, "stop_sequence": stopped_by}
-                yield sent("message_delta", delta=delta, usage=_usage(change.piece.usage))
+                yield sent("message_delta", delta=delta, usage=_usage(change.delta.usage))
     yield sent("message_stop")

@@ -12,7 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-State = dict[str, Any]  # of a model, as `Live.snapshot` makes it
+State = dict[str, Any]  # of a model, as `EngineMonitor.snapshot` makes it
 RATES = ("tokens_per_s", "prompt_tokens_per_s")  # of `now`: these add up, of the others there is a mean
 
 

@@ -29,10 +29,10 @@ from tandem.errors import DeviceError, RequestError
 from tandem.model import registry
 from tandem.server.app import create_app
 from tandem.server.cluster import merged as gathered
-from tandem.server.cluster.routing import Memory, prefix_keys
+from tandem.server.cluster.routing import PrefixAffinity, prefix_keys
 from tandem.server.http import errors
 from tandem.server.http.middleware import RETRY_AFTER, Message, Receive, Send
-from tandem.server.page.live import live_now
+from tandem.server.monitoring.engine_monitor import live_snapshot
 from tandem.server.settings import ServerSettings
 
 SCOPE = (
@@ -62,10 +62,10 @@ LOST = "the replica that was answering is gone: try again"
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Ray's choice of a replica, by `Memory`."""
+    """Ray's choice of a replica, by `PrefixAffinity`."""
 
     def initialize_state(self, **_: Any) -> None:
-        self.memory = Memory()
+        self.memory = PrefixAffinity()
         self.begun: set[str] = set()  # requests; those that watch all replicas are not routed
 
     async def choose_replicas(
@@ -104,7 +104,7 @@ class Replica:
             pass
 
     async def live(self, roofline: bool) -> dict[str, Any]:
-        return live_now(self.models, roofline)
+        return live_snapshot(self.models, roofline)
 
     async def metrics(self) -> tuple[str, str]:
         """Its id, and what it counts."""

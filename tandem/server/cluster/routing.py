@@ -12,7 +12,7 @@ from typing import TypeVar
 Replica = TypeVar("Replica", bound=Hashable)
 
 PART = 256  # characters that a key adds to the one before it
-MOST_PARTS = 256  # of a prompt
+MAX_PARTS = 256  # of a prompt
 FIELDS = (
     "model",
     "system",
@@ -34,13 +34,13 @@ def prefix_keys(body: bytes) -> list[bytes]:
     except (ValueError, TypeError, RecursionError):
         return []
     keys, digest = [], hashlib.blake2b(digest_size=16)
-    for begin in range(0, min(len(text), PART * MOST_PARTS) - PART + 1, PART):
+    for begin in range(0, min(len(text), PART * MAX_PARTS) - PART + 1, PART):
         digest.update(text[begin : begin + PART].encode("utf-8", "surrogatepass"))
         keys.append(digest.digest())
     return keys
 
 
-class Memory:
+class PrefixAffinity:
     """Who has computed what, and who is busy with how many requests."""
 
     def __init__(self) -> None:

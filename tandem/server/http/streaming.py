@@ -25,16 +25,16 @@ HEADERS = {
 compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def event(value: Any, name: str = "") -> str:
+def sse_event(value: Any, name: str = "") -> str:
     """A server-sent event."""
     return f"event: {name}\ndata: {compact(value)}\n\n" if name else f"data: {compact(value)}\n\n"
 
 
-def line(value: Any) -> str:
+def json_line(value: Any) -> str:
     return compact(value) + "\n"
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled if the client hangs up."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hangs_up(request))
     try:
@@ -54,7 +54,7 @@ async def _hangs_up(request: Request) -> None:
         pass
 
 
-class Events(StreamingResponse):
+class EventStream(StreamingResponse):
     """As Starlette's, without the task group: the first of them would import it, which takes a moment."""
 
     body_iterator: AsyncGenerator[str, None]
@@ -62,13 +62,13 @@ class Events(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.body_iterator):
             with suppress(ClientDisconnect):  # the answer has begun, and nobody is there to be told
-                await unless_gone(Request(scope, receive), self.stream_response(send))
+                await cancel_on_disconnect(Request(scope, receive), self.stream_response(send))
 
 
-async def stream(request: Request, events: AsyncGenerator[str, None], media: str) -> Events:
+async def stream_response(request: Request, events: AsyncGenerator[str, None], media: str) -> EventStream:
     """Sends `events` as they come. What fails before the first one is an answer with its own status."""
-    first = await unless_gone(request, _next(events))
-    return Events(_rest(request, first, events), media_type=media, headers=HEADERS)
+    first = await cancel_on_disconnect(request, _next(events))
+    return EventStream(_rest(request, first, events), media_type=media, headers=HEADERS)
 
 
 async def _next(events: AsyncGenerator[str, None]) -> str:
@@ -87,4 +87,8 @@ async def _rest(request: Request, first: str, events: AsyncGenerator[str, None])
                 errors.LOG.error("%s: %r", request.url.path, error, exc_info=error)
             last = errors.body(request.url.path, status, errors.message_of(error), code)
             path = request.url.path
-            yield line(last) if path.startswith("/api/") else event(last, "error" * (path == "/v1/messages"))
+            yield (
+                json_line(last)
+                if path.startswith("/api/")
+                else sse_event(last, "error" * (path == "/v1/messages"))
+            )

@@ -16,16 +16,22 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from tandem.server.generation import WHOLE_CONTEXT, Answer, Generation, Message, Piece, Spent, ToolCall
+from tandem.server.core.generation import (
+    WHOLE_CONTEXT,
+    Delta,
+    GenerationRequest,
+    GenerationResult,
+    GenerationUsage,
+    Message,
+    ToolCall,
+)
+from tandem.server.core.serving import Server, get_server
 from tandem.server.http import errors
-from tandem.server.http.bodies import JSONRoute
-from tandem.server.http.fields import Fields, Int32, given
-from tandem.server.http.streaming import line, stream, unless_gone
-from tandem.server.openai.chat import logprobs_body, tool
-from tandem.server.openai.chat_types import ToolGiven
+from tandem.server.http.request_body import Int32, JSONRoute, StrictModel, drop_none
+from tandem.server.http.streaming import cancel_on_disconnect, json_line, stream_response
+from tandem.server.openai.chat import ToolParam, logprobs_body, tool
 from tandem.server.openai.types import ERRORS as OPENAI_ERRORS
 from tandem.server.openai.types import Seed, StopTexts, TopK, TopLogprobs
-from tandem.server.serving import Server, server_of
 
 router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
 ERRORS = {status: {**about, "model": errors.OllamaErrorBody} for status, about in OPENAI_ERRORS.items()}
@@ -41,7 +47,7 @@ Duration = float | Annotated[str, Field(pattern=DURATION)]  # seconds, or such a
 # ---- requests
 
 
-class Options(Fields):
+class Options(StrictModel):
     """Ollama's defaults. How a model is loaded is set when the server starts."""
 
     ignored = frozenset(
@@ -66,7 +72,7 @@ class Options(Fields):
     def sampling(self) -> dict[str, Any]:
         most = self.num_predict if self.num_predict and self.num_predict > 0 else WHOLE_CONTEXT
         top_k = 40 if self.top_k is None else max(0, self.top_k)
-        return given(
+        return drop_none(
             max_tokens=most,
             temperature=0.8 if self.temperature is None else self.temperature,
             top_k=1 if self.top_p == 0 else top_k,
@@ -80,7 +86,7 @@ class Options(Fields):
         )
 
 
-class Asked(Fields):
+class CommonRequest(StrictModel):
     """What chat and generate have in common."""
 
     neutral: ClassVar[tuple[tuple[str, Any], ...]] = (("images", []),)
@@ -93,7 +99,7 @@ class Asked(Fields):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
-    def generation(self, server: Server, **more: Any) -> Generation:
+    def generation(self, server: Server, **more: Any) -> GenerationRequest:
         params = (self.options or Options()).sampling()
         if self.format:
             params["json_schema"] = {"type": "object"} if self.format == "json" else self.format
@@ -101,45 +107,47 @@ class Asked(Fields):
             params["logprobs"] = self.top_logprobs or 0
         effort = self.think if isinstance(self.think, str) else None
         thinks = None if self.think is None else bool(self.think)
-        template = given(enable_thinking=thinks, reasoning_effort=effort)
+        template = drop_none(enable_thinking=thinks, reasoning_effort=effort)
         name = known_name(server, self.model)
-        return Generation(name, params=params, template=template, keep_alive=seconds(self.keep_alive), **more)
+        return GenerationRequest(
+            name, params=params, template=template, keep_alive=seconds(self.keep_alive), **more
+        )
 
 
-class CalledFunction(Fields):
+class ToolCallFunctionParam(StrictModel):
     ignored = frozenset({"index", "description"})
     name: str
     arguments: dict[str, Any]
 
 
-class CallGiven(Fields):
+class ToolCallParam(StrictModel):
     ignored = frozenset({"id", "type"})
-    function: CalledFunction
+    function: ToolCallFunctionParam
 
 
-class MessageGiven(Fields):
+class MessageParam(StrictModel):
     neutral = (("images", []),)
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    tool_calls: list[CallGiven] | None = None
+    tool_calls: list[ToolCallParam] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class ChatRequest(Asked):
-    messages: list[MessageGiven] | None = None
-    tools: list[ToolGiven] | None = None
+class ChatRequest(CommonRequest):
+    messages: list[MessageParam] | None = None
+    tools: list[ToolParam] | None = None
 
 
-class GenerateRequest(Asked):
+class GenerateRequest(CommonRequest):
     neutral = (("images", []), ("suffix", ""), ("template", ""), ("context", []))
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
 
 
-class EmbedRequest(Fields):
+class EmbedRequest(StrictModel):
     ignored = frozenset({"truncate", "options"})
     model: str
     input: str | Annotated[list[str], Field(min_length=1, max_length=2048)]
@@ -158,19 +166,19 @@ class Times(TypedDict, total=False):
     eval_duration: int
 
 
-class Said(Times):
+class CommonBody(Times):
     model: str
     created_at: str
     done: bool
 
 
-class ChatAnswer(Said, total=False):
+class ChatBody(CommonBody, total=False):
     message: dict[str, Any]
     logprobs: list[dict[str, Any]]
     done_reason: str
 
 
-class GenerateAnswer(Said, total=False):
+class GenerateBody(CommonBody, total=False):
     response: str
     logprobs: list[dict[str, Any]]
     thinking: str
@@ -182,41 +190,41 @@ class Embeddings(Times):
     embeddings: list[list[float]]
 
 
-@router.post("/api/chat", response_model=ChatAnswer, responses=LINES | ERRORS)
+@router.post("/api/chat", response_model=ChatBody, responses=LINES | ERRORS)
 async def chat(request: Request, body: ChatRequest) -> Response:
     """Answers a conversation: in lines of JSON, unless `stream` is false."""
-    server = server_of(request)
+    server = get_server(request)
     if not body.messages:
         return await _load_or_unload(server, body, message={"role": "assistant", "content": ""})
     messages, tools = (
         [_message(one) for one in body.messages],
         [tool(one.function) for one in body.tools or []],
     )
-    wanted = body.generation(server, messages=messages, tools=tools)
-    return await _answer(request, server, wanted, body, _chat_body)
+    generation = body.generation(server, messages=messages, tools=tools)
+    return await _answer(request, server, generation, body, _chat_body)
 
 
-@router.post("/api/generate", response_model=GenerateAnswer, responses=LINES | ERRORS)
+@router.post("/api/generate", response_model=GenerateBody, responses=LINES | ERRORS)
 async def generate(request: Request, body: GenerateRequest) -> Response:
     """Answers a prompt, through the chat template unless it is `raw`."""
-    server = server_of(request)
+    server = get_server(request)
     if not body.prompt:
         return await _load_or_unload(server, body, response="")
     if body.raw:
-        wanted = body.generation(server, prompt=body.prompt)
+        generation = body.generation(server, prompt=body.prompt)
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        wanted = body.generation(server, messages=[*system, {"role": "user", "content": body.prompt}])
-    return await _answer(request, server, wanted, body, _generate_body)
+        generation = body.generation(server, messages=[*system, {"role": "user", "content": body.prompt}])
+    return await _answer(request, server, generation, body, _generate_body)
 
 
 @router.post("/api/embed", response_model=Embeddings, responses=ERRORS)
 async def embed(request: Request, body: EmbedRequest) -> Response:
     """A vector of length 1 for each text."""
-    server, begin = server_of(request), time.perf_counter()
+    server, begin = get_server(request), time.perf_counter()
     texts = [body.input] if isinstance(body.input, str) else body.input
     name = known_name(server, body.model)
-    vectors, tokens = await unless_gone(
+    vectors, tokens = await cancel_on_disconnect(
         request, server.embed(name, texts, keep_alive=seconds(body.keep_alive))
     )
     times = Times(total_duration=_ns(time.perf_counter() - begin), load_duration=0, prompt_eval_count=tokens)
@@ -239,7 +247,7 @@ def seconds(duration: Duration | None) -> float | None:
     return math.inf if duration is not None and not 0 <= duration <= LONGEST else duration
 
 
-def _message(found: MessageGiven) -> Message:
+def _message(found: MessageParam) -> Message:
     calls = [
         {
             "type": "function",
@@ -247,7 +255,7 @@ def _message(found: MessageGiven) -> Message:
         }
         for one in found.tool_calls or []
     ]
-    more = given(
+    more = drop_none(
         tool_calls=calls or None,
         name=found.tool_name,
         tool_call_id=found.tool_call_id,
@@ -256,7 +264,7 @@ def _message(found: MessageGiven) -> Message:
     return {"role": found.role, "content": found.content or "", **more}
 
 
-async def _load_or_unload(server: Server, body: Asked, **nothing: Any) -> Response:
+async def _load_or_unload(server: Server, body: CommonRequest, **nothing: Any) -> Response:
     """A request without a prompt: the model is to be there, or not to be."""
     name, keep = known_name(server, body.model), seconds(body.keep_alive)
     if keep == 0:
@@ -271,48 +279,50 @@ async def _load_or_unload(server: Server, body: Asked, **nothing: Any) -> Respon
     )
 
 
-def _chat_body(piece: Piece | Answer) -> dict[str, Any]:
-    calls = [{"function": {"name": call.name, "arguments": call.as_object()}} for call in piece.calls]
-    more = given(thinking=piece.reasoning or None, tool_calls=calls or None)
-    return {"message": {"role": "assistant", "content": piece.text, **more}, **_logprobs(piece)}
+def _chat_body(delta: Delta | GenerationResult) -> dict[str, Any]:
+    calls = [{"function": {"name": call.name, "arguments": call.as_object()}} for call in delta.calls]
+    more = drop_none(thinking=delta.reasoning or None, tool_calls=calls or None)
+    return {"message": {"role": "assistant", "content": delta.text, **more}, **_logprobs(delta)}
 
 
-def _generate_body(piece: Piece | Answer) -> dict[str, Any]:
-    return {"response": piece.text, **given(thinking=piece.reasoning or None), **_logprobs(piece)}
+def _generate_body(delta: Delta | GenerationResult) -> dict[str, Any]:
+    return {"response": delta.text, **drop_none(thinking=delta.reasoning or None), **_logprobs(delta)}
 
 
-def _logprobs(piece: Piece | Answer) -> dict[str, Any]:
-    return {"logprobs": logprobs_body(piece.logprobs)["content"]} if piece.logprobs else {}
+def _logprobs(delta: Delta | GenerationResult) -> dict[str, Any]:
+    return {"logprobs": logprobs_body(delta.logprobs)["content"]} if delta.logprobs else {}
 
 
-async def _answer(request: Request, server: Server, wanted: Generation, body: Asked, form: Any) -> Response:
+async def _answer(
+    request: Request, server: Server, generation: GenerationRequest, body: CommonRequest, form: Any
+) -> Response:
     base, begin = {"model": body.model}, time.perf_counter()
     if body.stream is not False:
-        return await stream(request, _lines(server, wanted, base, begin, form), NDJSON)
-    [answer] = await unless_gone(request, server.answers(wanted))
+        return await stream_response(request, _lines(server, generation, base, begin, form), NDJSON)
+    [answer] = await cancel_on_disconnect(request, server.generate(generation))
     end = _end(answer.finish, answer.usage, begin)
     return JSONResponse({**base, "created_at": _now(), **form(answer), **end})
 
 
 async def _lines(
-    server: Server, wanted: Generation, base: dict[str, Any], begin: float, form: Any
+    server: Server, generation: GenerationRequest, base: dict[str, Any], begin: float, form: Any
 ) -> AsyncGenerator[str, None]:
     calls: list[ToolCall] = []  # the last of them may not be whole yet
-    async with aclosing(server.run(wanted)) as pieces:
-        async for piece in pieces:
-            if piece.arguments:
-                calls[-1].arguments += piece.arguments
-            calls += piece.calls
-            whole = len(calls) if piece.finish else max(0, len(calls) - 1)
-            piece.calls, calls = calls[:whole], calls[whole:]
-            if piece.text or piece.reasoning or piece.calls or piece.logprobs:
-                yield line({**base, "created_at": _now(), **form(piece), "done": False})
-            if piece.finish and piece.usage:
-                end = _end(piece.finish, piece.usage, begin)
-                yield line({**base, "created_at": _now(), **form(Piece()), **end})
+    async with aclosing(server.stream(generation)) as deltas:
+        async for delta in deltas:
+            if delta.arguments:
+                calls[-1].arguments += delta.arguments
+            calls += delta.calls
+            whole = len(calls) if delta.finish else max(0, len(calls) - 1)
+            delta.calls, calls = calls[:whole], calls[whole:]
+            if delta.text or delta.reasoning or delta.calls or delta.logprobs:
+                yield json_line({**base, "created_at": _now(), **form(delta), "done": False})
+            if delta.finish and delta.usage:
+                end = _end(delta.finish, delta.usage, begin)
+                yield json_line({**base, "created_at": _now(), **form(Delta()), **end})
 
 
-def _end(finish: str, usage: Spent, begin: float) -> dict[str, Any]:
+def _end(finish: str, usage: GenerationUsage, begin: float) -> dict[str, Any]:
     return {
         "done": True,
         "done_reason": "length" if finish == "length" else "stop",

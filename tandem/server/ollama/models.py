@@ -22,12 +22,11 @@ from tandem import __version__
 from tandem.errors import RequestError, TandemError
 from tandem.gguf.file import GGUF
 from tandem.model.registry import resolve
-from tandem.server.http.bodies import JSONRoute
+from tandem.server.core.serving import Server, get_server
 from tandem.server.http.errors import OllamaErrorBody
-from tandem.server.http.fields import Fields
-from tandem.server.http.streaming import line, stream, unless_gone
+from tandem.server.http.request_body import JSONRoute, StrictModel
+from tandem.server.http.streaming import cancel_on_disconnect, json_line, stream_response
 from tandem.server.ollama.chat import ERRORS, LINES, NDJSON, known_name
-from tandem.server.serving import Server, server_of
 
 router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
 FILE_TYPES = {
@@ -42,14 +41,14 @@ NAME = r"(https?://)?\w[\w.-]*(/\w[\w.-]*){0,2}(:[\w./-]+)?"
 LONGEST = 1000  # characters of a value of the file's metadata that /api/show tells
 
 
-class ShowRequest(Fields):
+class ShowRequest(StrictModel):
     ignored = frozenset({"system", "template", "options"})
     model: str | None = None
     name: str | None = None  # what it was called before
     verbose: bool | None = None
 
 
-class PullRequest(Fields):
+class PullRequest(StrictModel):
     ignored = frozenset({"insecure"})
     model: str | None = None
     name: str | None = None
@@ -113,14 +112,14 @@ class Version(TypedDict):
 @router.get("/api/tags")
 async def tags(request: Request) -> Tags:
     """The models of this server."""
-    models = server_of(request).models
+    models = get_server(request).models
     return Tags(models=[await asyncio.to_thread(_listed, name, models.path(name)) for name in models.names()])
 
 
 @router.get("/api/ps")
 async def processes(request: Request) -> Processes:
     """The models in memory."""
-    server = server_of(request)
+    server = get_server(request)
     found = []
     for loaded in server.models.loaded():
         listed = await asyncio.to_thread(_listed, loaded.name, server.models.path(loaded.name))
@@ -142,7 +141,7 @@ async def processes(request: Request) -> Processes:
 @router.post("/api/show", response_model=Shown, responses=ERRORS)
 async def show(request: Request, body: ShowRequest) -> Response:
     """What is known of a model."""
-    server = server_of(request)
+    server = get_server(request)
     name = known_name(server, body.model or body.name or "")
     return JSONResponse(await asyncio.to_thread(_shown, name, server.models.path(name)))
 
@@ -150,7 +149,7 @@ async def show(request: Request, body: ShowRequest) -> Response:
 @router.post("/api/pull", response_model=Status, responses=LINES | ERRORS | PULL_ERRORS)
 async def pull(request: Request, body: PullRequest) -> Response:
     """Fetches a model as `tandem pull` does; from then on it can be asked for."""
-    server, name = server_of(request), body.model or body.name
+    server, name = get_server(request), body.model or body.name
     if not name:
         raise RequestError("model: name the one to fetch")
     if known_name(server, name) not in server.models.names() and not server.settings.is_personal:
@@ -160,8 +159,8 @@ async def pull(request: Request, body: PullRequest) -> Response:
             f"model: {name[:80]!r} is not a name to fetch: use a short one or hf.co/user/repo:QUANT"
         )
     if body.stream is not False:
-        return await stream(request, _pulling(server, name), NDJSON)
-    await unless_gone(request, _last(_pulling(server, name)))
+        return await stream_response(request, _pulling(server, name), NDJSON)
+    await cancel_on_disconnect(request, _last(_pulling(server, name)))
     return JSONResponse(Status(status="success"))
 
 
@@ -201,7 +200,7 @@ class Pull:
 
     def lines(self) -> list[str]:
         return [
-            line({"status": f"pulling {file}", "digest": file, "total": size, "completed": there})
+            json_line({"status": f"pulling {file}", "digest": file, "total": size, "completed": there})
             for file, (there, size) in self._progress.items()
         ]
 
@@ -212,13 +211,13 @@ async def _pulling(server: Server, name: str) -> AsyncGenerator[str, None]:
         if name not in server.pulls:
             server.pulls[name] = Pull(server, name)
         pull: Pull = server.pulls[name]
-        yield line(Status(status="pulling manifest"))
+        yield json_line(Status(status="pulling manifest"))
         while not pull.task.done():
             await asyncio.wait([pull.task], timeout=0.3)
             for progress in pull.lines():
                 yield progress
         await pull.task
-    yield line(Status(status="success"))
+    yield json_line(Status(status="success"))
 
 
 def _listed(name: str, path: Path) -> Listed:

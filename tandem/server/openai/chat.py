@@ -4,74 +4,214 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from tandem.engine.reply import TokenLogprob
 from tandem.errors import ModelNotFoundError, RequestError
-from tandem.server.generation import (
+from tandem.server.core.generation import (
     WHOLE_CONTEXT,
-    Answer,
-    Generation,
+    Delta,
+    GenerationRequest,
+    GenerationResult,
+    GenerationUsage,
     Message,
-    Piece,
-    Spent,
     Tool,
     ToolCall,
-    named,
-    total,
+    named_tool,
+    total_usage,
 )
-from tandem.server.http.bodies import JSONRoute
-from tandem.server.http.fields import given
-from tandem.server.http.streaming import event, stream, unless_gone
-from tandem.server.openai.chat_types import (
-    CallBody,
-    CallFunction,
-    ChatCompletion,
-    ChatRequest,
-    Choice,
-    FunctionGiven,
-    Logprobs,
-    MessageBody,
-    MessageGiven,
-    NamedTool,
-    Part,
-    ResponseFormat,
-    TopLogprob,
-)
+from tandem.server.core.serving import Server, get_server
+from tandem.server.http.request_body import JSONRoute, Positive, StrictModel, drop_none
+from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
 from tandem.server.openai.types import (
     ERRORS,
     EVENTS,
+    IGNORED,
+    Count,
+    Finish,
     ModelCard,
     ModelList,
+    Sampling,
+    StreamOptions,
+    TopLogprobs,
+    UsageBody,
     new_id,
     now,
     usage_body,
 )
-from tandem.server.serving import Server, server_of
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
+
+# ---- requests
+
+
+class Part(StrictModel):
+    ignored = frozenset({"cache_control", "prompt_cache_breakpoint"})
+    type: Literal["text"]
+    text: str
+
+
+class ToolCallFunctionParam(StrictModel):
+    name: str
+    arguments: str
+
+
+class ToolCallParam(StrictModel):
+    ignored = frozenset({"index"})
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: ToolCallFunctionParam
+
+
+class MessageParam(StrictModel):
+    ignored = frozenset(
+        {"refusal", "annotations", "audio", "function_call", "cache_control", "provider_specific_fields"}
+    )
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCallParam] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class FunctionParam(StrictModel):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolParam(StrictModel):
+    ignored = frozenset({"cache_control"})
+    type: Literal["function"]
+    function: FunctionParam
+
+
+class NamedFunction(StrictModel):
+    name: str
+
+
+class NamedTool(StrictModel):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JSONSchemaParam(StrictModel):
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchemaParam | None = None
+
+
+class ChatRequest(Sampling):
+    ignored = IGNORED
+    neutral = (
+        ("modalities", ["text"]),
+        ("verbosity", "medium"),
+        ("functions", []),
+        ("function_call", "none"),
+        ("function_call", "auto"),
+    )
+    model: str | None = None
+    messages: Annotated[list[MessageParam], Field(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Count | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+# ---- answers
+
+
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprobBody(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class Logprobs(TypedDict):
+    content: list[TokenLogprobBody]
+
+
+class ToolCallFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCallBody(TypedDict):
+    index: NotRequired[int]
+    id: str
+    type: Literal["function"]
+    function: ToolCallFunction
+
+
+class MessageBody(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallBody]]
+
+
+class Choice(TypedDict):
+    index: int
+    message: MessageBody
+    logprobs: Logprobs | None
+    finish_reason: Finish
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: UsageBody
+
+
+# ---- endpoints
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=EVENTS | ERRORS)
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """Answers a conversation; with `stream`, as server-sent events."""
-    server = server_of(request)
-    wanted = generation(body)
-    wanted.model = server.model_name(wanted.model)
+    server = get_server(request)
+    generation = generation_request(body)
+    generation.model = server.model_name(generation.model)
     if body.stream:
-        return await stream(request, _events(server, wanted, body), "text/event-stream")
-    answers = await unless_gone(request, server.answers(wanted))
+        return await stream_response(request, _events(server, generation, body), "text/event-stream")
+    answers = await cancel_on_disconnect(request, server.generate(generation))
     return JSONResponse(
         ChatCompletion(
             id=new_id("chatcmpl-"),
             object="chat.completion",
             created=now(),
-            model=wanted.model,
+            model=generation.model,
             choices=[_choice(index, answer, bool(body.logprobs)) for index, answer in enumerate(answers)],
-            usage=usage_body(total([answer.usage for answer in answers])),
+            usage=usage_body(total_usage([answer.usage for answer in answers])),
         )
     )
 
@@ -79,12 +219,12 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
 @router.get("/v1/models", responses={401: ERRORS[401]})
 async def list_models(request: Request) -> ModelList:
     """The models of this server, the first of which is the default."""
-    return ModelList(object="list", data=[_card(name) for name in server_of(request).models.names()])
+    return ModelList(object="list", data=[_card(name) for name in get_server(request).models.names()])
 
 
 @router.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404], 400: ERRORS[400]})
 async def show_model(request: Request, model: str) -> ModelCard:
-    if model not in server_of(request).models.names():
+    if model not in get_server(request).models.names():
         raise ModelNotFoundError(f"no model is called {model}")
     return _card(model)
 
@@ -96,7 +236,7 @@ def _card(name: str) -> ModelCard:
 # ---- translation
 
 
-def generation(body: ChatRequest) -> Generation:
+def generation_request(body: ChatRequest) -> GenerationRequest:
     params = body.sampling()
     params["max_tokens"] = body.max_completion_tokens or body.max_tokens or WHOLE_CONTEXT
     if body.top_logprobs and not body.logprobs:
@@ -111,8 +251,8 @@ def generation(body: ChatRequest) -> Generation:
     name = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
     tools = [tool(one.function) for one in body.tools or []]
     if name is not None:
-        tools = named(tools, name)
-    return Generation(
+        tools = named_tool(tools, name)
+    return GenerationRequest(
         body.model,
         messages=[message(given) for given in body.messages],
         params=params,
@@ -124,22 +264,22 @@ def generation(body: ChatRequest) -> Generation:
     )
 
 
-def _form(wanted: ResponseFormat | None) -> dict[str, Any]:
-    if wanted is None or wanted.type == "text":
+def _form(generation: ResponseFormat | None) -> dict[str, Any]:
+    if generation is None or generation.type == "text":
         return {}
-    if wanted.type == "json_object":
+    if generation.type == "json_object":
         return {"json_schema": {"type": "object"}}
-    if wanted.json_schema is None:
+    if generation.json_schema is None:
         raise RequestError("response_format.json_schema: give the schema")
-    return {"json_schema": wanted.json_schema.schema_ or {}}
+    return {"json_schema": generation.json_schema.schema_ or {}}
 
 
-def tool(function: FunctionGiven) -> Tool:
-    more = given(parameters=function.parameters, strict=function.strict)
+def tool(function: FunctionParam) -> Tool:
+    more = drop_none(parameters=function.parameters, strict=function.strict)
     return Tool(function.name, function.description or "", **more)
 
 
-def message(found: MessageGiven) -> Message:
+def message(found: MessageParam) -> Message:
     """As templates know it."""
     role = "system" if found.role == "developer" else found.role
     calls = [
@@ -153,7 +293,7 @@ def message(found: MessageGiven) -> Message:
     return {
         "role": role,
         "content": text_of(found.content),
-        **given(
+        **drop_none(
             name=found.name, tool_calls=calls or None, tool_call_id=found.tool_call_id,
             reasoning_content=found.reasoning_content,
         ),
@@ -164,7 +304,7 @@ def text_of(content: str | list[Part] | None) -> str:
     return "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
 
 
-def _choice(index: int, answer: Answer, wants_logprobs: bool) -> Choice:
+def _choice(index: int, answer: GenerationResult, wants_logprobs: bool) -> Choice:
     body = MessageBody(role="assistant", content=answer.text or (None if answer.calls else ""))
     if answer.reasoning:
         body["reasoning_content"] = answer.reasoning
@@ -174,9 +314,9 @@ def _choice(index: int, answer: Answer, wants_logprobs: bool) -> Choice:
     return Choice(index=index, message=body, logprobs=logprobs, finish_reason=answer.finish)  # type: ignore[typeddict-item]
 
 
-def _call(call: ToolCall) -> CallBody:
-    return CallBody(
-        id=call.id, type="function", function=CallFunction(name=call.name, arguments=call.arguments)
+def _call(call: ToolCall) -> ToolCallBody:
+    return ToolCallBody(
+        id=call.id, type="function", function=ToolCallFunction(name=call.name, arguments=call.arguments)
     )
 
 
@@ -195,44 +335,46 @@ def logprobs_body(tokens: list[TokenLogprob]) -> Logprobs:
     )
 
 
-async def _events(server: Server, wanted: Generation, body: ChatRequest) -> AsyncGenerator[str, None]:
+async def _events(
+    server: Server, generation: GenerationRequest, body: ChatRequest
+) -> AsyncGenerator[str, None]:
     """The answer in chunks; the last but `[DONE]` has the usage, if it was asked for."""
     base = {
         "id": new_id("chatcmpl-"),
         "object": "chat.completion.chunk",
         "created": now(),
-        "model": wanted.model,
+        "model": generation.model,
     }
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    usages: list[Spent] = []
-    calls_before = [0] * wanted.count
+    usages: list[GenerationUsage] = []
+    calls_before = [0] * generation.count
     begun: set[int] = set()
-    async with aclosing(server.run(wanted)) as pieces:
-        async for piece in pieces:
-            delta: dict[str, Any] = {} if piece.index in begun else {"role": "assistant", "content": ""}
-            begun.add(piece.index)
-            delta |= _delta(piece, calls_before[piece.index])
-            calls_before[piece.index] += len(piece.calls)
-            if piece.usage:
-                usages.append(piece.usage)
-            if delta or piece.finish or piece.logprobs:
-                logprobs = logprobs_body(piece.logprobs) if body.logprobs and piece.logprobs else None
+    async with aclosing(server.stream(generation)) as deltas:
+        async for delta in deltas:
+            content: dict[str, Any] = {} if delta.index in begun else {"role": "assistant", "content": ""}
+            begun.add(delta.index)
+            content |= _delta_body(delta, calls_before[delta.index])
+            calls_before[delta.index] += len(delta.calls)
+            if delta.usage:
+                usages.append(delta.usage)
+            if content or delta.finish or delta.logprobs:
+                logprobs = logprobs_body(delta.logprobs) if body.logprobs and delta.logprobs else None
                 choice = {
-                    "index": piece.index,
-                    "delta": delta,
+                    "index": delta.index,
+                    "delta": content,
                     "logprobs": logprobs,
-                    "finish_reason": piece.finish,
+                    "finish_reason": delta.finish,
                 }
-                yield event({**base, "choices": [choice], **({"usage": None} if with_usage else {})})
+                yield sse_event({**base, "choices": [choice], **({"usage": None} if with_usage else {})})
     if with_usage:
-        yield event({**base, "choices": [], "usage": usage_body(total(usages))})
+        yield sse_event({**base, "choices": [], "usage": usage_body(total_usage(usages))})
     yield "data: [DONE]\n\n"
 
 
-def _delta(piece: Piece, calls_before: int) -> dict[str, Any]:
-    calls: list[Any] = [{"index": calls_before + i, **_call(call)} for i, call in enumerate(piece.calls)]
-    if piece.arguments:
-        calls.insert(0, {"index": calls_before - 1, "function": {"arguments": piece.arguments}})
-    return given(
-        content=piece.text or None, reasoning_content=piece.reasoning or None, tool_calls=calls or None
+def _delta_body(delta: Delta, calls_before: int) -> dict[str, Any]:
+    calls: list[Any] = [{"index": calls_before + i, **_call(call)} for i, call in enumerate(delta.calls)]
+    if delta.arguments:
+        calls.insert(0, {"index": calls_before - 1, "function": {"arguments": delta.arguments}})
+    return drop_none(
+        content=delta.text or None, reasoning_content=delta.reasoning or None, tool_calls=calls or None
     )

@@ -13,10 +13,10 @@ from typing_extensions import TypedDict
 
 from tandem.engine.reply import TokenLogprob
 from tandem.errors import RequestError
-from tandem.server.generation import Answer, Generation, Spent, total
-from tandem.server.http.bodies import JSONRoute
-from tandem.server.http.fields import Natural
-from tandem.server.http.streaming import event, stream, unless_gone
+from tandem.server.core.generation import GenerationRequest, GenerationResult, GenerationUsage, total_usage
+from tandem.server.core.serving import Server, get_server
+from tandem.server.http.request_body import JSONRoute, Natural
+from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
 from tandem.server.openai.types import (
     ERRORS,
     EVENTS,
@@ -33,7 +33,6 @@ from tandem.server.openai.types import (
     now,
     usage_body,
 )
-from tandem.server.serving import Server, server_of
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 DEFAULT_TOKENS = 16  # OpenAI's
@@ -79,12 +78,12 @@ class Completion(TypedDict):
 @router.post("/v1/completions", response_model=Completion, responses=EVENTS | ERRORS)
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Continues texts or token ids. Control tokens written in a text count as such."""
-    server = server_of(request)
+    server = get_server(request)
     name = server.model_name(body.model)
-    wanted = generations(body, name)
+    generation = generation_requests(body, name)
     if body.stream:
-        return await stream(request, _events(server, wanted, body, name), "text/event-stream")
-    answers = await unless_gone(request, server.answers(*wanted))
+        return await stream_response(request, _events(server, generation, body, name), "text/event-stream")
+    answers = await cancel_on_disconnect(request, server.generate(*generation))
     choices = [_choice(index, answer, body) for index, answer in enumerate(answers)]
     return JSONResponse(
         Completion(
@@ -94,7 +93,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     )  # fmt: skip
 
 
-def generations(body: CompletionRequest, model: str) -> list[Generation]:
+def generation_requests(body: CompletionRequest, model: str) -> list[GenerationRequest]:
     """One for each prompt."""
     params = body.sampling()
     params["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
@@ -104,12 +103,12 @@ def generations(body: CompletionRequest, model: str) -> list[Generation]:
         params["logprobs"] = body.logprobs
     count, echo = body.n or 1, bool(body.echo)
     return [
-        Generation(model, prompt, params=params, count=count, echo=echo)
+        GenerationRequest(model, prompt, params=params, count=count, echo=echo)
         for prompt in each_prompt(body.prompt)
     ]
 
 
-def _choice(index: int, answer: Answer, body: CompletionRequest) -> Choice:
+def _choice(index: int, answer: GenerationResult, body: CompletionRequest) -> Choice:
     logprobs = _logprobs(answer.logprobs, 0) if body.logprobs is not None else None
     finish: Any = answer.finish
     return Choice(index=index, text=answer.text, logprobs=logprobs, finish_reason=finish)
@@ -129,41 +128,41 @@ def _logprobs(tokens: list[TokenLogprob], offset: int) -> Logprobs:
     return found
 
 
-def _usage(usages: list[Spent], count: int) -> Spent:
+def _usage(usages: list[GenerationUsage], count: int) -> GenerationUsage:
     """Of all prompts, each of which has so many answers."""
-    each = [total(usages[i : i + count]) for i in range(0, len(usages), count)]
-    return Spent(
+    each = [total_usage(usages[i : i + count]) for i in range(0, len(usages), count)]
+    return GenerationUsage(
         sum(usage.prompt_tokens for usage in each), sum(usage.completion_tokens for usage in each), 0.0, 0.0,
         sum(usage.cached_tokens for usage in each),
     )  # fmt: skip
 
 
 async def _events(
-    server: Server, wanted: list[Generation], body: CompletionRequest, model: str
+    server: Server, generation: list[GenerationRequest], body: CompletionRequest, model: str
 ) -> AsyncGenerator[str, None]:
     base = {"id": new_id("cmpl-"), "object": "text_completion", "created": now(), "model": model}
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     count = body.n or 1
-    usages: dict[int, Spent] = {}
-    offsets = [0] * (len(wanted) * count)
-    async with aclosing(server.run(*wanted)) as pieces:
-        async for piece in pieces:
-            if piece.usage:
-                usages[piece.index] = piece.usage
-            if piece.text or piece.logprobs or piece.finish:
+    usages: dict[int, GenerationUsage] = {}
+    offsets = [0] * (len(generation) * count)
+    async with aclosing(server.stream(*generation)) as deltas:
+        async for delta in deltas:
+            if delta.usage:
+                usages[delta.index] = delta.usage
+            if delta.text or delta.logprobs or delta.finish:
                 logprobs = (
-                    _logprobs(piece.logprobs, offsets[piece.index]) if body.logprobs is not None else None
+                    _logprobs(delta.logprobs, offsets[delta.index]) if body.logprobs is not None else None
                 )
-                offsets[piece.index] += len(piece.text)
+                offsets[delta.index] += len(delta.text)
                 choice = {
-                    "index": piece.index,
-                    "text": piece.text,
+                    "index": delta.index,
+                    "text": delta.text,
                     "logprobs": logprobs,
-                    "finish_reason": piece.finish,
+                    "finish_reason": delta.finish,
                 }
-                yield event({**base, "choices": [choice], **({"usage": None} if with_usage else {})})
+                yield sse_event({**base, "choices": [choice], **({"usage": None} if with_usage else {})})
     if with_usage:
-        yield event(
+        yield sse_event(
             {**base, "choices": [], "usage": usage_body(_usage([usages[i] for i in sorted(usages)], count))}
         )
     yield "data: [DONE]\n\n"

@@ -12,16 +12,15 @@ from typing_extensions import TypedDict
 
 from tandem.errors import RequestError
 from tandem.kernels.kernel import Array
-from tandem.server.http.bodies import JSONRoute
-from tandem.server.http.fields import Fields, Positive
-from tandem.server.http.streaming import unless_gone
+from tandem.server.core.serving import get_server
+from tandem.server.http.request_body import JSONRoute, Positive, StrictModel
+from tandem.server.http.streaming import cancel_on_disconnect
 from tandem.server.openai.types import ERRORS, IGNORED, Prompts, each_prompt
-from tandem.server.serving import server_of
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 
 
-class EmbeddingRequest(Fields):
+class EmbeddingRequest(StrictModel):
     ignored = IGNORED
     model: str | None = None
     input: Prompts
@@ -50,10 +49,10 @@ class EmbeddingList(TypedDict):
 @router.post("/v1/embeddings", response_model=EmbeddingList, responses=ERRORS)
 async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
     """A vector of length 1 for each text: the mean of what the model makes of its tokens."""
-    server = server_of(request)
+    server = get_server(request)
     name = server.model_name(body.model)
     work = server.embed(name, each_prompt(body.input))
-    vectors, tokens = await unless_gone(request, work)
+    vectors, tokens = await cancel_on_disconnect(request, work)
     if body.dimensions and body.dimensions != len(vectors[0]):
         raise RequestError(f"dimensions: the vectors of {name} have {len(vectors[0])}, and cannot be cut")
     form = _base64 if body.encoding_format == "base64" else _floats

@@ -12,33 +12,40 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from tandem.server.blocks import Block, Change, blocks, changes
-from tandem.server.generation import WHOLE_CONTEXT, Generation, Message, Spent, Tool, drawing, named
-from tandem.server.http.bodies import JSONRoute
-from tandem.server.http.fields import Fields, Positive, given
-from tandem.server.http.streaming import event, stream, unless_gone
+from tandem.server.core.content_blocks import BlockEvent, ContentBlock, block_events, content_blocks
+from tandem.server.core.generation import (
+    WHOLE_CONTEXT,
+    GenerationRequest,
+    GenerationUsage,
+    Message,
+    Tool,
+    named_tool,
+    sampling_params,
+)
+from tandem.server.core.serving import Server, get_server
+from tandem.server.http.request_body import JSONRoute, Positive, StrictModel, drop_none
+from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
 from tandem.server.openai.types import ERRORS, EVENTS, IGNORED, new_id, now
-from tandem.server.serving import Server, server_of
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 
 # ---- requests
 
 
-class Part(Fields):
+class Part(StrictModel):
     ignored = frozenset({"annotations", "logprobs"})
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
 
 
-class MessageItem(Fields):
+class MessageItem(StrictModel):
     ignored = frozenset({"id", "status", "phase"})
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
 
 
-class CallItem(Fields):
+class FunctionCallItem(StrictModel):
     ignored = frozenset({"id", "status", "namespace", "caller"})
     type: Literal["function_call"]
     call_id: str | None = None
@@ -46,21 +53,21 @@ class CallItem(Fields):
     arguments: str
 
 
-class ResultItem(Fields):
+class FunctionCallOutputItem(StrictModel):
     ignored = frozenset({"id", "status", "caller"})
     type: Literal["function_call_output"]
     call_id: str | None = None
     output: str | list[Part]
 
 
-class ThoughtItem(Fields):
+class ReasoningItem(StrictModel):
     ignored = frozenset({"id", "status", "encrypted_content"})
     type: Literal["reasoning"]
     content: list[Part] | None = None
     summary: list[Part] | None = None
 
 
-class ToolGiven(Fields):
+class ToolParam(StrictModel):
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
@@ -68,37 +75,42 @@ class ToolGiven(Fields):
     strict: bool | None = None
 
 
-class NamedTool(Fields):
+class NamedTool(StrictModel):
     type: Literal["function"]
     name: str
 
 
-class TextFormat(Fields):
+class TextFormat(StrictModel):
     ignored = frozenset({"name", "description", "strict"})
     type: Literal["text", "json_object", "json_schema"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
-class TextConfig(Fields):
+class TextConfig(StrictModel):
     neutral = (("verbosity", "medium"),)
     format: TextFormat | None = None
 
 
-class Reasoning(Fields):
+class Reasoning(StrictModel):
     ignored = frozenset({"summary", "generate_summary"})
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
-class ResponsesRequest(Fields):
+class ResponsesRequest(StrictModel):
     ignored = IGNORED | {"include", "max_tool_calls", "stream_options", "client_metadata"}
     neutral = (("truncation", "disabled"), ("background", False), ("top_logprobs", 0))
     model: str | None = None
-    input: str | Annotated[list[MessageItem | CallItem | ResultItem | ThoughtItem], Field(min_length=1)]
+    input: (
+        str
+        | Annotated[
+            list[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem], Field(min_length=1)
+        ]
+    )
     instructions: str | None = None
     max_output_tokens: Positive | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    tools: list[ToolGiven] | None = None
+    tools: list[ToolParam] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -138,14 +150,14 @@ class ResponseBody(TypedDict):
 @router.post("/v1/responses", response_model=ResponseBody, responses=EVENTS | ERRORS)
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Answers a conversation; with `stream`, as server-sent events."""
-    server = server_of(request)
-    wanted = generation(body)
-    wanted.model = server.model_name(wanted.model)
+    server = get_server(request)
+    generation = generation_request(body)
+    generation.model = server.model_name(generation.model)
     if body.stream:
-        return await stream(request, _events(server, wanted, body), "text/event-stream")
-    [answer] = await unless_gone(request, server.answers(wanted))
-    found = _response(body, wanted.model)
-    found["output"] = [_item(block, new_id(PREFIXES[block.kind])) for block in blocks(answer)]
+        return await stream_response(request, _events(server, generation, body), "text/event-stream")
+    [answer] = await cancel_on_disconnect(request, server.generate(generation))
+    found = _response(body, generation.model)
+    found["output"] = [_item(block, new_id(PREFIXES[block.kind])) for block in content_blocks(answer)]
     return JSONResponse(_finished(found, answer.finish, answer.usage))
 
 
@@ -154,22 +166,22 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
 PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
 
-def generation(body: ResponsesRequest) -> Generation:
-    params = drawing(body.temperature, body.top_p)
+def generation_request(body: ResponsesRequest) -> GenerationRequest:
+    params = sampling_params(body.temperature, body.top_p)
     params["max_tokens"] = body.max_output_tokens or WHOLE_CONTEXT
     form = body.text.format if body.text and body.text.format else None
     if form and form.type != "text":
         params["json_schema"] = {"type": "object"} if form.type == "json_object" else form.schema_ or {}
     tools = [
-        Tool(one.name, one.description or "", **given(parameters=one.parameters, strict=one.strict))
+        Tool(one.name, one.description or "", **drop_none(parameters=one.parameters, strict=one.strict))
         for one in body.tools or []
     ]
     name = body.tool_choice.name if isinstance(body.tool_choice, NamedTool) else None
     if name is not None:
-        tools = named(tools, name)
+        tools = named_tool(tools, name)
     effort = body.reasoning.effort if body.reasoning else None
     template = {"enable_thinking": effort != "none", "reasoning_effort": effort} if effort else {}
-    return Generation(
+    return GenerationRequest(
         body.model, messages=_messages(body), params=params, tools=tools,
         tool_choice="required" if name else str(body.tool_choice or "auto"),
         parallel_tools=body.parallel_tool_calls is not False and name is None, template=template,
@@ -183,11 +195,13 @@ def _messages(body: ResponsesRequest) -> list[Message]:
         return [*found, {"role": "user", "content": body.input}]
     thought: dict[str, str] = {}
     for item in body.input:
-        if isinstance(item, ThoughtItem):
+        if isinstance(item, ReasoningItem):
             thought = {"reasoning_content": _text(item.content or item.summary or "")}
-        elif isinstance(item, ResultItem):
-            found.append({"role": "tool", "content": _text(item.output), **given(tool_call_id=item.call_id)})
-        elif isinstance(item, CallItem):
+        elif isinstance(item, FunctionCallOutputItem):
+            found.append(
+                {"role": "tool", "content": _text(item.output), **drop_none(tool_call_id=item.call_id)}
+            )
+        elif isinstance(item, FunctionCallItem):
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant", "content": "", **thought})
             call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
@@ -221,7 +235,7 @@ def _response(body: ResponsesRequest, model: str) -> ResponseBody:
     )  # fmt: skip
 
 
-def _finished(found: ResponseBody, finish: str, usage: Spent) -> ResponseBody:
+def _finished(found: ResponseBody, finish: str, usage: GenerationUsage) -> ResponseBody:
     is_cut = finish == "length"
     found["status"] = "incomplete" if is_cut else "completed"
     found["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
@@ -235,7 +249,7 @@ def _finished(found: ResponseBody, finish: str, usage: Spent) -> ResponseBody:
     return found
 
 
-def _item(block: Block, id: str, *, done: bool = True) -> dict[str, Any]:
+def _item(block: ContentBlock, id: str, *, done: bool = True) -> dict[str, Any]:
     """A block as an item of the output; not done, it is still empty."""
     status = "completed" if done else "in_progress"
     if block.call:
@@ -248,28 +262,30 @@ def _item(block: Block, id: str, *, done: bool = True) -> dict[str, Any]:
     return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-def _part(block: Block, text: str) -> dict[str, Any]:
+def _part(block: ContentBlock, text: str) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-async def _events(server: Server, wanted: Generation, body: ResponsesRequest) -> AsyncGenerator[str, None]:
-    numbers, response = count(), _response(body, wanted.model or "")
+async def _events(
+    server: Server, generation: GenerationRequest, body: ResponsesRequest
+) -> AsyncGenerator[str, None]:
+    numbers, response = count(), _response(body, generation.model or "")
     id = ""
 
     def sent(type: str, **values: Any) -> str:
-        return event({"type": type, "sequence_number": next(numbers), **values}, type)
+        return sse_event({"type": type, "sequence_number": next(numbers), **values}, type)
 
-    async with aclosing(changes(server.run(wanted))) as found:
+    async with aclosing(block_events(server.stream(generation))) as found:
         async for change in found:
             if not id:
                 yield sent("response.created", response=response)
                 yield sent("response.in_progress", response=response)
             if change.what == "begin" or not id:
                 id = new_id(PREFIXES[change.block.kind])
-            if change.what == "finish" and change.piece.usage:
-                _finished(response, change.piece.finish or "", change.piece.usage)
+            if change.what == "finish" and change.delta.usage:
+                _finished(response, change.delta.finish or "", change.delta.usage)
                 yield sent(f"response.{response['status']}", response=response)
                 return
             for type, values in _change(change, id):
@@ -278,7 +294,7 @@ async def _events(server: Server, wanted: Generation, body: ResponsesRequest) ->
                 response["output"].append(_item(change.block, id))
 
 
-def _change(change: Change, id: str) -> list[tuple[str, dict[str, Any]]]:
+def _change(change: BlockEvent, id: str) -> list[tuple[str, dict[str, Any]]]:
     """The events for what happens to a block, without what all have."""
     block, place = change.block, {"item_id": id, "content_index": 0}
     if block.call:

@@ -11,9 +11,9 @@ from typing_extensions import TypedDict
 
 from tandem.engine.requests import MOST_ANSWERS
 from tandem.errors import RequestError
-from tandem.server.generation import Spent, drawing
+from tandem.server.core.generation import GenerationUsage, sampling_params
 from tandem.server.http import errors
-from tandem.server.http.fields import WHOLE, Fields, Natural, given
+from tandem.server.http.request_body import WHOLE, Natural, StrictModel, drop_none
 
 # Accepted, for they cannot change the answer.
 IGNORED = frozenset(
@@ -51,13 +51,13 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": EVENT}}, "description": "Whole, or as a stream"}
 }
 Finish = Literal["stop", "length", "tool_calls"]
-MOST_PROMPTS = 2048  # of one request
+MAX_PROMPTS = 2048  # of one request
 TokenIds = Annotated[list[Natural], Field(min_length=1)]
 Prompts = (
     str
     | TokenIds
-    | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_PROMPTS)]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
 )
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE]
 TopK = Annotated[int, Field(ge=-1, lt=2**31), WHOLE]
@@ -74,12 +74,12 @@ def each_prompt(prompts: str | list[int] | list[str] | list[list[int]]) -> list[
     return [prompts] if isinstance(first, int) else list(prompts)  # type: ignore[list-item, arg-type]
 
 
-class StreamOptions(Fields):
+class StreamOptions(StrictModel):
     ignored = frozenset({"include_obfuscation"})
     include_usage: bool | None = None
 
 
-class StructuredOutputs(Fields):
+class StructuredOutputs(StrictModel):
     """The form of an answer, as vLLM's clients ask for it."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
@@ -88,7 +88,7 @@ class StructuredOutputs(Fields):
     grammar: str | None = None
 
 
-class Sampling(Fields):
+class Sampling(StrictModel):
     """How tokens are drawn, in chat and completions; the second half are llama.cpp's and vLLM's."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -111,8 +111,8 @@ class Sampling(Fields):
         """As SamplingParams."""
         form = self.structured_outputs or StructuredOutputs(json=None)
         bias = {_token(token): value for token, value in (self.logit_bias or {}).items()}
-        return given(
-            **drawing(self.temperature, self.top_p, self.top_k, self.min_p),
+        return drop_none(
+            **sampling_params(self.temperature, self.top_p, self.top_k, self.min_p),
             repeat_penalty=self.repeat_penalty or self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
@@ -157,7 +157,7 @@ class ModelList(TypedDict):
     data: list[ModelCard]
 
 
-def usage_body(usage: Spent) -> UsageBody:
+def usage_body(usage: GenerationUsage) -> UsageBody:
     return UsageBody(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import uvicorn
 
 from tandem.errors import RequestError
-from tandem.server.http.middleware import App, Guard
-from tandem.server.http.sockets import protocol
+from tandem.server.http.connection import protocol
+from tandem.server.http.middleware import App, Middleware
 from tandem.server.instances import announced
 from tandem.server.settings import ServerSettings
 
@@ -46,7 +46,7 @@ def serve(
     """Until SIGTERM or Ctrl-C, or until there is something `fatal`, which it raises. `app`: of create_app; its
     lifespan opens and closes the models."""
     _log_to_stderr()
-    guard = Guard(app, settings)
+    guard = Middleware(app, settings)
     host, port = bound.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     config = uvicorn.Config(
@@ -68,7 +68,7 @@ def serve(
 
 class _Server(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, guard: Guard, url: str, fatal: Callable[[], Exception | None]
+        self, config: uvicorn.Config, guard: Middleware, url: str, fatal: Callable[[], Exception | None]
     ) -> None:
         super().__init__(config)
         self.guard, self.url, self.fatal = guard, url, fatal

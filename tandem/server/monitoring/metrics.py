@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from tandem.engine.models import Models
 from tandem.engine.reply import Usage
-from tandem.server.page.live import Live, live_of
+from tandem.server.monitoring.engine_monitor import EngineMonitor, monitor_of
 
 FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 180, 600)  # seconds
 NEXT_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -48,9 +48,9 @@ class Metrics:
         )
 
     @contextmanager
-    def request(self, model: str) -> Iterator[Watch]:
+    def request(self, model: str) -> Iterator[RequestTimer]:
         """Watches one answer."""
-        watch = Watch(self, model)
+        watch = RequestTimer(self, model)
         try:
             yield watch
         except Exception:
@@ -63,7 +63,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class Watch:
+class RequestTimer:
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics, self._model = metrics, model
         self._last, self._histogram = time.perf_counter(), metrics.first.labels(model)
@@ -94,7 +94,7 @@ class _Engines(Collector):
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
         for loaded in self._models.loaded():
-            for name, help, counts, labels, value in _numbers(live_of(loaded.llm)):
+            for name, help, counts, labels, value in _numbers(monitor_of(loaded.llm)):
                 if name not in families:
                     kind = CounterMetricFamily if counts else GaugeMetricFamily
                     families[name] = kind(f"tandem_{name}", help, labels=("model", *labels))
@@ -102,7 +102,7 @@ class _Engines(Collector):
         return families.values()
 
 
-def _numbers(live: Live) -> Iterator[tuple[str, str, bool, dict[str, str], float]]:
+def _numbers(live: EngineMonitor) -> Iterator[tuple[str, str, bool, dict[str, str], float]]:
     """Name, meaning, whether it only grows, labels, value."""
     found = live.snapshot()
     yield "requests_running", "Requests that are being answered", False, {}, found["running"]

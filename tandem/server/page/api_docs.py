@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from tandem.server.http.fields import IGNORED
+from tandem.server.http.request_body import IGNORED
 
 router = APIRouter(include_in_schema=False)
 STYLE = """

@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
-from tandem.server.generation import NOTHING, Answer, Generation, Piece, Tool, ToolCall
+from tandem.server.core.generation import NO_USAGE, Delta, GenerationRequest, GenerationResult, Tool, ToolCall
+from tandem.server.core.output_parser import OutputParser
+from tandem.server.core.tool_calls import (
+    GEMMA,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    render_tools_as_text,
+    tool_format_for,
+)
 from tandem.server.ollama import chat as ollama
-from tandem.server.reading import News, Reader
-from tandem.server.tool_formats import GEMMA, HERMES, LLAMA3, MISTRAL, format_of, without_tools
 
 pytestmark = pytest.mark.fast
 
@@ -67,10 +74,10 @@ ANSWERS: list[tuple[bool, bool, str, str, str, list[tuple[str, Any]]]] = [
 ]  # fmt: skip
 
 
-def gathered(news: list[News]) -> list[ToolCall]:
-    answer = Answer()
-    for one in news:
-        answer.add(Piece(arguments=one.arguments, calls=one.calls))
+def gathered(delta: list[Delta]) -> list[ToolCall]:
+    answer = GenerationResult()
+    for one in delta:
+        answer.add(Delta(arguments=one.arguments, calls=one.calls))
     return answer.calls
 
 
@@ -78,44 +85,44 @@ def gathered(news: list[News]) -> list[ToolCall]:
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer[2][:30])
 def test_answers_are_read(answer: Any, size: int) -> None:
     has_tools, thinking, said, text, reasoning, calls = answer
-    reader = Reader(TOOLS if has_tools else None, thinking=thinking)
+    reader = OutputParser(TOOLS if has_tools else None, thinking=thinking)
     pieces = [said[i : i + size] for i in range(0, len(said), size)]
-    news = [reader.push(piece) for piece in pieces] + [reader.push("", last=True)]
-    assert "".join(one.text for one in news) == text
-    assert "".join(one.reasoning for one in news).rstrip() == reasoning
-    found = gathered(news)
+    delta = [reader.push(piece) for piece in pieces] + [reader.push("", last=True)]
+    assert "".join(one.text for one in delta) == text
+    assert "".join(one.reasoning for one in delta).rstrip() == reasoning
+    found = gathered(delta)
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
     assert len({call.id for call in found}) == len(found) and reader.called == bool(calls)
 
 
 def test_text_is_not_held_back_without_need() -> None:
-    reader = Reader(TOOLS)
+    reader = OutputParser(TOOLS)
     assert reader.push("Hello").text == "Hello"
     assert reader.push(" <to").text == ""
     assert reader.push("day").text == " <today"
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    reader = Reader(TOOLS)
-    news = [reader.push(letter) for letter in f"{CALL}\n{CALL}"]
-    begun = [i for i, one in enumerate(news) if one.calls]
-    assert [news[i].calls[0].arguments for i in begun] == ["{", "{"]  # the names are known then
+    reader = OutputParser(TOOLS)
+    delta = [reader.push(letter) for letter in f"{CALL}\n{CALL}"]
+    begun = [i for i, one in enumerate(delta) if one.calls]
+    assert [delta[i].calls[0].arguments for i in begun] == ["{", "{"]  # the names are known then
     for i in begun:
-        assert [one.arguments for one in news[i + 1 : i + 8]] == list('"x": 3}')
-    cut = [Reader(TOOLS).push(CALL[: CALL.index("3")], last=True)]
+        assert [one.arguments for one in delta[i + 1 : i + 8]] == list('"x": 3}')
+    cut = [OutputParser(TOOLS).push(CALL[: CALL.index("3")], last=True)]
     assert [(call.name, call.arguments) for call in gathered(cut)] == [("f", '{"x": ')]
 
 
 def test_ollama_gets_calls_whole() -> None:
-    async def run(_: Generation) -> AsyncGenerator[Piece, None]:
-        yield Piece(calls=[ToolCall("1", "f", "{")])
-        yield Piece(arguments='"x": 3')
-        yield Piece(arguments="}", calls=[ToolCall("2", "g", "{}")])
-        yield Piece(finish="tool_calls", usage=NOTHING)
+    async def stream(_: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        yield Delta(calls=[ToolCall("1", "f", "{")])
+        yield Delta(arguments='"x": 3')
+        yield Delta(arguments="}", calls=[ToolCall("2", "g", "{}")])
+        yield Delta(finish="tool_calls", usage=NO_USAGE)
 
     async def lines() -> list[Any]:
-        server: Any = SimpleNamespace(run=run)
-        found = ollama._lines(server, Generation("m"), {}, 0.0, ollama._chat_body)
+        server: Any = SimpleNamespace(stream=stream)
+        found = ollama._lines(server, GenerationRequest("m"), {}, 0.0, ollama._chat_body)
         return [json.loads(line) async for line in found]
 
     messages = [line["message"] for line in asyncio.run(lines())]
@@ -124,14 +131,14 @@ def test_ollama_gets_calls_whole() -> None:
 
 
 def test_one_call_where_several_are_not_wanted() -> None:
-    news = Reader(TOOLS, several=False).push(f"{CALL}\n{CALL}", last=True)
-    assert len(news.calls) == 1 and not news.text
+    delta = OutputParser(TOOLS, several=False).push(f"{CALL}\n{CALL}", last=True)
+    assert len(delta.calls) == 1 and not delta.text
 
 
 def test_formats_by_template() -> None:
-    assert format_of("... <tool_call> ...") is HERMES and format_of("<|im_start|>") is HERMES
-    assert format_of("<|start_header_id|> <|python_tag|>") is LLAMA3
-    assert format_of("[INST] [TOOL_CALLS]") is MISTRAL and format_of("<start_of_turn>") is GEMMA
+    assert tool_format_for("... <tool_call> ...") is HERMES and tool_format_for("<|im_start|>") is HERMES
+    assert tool_format_for("<|start_header_id|> <|python_tag|>") is LLAMA3
+    assert tool_format_for("[INST] [TOOL_CALLS]") is MISTRAL and tool_format_for("<start_of_turn>") is GEMMA
 
 
 def test_arguments_that_are_not_declared_are_not_meant() -> None:
@@ -153,7 +160,7 @@ def test_a_conversation_for_a_template_without_tools() -> None:
         {"role": "tool", "content": "1"},
         {"role": "tool", "content": "2"},
     ]
-    told = without_tools(messages, [Tool("f", "Does it.")], HERMES)
+    told = render_tools_as_text(messages, [Tool("f", "Does it.")], HERMES)
     assert [turn["role"] for turn in told] == ["system", "user", "assistant", "user"]
     assert told[0]["content"].startswith("Be kind.\n\nYou can call") and '"Does it."' in told[0]["content"]
     assert told[2]["content"] == f"{CALL}\n{CALL}"

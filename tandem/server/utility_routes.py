@@ -12,27 +12,25 @@ from typing_extensions import TypedDict
 
 from tandem.engine.llm import LLM
 from tandem.errors import RequestError
-from tandem.server.conversation import prepare
-from tandem.server.generation import Generation
-from tandem.server.http.bodies import JSONRoute
-from tandem.server.http.fields import Fields, Natural
-from tandem.server.openai.chat import message
-from tandem.server.openai.chat_types import MessageGiven
+from tandem.server.core.generation import GenerationRequest
+from tandem.server.core.prompt import build_prompt
+from tandem.server.core.serving import get_server
+from tandem.server.http.request_body import JSONRoute, Natural, StrictModel
+from tandem.server.openai.chat import MessageParam, message
 from tandem.server.openai.types import ERRORS
-from tandem.server.serving import server_of
 
 router = APIRouter(route_class=JSONRoute, tags=["more"])
-MOST_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 20
 
 
-class TokenizeRequest(Fields):
+class TokenizeRequest(StrictModel):
     """A text, as `prompt` (vLLM) or `content` (llama-server); or messages, for the template."""
 
     neutral = (("with_pieces", False), ("return_token_strs", False))
     model: str | None = None
     prompt: str | None = None
     content: str | None = None
-    messages: list[MessageGiven] | None = None
+    messages: list[MessageParam] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
@@ -44,9 +42,9 @@ class Tokens(TypedDict):
     max_model_len: int
 
 
-class DetokenizeRequest(Fields):
+class DetokenizeRequest(StrictModel):
     model: str | None = None
-    tokens: Annotated[list[Natural], Field(max_length=MOST_TOKENS)]
+    tokens: Annotated[list[Natural], Field(max_length=MAX_TOKENS)]
 
 
 class Text(TypedDict):
@@ -68,7 +66,7 @@ class Health(TypedDict):
 @router.post("/tokenize", response_model=Tokens, responses=ERRORS)
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """The token ids of a text, or of a conversation."""
-    server = server_of(request)
+    server = get_server(request)
     async with server.models.use(server.model_name(body.model)) as llm:
         ids = await asyncio.to_thread(_ids, llm.llm, body)
         return JSONResponse(Tokens(tokens=ids, count=len(ids), max_model_len=llm.llm.context))
@@ -77,7 +75,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
 @router.post("/detokenize", response_model=Text, responses=ERRORS)
 async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """The text of token ids, control tokens included."""
-    server = server_of(request)
+    server = get_server(request)
     async with server.models.use(server.model_name(body.model)) as llm:
         text = await asyncio.to_thread(llm.llm.tokenizer.decode, body.tokens, special=True)
         return JSONResponse(Text(prompt=text, content=text))
@@ -86,7 +84,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
 @router.get("/tokenizer_info", responses=ERRORS)
 async def tokenizer_info(request: Request, model: str | None = None) -> TokenizerInfo:
     """What lm-eval's `tokenizer_backend=remote` wants to know."""
-    server = server_of(request)
+    server = get_server(request)
     async with server.models.use(server.model_name(model)) as llm:
         tokenizer = llm.llm.tokenizer
         bos, eos = (
@@ -98,7 +96,7 @@ async def tokenizer_info(request: Request, model: str | None = None) -> Tokenize
 @router.get("/health", responses={503: {"model": Health, "description": "Not yet, or not any more"}})
 async def health(request: Request) -> Health:
     """Whether the first model is there to answer."""
-    status, message = server_of(request).health()
+    status, message = get_server(request).health()
     found = Health(status=status, message=message)
     return found if status == "ok" else JSONResponse(found, 503)  # type: ignore[return-value]
 
@@ -106,12 +104,14 @@ async def health(request: Request) -> Health:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """For Prometheus."""
-    return PlainTextResponse(server_of(request).metrics.text())
+    return PlainTextResponse(get_server(request).metrics.text())
 
 
 def _ids(llm: LLM, body: TokenizeRequest) -> list[int]:
     if body.messages:
-        return prepare(llm, Generation(None, messages=[message(one) for one in body.messages])).ids
+        return build_prompt(
+            llm, GenerationRequest(None, messages=[message(one) for one in body.messages])
+        ).ids
     text = body.content if body.prompt is None else body.prompt
     if text is None:
         raise RequestError("give a prompt or messages")

@@ -16,7 +16,7 @@ DEFAULT_MIN_P = 0.1
 
 
 @dataclass(frozen=True)
-class Spent(Usage):
+class GenerationUsage(Usage):
     """What an answer took."""
 
     reasoning_tokens: int = 0  # of its tokens: thoughts
@@ -46,7 +46,7 @@ class ToolCall:
 
 
 @dataclass
-class Generation:
+class GenerationRequest:
     """A request for one or more answers to one prompt."""
 
     model: str | None  # None: the server's first
@@ -64,7 +64,7 @@ class Generation:
 
 
 @dataclass(slots=True)
-class Piece:
+class Delta:
     """What is new of one of the answers."""
 
     index: int = 0  # which answer
@@ -77,15 +77,15 @@ class Piece:
     prompt_tokens: int = 0  # of its prompt
     finish: str | None = None  # on the last one: stop, length or tool_calls
     stopped_by: str | None = None  # on the last one: the stop string that ended it
-    usage: Spent | None = None  # on the last one
+    usage: GenerationUsage | None = None  # on the last one
 
 
-NOTHING = Spent(0, 0, 0.0, 0.0)
+NO_USAGE = GenerationUsage(0, 0, 0.0, 0.0)
 
 
 @dataclass
-class Answer:
-    """All pieces of an answer put together."""
+class GenerationResult:
+    """All deltas of an answer put together."""
 
     text: str = ""
     reasoning: str = ""
@@ -94,22 +94,22 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str = "length"
     stopped_by: str | None = None
-    usage: Spent = NOTHING
+    usage: GenerationUsage = NO_USAGE
 
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.reasoning += piece.reasoning
-        if piece.arguments:
-            self.calls[-1].arguments += piece.arguments
-        self.calls += piece.calls
-        self.token_ids += piece.token_ids
-        self.logprobs += piece.logprobs
-        self.finish = piece.finish or self.finish
-        self.stopped_by = piece.stopped_by
-        self.usage = piece.usage or self.usage
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        if delta.arguments:
+            self.calls[-1].arguments += delta.arguments
+        self.calls += delta.calls
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.finish = delta.finish or self.finish
+        self.stopped_by = delta.stopped_by
+        self.usage = delta.usage or self.usage
 
 
-def named(tools: Sequence[Tool], name: str | None) -> list[Tool]:
+def named_tool(tools: Sequence[Tool], name: str | None) -> list[Tool]:
     """The one that a request says must be called."""
     found = [tool for tool in tools if tool.name == name]
     if not found:
@@ -117,7 +117,7 @@ def named(tools: Sequence[Tool], name: str | None) -> list[Tool]:
     return found
 
 
-def drawing(
+def sampling_params(
     temperature: float | None = None, top_p: float | None = None, top_k: int | None = None,
     min_p: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -133,10 +133,10 @@ def drawing(
     }
 
 
-def total(usages: Sequence[Spent]) -> Spent:
+def total_usage(usages: Sequence[GenerationUsage]) -> GenerationUsage:
     """Of several answers to one prompt, which counts once."""
-    first = usages[0] if usages else NOTHING
-    return Spent(
+    first = usages[0] if usages else NO_USAGE
+    return GenerationUsage(
         first.prompt_tokens,
         sum(usage.completion_tokens for usage in usages),
         min((usage.first_token_seconds for usage in usages), default=0.0),

@@ -12,8 +12,8 @@ import pytest
 
 from tandem import LLM
 from tandem.errors import RequestError
-from tandem.server.conversation import prepare
-from tandem.server.generation import Generation, Tool
+from tandem.server.core.generation import GenerationRequest, Tool
+from tandem.server.core.prompt import build_prompt
 from tests.cli.tiny_model import CHATML, write_tiny_model
 
 pytestmark = pytest.mark.fast
@@ -41,12 +41,14 @@ def opened(folder: Path, template: str) -> Iterator[LLM]:
 
 
 def text(llm: LLM, **request: Any) -> str:
-    return llm.tokenizer.decode(prepare(llm, Generation("m", messages=HI, **request)).ids, special=True)
+    return llm.tokenizer.decode(
+        build_prompt(llm, GenerationRequest("m", messages=HI, **request)).ids, special=True
+    )
 
 
 def allows(llm: LLM, answer: str, **request: Any) -> bool:
     """Whether the grammar of a request lets an answer pass to its end."""
-    prompt = prepare(llm, Generation("m", messages=HI, **request))
+    prompt = build_prompt(llm, GenerationRequest("m", messages=HI, **request))
     params = {**prompt.params, "max_tokens": 5000}
     grammar = llm.prepare(prompt.ids, **params).sequence.grammar
     assert grammar is not None
@@ -65,7 +67,7 @@ def test_tools_go_through_a_template_that_knows_them(tmp_path: Path) -> None:
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": "5"},
         ]
-        ids = prepare(llm, Generation("m", messages=messages, tools=[TOOL])).ids
+        ids = build_prompt(llm, GenerationRequest("m", messages=messages, tools=[TOOL])).ids
         assert '<tool_call>{"x": 3}</tool_call>' in llm.tokenizer.decode(ids, special=True)
 
 
@@ -88,11 +90,11 @@ def test_the_grammar_of_calls(tmp_path: Path) -> None:
         for answer in (good, "Hello", f"Hello {good}", "a <tool b"):
             assert allows(llm, answer, **strict)
         assert not allows(llm, wrong, **strict) and not allows(llm, f"Hello {wrong}", **strict)
-        assert "grammar" not in prepare(llm, Generation("m", messages=HI, tools=[TOOL])).params
+        assert "grammar" not in build_prompt(llm, GenerationRequest("m", messages=HI, tools=[TOOL])).params
         with pytest.raises(RequestError, match="not both"):
-            prepare(llm, Generation("m", messages=HI, params={"json_schema": {}}, **required))
+            build_prompt(llm, GenerationRequest("m", messages=HI, params={"json_schema": {}}, **required))
         with pytest.raises(RequestError, match="there are no tools"):
-            prepare(llm, Generation("m", messages=HI, tool_choice="required"))
+            build_prompt(llm, GenerationRequest("m", messages=HI, tool_choice="required"))
 
 
 @pytest.mark.parametrize("template", [CHATML, QWEN])
@@ -141,25 +143,31 @@ def test_thoughts_come_before_the_form(tmp_path: Path) -> None:
     with opened(tmp_path, QWEN) as llm:
         assert allows(llm, "{}", **schema) and allows(llm, "<think>\nhm {\n</think>\n\n{}", **schema)
         assert not allows(llm, "<think>hm</think>\nno", **schema)
-        off = prepare(llm, Generation("m", messages=HI, template={"enable_thinking": False}, **schema))
+        off = build_prompt(
+            llm, GenerationRequest("m", messages=HI, template={"enable_thinking": False}, **schema)
+        )
         assert (
             off.params == schema["params"]
             and "json_schema" in off.params
-            and not off.reader().push("x").reasoning
+            and not off.new_parser().push("x").reasoning
         )
         assert allows(llm, '<think>so</think><tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>',
                       tools=[TOOL], tool_choice="required")  # fmt: skip
     with opened(tmp_path, DEEPSEEK) as llm:  # its prompt begins the thought
         assert allows(llm, "hm</think>\n{}", **schema) and not allows(llm, "{}", **schema)
-        news = prepare(llm, Generation("m", messages=HI)).reader().push("hm</think>yes", last=True)
-        assert (news.reasoning, news.text) == ("hm", "yes")
+        delta = (
+            build_prompt(llm, GenerationRequest("m", messages=HI))
+            .new_parser()
+            .push("hm</think>yes", last=True)
+        )
+        assert (delta.reasoning, delta.text) == ("hm", "yes")
 
 
 def test_an_answer_that_has_begun_is_gone_on_with(tmp_path: Path) -> None:
     with opened(tmp_path, CHATML) as llm:
         messages = [*HI, {"role": "assistant", "content": "Well,"}]
         for goes_on, end in ((True, "assistantWell,"), (False, "Well,<|im_end|>\n<|im_start|>assistant")):
-            prompt = prepare(llm, Generation("m", messages=messages, continue_last=goes_on))
+            prompt = build_prompt(llm, GenerationRequest("m", messages=messages, continue_last=goes_on))
             assert llm.tokenizer.decode(prompt.ids, special=True).endswith(end)
 
 
@@ -175,8 +183,10 @@ def test_the_whole_way(tmp_path: Path) -> None:
     with opened(tmp_path, CHATML) as llm:
         tool = Tool("f", "", {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"],
                               "additionalProperties": False})  # fmt: skip
-        wanted = Generation("m", messages=HI, tools=[tool], tool_choice="required", parallel_tools=False)
-        prompt = prepare(llm, wanted)
+        wanted = GenerationRequest(
+            "m", messages=HI, tools=[tool], tool_choice="required", parallel_tools=False
+        )
+        prompt = build_prompt(llm, wanted)
         said = llm.generate(prompt.ids, **prompt.params, max_tokens=300)
-        [call] = prompt.reader().push(said.text, last=True).calls
+        [call] = prompt.new_parser().push(said.text, last=True).calls
         assert call.name == "f" and json.loads(call.arguments)["x"] in (1, 2)

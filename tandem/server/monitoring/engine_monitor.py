@@ -22,7 +22,7 @@ from tandem.engine.models import Models
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.errors import TandemError
 from tandem.kernels.layouts import KV_BLOCK, kv_bytes
-from tandem.server.page.roofline import Roofline, can_measure, measure_bandwidth, measure_parts
+from tandem.server.monitoring.roofline import Roofline, can_measure, measure_bandwidth, measure_parts
 
 SECONDS = 180  # that are remembered
 NOW = 3  # of them
@@ -46,7 +46,7 @@ class Second:
     kv_bytes: float = 0.0  # keys and values that they read
 
 
-class Live:
+class EngineMonitor:
     """Watches one engine. `on_step` runs in its thread and takes some microseconds."""
 
     def __init__(self, llm: LLM) -> None:
@@ -236,13 +236,13 @@ def _memory(llm: LLM) -> dict[str, Any]:
     return {"heaps": heaps, "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-_lives: WeakKeyDictionary[AsyncLLM, Live] = WeakKeyDictionary()
+_lives: WeakKeyDictionary[AsyncLLM, EngineMonitor] = WeakKeyDictionary()
 
 
-def live_of(llm: AsyncLLM) -> Live:
+def monitor_of(llm: AsyncLLM) -> EngineMonitor:
     """The one that watches a model, from the first time that it is asked for."""
     if llm not in _lives:
-        _lives[llm] = Live(llm.llm)
+        _lives[llm] = EngineMonitor(llm.llm)
     return _lives[llm]
 
 
@@ -252,7 +252,7 @@ def live_router(models: Models) -> APIRouter:
     @router.get("/live")
     async def live(roofline: bool = False) -> dict[str, Any]:
         """`roofline`: measure it, if that is still to do. It takes the device from others for a moment."""
-        return live_now(models, roofline)
+        return live_snapshot(models, roofline)
 
     return router
 
@@ -260,15 +260,15 @@ def live_router(models: Models) -> APIRouter:
 _measuring: set[asyncio.Task[None]] = set()
 
 
-def live_now(models: Models, roofline: bool) -> dict[str, Any]:
+def live_snapshot(models: Models, roofline: bool) -> dict[str, Any]:
     """What /live answers."""
-    watched = {loaded.name: live_of(loaded.llm) for loaded in models.loaded()}
+    watched = {loaded.name: monitor_of(loaded.llm) for loaded in models.loaded()}
     if roofline:
         _measure_one(watched.values())
     return {"models": {name: one.snapshot() for name, one in watched.items()}}
 
 
-def _measure_one(lives: Iterable[Live]) -> None:
+def _measure_one(lives: Iterable[EngineMonitor]) -> None:
     """One at a time: two would slow each other down."""
     unknown = [live for live in lives if live.roofline is None and can_measure(live.llm)]
     if unknown and not _measuring:

@@ -15,12 +15,12 @@ from tandem.engine.models import Models
 from tandem.engine.reply import Token, TokenLogprob
 from tandem.errors import ContextError, DeadlineError, ModelNotFoundError, TandemError
 from tandem.kernels.kernel import Array
-from tandem.server.conversation import Prompt, prepare
-from tandem.server.generation import Answer, Generation, Piece, Spent
+from tandem.server.core.generation import Delta, GenerationRequest, GenerationResult, GenerationUsage
+from tandem.server.core.output_parser import OutputParser
+from tandem.server.core.prompt import Prompt, build_prompt
 from tandem.server.http.errors import LOG, message_of
-from tandem.server.metrics import Metrics
-from tandem.server.page.live import live_of
-from tandem.server.reading import Reader
+from tandem.server.monitoring.engine_monitor import monitor_of
+from tandem.server.monitoring.metrics import Metrics
 from tandem.server.settings import ServerSettings
 
 
@@ -71,33 +71,33 @@ class Server:
             raise ModelNotFoundError("this server has no models: name some when it is started")
         return name or names[0]
 
-    async def run(self, *requests: Generation) -> AsyncGenerator[Piece, None]:
-        """The answers to requests to one model, piece by piece, counted through. Closing the iterator stops them."""
+    async def stream(self, *requests: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        """The answers to requests to one model, delta by delta, counted through. Closing the iterator stops them."""
         name = self.model_name(requests[0].model)
         async with self.models.use(name, keep_alive=requests[0].keep_alive) as llm:
-            live_of(llm)  # begins to watch it, if nobody has yet
-            streams: list[AsyncGenerator[Piece, None]] = []
+            monitor_of(llm)  # begins to watch it, if nobody has yet
+            streams: list[AsyncGenerator[Delta, None]] = []
             for request in requests:
                 prompt = await asyncio.to_thread(self._prepare, llm, request)
                 streams += [
-                    self._answer(llm, name, prompt, len(streams), nth) for nth in range(request.count)
+                    self._stream_one(llm, name, prompt, len(streams), nth) for nth in range(request.count)
                 ]
-            async with aclosing(_merged(streams, self.settings.batch)) as pieces:
-                async for piece in pieces:
-                    yield piece
+            async with aclosing(_merged(streams, self.settings.batch)) as deltas:
+                async for delta in deltas:
+                    yield delta
 
-    async def answers(self, *requests: Generation) -> list[Answer]:
+    async def generate(self, *requests: GenerationRequest) -> list[GenerationResult]:
         """The answers when they are whole."""
-        found = [Answer() for request in requests for _ in range(request.count)]
-        async with aclosing(self.run(*requests)) as pieces:
-            async for piece in pieces:
-                found[piece.index].add(piece)
+        found = [GenerationResult() for request in requests for _ in range(request.count)]
+        async with aclosing(self.stream(*requests)) as deltas:
+            async for delta in deltas:
+                found[delta.index].add(delta)
         return found
 
-    async def count(self, request: Generation) -> int:
+    async def count(self, request: GenerationRequest) -> int:
         """The tokens of a prompt."""
         async with self.models.use(self.model_name(request.model)) as llm:
-            return len((await asyncio.to_thread(prepare, llm.llm, request)).ids)
+            return len((await asyncio.to_thread(build_prompt, llm.llm, request)).ids)
 
     async def embed(
         self, model: str, prompts: Sequence[str | list[int]], keep_alive: float | None = None
@@ -120,9 +120,9 @@ class Server:
                 ) from None
         return vectors, count
 
-    def _prepare(self, llm: AsyncLLM, request: Generation) -> Prompt:
+    def _prepare(self, llm: AsyncLLM, request: GenerationRequest) -> Prompt:
         """A prompt that fits."""
-        prompt, model = prepare(llm.llm, request), llm.llm
+        prompt, model = build_prompt(llm.llm, request), llm.llm
         count, most = len(prompt.ids), self.settings.max_prompt or math.inf
         # Clients know such errors by the words of OpenAI and Anthropic, and then send less.
         if count > most:
@@ -137,11 +137,11 @@ class Server:
             )
         return prompt
 
-    async def _answer(
+    async def _stream_one(
         self, llm: AsyncLLM, model: str, prompt: Prompt, first: int, nth: int
-    ) -> AsyncGenerator[Piece, None]:
+    ) -> AsyncGenerator[Delta, None]:
         """One answer, the n-th of those that the request asks for; `first` is the index of the first of them."""
-        params, reader = {"timeout": self.settings.timeout, **prompt.params}, prompt.reader()
+        params, parser = {"timeout": self.settings.timeout, **prompt.params}, prompt.new_parser()
         index, ids, length = first + nth, list[int](), len(prompt.ids)
         if nth and params.get("seed") is not None:
             params["seed"] += nth  # or all would be the same
@@ -155,28 +155,29 @@ class Server:
                     watch.token()
                     if prompt.echoes and not ids:
                         logprobs = _prompt_logprobs(llm, prompt.ids, token)
-                        yield Piece(index, prompt.text, logprobs=logprobs, prompt_tokens=length)
+                        yield Delta(index, prompt.text, logprobs=logprobs, prompt_tokens=length)
                     ids.append(token.id)
-                    piece = Piece(index, prompt_tokens=length, finish=token.finish_reason)
-                    if not only_echo:
-                        _fill(piece, token, reader)
-                    if piece.finish == "stop" and params.get("stop"):
-                        piece.stopped_by = _stop_text(llm, ids, params["stop"])
+                    delta = Delta(finish=token.finish_reason) if only_echo else _parse(token, parser)
+                    delta.index, delta.prompt_tokens = index, length
+                    if delta.finish == "stop" and params.get("stop"):
+                        delta.stopped_by = _stop_text(llm, ids, params["stop"])
                     if token.usage:
-                        piece.usage = Spent(**vars(token.usage), reasoning_tokens=reader.thoughts)
-                        watch.done(piece.usage, piece.finish or "")
-                    yield piece
+                        delta.usage = GenerationUsage(
+                            **vars(token.usage), reasoning_tokens=parser.reasoning_tokens
+                        )
+                        watch.done(delta.usage, delta.finish or "")
+                    yield delta
 
 
-def _fill(piece: Piece, token: Token, reader: Reader) -> None:
-    """What a token adds to an answer."""
-    news = reader.push(token.text, piece.finish is not None)
-    piece.text, piece.reasoning = news.text, news.reasoning
-    piece.arguments, piece.calls = news.arguments, news.calls
-    piece.token_ids = [token.id]
-    piece.logprobs = [token.logprob] if token.logprob else []
-    if piece.finish == "stop" and reader.called:
-        piece.finish = "tool_calls"
+def _parse(token: Token, parser: OutputParser) -> Delta:
+    """The delta that one token adds to the response."""
+    delta = parser.push(token.text, token.finish_reason is not None)
+    delta.token_ids = [token.id]
+    delta.logprobs = [token.logprob] if token.logprob else []
+    delta.finish = token.finish_reason
+    if delta.finish == "stop" and parser.called:
+        delta.finish = "tool_calls"
+    return delta
 
 
 def _prompt_logprobs(llm: AsyncLLM, ids: list[int], token: Token) -> list[TokenLogprob]:
@@ -196,27 +197,29 @@ def _stop_text(llm: AsyncLLM, ids: list[int], stops: Sequence[str]) -> str | Non
     return min(found, key=text.index, default=None)
 
 
-def server_of(request: Request) -> Server:
+def get_server(request: Request) -> Server:
     server: Server = request.app.state.server
     return server
 
 
-async def _merged(streams: Sequence[AsyncGenerator[Piece, None]], most: int) -> AsyncGenerator[Piece, None]:
-    """The pieces of all streams as they come, `most` streams at a time."""
+async def _merged(
+    streams: Sequence[AsyncGenerator[Delta, None]], max_concurrent: int
+) -> AsyncGenerator[Delta, None]:
+    """The deltas of all streams as they come, `max_concurrent` streams at a time."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
-            async for piece in only:
-                yield piece
+            async for delta in only:
+                yield delta
         return
-    queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
-    turn = asyncio.Semaphore(most)
+    queue: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
+    slots = asyncio.Semaphore(max_concurrent)
 
-    async def pump(stream: AsyncGenerator[Piece, None]) -> None:
+    async def pump(stream: AsyncGenerator[Delta, None]) -> None:
         end: BaseException | None = None
         try:
-            async with turn, aclosing(stream) as pieces:
-                async for piece in pieces:
-                    queue.put_nowait(piece)
+            async with slots, aclosing(stream) as deltas:
+                async for delta in deltas:
+                    queue.put_nowait(delta)
         except Exception as error:
             end = error
         queue.put_nowait(end)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from tandem.server.generation import Message, Tool, ToolCall
+from tandem.server.core.generation import Message, Tool, ToolCall
 
 # JSON as models learned to write it: a weak one would fill its answer with spaces if it could.
 PLAIN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -87,12 +87,12 @@ BY_TEXT = {
 }  # fmt: skip
 
 
-def format_of(template: str) -> ToolFormat:
+def tool_format_for(template: str) -> ToolFormat:
     """By what a chat template has in it."""
     return next((format for text, format in BY_TEXT.items() if text in template), HERMES)
 
 
-def read_calls(text: str, tools: set[str], id_length: int = 24) -> list[ToolCall]:
+def parse_calls(text: str, tools: set[str], id_length: int = 24) -> list[ToolCall]:
     """The calls that a text is; none if it is something else."""
     found = []
     for value in _values(text):
@@ -105,7 +105,7 @@ def read_calls(text: str, tools: set[str], id_length: int = 24) -> list[ToolCall
     return found
 
 
-def knows_tools(template: str) -> bool:
+def supports_tools(template: str) -> bool:
     return "tools" in template
 
 
@@ -115,7 +115,9 @@ def as_json(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def without_tools(messages: Sequence[Message], tools: Sequence[Tool], format: ToolFormat) -> list[Message]:
+def render_tools_as_text(
+    messages: Sequence[Message], tools: Sequence[Tool], format: ToolFormat
+) -> list[Message]:
     """The conversation for a template that knows no tools: what they are is told first, and the rest is text."""
     turns: list[Message] = []
     for message in messages:

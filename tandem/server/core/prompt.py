@@ -10,9 +10,9 @@ from typing import Any
 from tandem.engine.llm import LLM
 from tandem.errors import RequestError
 from tandem.model.chat_formats import BY_TOKEN
-from tandem.server import tool_formats
-from tandem.server.generation import Generation, Message, Tool
-from tandem.server.reading import THINK, THOUGHT, Reader
+from tandem.server.core import tool_calls
+from tandem.server.core.generation import GenerationRequest, Message, Tool
+from tandem.server.core.output_parser import THINK_END, THINK_START, OutputParser
 
 OURS = {"messages", "tools", "self"}  # variables that a request may not set
 # Between the parts of JSON: a space, or a new line. A weak model would fill its answer with them if it could.
@@ -24,12 +24,12 @@ FORMS = ("json_schema", "regex", "grammar", "choices")
 class Prompt:
     ids: list[int]
     params: dict[str, Any]  # of SamplingParams
-    reader: Callable[[], Reader]  # for each answer
+    new_parser: Callable[[], OutputParser]  # for each answer
     echoes: bool = False  # it is part of the answer
     text: str = ""
 
 
-def prepare(llm: LLM, request: Generation) -> Prompt:
+def build_prompt(llm: LLM, request: GenerationRequest) -> Prompt:
     """What the engine gets for a request."""
     schema = request.params.get("json_schema")
     if isinstance(schema, dict):
@@ -41,26 +41,28 @@ def prepare(llm: LLM, request: Generation) -> Prompt:
         text, ids = ids, llm.tokenize(ids, special=True)
     elif request.echo:
         text = llm.tokenizer.decode(ids, special=True)
-    return Prompt(ids, request.params, Reader, request.echo, text)
+    return Prompt(ids, request.params, OutputParser, request.echo, text)
 
 
-def _chat(llm: LLM, request: Generation) -> Prompt:
+def _chat(llm: LLM, request: GenerationRequest) -> Prompt:
     source = llm.chat_template or " ".join(text for text in BY_TOKEN if llm.tokenizer.find(text) is not None)
     tools = request.tools if request.tool_choice != "none" else ()
-    format = tool_formats.format_of(source)
+    format = tool_calls.tool_format_for(source)
     messages, variables = _for_template(request.messages), dict(request.template)
     if taken := OURS & variables.keys():
         raise RequestError(f"chat_template_kwargs may not set {min(taken)}")
-    if tool_formats.knows_tools(source):
-        variables["tools"] = [tool_formats.as_json(tool) for tool in tools] or None
+    if tool_calls.supports_tools(source):
+        variables["tools"] = [tool_calls.as_json(tool) for tool in tools] or None
     else:
-        messages = tool_formats.without_tools(messages, tools, format)
+        messages = tool_calls.render_tools_as_text(messages, tools, format)
     begun = messages.pop()["content"] if _continues(request) else ""
     ids = llm.chat_ids(messages, **variables)
     if begun:
         ids += llm.tokenizer.encode(begun, bos=False)
     thinking = _ends_with_thought(llm, ids)
-    may_think = thinking or (THINK in source and variables.get("enable_thinking") is not False and not begun)
+    may_think = thinking or (
+        THINK_START in source and variables.get("enable_thinking") is not False and not begun
+    )
     params = _formed(request, tools, format, thinking=thinking, may_think=may_think)
     names = {tool.name for tool in tools}
     how: dict[str, Any] = {
@@ -68,10 +70,10 @@ def _chat(llm: LLM, request: Generation) -> Prompt:
         "thinking": thinking,
         "id_length": format.id_length,
     }
-    return Prompt(ids, params, lambda: Reader(names, **how))
+    return Prompt(ids, params, lambda: OutputParser(names, **how))
 
 
-def _continues(request: Generation) -> bool:
+def _continues(request: GenerationRequest) -> bool:
     return request.continue_last and len(request.messages) > 1 and request.messages[-1]["role"] == "assistant"
 
 
@@ -94,12 +96,17 @@ def _parsed(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ends_with_thought(llm: LLM, ids: list[int]) -> bool:
-    return llm.tokenizer.decode(ids[-8:], special=True).rstrip().endswith(THINK)
+    return llm.tokenizer.decode(ids[-8:], special=True).rstrip().endswith(THINK_START)
 
 
 def _formed(
-    request: Generation, tools: Sequence[Tool], format: tool_formats.ToolFormat, *, thinking: bool, may_think: bool
-) -> dict[str, Any]:  # fmt: skip
+    request: GenerationRequest,
+    tools: Sequence[Tool],
+    format: tool_calls.ToolFormat,
+    *,
+    thinking: bool,
+    may_think: bool,
+) -> dict[str, Any]:
     """The parameters with a grammar for calls that are required, or whose arguments must fit (`strict`), or that may
     come instead of JSON. A thought may come before what has a form."""
     params = dict(request.params)
@@ -126,6 +133,6 @@ def _formed(
 
 
 def _after_thought(grammar: str, *, begun: bool) -> str:
-    thought = "thought" if begun else f'("{THINK}" thought)?'
-    rules = f'thought[suffix="{THOUGHT}"]: /(?s:.*)/\nSPACE: /\\s+/\n'
+    thought = "thought" if begun else f'("{THINK_START}" thought)?'
+    rules = f'thought[suffix="{THINK_END}"]: /(?s:.*)/\nSPACE: /\\s+/\n'
     return f"start: {thought} SPACE? rest\n{rules}{grammar.replace('start:', 'rest:', 1)}"
