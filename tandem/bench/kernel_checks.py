@@ -72,7 +72,7 @@ def check_kernel(device: AnyDevice, name: str, cases: Iterator[Case]) -> Checked
     """`name`: a kernel's, or LARGER."""
     begun, count, failures, kernels = time.perf_counter(), 0, [], all_kernels()
     on_matrix_units = isinstance(device, VulkanDevice) and (
-        device.capabilities.fragments or has_matrix_units(device.capabilities)
+        device.capabilities.register_coopmat or has_matrix_units(device.capabilities)
     )
     for case in cases:
         count += 1
@@ -108,7 +108,11 @@ def large_products(rng: np.random.Generator) -> Iterator[Case]:
 def check_case(device: AnyDevice, kernel: Kernel, case: Case) -> None:
     expected = kernel.reference(case.arrays, case.scalars, case.counts)
     gpu = isinstance(device, VulkanDevice)
-    if kernel.name == "attention" and isinstance(device, VulkanDevice) and device.capabilities.fragments:
+    if (
+        kernel.name == "attention"
+        and isinstance(device, VulkanDevice)
+        and device.capabilities.register_coopmat
+    ):
         case = replace(case, atol=HALF_RATIO * case.atol, rtol=HALF_RATIO * case.rtol)
     assert_matches(case, run_kernel(device, kernel, case), expected, gpu)
 

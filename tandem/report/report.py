@@ -212,7 +212,7 @@ def _dot_products_only(device: AnyDevice, only: bool) -> Iterator[None]:
     """As if the device had no matrix units."""
     if only and isinstance(device, VulkanDevice):
         kept = device.capabilities
-        device.capabilities = replace(kept, matrix_shapes=(), fragments=False)
+        device.capabilities = replace(kept, matrix_shapes=(), register_coopmat=False)
         try:
             yield
         finally:

@@ -124,7 +124,7 @@ def _vulkan_rows(
     most = MOST_ROWS if shape.count == "rows" else SIZES[-1][-1]
     groups = [sizes for sizes in (QUICK_SIZES if quick else SIZES) if sizes[-1] <= most]
     bed = _bed(space, shape, groups[-1][-1], rng)
-    half = device.capabilities.fragments or has_matrix_units(device.capabilities)
+    half = device.capabilities.register_coopmat or has_matrix_units(device.capabilities)
     for sizes in groups:
         bound = MATRIX_ERROR if half and sizes[-1] > 1 else INTEGER_ERROR
         yield Task(
@@ -156,7 +156,7 @@ def _vulkan_attention(
     space: Space, device: VulkanDevice, shape: Shape, context: int, rng: np.random.Generator
 ) -> Iterator[Task]:
     """A choice for some numbers of sequences that answer, at two depths, and one for prompts."""
-    bound = MATRIX_ERROR if device.capabilities.fragments else INTEGER_ERROR
+    bound = MATRIX_ERROR if device.capabilities.register_coopmat else INTEGER_ERROR
     for sizes in (*SEQUENCES, ()):
         space.clear()
         if sizes:

@@ -12,7 +12,7 @@ import pytest
 from tandem.devices.choices import NOTHING
 from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.capabilities import Capabilities, MatrixShape
-from tandem.devices.vulkan.grids import GRIDS, Dispatch, turning_attention
+from tandem.devices.vulkan.grids import GRIDS, Dispatch, attention_rope
 from tandem.devices.vulkan.pipelines import SPIRV
 from tandem.kernels import all_kernels, matmul, rope
 from tandem.kernels.kernel import Kernel, Scalars
@@ -20,7 +20,7 @@ from tandem.kernels.panels import LANES, LAYOUT_NAMES
 from tests.vulkan.machines import ALL_MAPPED
 
 pytestmark = pytest.mark.fast
-MEETING = 3072  # float4s of shared memory in which sums of matmul_fragments.slang meet
+MEETING = 3072  # float4s of shared memory in which matmul_coopmat_reg.slang adds up sums
 SHAPES = (MatrixShape(16, 16, 16, "f16", "f16", "f32"), MatrixShape(16, 8, 16, "f16", "f16", "f32"))
 MATRICES = replace(ALL_MAPPED, subgroup_min=32, subgroup_max=32, matrix_shapes=SHAPES, shared_memory=48 << 10)
 COUNTS = [
@@ -39,9 +39,9 @@ def dispatches(kernel: Kernel, device: Capabilities, more: list[Scalars]) -> lis
     return found
 
 
-@pytest.mark.parametrize("fragments", [False, True])
-def test_dispatches_fit_a_gpu_with_matrix_units(fragments: bool) -> None:
-    device = replace(MATRICES, fragments=fragments)
+@pytest.mark.parametrize("register_coopmat", [False, True])
+def test_dispatches_fit_a_gpu_with_matrix_units(register_coopmat: bool) -> None:
+    device = replace(MATRICES, register_coopmat=register_coopmat)
     shaders = {path.stem for path in SPIRV.glob("*.spv")}
     rng = np.random.default_rng(0)
     product = matmul.product_case("q4_0", 1, 64, 256, 0, 0, rng).scalars
@@ -65,7 +65,7 @@ def test_dispatches_fit_a_gpu_with_matrix_units(fragments: bool) -> None:
                     shares // 2 * units * each <= MEETING
                     and units * each // (2 if tiles == 8 else 1) <= MEETING
                 )
-            if "fragments" in dispatch.shader or "teams" in dispatch.shader:
+            if "attention_coopmat" in dispatch.shader or "multi_subgroup" in dispatch.shader:
                 queries, dim, _, shares, threads = dispatch.constants[:5]
                 assert (
                     shares > 0 and threads == 32 * shares * -(-queries // 16) <= device.workgroup_invocations
@@ -82,26 +82,26 @@ ATTENTION: Scalars = {
 
 def test_subgroups_attend_together_only_where_there_are_four() -> None:
     """On matrix units, with less shared memory than four need: with fewer the kernel would wait for ever."""
-    device = replace(MATRICES, fragments=True)
+    device = replace(MATRICES, register_coopmat=True)
     found = [
         GRIDS["attention"](ATTENTION, ONE, replace(device, shared_memory=kb << 10)).shader for kb in (48, 8)
     ]
-    assert found == ["attention_teams_128", "attention_fragments_128"]
+    assert found == ["attention_multi_subgroup_128", "attention_coopmat_128"]
 
 
 def test_attention_turns_queries_where_it_sees_stored_keys_and_has_the_shared_memory() -> None:
     """With a window of 1 the block before the newest key may be gone, which attention would ask for."""
-    device, parts = replace(MATRICES, fragments=True), rope.NORM | rope.ROPE | rope.STORE
+    device, parts = replace(MATRICES, register_coopmat=True), rope.NORM | rope.ROPE | rope.STORE
     for window, turns in ((0, True), (1, False), (2, True)):
         scalars = {**ATTENTION, "window": window}
         assert (
-            bool(turning_attention({"parts": parts, "rot_dim": 128, "interleaved": 0}, scalars, ONE, device))
+            bool(attention_rope({"parts": parts, "rot_dim": 128, "interleaved": 0}, scalars, ONE, device))
             == turns
         )
     for dim, group, kb in product((64, 128, 256), range(1, 9), (48, 64, 100)):
         scalars = {**ATTENTION, "head_dim": dim, "q_heads": 2 * group, "kv_heads": 2}
         device = replace(device, shared_memory=kb << 10)
-        found = turning_attention({"parts": parts, "rot_dim": dim, "interleaved": 0}, scalars, ONE, device)
+        found = attention_rope({"parts": parts, "rot_dim": dim, "interleaved": 0}, scalars, ONE, device)
         if found:
             queries, _, _, shares, threads, exchanged, _ = found.constants[:7]
             own = 4 * dim * (shares + 1) * queries + 8 * exchanged + 34 * dim + 8 * (shares + 2) * queries + 4
@@ -115,7 +115,7 @@ def test_attention_turns_queries_where_it_sees_stored_keys_and_has_the_shared_me
 
 def test_whole_rounds_do_not_leave_a_gpu_idle() -> None:
     """Of Qwen 2.5 0.5B, Llama 2 7B and Gemma 3 27B: in the first two only 64 threads a panel would end with a row."""
-    rng, device = np.random.default_rng(0), replace(MATRICES, fragments=True)
+    rng, device = np.random.default_rng(0), replace(MATRICES, register_coopmat=True)
     for rows, columns, threads in ((896, 4864, 512), (4096, 11008, 512), (5376, 21504, 384)):
         scalars = {
             **matmul.product_case("q4_0", 1, 32, 32, 0, 0, rng).scalars,

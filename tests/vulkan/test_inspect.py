@@ -45,12 +45,15 @@ def test_a_phoenix_and_what_it_would_be_without() -> None:
     )  # the fake machine's features
     bare = {name: path for name, _, path in feature_paths(replace(PHOENIX, matrix_shapes=()))}
     assert "integer dot products" in bare["matrix units"]
-    with_dots = replace(PHOENIX, features=PHOENIX.features | {"shaderIntegerDotProduct"}, fragments=True)
+    with_dots = replace(
+        PHOENIX, features=PHOENIX.features | {"shaderIntegerDotProduct"}, register_coopmat=True
+    )
     nvidia = {name: path for name, _, path in feature_paths(with_dots)}
     assert nvidia["matrix units"] == "products of more than 2 tokens, and attention, all from registers"
     assert nvidia["integer dot product"] == "products of up to 2 tokens"
     plain = {
-        name: path for name, _, path in feature_paths(replace(with_dots, matrix_shapes=(), fragments=False))
+        name: path
+        for name, _, path in feature_paths(replace(with_dots, matrix_shapes=(), register_coopmat=False))
     }
     assert plain["integer dot product"] == "products of any number of tokens"
     heaps = _details(PHOENIX, [5.0 * GB, 10.0 * GB])["heaps"]

@@ -1,7 +1,7 @@
 """The kernels on matrix units, on lavapipe, which has none: their text, with matrices in software instead of the GPU's.
 
-What this leaves to a real GPU: that it spreads matrices over lanes as expected (fragments.py asks it), and subgroups
-that take different numbers of steps, which software matrices cannot: here all take the same.
+A real GPU must show two things that this cannot: that it spreads matrices over lanes as expected (coopmat_layout.py
+asks it), and subgroups that take different numbers of steps; here all take the same number.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.vulkan.harness import check_case, check_product, open_device
 SOFTWARE = Path(__file__).with_name("software_matrices.slang")
 TYPES = {"Weights": "SoftwareA", "Tokens": "SoftwareB", "Keys": "SoftwareB", "Sums": "SoftwareC"}
 LAYOUTS = ("q4_0", "q4_k", "q6_k")
-MODULES = ["attention_fragments", "attention_teams", "attention_turning", "matmul_fragments"]
-SHARED = "attention_matrices"  # what those of attention import
+MODULES = ["attention_coopmat", "attention_multi_subgroup", "attention_rope", "matmul_coopmat_reg"]
+SHARED = "attention_coopmat_common"  # what those of attention import
 
 
 def in_software(text: str) -> str:
@@ -51,7 +51,7 @@ def one_share(grid: Callable[[Scalars, Counts, Capabilities], Dispatch]) -> Call
         constants = list(dispatch.constants)
         if re.search(r"_[qx]u\dn\d$", dispatch.shader):
             constants[0], constants[1] = constants[0] // constants[1], 1
-        if "fragments" in dispatch.shader:
+        if "attention_coopmat" in dispatch.shader:
             constants[4], constants[3] = constants[4] // constants[3], 1
         return replace(dispatch, constants=tuple(constants), subgroup=0)
 
@@ -75,7 +75,7 @@ def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setattr(grids, "attention", GRIDS["attention"])
         patch.setattr(grids, "LANES_OF_HEAD", 8)  # a subgroup's, here
         opened = open_device(lavapipe)
-        opened.capabilities = replace(opened.capabilities, fragments=True, shared_memory=48 << 10)
+        opened.capabilities = replace(opened.capabilities, register_coopmat=True, shared_memory=48 << 10)
         yield opened
         opened.close()
 
@@ -113,9 +113,9 @@ def test_attention_that_turns_is_right_with_what_the_tuner_chooses(device: Vulka
     possible = {}
     for choice in tuned.candidates("attention", scalars, counts, gpu):
         with gpu.choices.trying(choice):
-            if grids.turning_attention(case.rope.scalars, scalars, counts, gpu):
+            if grids.attention_rope(case.rope.scalars, scalars, counts, gpu):
                 possible[next(iter(choice))] = choice  # the farthest from the rule, of each number
-    assert possible.keys() == {"workgroups", "shares", "rounds"}
+    assert possible.keys() == {"workgroups", "key_splits", "rounds"}
     for choice in possible.values():
         with gpu.choices.trying(choice):
             turning.check(device, case)
@@ -141,11 +141,11 @@ def test_what_is_asked_for_ahead_of_attention_changes_nothing(
         ([5, 90], 0, 8 << 20),
     ):
         case = turning.make_case("asked", (4, 2, 64), positions, window=window)
-        monkeypatch.setattr(grids, "ASKED_BYTES", most)
+        monkeypatch.setattr(grids, "PREFETCH_BYTES", most)
         found = turning.check(device, case, after_product=True)
-        assert recorded.count("attention_ask") == (len(positions) == 1)
+        assert recorded.count("attention_prefetch") == (len(positions) == 1)
         with monkeypatch.context() as patch:
-            patch.setattr(joining, "asking_attention", lambda *_: None)
+            patch.setattr(joining, "attention_prefetch", lambda *_: None)
             plain = turning.check(device, case, after_product=True)
         assert all((found[name].view(np.uint8) == plain[name].view(np.uint8)).all() for name in found)
         recorded.clear()

@@ -20,7 +20,7 @@ def test_every_product_is_timed(lavapipe: str, monkeypatch: pytest.MonkeyPatch) 
     rows = streams.streams(Bench.on(engine))
     assert [row["name"] for row in rows] == ["q+k+v", "attn_out", "ffn_act", "ffn_out", "logits"]
     assert all(row["us"] > 0 for row in rows)
-    monkeypatch.setattr("tandem.devices.vulkan.joining.turning_attention", lambda *_: "done by attention")
+    monkeypatch.setattr("tandem.devices.vulkan.joining.attention_rope", lambda *_: "done by attention")
     ropes = [i for i, launch in enumerate(engine.program.launches) if launch.kernel.name == "rope"]
     assert left_to_next(engine.program, device, [(100, 1)]) == set(ropes), "what a GPU does not run by itself"
     assert left_to_next(engine.program, device, [(100, 2)]) == set()

@@ -56,9 +56,12 @@ def small() -> Program:
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("fragments", [False, True])
-def test_candidates_fit_gpus_with_matrix_units(program: Program, fragments: bool) -> None:
-    device, shaders = replace(MATRICES, fragments=fragments), {path.stem for path in SPIRV.glob("*.spv")}
+@pytest.mark.parametrize("register_coopmat", [False, True])
+def test_candidates_fit_gpus_with_matrix_units(program: Program, register_coopmat: bool) -> None:
+    device, shaders = (
+        replace(MATRICES, register_coopmat=register_coopmat),
+        {path.stem for path in SPIRV.glob("*.spv")},
+    )
     found = 0
     for launch in program.launches:
         if launch.kernel.name.partition("_")[0] not in tuned.TUNED:
@@ -73,7 +76,7 @@ def test_candidates_fit_gpus_with_matrix_units(program: Program, fragments: bool
                 assert all(n > 0 for n in (dispatch.x, dispatch.y, dispatch.z))
                 fits(dispatch, device)
                 found += 1
-    assert found > 200 if fragments else found > 60
+    assert found > 200 if register_coopmat else found > 60
 
 
 def fits(dispatch: Dispatch, device: Capabilities) -> None:
@@ -85,8 +88,8 @@ def fits(dispatch: Dispatch, device: Capabilities) -> None:
         assert units > 0 and constants[1] // 2 * units * each <= MEETING and constants[0] <= 1024
     elif "_t" in name and name.startswith("matmul"):
         assert 32 <= constants[0] <= 1024 and 4 * constants[2] < device.shared_memory
-    elif name.startswith(("attention_fragments", "attention_teams")):
-        assert constants[3] > 0 and ("teams" not in name or constants[3] % 4 == 0), (
+    elif name.startswith(("attention_coopmat", "attention_multi_subgroup")):
+        assert constants[3] > 0 and ("multi_subgroup" not in name or constants[3] % 4 == 0), (
             "a loop that does not advance"
         )
         assert constants[4] <= 1024 and 4 * constants[3] * constants[0] * constants[1] < device.shared_memory

@@ -109,7 +109,9 @@ class Capabilities:
     timestamp_ns: float  # of one tick; 0: no timestamps
     queue_family: int
     cache_key: str  # changes with the driver: what a pipeline cache depends on
-    fragments: bool = False  # lanes hold a matrix's elements as fragments.py expects; asked when it is opened
+    register_coopmat: bool = (
+        False  # lanes hold a matrix's elements as coopmat_layout.py expects; asked when it is opened
+    )
     carved_out: int = 0  # bytes that the firmware keeps for an integrated GPU: the host does not count them
     choices: Choices = field(default_factory=Choices, compare=False, repr=False)  # what grids.py asks
 

@@ -11,7 +11,7 @@ from typing import Any
 from tandem.devices.choices import read_choices
 from tandem.devices.cpu.repacker import Repacker
 from tandem.devices.device import Bytes, Piece, host_memory
-from tandem.devices.vulkan import fragments
+from tandem.devices.vulkan import coopmat_layout
 from tandem.devices.vulkan.binding import Vulkan, ffi, new, strings
 from tandem.devices.vulkan.capabilities import (
     Capabilities,
@@ -138,7 +138,7 @@ class VulkanDevice:
             self._block(placed, closing) for placed in plan(runs, capabilities, self.heaps_free(), None)
         ]
         self._staging = Staging(self.queue, blocks)
-        self.capabilities = replace(capabilities, fragments=fragments.found(self, self._staging))
+        self.capabilities = replace(capabilities, register_coopmat=coopmat_layout.found(self, self._staging))
         self.choices = capabilities.choices
         if cache and read_settings().tune:
             self.choices = read_choices(tuned_file(cache, capabilities))

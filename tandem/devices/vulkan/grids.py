@@ -47,11 +47,15 @@ SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
 ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # to fill a device; software is filled by any
 ENOUGH_THREADS = {"discrete": 128_000, "integrated": 20_000}
 MOST_SPLITS = 64  # of the keys of a query
-TEAM = 4  # subgroups that attend together for a single token: fewer would wait for ever
-ENOUGH_TEAMS = 128  # workgroups with teams: a large GPU's cores have room for about one each
-LANES_OF_HEAD = 32  # that turn it, for a single token
-RUN_SCALARS = 13  # of attention that turns: from here on they are an address, another in the next run
-ASKED_BYTES = 8 << 20  # of a layer's keys and values ahead of attention: more would not stay in cache
+KEY_SUBGROUPS = (
+    4  # subgroups of multi-subgroup attention that take the same keys; a loop does not end with fewer
+)
+ENOUGH_MULTI_SUBGROUP = (
+    128  # workgroups of multi-subgroup attention: a large GPU's cores have room for about one each
+)
+LANES_OF_HEAD = 32  # lanes that rotate a head (RoPE) of a single token
+RUN_SCALARS = 13  # of attention_rope: from here on they are an address, another in the next run
+PREFETCH_BYTES = 8 << 20  # of a layer's keys and values, ahead of attention: more would not stay in cache
 HEAD_PANELS = 4096  # of a product with more rows than there are subgroups: a vocabulary's
 Grid = Callable[[Scalars, Counts, Capabilities], Dispatch]
 
@@ -78,7 +82,7 @@ def norm(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     strides = (dim, *(int(scalars[f"{name}_stride"]) for name in ("x", "add", "out")))
     held = 2 if 8 * threads >= dim else 3 if 12 * threads >= dim else 8  # groups of 4 columns a thread
     aligned = all(n % 4 == 0 for n in strides)
-    tiles = fragment_tiles(dim, rows, device) if scalars["out_q8"] and aligned else 0
+    tiles = coopmat_tiles(dim, rows, device) if scalars["out_q8"] and aligned else 0
     constants = (threads, int(aligned), tiles, int(scalars["add_stride"] > 0), int(scalars["out_q8"]),
                  int(scalars["use_rows"]))  # fmt: skip
     return Dispatch(rows, shader=f"norm_{held}", constants=constants, scratch=tiles > 0, expands=tiles > 0)
@@ -126,8 +130,8 @@ def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatc
     rows = 1 if counts["tokens"] <= counts["work"] else 16  # of an item, as a rule
     together = 1 << (rows * int(scalars["q_heads"]) // kv_heads - 1).bit_length()
     takes = dim in (64, 128, 256) and scalars["q_stride"] % 4 == 0 and KV_TYPES[int(scalars["kv"])] != "f32"
-    if device.fragments and takes:
-        return _attention_fragments(scalars, counts, device, together, rows)
+    if device.register_coopmat and takes:
+        return _attention_coopmat(scalars, counts, device, together, rows)
     choice = device.choices.of("attention", scalars, counts["tokens"], counts["work"])
     queries = min(choice.get("queries", 8 if dim <= 256 else 4), together)
     enough = ENOUGH_WORKGROUPS.get(device.kind, 8)
@@ -137,53 +141,58 @@ def attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatc
     return Dispatch(kv_heads, counts["work"], slots, "attention", constants, scratch=True)
 
 
-def _attention_fragments(
+def _attention_coopmat(
     scalars: Scalars, counts: Counts, device: Capabilities, together: int, rows: int
 ) -> Dispatch:
     """On matrix units, 16 queries a subgroup, or for single tokens four subgroups together."""
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
     choice = device.choices.of("attention", scalars, counts["tokens"], counts["work"])
-    # Four subgroups together have the lowest latency, but a core has room for few such teams: of more, most wait.
+    # Four subgroups together have the lowest latency, but a core has room for few such workgroups.
     pairs, most = max(1, kv_heads * counts["work"]), ENOUGH_WORKGROUPS.get(device.kind, 1024)
-    few = choice.get("teams", int(4 * pairs <= most))
-    teams = rows == 1 and together <= 8 and together * dim <= 1024 and bool(few)
+    few = choice.get("multi_subgroup", int(4 * pairs <= most))
+    multi_subgroup = rows == 1 and together <= 8 and together * dim <= 1024 and bool(few)
     queries = min(choice.get("queries", 16), together)
     tiles = -(-queries // 16)
-    # Subgroups with the same queries, each with a share of the keys, as shared memory allows.
+    # Subgroups with the same queries, each with a part of the keys, as shared memory allows.
     filling = 8 // tiles if few else max(1, min(8 // tiles, most // pairs))
-    if teams and counts["work"] == 1 and dim <= 128:
-        filling = 3 * TEAM  # 192 keys at once, as registers allow
-    shares = choice.get("shares", 2 if rows > 1 else filling)
-    exchanged = 32 * queries if teams else 0  # of two floats, each of them
-    while shares * (4 * queries * (dim + 2) + 8 * exchanged) + 32 * tiles * dim > device.shared_memory - 1024:
-        shares = shares - TEAM if teams and shares > TEAM else shares // 2
-    teams = teams and shares >= TEAM and shares % TEAM == 0
-    rounds = choice.get("rounds", 4 if rows == 1 and not teams else 1)  # of a part, before parts meet
-    keys = 64 * rounds * (shares // TEAM if teams else shares)
-    enough = ENOUGH_TEAMS if teams else most
+    if multi_subgroup and counts["work"] == 1 and dim <= 128:
+        filling = 3 * KEY_SUBGROUPS  # 192 keys at once, as registers allow
+    key_splits = choice.get("key_splits", 2 if rows > 1 else filling)
+    exchanged = 32 * queries if multi_subgroup else 0  # of two floats, each of them
+    while (
+        key_splits * (4 * queries * (dim + 2) + 8 * exchanged) + 32 * tiles * dim
+        > device.shared_memory - 1024
+    ):
+        key_splits = (
+            key_splits - KEY_SUBGROUPS if multi_subgroup and key_splits > KEY_SUBGROUPS else key_splits // 2
+        )
+    multi_subgroup = multi_subgroup and key_splits >= KEY_SUBGROUPS and key_splits % KEY_SUBGROUPS == 0
+    rounds = choice.get(
+        "rounds", 4 if rows == 1 and not multi_subgroup else 1
+    )  # of a part, before parts meet
+    keys = 64 * rounds * (key_splits // KEY_SUBGROUPS if multi_subgroup else key_splits)
+    enough = ENOUGH_MULTI_SUBGROUP if multi_subgroup else most
     slots = _attention_slots(scalars, counts, device, -(-together // queries), queries, keys, enough)
-    shader = f"attention_{'teams' if teams else 'fragments'}_{dim}"
+    shader = f"attention_{'multi_subgroup' if multi_subgroup else 'coopmat'}_{dim}"
     constants = (
         queries,
         dim,
         int(scalars["kv"]),
-        shares,
-        32 * tiles * shares,
-        max(1, exchanged * shares),
+        key_splits,
+        32 * tiles * key_splits,
+        max(1, exchanged * key_splits),
         rounds,
     )
     return Dispatch(kv_heads, counts["work"], slots, shader, constants, subgroup=32, scratch=True)
 
 
-def turning_attention(
-    rope: Scalars, scalars: Scalars, counts: Counts, device: Capabilities
-) -> Dispatch | None:
+def attention_rope(rope: Scalars, scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch | None:
     """Attention that does the work of a `rope` launch too, where every sequence has one token; None: it cannot."""
     dispatch, parts, dim = attention(scalars, counts, device), int(rope["parts"]), int(scalars["head_dim"])
-    if not dispatch.shader.startswith("attention_teams") or KV_TYPES[int(scalars["kv"])] != "f16":
+    if not dispatch.shader.startswith("attention_multi_subgroup") or KV_TYPES[int(scalars["kv"])] != "f16":
         return None
-    queries, shares = dispatch.constants[0], dispatch.constants[3]
-    shared = (shares + 1) * 4 * queries * (dim + 2) + shares * 256 * queries + (32 + 2) * dim + 1024
+    queries, key_splits = dispatch.constants[0], dispatch.constants[3]
+    shared = (key_splits + 1) * 4 * queries * (dim + 2) + key_splits * 256 * queries + (32 + 2) * dim + 1024
     whole = not parts & ROPE or rope["rot_dim"] % 4 == 0
     alone = scalars["window"] == 1  # then no stored key is seen, and its block may be gone
     if not parts & STORE or parts & SHIFT or not whole or alone or shared > device.shared_memory:
@@ -193,16 +202,18 @@ def turning_attention(
         return None
     constants = (*dispatch.constants, LANES_OF_HEAD, parts, int(rope["interleaved"]), group, dispatch.z, 1)
     known = known_scalars(device, RUN_SCALARS)
-    return replace(dispatch, shader=f"attention_turning_{dim}", constants=constants, known=known)
+    return replace(dispatch, shader=f"attention_rope_{dim}", constants=constants, known=known)
 
 
-def asking_attention(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch | None:
+def attention_prefetch(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch | None:
     """What reads what attention of a single token is about to read, beside the launch before; None: it does not pay."""
     if device.kind != "discrete" or counts["work"] > 1:
         return None  # with memory that is shared, caches are small: all would be read twice
     kv_heads, dim, kv = (int(scalars[name]) for name in ("kv_heads", "head_dim", "kv"))
-    blocks = max(1, ASKED_BYTES // kv_bytes(1, kv_heads, dim, kv))
-    return Dispatch(kv_heads, 4, shader="attention_ask", constants=(1, dim, kv, blocks, 256), beside=True)
+    blocks = max(1, PREFETCH_BYTES // kv_bytes(1, kv_heads, dim, kv))
+    return Dispatch(
+        kv_heads, 4, shader="attention_prefetch", constants=(1, dim, kv, blocks, 256), beside=True
+    )
 
 
 def _attention_slots(
@@ -218,12 +229,12 @@ def _attention_slots(
     return max(1, min(wanted, MOST_SPLITS, min(room, COUNTERS) // pairs))
 
 
-def fragment_tiles(columns: int, tokens: int, device: Capabilities) -> int:
+def coopmat_tiles(columns: int, tokens: int, device: Capabilities) -> int:
     """Tiles of 8 tokens that a product takes from scratch memory, in whole groups of up to 8; 0: it does not."""
     tiles = min(8, 1 << (-(-tokens // 8) - 1).bit_length())
     tiles *= -(-tokens // (8 * tiles))
     fits = 16 * columns * tiles <= SCRATCH_BYTES - 4 * COUNTERS
-    return tiles if device.fragments and tokens > 8 and fits else 0
+    return tiles if device.register_coopmat and tokens > 8 and fits else 0
 
 
 FEW_TOKENS = 8  # up to here integer dot products are faster than matrices that go through shared memory,
@@ -235,19 +246,23 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     layout = LAYOUT_NAMES[int(scalars["format"])]
     tokens = counts["rows" if scalars["count"] else "tokens"]
     panels = -(-int(scalars["rows"]) // LANES)
-    choice = device.choices.of("matmul", scalars, tokens)  # "dot": not on matrix units
+    choice = device.choices.of("matmul", scalars, tokens)  # "integer_dot": not on matrix units
     if not LAYOUTS[layout].quantised:
         return Dispatch(
             panels // 4 if scalars["epilogue"] else panels, constants=(choice.get("threads", 128),)
         )
     columns = int(scalars["columns"])
-    tiles = fragment_tiles(columns, tokens, device)
-    if device.fragments and (tiles or tokens <= 8) and not choice.get("dot", tokens <= TWO_TOKENS):
-        return _matmul_fragments(f"matmul_{layout}", scalars, panels, tokens, tiles, choice)
+    tiles = coopmat_tiles(columns, tokens, device)
+    if (
+        device.register_coopmat
+        and (tiles or tokens <= 8)
+        and not choice.get("integer_dot", tokens <= TWO_TOKENS)
+    ):
+        return _matmul_coopmat_reg(f"matmul_{layout}", scalars, panels, tokens, tiles, choice)
     fits = 2 * (tokens + 127) * (columns + 63) < SCRATCH_BYTES - 4 * COUNTERS
     fits = fits and LAYOUTS[layout].matrix_bytes(LANES * panels, columns) < 1 << 32  # as its shader's offsets
-    if not choice.get("dot", tokens <= FEW_TOKENS) and fits and has_matrix_units(device):
-        return _matmul_matrix(f"matmul_{layout}", scalars, panels, tokens)
+    if not choice.get("integer_dot", tokens <= FEW_TOKENS) and fits and has_matrix_units(device):
+        return _matmul_coopmat(f"matmul_{layout}", scalars, panels, tokens)
     return _matmul_dots(layout, scalars, panels, tokens, device, choice)
 
 
@@ -292,7 +307,7 @@ def _even(layout: str, columns: int, threads: int, glu: bool, tokens: int) -> bo
     return columns // 32 % (threads // LANES * blocks) == 0
 
 
-def _matmul_fragments(
+def _matmul_coopmat_reg(
     kernel: str, scalars: Scalars, panels: int, tokens: int, expanded: int, choice: Choice
 ) -> Dispatch:
     """On matrix units, with weights in registers: a subgroup 32 or 64 rows of up to 8 tiles of 8 tokens.
@@ -302,41 +317,44 @@ def _matmul_fragments(
     glu, tiles = bool(scalars["epilogue"]), min(8, expanded or 1)
     groups = max(1, expanded // 8)
     pairs = 2 if glu or groups > 1 else 1  # of panels
-    # Subgroups that share the columns of the same rows, and such with rows of their own: the former where rows are few.
+    # split_k: subgroups that share the columns of the same rows, more where rows are few; units: subgroups with rows of
+    # their own.
     if groups > 1:
-        shares = (
+        split_k = (
             1 if -(-panels // 16) * groups >= 256 else 4 if scalars["columns"] >= 2 * scalars["rows"] else 2
         )
-        units = 4 // shares
+        units = 4 // split_k
     elif panels >= HEAD_PANELS and tiles < 8:
-        pairs, shares, units = (1, 4, 2) if tiles == 1 else (2, 2, 2)
+        pairs, split_k, units = (1, 4, 2) if tiles == 1 else (2, 2, 2)
     elif tokens <= 4:
         # For 5 to 8 tokens this is faster too, by 5%; but then a ninth, which takes a second tile, would cost more than
         # it brings, and a batch's tokens a second shall not fall as it grows.
         pairs = 2 if glu or panels >= 256 else 1
-        shares, units = 16 if not glu and scalars["columns"] >= 2048 else 8, 1
+        split_k, units = 16 if not glu and scalars["columns"] >= 2048 else 8, 1
     else:
-        shares = 4 if tiles == 8 or (glu and tiles != 2) else 8
+        split_k = 4 if tiles == 8 or (glu and tiles != 2) else 8
         units = 2 if (glu and tiles == 1) or (not glu and tiles == 4) else 1
-    pairs, shares = choice.get("pairs", pairs), choice.get("shares", shares)
+    pairs, split_k = choice.get("pairs", pairs), choice.get("split_k", split_k)
     units = choice.get("units", units)
     shader = f"{kernel}_{'x' if expanded else 'q'}u{pairs}n{tiles}"
     expand = (
-        Dispatch(-(-int(scalars["columns"]) // 128), expanded, shader="matmul_tokens") if expanded else None
+        Dispatch(-(-int(scalars["columns"]) // 128), expanded, shader="expand_coopmat_reg")
+        if expanded
+        else None
     )
     return Dispatch(
-        -(-panels // (2 * pairs * units)), groups, shader=shader, constants=(32 * shares * units, shares),
+        -(-panels // (2 * pairs * units)), groups, shader=shader, constants=(32 * split_k * units, split_k),
         subgroup=32, scratch=expanded > 0, before=expand,
     )  # fmt: skip
 
 
-def _matmul_matrix(kernel: str, scalars: Scalars, panels: int, tokens: int) -> Dispatch:
+def _matmul_coopmat(kernel: str, scalars: Scalars, panels: int, tokens: int) -> Dispatch:
     """On matrix units: 32 or 64 rows of up to 64 tokens a workgroup, or 128 rows of 128 tokens."""
     columns = -(-int(scalars["columns"]) // 64) * 64
     tiles = 1 if tokens <= 16 else 2 if tokens <= 32 else 4
     many = tokens > 64 or (tiles == 4 and scalars["epilogue"])
     covered = -(-tokens // 128) * 128 if many else 16 * tiles
-    expand = Dispatch(-(-columns // (4 * 128)), covered, shader="matmul_expand")
+    expand = Dispatch(-(-columns // (4 * 128)), covered, shader="expand_coopmat")
     if many:
         return Dispatch(
             -(-panels // 8), covered // 128, shader=f"{kernel}_many", subgroup=32, scratch=True, before=expand

@@ -1,7 +1,7 @@
 """Two launches that follow each other and do part of each other's work, where a step has one token a sequence.
 
-`rope`, then attention: attention does both (attention_turning.slang); in rope's place, beside the product before it,
-`attention_ask` may fetch what attention will read. A product, then the norm of its result, for a single token: the
+`rope`, then attention: attention does both (attention_rope.slang); in rope's place, beside the product before it,
+`attention_prefetch` may fetch what attention will read. A product, then the norm of its result, for a single token: the
 product leaves what the norm needs in scratch memory, with sums of squares, so that many workgroups can share the
 norm, and none waits for what would come from memory that no launch has read lately.
 """
@@ -19,10 +19,10 @@ from tandem.devices.vulkan.capabilities import PUSH_BYTES, Capabilities
 from tandem.devices.vulkan.grids import (
     GRIDS,
     Dispatch,
-    asking_attention,
+    attention_prefetch,
+    attention_rope,
     rows_summed,
     spread_norm,
-    turning_attention,
 )
 from tandem.kernels.kernel import Counts
 from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
@@ -65,8 +65,8 @@ class Joint:
         if not counts.get(SINGLE):
             return None
         if self.first.kernel.name == "rope":
-            turning = turning_attention(self.first.scalars, self.second.scalars, counts, device)
-            return (asking_attention(self.second.scalars, counts, device), turning) if turning else None
+            fused = attention_rope(self.first.scalars, self.second.scalars, counts, device)
+            return (attention_prefetch(self.second.scalars, counts, device), fused) if fused else None
         product = GRIDS[self.first.kernel.name](self.first.scalars, counts, device)
         if counts["tokens"] > 1 or not product.shader.endswith("_t1"):
             return None
@@ -83,7 +83,7 @@ def find_joints(program: Program, device: VulkanDevice, step_slot: int = 0) -> d
         names = first.kernel.name.partition("_")[0], second.kernel.name
         made = None
         if names == ("rope", "attention"):
-            made = _turning(first, second, device, step_slot)
+            made = _with_rope(first, second, device, step_slot)
         elif names == ("matmul", "norm") and _settled(program.launches, i, second.buffers["x"]):
             made = _leaving_sums(first, second, reads, device, step_slot)
         if made:
@@ -95,10 +95,10 @@ def _address(tensor: Tensor | None, device: VulkanDevice, step_slot: int) -> int
     return device.address(tensor, step_slot) if tensor else 0
 
 
-def _turning(
+def _with_rope(
     rope: Launch, attention: Launch, device: VulkanDevice, step_slot: int
 ) -> tuple[bytes, bytes] | None:
-    """Push constants of both, the same: attention's, as attention_turning.slang takes them."""
+    """Push constants of both, the same: attention's, as attention_rope.slang takes them."""
     q, k, v, cache = (rope.buffers[name] for name in ("q", "k", "v", "cache"))
     if q is not attention.buffers["q"] or cache is None or cache is not attention.buffers["cache"]:
         return None

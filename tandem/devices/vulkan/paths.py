@@ -11,8 +11,8 @@ from tandem.devices.vulkan.pipelines import SPIRV, needed_features
 
 def feature_paths(device: Capabilities) -> list[tuple[str, bool, str]]:
     """(feature, whether it is there, what that leads to)."""
-    few, matrices = TWO_TOKENS if device.fragments else FEW_TOKENS, has_matrix_units(device)
-    how = "and attention, all from registers" if device.fragments else "through shared memory"
+    few, matrices = TWO_TOKENS if device.register_coopmat else FEW_TOKENS, has_matrix_units(device)
+    how = "and attention, all from registers" if device.register_coopmat else "through shared memory"
     optional = [
         ("matrix units", matrices, f"products of more than {few} tokens, {how}",
          "products of any number of tokens use integer dot products"),

@@ -19,9 +19,9 @@ TUNED = ("matmul", "attention", "norm")
 THREADS = (32, 64, 128, 256, 512, 1024)
 SUBGROUPS = (16, 32, 64)
 MOST_FOR_DOT = 16  # tokens: with more, each weight is read too often where there are matrix units
-MEETING = 3072  # float4s of shared memory in which sums of matmul_fragments.slang meet
+MEETING = 3072  # float4s of shared memory in which matmul_coopmat_reg.slang adds up sums
 MOST_QUERY_FLOATS = 2048  # of attention.slang
-TEAM = 4  # subgroups that take the same keys, of attention_teams.slang
+KEY_SUBGROUPS = 4  # subgroups that take the same keys, of attention_multi_subgroup.slang
 
 
 def tuned_file(folder: Path, device: Capabilities) -> Path:
@@ -63,24 +63,24 @@ def _of_attention(rule: Dispatch, dim: int) -> Iterator[Choice]:
     if rule.shader == "attention":
         yield from ({"queries": n} for n in (1, 2, 4, 8) if n * dim <= MOST_QUERY_FLOATS)
         return
-    yield from ({"shares": n} for n in (1, 2, 4, 8, 16))
+    yield from ({"key_splits": n} for n in (1, 2, 4, 8, 16))
     yield {"queries": 16}
     yield from ({"rounds": n} for n in (1, 2, 3))
-    yield {"teams": 0}
-    yield from ({"teams": 0, "shares": n} for n in (1, 2, 4))
+    yield {"multi_subgroup": 0}
+    yield from ({"multi_subgroup": 0, "key_splits": n} for n in (1, 2, 4))
 
 
 def _of_product(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispatch) -> Iterator[Choice]:
     if tokens > 1:
-        yield {"dot": 0}
-    if _path(rule) == "fragments":
-        many = rule.y > 1  # groups of tokens: then rows are shared less
-        shares, units = ((1, 2, 4), (1, 2, 4)) if many else ((2, 4, 8, 16), (1, 2))
-        for some in product((2,) if scalars["epilogue"] else (1, 2), shares, units):
-            yield dict(zip(("pairs", "shares", "units"), some, strict=True))
+        yield {"integer_dot": 0}
+    if _path(rule) == "register_coopmat":
+        many = rule.y > 1  # groups of tokens: then fewer subgroups share rows
+        split_k, units = ((1, 2, 4), (1, 2, 4)) if many else ((2, 4, 8, 16), (1, 2))
+        for some in product((2,) if scalars["epilogue"] else (1, 2), split_k, units):
+            yield dict(zip(("pairs", "split_k", "units"), some, strict=True))
     if tokens > MOST_FOR_DOT and _path(rule) != "dot":
         return
-    dot = {} if _path(rule) == "dot" else {"dot": 1}
+    dot = {} if _path(rule) == "dot" else {"integer_dot": 1}
     threads = [n for n in THREADS if n <= max(64, int(scalars["columns"]) // 2)]
     yield from ({**dot, "threads": n} for n in threads)
     if device.subgroup_size_control and device.subgroup_min < device.subgroup_max:  # as AMD's: 32 or 64
@@ -90,7 +90,7 @@ def _of_product(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispa
 
 def _path(dispatch: Dispatch) -> str:
     if re.search(r"_[qx]u\dn\d$", dispatch.shader):
-        return "fragments"
+        return "register_coopmat"
     return "matrix" if dispatch.before else "dot"
 
 
@@ -99,9 +99,9 @@ def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
     constants = dispatch.constants
     if found := re.search(r"_[qx]u(\d)n(\d)$", dispatch.shader):
         pairs, tiles = map(int, found.groups())
-        threads, shares = constants[:2]
-        units, each = threads // 32 // shares, 64 * pairs * tiles  # float4s of a subgroup
-        fits = shares // 2 * units * each <= MEETING and units * each // (2 if tiles == 8 else 1) <= MEETING
+        threads, split_k = constants[:2]
+        units, each = threads // 32 // split_k, 64 * pairs * tiles  # float4s of a subgroup
+        fits = split_k // 2 * units * each <= MEETING and units * each // (2 if tiles == 8 else 1) <= MEETING
         return fits and threads <= min(512, device.workgroup_invocations)
     if re.search(r"_t\d(_glu)?$", dispatch.shader):
         threads, glu, meeting = constants[:3]
@@ -109,10 +109,12 @@ def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
         own = threads // panels * (2 if dispatch.shader.endswith("_glu") else 1)  # threads of a panel
         fits = 4 * meeting + 1024 <= device.shared_memory and own >= max(16, device.subgroup_max)
         return fits and threads % device.subgroup_max == 0 and threads <= device.workgroup_invocations
-    if dispatch.shader.startswith(("attention_fragments", "attention_teams")):
-        shares, threads = constants[3], constants[4]
-        whole = shares % TEAM == 0 if "teams" in dispatch.shader else True  # else a loop would not advance
-        return shares > 0 and whole and threads <= device.workgroup_invocations
+    if dispatch.shader.startswith(("attention_coopmat", "attention_multi_subgroup")):
+        key_splits, threads = constants[3], constants[4]
+        whole = (
+            key_splits % KEY_SUBGROUPS == 0 if "multi_subgroup" in dispatch.shader else True
+        )  # else a loop would not advance
+        return key_splits > 0 and whole and threads <= device.workgroup_invocations
     if dispatch.shader.startswith("attention") or dispatch.before:
         return True
     return device.subgroup_max <= constants[0] <= device.workgroup_invocations

@@ -1,8 +1,8 @@
 """Whether a device spreads a matrix over the lanes of a subgroup as some kernels rely on.
 
-They are matmul_fragments.slang and those that import attention_matrices.slang. Vulkan leaves it open which lane
+They are matmul_coopmat_reg.slang and those that import attention_coopmat_common.slang. Vulkan leaves it open which lane
 holds which element, so a shader is asked once when the device is opened. NVIDIA's GPUs do it this way; elsewhere
-matrices go through shared memory (matmul_matrix.slang).
+matrices go through shared memory (matmul_coopmat.slang).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def found(device: VulkanDevice, staging: Staging) -> bool:
     push = np.zeros(PUSH_BYTES // 8, np.uint64)
     push[0] = device.scratch.address
     with device.queue.once() as commands:
-        vk.CmdBindPipeline(commands, 1, device.pipelines.get("matrix_probe", (), LANES))
+        vk.CmdBindPipeline(commands, 1, device.pipelines.get("coopmat_probe", (), LANES))
         vk.CmdPushConstants(
             commands, device.pipelines.layout, STAGE_COMPUTE, 0, PUSH_BYTES, ffi.from_buffer(push)
         )
