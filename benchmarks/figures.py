@@ -105,7 +105,7 @@ def _reached(row: report.Row) -> str:
 
 @figure
 def cpu_runs() -> str:
-    """The same rows in every comparison that is kept: how far one run is to be trusted."""
+    """The same rows in every comparison that is kept: how far to rely on one run."""
     rows = []
     for path in sorted(RESULTS.rglob("[0-9]*.json")):
         data = json.loads(path.read_text())
@@ -159,7 +159,7 @@ def _limit(model: Data, gb_per_s: float, tokens: int, sampled: int) -> str:
     return f"{tokens / seconds:,.0f}"
 
 
-# ---- servers and guesses
+# ---- servers and speculation
 
 
 @figure

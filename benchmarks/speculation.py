@@ -1,10 +1,10 @@
-"""What guessing tokens gains or loses: the same requests with and without, in turn, in one engine.
+"""What speculation gains or loses: the same requests with and without it, in turn, in one engine.
 
-    python -m benchmarks.speculation [--parts lookup,draft] [--batches 1,4,16] [--rounds 7] [--output FILE]
+    python -m benchmarks.speculation [--parts prompt_lookup,draft] [--batches 1,4,16] [--rounds 7] [--output FILE]
 
 Prompt lookup: editing code (answers repeat their prompts) and telling stories, drawn at temperature 1 (nothing
-repeats). A draft model: questions about programming, for 1, 4 and 16 at a time, as the engine chooses and with guesses
-at every step, whether they pay or not: so it is seen how many are right where it would make none. Each round asks
+repeats). A draft model: questions about programming, for 1, 4 and 16 at a time, as the engine chooses and with
+drafts at every step, whether they pay or not: so the acceptance rate is seen where it would make none. Each round asks
 something new, so that neither model has read its prompts before; what the draft model takes to read them counts. Times
 are of whole requests, and of the tokens that come once all have their first.
 """
@@ -25,14 +25,14 @@ from benchmarks.workers import HERE
 from tandem import LLM, SamplingParams
 from tandem.bench.statistics import ratio_of_medians, summarise
 from tandem.engine.sequence import Sequence
-from tandem.engine.speculation import Proposer, Speculator, Trust
-from tandem.engine.worth import Worth
+from tandem.engine.speculation import Proposer, RequestAcceptance, Speculator
+from tandem.engine.speculation_cost import SpeculationCostModel
 from tests.packages import model_path
 
 LOOKUP_MODELS = ("qwen2.5-coder-1.5b", "smollm2")
 DRAFT, DRAFTED = "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
 TOKENS = {"qwen2.5-coder-1.5b": 96, "smollm2": 256}  # of an answer
-LEAST = 0.95  # of the speed without guesses, where the engine chooses
+LEAST = 0.95  # of the speed without speculation, where the engine chooses
 ALWAYS = 3  # tokens of each sequence, where it does not
 CODE = '''class {Noun}Store:
     """Keeps {noun}s by name, and knows which were used last."""
@@ -92,7 +92,7 @@ def question(n: int) -> str:
     return f"Write a Python function that {ASKED[n % len(ASKED)].format(noun)}, and explain it."
 
 
-class Unconcerned(Worth):
+class Unconcerned(SpeculationCostModel):
     def knows(self, sequences: int) -> bool:
         return True
 
@@ -101,12 +101,17 @@ class Always(Speculator):
     """As many tokens at every step, whether they pay or not."""
 
     def __init__(self, proposer: Proposer) -> None:
-        super().__init__(proposer, Unconcerned(proposer.typical))
+        super().__init__(proposer, Unconcerned(proposer.cost_coefficient))
 
     def _lengths(
-        self, sequences: list[Sequence], trusts: list[Trust], rooms: list[int], unread: list[int], company: int,
+        self,
+        sequences: list[Sequence],
+        acceptances: list[RequestAcceptance],
+        rooms: list[int],
+        unread: list[int],
+        batch_size: int,
         most: int,
-    ) -> list[int]:  # fmt: skip
+    ) -> list[int]:
         return [max(0, min(ALWAYS, room, most // len(rooms))) for room in rooms]
 
     def should_wait(self, sequence: Sequence) -> bool:
@@ -114,7 +119,7 @@ class Always(Speculator):
 
 
 class Rounds:
-    """The same requests with and without guesses."""
+    """The same requests with and without speculation."""
 
     def __init__(self, llm: LLM, prompts: Prompts, batch: int, tokens: int, temperature: float) -> None:
         self.llm, self.prompts, self.batch, self.tokens, self.temperature = (
@@ -128,9 +133,9 @@ class Rounds:
         self.speculator = self.scheduler.speculator
         self.scheduler.share = False  # each round computes its prompts
 
-    def run(self, number: int, guess: bool) -> tuple[float, float, list[list[int]]]:
+    def run(self, number: int, speculate: bool) -> tuple[float, float, list[list[int]]]:
         """Seconds in all, tokens a second once all have their first, and what was answered."""
-        self.scheduler.speculator = self.speculator if guess else None
+        self.scheduler.speculator = self.speculator if speculate else None
         sequences = []
         begun = time.perf_counter()
         for i in range(number * self.batch, (number + 1) * self.batch):
@@ -152,27 +157,28 @@ class Rounds:
         """Rounds in turn, each with and without, a different one first each time, after one to warm up."""
         assert self.speculator
         self.run(0, True)
-        guessed, right = self.speculator.guessed, self.speculator.right
+        drafted, accepted = self.speculator.drafted, self.speculator.accepted
         found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
         same = 0
         for number in range(1, rounds + 1):
             answers = []
-            for guess in (number % 2 == 0, number % 2 == 1):
-                seconds, speed, answer = self.run(number, guess)
-                found[guess].append((seconds, speed))
+            for speculate in (number % 2 == 0, number % 2 == 1):
+                seconds, speed, answer = self.run(number, speculate)
+                found[speculate].append((seconds, speed))
                 answers.append(answer)
             same += answers[0] == answers[1]
-        guessed, right = self.speculator.guessed - guessed, self.speculator.right - right
+        drafted = self.speculator.drafted - drafted
+        accepted = self.speculator.accepted - accepted
         return {
             "batch": self.batch,
             "without_tokens_per_s": [speed for _, speed in found[False]],
             "with_tokens_per_s": [speed for _, speed in found[True]],
             "without_seconds": [seconds for seconds, _ in found[False]],
             "with_seconds": [seconds for seconds, _ in found[True]],
-            "guessed": guessed,
-            "right": right,
-            "right_of_all": right / (rounds * self.batch * self.tokens),
-            "saved_seconds_by_its_own_account": self.speculator.worth.saved,
+            "drafted": drafted,
+            "accepted": accepted,
+            "accepted_of_all": accepted / (rounds * self.batch * self.tokens),
+            "saved_seconds_by_its_own_account": self.speculator.cost_model.saved,
             "same_answers": same,
             "rounds": rounds,
         }
@@ -182,10 +188,10 @@ def lookup_rows(models: list[str], rounds: int, threads: int, device: str) -> It
     for name in models:
         for task, prompts, temperature in (("code edit", edit, 0.0), ("prose", story, 1.0)):
             with LLM(
-                model_path(name), device=device, threads=threads, context=1024, batch=1, lookup=True
+                model_path(name), device=device, threads=threads, context=1024, batch=1, prompt_lookup=True
             ) as llm:
                 found = Rounds(llm, prompts, 1, TOKENS[name], temperature).measure(rounds)
-            yield {"model": name, "guesses": "lookup", "task": task, **found}
+            yield {"model": name, "proposer": "prompt lookup", "task": task, **found}
 
 
 def draft_rows(batches: list[int], rounds: int, threads: int, device: str) -> Iterator[dict[str, Any]]:
@@ -200,29 +206,38 @@ def draft_rows(batches: list[int], rounds: int, threads: int, device: str) -> It
         ) as llm:
             tokens, fewer = max(32, TOKENS[DRAFTED] // (1 + batch // 8)), max(3, rounds - batch // 4)
             asked = Rounds(llm, question, batch, tokens, 0.0)
-            row = {"model": DRAFTED, "guesses": f"draft {DRAFT}", "task": "questions"}
+            row = {"model": DRAFTED, "proposer": f"draft {DRAFT}", "task": "questions"}
             yield row | asked.measure(min(rounds, fewer))
             assert asked.speculator
             asked.speculator = Always(asked.speculator.proposer)
-            row["guesses"] += f", always {ALWAYS}"
+            row["proposer"] += f", always {ALWAYS}"
             yield row | {"always": True} | asked.measure(min(rounds, fewer))
 
 
+OLD_NAMES = {
+    "guesses": "proposer",
+    "guessed": "drafted",
+    "right": "accepted",
+    "right_of_all": "accepted_of_all",
+}
+
+
 def line(row: dict[str, Any]) -> str:
+    row = {OLD_NAMES.get(key, key): value for key, value in row.items()}  # results of before 2026-11-16
     speed = ratio_of_medians(row["with_tokens_per_s"], row["without_tokens_per_s"])
     whole = ratio_of_medians(row["without_seconds"], row["with_seconds"])
     off, on = summarise(row["without_tokens_per_s"]), summarise(row["with_tokens_per_s"])
-    share = f"{100 * row['right'] / row['guessed']:.0f}%" if row["guessed"] else "none"
+    share = f"{100 * row['accepted'] / row['drafted']:.0f}%" if row["drafted"] else "none"
     verdict = "" if speed.value >= LEAST or row.get("always") else " (slower than allowed)"
     return (
-        f"| {row['model']} | {row['guesses']} | {row['task']} | {row['batch']} | {off.median:.1f} ±{off.mad:.1f} "
+        f"| {row['model']} | {row['proposer']} | {row['task']} | {row['batch']} | {off.median:.1f} ±{off.mad:.1f} "
         f"| {on.median:.1f} ±{on.mad:.1f} | {speed.value:.2f} ({speed.low:.2f}-{speed.high:.2f}){verdict} "
-        f"| {whole.value:.2f} ({whole.low:.2f}-{whole.high:.2f}) | {share} of {row['guessed']} "
-        f"| {100 * row['right_of_all']:.0f}% | {row['same_answers']} of {row['rounds']} |"
+        f"| {whole.value:.2f} ({whole.low:.2f}-{whole.high:.2f}) | {share} of {row['drafted']} "
+        f"| {100 * row['accepted_of_all']:.0f}% | {row['same_answers']} of {row['rounds']} |"
     )
 
 
-HEAD = """| model | guesses | task | batch | tok/s without | with | ratio | whole requests | right | of all tokens | same answers |
+HEAD = """| model | drafts by | task | batch | tok/s without | with | ratio | whole requests | accepted | of all tokens | same answers |
 |---|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
 
 
@@ -230,9 +245,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="benchmarks.speculation", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--parts", default="lookup,draft", help="lookup, draft or both")
+    parser.add_argument("--parts", default="prompt_lookup,draft", help="prompt_lookup, draft or both")
     parser.add_argument(
-        "--models", default=",".join(LOOKUP_MODELS), help=f"of lookup ({', '.join(LOOKUP_MODELS)})"
+        "--models", default=",".join(LOOKUP_MODELS), help=f"of prompt lookup ({', '.join(LOOKUP_MODELS)})"
     )
     parser.add_argument("--batches", default="1,4,16", help="of draft (1,4,16)")
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="of each kind (7)")
@@ -248,7 +263,7 @@ def main() -> None:
     }  # fmt: skip
     common = options.rounds, options.threads, options.device
     rows: list[Iterator[dict[str, Any]]] = []
-    if "lookup" in options.parts.split(","):
+    if "prompt_lookup" in options.parts.split(","):
         rows.append(lookup_rows(options.models.split(","), *common))
     if "draft" in options.parts.split(","):
         rows.append(draft_rows([int(batch) for batch in options.batches.split(",")], *common))

@@ -6,7 +6,7 @@ docs/PERFORMANCE.md is docs/templates/PERFORMANCE.md.in with each `{{ name }}` r
 page. On the other pages what stands between `<!-- made: name -->` and `<!-- /made -->` is replaced. The names are those
 of the functions in figures*.py; each takes the newest file of its kind, by the date in its name:
 
-    DATE.json               against llama.cpp on a CPU     DATE-speculation.json   with and without guessed tokens
+    DATE.json               against llama.cpp on a CPU     DATE-speculation.json   with and without speculation
     DATE-serving.json       the servers                    DATE-quality.json       KL and perplexity
     DATE-h200.json          the GPU                        DATE-tune-h200.json, -tune-lavapipe.json, -tune-cpu.json
 """

@@ -105,10 +105,10 @@ def _plan(commands: Any) -> None:
         "-d", "--depth", type=numbers, metavar="N,N", help="tokens before (128, and all but one)"
     )
     plan.add_argument("-p", "--prompt", type=positive, metavar="N", help="tokens of a prompt (512)")
-    plan.add_argument("--draft", metavar="SHAPE", help="with guesses by this smaller model")
+    plan.add_argument("--draft", metavar="SHAPE", help="with this smaller model as draft model")
     plan.add_argument(
         "--acceptance", type=floats, metavar="A,A",
-        help="chances that a guess is right (0.6,0.7,0.8)",
+        help="acceptance rates of draft tokens (0.6,0.7,0.8)",
     )  # fmt: skip
     plan.add_argument(
         "--target", type=above_zero, metavar="N", help="tokens a second in all: at which batch?"

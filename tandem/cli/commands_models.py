@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tandem.cli.options import MODEL_HELP, NAME_HELP, add, add_device, add_guesses, add_npu
+from tandem.cli.options import MODEL_HELP, NAME_HELP, add, add_device, add_npu, add_speculation
 from tandem.cli.values import positive, replicas
 from tandem.model.catalogue import SHORT_NAMES
 
@@ -48,7 +48,7 @@ def _run(commands: Any) -> None:
         "--frequency-penalty", type=float, metavar="X", help="subtract X for each time it was used"
     )
     sampling.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
-    add_guesses(run)
+    add_speculation(run)
     add_device(run)
     add_npu(run)
 
@@ -81,10 +81,10 @@ def _serve(commands: Any) -> None:
         "--ray", type=replicas, nargs="?", const="2", metavar="N",
         help="answer by N replicas on a Ray cluster (2), or by 1-4, as many as are needed",
     )  # fmt: skip
-    add_guesses(serve, "[NAME=]MODEL")
+    add_speculation(serve, "[NAME=]MODEL")
     add_device(serve)
     add_npu(serve)
-    serve.set_defaults(device=None, kv=None, lookup=None)  # the settings' own
+    serve.set_defaults(device=None, kv=None, prompt_lookup=None)  # the settings' own
 
 
 def _ps(commands: Any) -> None:

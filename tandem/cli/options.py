@@ -41,17 +41,17 @@ def add(
     return command
 
 
-def add_guesses(command: argparse.ArgumentParser, models: str = "") -> None:
+def add_speculation(command: argparse.ArgumentParser, models: str = "") -> None:
     """`models`: how it is written where there may be several, each with its own."""
     command.add_argument(
-        "--lookup",
+        "--prompt-lookup",
         action="store_true",
-        help="guess tokens from the prompt: faster where an answer repeats it",
+        help="speculate on tokens that repeat the prompt: faster where an answer repeats it",
     )
     more = "; for the model NAME, where there are several (may be repeated)" if models else ""
     command.add_argument(
         "--draft", metavar=models or "MODEL", action="append" if models else "store",
-        help=f"guess tokens with this smaller model of the same family{more}",
+        help=f"speculative decoding with this smaller model of the same family{more}",
     )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def _check_used(options: argparse.Namespace) -> None:
     if options.hardware != "this" and (options.measure or options.device):
         raise UsageError("--measure and --device are for this machine: use --hardware this with them")
     if options.acceptance and not options.draft:
-        raise UsageError("--acceptance is of the guesses of a smaller model: name one with --draft")
+        raise UsageError("--acceptance is the rate of a draft model: name one with --draft")
 
 
 def _check_kv(kinds: list[str]) -> None:
@@ -166,7 +166,7 @@ def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
     weights, reads = plan["weights_bytes_a_token"], hardware.read_gb_s
     print(
         f"each step reads {human_size(weights)} of weights, at {_digits(reads)} GB/s at best: one sequence cannot have "
-        f"more than {_rate(reads * 1e9 / weights)} tok/s without guesses\n"
+        f"more than {_rate(reads * 1e9 / weights)} tok/s without speculation\n"
     )
     print_table(HEADER, [_cells(row) for row in plan["decode"]])
     _print_step_down(plan["decode"], hardware)
@@ -178,9 +178,9 @@ def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
     for row in plan["speculation"] or []:
         limit, predicted = row["limit"]["tokens_per_s"], row["predicted"]["tokens_per_s"]
         print(
-            f"one sequence at depth {plan['decode'][0]['depth']} with {row['guesses']} "
-            f"guess{'es' * (row['guesses'] > 1)} a step by {data['draft']}, "
-            f"{row['acceptance']:.0%} of them right (assumed): limit {limit:.1f} tok/s, predicted {predicted:.1f}"
+            f"one sequence at depth {plan['decode'][0]['depth']} with {row['draft_tokens']} "
+            f"draft token{'s' * (row['draft_tokens'] > 1)} a step by {data['draft']}, "
+            f"{row['acceptance']:.0%} of them accepted (assumed): limit {limit:.1f} tok/s, predicted {predicted:.1f}"
             + ("" if row["fits"] else "; both models together DO NOT FIT")
         )
     if plan["target"]:

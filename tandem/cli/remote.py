@@ -22,7 +22,7 @@ PATIENCE = 600.0  # seconds without a token
 
 def find_server(options: argparse.Namespace) -> RemoteLLM | None:
     """One that serves this model, if it may be used as it is."""
-    if (options.device, options.kv, options.lookup) != ("auto", "f16", False) or any(
+    if (options.device, options.kv, options.prompt_lookup) != ("auto", "f16", False) or any(
         getattr(options, name) for name in OPENING
     ):
         return None

@@ -78,7 +78,7 @@ def open_llm(options: argparse.Namespace, context: int | None = None, batch: int
         kv=options.kv,
         gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
         kv_memory=getattr(options, "kv_memory", None) and options.kv_memory * 1e9,
-        lookup=getattr(options, "lookup", False),
+        prompt_lookup=getattr(options, "prompt_lookup", False),
         draft=model_file(options.draft) if getattr(options, "draft", None) else None,
         split=options.split,
         placement=options.placement,
@@ -138,7 +138,7 @@ def statistic(llm: LLM | RemoteLLM, usage: Usage) -> str:
     parts.append(f"first after {usage.first_token_seconds:.2f} s")
     if engine and (speculator := engine.scheduler.speculator):
         found = speculator.statistics
-        parts.append(f"{found['right']} of {found['guessed']} guesses right")
+        parts.append(f"{found['accepted']} of {found['drafted']} draft tokens accepted")
         parts[-1] += f" in {found['steps']} steps, {found['saved_seconds']:.2f} s saved"
     return " · ".join(parts)
 

@@ -107,7 +107,7 @@ def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, 
         "gpu_memory": settings.gpu_memory and settings.gpu_memory * 1e9,
         "kv": settings.kv,
         "kv_memory": settings.kv_memory and settings.kv_memory * 1e9,
-        "lookup": settings.lookup,
+        "prompt_lookup": settings.prompt_lookup,
         "split": options.split,
         "placement": options.placement,
         "npu": options.npu,
@@ -115,7 +115,7 @@ def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, 
 
 
 def _own(files: dict[str, Path], drafts: Sequence[str], context: int | None) -> dict[str, dict[str, Any]]:
-    """What is not the same for all models: who guesses for them, and the context of those that cannot have as much."""
+    """What is not the same for all models: their draft models, and the context of those that cannot have as much."""
     own: dict[str, dict[str, Any]] = {}
     for text in drafts:
         name, _, draft = text.partition("=") if text.partition("=")[0] in files else ("", "", text)
@@ -134,7 +134,7 @@ def _own(files: dict[str, Path], drafts: Sequence[str], context: int | None) -> 
 
 def _checked_draft(model: Path, draft: Path) -> Path:
     """Before anything is served: whoever asks for the model cannot help it."""
-    from tandem.engine.draft import check_vocabularies
+    from tandem.engine.draft_model import check_vocabularies
     from tandem.model.model import open_model
 
     tokens = "tokenizer.ggml.tokens"

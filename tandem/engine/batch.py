@@ -68,7 +68,7 @@ class Batch:
         token = row = work = edits = masks = 0
         for chunk in chunks:
             begin = token
-            if chunk.count == 1 and not chunk.guess:
+            if chunk.count == 1 and not chunk.draft_tokens:
                 self._write_token(chunk, token, work)
                 token, work = token + 1, work + 1
             else:
@@ -80,7 +80,7 @@ class Batch:
                 row += chunk.scores
             if chunk.sampled:
                 edits = self._write_rows(chunk, begin + chunk.count - 1, row, edits)
-                row += 1 + len(chunk.guess)
+                row += 1 + len(chunk.draft_tokens)
                 if chunk.sequence.grammar:
                     masks = row
         self._set_counts(token, row, work, edits, masks)
@@ -131,7 +131,7 @@ class Batch:
     def _write_tokens(self, chunk: Chunk, at: int) -> None:
         sequence, begin, end = chunk.sequence, chunk.begin, chunk.begin + chunk.total
         self._write_tables(sequence)
-        tokens = [*sequence.tokens[begin : begin + chunk.count], *chunk.guess]
+        tokens = [*sequence.tokens[begin : begin + chunk.count], *chunk.draft_tokens]
         # Only the last can be one that the step before is still sampling.
         source = KNOWN if len(tokens) == chunk.total else 1 + sequence.row
         positions = np.arange(begin, end)
@@ -162,15 +162,15 @@ class Batch:
         return work
 
     def _write_rows(self, chunk: Chunk, token: int, row: int, edits: int) -> int:
-        """That a chunk's last token and those of its guess are sampled, and how; returns the next free edit."""
+        """That a chunk's last token and its draft tokens are sampled, and how; returns the next free edit."""
         sequence = chunk.sequence
         sequence.row = row
         if sequence.grammar:
-            sequence.grammar.write_masks(self.inputs.masks[row:], chunk.guess)
+            sequence.grammar.write_masks(self.inputs.masks[row:], chunk.draft_tokens)
         draw = chunk.begin + chunk.count - len(sequence.prompt)
-        for i in range(1 + len(chunk.guess)):
+        for i in range(1 + len(chunk.draft_tokens)):
             if sequence.edited or self._owners[row + i] != sequence.number:
-                edits = self._write_params(sequence, draw + i, row + i, edits, chunk.guess[:i])
+                edits = self._write_params(sequence, draw + i, row + i, edits, chunk.draft_tokens[:i])
             self._rows[row + i] = token + i
             self._params[(row + i) * PARAM_INTS + PARAM_COUNTER] = draw + i
         return edits
@@ -190,10 +190,10 @@ class Batch:
         return edit + n
 
     def _write_params(
-        self, sequence: Sequence, draw: int, row: int, first_edit: int, guess: Items[int] = ()
+        self, sequence: Sequence, draw: int, row: int, first_edit: int, draft_tokens: Items[int] = ()
     ) -> int:
         """A row of sampling parameters; returns the next free edit."""
-        edits = sequence.edits_of(draw, guess)
+        edits = sequence.edits_of(draw, draft_tokens)
         if sequence.param_row is None:
             sequence.param_row = _param_row(sequence)
         params = self.inputs.params[row]

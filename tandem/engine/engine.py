@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
 SPLIT_STEP_TOKENS = 128  # where layers are split: a prompt's parts follow each other through the devices
-ROWS_FOR_GUESSES = 16
+ROWS_FOR_DRAFTS = 16
 ITEMS_PER_WORKER = 2  # of attention, at least: with fewer some threads have twice the work of others
 
 
@@ -64,13 +64,13 @@ class Engine:
     ) -> None:  # fmt: skip
         """`kv`: what keys and values are stored as. `kv_memory`: bytes of the KV cache; None: a part of what is free.
         `queue`: requests that may wait. `share`: requests that begin alike compute that part once; a measurement may
-        not want it. `proposer`: who guesses tokens (speculation.py)."""
+        not want it. `proposer`: a source of draft tokens (speculation.py)."""
         self.model, self.device, self.context = model, device, context
         passes = tuple(passes)
         config = model.config
         blocks = -(-context // KV_BLOCK)
         tokens = min(STEP_TOKENS if device.stages == 1 else SPLIT_STEP_TOKENS, blocks * KV_BLOCK)
-        rows = batch + (ROWS_FOR_GUESSES if proposer else 0)
+        rows = batch + (ROWS_FOR_DRAFTS if proposer else 0)
         limits = StepLimits(tokens, rows, batch + 1, blocks, len(config.windows), config.vocab)
         layout = StepLayout(limits)
         plan = WeightPlan(model.layouts())
@@ -196,15 +196,15 @@ class Engine:
             if sequence.finish_reason is None:  # else it ended meanwhile, and this is a token too many
                 if step_slot.exclusive and sequence.params.logits_processor:
                     self._process(sequence, batch, row)
-                elif chunk.guess:
-                    drawn = [batch.read(row + i, sequence) for i in range(1 + len(chunk.guess))]
-                    self.scheduler.accept(chunk, sequence.extend(drawn, chunk.guess))
+                elif chunk.draft_tokens:
+                    drawn = [batch.read(row + i, sequence) for i in range(1 + len(chunk.draft_tokens))]
+                    self.scheduler.accept(chunk, sequence.extend(drawn, chunk.draft_tokens))
                 else:
                     sequence.append(batch.read(row, sequence))
                 served.append(sequence)
                 if sequence.finish_reason:
                     self.scheduler.remove(sequence)
-            row += 1 + len(chunk.guess)
+            row += 1 + len(chunk.draft_tokens)
         if self.watch and watched:
             self.watch(step_slot.chunks, seconds)
         return served

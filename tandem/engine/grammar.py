@@ -35,10 +35,10 @@ class Grammar:
         self._matcher, self._ends = matcher, ends
         self.mask = np.zeros(-(-vocab // 32), np.int32)  # the last one
 
-    def write_masks(self, rows: Ints, guess: Sequence[int] = ()) -> None:
-        """A bit for each token that may come next, and a row more after each token of a guess, which is `possible`."""
-        for i in range(1 + len(guess)):
-            if i and not self._matcher.consume_token(guess[i - 1]):
+    def write_masks(self, rows: Ints, draft: Sequence[int] = ()) -> None:
+        """A bit for each token that may come next, and a row more after each draft token; the draft is `possible`."""
+        for i in range(1 + len(draft)):
+            if i and not self._matcher.consume_token(draft[i - 1]):
                 return  # a limit was met: nothing will be accepted
             if self._matcher.is_stopped():  # what would come after the end is dropped
                 break
@@ -51,11 +51,11 @@ class Grammar:
         """Tokens of the only text that may come next, up to where there is a choice."""
         return list(self._matcher.compute_ff_tokens())
 
-    def possible(self, guess: list[int]) -> list[int]:
-        """Of a guess, what may come; nothing that may be the end, for no row follows it."""
-        most = self._matcher.validate_tokens(guess)
-        ends = (i for i, token in enumerate(guess[:most]) if token in self._ends)
-        return guess[: next(ends, most)]
+    def possible(self, draft: list[int]) -> list[int]:
+        """The draft up to the first token that may not come; nothing that may be the end, for no row follows it."""
+        most = self._matcher.validate_tokens(draft)
+        ends = (i for i, token in enumerate(draft[:most]) if token in self._ends)
+        return draft[: next(ends, most)]
 
     def accept(self, token: int) -> bool:
         """False if it may not come: `problem` says why."""

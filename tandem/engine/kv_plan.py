@@ -84,7 +84,7 @@ def step_bytes(limits: StepLimits, step_slots: int) -> int:
 
 
 def _of_batch(limits: StepLimits, batch: int) -> StepLimits:
-    spare = limits.rows - limits.sequences  # rows for guesses, less a guest's slot
+    spare = limits.rows - limits.sequences  # rows for draft tokens, less a guest's slot
     return replace(limits, rows=batch + 1 + spare, sequences=batch + 1)
 
 

@@ -14,7 +14,7 @@ from tandem.devices.npu.opening import npu_missing, with_npu
 from tandem.devices.opening import open_device
 from tandem.engine.embedding import pooled
 from tandem.engine.engine import Engine
-from tandem.engine.lookup import Lookup
+from tandem.engine.prompt_lookup import PromptLookup
 from tandem.engine.reply import Result, Token, TokenLogprob, Usage
 from tandem.engine.requests import Message, Requests, as_items
 from tandem.engine.speculation import Proposer
@@ -53,20 +53,22 @@ class LLM(Requests):
         batch: int = 64,
         gpu_memory: float | None = None,
         kv_memory: float | None = None,
-        lookup: bool = False,
+        prompt_lookup: bool = False,
         draft: str | os.PathLike[str] | None = None,
         split: Sequence[int] | None = None,
         placement: str = "layers",
         npu: str = "off",
+        lookup: bool = False,
     ) -> None:
         """`model`: a GGUF file, or a name that `tandem pull` has fetched. `context`: tokens a request may have in
         all. `kv`: what keys and values are kept as: "f16", "q8" (int8, half the memory) or "f32". `batch`: sequences
         served at a time. `gpu_memory`: bytes of a GPU's own memory to use at most. `kv_memory`: bytes for the keys and
-        values of all sequences. `lookup`: guess tokens that have followed before, which is faster where answers repeat
-        their prompts. `draft`: a smaller model of the same family that guesses tokens. `split`: how many layers each
+        values of all sequences. `prompt_lookup`: draft tokens that followed before, faster where answers repeat
+        their prompts. `draft`: a smaller model of the same family that drafts tokens. `split`: how many layers each
         device has where `device` names several, as in "vulkan:0,cpu"; None: as many as it is fast. `placement`: what
         several devices divide: "layers", "columns" of matmuls, as a "pipeline", or "npu-attention". `npu`: "auto" or
-        "require" let the NPU of a Ryzen 7040 or 8040 help (docs/NPU.md; not yet run on one)."""
+        "require" let the NPU of a Ryzen 7040 or 8040 help (docs/NPU.md; not yet run on one).
+        `lookup`: the former name of `prompt_lookup`."""
         if not isinstance(model, str | os.PathLike):
             raise RequestError(f"model={model!r}: give the path of a GGUF file or the name of a model")
         for name, given, hint in (
@@ -77,16 +79,18 @@ class LLM(Requests):
         ):
             if not isinstance(given, str) or (name == "kv" and given not in KV_TYPES):
                 raise RequestError(f"{name}={given!r}: {hint}")
-        if not isinstance(lookup, bool):
-            raise RequestError(f"lookup={lookup!r}: give True or False")
+        for name, flag in (("prompt_lookup", prompt_lookup), ("lookup", lookup)):
+            if not isinstance(flag, bool):
+                raise RequestError(f"{name}={flag!r}: give True or False")
+        prompt_lookup = prompt_lookup or lookup
         for name, value in (("threads", threads), ("context", context), ("batch", batch)):
             auto = value is None and name != "batch"
             if not auto and not (isinstance(value, int) and 1 <= value < MOST_OF_ANYTHING):
                 raise RequestError(
                     f"{name}={value!r}: give a whole number, 1 or more, below {MOST_OF_ANYTHING}"
                 )
-        if lookup and draft is not None:
-            raise RequestError("guess tokens by lookup or by a draft model: give one of the two")
+        if prompt_lookup and draft is not None:
+            raise RequestError("prompt_lookup and draft exclude each other: give one of the two")
         if draft is not None and not isinstance(draft, str | os.PathLike):
             raise RequestError(f"draft={draft!r}: give the path of a GGUF file or the name of a model")
         if split is not None and not (
@@ -113,7 +117,7 @@ class LLM(Requests):
             self.device = with_npu(alone, npu, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}")
             opened.callback(self.device.close)
             if draft is not None:
-                from tandem.engine.draft import kv_shares
+                from tandem.engine.draft_model import kv_shares
 
                 with open_model(resolve(os.fspath(draft))) as small:
                     most = min(self.context, small.config.trained_context)
@@ -126,7 +130,7 @@ class LLM(Requests):
             opened.callback(text.join)
             self.engine = Engine(
                 self._model, self.device, context=self.context, batch=batch, kv=kv,
-                kv_memory=kv_memory, proposer=Lookup() if lookup else self._drafting(),
+                kv_memory=kv_memory, proposer=PromptLookup() if prompt_lookup else self._drafting(),
             )  # fmt: skip
             self.tokenizer, self._template = text.result()
             self._closing = opened.pop_all()
@@ -134,7 +138,7 @@ class LLM(Requests):
     def _drafting(self) -> Proposer | None:
         if self._draft is None:
             return None
-        from tandem.engine.draft import DraftModel, check_vocabularies
+        from tandem.engine.draft_model import DraftModel, check_vocabularies
 
         tokens = "tokenizer.ggml.tokens"
         check_vocabularies(self._model.gguf.get(tokens), self._draft._model.gguf.get(tokens))

@@ -62,7 +62,7 @@ class Pace:
         if not step or not self._token:
             return UNKNOWN * prompts
         if self._since >= EVERY:
-            self._since, self._left_out = 0, True  # once: where tokens are guessed, that step is not measured
+            self._since, self._left_out = 0, True  # once: with draft tokens, that step is not measured
             return 0
         usual = min(step, self._quiet(self._before, others)) if self._before else step
         room = max(BOUND * usual - step - SPREADS * self._spread, LEAST * step)

@@ -25,7 +25,7 @@ class Scheduler:
         share: bool = True, speculator: Speculator | None = None, stages: int = 1,
     ) -> None:  # fmt: skip
         """`pace`: None computes prompts as fast as possible, whoever waits. `queue`: requests that may wait. `share`:
-        requests begin with what others have computed. `speculator`: guesses tokens. `stages`: devices that steps go
+        requests begin with what others have computed. `speculator`: proposes drafts. `stages`: devices that steps go
         through one behind the other; so many are in flight, and each has its part of the sequences."""
         self.limits, self.cache, self.pace, self.queue, self.share = limits, cache, pace, queue, share
         self.speculator, self.stages = speculator, stages
@@ -66,11 +66,11 @@ class Scheduler:
                 else:
                     self._take(sequence, 1, 1, chunks)
         budget = self.limits.tokens - len(chunks)
-        guessed = self._speculate(self.speculator, chunks, budget) if self.speculator else 0
-        budget -= guessed
+        drafted = self._speculate(self.speculator, chunks, budget) if self.speculator else 0
+        budget -= drafted
         if prompts and chunks and self.pace:
             budget = min(budget, self.pace.budget(len(prompts), len(chunks)))
-        rows = self.limits.rows - len(self.running) - guessed  # that nobody may want
+        rows = self.limits.rows - len(self.running) - drafted  # that nobody may want
         for sequence, count in prompts:
             most = budget
             if sequence.params.prompt_logprobs is not None:
@@ -90,21 +90,21 @@ class Scheduler:
         return chunks
 
     def _speculate(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> int:
-        """Adds guesses where rows, tokens and KV blocks are to spare; returns their tokens."""
+        """Adds draft tokens where rows, tokens and KV blocks are to spare; returns their number."""
         most = min(self.limits.rows - len(self.running), budget)
         free = [chunk for chunk in chunks if not chunk.sequence.params.logits_processor]
         known = [chunk for chunk in free if chunk.begin < len(chunk.sequence.tokens)]
-        guesses = speculator.guess([chunk.sequence for chunk in known], len(chunks), most)
-        for chunk, guess in zip(known, guesses, strict=True):
-            if guess and self.cache.reserve(chunk.sequence.tables, chunk.begin + 1 + len(guess)):
-                chunk.guess = guess
+        drafts = speculator.propose([chunk.sequence for chunk in known], len(chunks), most)
+        for chunk, draft in zip(known, drafts, strict=True):
+            if draft and self.cache.reserve(chunk.sequence.tables, chunk.begin + 1 + len(draft)):
+                chunk.draft_tokens = draft
         for chunk in free:
             sequence = chunk.sequence
-            if chunk not in known and sequence.trust:  # its token is still being sampled
-                sequence.trust.idle += 1
+            if chunk not in known and sequence.acceptance:  # its token is still being sampled
+                sequence.acceptance.idle += 1
             if not sequence.always_waits:
-                sequence.waits = bool(chunk.guess) or speculator.should_wait(sequence)
-        return sum(len(chunk.guess) for chunk in known)
+                sequence.waits = bool(chunk.draft_tokens) or speculator.should_wait(sequence)
+        return sum(len(chunk.draft_tokens) for chunk in known)
 
     def undo(self, chunks: list[Chunk]) -> None:
         """As if these, which were scheduled last, had not been."""
@@ -115,25 +115,25 @@ class Scheduler:
 
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
         """What a step took."""
-        prompts = ones = guessed = 0
+        prompts = ones = drafted = 0
         for chunk in chunks:
             if chunk.count == 1 and chunk.sampled:
                 ones += 1
             else:
                 prompts += chunk.count
-            guessed += len(chunk.guess)
-        if self.pace and not guessed:
+            drafted += len(chunk.draft_tokens)
+        if self.pace and not drafted:
             self.pace.observe(prompts, ones, seconds)
         if self.speculator:
-            self.speculator.observe(ones, guessed, seconds, prompts)
+            self.speculator.observe(ones, drafted, seconds, prompts)
 
-    def accept(self, chunk: Chunk, right: int) -> None:
-        """The first `right` tokens of a guess were those drawn."""
-        if chunk.guess and self.speculator:
-            self.speculator.learn(chunk.sequence, len(chunk.guess), right)
+    def accept(self, chunk: Chunk, accepted: int) -> None:
+        """The first `accepted` draft tokens were those sampled."""
+        if chunk.draft_tokens and self.speculator:
+            self.speculator.learn(chunk.sequence, len(chunk.draft_tokens), accepted)
             # If it was not put back meanwhile.
             if chunk.sequence.slot >= 0 and chunk.entered == chunk.sequence.entered:
-                chunk.sequence.computed += right
+                chunk.sequence.computed += accepted
 
     def pause(self, sequence: Sequence) -> None:
         """Takes it out of the steps; its slot and blocks stay, if it was not put back while its last step ran."""

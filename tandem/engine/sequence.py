@@ -23,7 +23,7 @@ from tandem.program.step_inputs import EDIT_INTS, Ints
 
 if TYPE_CHECKING:
     from tandem.engine.grammar import Grammar
-    from tandem.engine.speculation import Trust
+    from tandem.engine.speculation import RequestAcceptance
 
 _numbers = itertools.count()
 
@@ -51,7 +51,7 @@ class Sequence:
     row: int = -1  # of the results of the last step that sampled it
     entered: int = 0  # how often it was let in
     cached: int = 0  # tokens of the prompt that others had computed
-    trust: Trust | None = None  # in guesses of its next tokens
+    acceptance: RequestAcceptance | None = None  # of its draft tokens
     grammar: Grammar | None = None  # what its tokens must obey
     keys: list[bytes] = field(default_factory=list)  # of its full KV blocks
     slot: int = -1  # row of the block tables while running
@@ -99,14 +99,14 @@ class Sequence:
             return 0
         return len(self.tokens) + self.ahead - self.computed
 
-    def extend(self, drawn: list[Sampled], guess: Items[int]) -> int:
-        """Appends what was drawn, up to the first that is not the guess; returns how many of it were right."""
+    def extend(self, drawn: list[Sampled], draft: Items[int]) -> int:
+        """Appends what was sampled, up to the first that differs from the draft; returns the accepted draft tokens."""
         self.append(drawn[0])
-        right = 0
-        while right < len(guess) and drawn[right].id == guess[right] and self.finish_reason is None:
-            right += 1
-            self.append(drawn[right])
-        return right
+        accepted = 0
+        while accepted < len(draft) and drawn[accepted].id == draft[accepted] and self.finish_reason is None:
+            accepted += 1
+            self.append(drawn[accepted])
+        return accepted
 
     def append(self, sampled: Sampled) -> None:
         if not self.generated:
@@ -124,10 +124,10 @@ class Sequence:
         elif len(self.generated) >= self.most:
             self.finish("length")
 
-    def edits_of(self, draw: int, guess: Items[int] = ()) -> Ints:
-        """The edits of the n-th token's logits, after a guess of those before: no end is taken before min_tokens."""
+    def edits_of(self, draw: int, draft: Items[int] = ()) -> Ints:
+        """The edits of the n-th token's logits, after draft tokens before it: no end is taken before min_tokens."""
         edits = self._early_edits if draw < self.params.min_tokens else self.edits
-        for token in guess if self.counts else ():
+        for token in draft if self.counts else ():
             edits = _counted(edits, token)
         return edits
 
@@ -142,20 +142,20 @@ class Sequence:
 
 
 class Chunk:
-    """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them. A `guess` comes on top:
-    tokens that may follow, each with a row of results. The first `scores` tokens have rows for their successors."""
+    """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them. `draft_tokens` come on
+    top, each with a row of results. The first `scores` tokens have rows for their successors."""
 
-    __slots__ = ("begin", "count", "entered", "guess", "row", "sampled", "scores", "sequence")
+    __slots__ = ("begin", "count", "draft_tokens", "entered", "row", "sampled", "scores", "sequence")
 
     def __init__(self, sequence: Sequence, begin: int, count: int, sampled: bool) -> None:
         self.sequence, self.begin, self.count, self.sampled = sequence, begin, count, sampled
-        self.guess: Items[int] = ()
+        self.draft_tokens: Items[int] = ()
         self.scores = 0
         self.entered, self.row = sequence.entered, sequence.row  # as they were when it was scheduled
 
     @property
     def total(self) -> int:
-        return self.count + len(self.guess)
+        return self.count + len(self.draft_tokens)
 
 
 def _counted(edits: Ints, token: int) -> Ints:

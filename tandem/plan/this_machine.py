@@ -2,8 +2,8 @@
 
 Measured are reads of its memory, a prompt, and a CPU's peak; what is free is asked each time. The rate that predictions
 take is the one that explains the prompt, given what part of it our kernels reach where both are known (`calibration` in
-hardware.toml). Where the peak is not known it is taken to be that rate: then the limit by arithmetic is a guess; the
-one by memory is not.
+hardware.toml). Where the peak is not known it is taken to be that rate: then the limit by arithmetic is an
+estimate; the one by memory is not.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tandem.model.model import Model
 from tandem.plan.predict import MOST_ROWS, Planned, Seconds, added
 
 SCHEMA = 1
-MOST_GUESSES = 8
+MAX_DRAFT_TOKENS = 8
 TARGET_DEPTHS = (512, 4096, 16384)
 Data = dict[str, Any]
 
@@ -30,7 +30,7 @@ class Wish:
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
     depths: Sequence[int] = (128, 4095)
     prompt: int = 512
-    acceptance: Sequence[float] = (0.6, 0.7, 0.8)  # chances that a guess is right: assumed
+    acceptance: Sequence[float] = (0.6, 0.7, 0.8)  # acceptance rates of draft tokens: assumed
     target: float | None = None  # tokens a second of all sequences together
     target_depths: Sequence[int] = TARGET_DEPTHS
     active: float | None = None  # parameters of a mixture of experts that a token takes
@@ -105,28 +105,36 @@ def _prompt(planned: Planned, hardware: Hardware, tokens: int) -> Data:
 
 
 def _speculation(
-    planned: Planned, draft: Planned, hardware: Hardware, chances: Sequence[float], depth: int
+    planned: Planned, draft: Planned, hardware: Hardware, rates: Sequence[float], depth: int
 ) -> list[Data]:
-    """One sequence: guesses by the draft model, a step each, and a step of the model that checks them all. For each
-    chance, with as many guesses as give most."""
+    """One sequence: a step of the draft model for each draft token, and a step of the model that verifies them all.
+    For each acceptance rate, with the number of draft tokens that gives most."""
     _check_vocabularies(planned, draft)
     needed = sum(each.memory(hardware).needed for each in (planned, draft))
     fits = needed <= sum(hardware.heaps.values())
-    guess = draft.limit(hardware, [(depth, 1)]), draft.predict(hardware, [(depth, 1)])
+    drafting = draft.limit(hardware, [(depth, 1)]), draft.predict(hardware, [(depth, 1)])
     seconds = {}
-    for guesses in range(1, MOST_GUESSES + 1):
-        step = hardware, [(depth, guesses + 1)], guesses + 1
+    for draft_tokens in range(1, MAX_DRAFT_TOKENS + 1):
+        step = hardware, [(depth, draft_tokens + 1)], draft_tokens + 1
         check = planned.limit(*step), planned.predict(*step)
-        seconds[guesses] = [added([a] + [b] * guesses) for a, b in zip(check, guess, strict=True)]
+        seconds[draft_tokens] = [
+            added([a] + [b] * draft_tokens) for a, b in zip(check, drafting, strict=True)
+        ]
 
-    def row(chance: float, guesses: int) -> Data:
-        expected = sum(chance**i for i in range(guesses + 1))  # the right ones, and one of the model's own
-        rates = _rates(expected, *seconds[guesses])
-        return {"acceptance": chance, "guesses": guesses, "expected": expected, "fits": fits, **rates}
+    def row(rate: float, draft_tokens: int) -> Data:
+        expected = sum(rate**i for i in range(draft_tokens + 1))  # accepted, and one of the model's own
+        speeds = _rates(expected, *seconds[draft_tokens])
+        return {
+            "acceptance": rate,
+            "draft_tokens": draft_tokens,
+            "expected": expected,
+            "fits": fits,
+            **speeds,
+        }
 
     return [
-        max((row(chance, n) for n in seconds), key=lambda data: float(data["predicted"]["tokens_per_s"]))
-        for chance in chances
+        max((row(rate, n) for n in seconds), key=lambda data: float(data["predicted"]["tokens_per_s"]))
+        for rate in rates
     ]
 
 

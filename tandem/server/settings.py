@@ -26,8 +26,8 @@ class ServerSettings:
     kv: str = "f16"  # how keys and values are kept: f16 or q8
     kv_memory: float | None = None  # GB for them; None: by the context and what is free
     gpu_memory: float | None = None  # GB of a GPU's own memory to use at most
-    lookup: bool = False  # guess tokens from the prompt
-    draft: tuple[str, ...] = ()  # models that guess tokens: NAME=MODEL, or MODEL where one is served
+    prompt_lookup: bool = False  # speculate on tokens that repeat the prompt
+    draft: tuple[str, ...] = ()  # draft models: NAME=MODEL, or MODEL where one is served
     keep_alive: float | None = None  # seconds that a model stays; None: until another needs its memory
     api_keys: Path | None = None  # a file with a key a line; None: whoever reaches the port is served
     cors_origins: tuple[str, ...] = ()  # web pages of others that may call; "*": all

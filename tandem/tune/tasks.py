@@ -185,7 +185,7 @@ def _check_attention(device: VulkanDevice, shape: Shape, sequences: int) -> Chec
 
 
 def _cpu_task(space: Space, shape: Shape, context: int, quick: bool, rng: np.random.Generator) -> Task:
-    """One choice for all sizes: a recording has one, and a request's bits must not depend on its company."""
+    """One choice for all sizes: a recording has one, and a request's bits must not depend on the batch."""
     spots: Sequence[tuple[Trial, Counts]]
     if shape.kind == "attention":
         timed: list[Case] = [cases.answering(shape, n, min(context, CPU_KEYS), rng) for n in CPU_SEQUENCES]

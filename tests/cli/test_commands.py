@@ -41,10 +41,19 @@ def test_the_prompt_may_stand_anywhere(line: str) -> None:
 
 
 def test_run_on_a_terminal_says_how_fast_it_was(tiny: Path, tmp_path: Path) -> None:
-    with on_terminal("run", tiny, "hello", "-n", "12", "--lookup", env=environment(tmp_path)) as terminal:
+    with on_terminal(
+        "run", tiny, "hello", "-n", "12", "--prompt-lookup", env=environment(tmp_path)
+    ) as terminal:
         assert terminal.exit_code() == 0
     shown = terminal.seen.decode()
-    for part in ("on the CPU", "answer 12 tokens", "GB/s", "first after", "guesses right in", "s saved"):
+    for part in (
+        "on the CPU",
+        "answer 12 tokens",
+        "GB/s",
+        "first after",
+        "draft tokens accepted in",
+        "s saved",
+    ):
         assert part in shown
 
 

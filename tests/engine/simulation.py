@@ -17,11 +17,11 @@ import numpy as np
 from tandem.engine.batch import Batch
 from tandem.engine.engine import Engine, StepSlot
 from tandem.engine.kv_cache import KVCache
-from tandem.engine.lookup import Lookup
+from tandem.engine.prompt_lookup import PromptLookup
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sequence
 from tandem.engine.speculation import Speculator
-from tandem.engine.worth import Worth
+from tandem.engine.speculation_cost import SpeculationCostModel
 from tandem.program.step_inputs import (
     KV_BLOCK,
     RESULT_INTS,
@@ -51,8 +51,8 @@ def expected(prompt: list[int], count: int, windows: tuple[int, ...], repeats: b
     return tokens[len(prompt) :]
 
 
-class Willing(Worth):
-    """Guesses, whatever they take, as if each token of one took so much of a step."""
+class Willing(SpeculationCostModel):
+    """Speculates, whatever it takes, as if each draft token took so much of a step."""
 
     def __init__(self, cost: float) -> None:
         super().__init__()
@@ -85,15 +85,15 @@ class SimulatedEngine(Engine):
 
     def __init__(
         self, *, windows: tuple[int, ...], blocks: tuple[int, ...], context: int, batch: int, tokens: int,
-        step_slots: int = 2, guesses: int = 0,
+        step_slots: int = 2, draft_tokens: int = 0,
     ) -> None:  # fmt: skip
-        self.context, self.windows, self.repeats = context, windows, guesses > 0
+        self.context, self.windows, self.repeats = context, windows, draft_tokens > 0
         self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB, trained_context=context))  # type: ignore[assignment]
-        rows = batch + guesses
+        rows = batch + draft_tokens
         limits = StepLimits(tokens, rows, batch, -(-context // KV_BLOCK), len(windows))
         layout = StepLayout(limits)
         self.cache = KVCache(windows, blocks)
-        speculator = Speculator(Lookup(), Willing(0.25)) if guesses else None
+        speculator = Speculator(PromptLookup(), Willing(0.25)) if draft_tokens else None
         self.scheduler = Scheduler(limits, self.cache, speculator=speculator)
         self.kv = [np.full((n * KV_BLOCK, 2), -1) for n in blocks]
         self.steps = self.tokens_computed = 0

@@ -50,9 +50,11 @@ class Blocks(RuleBasedStateMachine):
         spare=st.integers(0, 12),
         tokens=st.integers(1, 60),
         step_slots=st.integers(1, 2),
-        guesses=st.sampled_from([0, 2, 9]),
+        draft_tokens=st.sampled_from([0, 2, 9]),
     )
-    def start(self, windows: tuple[int, ...], spare: int, tokens: int, step_slots: int, guesses: int) -> None:
+    def start(
+        self, windows: tuple[int, ...], spare: int, tokens: int, step_slots: int, draft_tokens: int
+    ) -> None:
         full = CONTEXT // KV_BLOCK
         one = [min(full, (window + tokens) // KV_BLOCK + 2) if window else full for window in windows]
         self.engine = SimulatedEngine(
@@ -62,7 +64,7 @@ class Blocks(RuleBasedStateMachine):
             batch=3,
             tokens=tokens,
             step_slots=step_slots,
-            guesses=guesses,
+            draft_tokens=draft_tokens,
         )
         self.alive: list[Sequence] = []
 

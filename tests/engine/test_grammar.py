@@ -77,9 +77,9 @@ def test_json_of_a_schema(llm: LLM, schema: Any) -> None:
 
 
 def test_beside_others(llm: LLM, path: Path) -> None:
-    """A mask is for its row alone; with guesses and two steps in flight too."""
+    """A mask is for its row alone; with draft tokens and two steps in flight too."""
     plain = llm.generate(["one", "two"], max_tokens=30)
-    with LLM(path, threads=1, context=512, batch=8, device="cpu", lookup=True) as other:
+    with LLM(path, threads=1, context=512, batch=8, device="cpu", prompt_lookup=True) as other:
         for engine in (llm, other):
             streams = [engine.stream(prompt, max_tokens=30) for prompt in ("one", "two")]
             digits = engine.stream("x", regex="[0-9]{20}", max_tokens=30)
@@ -92,8 +92,8 @@ def test_beside_others(llm: LLM, path: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_guesses_keep_to_the_form(llm: LLM, path: Path, temperature: float) -> None:
-    """The same answers as without, and some of it was guessed: also where a guess reaches the form's end."""
+def test_drafts_keep_to_the_form(llm: LLM, path: Path, temperature: float) -> None:
+    """The same answers as without, and some of it was drafted: also where a draft reaches the form's end."""
     forms: list[dict[str, Any]] = [
         {"regex": "(abcd|dcba|[0-9]){30}!"},
         {"regex": "(ab){40}"},
@@ -101,16 +101,16 @@ def test_guesses_keep_to_the_form(llm: LLM, path: Path, temperature: float) -> N
         {"regex": "[ab]{60}", "repeat_penalty": 1.2, "frequency_penalty": 0.1},
         {"repeat_penalty": 0.8, "presence_penalty": -0.2},
     ]
-    with LLM(path, threads=1, context=512, batch=8, device="cpu", lookup=True) as other:
+    with LLM(path, threads=1, context=512, batch=8, device="cpu", prompt_lookup=True) as other:
         speculator = other.engine.scheduler.speculator
         assert speculator
-        speculator.worth = Willing(0.01)
+        speculator.cost_model = Willing(0.01)
         for form in forms:
             common = {"temperature": temperature, "seed": 5, "max_tokens": 80, **form}
             prompt = "abcdabcd dcba 0123012301230123"
-            before = speculator.right
+            before = speculator.accepted
             assert other.generate(prompt, **common).token_ids == llm.generate(prompt, **common).token_ids
-            assert speculator.right > before, form
+            assert speculator.accepted > before, form
             assert other.engine.cache.free_blocks == other.engine.cache.blocks
 
 
@@ -134,11 +134,11 @@ def test_refused_with_the_reason(llm: LLM, params: dict[str, Any], problem: str)
         llm.generate("x", **params)
 
 
-@pytest.mark.parametrize("lookup", [False, True])
+@pytest.mark.parametrize("prompt_lookup", [False, True])
 def test_a_form_that_meets_a_limit_fails_its_request_alone(
-    llm: LLM, path: Path, lookup: bool, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, path: Path, prompt_lookup: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What there is of the answer is not taken for all of it; also if the limit is met while a guess is looked at."""
+    """What there is of the answer is not taken for all of it; also if the limit is met while a draft is looked at."""
     from llguidance import LLMatcher, LLParserLimits
 
     class Impatient:
@@ -147,13 +147,13 @@ def test_a_form_that_meets_a_limit_fails_its_request_alone(
         def __new__(cls, *args: Any, **options: Any) -> Any:
             return LLMatcher(*args, **options | {"limits": LLParserLimits(step_max_items=60)})
 
-    with LLM(path, threads=1, context=512, batch=8, device="cpu", lookup=lookup) as other:
+    with LLM(path, threads=1, context=512, batch=8, device="cpu", prompt_lookup=prompt_lookup) as other:
         if speculator := other.engine.scheduler.speculator:
-            speculator.worth = Willing(0.01)
+            speculator.cost_model = Willing(0.01)
         beside = other.stream("one", max_tokens=30)
         first = next(beside).text
         monkeypatch.setattr("llguidance.LLMatcher", Impatient)
-        for repeats in range(3, 11):  # before the limit, so that it is met anywhere in a guess
+        for repeats in range(3, 11):  # before the limit, so that it is met anywhere in a draft
             grammar = f'start: "ab"{{{repeats}}} e\ne: e e e | e e | /[a-z ]/ | ""'
             with pytest.raises(RequestError, match=r"form is too intricate: .*Too many items"):
                 other.generate("ab" * 12, grammar=grammar, max_tokens=100)

@@ -53,7 +53,7 @@ def test_streams_read_in_any_order_lose_nothing(llm: LLM) -> None:
     alone = [list(llm.stream(prompt, max_tokens=9)) for prompt in PROMPTS]
     first, second, third = (llm.stream(prompt, max_tokens=9) for prompt in PROMPTS)
     mixed: list[list[Any]] = [[next(first)], [next(second)], list(third)]
-    llm.generate("company", max_tokens=30)
+    llm.generate("another request", max_tokens=30)
     mixed[1] += second
     mixed[0] += first
     for one, other in zip(alone, mixed, strict=True):
@@ -67,7 +67,7 @@ def test_a_stop_string_in_what_was_sampled_meanwhile(llm: LLM) -> None:
     stop = text[5:7]
     stream = llm.stream(PROMPTS[0], max_tokens=20, stop=stop)
     tokens = [next(stream)]
-    llm.generate("company", max_tokens=30)
+    llm.generate("another request", max_tokens=30)
     tokens += stream
     assert "".join(token.text for token in tokens) == text[: text.index(stop)]
     assert [token.finish_reason for token in tokens].count("stop") == 1 and tokens[-1].finish_reason == "stop"
@@ -290,6 +290,7 @@ def test_not_a_size(path: Path, option: str, value: Any) -> None:
         ("device", 5),
         ("batch", None),
         ("kv", np.array([1, 2])),
+        ("prompt_lookup", "yes"),
         ("lookup", "yes"),
         ("placement", np.array([1, 2])),
         ("npu", 5),

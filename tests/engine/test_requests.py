@@ -117,7 +117,7 @@ def test_the_longest_prompt_gets_one_token() -> None:
 
 
 def test_the_same_seed_is_written_whatever_its_sign_or_size() -> None:
-    """Seeds are 64 bits; what the kernel gets does not depend on the row or on the company."""
+    """Seeds are 64 bits; what the kernel gets does not depend on the row or on the batch."""
     for seed in (0, 1, -1, 2**63, 2**64 + 5, np.int64(-7)):
         engine = make()
         engine.submit([1], SamplingParams(seed=5))
@@ -128,7 +128,7 @@ def test_the_same_seed_is_written_whatever_its_sign_or_size() -> None:
 
 
 def test_history_and_bias_of_every_row_have_room() -> None:
-    """A batch full of long histories and biases loses none of them: penalties do not depend on the company."""
+    """A batch full of long histories and biases loses none of them: penalties do not depend on the batch."""
     engine = SimulatedEngine(windows=(0,), blocks=(1000,), context=1024, batch=8, tokens=8192)
     params = SamplingParams(repeat_penalty=1.1, logit_bias=dict.fromkeys(range(5), 2.0), max_tokens=3)
     sequences = [engine.submit([(i + j) % VOCAB for j in range(1000)], params) for i in range(8)]

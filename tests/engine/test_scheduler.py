@@ -32,7 +32,7 @@ def blocks_for_one(windows: tuple[int, ...], tokens: int) -> list[int]:
 
 def make(
     windows: tuple[int, ...] = (0,), *, batch: int = 4, tokens: int = 32, spare: int = 1000, step_slots: int = 2,
-    guesses: int = 0,
+    draft_tokens: int = 0,
 ) -> SimulatedEngine:  # fmt: skip
     blocks = tuple(n + spare for n in blocks_for_one(windows, tokens))
     return SimulatedEngine(
@@ -42,7 +42,7 @@ def make(
         batch=batch,
         tokens=tokens,
         step_slots=step_slots,
-        guesses=guesses,
+        draft_tokens=draft_tokens,
     )
 
 
@@ -67,7 +67,7 @@ def ids(sequence: Sequence) -> list[int]:
     step_slots=st.integers(1, 2),
 )
 @settings(max_examples=150, deadline=None)
-def test_tokens_do_not_depend_on_the_company(
+def test_tokens_do_not_depend_on_the_batch(
     windows: tuple[int, ...],
     requests: list[tuple[int, int]],
     batch: int,

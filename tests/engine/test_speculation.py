@@ -1,4 +1,4 @@
-"""Guessed tokens change how fast an answer comes, and nothing else."""
+"""Draft tokens change how fast an answer comes, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 from tandem import LLM
 from tandem.devices.cpu import device as cpu
-from tandem.engine.draft import DraftModel, check_vocabularies
+from tandem.engine.draft_model import DraftModel, check_vocabularies
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.kv_plan import HEADROOM
-from tandem.engine.lookup import Index, Lookup
 from tandem.engine.params import SamplingParams
+from tandem.engine.prompt_lookup import NgramIndex, PromptLookup
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sampled, Sequence
-from tandem.engine.speculation import PATIENCE, Chance, Speculator, best_lengths
+from tandem.engine.speculation import PATIENCE, AcceptanceRate, Speculator, best_lengths
 from tandem.errors import DoesNotFitError, RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.simulation import SimulatedEngine, Willing, expected
@@ -32,18 +32,18 @@ FEW = {token: 60.0 for token in (5, 6, 7)}  # tokens, so that a text of them rep
 
 
 def test_what_followed_is_looked_up() -> None:
-    index, text = Index(), [1, 2, 3, 4, 5, 6, 7, 1, 2, 9, 9]
-    assert index.guess(text, 4) == []
-    assert index.guess([*text, 1, 2], 3) == [9, 9, 1], "the last time counts"
-    assert index.guess([*text, 1, 2, 3], 3) == [4, 5, 6], "the longest ending counts"
-    assert index.guess([*text, 1, 2, 3, 4, 5], 9) == [6, 7, 1, 2, 9, 9, 1, 2, 3]
-    assert Index().guess([1], 3) == Index().guess([1, 1], 3) == []
+    index, text = NgramIndex(), [1, 2, 3, 4, 5, 6, 7, 1, 2, 9, 9]
+    assert index.propose(text, 4) == []
+    assert index.propose([*text, 1, 2], 3) == [9, 9, 1], "the last time counts"
+    assert index.propose([*text, 1, 2, 3], 3) == [4, 5, 6], "the longest ending counts"
+    assert index.propose([*text, 1, 2, 3, 4, 5], 9) == [6, 7, 1, 2, 9, 9, 1, 2, 3]
+    assert NgramIndex().propose([1], 3) == NgramIndex().propose([1, 1], 3) == []
 
 
 @pytest.mark.fast
-def test_the_length_of_a_guess() -> None:
-    def length(right: float, cost: float, company: int, most: int) -> int:
-        return best_lengths([right], [most], Willing(cost), company, 8)[0]
+def test_the_draft_length() -> None:
+    def length(rate: float, cost: float, batch_size: int, most: int) -> int:
+        return best_lengths([rate], [most], Willing(cost), batch_size, 8)[0]
 
     assert length(0.9, 0.05, 1, 8) == 8
     assert length(0.9, 0.05, 1, 3) == 3
@@ -54,25 +54,25 @@ def test_the_length_of_a_guess() -> None:
     assert best_lengths([0.9, 0.5, 0.0], [8, 8, 8], Willing(0.05), 3, 8) == [7, 1, 0], "the likeliest first"
 
 
-def test_bad_guesses_end_and_are_tried_again() -> None:
-    speculator = Speculator(Lookup(), Willing(0.25))
-    engine = SimulatedEngine(windows=(0,), blocks=(99,), context=CONTEXT, batch=1, tokens=64, guesses=8)
+def test_rejected_drafts_end_and_are_tried_again() -> None:
+    speculator = Speculator(PromptLookup(), Willing(0.25))
+    engine = SimulatedEngine(windows=(0,), blocks=(99,), context=CONTEXT, batch=1, tokens=64, draft_tokens=8)
     sequence = engine.prepare([1, 2, 3] * 9, SamplingParams(max_tokens=200))
     tried = []
     for _ in range(8 * PATIENCE):
-        [guess] = speculator.guess([sequence], 1, 8)
-        tried.append(bool(guess))
-        if guess:
-            speculator.learn(sequence, len(guess), 0)
+        [draft] = speculator.propose([sequence], 1, 8)
+        tried.append(bool(draft))
+        if draft:
+            speculator.learn(sequence, len(draft), 0)
     assert all(tried[:2]) and 3 < sum(tried) < 10
     assert not any(tried[10:PATIENCE]) and any(tried[PATIENCE:])
-    assert sequence.trust and sequence.trust.patience > PATIENCE
+    assert sequence.acceptance and sequence.acceptance.patience > PATIENCE
 
 
 class Seer:
-    """Guesses tokens of which one in `right` is wrong."""
+    """Drafts as many tokens as are wanted."""
 
-    typical = 0.0
+    cost_coefficient = 0.0
 
     def unread(self, sequence: Sequence) -> int:
         return 0
@@ -80,30 +80,28 @@ class Seer:
     def forget(self, sequence: Sequence) -> None:
         pass
 
-    def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [[1] * count for _, count in wanted]
 
 
-def times(
-    steps: int, chances: list[float], cost: float, sequences: int, random: Random
-) -> tuple[float, float]:
-    """Seconds of as many tokens with guesses and without: steps take 1 s, more by chance, and `cost` more for each
-    guessed token. The chance that one is right changes while it goes on."""
+def times(steps: int, rates: list[float], cost: float, sequences: int, random: Random) -> tuple[float, float]:
+    """Seconds of as many tokens with speculation and without: steps take 1 s, more by chance, and `cost` more for each
+    draft token. The acceptance rate changes while it goes on."""
     speculator, taken, made = Speculator(Seer()), 0.0, 0
-    engine = SimulatedEngine(windows=(0,), blocks=(9,), context=CONTEXT, batch=1, tokens=64, guesses=8)
+    engine = SimulatedEngine(windows=(0,), blocks=(9,), context=CONTEXT, batch=1, tokens=64, draft_tokens=8)
     running = [engine.prepare([1], SamplingParams(max_tokens=10**6)) for _ in range(sequences)]
     for step in range(steps):
-        guesses = speculator.guess(running, sequences, 16)
-        seconds = random.gauss(1.0, 0.05) + cost * sum(map(len, guesses))
-        speculator.observe(sequences, sum(map(len, guesses)), seconds)
+        drafts = speculator.propose(running, sequences, 16)
+        seconds = random.gauss(1.0, 0.05) + cost * sum(map(len, drafts))
+        speculator.observe(sequences, sum(map(len, drafts)), seconds)
         taken, made = taken + seconds, made + sequences
-        for sequence, guess in zip(running, guesses, strict=True):
-            if guess:
-                draws = (random.random() < chances[step * len(chances) // steps] for _ in guess)
-                right = len(list(takewhile(bool, draws)))
-                speculator.learn(sequence, len(guess), right)
-                made += right
-    saved = made / sequences - taken  # without guesses, a token of each would have taken 1 s
+        for sequence, draft in zip(running, drafts, strict=True):
+            if draft:
+                draws = (random.random() < rates[step * len(rates) // steps] for _ in draft)
+                accepted = len(list(takewhile(bool, draws)))
+                speculator.learn(sequence, len(draft), accepted)
+                made += accepted
+    saved = made / sequences - taken  # without speculation, a token of each would have taken 1 s
     assert abs(speculator.statistics["saved_seconds"] - saved) < 0.02 * made / sequences
     return taken, made / sequences
 
@@ -111,28 +109,28 @@ def times(
 @pytest.mark.fast
 @pytest.mark.parametrize("sequences", [1, 4, 16])
 @pytest.mark.parametrize("cost", [0.02, 0.1, 0.3, 1.0])
-def test_guesses_never_cost_much(cost: float, sequences: int) -> None:
-    for seed, chances in enumerate(([0.0], [0.3], [0.6], [0.95, 0.0], [0.0, 0.9, 0.1])):
-        with_guesses, without = times(1500, chances, cost, sequences, Random(seed))
-        assert with_guesses < 1.03 * without, (cost, chances)
+def test_speculation_never_costs_much(cost: float, sequences: int) -> None:
+    for seed, rates in enumerate(([0.0], [0.3], [0.6], [0.95, 0.0], [0.0, 0.9, 0.1])):
+        with_drafts, without = times(1500, rates, cost, sequences, Random(seed))
+        assert with_drafts < 1.03 * without, (cost, rates)
 
 
 @pytest.mark.fast
-def test_good_guesses_are_used() -> None:
-    with_guesses, without = times(1000, [0.9], 0.05, 1, Random(0))
-    assert with_guesses < 0.3 * without
-    with_guesses, without = times(3000, [0.0, 0.9], 0.05, 1, Random(0))
-    assert with_guesses < 0.7 * without, "also where they were bad for long"
+def test_accepted_drafts_are_used() -> None:
+    with_drafts, without = times(1000, [0.9], 0.05, 1, Random(0))
+    assert with_drafts < 0.3 * without
+    with_drafts, without = times(3000, [0.0, 0.9], 0.05, 1, Random(0))
+    assert with_drafts < 0.7 * without, "also where they were bad for long"
 
 
 @pytest.mark.parametrize("step_slots", [1, 2])
 @pytest.mark.parametrize("windows", [(0,), (0, 20), (5, 33)])
 def test_a_text_that_repeats_itself_takes_fewer_steps(windows: tuple[int, ...], step_slots: int) -> None:
     prompt = [1, 4, 6, 5, 2]
-    for guesses in (1, 8):
+    for drafts in (1, 8):
         engine = SimulatedEngine(
             windows=windows, blocks=(40,) * len(windows), context=CONTEXT, batch=2, tokens=64, step_slots=step_slots,
-            guesses=guesses,
+            draft_tokens=drafts,
         )  # fmt: skip
         sequence = engine.submit(prompt, SamplingParams(max_tokens=150))
         engine.run(sequence)
@@ -140,19 +138,19 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(windows: tuple[int, ...], 
         engine.step()
         engine.check_idle()
         speculator = engine.scheduler.speculator
-        assert speculator and 20 < speculator.right < speculator.guessed
-        assert engine.steps < 151 - 0.8 * speculator.right
+        assert speculator and 20 < speculator.accepted < speculator.drafted
+        assert engine.steps < 151 - 0.8 * speculator.accepted
 
 
-def tokens(path: Path, wanted: list[Request], lookup: bool) -> tuple[list[list[int]], int]:
-    with opened(path, threads=1, proposer=Lookup() if lookup else None) as engine:
+def tokens(path: Path, wanted: list[Request], prompt_lookup: bool) -> tuple[list[list[int]], int]:
+    with opened(path, threads=1, proposer=PromptLookup() if prompt_lookup else None) as engine:
         if engine.scheduler.speculator:
-            engine.scheduler.speculator.worth = Willing(0.01)
+            engine.scheduler.speculator.cost_model = Willing(0.01)
         sequences = [engine.submit(prompt, params, frozenset(range(0, 320, 16))) for prompt, params in wanted]
         while any(sequence.finish_reason is None for sequence in sequences):
             engine.step()
-        right = engine.scheduler.speculator.right if engine.scheduler.speculator else 0
-        return [[sampled.id for sampled in sequence.generated] for sequence in sequences], right
+        accepted = engine.scheduler.speculator.accepted if engine.scheduler.speculator else 0
+        return [[sampled.id for sampled in sequence.generated] for sequence in sequences], accepted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
@@ -167,18 +165,18 @@ def test_the_same_tokens_greedy_or_drawn(temperature: float, tmp_path: Path) -> 
         for i, (prompt, _) in enumerate(requests(4))
     ]
     without, _ = tokens(path, wanted, False)
-    guessed, right = tokens(path, wanted, True)
-    assert guessed == without
-    assert right > 10, "nothing was guessed right, so nothing is shown"
+    with_drafts, accepted = tokens(path, wanted, True)
+    assert with_drafts == without
+    assert accepted > 10, "no draft token was accepted, so nothing is shown"
 
 
-def endings(path: Path, count: int, lookup: bool, first_seed: int) -> Counter[tuple[int, ...]]:
-    """How often each ending comes out of the same short prompt, which invites guesses. Seeds are given, so that a run
+def endings(path: Path, count: int, prompt_lookup: bool, first_seed: int) -> Counter[tuple[int, ...]]:
+    """How often each ending comes out of the same short prompt, which invites drafts. Seeds are given, so that a run
     is like every other, and differ, so that samples are independent."""
     found: Counter[tuple[int, ...]] = Counter()
-    with opened(path, threads=1, batch=64, proposer=Lookup() if lookup else None) as engine:
+    with opened(path, threads=1, batch=64, proposer=PromptLookup() if prompt_lookup else None) as engine:
         if engine.scheduler.speculator:
-            engine.scheduler.speculator.worth = Willing(0.001)
+            engine.scheduler.speculator.cost_model = Willing(0.001)
         params = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True, logit_bias=FEW)
         for begin in range(first_seed, first_seed + count, 64):
             sequences = [
@@ -187,7 +185,7 @@ def endings(path: Path, count: int, lookup: bool, first_seed: int) -> Counter[tu
             while any(sequence.finish_reason is None for sequence in sequences):
                 engine.step()
             found.update(tuple(sampled.id for sampled in sequence.generated[1:]) for sequence in sequences)
-        assert not engine.scheduler.speculator or engine.scheduler.speculator.guessed > count / 10
+        assert not engine.scheduler.speculator or engine.scheduler.speculator.drafted > count / 10
     return found
 
 
@@ -202,27 +200,27 @@ MOST = 54.05  # what 26 degrees of freedom exceed once in a thousand times
 
 
 @pytest.mark.parametrize("count", [1920, pytest.param(99_968, marks=pytest.mark.soak)])
-def test_the_distribution_is_that_without_guesses(
+def test_the_distribution_is_that_without_speculation(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     without = endings(path, count, False, 0)
     assert chi_square(without, endings(path, count, True, count)) < MOST
-    monkeypatch.setattr(Sequence, "extend", always_right)
-    monkeypatch.setattr(Chance, "learn", lambda *args: None)  # or many draws would end the guesses
+    monkeypatch.setattr(Sequence, "extend", always_accepted)
+    monkeypatch.setattr(AcceptanceRate, "learn", lambda *args: None)  # or many draws would end the drafts
     assert chi_square(without, endings(path, count, True, 2 * count)) > MOST, "a wrong rule goes unnoticed"
 
 
-def always_right(sequence: Sequence, drawn: list[Sampled], guess: list[int]) -> int:
-    """A rule that is wrong: takes the guess for what was drawn."""
-    for token in [Sampled(guessed) for guessed in guess] or drawn[:1]:
+def always_accepted(sequence: Sequence, drawn: list[Sampled], draft: list[int]) -> int:
+    """A rule that is wrong: takes the draft for what was sampled."""
+    for token in [Sampled(id) for id in draft] or drawn[:1]:
         if sequence.finish_reason is None:
             sequence.append(token)
-    return max(0, len(guess) - 1)
+    return max(0, len(draft) - 1)
 
 
 def test_a_draft_model(tmp_path: Path) -> None:
-    """The model itself guesses everything right, another one less; the tokens are the same."""
+    """Of the model itself every draft token is accepted, of another one fewer; the tokens are the same."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     other = write_model(tmp_path / "other.gguf", "Q8_0")
     wanted = [
@@ -236,15 +234,18 @@ def test_a_draft_model(tmp_path: Path) -> None:
         ):
             speculator = engine.scheduler.speculator
             assert speculator
-            speculator.worth = Willing(0.01)
+            speculator.cost_model = Willing(0.01)
             sequences = [engine.submit(prompt, params) for prompt, params in wanted]
             while any(sequence.finish_reason is None for sequence in sequences):
                 engine.step()
             ids = [[sampled.id for sampled in sequence.generated] for sequence in sequences]
             assert ids == tokens_without_stops(path, wanted)
-            assert speculator.right > share * speculator.guessed and speculator.guessed > 30
+            assert speculator.accepted > share * speculator.drafted and speculator.drafted > 30
             found = speculator.statistics
-            assert 0 < found["steps"] <= found["guessed"] and found["saved_seconds"] == speculator.worth.saved
+            assert (
+                0 < found["steps"] <= found["drafted"]
+                and found["saved_seconds"] == speculator.cost_model.saved
+            )
             assert small.cache.free_blocks == small.cache.blocks
 
 
@@ -262,17 +263,17 @@ def test_a_draft_model_computes_a_text_once(tmp_path: Path) -> None:
         )  # type: ignore[method-assign, assignment, func-returns-value]
         speculator = engine.scheduler.speculator
         assert speculator
-        speculator.worth = Willing(0.01)
+        speculator.cost_model = Willing(0.01)
         engine.run((prompt, params))
-        assert sum(computed) < 50 + 1.4 * speculator.guessed + 16
+        assert sum(computed) < 50 + 1.4 * speculator.drafted + 16
 
 
-def test_a_draft_model_guesses_texts_that_begin_alike(tmp_path: Path) -> None:
+def test_a_draft_model_drafts_texts_that_begin_alike(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     with opened(path, threads=1) as small:
         draft = DraftModel(small, 320)
         texts = [small.prepare([*range(40, 80), i], SamplingParams(max_tokens=9)) for i in range(3)]
-        assert [len(guess) for guess in draft.guess([(text, 2) for text in texts])] == [2, 2, 2]
+        assert [len(draft) for draft in draft.propose([(text, 2) for text in texts])] == [2, 2, 2]
         assert [draft.unread(text) for text in texts] == [0, 0, 0]
         for text in texts:
             draft.forget(text)
@@ -282,7 +283,7 @@ def test_a_draft_model_guesses_texts_that_begin_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_a_draft_model_with_little_memory(architecture: str, batch: int, tmp_path: Path) -> None:
-    """It has fewer places than there are texts: some of them get no guesses, and none waits for ever."""
+    """It has fewer places than there are texts: some of them get no drafts, and none waits for ever."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
     wanted = [(prompt, SamplingParams(max_tokens=40, ignore_eos=True)) for prompt, _ in requests(5)]
     with (
@@ -291,14 +292,14 @@ def test_a_draft_model_with_little_memory(architecture: str, batch: int, tmp_pat
     ):
         speculator = engine.scheduler.speculator
         assert speculator
-        speculator.worth = Willing(0.01)
+        speculator.cost_model = Willing(0.01)
         sequences = [engine.submit(prompt, params) for prompt, params in wanted]
         while any(sequence.finish_reason is None for sequence in sequences):
             engine.step()
         assert [[s.id for s in sequence.generated] for sequence in sequences] == tokens_without_stops(
             path, wanted
         )
-        assert speculator.right > 10
+        assert speculator.accepted > 10
         assert small.cache.free_blocks == small.cache.blocks and not small.scheduler.running
 
 
@@ -333,7 +334,7 @@ def test_a_draft_model_whose_memory_those_that_pause_have(
             for _ in range(15):
                 steps = 0
                 chosen = [text for text in texts if random.random() < 0.6]
-                made += sum(map(bool, draft.guess([(text, random.randrange(9)) for text in chosen])))
+                made += sum(map(bool, draft.propose([(text, random.randrange(9)) for text in chosen])))
                 for text in texts:
                     text.tokens += [random.randrange(320) for _ in range(random.randrange(3))]
             for text in texts:
@@ -347,7 +348,7 @@ def test_a_draft_model_that_fails_begins_anew(tmp_path: Path, monkeypatch: pytes
         draft = DraftModel(small, 320)
         texts = [small.prepare([*range(40, 80), i], SamplingParams(max_tokens=9)) for i in range(3)]
         wanted = [(text, 3) for text in texts]
-        expected = draft.guess(wanted)
+        expected = draft.propose(wanted)
         step, left = small.step, [1, 0]
 
         def fails() -> list[Sequence]:
@@ -357,10 +358,10 @@ def test_a_draft_model_that_fails_begins_anew(tmp_path: Path, monkeypatch: pytes
 
         monkeypatch.setattr(small, "step", fails)
         with pytest.raises(MemoryError):
-            draft.guess(wanted)
+            draft.propose(wanted)
         monkeypatch.setattr(small, "step", step)
         assert not small.scheduler.running and small.cache.free_blocks == small.cache.blocks
-        assert draft.guess(wanted) == expected
+        assert draft.propose(wanted) == expected
 
 
 def tokens_without_stops(path: Path, wanted: list[Request]) -> list[list[int]]:
@@ -408,11 +409,11 @@ def test_a_draft_model_with_a_padded_vocabulary(main: int, draft: int, tmp_path:
     with LLM(path, **options) as alone, LLM(path, draft=other, **options) as llm:
         speculator = llm.engine.scheduler.speculator
         assert speculator
-        speculator.worth = Willing(0.01)
+        speculator.cost_model = Willing(0.01)
         assert (
             llm.generate("hello", max_tokens=40).token_ids == alone.generate("hello", max_tokens=40).token_ids
         )
-        assert speculator.guessed > 0
+        assert speculator.drafted > 0
 
 
 def test_vocabularies_that_differ_are_refused() -> None:

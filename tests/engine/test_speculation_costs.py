@@ -1,4 +1,4 @@
-"""Guesses pay or are left out: requests by the clock of a simulated machine, whose times are those of a real one."""
+"""Speculation pays or stops: requests by the clock of a simulated machine, whose times are those of a real one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.speculation import Speculator
-from tandem.engine.worth import ALLOWANCE, DEBT, LEAST_ALLOWANCE, SURELY, Worth
+from tandem.engine.speculation_cost import ALLOWANCE, DEBT, LEAST_ALLOWANCE, SURELY, SpeculationCostModel
 from tests.engine.simulation import SimulatedEngine
 
 pytestmark = pytest.mark.fast
@@ -29,17 +29,17 @@ def at(table: tuple[tuple[int, float], ...], tokens: int) -> float:
 
 
 class Machine:
-    """Requests of `tokens` each, `batch` at a time. A guessed token is right with a chance of `right`; without `draft`,
-    guesses are looked up, and found with a chance of `found`."""
+    """Requests of `tokens` each, `batch` at a time. A draft token is accepted with probability `rate`; without `draft`,
+    drafts come from prompt lookup, and are found with probability `found`."""
 
-    def __init__(
-        self, batch: int, tokens: int, right: float, *, prompt: int = 45, draft: bool = True
-    ) -> None:
-        self.batch, self.tokens, self.right, self.prompt, self.draft = batch, tokens, right, prompt, draft
-        self.typical, self.found = (0.4, 1.0) if draft else (0.0, 0.5)
+    def __init__(self, batch: int, tokens: int, rate: float, *, prompt: int = 45, draft: bool = True) -> None:
+        self.batch, self.tokens, self.rate, self.prompt, self.draft = batch, tokens, rate, prompt, draft
+        self.cost_coefficient, self.found = (0.4, 1.0) if draft else (0.0, 0.5)
         self.now, self.random, self.texts_read = 0.0, Random(batch + tokens), 0
         self.speculator = Speculator(self, clock=lambda: self.now)
-        self.engine = SimulatedEngine(windows=(0,), blocks=(9,), context=4096, batch=1, tokens=64, guesses=8)
+        self.engine = SimulatedEngine(
+            windows=(0,), blocks=(9,), context=4096, batch=1, tokens=64, draft_tokens=8
+        )
         self._read: dict[Sequence, int] = {}
 
     def unread(self, sequence: Sequence) -> int:
@@ -48,7 +48,7 @@ class Machine:
     def forget(self, sequence: Sequence) -> None:
         self._read.pop(sequence, None)
 
-    def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         if not self.draft:
             return [[1] * count * (self.random.random() < self.found) for _, count in wanted]
         for sequence, count in wanted:
@@ -61,7 +61,7 @@ class Machine:
         return [[1] * count for _, count in wanted]
 
     def slower(self) -> float:
-        """Serves a batch of requests; times that it takes of what it would without guesses."""
+        """Serves a batch of requests; times that it takes of what it would without drafts."""
         running = [
             self.engine.prepare([1] * self.prompt, SamplingParams(max_tokens=self.tokens))
             for _ in range(self.batch)
@@ -77,16 +77,16 @@ class Machine:
 
     def _step(self, running: list[Sequence]) -> list[Sequence]:
         begun = self.now
-        guesses = self.speculator.guess(running, len(running), 16 + self.batch - len(running))
-        guessed = sum(map(len, guesses))
+        drafts = self.speculator.propose(running, len(running), 16 + self.batch - len(running))
+        drafted = sum(map(len, drafts))
         held_up = 1.5 if self.random.random() < 0.02 else 1.0
-        self.now += at(STEP, len(running) + guessed) * held_up * self.random.gauss(0.99, 0.03)
-        self.speculator.observe(len(running), guessed, self.now - begun)
-        for sequence, guess in zip(running, guesses, strict=True):
-            right = len(list(takewhile(lambda _: self.random.random() < self.right, guess)))
-            if guess:
-                self.speculator.learn(sequence, len(guess), right)
-            for _ in range(1 + right):
+        self.now += at(STEP, len(running) + drafted) * held_up * self.random.gauss(0.99, 0.03)
+        self.speculator.observe(len(running), drafted, self.now - begun)
+        for sequence, draft in zip(running, drafts, strict=True):
+            accepted = len(list(takewhile(lambda _: self.random.random() < self.rate, draft)))
+            if draft:
+                self.speculator.learn(sequence, len(draft), accepted)
+            for _ in range(1 + accepted):
                 if not sequence.finish_reason:
                     sequence.append(Sampled(1))
             if sequence.finish_reason:
@@ -95,63 +95,63 @@ class Machine:
 
 
 @pytest.mark.parametrize("draft", [True, False])
-@pytest.mark.parametrize("right", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
-def test_requests_are_never_much_slower(batch: int, right: float, draft: bool) -> None:
+def test_requests_are_never_much_slower(batch: int, rate: float, draft: bool) -> None:
     for prompt, tokens in (45, 64), (45, 96), (400, 96):
-        machine = Machine(batch, tokens, right, prompt=prompt, draft=draft)
+        machine = Machine(batch, tokens, rate, prompt=prompt, draft=draft)
         times = [machine.slower() for _ in range(6)]
         assert median(times) < 1.03, (prompt, tokens, times)
         assert sum(times) / len(times) < 1.03, (prompt, tokens, times)
         assert max(times) < 1.07, "not even the one in which it was tried"
 
 
-@pytest.mark.parametrize(("right", "gain"), [(0.75, 1.15), (0.9, 1.35)])
-def test_a_draft_model_pays_for_one_at_a_time(right: float, gain: float) -> None:
-    machine = Machine(1, 96, right)
+@pytest.mark.parametrize(("rate", "gain"), [(0.75, 1.15), (0.9, 1.35)])
+def test_a_draft_model_pays_for_one_at_a_time(rate: float, gain: float) -> None:
+    machine = Machine(1, 96, rate)
     times = [machine.slower() for _ in range(6)]
     assert median(times) < 1 / gain
     assert machine.texts_read >= 5, "also the first or the second time"
 
 
-@pytest.mark.parametrize("right", [0.1, 0.9])
-def test_texts_are_not_read_where_that_cannot_pay(right: float) -> None:
-    """Of four, a step with a guess of each takes half as long again, and drafting them a third."""
-    machine = Machine(4, 96, right)
+@pytest.mark.parametrize("rate", [0.1, 0.9])
+def test_texts_are_not_read_where_that_cannot_pay(rate: float) -> None:
+    """Of four, a step with a draft token of each takes half as long again, and drafting them a third."""
+    machine = Machine(4, 96, rate)
     for _ in range(10):
         machine.slower()
     assert machine.texts_read <= 1
-    machine = Machine(1, 24, right, prompt=800)  # an answer that is short beside its prompt
+    machine = Machine(1, 24, rate, prompt=800)  # an answer that is short beside its prompt
     for _ in range(10):
         machine.slower()
     assert machine.texts_read == 0
 
 
 class Other:
-    """A form of answers that no guess has."""
+    """A constraint that no draft meets."""
 
     ended = False
 
     def forced(self) -> list[int]:
         return []
 
-    def possible(self, guess: list[int]) -> list[int]:
+    def possible(self, draft: list[int]) -> list[int]:
         return []
 
     def accept(self, token: int) -> bool:
         return True
 
 
-def test_guesses_that_may_not_come_are_given_up() -> None:
-    """Each takes its time to make, and no step shows that it was wrong."""
+def test_drafts_that_the_constraint_rejects_are_given_up() -> None:
+    """Each takes its time to make, and no step shows that it was rejected."""
     machine = Machine(1, 256, 0.9)
     prepare = machine.engine.prepare
     machine.slower()
-    before = machine.speculator.worth.seconds(1, [])
+    before = machine.speculator.cost_model.seconds(1, [])
     machine.engine.prepare = lambda prompt, params: prepare(prompt, params, grammar=Other())  # type: ignore[method-assign, assignment, arg-type, misc]
     times = [machine.slower() for _ in range(6)]
     assert max(times) < 1.07 and sum(times) / len(times) < 1.05, times
-    assert machine.speculator.worth.seconds(1, []) < 1.1 * before, "steps do not take longer for that"
+    assert machine.speculator.cost_model.seconds(1, []) < 1.1 * before, "steps do not take longer for that"
 
 
 def test_a_text_that_cannot_be_read_says_nothing_of_others() -> None:
@@ -159,12 +159,12 @@ def test_a_text_that_cannot_be_read_says_nothing_of_others() -> None:
     machine = Machine(1, 96, 0.9)
     for _ in range(3):
         machine.slower()
-    worth = machine.speculator.worth
-    before, making = worth.reading(1, 1000), worth.seconds(1, [4])
-    machine.guess = lambda wanted: [[] for _ in wanted]  # type: ignore[method-assign]
+    costs = machine.speculator.cost_model
+    before, making = costs.reading(1, 1000), costs.seconds(1, [4])
+    machine.propose = lambda wanted: [[] for _ in wanted]  # type: ignore[method-assign]
     machine._read.clear()
     machine.slower()
-    assert worth.reading(1, 1000) == before and worth.seconds(1, [4]) == pytest.approx(making, rel=0.1)
+    assert costs.reading(1, 1000) == before and costs.seconds(1, [4]) == pytest.approx(making, rel=0.1)
 
 
 def test_what_was_chosen_for_one_is_not_taken_for_another() -> None:
@@ -172,13 +172,13 @@ def test_what_was_chosen_for_one_is_not_taken_for_another() -> None:
     machine = Machine(1, 96, 0.9)
     machine.slower()
     good, bad = (machine.engine.prepare([1] * 45, SamplingParams(max_tokens=96)) for _ in range(2))
-    for sequence, right in ((good, True), (bad, False)):
-        machine.speculator.guess([sequence], 1, 16)
+    for sequence, accepted in ((good, True), (bad, False)):
+        machine.speculator.propose([sequence], 1, 16)
         for _ in range(20):
-            machine.speculator.learn(sequence, 1, right)
+            machine.speculator.learn(sequence, 1, accepted)
     for _ in range(2):
-        assert machine.speculator.guess([good], 1, 16) != [[]]
-        assert machine.speculator.guess([bad], 1, 16) == [[]]
+        assert machine.speculator.propose([good], 1, 16) != [[]]
+        assert machine.speculator.propose([bad], 1, 16) == [[]]
 
 
 def test_tries_become_rarer_while_they_are_in_vain() -> None:
@@ -189,55 +189,55 @@ def test_tries_become_rarer_while_they_are_in_vain() -> None:
     for _ in range(20):
         machine.slower()
     assert early > 0 and machine.texts_read - early <= early
-    assert machine.speculator.worth._allowance < ALLOWANCE
+    assert machine.speculator.cost_model._allowance < ALLOWANCE
 
 
 def test_a_try_is_paid_for_in_advance() -> None:
-    worth = Worth()
-    worth.observe(1, 0, 1.0)
-    assert not worth.affords(0.1, whole=100.0), "nothing has been put aside"
+    costs = SpeculationCostModel()
+    costs.observe(1, 0, 1.0)
+    assert not costs.affords(0.1, whole=100.0), "nothing has been put aside"
     for _ in range(9):
-        worth.observe(1, 0, 1.0)
-    assert worth.affords(0.1, whole=100.0)
-    assert not worth.affords(0.1, whole=0.1 / DEBT - 0.01), "too much for so short a request"
-    assert worth.purse(100.0) == pytest.approx(worth.account + 4.0)
-    for _ in range(9):  # guesses that are all wrong
-        worth.observe(1, 1, 1.5)
-        worth.credit(0)
-    before = worth.account
-    worth.observe(1, 0, 1.0)
-    assert worth.account - before == pytest.approx(LEAST_ALLOWANCE)
+        costs.observe(1, 0, 1.0)
+    assert costs.affords(0.1, whole=100.0)
+    assert not costs.affords(0.1, whole=0.1 / DEBT - 0.01), "too much for so short a request"
+    assert costs.purse(100.0) == pytest.approx(costs.account + 4.0)
+    for _ in range(9):  # drafts that are all rejected
+        costs.observe(1, 1, 1.5)
+        costs.credit(0)
+    before = costs.account
+    costs.observe(1, 0, 1.0)
+    assert costs.account - before == pytest.approx(LEAST_ALLOWANCE)
     for _ in range(9):
-        worth.observe(1, 1, 1.5)
-        worth.credit(1)
-    before = worth.account
-    worth.observe(1, 0, 1.0)
-    assert worth.account - before == pytest.approx(ALLOWANCE)
+        costs.observe(1, 1, 1.5)
+        costs.credit(1)
+    before = costs.account
+    costs.observe(1, 0, 1.0)
+    assert costs.account - before == pytest.approx(ALLOWANCE)
 
 
-def test_what_guesses_take_is_told_apart() -> None:
-    worth = Worth(0.5)
-    worth.observe(0, 0, 4.0, prompts=40)
-    worth.observe(2, 0, 1.0)
-    assert worth.reading(2, 10) == pytest.approx(0.5), "half of what the model itself takes to read"
-    assert worth.seconds(2, [1, 1]) == pytest.approx(1.0 + 2 * 0.05 + 0.5), "until it is known"
+def test_costs_of_drafting_verifying_and_reading_are_told_apart() -> None:
+    costs = SpeculationCostModel(0.5)
+    costs.observe(0, 0, 4.0, prompts=40)
+    costs.observe(2, 0, 1.0)
+    assert costs.reading(2, 10) == pytest.approx(0.5), "half of what the model itself takes to read"
+    assert costs.seconds(2, [1, 1]) == pytest.approx(1.0 + 2 * 0.05 + 0.5), "until it is known"
     for _ in range(40):
-        worth.observe_making([2, 1], 0, 0.4)
-        worth.observe(2, 3, 1.7)
-        worth.observe_making([1, 1], 20, 1.2)
-        worth.observe(2, 2, 2.4)
-        worth.observe(2, 0, 1.0)
-    assert worth.seconds(2, [2, 1]) == pytest.approx(1.0 + 0.3 + 0.4, abs=0.01)
-    assert worth.reading(2, 20) == pytest.approx(1.2 - 0.2, abs=0.01)
-    assert worth.seconds(2, [1, 1]) == pytest.approx(1.0 + 0.2 + 0.2, abs=0.01)
+        costs.observe_drafting([2, 1], 0, 0.4)
+        costs.observe(2, 3, 1.7)
+        costs.observe_drafting([1, 1], 20, 1.2)
+        costs.observe(2, 2, 2.4)
+        costs.observe(2, 0, 1.0)
+    assert costs.seconds(2, [2, 1]) == pytest.approx(1.0 + 0.3 + 0.4, abs=0.01)
+    assert costs.reading(2, 20) == pytest.approx(1.2 - 0.2, abs=0.01)
+    assert costs.seconds(2, [1, 1]) == pytest.approx(1.0 + 0.2 + 0.2, abs=0.01)
 
 
-def test_a_machine_that_becomes_faster_is_not_taken_for_good_guesses() -> None:
-    """Others were on its cores when steps without guesses were measured, and are gone."""
-    worth = Worth()
+def test_a_machine_that_becomes_faster_is_not_taken_for_accepted_drafts() -> None:
+    """Others were on its cores when steps without drafts were measured, and are gone."""
+    costs = SpeculationCostModel()
     for _ in range(9):
-        worth.observe(4, 0, 2.0)
+        costs.observe(4, 0, 2.0)
     for _ in range(20):
-        worth.observe(4, 2, 1.1)
-        worth.credit(0)
-    assert SURELY * worth.seconds(4, []) < 1.101 and worth.saved <= 0
+        costs.observe(4, 2, 1.1)
+        costs.credit(0)
+    assert SURELY * costs.seconds(4, []) < 1.101 and costs.saved <= 0

@@ -25,8 +25,8 @@ from tandem.devices.split.cut import cut, layer_starts
 from tandem.devices.split.device import SplitDevice
 from tandem.devices.split.stage import Carrier, Stage
 from tandem.engine.engine import Engine
-from tandem.engine.lookup import Lookup
 from tandem.engine.params import SamplingParams
+from tandem.engine.prompt_lookup import PromptLookup
 from tandem.engine.sequence import Sequence
 from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError, RequestError
 from tandem.model.model import open_model
@@ -143,7 +143,7 @@ class Card:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "format", "split", "kv", "lookup"),
+    ("architecture", "format", "split", "kv", "prompt_lookup"),
     [
         ("llama", "Q4_0", (1, 1), "f16", False),
         ("gemma3", "Q4_K", (1, 1, 1), "q8", False),
@@ -151,13 +151,13 @@ class Card:
     ],
 )
 def test_workloads_get_the_tokens_of_one_device(
-    architecture: str, format: str, split: tuple[int, ...], kv: str, lookup: bool, tmp_path: Path
+    architecture: str, format: str, split: tuple[int, ...], kv: str, prompt_lookup: bool, tmp_path: Path
 ) -> None:
-    """Requests come and go, share beginnings, wait for blocks, have biases and penalties, and guess."""
+    """Requests come and go, share beginnings, wait for blocks, have biases and penalties, and draft tokens."""
     path = write_model(tmp_path / "tiny.gguf", format, architecture)
     rng = np.random.default_rng(7)
     workloads = [random_workload(rng, requests=8, prompt=90, answer=20) for _ in range(6)]
-    proposer = Lookup() if lookup else None
+    proposer = PromptLookup() if prompt_lookup else None
     with (
         opened(path, context=CONTEXT, batch=8, kv=kv, share=False) as one,
         split_engine(path, *split, kv=kv, proposer=proposer) as engine,
@@ -183,8 +183,8 @@ class OnlyOneToken:
     def __init__(self) -> None:
         self.at = 0
 
-    def write_masks(self, rows: np.ndarray, guess: tuple[int, ...]) -> None:
-        assert not guess
+    def write_masks(self, rows: np.ndarray, draft: tuple[int, ...]) -> None:
+        assert not draft
         rows[0] = 0
         rows[0, self.at // 32] = 1 << self.at % 32
 
@@ -241,7 +241,7 @@ def test_the_command_line_says_who_has_which_layers(
         return capsys.readouterr().out
 
     expected = answer("--device", "cpu")
-    assert answer("--device", "cpu,cpu", "--split", "4,1", "--lookup") == expected
+    assert answer("--device", "cpu,cpu", "--split", "4,1", "--prompt-lookup") == expected
     assert any("layers 0 to 3 on the CPU" in note and "; layers 4 to 4 on" in note for note in notes)
     assert answer("--device", "cpu,cpu,cpu", "--split", "auto", "--draft", path) == expected
     assert cli.main(["run", path, "x", "--device", "cpu,cpu", "--split", "3,3"]) == 1
@@ -259,7 +259,7 @@ def test_each_step_has_its_part_of_the_sequences(seed: int) -> None:
     blocks = tuple(8 + chance.randint(0, 20) for _ in windows)
     engine = SimulatedEngine(
         windows=windows, blocks=blocks, context=128, batch=6, tokens=chance.choice([8, 40]), step_slots=stages,
-        guesses=chance.choice([0, 9]),
+        draft_tokens=chance.choice([0, 9]),
     )  # fmt: skip
     engine.scheduler.stages = stages
     sequences = []

@@ -1,4 +1,4 @@
-"""Two steps in flight: guesses of sequences that are put back meanwhile, and steps that fail to start."""
+"""Two steps in flight: drafts of sequences that are put back meanwhile, and steps that fail to start."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Interrupt(BaseException):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_guess_of_a_sequence_that_was_put_back_counts_for_nothing(seed: int) -> None:
+def test_a_draft_of_a_sequence_that_was_put_back_counts_for_nothing(seed: int) -> None:
     chance = random.Random(seed)
     windows = chance.choice([(0,), (7,), (0, 20), (16, 33)])
     tokens = chance.choice([8, 16, 40, 60])
     one = [min(8, (window + tokens) // 16 + 2) if window else 8 for window in windows]
     blocks = tuple(count + chance.randint(0, 4) for count in one)
     engine = SimulatedEngine(
-        windows=windows, blocks=blocks, context=128, batch=3, tokens=tokens, step_slots=2, guesses=9
+        windows=windows, blocks=blocks, context=128, batch=3, tokens=tokens, step_slots=2, draft_tokens=9
     )
     sequences = []
     for _ in range(60):
@@ -52,7 +52,7 @@ def test_a_step_that_does_not_start_leaves_no_trace(seed: int, monkeypatch: pyte
 
     monkeypatch.setattr(simulation.SimulatedRecording, "start", start)
     engine = SimulatedEngine(
-        windows=(0,), blocks=(60,), context=128, batch=4, tokens=40, step_slots=2, guesses=0
+        windows=(0,), blocks=(60,), context=128, batch=4, tokens=40, step_slots=2, draft_tokens=0
     )
     sequences, steps = [], 0
     while steps < 80 or any(sequence.finish_reason is None for sequence in sequences):

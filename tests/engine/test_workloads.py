@@ -10,8 +10,8 @@ import pytest
 from tandem.devices.cpu.device import CPUDevice
 from tandem.engine.engine import Engine
 from tandem.engine.kv_cache import BlockTable, KVCache
-from tandem.engine.lookup import Lookup
 from tandem.engine.params import SamplingParams
+from tandem.engine.prompt_lookup import PromptLookup
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sequence
 from tests.engine.tiny_models import opened, write_model
@@ -58,9 +58,9 @@ class Alone:
 
 
 @pytest.mark.parametrize("step_slots", [1, 2])
-@pytest.mark.parametrize(("architecture", "lookup"), [("llama", False), ("gemma3", True)])
+@pytest.mark.parametrize(("architecture", "prompt_lookup"), [("llama", False), ("gemma3", True)])
 def test_tokens_are_those_of_the_request_alone(
-    architecture: str, lookup: bool, step_slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, prompt_lookup: bool, step_slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
     rng, events = np.random.default_rng(step_slots), Events(monkeypatch)
@@ -68,7 +68,12 @@ def test_tokens_are_those_of_the_request_alone(
     with opened(path, threads=1, context=CONTEXT, share=False, kv=kv) as one:
         monkeypatch.setattr(CPUDevice, "step_slots", step_slots)
         with opened(
-            path, threads=2, context=CONTEXT, batch=6, kv=kv, proposer=Lookup() if lookup else None
+            path,
+            threads=2,
+            context=CONTEXT,
+            batch=6,
+            kv=kv,
+            proposer=PromptLookup() if prompt_lookup else None,
         ) as engine:
             alone, compared, room = Alone(one), 0, engine.cache.blocks
             for _ in range(WORKLOADS):
@@ -81,7 +86,7 @@ def test_tokens_are_those_of_the_request_alone(
                     compared += len(ids)
                 assert engine.cache.free_blocks == engine.cache.blocks <= room
             if engine.scheduler.speculator:
-                assert engine.scheduler.speculator.guessed > 50
+                assert engine.scheduler.speculator.drafted > 50
     what = f"{compared} tokens, {events.shared} blocks shared, {events.preempted} put back"
     print(f"{architecture}, {kv}, {step_slots} in flight: {what}")
     assert compared > 1000 and events.shared > 100 and events.preempted > 5

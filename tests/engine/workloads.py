@@ -72,7 +72,7 @@ def prepare(engine: Engine, workload: Workload) -> None:
     engine.cache = KVCache(windows, blocks)
     speculator = engine.scheduler.speculator
     if speculator:
-        speculator.worth = Willing(0.01)
+        speculator.cost_model = Willing(0.01)
     engine.scheduler = Scheduler(
         limits, engine.cache, pace=Pace() if workload.paced else None, speculator=speculator,
         stages=engine.scheduler.stages,

@@ -22,8 +22,8 @@ from tandem.devices.hybrid import balance
 from tandem.devices.hybrid.accelerator import Answer, DeviceAccelerator, Share
 from tandem.devices.hybrid.device import MEASURED, HybridDevice
 from tandem.engine.engine import Engine
-from tandem.engine.lookup import Lookup
 from tandem.engine.params import SamplingParams
+from tandem.engine.prompt_lookup import PromptLookup
 from tandem.errors import DeviceError, DeviceLostError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.test_split import tokens_of
@@ -47,7 +47,7 @@ def cpus(count: int) -> list[DeviceAccelerator]:
         ("gemma3", "F32", "columns", None, {}),
         ("qwen2", "Q8_0", "columns", (0, 1), {}),
         ("gemma3", "Q4_0", "pipeline", (1, 1), {}),
-        ("llama", "Q6_K", "pipeline", None, {"proposer": Lookup()}),
+        ("llama", "Q6_K", "pipeline", None, {"proposer": PromptLookup()}),
         ("gemma3", "Q4_0", "npu-attention", None, {"kv": "q8"}),
     ],
 )

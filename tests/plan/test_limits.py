@@ -85,7 +85,7 @@ def test_nothing_is_above_the_limit(
         assert limit <= machine.peak_top_s * 1e12 / (2 * weights(model))
     for row in found["speculation"]:
         within(row)
-        assert 1 <= row["expected"] <= row["guesses"] + 1
+        assert 1 <= row["expected"] <= row["draft_tokens"] + 1
     assert [row["depth"] for row in found["target"]["rows"]] == [d for d in TARGET_DEPTHS if d < CONTEXT]
     for row in found["target"]["rows"]:
         predicted, limit = row["predicted"]["batch"], row["limit"]["batch"]

@@ -133,9 +133,9 @@ def test_speculation_counts_the_draft() -> None:
     wish = Wish(context=8192, acceptance=(0.0, 0.7))
     never, often = plan_of(gemma(), PHOENIX, wish, draft)["speculation"]
     plain = gemma().predict(PHOENIX, [(128, 1)]).total
-    assert never["guesses"] == 1 and never["predicted"]["seconds"] > plain
+    assert never["draft_tokens"] == 1 and never["predicted"]["seconds"] > plain
     assert often["predicted"]["tokens_per_s"] > 1.5 / plain
-    assert often["expected"] == pytest.approx((1 - 0.7 ** (often["guesses"] + 1)) / 0.3)
+    assert often["expected"] == pytest.approx((1 - 0.7 ** (often["draft_tokens"] + 1)) / 0.3)
 
 
 def test_a_draft_takes_memory_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,7 +291,7 @@ PLAN = {
     },
     "decode": [{"batch": "int", "depth": "int", "fits": "bool", **RATES}],
     "prefill": {"tokens": "int", "first_token_s": "float", "first_token_limit_s": "float", **RATES},
-    "speculation": [{"acceptance": "float", "guesses": "int", "expected": "float", "fits": "bool", **RATES}],
+    "speculation": [{"acceptance": "float", "draft_tokens": "int", "expected": "float", "fits": "bool", **RATES}],
     "target": {"tokens_per_s": "float", "most_batch": "int",
                "rows": [{"depth": "int", "limit": BATCH, "predicted": BATCH}]},
 }  # fmt: skip

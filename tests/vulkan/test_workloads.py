@@ -14,7 +14,7 @@ import pytest
 
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.engine.engine import Engine
-from tandem.engine.lookup import Lookup
+from tandem.engine.prompt_lookup import PromptLookup
 from tandem.engine.sequence import Sequence
 from tandem.model.model import open_model
 from tests.engine.tiny_models import write_model
@@ -34,19 +34,26 @@ class Checked(Engine):
         sampled = [chunk for chunk in self._in_flight[0].chunks if chunk.sampled]
         known = [len(chunk.sequence.generated) for chunk in sampled]
         served = super()._collect()
-        logits = iter(self._read("logits", sum(1 + len(chunk.guess) for chunk in sampled)))
+        logits = iter(self._read("logits", sum(1 + len(chunk.draft_tokens) for chunk in sampled)))
         for chunk, before in zip(sampled, known, strict=True):
-            rows = list(islice(logits, 1 + len(chunk.guess)))
+            rows = list(islice(logits, 1 + len(chunk.draft_tokens)))
             for row, token in zip(rows, chunk.sequence.generated[before:], strict=False):
                 self.below.append(float(row.max() - row[token.id]))
         return served
 
 
-@pytest.mark.parametrize(("architecture", "kv", "lookup"), [("llama", "q8", False), ("gemma3", "f16", True)])
+@pytest.mark.parametrize(
+    ("architecture", "kv", "prompt_lookup"), [("llama", "q8", False), ("gemma3", "f16", True)]
+)
 def test_every_token_is_that_of_its_logits(
-    lavapipe: str, architecture: str, kv: str, lookup: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lavapipe: str,
+    architecture: str,
+    kv: str,
+    prompt_lookup: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One step at a time, so that its logits are still there; two in flight give the same tokens. A guess has the
+    """One step at a time, so that its logits are still there; two in flight give the same tokens. A draft has the
     logits of the step that verified it."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
     rng = np.random.default_rng(3)
@@ -57,7 +64,7 @@ def test_every_token_is_that_of_its_logits(
     for step_slots in (1, 2):
         model, device = open_model(path), VulkanDevice(lavapipe)
         monkeypatch.setattr(VulkanDevice, "step_slots", step_slots)
-        kind, proposer = Checked if step_slots == 1 else Engine, Lookup() if lookup else None
+        kind, proposer = Checked if step_slots == 1 else Engine, PromptLookup() if prompt_lookup else None
         engine = kind(model, device, context=CONTEXT, batch=4, kv=kv, proposer=proposer)
         found.append(
             [
@@ -72,7 +79,7 @@ def test_every_token_is_that_of_its_logits(
         if isinstance(engine, Checked):
             assert len(engine.below) > 20 and max(engine.below) == 0.0
         if speculator := engine.scheduler.speculator:
-            assert 0 < speculator.right < speculator.guessed
+            assert 0 < speculator.accepted < speculator.drafted
         device.close()
         model.gguf.close()
     same = [one == other for one, other in zip(*found, strict=True)]

@@ -26,7 +26,7 @@ def live(replicas: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _one(states: list[State]) -> State:
     first, count = states[0], len(states)
     waits = [state["first_token"] for state in states if state["first_token"]]
-    guesses = [state["speculation"] for state in states if state["speculation"]]
+    speculation = [state["speculation"] for state in states if state["speculation"]]
     heaps = [
         {**heap, "name": f"{heap['name']}, replica {number}"}
         for number, state in enumerate(states, 1)
@@ -43,7 +43,7 @@ def _one(states: list[State]) -> State:
         if waits
         else None,
         "totals": _sums(state["totals"] for state in states),
-        "speculation": _sums(guesses) if guesses else None,
+        "speculation": _sums(speculation) if speculation else None,
         "kv": [
             {**_sums(groups), "window": groups[0]["window"]}
             for groups in zip(*(s["kv"] for s in states), strict=True)

@@ -57,8 +57,8 @@ class EngineMonitor:
         self.requests = 0
         self.roofline: Roofline | None = None
         self._lock = threading.Lock()
-        self._last = self._right = 0.0
-        self._company: set[Sequence] = set()  # whom the last step served
+        self._last = self._drafts_accepted = 0.0
+        self._served: set[Sequence] = set()  # by the last step
         self._kv = _bytes_a_position(llm)
         self._step_bytes: dict[tuple[int, int], float] = {}
         self.engine.watch = self.on_step
@@ -71,7 +71,7 @@ class EngineMonitor:
             total = chunk.total
             tokens += total
             if chunk.sampled:
-                rows += 1 + len(chunk.guess)
+                rows += 1 + len(chunk.draft_tokens)
                 if chunk.sequence.first_token > self._last:
                     first.append(chunk.sequence.first_token - chunk.sequence.submitted)
             if chunk.count > 1:
@@ -80,10 +80,10 @@ class EngineMonitor:
             for window, nbytes in self._kv:
                 kv_bytes += nbytes * (min(end, window + total - 1) if window else end)
         sampled = sum(chunk.sampled for chunk in chunks) + self._accepted()
-        company = {chunk.sequence for chunk in chunks}
-        waited = not company.isdisjoint(self._company)  # else there may have been nothing to do
+        served = {chunk.sequence for chunk in chunks}
+        waited = not served.isdisjoint(self._served)  # else there may have been nothing to do
         between = max(0.0, self.engine.begun - self._last) if waited else 0.0
-        self._last, self._company = now, company
+        self._last, self._served = now, served
         with self._lock:
             self.first_tokens.extend(first)
             self.requests += len(first)
@@ -100,10 +100,10 @@ class EngineMonitor:
                     into.kv_bytes += kv_bytes
 
     def _accepted(self) -> int:
-        """Tokens that were guessed right since the last step."""
+        """Draft tokens that were accepted since the last step."""
         speculator = self.engine.scheduler.speculator
-        before, self._right = self._right, speculator.right if speculator else 0
-        return int(self._right - before)
+        before, self._drafts_accepted = self._drafts_accepted, speculator.accepted if speculator else 0
+        return int(self._drafts_accepted - before)
 
     def _second(self) -> Second:
         now = int(time.time())

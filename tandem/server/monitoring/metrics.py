@@ -132,7 +132,13 @@ def _numbers(live: EngineMonitor) -> Iterator[tuple[str, str, bool, dict[str, st
             labels = {"heap": heap["name"], "part": part}
             yield "device_memory_bytes", "Memory of the device", False, labels, heap[part]
     if speculation := found["speculation"]:
-        yield "guessed_tokens", "Tokens guessed ahead", True, {}, speculation["guessed"]
-        yield "guessed_tokens_accepted", "Of them: right", True, {}, speculation["right"]
-        yield "guessing_steps", "Steps with guessed tokens", True, {}, speculation["steps"]
-        yield "guesses_saved_seconds", "What guesses have saved", False, {}, speculation["saved_seconds"]
+        yield "draft_tokens", "Draft tokens that were verified", True, {}, speculation["drafted"]
+        yield "draft_tokens_accepted", "Of them: accepted", True, {}, speculation["accepted"]
+        yield "speculative_steps", "Steps with draft tokens", True, {}, speculation["steps"]
+        yield (
+            "speculation_saved_seconds",
+            "Time saved by speculation",
+            False,
+            {},
+            speculation["saved_seconds"],
+        )

@@ -1,7 +1,7 @@
-"""Guesses by a smaller model with the same vocabulary.
+"""Draft tokens of a smaller model with the same vocabulary.
 
-It has an engine of its own with a sequence for each text, which pauses between guesses and goes on from where the text
-and what was guessed of it part.
+It has an engine of its own with a sequence for each text, which pauses between drafts and goes on from where the text
+and its draft differ.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tandem.program.step_inputs import KV_BLOCK
 
 
 class DraftModel:
-    typical = 0.4
+    cost_coefficient = 0.4
 
     def __init__(self, engine: Engine, vocab: int) -> None:
-        """`vocab`: of the model it guesses for."""
+        """`vocab`: of the model it drafts for."""
         self.engine, self.vocab = engine, vocab
-        self._drafts: dict[Sequence, Sequence] = {}  # of each text that has been guessed
+        self._drafts: dict[Sequence, Sequence] = {}  # of each text that has one
 
     def unread(self, sequence: Sequence) -> int:
         draft = self._drafts.get(sequence)
         return max(0, len(sequence.tokens) - (draft.computed if draft else 0))
 
-    def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         goals = {}  # draft: tokens that it shall have
         try:
             for sequence, count in wanted:
@@ -43,9 +43,9 @@ class DraftModel:
             raise
         found = []
         for sequence, count in wanted:
-            guess = self._drafts[sequence].tokens[len(sequence.tokens) :] if sequence in self._drafts else []
+            tokens = self._drafts[sequence].tokens[len(sequence.tokens) :] if sequence in self._drafts else []
             # Up to a token that only the draft model has: one that pads its vocabulary.
-            found.append(list(takewhile(lambda token: token < self.vocab, guess[:count])))
+            found.append(list(takewhile(lambda token: token < self.vocab, tokens[:count])))
         return found
 
     def forget(self, sequence: Sequence) -> None:
@@ -79,7 +79,7 @@ class DraftModel:
                 self._make_room(goals)
 
     def _make_room(self, goals: dict[Sequence, int]) -> None:
-        """Forgets those that pause; if there are none, those that wait for memory get no guess."""
+        """Forgets those that pause; if there are none, those that wait for memory get no draft."""
         pausing = [sequence for sequence, draft in self._drafts.items() if draft not in goals]
         for sequence in pausing or list(self._drafts):
             self.forget(sequence)

@@ -1,4 +1,4 @@
-"""Guesses by prompt lookup: the tokens that followed the last time that the context ended as it does now. No model."""
+"""Prompt lookup (n-grams): the draft is what followed the last time that the context ended as it does now. No model."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from tandem.engine.sequence import Sequence
 LENGTHS = (4, 3, 2)  # of the endings that are looked up
 
 
-class Index:
+class NgramIndex:
     """Where each ending of a text was followed by something, the last time."""
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], int] = {}
         self._read = 0  # tokens that are in it
 
-    def guess(self, tokens: list[int], count: int) -> list[int]:
+    def propose(self, tokens: list[int], count: int) -> list[int]:
         for end in range(max(self._read, LENGTHS[-1]), len(tokens)):
             for length in LENGTHS:
                 if length <= end:
@@ -27,18 +27,18 @@ class Index:
         return []
 
 
-class Lookup:
-    typical = 0.0  # a guess takes microseconds
+class PromptLookup:
+    cost_coefficient = 0.0  # a draft takes microseconds
 
     def __init__(self) -> None:
-        self._indices: dict[Sequence, Index] = {}
+        self._indices: dict[Sequence, NgramIndex] = {}
 
     def unread(self, sequence: Sequence) -> int:
         return 0  # an index takes microseconds a token, once
 
-    def guess(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [
-            self._indices.setdefault(sequence, Index()).guess(sequence.tokens, count) if count else []
+            self._indices.setdefault(sequence, NgramIndex()).propose(sequence.tokens, count) if count else []
             for sequence, count in wanted
         ]
 
