@@ -50,7 +50,10 @@ class Measured:
     def __init__(self, path: Path, block: int | None, tokens: int, threads: int, closing: ExitStack) -> None:
         model = closing.enter_context(open_model(path))
         device = HybridDevice(
-            CPUDevice(threads), [Int8Accelerator(block)], shares=(0, 1), only=lambda gemm: self.chosen(gemm)
+            CPUDevice(threads),
+            [Int8Accelerator(block)],
+            fractions=(0, 1),
+            only=lambda gemm: self.chosen(gemm),
         )
         closing.callback(device.close)
         self.selected: frozenset[str] | None = None  # while weights are loaded: all

@@ -12,7 +12,15 @@ from typing import Any
 
 from tandem.bench.hardware import HOST_SHARE, NOT_RUN, Hardware
 from tandem.bench.runs import step_costs, weights_read
-from tandem.devices.hybrid.cost import WORTH, Rates, Sum, gain, is_divisible, place_attention, place_columns
+from tandem.devices.hybrid.cost import (
+    MIN_GAIN,
+    Rates,
+    StepCost,
+    gain,
+    is_divisible,
+    place_attention,
+    place_columns,
+)
 from tandem.errors import DeviceError
 from tandem.plan.predict import Planned
 from tandem.program.program import Launch, Program
@@ -35,7 +43,7 @@ def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> 
     prefill = []
     for name, prompt_of in (("a good shader", _good_prompt), ("our kernels", _our_prompt)):
         found = {tokens: prompt_of(planned, kinds, tokens, hardware, npu) for tokens in {*PROMPTS, prompt}}
-        pays = [tokens for tokens in PROMPTS if found[tokens]["gain"] >= WORTH]
+        pays = [tokens for tokens in PROMPTS if found[tokens]["gain"] >= MIN_GAIN]
         prefill.append({"shader": name, **found[prompt], "pays_from": min(pays, default=None)})
     decode = [_decode(kinds, batch, depth, hardware, npu) for batch in BATCHES]
     return {
@@ -91,20 +99,20 @@ class _Kinds:
         self.program = Program(list(kinds.values()), program.max_counts, program.arena_bytes)
         self.times = [times[key] for key in kinds]
 
-    def summed(self, sums: Sequence[Sum], tokens: int, predicted: float | None = None) -> Data:
+    def summed(self, sums: Sequence[StepCost], tokens: int, predicted: float | None = None) -> Data:
         """`predicted`: seconds without the NPU, of which it saves what it does in the sum."""
         each = [pair for s in sums for pair in zip(s.launches, self.times, strict=True)]
         alone, together = (sum(n * getattr(placed, f) for placed, n in each) for f in ("alone", "seconds"))
         if predicted is not None:
             alone, together = predicted, predicted - (alone - together)
-        helped = sum(n * placed.seconds for placed, n in each if placed.shares[1])
-        columns = sum(n * placed.seconds * placed.shares[1] for placed, n in each)
+        helped = sum(n * placed.seconds for placed, n in each if placed.fractions[1])
+        columns = sum(n * placed.seconds * placed.fractions[1] for placed, n in each)
         return {
             "alone_tokens_per_s": tokens / alone,
             "together_tokens_per_s": tokens / together,
             "speedup": alone / together,
             "gain": gain(alone, together),
-            "pays": gain(alone, together) >= WORTH,
+            "pays": gain(alone, together) >= MIN_GAIN,
             "npu_columns": columns / helped if helped else 0.0,
         }
 

@@ -23,7 +23,7 @@ from tandem.devices.opening import open_device
 from tandem.devices.split import balance
 from tandem.devices.split.cut import cut, layer_starts
 from tandem.devices.split.device import SplitDevice
-from tandem.devices.split.stage import Carrier, Stage
+from tandem.devices.split.stage import Stage, StepBuffers
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
 from tandem.engine.prompt_lookup import PromptLookup
@@ -293,10 +293,10 @@ def let_meet(stages: list[Stage]) -> None:
     however fast they are, does anything go on."""
     meetings = [{step: Barrier(2, timeout=60) for step in MEETINGS} for _ in stages[1:]]
 
-    def enter(i: int, stage: Stage) -> Callable[[Carrier], None]:
+    def enter(i: int, stage: Stage) -> Callable[[StepBuffers], None]:
         enter, steps = stage.enter, count()
 
-        def meet(carrier: Carrier) -> None:
+        def meet(carrier: StepBuffers) -> None:
             step = next(steps)
             if i and step + 1 in MEETINGS:
                 meetings[i - 1][step + 1].wait()
@@ -374,7 +374,7 @@ def test_an_interrupt_while_a_step_is_waited_for_waits_for_it(monkeypatch: pytes
         stage: Stage = llm.device.chain[1]  # type: ignore[attr-defined]
         enter, done = stage.enter, list[bool]()
 
-        def interrupted(carrier: Carrier) -> None:
+        def interrupted(carrier: StepBuffers) -> None:
             signal.raise_signal(signal.SIGINT)
             time.sleep(0.05)  # for who would not wait to go wrong
             enter(carrier)

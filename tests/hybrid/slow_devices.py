@@ -1,4 +1,4 @@
-"""Devices that take their time, as if others did the work: so that shares do not depend on how busy a machine is."""
+"""Devices that take their time, as if others did the work: so that fractions do not depend on how busy a machine is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from tandem.devices.cpu.device import CPUDevice, Recording
 from tandem.devices.device import Bytes, Device
-from tandem.devices.hybrid.accelerator import DeviceAccelerator, Share, Worker
+from tandem.devices.hybrid.accelerator import DeviceAccelerator, Partition, Worker
 from tandem.devices.hybrid.cut import Gemm
 from tandem.devices.hybrid.device import HybridDevice
 from tandem.engine.engine import Engine
@@ -39,16 +39,16 @@ class SlowHelper(DeviceAccelerator):
 
     times_as_long = 1.0
 
-    def run(self, share: Share) -> Sequence[Bytes]:
-        found = super().run(share)
-        work = self._here[share.work].work
-        rows = work.rows * share.units / work.units if isinstance(work, Gemm) else 100
+    def run(self, partition: Partition) -> Sequence[Bytes]:
+        found = super().run(partition)
+        work = self._here[partition.work].work
+        rows = work.rows * partition.units / work.units if isinstance(work, Gemm) else 100
         time.sleep(self.times_as_long * PER_ROW * rows)
         return found
 
 
 class Meeting:
-    """Where two devices meet: neither ends a share before the other has begun its own."""
+    """Two devices that wait for each other: neither finishes a partition before the other has started its own."""
 
     def __init__(self) -> None:
         self.barrier = Barrier(2, timeout=120)
@@ -66,32 +66,32 @@ class Meeting:
         device.record = lambda program, step_slot=0: Meets(device, program, step_slot)  # type: ignore[method-assign]
         return device
 
-    def helper(self, device: Device) -> DeviceAccelerator:
-        helper, wait = DeviceAccelerator(device), self.barrier.wait
-        run = helper.run
+    def accelerator(self, device: Device) -> DeviceAccelerator:
+        accelerator, wait = DeviceAccelerator(device), self.barrier.wait
+        run = accelerator.run
 
-        def meets(share: Share) -> Sequence[Bytes]:
+        def meets(partition: Partition) -> Sequence[Bytes]:
             wait()
-            return run(share)
+            return run(partition)
 
-        helper.run = meets  # type: ignore[method-assign]
-        return helper
+        accelerator.run = meets  # type: ignore[method-assign]
+        return accelerator
 
 
-def at_once(device: HybridDevice, helper: Worker) -> float:
-    """Of the main device's shares, the part during which the helper had one, too."""
-    spans = list(helper.times)
+def at_once(device: HybridDevice, accelerator: Worker) -> float:
+    """Of the main device's fractions, the part during which the accelerator had one, too."""
+    spans = list(accelerator.times)
     both = [any(b < end and begin < e for b, e in spans) for begin, end in device.times]
     return sum(both) / len(both)
 
 
 @contextmanager
 def hybrid_engine(
-    path: Path, main: Device, helpers: Sequence[Any], placement: str = "columns", *,
-    shares: Sequence[float] | None = None, **options: Any,
+    path: Path, main: Device, accelerators: Sequence[Any], placement: str = "columns", *,
+    fractions: Sequence[float] | None = None, **options: Any,
 ) -> Iterator[Engine]:  # fmt: skip
     model = open_model(path)
-    device = HybridDevice(main, helpers, placement, shares)  # type: ignore[arg-type]
+    device = HybridDevice(main, accelerators, placement, fractions)  # type: ignore[arg-type]
     try:
         yield Engine(model, device, **{"context": 256, "batch": 8, **options})
     finally:
@@ -100,12 +100,12 @@ def hybrid_engine(
 
 
 def check_both_work(path: Path, second: Device) -> None:
-    """A CPU and another at one step, by when their shares began and ended."""
+    """A CPU and another at one step, by when their fractions began and ended."""
     meeting = Meeting()
-    helper = meeting.helper(second)
-    with hybrid_engine(path, meeting.main(), [helper], shares=(1, 1)) as engine:
+    accelerator = meeting.accelerator(second)
+    with hybrid_engine(path, meeting.main(), [accelerator], fractions=(1, 1)) as engine:
         engine.logits(list(range(8)))
         device = engine.device
         assert isinstance(device, HybridDevice)
-        assert len(device.times) == len(helper.times) == len(device.works)
-        assert at_once(device, helper) == 1
+        assert len(device.times) == len(accelerator.times) == len(device.works)
+        assert at_once(device, accelerator) == 1

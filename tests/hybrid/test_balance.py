@@ -47,8 +47,8 @@ class Machine:
         self.balance.observe_step(TOKENS, total, self.rest, together=True)
 
     @property
-    def share(self) -> float:
-        """Of the helper, in the largest matmul."""
+    def fraction(self) -> float:
+        """The accelerator's fraction of the largest matmul."""
         gemm = max(self.gemms, key=lambda gemm: gemm.rows)
         return self.balance.division(gemm, BOTH)[1] / gemm.units
 
@@ -57,17 +57,17 @@ class Machine:
             self.step()
 
 
-def test_shares_follow_the_rates() -> None:
+def test_fractions_follow_the_rates() -> None:
     machine = Machine()
     machine.run(5)
     assert machine.kinds == ["alone"] * 3 + ["measure", "together"] and machine.balance.on
-    assert machine.share == pytest.approx(0.5, abs=0.05)
+    assert machine.fraction == pytest.approx(0.5, abs=0.05)
     machine.each[1] = 3e-5  # slowed down
     machine.run(2 * module.REVIEW)
-    assert machine.share == pytest.approx(0.25, abs=0.05) and machine.balance.on
+    assert machine.fraction == pytest.approx(0.25, abs=0.05) and machine.balance.on
     machine.each = [3e-5, 1e-5]  # and the other one
     machine.run(2 * module.REVIEW)
-    assert machine.share == pytest.approx(0.75, abs=0.05)
+    assert machine.fraction == pytest.approx(0.75, abs=0.05)
 
 
 def test_off_when_it_does_not_pay_and_on_again() -> None:
@@ -113,13 +113,13 @@ def test_small_changes_record_nothing_anew() -> None:
 
 def test_beside_another_step_the_helper_takes_more() -> None:
     """The main device has the rest of the other step to do meanwhile."""
-    shares = []
+    fractions = []
     for beside in (False, True):
         machine = Machine(beside=beside)
         machine.rest = 0.01
         machine.run(5 + module.REVIEW)
-        shares.append(machine.share)
-    assert shares[1] > shares[0] + 0.05
+        fractions.append(machine.fraction)
+    assert fractions[1] > fractions[0] + 0.05
 
 
 def test_the_main_device_is_timed_alone_now_and_then() -> None:
@@ -131,7 +131,7 @@ def test_the_main_device_is_timed_alone_now_and_then() -> None:
 @pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize("half", [False, True])
 def test_times_that_other_work_made_long_are_forgotten(worker: int, half: bool) -> None:
-    """Only while devices are timed: shares are soon those of the times that follow."""
+    """Only while devices are timed: fractions are soon those of the times that follow."""
     machine, times = Machine(), iter(range(100))
     seconds = machine.seconds
     while machine.balance.next() == "alone":
@@ -144,7 +144,7 @@ def test_times_that_other_work_made_long_are_forgotten(worker: int, half: bool) 
 
     machine.balance.measure(disturbed, TOKENS)
     machine.run(5 * module.REVIEW)
-    assert machine.balance.on and machine.share == pytest.approx(0.5, abs=0.05)
+    assert machine.balance.on and machine.fraction == pytest.approx(0.5, abs=0.05)
 
 
 def test_lines() -> None:
@@ -157,12 +157,12 @@ def test_lines() -> None:
     assert fit(1, 2.0, 1, 2.0).each == 2.0
 
 
-def test_fixed_shares_use_all_units() -> None:
+def test_fixed_fractions_use_all_units() -> None:
     works = [work for work in gemms(golden("llama")) if isinstance(work, Gemm)]
-    for shares in ((1,), (1, 1, 1), (0, 1), (70, 30)):
-        fixed, all_of_them = Fixed(shares), (True,) * len(shares)
+    for fractions in ((1,), (1, 1, 1), (0, 1), (70, 30)):
+        fixed, all_of_them = Fixed(fractions), (True,) * len(fractions)
         assert all(sum(fixed.division(gemm, all_of_them)) == gemm.units for gemm in works)
-        only_one = (True, *[False] * (len(shares) - 1))
+        only_one = (True, *[False] * (len(fractions) - 1))
         assert all(fixed.division(gemm, only_one)[0] == gemm.units for gemm in works)
 
 

@@ -1,4 +1,4 @@
-"""The sum that decides: shares of one matmul, and whole steps by published rates."""
+"""The sum that decides: fractions of one matmul, and whole steps by published rates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NPU = Rates(ops=4.57e12, bandwidth=15e9, dispatch=170e-6, weights=8 / 4.5)
 MEMORY = 80e9
 
 
-def test_a_share_takes_its_dispatch_and_the_slower_of_arithmetic_and_memory() -> None:
+def test_a_partition_takes_its_dispatch_and_the_slower_of_arithmetic_and_memory() -> None:
     rates = Rates(ops=100.0, bandwidth=10.0, dispatch=1.0)
     assert rates.seconds(Cost(bytes=20, ops=50)) == 3.0
     assert rates.seconds(Cost(bytes=20, ops=500)) == 6.0
@@ -35,8 +35,8 @@ def test_no_other_division_is_faster(seed: int) -> None:
     dispatch, each = rng.uniform(0, 3, devices), rng.uniform(0.05, 2, devices)
     common = float(rng.uniform(0, 2))
 
-    def together(shares: Sequence[int]) -> float:
-        return common * sum(n > 0 for n in shares)
+    def together(fractions: Sequence[int]) -> float:
+        return common * sum(n > 0 for n in fractions)
 
     workers = [Line(*line) for line in zip(dispatch, each, strict=True)]
     found = divide(units, workers, together)
@@ -53,7 +53,9 @@ def test_no_other_division_is_faster(seed: int) -> None:
 
 def test_who_does_not_help_gets_nothing() -> None:
     assert divide(10, [lambda n: n, lambda n: 100 + n]).units == (10, 0)
-    assert divide(10, [lambda n: n, lambda n: n], lambda shares: 6.0 * sum(map(bool, shares))).units == (
+    assert divide(
+        10, [lambda n: n, lambda n: n], lambda fractions: 6.0 * sum(map(bool, fractions))
+    ).units == (
         10,
         0,
     )  # one memory
@@ -68,8 +70,8 @@ def test_a_prompt_gains_and_decoding_does_not() -> None:
     decode = place_columns(program, {"tokens": 1, "rows": 1, "work": 1}, [IGPU, NPU], MEMORY, keys=512)
     assert prompt.pays and 1.35 < prompt.alone / prompt.together < 1.6
     assert not decode.pays
-    divided = [placed for placed in prompt.launches if placed.shares[1]]
-    assert len(divided) == 4 * 62 and all(0.2 < placed.shares[1] < 0.45 for placed in divided)
+    divided = [placed for placed in prompt.launches if placed.fractions[1]]
+    assert len(divided) == 4 * 62 and all(0.2 < placed.fractions[1] < 0.45 for placed in divided)
 
 
 def test_attention_alone_on_the_npu_loses() -> None:

@@ -22,7 +22,7 @@ NAMES = ["gemma3-pattern3", "llama", "qwen2"]
 
 @pytest.mark.parametrize("passes", PASS_SETS.values(), ids=list(PASS_SETS))
 @pytest.mark.parametrize("name", NAMES)
-def test_shares_are_the_whole(name: str, passes: tuple[str, ...]) -> None:
+def test_partitions_are_the_whole(name: str, passes: tuple[str, ...]) -> None:
     program = golden(name, passes)
     works = gemms(program)
     head = sum(launch.kernel.name.startswith("matmul") for launch in program.launches) - len(works)
@@ -35,13 +35,13 @@ def test_shares_are_the_whole(name: str, passes: tuple[str, ...]) -> None:
         assert columns[0][1] == columns[1][0] and sum(width for _, width in columns) == gemm.rows // (
             1 + gemm.glu
         )
-        shares = [gemm.share(*part, dict(gemm.launch.buffers), gemm.out) for part in parts if part[1]]
-        assert sum(share.scalars["rows"] for share in shares) == gemm.rows
-        weights = [share.buffers["weights"] for share in shares]
+        partitions = [gemm.partition(*part, dict(gemm.launch.buffers), gemm.out) for part in parts if part[1]]
+        assert sum(part.scalars["rows"] for part in partitions) == gemm.rows
+        weights = [part.buffers["weights"] for part in partitions]
         assert sum(w.nbytes for w in weights if w) >= gemm.weights.nbytes
         assert weights[-1] and weights[-1].region[2] == gemm.weights.region[2]
-        for share in shares:
-            validate(Program([share], program.max_counts, program.arena_bytes), gemm.entering)
+        for part in partitions:
+            validate(Program([part], program.max_counts, program.arena_bytes), gemm.entering)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""A step's matmuls on several devices: the tokens of one, shares that follow what each can do, and failures told."""
+"""A step's matmuls on several devices: the tokens of one, fractions that follow what each can do, and failures told."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.cli import run
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Bytes
 from tandem.devices.hybrid import balance
-from tandem.devices.hybrid.accelerator import Answer, DeviceAccelerator, Share
+from tandem.devices.hybrid.accelerator import DeviceAccelerator, Partition, PartitionResult
 from tandem.devices.hybrid.device import MEASURED, HybridDevice
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
@@ -40,7 +40,7 @@ def cpus(count: int) -> list[DeviceAccelerator]:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "format", "placement", "shares", "options"),
+    ("architecture", "format", "placement", "fractions", "options"),
     [
         ("llama", "Q4_0", "columns", (3, 1), {}),
         ("gemma3", "Q4_K", "columns", (1, 1, 1), {"kv": "q8"}),
@@ -52,17 +52,17 @@ def cpus(count: int) -> list[DeviceAccelerator]:
     ],
 )
 def test_workloads_get_the_bits_of_one_device(
-    architecture: str, format: str, placement: str, shares: tuple[int, ...] | None, options: dict[str, Any],
+    architecture: str, format: str, placement: str, fractions: tuple[int, ...] | None, options: dict[str, Any],
     tmp_path: Path,
 ) -> None:  # fmt: skip
     path = write_model(tmp_path / "tiny.gguf", format, architecture)
     rng = np.random.default_rng(7)
     kv = options.get("kv", "f16")
-    helpers = cpus(len(shares) - 1 if shares else 1)
+    accelerators = cpus(len(fractions) - 1 if fractions else 1)
     with (
         opened(path, context=CONTEXT, batch=8, share=False, kv=kv) as one,
         hybrid_engine(
-            path, CPUDevice(1), helpers, placement, shares=shares, context=CONTEXT, **options
+            path, CPUDevice(1), accelerators, placement, fractions=fractions, context=CONTEXT, **options
         ) as many,
     ):
         for _ in range(3):
@@ -74,15 +74,15 @@ def test_workloads_get_the_bits_of_one_device(
 
 
 def test_chunks_of_a_prompt_follow_each_other(tmp_path: Path) -> None:
-    """Each looks back at those before it, and two are in flight, with matmuls of both on the helper."""
+    """Each looks back at those before it, and two are in flight, with matmuls of both on the accelerator."""
     path, prompt = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), [(7 * i) % 300 for i in range(490)]
     params = SamplingParams(max_tokens=6, ignore_eos=True)
-    helper = SlowHelper(CPUDevice(1))
-    helper.times_as_long = 0.1
+    accelerator = SlowHelper(CPUDevice(1))
+    accelerator.times_as_long = 0.1
     found = []
     with (
         opened(path, context=512, batch=8) as one,
-        hybrid_engine(path, CPUDevice(1), [helper], "pipeline", shares=(1, 1), context=512) as many,
+        hybrid_engine(path, CPUDevice(1), [accelerator], "pipeline", fractions=(1, 1), context=512) as many,
     ):
         for engine in (one, many):
             sequences = [engine.submit(prompt[i:], params) for i in range(3)]
@@ -90,28 +90,28 @@ def test_chunks_of_a_prompt_follow_each_other(tmp_path: Path) -> None:
                 engine.step()
             found.append([[sampled.id for sampled in sequence.generated] for sequence in sequences])
         device = many.device
-        assert isinstance(device, HybridDevice) and device.flow
-        main, times = sorted(device.flow.times), sorted(helper.times)
-        assert len(main) > 4 * 13  # steps of 13 legs each
+        assert isinstance(device, HybridDevice) and device.runner
+        main, times = sorted(device.runner.times), sorted(accelerator.times)
+        assert len(main) > 4 * 13  # steps of 13 segments each
         busy = [begin for begin, _ in main if any(b < begin < e for b, e in times)]
-        assert busy  # legs of one step that began while the helper had its share of the other
+        assert busy  # segments of one step that began while the accelerator had its partition of the other
     assert found[0] == found[1]
 
 
-def test_shares_follow_what_devices_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fractions_follow_the_speed_of_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two alike; then one is slowed down, until it does not pay; then it is fast again."""
     monkeypatch.setattr(balance, "REVIEW", 4)
     monkeypatch.setattr(balance, "RETRY", 12)
     monkeypatch.setattr(balance, "REFRESH", 1000)
     path, ids = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), list(range(30))
-    helper = SlowHelper(CPUDevice(1))
-    with hybrid_engine(path, SlowCPU(1), [helper], batch=32) as engine, opened(path) as one:
+    accelerator = SlowHelper(CPUDevice(1))
+    with hybrid_engine(path, SlowCPU(1), [accelerator], batch=32) as engine, opened(path) as one:
         device = engine.device
         assert isinstance(device, HybridDevice)
         expected = one.logits(ids).tobytes()
 
-        def share() -> float:
-            """Of the helper in the larger matmuls, after another step."""
+        def fraction() -> float:
+            """Of the accelerator in the larger matmuls, after another step."""
             assert engine.logits(ids).tobytes() == expected
             found = device.balances[32]
             cuts = [cut for (shape, _), cut in found.cuts.items() if shape[1] >= 512]
@@ -119,46 +119,48 @@ def test_shares_follow_what_devices_can_do(tmp_path: Path, monkeypatch: pytest.M
 
         def reached(low: float, high: float) -> bool:
             """A busy machine may take some more steps."""
-            return any(low <= share() <= high for _ in range(60))
+            return any(low <= fraction() <= high for _ in range(60))
 
-        monkeypatch.setattr(balance, "WORTH", -math.inf)  # on a busy machine nothing may pay: that is below
+        monkeypatch.setattr(
+            balance, "MIN_GAIN", -math.inf
+        )  # on a busy machine nothing may pay: that is below
         assert reached(0.3, 0.6)
-        helper.times_as_long = 4.0
+        accelerator.times_as_long = 4.0
         assert reached(0.05, 0.28)
-        monkeypatch.setattr(balance, "WORTH", 0.05)
-        helper.times_as_long = 40.0
-        assert any(share() == 0.0 and not device.balances[32].on for _ in range(60))
+        monkeypatch.setattr(balance, "MIN_GAIN", 0.05)
+        accelerator.times_as_long = 40.0
+        assert any(fraction() == 0.0 and not device.balances[32].on for _ in range(60))
         assert "it does not pay" in device.describe()
-        helper.times.clear()
-        share()
-        assert not helper.times  # it is left alone
-        helper.times_as_long = 0.1
-        monkeypatch.setattr(balance, "WORTH", -math.inf)
+        accelerator.times.clear()
+        fraction()
+        assert not accelerator.times  # it is left alone
+        accelerator.times_as_long = 0.1
+        monkeypatch.setattr(balance, "MIN_GAIN", -math.inf)
         assert reached(0.5, 1.0)
 
 
 def test_both_are_at_work(tmp_path: Path) -> None:
-    """Neither could end its share if the other were not at it, too."""
+    """Neither can finish its partition unless the other has started its own."""
     check_both_work(write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), CPUDevice(1))
 
 
 def test_what_is_made_once_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that measures, or for which shares are recorded, takes longer than those after it."""
+    """A step that measures, or for which fractions are recorded, takes longer than those after it."""
     path, seen = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), list[str]()
-    monkeypatch.setattr(balance, "WORTH", -math.inf)
+    monkeypatch.setattr(balance, "MIN_GAIN", -math.inf)
     monkeypatch.setattr(balance.Balance, "observe_step", lambda *_: seen.append("step"))
-    monkeypatch.setattr(balance.Balance, "observe", lambda *_: seen.append("share"))
+    monkeypatch.setattr(balance.Balance, "observe", lambda *_: seen.append("partition"))
     monkeypatch.setattr(balance.Balance, "next", lambda self: "together" if self.on else "measure")
     monkeypatch.setattr(balance.Balance, "alone", 1.0)
-    helper, given = DeviceAccelerator(CPUDevice(1)), list[bool]()
-    submit = helper.submit
+    accelerator, given = DeviceAccelerator(CPUDevice(1)), list[bool]()
+    submit = accelerator.submit
 
-    def noted(share: Share) -> Future[Answer]:
-        given.append(bool(share.inputs[0].any()))
-        return submit(share)
+    def noted(partition: Partition) -> Future[PartitionResult]:
+        given.append(bool(partition.inputs[0].any()))
+        return submit(partition)
 
-    helper.submit = noted  # type: ignore[method-assign]
-    with hybrid_engine(path, CPUDevice(1), [helper]) as engine:
+    accelerator.submit = noted  # type: ignore[method-assign]
+    with hybrid_engine(path, CPUDevice(1), [accelerator]) as engine:
         engine.logits(list(range(8)))
         device = engine.device
         assert isinstance(device, HybridDevice) and device.balances[8].on and not seen
@@ -167,7 +169,7 @@ def test_what_is_made_once_does_not_count(tmp_path: Path, monkeypatch: pytest.Mo
         )  # with zeros: activations are anything before a step
         assert len(given) >= timed and not any(given[:timed]) and all(given[timed:])
         engine.logits(list(range(8)))
-        assert seen.count("step") == 1 and seen.count("share") >= len(device.works)
+        assert seen.count("step") == 1 and seen.count("partition") >= len(device.works)
 
 
 def test_intermediates_and_saved_conversations(tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ def test_intermediates_and_saved_conversations(tmp_path: Path) -> None:
         assert lent.save(prompt, tmp_path / "lent") == 64
         assert (tmp_path / "one").read_bytes() == (tmp_path / "lent").read_bytes()
         assert lent.restore(tmp_path / "one") == prompt[:64]
-        with pytest.raises(DeviceError, match="values inside a step are not seen"):
+        with pytest.raises(DeviceError, match="cannot capture intermediates"):
             lent.capture(prompt[:20], ["blk.0.out"])
         assert "attention took" in lent.device.describe()
 
@@ -215,19 +217,19 @@ def test_the_command_line(
 class Failing(DeviceAccelerator):
     after = 20
 
-    def run(self, share: Share) -> Sequence[Bytes]:
+    def run(self, partition: Partition) -> Sequence[Bytes]:
         self.after -= 1
         if self.after < 0:
             raise DeviceLostError("the NPU has not answered: load the model again")
-        return super().run(share)
+        return super().run(partition)
 
 
 @pytest.mark.parametrize("placement", ["columns", "pipeline", "npu-attention"])
 def test_a_helper_that_fails_fails_the_requests(placement: str, tmp_path: Path) -> None:
     threads = set(threading.enumerate())
-    path, helper = write_model(tmp_path / "tiny.gguf", "Q4_0"), Failing(CPUDevice(1))
-    shares = None if placement == "npu-attention" else (1, 1)
-    with hybrid_engine(path, CPUDevice(1), [helper], placement, shares=shares) as engine:
+    path, accelerator = write_model(tmp_path / "tiny.gguf", "Q4_0"), Failing(CPUDevice(1))
+    fractions = None if placement == "npu-attention" else (1, 1)
+    with hybrid_engine(path, CPUDevice(1), [accelerator], placement, fractions=fractions) as engine:
         for _ in range(2):  # and so do those that come later
             sequence = engine.submit([1, 2, 3], SamplingParams(max_tokens=20, ignore_eos=True))
             with pytest.raises(DeviceLostError, match="has not answered"):
@@ -239,22 +241,22 @@ def test_a_helper_that_fails_fails_the_requests(placement: str, tmp_path: Path) 
 
 def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
-    with hybrid_engine(path, CPUDevice(1), cpus(1), "pipeline", shares=(1, 1)) as engine:
+    with hybrid_engine(path, CPUDevice(1), cpus(1), "pipeline", fractions=(1, 1)) as engine:
         alone = answer(engine, [1, 2, 3])
         device = engine.device
-        assert isinstance(device, HybridDevice) and device.flow
-        flow, add, calls = device.flow, device.flow.add, iter(range(100))
+        assert isinstance(device, HybridDevice) and device.runner
+        runner, add, calls = device.runner, device.runner.add, iter(range(100))
 
-        def interrupted(trip: Any) -> None:
+        def interrupted(step: Any) -> None:
             call = next(calls)
             if call == 8:
-                flow._trips.append(trip)  # and nobody is told
+                runner._steps.append(step)  # and nobody is told
             elif call != 5:
-                add(trip)
+                add(step)
             if call in (2, 5, 8):
                 raise KeyboardInterrupt
 
-        device.flow.add = interrupted  # type: ignore[method-assign]
+        device.runner.add = interrupted  # type: ignore[method-assign]
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 answer(engine, [7, 8])
@@ -263,26 +265,26 @@ def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody(tmp_path: Path
 
 @pytest.mark.parametrize("placement", ["columns", "pipeline", "npu-attention"])
 def test_an_interrupt_while_a_step_is_waited_for_waits_for_it(placement: str) -> None:
-    """Ctrl-C comes to the main thread, which waits, while a helper works with what the step has been given."""
+    """Ctrl-C comes to the main thread, which waits, while a accelerator works with what the step has been given."""
     options: dict[str, Any] = {"split": None if placement == "npu-attention" else [1, 1], "threads": 2}
     interrupts, done = [0], list[bool]()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with LLM(GOLDEN, device="cpu,cpu", placement=placement, context=128, batch=4, **options) as llm:
             assert isinstance(llm.device, HybridDevice)
-            helper = llm.device.helpers[0]
-            assert isinstance(helper, DeviceAccelerator)
-            run = helper.run
+            accelerator = llm.device.accelerators[0]
+            assert isinstance(accelerator, DeviceAccelerator)
+            run = accelerator.run
 
-            def interrupted(share: Share) -> Sequence[Bytes]:
+            def interrupted(partition: Partition) -> Sequence[Bytes]:
                 if interrupts.pop():
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                     time.sleep(0.05)  # for who would not wait to go wrong
                     done.append(True)
                 interrupts.append(0)
-                return run(share)
+                return run(partition)
 
-            helper.run = interrupted  # type: ignore[method-assign]
+            accelerator.run = interrupted  # type: ignore[method-assign]
             expected, alone = llm.logits([1, 2, 3]), llm.generate([4, 5], max_tokens=5).token_ids
             for use in (lambda: llm.logits([5, 6]), lambda: llm.generate([7, 8], max_tokens=5)):
                 interrupts[:] = [1]
@@ -317,4 +319,4 @@ def test_what_cannot_be_divided_is_refused() -> None:
     refused("name several", "cpu", "columns")
     refused("no placement 'rows'", "cpu,cpu", "rows")
     refused("give 2 numbers", "cpu,cpu", "columns", [1, 1, 1])
-    refused("name two, and no split", "cpu,cpu,cpu", "npu-attention")
+    refused("name two devices, and no split", "cpu,cpu,cpu", "npu-attention")

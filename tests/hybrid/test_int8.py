@@ -14,7 +14,7 @@ from tandem.devices.hybrid.accelerator import DeviceAccelerator
 from tandem.devices.hybrid.cut import Gemm
 from tandem.devices.hybrid.device import HybridDevice
 from tandem.devices.hybrid.gate import LIMIT, groups, judge
-from tandem.devices.hybrid.int8 import Int8Accelerator, dot, product, quantise
+from tandem.devices.hybrid.int8 import Int8Accelerator, dot, matmul, quantise
 from tandem.devices.npu.emulator import emulate
 from tandem.devices.npu.plan import plan_gemm
 from tandem.engine.engine import Engine
@@ -47,28 +47,30 @@ def test_scales_for_fewer_columns_are_nearer_to_floats() -> None:
     x[:, 7] *= 60  # what makes a scale for all columns coarse
     exact, errors = x @ w.T, []
     for block in (None, 200, 64):  # one that does not divide the columns too
-        found = product(quantise(x, block), quantise(w, block), block)
+        found = matmul(quantise(x, block), quantise(w, block), block)
         errors.append(np.square(found - exact).mean() ** 0.5)
     assert 5.0 > errors[0] > 1.3 * errors[1] > 1.3**2 * errors[2] > 0.1
     zeros = quantise(np.zeros_like(x), 64)
-    assert (product(zeros, quantise(w, 64), 64) == 0).all()
+    assert (matmul(zeros, quantise(w, 64), 64) == 0).all()
 
 
 @pytest.mark.fast
 def test_only_matmuls_are_taken(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
-    with pytest.raises(DeviceError, match="multiplies matrices and nothing else"):
+    with pytest.raises(DeviceError, match="computes matmuls only"):
         Int8Engine(path, None, placement="npu-attention")
 
 
 class Int8Engine:
     """An engine with the matmuls of some groups computed as the NPU would."""
 
-    def __init__(self, path: Path, block: int | None, placement: str = "columns", share: float = 1.0) -> None:
+    def __init__(
+        self, path: Path, block: int | None, placement: str = "columns", fraction: float = 1.0
+    ) -> None:
         self.selected: frozenset[str] | None = None  # while weights are loaded: all
         self.model: Model = open_model(path)
-        shares = None if placement == "npu-attention" else (1 - share, share)
-        self.device = HybridDevice(CPUDevice(1), [Int8Accelerator(block)], placement, shares, self.chosen)
+        fractions = None if placement == "npu-attention" else (1 - fraction, fraction)
+        self.device = HybridDevice(CPUDevice(1), [Int8Accelerator(block)], placement, fractions, self.chosen)
         try:
             self.engine = Engine(self.model, self.device, context=256, batch=64)
         except BaseException:
@@ -90,13 +92,13 @@ class Int8Engine:
 @pytest.mark.parametrize(
     ("architecture", "format"), [("gemma3", "Q4_K"), ("qwen2", "F32"), ("llama", "Q8_0")]
 )
-def test_each_share_is_computed_in_int8(architecture: str, format: str, tmp_path: Path) -> None:
+def test_each_partition_is_computed_in_int8(architecture: str, format: str, tmp_path: Path) -> None:
     """Whole matmuls or half of their columns; with nothing chosen the bits are the CPU's."""
     path, ids = write_model(tmp_path / "tiny.gguf", format, architecture), list(range(40, 100))
     with opened(path, context=256) as one:
         expected = one.logits(ids)
-    for share in (1.0, 0.5):
-        engine = Int8Engine(path, 128, share=share)
+    for fraction in (1.0, 0.5):
+        engine = Int8Engine(path, 128, fraction=fraction)
         assert engine.logits(ids).tobytes() == expected.tobytes()
         kinds = {groups(work)[0] for work in engine.device.works if isinstance(work, Gemm)}
         assert kinds == {"attn_q+attn_k+attn_v", "attn_output", "ffn_gate+ffn_up", "ffn_down"}
@@ -115,10 +117,10 @@ class Picky(Int8Accelerator):
 
 def test_three_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As iGPU, CPU and NPU: each matmul is divided among those that may compute it."""
-    monkeypatch.setattr(balance, "WORTH", -math.inf)
+    monkeypatch.setattr(balance, "MIN_GAIN", -math.inf)
     path, ids = write_model(tmp_path / "tiny.gguf", "Q8_0"), list(range(30))
     npu = Picky(None)
-    device = HybridDevice(CPUDevice(1), [DeviceAccelerator(CPUDevice(1))]).joined_by(npu)
+    device = HybridDevice(CPUDevice(1), [DeviceAccelerator(CPUDevice(1))]).with_accelerator(npu)
     model = open_model(path)
     engine = Engine(model, device, context=256, batch=32)
     found = [engine.logits(ids) for _ in range(6)]
@@ -131,8 +133,8 @@ def test_three_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(path, context=256) as one:
         assert found[0].tobytes() == one.logits(ids).tobytes()  # still alone
     np.testing.assert_allclose(found[-1], found[0], atol=0.35 * np.abs(found[0]).max())
-    with pytest.raises(DeviceError, match="shares that are measured"):
-        HybridDevice(device.main, [], "npu-attention").joined_by(npu)
+    with pytest.raises(DeviceError, match="needs measured partitions"):
+        HybridDevice(device.main, [], "npu-attention").with_accelerator(npu)
     device.close()
     model.gguf.close()
 

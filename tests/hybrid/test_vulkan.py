@@ -1,4 +1,4 @@
-"""The CPU and lavapipe in the roles of iGPU and NPU: the tokens of one, both at work, and shares that react."""
+"""The CPU and lavapipe in the roles of iGPU and NPU: the tokens of one, both at work, and fractions that react."""
 
 from __future__ import annotations
 
@@ -69,56 +69,56 @@ def test_quantised_tokens_are_those_of_one_devices_logits(
 
 
 def test_both_are_at_work(lavapipe: str, tmp_path: Path) -> None:
-    """By when shares began and ended. Neither device could end one if the other were not at its own, too."""
+    """By when fractions began and ended. Neither device could end one if the other were not at its own, too."""
     check_both_work(write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), open_device(lavapipe))
 
 
-def test_shares_react(lavapipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The share of a device that is slowed down falls, until it is left alone; tokens stay."""
+def test_fractions_adapt(lavapipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fraction of a slowed-down device falls to zero; tokens do not change."""
     monkeypatch.setattr(balance, "REVIEW", 4)
-    monkeypatch.setattr(balance, "WORTH", -math.inf)  # on a busy machine nothing may pay: that is below
+    monkeypatch.setattr(balance, "MIN_GAIN", -math.inf)  # on a busy machine nothing may pay: that is below
     monkeypatch.setattr(slow_devices, "PER_ROW", 40e-6)
     path, ids = write_model(tmp_path / "tiny.gguf", "F32"), list(range(8))
-    helper = SlowHelper(open_device(lavapipe))
+    accelerator = SlowHelper(open_device(lavapipe))
     with (
-        hybrid_engine(path, SlowCPU(1), [helper], kv="f32") as engine,
+        hybrid_engine(path, SlowCPU(1), [accelerator], kv="f32") as engine,
         opened(path, kv="f32") as one,
     ):
         device, expected = engine.device, one.logits(ids)
         assert isinstance(device, HybridDevice)
-        helper.times_as_long = 0.25
+        accelerator.times_as_long = 0.25
 
-        def share() -> float:
+        def fraction() -> float:
             np.testing.assert_allclose(engine.logits(ids), expected, atol=1e-3)
             found = device.balances[8]
             return sum(cut[1] / sum(cut) for cut in found.cuts.values()) / 4 if found.on else 0.0
 
         def reached(low: float, high: float) -> bool:
             """A busy machine may take some more steps."""
-            return any(low < share() < high for _ in range(60))
+            return any(low < fraction() < high for _ in range(60))
 
         assert reached(0.4, 1.0)
-        helper.times_as_long = 4.0
+        accelerator.times_as_long = 4.0
         assert reached(0.0, 0.3)
-        monkeypatch.setattr(balance, "WORTH", 0.05)
-        helper.times_as_long = 40.0
-        assert any(share() == 0.0 and not device.balances[8].on for _ in range(60))
-        helper.times.clear()
-        share()
-        assert not helper.times and "it does not pay" in device.describe()
+        monkeypatch.setattr(balance, "MIN_GAIN", 0.05)
+        accelerator.times_as_long = 40.0
+        assert any(fraction() == 0.0 and not device.balances[8].on for _ in range(60))
+        accelerator.times.clear()
+        fraction()
+        assert not accelerator.times and "it does not pay" in device.describe()
 
 
 def test_one_answers_while_others_wait(lavapipe: str, tmp_path: Path) -> None:
-    """Two steps in flight: the CPU runs legs of one while lavapipe has its share of the other."""
+    """Two steps in flight: the CPU runs segments of one while lavapipe computes its partition of the other."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3")
-    helper = SlowHelper(open_device(lavapipe))
-    helper.times_as_long = 0.2
-    with hybrid_engine(path, CPUDevice(1), [helper], "pipeline", shares=(1, 1)) as engine:
+    accelerator = SlowHelper(open_device(lavapipe))
+    accelerator.times_as_long = 0.2
+    with hybrid_engine(path, CPUDevice(1), [accelerator], "pipeline", fractions=(1, 1)) as engine:
         params = SamplingParams(max_tokens=4, ignore_eos=True)
         sequences = [engine.submit([i, 5], params) for i in range(4)]
         while any(sequence.finish_reason is None for sequence in sequences):
             engine.step()
         device = engine.device
-        assert isinstance(device, HybridDevice) and device.flow
-        spans, legs = sorted(helper.times), sorted(device.flow.times)
-        assert any(b < begin < e for begin, _ in legs for b, e in spans)
+        assert isinstance(device, HybridDevice) and device.runner
+        spans, segments = sorted(accelerator.times), sorted(device.runner.times)
+        assert any(b < begin < e for begin, _ in segments for b, e in spans)

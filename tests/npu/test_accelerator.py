@@ -31,9 +31,9 @@ from tests.program.programs import GOLDENS, golden
 IDS = list(range(3, 30))
 
 
-def logits(helper: Any, name: str) -> np.ndarray[Any, Any]:
-    """Of a tiny model, two thirds of whose columns the helper computes."""
-    device = HybridDevice(CPUDevice(1), [helper], shares=(1, 2))
+def logits(accelerator: Any, name: str) -> np.ndarray[Any, Any]:
+    """Of a tiny model, two thirds of whose columns the accelerator computes."""
+    device = HybridDevice(CPUDevice(1), [accelerator], fractions=(1, 2))
     try:
         with open_model(GOLDENS[name]) as model:
             return Engine(model, device, context=64, batch=4).logits(IDS)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tandem.devices.npu.array import Descriptor, Write
+from tandem.devices.npu.constraints import check
 from tandem.devices.npu.emulator import emulate
-from tandem.devices.npu.limits import check
 from tandem.devices.npu.plan import GemmPlan, plan_gemm
 from tandem.devices.npu.tiling import Tiling
 from tandem.errors import EmulationError, LimitError

@@ -1,7 +1,7 @@
-"""Who takes a share of a step beside the main device: anything that has weights and answers with a future.
+"""An accelerator computes partitions of a step beside the main device: it holds weights and returns futures.
 
-The CPU and GPUs do through `DeviceAccelerator`, which can also run launches that are lent as they are. The NPU's
-arithmetic, on the host, is in int8.py.
+`DeviceAccelerator` makes one of the CPU or a GPU, which can also run whole launches. int8.py computes the NPU's
+arithmetic on the host.
 """
 
 from __future__ import annotations
@@ -24,37 +24,35 @@ from tandem.program.program import Launch, Program, Tensor
 from tandem.program.step_inputs import HEADER_INTS, bytes_in_use
 from tandem.program.weight_plan import align
 
-KEPT = 8192  # shares of which it is known when they ran
+KEPT = 8192  # recent partitions whose times are kept
 
 
-class Share(NamedTuple):
-    """What a device is to do in a step: units [first, first + units) of a matmul, or all of another Work."""
+class Partition(NamedTuple):
+    """A device's part of a step: units [first, first + units) of a matmul, or all of another Work."""
 
     work: int
     first: int
     units: int
     tokens: int
-    inputs: Sequence[
-        Bytes
-    ]  # the Work's `entering`, the rows of these tokens; they stay until the answer is there
+    inputs: Sequence[Bytes]  # rows of the Work's `entering` tensors; valid until the result is there
     step: Bytes  # StepInputs
 
 
-class Answer(NamedTuple):
-    outputs: Sequence[Bytes]  # of a matmul: its columns alone; else the Work's `leaving`
+class PartitionResult(NamedTuple):
+    outputs: Sequence[Bytes]  # a matmul: its own columns; otherwise the Work's `leaving` tensors
     begun: float
     ended: float
 
 
 class Accelerator(Protocol):
-    """Shares are done in the order they were submitted. Nothing is allocated after `place`."""
+    """Computes partitions in the order of submission. Nothing is allocated after `place`."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def times(self) -> deque[tuple[float, float]]:
-        """When it began and ended its shares."""
+        """Begin and end of recent partitions."""
 
     def describe(self) -> str: ...
 
@@ -62,24 +60,24 @@ class Accelerator(Protocol):
         """Whether it may compute this matmul."""
 
     def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
-        """Memory for the works' weights. `copies`: answers must outlive the share that follows."""
+        """Allocates the Works' weights. `copies`: results must stay valid while the next partition runs."""
 
     def load(self, work: int, operands: Mapping[str, Bytes]) -> None:
-        """A matmul's weights, as panels, and bias, by their names in its launch: once, before anything is submitted."""
+        """Loads a matmul's weights (panels) and bias, by buffer name: once, before the first partition."""
 
-    def submit(self, share: Share) -> Future[Answer]: ...
+    def submit(self, partition: Partition) -> Future[PartitionResult]: ...
 
     def close(self) -> None: ...
 
 
 def rows_bytes(tensor: Tensor, tokens: int) -> int:
-    """Of a tensor, the bytes of the rows of so many tokens."""
+    """Bytes of the first `tokens` rows of a tensor."""
     size = q8_bytes(tokens, tensor.stride) if tensor.dtype == "q8" else 4 * tokens * tensor.stride
     return min(size, tensor.nbytes)
 
 
 class Worker:
-    """A thread that does shares one after the other, and knows when."""
+    """A thread that computes partitions one after the other, and keeps their times."""
 
     def __init__(self, name: str) -> None:
         self.times: deque[tuple[float, float]] = deque(maxlen=KEPT)
@@ -88,17 +86,17 @@ class Worker:
     def takes(self, gemm: Gemm) -> bool:
         return True
 
-    def submit(self, share: Share) -> Future[Answer]:
-        return self._thread.submit(self._timed, share)
+    def submit(self, partition: Partition) -> Future[PartitionResult]:
+        return self._thread.submit(self._timed, partition)
 
-    def _timed(self, share: Share) -> Answer:
+    def _timed(self, partition: Partition) -> PartitionResult:
         begun = time.perf_counter()
-        outputs = self.run(share)
+        outputs = self.run(partition)
         ended = time.perf_counter()
         self.times.append((begun, ended))
-        return Answer(outputs, begun, ended)
+        return PartitionResult(outputs, begun, ended)
 
-    def run(self, share: Share) -> Sequence[Bytes]:
+    def run(self, partition: Partition) -> Sequence[Bytes]:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -107,7 +105,7 @@ class Worker:
 
 @dataclass(eq=False)
 class Here:
-    """A Work on this device."""
+    """A Work with its tensors and launches on this device."""
 
     work: Work
     inputs: list[Tensor]
@@ -117,13 +115,13 @@ class Here:
 
 
 class DeviceAccelerator(Worker):
-    """A device with memory and kernels of its own. Its weights are a copy of the main device's."""
+    """A device with its own memory and kernels. It holds a copy of the main device's weights."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device.name)
         self.device, self.name = device, device.name
         self._here: list[Here] = []
-        self._own: dict[Tensor, Tensor] = {}  # weights and caches of the whole Program -> here
+        self._own: dict[Tensor, Tensor] = {}  # weights and KV caches of the whole Program -> tensors here
         self._recordings: dict[tuple[int, int, int], tuple[Recording, list[Tensor]]] = {}
         self._counts: dict[str, int] = {}
         self._copies = False
@@ -140,7 +138,7 @@ class DeviceAccelerator(Worker):
         nbytes, free = sum(sizes.values()), self.device.free_memory()[1]
         if nbytes > free:
             raise DoesNotFitError(
-                f"a share of the model takes up to {nbytes / 1e9:.2f} GB more, and {self.name} has "
+                f"the partitioned matmuls take up to {nbytes / 1e9:.2f} GB more, and {self.name} has "
                 f"{free / 1e9:.2f} GB free: use one device, or a smaller model"
             )
         self.device.place(Program(launches, self._counts, sizes))
@@ -152,36 +150,38 @@ class DeviceAccelerator(Worker):
                     self.device.write(tensor, operands[name])
 
     def here(self, tensor: Tensor) -> Tensor | None:
-        """A KV cache of the whole Program, if it is on this device."""
+        """The tensor here of a KV cache of the whole Program; None: it is not on this device."""
         root = self._own.get(tensor.root)
         if root is None or tensor is tensor.root:
             return root
         return replace(tensor, offset=tensor.start - tensor.root.start, base=root)
 
-    def run(self, share: Share) -> Sequence[Bytes]:
-        here = self._here[share.work]
-        recording, outputs = self._recorded(share)
+    def run(self, partition: Partition) -> Sequence[Bytes]:
+        here = self._here[partition.work]
+        recording, outputs = self._recorded(partition)
         step = self.device.memory("step")
-        header = share.step[: 4 * HEADER_INTS]
+        header = partition.step[: 4 * HEADER_INTS]
         step[: len(header)] = header
         for table in here.tables:
             begin, end = table.start, table.start + bytes_in_use(table, header.view(np.int32))
-            step[begin:end] = share.step[begin:end]
-        step[:4].view(np.int32)[0] = share.tokens
-        for tensor, data in zip(here.inputs, share.inputs, strict=True):
+            step[begin:end] = partition.step[begin:end]
+        step[:4].view(np.int32)[0] = partition.tokens
+        for tensor, data in zip(here.inputs, partition.inputs, strict=True):
             self.device.write(tensor, data)
         recording.replay()
-        found = [self.device.read(replace(t, nbytes=rows_bytes(t, share.tokens))) for t in outputs]
+        found = [self.device.read(replace(t, nbytes=rows_bytes(t, partition.tokens))) for t in outputs]
         return [data.copy() for data in found] if self._copies else found
 
-    def _recorded(self, share: Share) -> tuple[Recording, list[Tensor]]:
-        """Once for each division that has come up."""
-        key = share.work, share.first, share.units
+    def _recorded(self, partition: Partition) -> tuple[Recording, list[Tensor]]:
+        """The Recording of a partition; made at its first use."""
+        key = partition.work, partition.first, partition.units
         if key not in self._recordings:
-            here = self._here[share.work]
+            here = self._here[partition.work]
             launches, outputs = here.launches, here.outputs
             if isinstance(here.work, Gemm):
-                launch, out = _share(here.work, share.first, share.units, launches[0], self._counts["tokens"])
+                launch, out = _partition(
+                    here.work, partition.first, partition.units, launches[0], self._counts["tokens"]
+                )
                 launches, outputs = [launch], [out]
             self._recordings[key] = self.device.record(Program(launches, self._counts, {})), outputs
         return self._recordings[key]
@@ -192,7 +192,7 @@ class DeviceAccelerator(Worker):
 
 
 def _place(work: Work, sizes: dict[str, int], own: dict[Tensor, Tensor]) -> Here:
-    """Weights and caches behind those that are there; activations from the begin, for one Work runs at a time."""
+    """Places a Work: weights and KV caches after those already placed; activations from 0 (one Work at a time)."""
     used = 0
 
     def put(root: Tensor) -> int:
@@ -216,18 +216,18 @@ def _place(work: Work, sizes: dict[str, int], own: dict[Tensor, Tensor]) -> Here
     )  # fmt: skip
 
 
-def _share(gemm: Gemm, first: int, count: int, whole: Launch, tokens: int) -> tuple[Launch, Tensor]:
-    """The launch for some of the columns, and where it writes them, one row behind the other."""
+def _partition(gemm: Gemm, first: int, count: int, whole: Launch, tokens: int) -> tuple[Launch, Tensor]:
+    """The launch for these units of a matmul, and its output tensor with dense rows."""
     _, width = gemm.columns(first, count)
     stride = width if gemm.out.dtype == "q8" else padded(width)
     place = whole.buffers["out"]
     assert place is not None
     nbytes = min(place.nbytes, gemm.out_bytes(tokens, width))
     out = Tensor(place.name, place.arena, place.dtype, nbytes, stride, 0, place)
-    return gemm.share(first, count, dict(whole.buffers), out), out
+    return gemm.partition(first, count, dict(whole.buffers), out), out
 
 
 def check_gemm(work: Work, name: str) -> Gemm:
     if not isinstance(work, Gemm):
-        raise DeviceError(f"{name} multiplies matrices and nothing else: use --placement columns")
+        raise DeviceError(f"{name} computes matmuls only: use --placement columns")
     return work

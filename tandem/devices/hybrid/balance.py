@@ -1,7 +1,8 @@
-"""How the columns of each matmul are divided: by measured times, reviewed every few steps, off where it does not pay.
+"""Divides the columns of each matmul by measured times, reviews the division every few steps, and switches it off
+where it does not pay.
 
-Steps of about as many tokens (a bucket) are alike. The first few of a bucket run on the main device alone, which tells
-what there is to gain; then each device is timed with some of each matmul.
+Each bucket of tokens has its own Balance. The first steps of a bucket run on the main device alone, as the baseline;
+then each device is timed with a part of each matmul.
 """
 
 from __future__ import annotations
@@ -12,27 +13,29 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tandem.devices.hybrid.cost import WORTH, Division, divide, gain
+from tandem.devices.hybrid.cost import MIN_GAIN, Division, divide, gain
 from tandem.devices.hybrid.cut import Gemm
 
-ALONE = 3  # steps of the main device alone before others help
-REVIEW = 8  # steps with several devices after which their shares are computed again
-TOO_LONG = 2  # times as long as alone: then at once
-REFRESH = 64  # steps after which the main device is timed alone again
-RETRY = 256  # steps after which devices that did not pay are timed again
-STEADY = 0.03  # of a matmul's time: less than this to gain is not worth other shares
-FINEST = 32  # shares are multiples of this part of a matmul, so that few are ever recorded
+ALONE = 3  # baseline steps on the main device alone
+REVIEW = 8  # partitioned steps between two reviews of the division
+TOO_LONG = 2  # a step this many times the baseline triggers a review at once
+REFRESH = 64  # steps between two baseline steps
+RETRY = 256  # steps after which a division that did not pay is tried again
+STEADY = 0.03  # minimum gain, as a fraction of a matmul's time, for a new division
+FINEST = 32  # partitions are multiples of 1/FINEST of a matmul, so that few are recorded
 
-Takers = tuple[bool, ...]  # which workers may compute a matmul; the main device, the first, may all
-Shape = tuple[Any, ...]  # of a matmul, and its takers
+Takers = tuple[
+    bool, ...
+]  # which workers may compute a matmul; the first is the main device, which may compute all
+Shape = tuple[Any, ...]  # a matmul's shape, and its takers
 Cuts = dict[Shape, tuple[int, ...]]  # units of each worker
 NEVER = float("inf")
-Measure = Callable[[Gemm, int, int], float]  # seconds of so many units of a matmul on one of the workers
+Measure = Callable[[Gemm, int, int], float]  # (matmul, worker, units) -> seconds
 
 
 @dataclass
 class Line:
-    """Seconds of a share: so much for any, and so much for each unit."""
+    """Seconds of a partition: a constant, and a cost per unit."""
 
     any: float
     each: float
@@ -41,8 +44,8 @@ class Line:
         return self.any + self.each * units
 
     def observe(self, units: int, seconds: float) -> None:
-        """The line goes through what was seen. Most of a share is for its units: a first time that other work made long
-        would else stay for ever."""
+        """Makes the line pass through a measurement. The constant is at most half of it, so that one slow first run
+        does not stay in the constant for ever."""
         self.any = min(self.any, seconds / 2)
         self.each = (seconds - self.any) / units
 
@@ -55,17 +58,17 @@ def fit(few: int, few_seconds: float, many: int, many_seconds: float) -> Line:
 
 
 class Seen(list[float]):
-    """Times; what else a machine does makes some of them long, so the median counts."""
+    """Recent times; their median is robust against other load."""
 
     def take(self) -> float | None:
-        """The median since the last time, if there was anything."""
+        """The median since the last call; None: no times."""
         found = median(self) if self else None
         self.clear()
         return found
 
 
 class Balance:
-    """Of one bucket. `beside`: the main device has the rest of another step to do while others have their shares."""
+    """The division of one bucket. `beside`: the main device runs launches of another step while accelerators work."""
 
     def __init__(self, gemms: Sequence[tuple[Gemm, Takers]], *, beside: bool = False) -> None:
         self.shapes: dict[Shape, list[Gemm]] = {}
@@ -75,19 +78,19 @@ class Balance:
         self.beside = beside
         self.lines: dict[Shape, list[Line]] = {}
         self.cuts: Cuts = {}
-        self.on: bool | None = None  # None: not known yet
-        self._alone: deque[float] = deque(maxlen=ALONE)  # seconds a token on the main device
-        self.steps = 0  # since the last change of `on`, or since the main device ran alone
-        self._rest = 0.0  # seconds a step of what is not divided
+        self.on: bool | None = None  # None: not measured yet
+        self._alone: deque[float] = deque(maxlen=ALONE)  # baseline: seconds per token on the main device
+        self.steps = 0  # steps since `on` changed
+        self._rest = 0.0  # seconds per step in launches that are not partitioned
         self._seen: dict[tuple[Shape, int], Seen] = {}
         self._step, self._others = Seen(), Seen()
-        self._poor = False  # the last review found too little gained; with other shares there may be more
+        self._poor = False  # the last review found too little gain; another division may gain more
         self.reviews = 0
 
-    # ---- what a step is to do
+    # ---- deciding
 
     def next(self) -> str:
-        """`off` (the main device alone), `alone` (so too, and it is timed), `measure` (then decide), or `together`."""
+        """Kind of the next step: `off` or `alone` (main device; `alone` is timed), `measure`, or `together`."""
         self.steps += 1
         if self.on is False:
             if self.steps < RETRY:
@@ -103,11 +106,11 @@ class Balance:
 
     @property
     def alone(self) -> float:
-        """Seconds a token on the main device."""
+        """Baseline: seconds per token on the main device."""
         return median(self._alone)
 
     def measure(self, seconds: Measure, tokens: int) -> None:
-        """Times each device with all and with half of a matmul of each shape, and decides."""
+        """Times each device with all and with half of a matmul of each shape, and decides whether to partition."""
         for shape, gemms in self.shapes.items():
             gemm = gemms[0]
             half = max(1, gemm.units // 2)
@@ -117,10 +120,10 @@ class Balance:
                 else Line(NEVER, NEVER)
                 for worker, taker in enumerate(shape[1])
             ]
-        self._make_step_slot(self._expected(tokens) >= WORTH)
+        self._switch(self._expected(tokens) >= MIN_GAIN)
 
     def _expected(self, tokens: int) -> float:
-        """Divides anew; the part of a step that this should gain."""
+        """Computes a new division; returns the expected gain as a fraction of a step."""
         saved = 0.0
         for shape, gemms in self.shapes.items():
             found = self._best(shape)
@@ -145,25 +148,25 @@ class Balance:
         return Division(tuple(counts), max(found.seconds, aside) - aside)
 
     def _aside(self, gemm: Gemm) -> float:
-        """Seconds of the other step's rest that fall to the time of a matmul."""
+        """Seconds of the other step's launches that the main device runs during this matmul."""
         total = sum(each.units for gemms in self.shapes.values() for each in gemms)
         return self._rest * gemm.units / total if self.beside else 0.0
 
-    def _make_step_slot(self, on: bool) -> None:
+    def _switch(self, on: bool) -> None:
         if on != self.on:
             self.steps = 0
         self.on, self._poor = on, False
         for seen in [*self._seen.values(), self._step, self._others]:
             seen.clear()
 
-    # ---- what it took
+    # ---- observing
 
     def observe(self, gemm: Gemm, takers: Takers, worker: int, units: int, seconds: float) -> None:
         if (gemm.shape, takers) in self.cuts:
             self._seen.setdefault(((gemm.shape, takers), worker), Seen()).append(seconds / units)
 
     def observe_step(self, tokens: int, seconds: float, rest: float, together: bool) -> None:
-        """`rest`: seconds of what is not divided."""
+        """`rest`: seconds in launches that are not partitioned."""
         if not together:
             self._alone.append(seconds / tokens)
             return
@@ -184,12 +187,12 @@ class Balance:
         changed = any(self._differs(shape, before[shape]) for shape in self.shapes)
         if not changed:
             self.cuts = before
-        poor, before_poor = gain(self.alone, took) < WORTH, self._poor
-        self._make_step_slot(expected >= WORTH and not (poor and (before_poor or not changed)))
+        poor, before_poor = gain(self.alone, took) < MIN_GAIN, self._poor
+        self._switch(expected >= MIN_GAIN and not (poor and (before_poor or not changed)))
         self._poor = poor
 
     def _differs(self, shape: Shape, before: tuple[int, ...]) -> bool:
-        """Whether the new shares should be faster by enough."""
+        """Whether the new division should be faster by more than STEADY."""
 
         aside = [self._aside(self.shapes[shape][0]), *[0.0] * (len(self.lines[shape]) - 1)]
 
@@ -206,22 +209,24 @@ def whole(gemm: Gemm, takers: Takers) -> tuple[int, ...]:
 
 
 class Fixed:
-    """Shares that somebody has chosen."""
+    """A division by fractions that the user chose."""
 
     on, reviews = True, 0
 
-    def __init__(self, shares: Sequence[float]) -> None:
-        self.shares = shares
+    def __init__(self, fractions: Sequence[float]) -> None:
+        self.fractions = fractions
         self.cuts: Cuts = {}
-        self.steps, self.seconds, self.rest = 0, 0.0, 0.0  # of all steps; the rest is what was not divided
+        self.steps, self.seconds, self.rest = 0, 0.0, 0.0  # totals; `rest`: launches that are not partitioned
 
     def division(self, gemm: Gemm, takers: Takers) -> tuple[int, ...]:
-        """The main device does what others may not."""
+        """The main device computes what accelerators may not."""
         key = gemm.shape, takers
         if key not in self.cuts:
-            shares = [share if taker else 0.0 for share, taker in zip(self.shares, takers, strict=True)]
-            shares[0] += sum(self.shares) - sum(shares)
-            ends = [round(gemm.units * sum(shares[: i + 1]) / sum(shares)) for i in range(len(shares))]
+            fractions = [f if taker else 0.0 for f, taker in zip(self.fractions, takers, strict=True)]
+            fractions[0] += sum(self.fractions) - sum(fractions)
+            ends = [
+                round(gemm.units * sum(fractions[: i + 1]) / sum(fractions)) for i in range(len(fractions))
+            ]
             self.cuts[key] = tuple(end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True))
         return self.cuts[key]
 

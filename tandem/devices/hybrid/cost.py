@@ -1,7 +1,7 @@
-"""What a launch takes on a device, and how the columns of a matmul are best divided between several.
+"""The cost of a launch on a device, and the best division of a matmul's columns between devices.
 
-A share takes `dispatch + max(operations / rate, bytes / bandwidth)`. Devices that share a memory share its bandwidth:
-all shares together take no less than their bytes at that rate. The sum decides where a launch runs, and can be shown.
+A partition takes `dispatch + max(operations / rate, bytes / bandwidth)`. Devices with a common memory share its
+bandwidth: all partitions together take at least their bytes at that rate.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from typing import NamedTuple
 from tandem.kernels.kernel import Cost, Counts
 from tandem.program.program import Launch, Program
 
-WORTH = 0.05  # of a step's time: what must be gained for several devices to be used
-ROUNDS = 40  # of a bisection, after which the time is exact enough
-Seconds = Callable[[int], float]  # of so many units, where there are any
+MIN_GAIN = 0.05  # minimum gain, as a fraction of a step's time, for partitioning
+ROUNDS = 40  # bisection steps
+Seconds = Callable[[int], float]  # units (1 or more) -> seconds
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device does in a second, and what a launch costs it beside that."""
+    """Peak rates of a device, and its overhead per launch."""
 
     ops: float
     bandwidth: float
     dispatch: float = 0.0
-    weights: float = (
-        1.0  # bytes that weights take there, for one of the main device's: int8 from 4 bits is about 1.8
-    )
+    weights: float = 1.0  # weight bytes there per byte on the main device: int8 from 4 bits is about 1.8
 
     def seconds(self, cost: Cost) -> float:
         return self.dispatch + max(cost.ops / self.ops, cost.bytes / self.bandwidth)
@@ -41,26 +39,26 @@ class Division(NamedTuple):
 
 
 def divide(
-    units: int, workers: Sequence[Seconds], at_least: Callable[[Sequence[int]], float] = lambda shares: 0.0
+    units: int, workers: Sequence[Seconds], at_least: Callable[[Sequence[int]], float] = lambda _: 0.0
 ) -> Division:
-    """So that the slowest share takes the least time; the first worker may be alone, others only help. `at_least`: the
-    seconds that these shares take together however fast each is."""
+    """Minimises the time of the slowest partition. The first worker may work alone; the others only help.
+    `at_least`: a lower bound on the seconds of all partitions together."""
     whole = (units, *[0] * (len(workers) - 1))
     best = Division(whole, max(workers[0](units), at_least(whole)))
     others = range(1, len(workers))
-    teams = [team for size in others for team in combinations(others, size)]
-    for team in [(0, *team) for team in teams] + teams:
-        counts, seconds = _among(units, [workers[i] for i in team])
-        found = dict(zip(team, counts, strict=True))
-        shares = tuple(found.get(i, 0) for i in range(len(workers)))
-        seconds = max(seconds, at_least(shares))
+    subsets = [subset for size in others for subset in combinations(others, size)]
+    for subset in [(0, *subset) for subset in subsets] + subsets:
+        counts, seconds = _among(units, [workers[i] for i in subset])
+        found = dict(zip(subset, counts, strict=True))
+        divided = tuple(found.get(i, 0) for i in range(len(workers)))
+        seconds = max(seconds, at_least(divided))
         if seconds < best.seconds:
-            best = Division(shares, seconds)
+            best = Division(divided, seconds)
     return best
 
 
 def _among(units: int, workers: Sequence[Seconds]) -> tuple[list[int], float]:
-    """Shares of all these workers, or of fewer where a dispatch alone would take longer."""
+    """Divides among all these workers, or among fewer where a dispatch alone would take longer."""
 
     def within(seconds: float) -> list[int]:
         return [bisect_right(range(1, units + 1), seconds, key=worker) for worker in workers]
@@ -72,29 +70,29 @@ def _among(units: int, workers: Sequence[Seconds]) -> tuple[list[int], float]:
     counts = within(high)
     for i in reversed(
         range(len(counts))
-    ):  # what is too much comes from the last: the first has its inputs at hand
+    ):  # the excess comes off the last worker: the first has its inputs at hand
         counts[i] -= min(counts[i], sum(counts) - units)
     return counts, max((worker(n) for worker, n in zip(workers, counts, strict=True) if n), default=0.0)
 
 
 def gain(alone: float, together: float) -> float:
-    """The part of a time that is saved."""
+    """The fraction of time saved."""
     return 1 - together / alone if alone else 0.0
 
 
-# ---- a whole step, by rates that were measured or published
+# ---- a whole step, from measured or published rates
 
 
 class Placed(NamedTuple):
     launch: Launch
-    shares: tuple[float, ...]  # of each device, adding up to 1
+    fractions: tuple[float, ...]  # of each device; they add up to 1
     alone: float  # seconds on the first device
     seconds: float
 
 
 @dataclass(frozen=True)
-class Sum:
-    """A step's launches over several devices."""
+class StepCost:
+    """A step's launches placed on several devices."""
 
     launches: list[Placed]
 
@@ -108,24 +106,24 @@ class Sum:
 
     @property
     def pays(self) -> bool:
-        return gain(self.alone, self.together) >= WORTH
+        return gain(self.alone, self.together) >= MIN_GAIN
 
 
 def place_columns(
     program: Program, counts: Counts, devices: Sequence[Rates], shared: float, keys: int, parts: int = 64
-) -> Sum:
-    """Matmuls of the step's tokens are divided by columns, in `parts`; the rest runs on the first device. `shared`:
-    bytes a second of the memory that all of them read. `keys`: that a token looks at, where no window ends before."""
-    return Sum([_placed(launch, counts, devices, shared, keys, parts) for launch in program.launches])
+) -> StepCost:
+    """Divides matmuls of all tokens by columns, in `parts`; the rest runs on the first device. `shared`: bandwidth of
+    the common memory in bytes/s. `keys`: KV positions that a token attends to, unless a window ends sooner."""
+    return StepCost([_placed(launch, counts, devices, shared, keys, parts) for launch in program.launches])
 
 
 def is_divisible(launch: Launch) -> bool:
-    """A matmul of all tokens; the head has only the sampled ones, and little to divide."""
+    """Whether a launch is a matmul of all tokens; the output head computes sampled rows only and is not divided."""
     return launch.kernel.name.startswith("matmul_") and not launch.scalars["count"]
 
 
 def launch_cost(launch: Launch, counts: Counts, keys: int) -> Cost:
-    """Of attention, too, whose declaration does not know how far tokens look back."""
+    """A launch's cost; for attention with `keys`, which its declaration does not know."""
     cost, s = launch.cost(counts), launch.scalars
     if launch.kernel.name != "attention":
         return cost
@@ -152,8 +150,8 @@ def _placed(
     def worker(device: Rates) -> Seconds:
         return lambda n: device.seconds(Cost(nbytes(device, n), whole.ops * n / parts))
 
-    def together(shares: Sequence[int]) -> float:
-        return sum(nbytes(device, n) for device, n in zip(devices, shares, strict=True)) / shared
+    def together(units: Sequence[int]) -> float:
+        return sum(nbytes(device, n) for device, n in zip(devices, units, strict=True)) / shared
 
     found = divide(parts, [worker(device) for device in devices], together)
     return Placed(launch, tuple(n / parts for n in found.units), alone, found.seconds)
@@ -161,9 +159,9 @@ def _placed(
 
 def place_attention(
     program: Program, counts: Counts, devices: Sequence[Rates], shared: float, keys: int
-) -> Sum:
-    """Attention on the second device and the rest on the first, one after the other: what goes over (queries, keys and
-    values) and what comes back pass through memory once more each way."""
+) -> StepCost:
+    """Attention on the second device, the rest on the first, in sequence: queries, keys, values and outputs pass
+    through memory once more each way."""
     first, second = devices[:2]
     placed = []
     for launch in program.launches:
@@ -175,4 +173,4 @@ def place_attention(
             crossing = 2 * (extents["q"] + extents["out"])
             seconds = second.seconds(cost) + crossing / shared + first.dispatch
         placed.append(Placed(launch, (float(not elsewhere), float(elsewhere)), alone, seconds))
-    return Sum(placed)
+    return StepCost(placed)

@@ -1,7 +1,7 @@
-"""Which launches of a step other devices can take a share in, and what they are there.
+"""Finds the launches of a step that accelerators can compute or share, and maps their tensors to other devices.
 
-A matmul is divided by output columns, which are rows of its weights: whole panels of 16 (with GLU 64 rows, which make
-32 outputs). Consecutive launches, such as a layer's attention, can also be lent as they are.
+A matmul is partitioned by output columns, which are rows of its weights: whole panels of 16 rows (with GLU 64 rows,
+which make 32 outputs). Consecutive launches, such as a layer's attention, can also run elsewhere as a whole.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ATTENTION = ("rope", "attention")  # the kernels that touch the KV cache
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Launches [begin, end) of a Program that other devices can run, or take a share in."""
+    """Launches [begin, end) of a Program that an accelerator can run, or partly run."""
 
     begin: int
     launches: Sequence[Launch]
-    entering: Sequence[Tensor]  # activations that they read
-    leaving: Sequence[Tensor]  # those they leave for later ones
+    entering: Sequence[Tensor]  # activations that the launches read
+    leaving: Sequence[Tensor]  # activations that later launches read
 
     @property
     def end(self) -> int:
@@ -40,7 +40,7 @@ class Work:
 
 
 class Gemm(Work):
-    """A matmul. It has `units` that can be given to one device or another, each `columns` of the output."""
+    """A matmul, divisible into `units`: each is a range of output columns."""
 
     @property
     def launch(self) -> Launch:
@@ -64,7 +64,7 @@ class Gemm(Work):
 
     @cached_property
     def shape(self) -> tuple[str, int, int, bool, bool]:
-        """What its speed depends on."""
+        """Key of matmuls with the same speed."""
         s = self.launch.scalars
         return self.launch.kernel.name, self.rows, int(s["columns"]), self.glu, bool(s["out_q8"])
 
@@ -77,13 +77,13 @@ class Gemm(Work):
         return bound(self.launch, "weights")
 
     def columns(self, first: int, count: int) -> tuple[int, int]:
-        """Of the output, those of so many units: the first, and how many."""
+        """(first, number) of the output columns of `count` units from `first` on."""
         per_unit = GLU_ROWS if self.glu else LANES
         width = self.rows // 2 if self.glu else self.rows
         return first * per_unit, min(count * per_unit, width - first * per_unit)
 
-    def share(self, first: int, count: int, at: dict[str, Tensor | None], out: Tensor) -> Launch:
-        """The launch for so many units; `at` are the whole operands on the device that runs it."""
+    def partition(self, first: int, count: int, at: dict[str, Tensor | None], out: Tensor) -> Launch:
+        """The launch for `count` units from `first` on; `at`: the whole operands on the device that runs it."""
         panel, rows = first * self.unit_panels, LANES * count * self.unit_panels
         weights, bias = at["weights"], at["bias"]
         assert weights is not None
@@ -103,7 +103,7 @@ class Gemm(Work):
 
 
 def padded(width: int) -> int:
-    """Floats from row to row: rows start on a vector."""
+    """Row stride in floats: rows start at a multiple of a SIMD vector."""
     return -(-width // LANES) * LANES
 
 
@@ -114,14 +114,14 @@ def bound(launch: Launch, name: str) -> Tensor:
 
 
 def from_byte(tensor: Tensor, begin: int) -> Tensor:
-    """A tensor without its first bytes."""
+    """A view of a tensor from byte `begin` on."""
     return Tensor(
         tensor.name, tensor.arena, tensor.dtype, tensor.nbytes - begin, tensor.stride, begin, tensor
     )
 
 
 def gemms(program: Program) -> list[Work]:
-    """The matmuls that can be divided, in their order."""
+    """The matmuls that can be partitioned, in order."""
     return [
         Gemm(i, [launch], [bound(launch, "x").root], [bound(launch, "out").root])
         for i, launch in enumerate(program.launches)
@@ -130,7 +130,7 @@ def gemms(program: Program) -> list[Work]:
 
 
 def attentions(program: Program) -> list[Work]:
-    """What each layer does with its KV cache."""
+    """Each layer's launches that touch the KV cache."""
     lives = lifetimes(program.launches)
     found: list[Work] = []
     numbered = list(enumerate(program.launches))
@@ -146,10 +146,10 @@ def attentions(program: Program) -> list[Work]:
 
 
 class Moved:
-    """Tensors of a Program in the arenas of another device: each root that is asked for gets a place."""
+    """Maps tensors of a Program to another device's arenas; `place` assigns an offset to each root at first use."""
 
     def __init__(self, place: Callable[[Tensor], int], own: dict[Tensor, Tensor] | None = None) -> None:
-        """`own`: where weights and caches are, if others have them too."""
+        """`own`: mapped weights and KV caches, if several Works have them in common."""
         self._place, self._own = place, {} if own is None else own
         self._roots: dict[Tensor, Tensor] = {}
 
@@ -167,12 +167,12 @@ class Moved:
 
 
 def moved_activations(by: int) -> Moved:
-    """The same Program with its activations so many bytes later."""
+    """The mapping that moves activations by `by` bytes."""
     return Moved(lambda root: root.offset + (by if root.arena == "activations" else 0))
 
 
 def put_columns(out: Bytes, gemm: Gemm, tokens: int, first: int, width: int, data: Bytes) -> None:
-    """Some columns of a matmul's output to their place among all."""
+    """Copies columns [first, first + width) of a matmul into its whole output."""
     if gemm.out.dtype == "q8":
         row, part = gemm.out.stride // Q8_COLUMNS * Q8_BLOCK_BYTES, width // Q8_COLUMNS * Q8_BLOCK_BYTES
         at, tiles = first // Q8_COLUMNS * Q8_BLOCK_BYTES, len(data) // part

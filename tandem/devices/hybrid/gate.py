@@ -8,24 +8,22 @@ from dataclasses import dataclass
 
 from tandem.devices.hybrid.cut import Gemm
 
-LIMIT = 0.005  # of perplexity, more than without
-Cost = Callable[
-    [frozenset[str]], float
-]  # what perplexity grows by with these groups in int8, as a part of it
+LIMIT = 0.005  # maximum relative increase of perplexity
+Cost = Callable[[frozenset[str]], float]  # groups in int8 -> relative increase of perplexity
 
 
 @dataclass(frozen=True)
 class Verdict:
-    costs: dict[str, float]  # of each group alone
+    costs: dict[str, float]  # increase for each group alone
     admitted: frozenset[str]
-    total: float  # of all that are admitted
+    total: float  # increase with all admitted groups
 
     def admits(self, gemm: Gemm) -> bool:
         return any(group in self.admitted for group in groups(gemm))
 
 
 def groups(gemm: Gemm) -> list[str]:
-    """What a matmul may be judged by: its layer, what it multiplies with, and both."""
+    """The groups that a matmul belongs to: its layer, its kind of weights, and both together."""
     names = gemm.weights.name.replace(".weight", "").split("+")
     layer = re.match(r"blk\.(\d+)\.", names[0])
     kind = "+".join(name.split(".")[-1] for name in names)
@@ -33,7 +31,7 @@ def groups(gemm: Gemm) -> list[str]:
 
 
 def judge(candidates: Sequence[str], cost: Cost, limit: float = LIMIT) -> Verdict:
-    """Those that are too dear alone stay off. So do the dearest of the rest, as long as all together are."""
+    """Admits groups within the limit alone, then drops the costliest until all together are within it."""
     costs = {group: cost(frozenset([group])) for group in candidates}
     admitted = sorted((group for group in candidates if costs[group] <= limit), key=costs.__getitem__)
     while admitted and (total := cost(frozenset(admitted))) > limit:

@@ -1,8 +1,8 @@
 """The NPU's arithmetic on the host: int8 weights and activations, exact int32 sums, float32 scales.
 
-Phoenix has no kernels for GGUF's blocks: its share of a matmul is int8 with a scale for each row of the weights and
-each token (`block=None`), or for each `block` columns of them, where sums are scaled and added up between blocks. This
-is to measure what that costs (benchmarks/npu_numerics.py), and stands in for the NPU in tests; it is not fast.
+Phoenix has no kernels for GGUF's blocks: its partition of a matmul is int8 with one scale per weight row and per token
+(`block=None`), or one per `block` columns, with sums scaled and added between blocks. benchmarks/npu_numerics.py
+measures the loss of quality with it, and tests use it in place of the NPU; it is not fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tandem.devices.device import Bytes
-from tandem.devices.hybrid.accelerator import Share, Worker, check_gemm
+from tandem.devices.hybrid.accelerator import Partition, Worker, check_gemm
 from tandem.devices.hybrid.cut import Gemm, Work, padded
 from tandem.kernels.kernel import Array
 from tandem.kernels.layouts import Q8_BLOCK, q8_pack, q8_unpack
@@ -22,7 +22,7 @@ from tandem.program.program import Program
 from tandem.program.weight_plan import GLU_ROWS
 
 LARGEST = 127
-EXACT = 1024  # columns whose products a float32 sums exactly: 1024 x 127 x 127 < 2^24
+EXACT = 1024  # columns that a float32 sums exactly: 1024 x 127 x 127 < 2^24
 
 
 def blocks(columns: int, block: int | None) -> Iterator[slice]:
@@ -43,14 +43,14 @@ def quantise(x: Array, block: int | None) -> tuple[Array, Array]:
 
 
 def dot(x: Array, w: Array) -> Array:
-    """int32 sums of int8 products, [x rows, w rows]: exact, by float32 products of few enough columns at a time."""
+    """int32 dot products of int8 rows, [x rows, w rows]: exact, through float32 matmuls of EXACT columns at a time."""
     total = np.zeros((len(x), len(w)), np.int32)
     for part in blocks(x.shape[1], EXACT):
         total += (x[:, part].astype(np.float32) @ w[:, part].astype(np.float32).T).astype(np.int32)
     return total
 
 
-def product(x: tuple[Array, Array], w: tuple[Array, Array], block: int | None) -> Array:
+def matmul(x: tuple[Array, Array], w: tuple[Array, Array], block: int | None) -> Array:
     """float32 [x rows, w rows]."""
     (x_quants, x_scales), (w_quants, w_scales) = x, w
     y = np.zeros((len(x_quants), len(w_quants)), np.float32)
@@ -91,32 +91,32 @@ class Int8Accelerator(Worker):
         if "bias" in operands:
             self._bias[work] = operands["bias"].view(np.float32).copy()
 
-    def run(self, share: Share) -> Sequence[Bytes]:
-        gemm = self._works[share.work]
-        first = share.first * gemm.unit_panels * LANES
-        rows = slice(first, min(first + share.units * gemm.unit_panels * LANES, gemm.rows))
-        x = self._activations(gemm, share.inputs[0], share.tokens)
-        y = self.product(share.work, quantise(x, self.block), rows)
-        if share.work in self._bias:
-            y += self._bias[share.work][rows]
+    def run(self, partition: Partition) -> Sequence[Bytes]:
+        gemm = self._works[partition.work]
+        first = partition.first * gemm.unit_panels * LANES
+        rows = slice(first, min(first + partition.units * gemm.unit_panels * LANES, gemm.rows))
+        x = self._activations(gemm, partition.inputs[0], partition.tokens)
+        y = self.matmul(partition.work, quantise(x, self.block), rows)
+        if partition.work in self._bias:
+            y += self._bias[partition.work][rows]
         return [_stored(gemm, y)]
 
-    def product(self, work: int, x: tuple[Array, Array], rows: slice) -> Array:
-        """With some rows of a work's weights: what an NPU does instead."""
+    def matmul(self, work: int, x: tuple[Array, Array], rows: slice) -> Array:
+        """The matmul with some rows of a Work's weights; the NPU overrides it."""
         quants, scales = self._weights[work]
-        return product(x, (quants[rows], scales[rows]), self.block)
+        return matmul(x, (quants[rows], scales[rows]), self.block)
 
     def _activations(self, gemm: Gemm, data: Bytes, tokens: int) -> Array:
         columns = int(gemm.launch.scalars["columns"])
         if gemm.entering[0].dtype == "q8":
-            with np.errstate(all="ignore"):  # a tile's rows past the last token are anything
+            with np.errstate(all="ignore"):  # rows of a tile past the last token are garbage
                 return q8_unpack(data.view(Q8_BLOCK).reshape(-1, columns // 32), tokens)
         stride = int(gemm.launch.scalars["x_stride"])
         return np.ndarray((tokens, columns), np.float32, data, 0, (4 * stride, 4))
 
 
 def _stored(gemm: Gemm, y: Array) -> Bytes:
-    """What the matmul does with its sums, which the host would do for the NPU: GLU, and int8 tiles for the next one."""
+    """The matmul's epilogue, which the host computes for the NPU: GLU, and int8 tiles for the next matmul."""
     if gemm.glu:
         pairs = y.reshape(len(y), -1, 2, GLU_ROWS)
         gate, up = pairs[:, :, 0].reshape(len(y), -1), pairs[:, :, 1].reshape(len(y), -1)

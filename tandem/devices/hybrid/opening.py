@@ -1,4 +1,4 @@
-"""`--placement`: several devices, of which the first has the others as its helpers."""
+"""`--placement`: makes one device of several; the others are accelerators of the first."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ PLACEMENTS = ("layers", "columns", "pipeline", "npu-attention")
 
 
 def open_hybrid(devices: Sequence[Device], placement: str, split: Sequence[int] | None) -> HybridDevice:
-    """The first device with the others as its helpers."""
+    """The first device is the main device; the others are its accelerators."""
     if placement not in PLACEMENTS:
         raise DeviceError(f"no placement {placement!r}: use one of {', '.join(PLACEMENTS)}")
     main, *others = devices
     if placement == "npu-attention" and (len(others) != 1 or split is not None):
         raise DeviceError(
-            "--placement npu-attention has attention on the second of two devices: name two, and no split"
+            "--placement npu-attention runs attention on the second of two devices: name two devices, and no split"
         )
     if not main.shares_memory:
         raise DeviceError(
-            f"{main.name} has memory of its own, and results are put together in the host's: use layers"
+            f"{main.name} has its own memory, and results are combined in host memory: use --placement layers"
         )
     return HybridDevice(
         cast(Mapped, main), [DeviceAccelerator(device) for device in others], placement, split

@@ -1,4 +1,4 @@
-"""A step as the engine sees it, and the Recordings of which its legs are made."""
+"""The Recording of a hybrid device, and the main device's Recordings that its segments replay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tandem.devices import device as devices
 from tandem.devices.hybrid.cut import Gemm, Moved
-from tandem.devices.hybrid.flow import Trip
+from tandem.devices.hybrid.segments import InFlightStep
 from tandem.errors import DeviceError
 from tandem.interrupts import deferred
 from tandem.program.program import Program, Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SlotRecordings:
-    """The Recordings of a step_slot's legs."""
+    """The main device's Recordings for one step slot: between partitioned launches, and of its own partitions."""
 
     def __init__(
         self, device: HybridDevice, program: Program, step_slot: int, moved: Moved, scratch: Tensor | None
@@ -33,80 +33,80 @@ class SlotRecordings:
             device.record_main(self.program.launches[begin:end], step_slot) if begin < end else None
             for begin, end in zip(begins, ends, strict=True)
         ]
-        self._shares: dict[tuple[int, int], tuple[devices.Recording, Tensor]] = {}
+        self._partitions: dict[tuple[int, int], tuple[devices.Recording, Tensor]] = {}
         self._cuts: set[tuple[int, tuple[int, ...]]] = set()
 
     def here(self, tensor: Tensor) -> Tensor:
         return self._moved.here(tensor)
 
     def is_new(self, index: int, cut: tuple[int, ...]) -> bool:
-        """Whether a work is divided so for the first time: devices have to record their shares then."""
+        """Whether this division of a Work is new, so that devices must record their partitions."""
         new = (index, cut) not in self._cuts
         self._cuts.add((index, cut))
         return new
 
-    def share(self, index: int, count: int) -> tuple[devices.Recording, Tensor]:
-        """The main device's first units of a matmul, and where their columns go: to their place, or, as int8 tiles that
-        lie closer, aside. Recorded once for each division that has come up."""
-        if (index, count) not in self._shares:
+    def partition(self, index: int, count: int) -> tuple[devices.Recording, Tensor]:
+        """Records the main device's partition of a matmul (its first `count` units) once; returns the Recording and its
+        output tensor: the columns in place, or, for int8 tiles, a packed scratch tensor."""
+        if (index, count) not in self._partitions:
             gemm = self.device.works[index]
             assert isinstance(gemm, Gemm)
             whole, out = self.program.launches[gemm.begin], self.here(gemm.out)
             if gemm.out.dtype == "q8" and count < gemm.units:
                 assert self._scratch is not None
                 out = replace(self._scratch, stride=gemm.columns(0, count)[1])
-            launch = gemm.share(0, count, dict(whole.buffers), out) if count < gemm.units else whole
-            self._shares[index, count] = self.device.record_main([launch], self.step_slot), out
-        return self._shares[index, count]
+            launch = gemm.partition(0, count, dict(whole.buffers), out) if count < gemm.units else whole
+            self._partitions[index, count] = self.device.record_main([launch], self.step_slot), out
+        return self._partitions[index, count]
 
 
-class Recording:
-    """The steps of a step slot. Those that the main device does alone go straight to it while no other is in flight."""
+class HybridRecording:
+    """Runs the steps of one step slot. A step for the main device alone skips the segment thread if that is idle."""
 
-    def __init__(self, device: HybridDevice, step_slot: SlotRecordings) -> None:
-        self.device, self.step_slot = device, step_slot
-        self._trip: Trip | None = None
+    def __init__(self, device: HybridDevice, recordings: SlotRecordings) -> None:
+        self.device, self.recordings = device, recordings
+        self._in_flight: InFlightStep | None = None
 
     def start(self) -> None:
-        device, tokens = self.device, self.device.tokens(self.step_slot.step_slot)
-        flow = device.flow
-        if flow is None:
+        device, tokens = self.device, self.device.tokens(self.recordings.step_slot)
+        runner = device.runner
+        if runner is None:
             raise DeviceError("the devices are closed: open the model again")
         kind = device.balance(tokens).next()
-        if kind == "off" and flow.idle:
-            self._trip = None
-            assert self.step_slot.alone is not None
-            self.step_slot.alone.start()
+        if kind == "off" and runner.idle:
+            self._in_flight = None
+            assert self.recordings.alone is not None
+            self.recordings.alone.start()
             return
-        trip = Trip(self.step_slot.step_slot, tokens, kind)
+        step = InFlightStep(self.recordings.step_slot, tokens, kind)
         try:
-            self._trip = trip
-            flow.add(trip)
-        except BaseException:  # an interrupt, before or after
-            flow.withdraw(trip)
+            self._in_flight = step
+            runner.add(step)
+        except BaseException:  # an interrupt, before or after it was added
+            runner.withdraw(step)
             raise
 
     def finish(self) -> None:
-        if self._trip is None:
-            if self.step_slot.alone:
-                self.step_slot.alone.finish()
+        if self._in_flight is None:
+            if self.recordings.alone:
+                self.recordings.alone.finish()
             return
-        with deferred():  # else the next step would overwrite what this one is still working on
-            self._trip.done.wait()
-        if self._trip.error:
-            raise self._trip.error
+        with deferred():  # the next step would overwrite the inputs of this one
+            self._in_flight.done.wait()
+        if self._in_flight.error:
+            raise self._in_flight.error
 
     def replay(self, begin: int = 0, end: int | None = None) -> None:
         if (begin, end) == (0, None):
             with deferred():
                 self.start()
                 self.finish()
-        elif self.step_slot.alone:
-            self.step_slot.alone.replay(begin, end)
+        elif self.recordings.alone:
+            self.recordings.alone.replay(begin, end)
         else:
-            raise DeviceError("values inside a step are not seen with --placement npu-attention: use another")
+            raise DeviceError("--placement npu-attention cannot capture intermediates: use another placement")
 
     def replay_timed(self) -> list[float]:
-        if self.step_slot.alone:
-            return self.step_slot.alone.replay_timed()
-        raise DeviceError("launches are not timed one by one with --placement npu-attention: use another")
+        if self.recordings.alone:
+            return self.recordings.alone.replay_timed()
+        raise DeviceError("--placement npu-attention cannot time single launches: use another placement")

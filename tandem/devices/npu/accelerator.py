@@ -1,4 +1,4 @@
-"""The NPU as a helper in matmuls: its columns of each, in int8. Emulated; not yet run on a Phoenix.
+"""The NPU as a accelerator in matmuls: its columns of each, in int8. Emulated; not yet run on a Phoenix.
 
 Weights lie in the NPU's memory in chunks of CHUNK columns, so that few shapes serve all shares: a share takes the
 chunks it touches. Sums come back in 32 bits; the host quantises activations and scales sums, as in hybrid/int8.py,
@@ -122,7 +122,7 @@ class NpuAccelerator(Int8Accelerator):
             self._may = NOTHING
             self.close_npu()
 
-    def product(self, work: int, x: tuple[Array, Array], rows: slice) -> Array:
+    def matmul(self, work: int, x: tuple[Array, Array], rows: slice) -> Array:
         (quants, x_scales), w_scales = x, self._weights[work][1][rows]
         height = -(-len(quants) // self._tall)
         first, last = rows.start // self._chunk, -(-rows.stop // self._chunk)
@@ -179,14 +179,14 @@ class NpuAccelerator(Int8Accelerator):
 
 
 def help_with_npu(device: Device, shape: str | None, *, required: bool) -> Device:
-    """The device with the NPU as its helper; whether a step uses it is decided by measured times."""
+    """The device with the NPU as its accelerator; whether a step uses it is decided by measured times."""
     if not device.shares_memory:
         raise DeviceError(
             f"{device.name} has memory of its own, and the NPU has the host's: use cpu or an iGPU"
         )
     cache = read_settings().pipelines / "npu"
     may = admitted(shape, cache) if shape else ALL
-    helper = NpuAccelerator(find_tools(), cache, may.block, may=may, required=required)
+    accelerator = NpuAccelerator(find_tools(), cache, may.block, may=may, required=required)
     if isinstance(device, HybridDevice):
-        return device.joined_by(helper)
-    return HybridDevice(cast(Mapped, device), [helper])
+        return device.with_accelerator(accelerator)
+    return HybridDevice(cast(Mapped, device), [accelerator])

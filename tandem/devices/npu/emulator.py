@@ -34,7 +34,7 @@ from tandem.devices.npu.array import (
     Write,
     words,
 )
-from tandem.devices.npu.limits import LOCK_VALUE, MEMORY
+from tandem.devices.npu.constraints import LOCK_VALUE, MEMORY
 from tandem.devices.npu.operands import Words, c_of_words, words_of_a, words_of_b
 from tandem.devices.npu.plan import IN_FLIGHT, GemmPlan
 from tandem.errors import EmulationError

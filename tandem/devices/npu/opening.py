@@ -26,8 +26,8 @@ def npu_missing(mode: str, root: Path = Path("/")) -> str:
 
 
 def with_npu(device: Device, mode: str, shape: str | None = None, root: Path = Path("/")) -> Device:
-    """The device with the NPU as a helper in its matmuls, where that is wanted and possible; else the device. `shape`:
-    of the model whose answers count (verdicts.py); None: only its time does."""
+    """The device with the NPU as an accelerator of its matmuls, if `mode` asks for it and there is one; otherwise the
+    device itself. `shape`: the model, whose quality verdict applies (verdicts.py); None: only its time matters."""
     try:
         if mode == "off":
             return device

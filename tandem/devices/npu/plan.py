@@ -35,7 +35,7 @@ from tandem.devices.npu.array import (
     Write,
     words,
 )
-from tandem.devices.npu.limits import check
+from tandem.devices.npu.constraints import check
 from tandem.devices.npu.tiling import (
     COLUMNS,
     DEPTH,

@@ -1,4 +1,4 @@
-"""How many layers each device gets, by the time that it takes for some of them and the memory it has."""
+"""Chooses how many layers each device gets, from measured speed and free memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tandem.errors import DoesNotFitError
 from tandem.kernels.kernel import COUNTS
 from tandem.program.program import Launch, Program, Tensor
 
-ENOUGH = 64 << 20  # bytes of weights that a measurement reads: more than most caches hold
-REPEATS, LONG = 3, 0.3  # steps of a measurement, or seconds after which it ends
+ENOUGH = 64 << 20  # weight bytes that a measurement reads: more than most caches hold
+REPEATS, LONG = 3, 0.3  # maximum steps and seconds of a measurement
 
 
 def balance(program: Program, starts: Sequence[int], devices: Sequence[Device]) -> list[int]:
-    """Layers for each device. Where several sequences are served, the slowest part of a step takes as little as it can;
-    a sequence alone has each device wait for the others, so that all parts together do."""
+    """Number of layers for each device. With several sequences, minimises the slowest stage (steps overlap); with one,
+    the sum of all stages."""
     layers = [program.launches[begin:end] for begin, end in zip(starts, [*starts[1:], None], strict=True)]
     rows, most = program.max_counts["rows"], program.max_counts["tokens"]
     tokens = max(1, min(rows // len(devices), most))
@@ -28,7 +28,7 @@ def balance(program: Program, starts: Sequence[int], devices: Sequence[Device]) 
     own, common = _memory(program, layers)
     free = [device.free_memory() for device in devices]
     rates = [_rate(device, program, starts, work, tokens) for device in devices]
-    for nbytes in zip(*free, strict=True):  # of the devices' own speed; if that is not enough, of any
+    for nbytes in zip(*free, strict=True):  # first each device's own memory, then any
         room = [n - common for n in nbytes]
         counts = partition(work, rates, own, room, max if rows > 1 else operator.add)
         if counts:
@@ -44,9 +44,9 @@ def partition(
     work: Sequence[float], rates: Sequence[float], sizes: Sequence[float], room: Sequence[float],
     join: Callable[[float, float], float],
 ) -> tuple[int, ...] | None:  # fmt: skip
-    """How many items in a row each worker takes, one at least, for the least time: `join` makes one of two workers'
-    times. None if there is not room for them."""
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # items that are taken -> time, counts
+    """Number of consecutive items for each worker, at least one, that minimises the time. `join` combines the times of
+    two workers (max or sum). None: the items do not fit."""
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # items assigned -> (time, counts)
     for rate, most in zip(rates, room, strict=True):
         taken: dict[int, tuple[float, tuple[int, ...]]] = {}
         for begin, (before, counts) in best.items():
@@ -67,27 +67,27 @@ def _bytes(launches: Sequence[Launch], tokens: int) -> float:
 def _rate(
     device: Device, program: Program, starts: Sequence[int], work: Sequence[float], tokens: int
 ) -> float:
-    """Bytes a second in a step of the first layers alone, with so many tokens."""
+    """Bytes/s of a step of the first layers alone, with `tokens` tokens."""
     count = next((n for n in range(1, len(work)) if sum(work[:n]) >= ENOUGH), len(work))
     part = cut(program, starts, [count])[0]
     device.place(part.program)
     for tensor in part.moved.values():
-        if tensor.arena == "weights":  # pages that were never written are all one page, and in the caches
+        if tensor.arena == "weights":  # unwritten pages map to one zero page, which stays in cache
             device.write(tensor, np.zeros(tensor.nbytes, np.uint8))
     device.memory("step")[: 4 * len(COUNTS)].view(np.int32)[:] = tokens
     recording = device.record(part.program)
-    recording.replay()  # a GPU compiles what is new
+    recording.replay()  # a GPU compiles its pipelines here
     seconds: list[float] = []
     while len(seconds) < REPEATS and sum(seconds) < LONG:
         begun = time.perf_counter()
         recording.replay()
         seconds.append(time.perf_counter() - begun)
-    device.place(Program([], {}, {}))  # gives the memory back
+    device.place(Program([], {}, {}))  # frees the memory
     return sum(work[:count]) / min(seconds)
 
 
 def _memory(program: Program, layers: Sequence[Sequence[Launch]]) -> tuple[list[int], int]:
-    """Bytes that each layer needs, and those that every device does: activations, StepInputs and what layers share."""
+    """Bytes of each layer, and bytes that every device needs: activations, StepInputs, tensors of several layers."""
     users: dict[Tensor, set[int]] = {}
     for i, launches in enumerate(layers):
         for launch in launches:

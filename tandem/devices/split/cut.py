@@ -1,8 +1,8 @@
 """Cuts a Program between layers into one for each device.
 
-The launches stay as they are. A device has the weights and KV caches of its own layers, one after the other from the
-begin of its arenas; activations keep their places. What is alive at a cut (the residual stream, and what the last
-launch before it has made for the first one after it) crosses from device to device.
+The launches stay as they are. A device holds the weights and KV caches of its own layers, packed from offset 0 of its
+arenas; activations keep their offsets. Activations that are alive at a cut (the residual stream, and a norm that the
+last launch before it has computed already) cross from device to device.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from tandem.program.plan_memory import lifetimes
 from tandem.program.program import Program, Tensor
 from tandem.program.weight_plan import align
 
-OWN = ("weights", "kv")  # arenas of which a part has only what its launches touch
+OWN = ("weights", "kv")  # arenas of which a part holds only the tensors that it uses
 
 
 @dataclass(frozen=True)
 class Part:
-    """Launches [begin, end) of a whole Program, as a Program of their own."""
+    """Launches [begin, end) of a Program, as a Program of their own."""
 
     program: Program
     begin: int
     end: int
     layers: range
-    entering: list[Tensor]  # activations that the part before leaves
+    entering: list[Tensor]  # activations from the part before
     leaving: list[Tensor]
-    moved: dict[Tensor, Tensor]  # weights and KV caches of the whole Program -> here
+    moved: dict[Tensor, Tensor]  # weights and KV caches of the whole Program -> tensors of this part
 
     @property
     def nbytes(self) -> int:
         return sum(self.program.arena_bytes.values())
 
     def here(self, tensor: Tensor) -> Tensor:
-        """A tensor of the whole Program in this part; weights and caches: one that `moved` knows."""
+        """The tensor of this part for one of the whole Program."""
         root = self.moved.get(tensor.root)
         if root is None or tensor is tensor.root:
             return root or tensor
@@ -42,8 +42,8 @@ class Part:
 
 
 def layer_starts(program: Program) -> list[int]:
-    """The launch with which each layer begins: the first after the last one's output. A norm that was fused with that
-    residual is done by then, so that its rows cross too."""
+    """The first launch of each layer: the one after the previous layer's output. A norm fused with that output has
+    run by then, so its rows cross the cut too."""
     starts = [0]
     while end := program.values.get(f"blk.{len(starts) - 1}.out"):
         starts.append(end[0] + 1)
@@ -51,7 +51,7 @@ def layer_starts(program: Program) -> list[int]:
 
 
 def alive(lives: dict[Tensor, tuple[int, int]], at: int) -> list[Tensor]:
-    """Activations made before launch `at` that it or a later one needs."""
+    """Activations written before launch `at` and read by it or a later one."""
     return [tensor for tensor, (first, last) in lives.items() if first < at <= last]
 
 

@@ -1,7 +1,7 @@
-"""Several devices as one: each has some of a model's layers, and steps go through them one behind the other.
+"""Pipeline parallelism: several devices as one. Each device holds some of the layers; a step passes through all.
 
-A step in flight is on one device at a time, so as many steps are in flight as there are devices, each with its part of
-the sequences. The engine sees a device like any other.
+A step is on one device at a time, so there are as many steps in flight as devices, each with a part of the sequences.
+The engine sees one device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from tandem.devices.device import Bytes, Device, Piece
 from tandem.devices.split.balance import balance
 from tandem.devices.split.cut import OWN, Part, cut, layer_starts
-from tandem.devices.split.stage import Carrier, Stage, Trip
+from tandem.devices.split.stage import InFlightStep, Stage, StepBuffers
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.interrupts import deferred
 from tandem.program.program import MAX_STEP_SLOTS, Program, Tensor, arena_in
@@ -25,7 +25,7 @@ class SplitDevice:
     shares_memory = False
 
     def __init__(self, devices: Sequence[Device], split: Sequence[int] | None = None) -> None:
-        """`split`: layers of each device; None: by what they do in a second."""
+        """`split`: number of layers of each device; None: balanced by measured speed."""
         if len(devices) > MAX_STEP_SLOTS:
             raise DeviceError(f"{len(devices)} devices are more than {MAX_STEP_SLOTS}: name fewer")
         if split is not None and (len(split) != len(devices) or min(split) < 1):
@@ -38,9 +38,9 @@ class SplitDevice:
         self.loaders = max(device.loaders for device in devices)
         self.workers = min(device.workers for device in devices)
         self._loading = [Semaphore(device.loaders) for device in devices]
-        self.chain: list[Stage] = []  # in the order of the layers
-        self.latest = 0  # which of them ran last, where a step is run bit by bit
-        self._carriers: list[Carrier] = []
+        self.chain: list[Stage] = []  # stages in layer order
+        self.latest = 0  # the stage that ran last, when launches are replayed in ranges
+        self._buffers: list[StepBuffers] = []
 
     def describe(self) -> str:
         if not self.chain:
@@ -53,7 +53,7 @@ class SplitDevice:
     # ---- memory
 
     def free_memory(self) -> tuple[float, float]:
-        """All that devices have of their own, and the host's once."""
+        """The devices' own memory, plus the host memory counted once."""
         free = [(device.shares_memory, *device.free_memory()) for device in self.devices]
         own = sum(fast for shares, fast, _ in free if not shares)
         host = [nbytes if shares else nbytes - fast for shares, fast, nbytes in free]
@@ -75,10 +75,10 @@ class SplitDevice:
             device.place(part.program)
         crossing = max(sum(tensor.nbytes for tensor in part.leaving) for part in parts)
         sizes = program.arena_bytes["step"], program.arena_bytes["results"], crossing
-        self._carriers = [Carrier(*(np.zeros(n, np.uint8) for n in sizes)) for _ in range(self.step_slots)]
+        self._buffers = [StepBuffers(*(np.zeros(n, np.uint8) for n in sizes)) for _ in range(self.step_slots)]
         self.chain = [Stage(device, part) for device, part in zip(self.devices, parts, strict=True)]
         for stage, after in zip(self.chain, [*self.chain[1:], None], strict=True):
-            stage.start(after.inbox.put if after else lambda trip: trip.done.set())
+            stage.start(after.inbox.put if after else lambda step: step.done.set())
 
     def _balance(self, program: Program, starts: Sequence[int]) -> list[int]:
         if len(starts) < len(self.devices):
@@ -99,11 +99,11 @@ class SplitDevice:
             left -= part.nbytes
 
     def memory(self, arena: str) -> Bytes:
-        for step_slot, carrier in enumerate(self._carriers):
+        for step_slot, buffers in enumerate(self._buffers):
             if arena == arena_in(step_slot, "step"):
-                return carrier.step
+                return buffers.step
             if arena == arena_in(step_slot, "results"):
-                return carrier.results
+                return buffers.results
         raise DeviceError(f"the host does not see the {arena} arena: report this")
 
     def read(self, tensor: Tensor) -> Bytes:
@@ -126,7 +126,7 @@ class SplitDevice:
                     stage.device.repack(mine)
 
     def _having(self, tensor: Tensor) -> list[Stage]:
-        """The stages with a tensor: several have a tied head, or RoPE's table."""
+        """The stages that hold a tensor: several hold a tied head or RoPE's table."""
         self._check_open()
         if tensor.arena in OWN:
             return [stage for stage in self.chain if tensor.root in stage.part.moved]
@@ -134,8 +134,8 @@ class SplitDevice:
 
     # ---- running
 
-    def record(self, program: Program, step_slot: int = 0) -> Recording:
-        return Recording(self, self._carriers[step_slot])
+    def record(self, program: Program, step_slot: int = 0) -> SplitRecording:
+        return SplitRecording(self, self._buffers[step_slot])
 
     def _check_open(self) -> None:
         if not self.chain:
@@ -152,32 +152,34 @@ class SplitDevice:
             device.close()
 
 
-class Recording:
-    """The way of a step slot's steps through all stages."""
+class SplitRecording:
+    """Passes the steps of one step slot through all stages."""
 
-    def __init__(self, device: SplitDevice, carrier: Carrier) -> None:
-        self.device, self.carrier = device, carrier
-        self._trip = Trip(carrier)
-        self._trip.done.set()
+    def __init__(self, device: SplitDevice, buffers: StepBuffers) -> None:
+        self.device, self.buffers = device, buffers
+        self._step = InFlightStep(buffers)
+        self._step.done.set()
 
     def start(self) -> None:
         self.device._check_open()
-        trip, inbox = Trip(self.carrier), self.device.chain[0].inbox
-        self._trip = trip
+        step, inbox = InFlightStep(self.buffers), self.device.chain[0].inbox
+        self._step = step
         try:
-            inbox.put(trip)
-        except BaseException as interrupt:  # it may be on its way already: one behind it will tell
-            behind = Trip(self.carrier, interrupt)
+            inbox.put(step)
+        except (
+            BaseException
+        ) as interrupt:  # the step may be queued already: a second one behind it shows when it has passed
+            behind = InFlightStep(self.buffers, interrupt)
             inbox.put(behind)
             behind.done.wait()
-            trip.done.set()
+            step.done.set()
             raise
 
     def finish(self) -> None:
-        with deferred():  # else the next step would overwrite what this one is still working on
-            self._trip.done.wait()
-        if self._trip.error:
-            raise self._trip.error
+        with deferred():  # the next step would overwrite the inputs of this one
+            self._step.done.wait()
+        if self._step.error:
+            raise self._step.error
 
     def replay(self, begin: int = 0, end: int | None = None) -> None:
         if (begin, end) == (0, None):
@@ -191,15 +193,15 @@ class Recording:
             if first < last:
                 self.device.latest = i
                 if first == part.begin:
-                    stage.enter(self.carrier)
+                    stage.enter(self.buffers)
                 stage.recording.replay(first - part.begin, last - part.begin)
                 if last == part.end:
-                    stage.leave(self.carrier)
+                    stage.leave(self.buffers)
 
     def replay_timed(self) -> list[float]:
         seconds = []
         for stage in self.device.chain:
-            stage.enter(self.carrier)
+            stage.enter(self.buffers)
             seconds += stage.recording.replay_timed()
-            stage.leave(self.carrier)
+            stage.leave(self.buffers)
         return seconds

@@ -1,4 +1,4 @@
-"""One device of several and its part of the model, with a thread that runs steps on it, one after the other."""
+"""A pipeline stage: one device, its layers, and a thread that runs steps on it in order."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tandem.kernels.panels import q8_bytes
 from tandem.program.program import Tensor
 from tandem.program.step_inputs import HEADER_INTS, RESULT_INTS, Ints, bytes_in_use
 
-KEPT = 4096  # steps of which a stage knows when it ran
+KEPT = 4096  # recent steps whose times are kept
 
 
 @dataclass(eq=False)
-class Carrier:
-    """What a step takes from stage to stage, in memory of the host."""
+class StepBuffers:
+    """The buffers of a step in host memory, passed from stage to stage."""
 
     step: Bytes  # StepInputs
     results: Bytes
@@ -32,11 +32,11 @@ class Carrier:
 
 
 @dataclass(eq=False)
-class Trip:
-    """A step on its way through the stages."""
+class InFlightStep:
+    """A step that passes through the stages."""
 
-    carrier: Carrier
-    error: BaseException | None = None  # of the stage that failed: those after it do nothing
+    buffers: StepBuffers
+    error: BaseException | None = None  # raised by a stage; later stages skip the step
     done: Event = field(default_factory=Event)
 
 
@@ -44,65 +44,65 @@ class Stage:
     def __init__(self, device: Device, part: Part) -> None:
         self.device, self.part = device, part
         self.recording = device.record(part.program)
-        self.times: deque[tuple[float, float]] = deque(maxlen=KEPT)  # when it began and ended a step
-        self.inbox: SimpleQueue[Trip | None] = SimpleQueue()
+        self.times: deque[tuple[float, float]] = deque(maxlen=KEPT)  # begin and end of recent steps
+        self.inbox: SimpleQueue[InFlightStep | None] = SimpleQueue()
         tensors = {t for launch in part.program.launches for t in launch.buffers.values() if t is not None}
         self._tables = [tensor for tensor in tensors if tensor.arena == "step"]
         self._samples = any(tensor.arena == "results" for tensor in tensors)
         self._thread: Thread | None = None
 
-    def start(self, onward: Callable[[Trip], None]) -> None:
+    def start(self, onward: Callable[[InFlightStep], None]) -> None:
         self._thread = Thread(
             target=self._work, args=(onward,), name=f"tandem {self.device.name}", daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
-        """After the steps that it has been given."""
+        """Stops after the steps in the inbox."""
         self.inbox.put(None)
         if self._thread:
             self._thread.join()
 
-    def _work(self, onward: Callable[[Trip], None]) -> None:
-        while (trip := self.inbox.get()) is not None:
-            if trip.error is None:
+    def _work(self, onward: Callable[[InFlightStep], None]) -> None:
+        while (step := self.inbox.get()) is not None:
+            if step.error is None:
                 begun = time.perf_counter()
                 try:
-                    self.enter(trip.carrier)
+                    self.enter(step.buffers)
                     self.recording.start()
                     self.recording.finish()
-                    self.leave(trip.carrier)
-                except BaseException as error:  # whoever waits for the step hears of it
-                    trip.error = error
+                    self.leave(step.buffers)
+                except BaseException as error:  # raised in `finish`
+                    step.error = error
                 self.times.append((begun, time.perf_counter()))
-            onward(trip)
+            onward(step)
 
-    def enter(self, carrier: Carrier) -> None:
-        """Gives the device what the step needs from outside."""
-        step, header = self.device.memory("step"), carrier.header
-        step[: header.nbytes] = carrier.step[: header.nbytes]
+    def enter(self, buffers: StepBuffers) -> None:
+        """Copies StepInputs and incoming activations to the device."""
+        step, header = self.device.memory("step"), buffers.header
+        step[: header.nbytes] = buffers.step[: header.nbytes]
         for table in self._tables:
             begin, end = table.start, table.start + bytes_in_use(table, header)
-            step[begin:end] = carrier.step[begin:end]
+            step[begin:end] = buffers.step[begin:end]
         at = 0
         for tensor in self.part.entering:
             nbytes = _used(tensor, int(header[0]))
-            self.device.write(tensor, carrier.crossing[at : at + nbytes])
+            self.device.write(tensor, buffers.crossing[at : at + nbytes])
             at += nbytes
 
-    def leave(self, carrier: Carrier) -> None:
-        """Takes from it what others need."""
+    def leave(self, buffers: StepBuffers) -> None:
+        """Copies outgoing activations and results from the device."""
         at = 0
         for tensor in self.part.leaving:
-            nbytes = _used(tensor, int(carrier.header[0]))
-            carrier.crossing[at : at + nbytes] = self.device.read(replace(tensor, nbytes=nbytes))
+            nbytes = _used(tensor, int(buffers.header[0]))
+            buffers.crossing[at : at + nbytes] = self.device.read(replace(tensor, nbytes=nbytes))
             at += nbytes
         if self._samples:
-            nbytes = 4 * RESULT_INTS * int(carrier.header[1])
-            carrier.results[:nbytes] = self.device.memory("results")[:nbytes]
+            nbytes = 4 * RESULT_INTS * int(buffers.header[1])
+            buffers.results[:nbytes] = self.device.memory("results")[:nbytes]
 
 
 def _used(tensor: Tensor, tokens: int) -> int:
-    """Bytes of the rows of so many tokens."""
+    """Bytes of the first `tokens` rows."""
     size = q8_bytes(tokens, tensor.stride) if tensor.dtype == "q8" else 4 * tokens * tensor.stride
     return min(size, tensor.nbytes)

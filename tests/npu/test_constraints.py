@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.devices.npu.array import Descriptor, Kind, Lock, Port, Push, Set, Start, Tile, Write, words
-from tandem.devices.npu.limits import all_descriptors, check
+from tandem.devices.npu.constraints import all_descriptors, check
 from tandem.devices.npu.plan import GemmPlan, plan_gemm
 from tandem.devices.npu.tiling import CORE_BYTES, Tiling, core_bytes
 from tandem.errors import LimitError
