@@ -15,8 +15,8 @@ import numpy as np
 
 import tandem
 from benchmarks.measures import OPENING, PREFILL, PROMPT, STEPS, TARGETS, Comparison
-from benchmarks.report import one_line, table
-from benchmarks.workers import HERE
+from benchmarks.pairs import HERE
+from benchmarks.result_table import one_line, table
 from tandem.bench.machine import cpu_fields, machine_facts
 from tests.packages import model_path
 

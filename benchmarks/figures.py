@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import report, serving, speculation
-from benchmarks.workers import HERE
+from benchmarks import result_table, serving, speculation
+from benchmarks.pairs import HERE
 
 Data = dict[str, Any]
 RESULTS = HERE / "results"
@@ -77,7 +77,7 @@ def about(kind: str, command: str) -> str:
 
 @figure
 def cpu_table() -> str:
-    return notes_listed(report.table(read("")))
+    return notes_listed(result_table.table(read("")))
 
 
 @figure
@@ -92,12 +92,12 @@ def cpu_missed() -> str:
         f"{model['name']}, {row['measure']} ({_reached(row)})"
         for model in read("")["models"]
         for row in model["rows"]
-        if not report.met(row)
+        if not result_table.met(row)
     ]
     return f"Missed in this run: {'; '.join(missed)}." if missed else "Every target is met in this run."
 
 
-def _reached(row: report.Row) -> str:
+def _reached(row: result_table.Row) -> str:
     if "ratio" not in row:
         return f"{row['ours']['median']:.2%} where less than {row['target']:.0%} is the target"
     return f"{row['ratio']['value']:.2f} of {row['target']:g}"
@@ -259,7 +259,7 @@ def readme_speed() -> str:
     return f"{title}\n\n" + rows_of(["model", "", "Tandem", "llama.cpp", "ratio"], rows)
 
 
-def _sides(rows: list[report.Row]) -> list[str]:
+def _sides(rows: list[result_table.Row]) -> list[str]:
     sides = [" / ".join(f"{row[side]['median']:,.0f}" for row in rows) for side in ("ours", "peer")]
     return [*sides, " / ".join(_ratio(row["ratio"]["value"]) for row in rows)]
 

@@ -23,10 +23,10 @@ import numpy as np
 
 from benchmarks.streams import streams
 from tandem.bench.bandwidth import measure_bandwidth
+from tandem.bench.host_overhead import steady
 from tandem.bench.kernel_checks import check_kernels, open_for_checks
 from tandem.bench.profile import profile
-from tandem.bench.runs import Bench, Workload
-from tandem.bench.steady import steady
+from tandem.bench.rounds import Bench, Workload
 from tandem.devices.opening import open_device
 from tandem.engine.engine import Engine
 from tandem.model.synthetic import SyntheticModel

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.limits import Limits
-from benchmarks.report import Row, Work, seconds_row, share_row, speed_row
-from benchmarks.workers import HERE, Pair, first_output
+from benchmarks.pairs import HERE, Pair, first_output
+from benchmarks.result_table import Row, Work, seconds_row, share_row, speed_row
+from tandem.bench.bandwidth import HostReads
 from tandem.bench.machine import DISTURBED
-from tandem.bench.peers import SCRIPT
-from tandem.bench.workers import Measured, Worker, in_turn
+from tandem.bench.peers.peer import SCRIPT
+from tandem.bench.peers.worker import Measured, Worker, in_turn
+from tandem.bench.roofline import host_ops
 
 TEXT = HERE.parent / "tests" / "models" / "text.txt"
 PROMPT = "The sky is blue because"
@@ -31,6 +32,8 @@ TARGETS = {
     "gemma-3-270m": (2.5, 1.2, 2.5, 2.5),
     "qwen2.5-coder-1.5b": (1.5, 0.97, 1.5, 1.5),
 }
+
+READ = 1e9  # bytes that a measurement of the memory reads, at least
 
 Measure = Callable[[int], Measured]  # takes the number of the round
 
@@ -53,6 +56,23 @@ def alternate(
     return [taken[i] for i in sorted(kept)]
 
 
+class HostLimits:
+    """Both limits over all threads together.
+
+    `nbytes` are read again and again, as a model's weights are: what stays in the caches between steps counts.
+    """
+
+    def __init__(self, threads: int, nbytes: float) -> None:
+        self._threads, self._reads = threads, HostReads(threads, int(nbytes))
+
+    def read_gb_per_s(self) -> float:
+        return self._reads.rate(READ) / 1e9
+
+    def int8_gop_per_s(self) -> float:
+        """0: not known for this CPU."""
+        return host_ops(self._threads) / 1e9
+
+
 class Comparison:
     """One model on both sides."""
 
@@ -72,10 +92,10 @@ class Comparison:
             -(-(OPENING + STEPS[1] * (MOST_TRIES * self.rounds + 1) + PREFILL) // 256) * 256
         )  # tokens a sequence
         with (
-            Worker(sys.executable, HERE / "worker_tandem.py", self.path, self.threads, room) as self.ours,
+            Worker(sys.executable, HERE / "tandem_worker.py", self.path, self.threads, room) as self.ours,
             Worker(self.peer_python, SCRIPT, self.path, self.threads, room) as self.peer,
         ):
-            self.limits = Limits(self.threads, self.ours.info["bytes"])
+            self.limits = HostLimits(self.threads, self.ours.info["bytes"])
             self.int8_gop_per_s = self.limits.int8_gop_per_s()
             self.ids: list[int] = self.peer.ask("tokenize", text=TEXT.read_text())["ids"]
             for sequences, target in zip((0, *STEPS), TARGETS[self.name], strict=True):
@@ -93,7 +113,7 @@ class Comparison:
             "1",
         ]
         tandem += ["--temperature", "0", "--device", "cpu", "--threads", str(self.threads)]
-        worker = [sys.executable, str(HERE / "worker_tandem.py"), str(self.path), str(self.threads)]
+        worker = [sys.executable, str(HERE / "tandem_worker.py"), str(self.path), str(self.threads)]
         peer = [self.peer_python, str(SCRIPT), str(self.path), str(self.threads)]
         yield self._first_token("first token, CLI", tandem, [*peer, "--first-token-of-chat", PROMPT])
         yield self._first_token(

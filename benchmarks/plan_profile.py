@@ -12,7 +12,7 @@ from benchmarks import figures
 from benchmarks.plan_rows import GPU_MODEL, planned
 from tandem.bench.hardware import load_hardware
 from tandem.bench.profile import value_name
-from tandem.bench.runs import Step, added, step_costs
+from tandem.bench.step_cost import Step, added, step_costs
 
 
 class Profiled(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import figures
 from tandem.bench.hardware import Hardware, load_hardware
-from tandem.bench.runs import Step
+from tandem.bench.step_cost import Step
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned, added
 

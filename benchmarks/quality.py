@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.against_llama_cpp import machine, say, versions
-from benchmarks.workers import HERE
+from benchmarks.pairs import HERE
 from tandem import LLM
 from tests.models.llama_cpp import LlamaCpp
 from tests.models.reference import ReferenceModel

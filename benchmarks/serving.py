@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import clients, servers
+from benchmarks import serving_clients as clients
+from benchmarks import serving_processes as servers
 from benchmarks.against_llama_cpp import machine, output_of, say, versions
 from benchmarks.measures import TEXT
-from benchmarks.workers import HERE
+from benchmarks.pairs import HERE
 from tandem.bench.machine import DISTURBED, busy_seconds
 from tandem.bench.statistics import median_interval, ratio_of_medians
 from tandem.gguf.file import GGUF

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.against_llama_cpp import machine, say, versions
-from benchmarks.workers import HERE
+from benchmarks.pairs import HERE
 from tandem import LLM, SamplingParams
 from tandem.bench.statistics import ratio_of_medians, summarise
 from tandem.engine.sequence import Sequence

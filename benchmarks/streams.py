@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tandem.bench.profile import step_written, value_name
-from tandem.bench.runs import Bench, Workload
+from tandem.bench.rounds import Bench, Workload
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.program.program import Launch, Program
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.arguments import parse
-from tandem.doctor.doctor import without_names
+from tandem.cli.commands import parse
+from tandem.doctor.checks import without_names
 from tandem.server.settings import ServerSettings, read_settings_file
 from tandem.settings import read_settings
 

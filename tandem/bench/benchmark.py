@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 
 from tandem import __version__
 from tandem.bench.machine import machine_facts
-from tandem.bench.peers import LlamaCpp
+from tandem.bench.peers.peer import LlamaCpp
+from tandem.bench.peers.worker import SETTLE, in_turn
 from tandem.bench.profile import profile
 from tandem.bench.result import SCHEMA, Limits, Result
 from tandem.bench.roofline import computes_on_cpu, impossible, measure_limits, raised
+from tandem.bench.rounds import ROUNDS, Bench, Measured, Round, Workload
 from tandem.bench.rows import FEW, launches, make_row
-from tandem.bench.runs import ROUNDS, Bench, Measured, Round, Workload
 from tandem.bench.sensors import Reading, Sensors
-from tandem.bench.workers import SETTLE, in_turn
 from tandem.devices.device import Device
 from tandem.model.model import Model
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.bench.runs import Bench, Step, Workload, added, step_costs
+from tandem.bench.rounds import Bench, Workload
+from tandem.bench.step_cost import Step, added, step_costs
 from tandem.devices.device import Device
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.joining import SINGLE, find_joints

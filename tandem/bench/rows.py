@@ -8,7 +8,7 @@ from tandem.bench.machine import disturbed
 from tandem.bench.profile import Group
 from tandem.bench.result import Clock, Compared, Energy, Launches, Limits, PeerRow, Result, Row
 from tandem.bench.roofline import OVER, impossible, share
-from tandem.bench.runs import Measured
+from tandem.bench.rounds import Measured
 from tandem.bench.sensors import Reading, Sensors
 from tandem.bench.statistics import drift, median_interval, outliers, ratio_of_medians, ratio_of_runs
 

@@ -25,9 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.formatwarning = lambda message, *_, **__: f"tandem: {message}\n"  # no lines of our source
     from importlib import import_module
 
-    from tandem.cli.arguments import parse
+    from tandem.cli.commands import parse
+    from tandem.cli.options import UsageError
     from tandem.cli.terminal import printable
-    from tandem.cli.values import UsageError
     from tandem.errors import TandemError
 
     options = parse(arguments)

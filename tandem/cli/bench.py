@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from tandem.bench.benchmark import run
-from tandem.bench.peers import LlamaCpp, check_peer
+from tandem.bench.peers.peer import LlamaCpp, check_peer
 from tandem.bench.result import SCHEMA, Result
+from tandem.bench.rounds import Workload
 from tandem.bench.rows import compare, unlike
-from tandem.bench.runs import Workload
 from tandem.cli.bench_tables import print_csv, print_markdown, print_tables
-from tandem.cli.first_use import tune_at_first_use
-from tandem.cli.models import model_file
-from tandem.cli.npu import open_with_npu, settled
-from tandem.cli.options import check_either
+from tandem.cli.loading import model_file, open_with_npu, settled, tune_at_first_use
+from tandem.cli.options import UsageError, check_either
 from tandem.cli.terminal import check_writable, note, print_json, without_folder
-from tandem.cli.values import UsageError
 from tandem.devices.opening import check_device
 from tandem.errors import RequestError
 from tandem.model.model import Model, open_model
@@ -69,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
         _print(result, options)
     finally:  # neither is lost for the other's sake: a pipe that is closed, a disk that is full
         if options.html:
-            from tandem.bench.html import write_html
+            from tandem.bench.html_report import write_html
 
             write_html(options.html, dict(result), dict(older) if older else None)
     return 0

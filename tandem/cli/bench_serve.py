@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 
-from tandem.bench.serving import Load, Percentiles, Server, ServeRow, run
+from tandem.bench.load_generator import Load, Percentiles, Server, ServeRow, run
+from tandem.cli.options import UsageError
 from tandem.cli.terminal import note, print_json, print_table
-from tandem.cli.values import UsageError
 
 HEADER = ("RATE:", "ANSWERED:", "TOK/S:", "REQ/S:", "FIRST MS p50:", "p90:", "p99:", "BETWEEN MS p50:", "p90:", "p99:",
           "WHOLE S p50:", "p90:", "p99:")  # fmt: skip

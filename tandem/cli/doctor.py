@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 from tandem.cli.terminal import note, print_json, printable
-from tandem.doctor.doctor import as_data, examine
+from tandem.doctor.checks import as_data, examine
 from tandem.doctor.finding import Finding
 
 COLOURS = {"pass": 32, "warn": 33, "fail": 31}

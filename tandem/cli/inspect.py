@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from tandem.cli.models import model_file
+from tandem.cli.loading import model_file
 from tandem.cli.run import open_llm
 from tandem.cli.terminal import human_size, print_json, print_table
 from tandem.errors import RequestError

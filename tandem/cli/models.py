@@ -1,14 +1,13 @@
-"""`tandem pull`, `tandem list` and `tandem rm`; and the way other commands come to their model's file."""
+"""`tandem pull`, `tandem list` and `tandem rm`: the models in the cache."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from datetime import datetime
-from pathlib import Path
 
-from tandem.cli import interruptible
-from tandem.cli.terminal import human_size, note, print_json, print_table, printable, progress_bar
+from tandem.cli.loading import model_file
+from tandem.cli.terminal import human_size, print_json, print_table, printable
 from tandem.errors import RequestError
 from tandem.model import registry
 from tandem.model.catalogue import DEFAULT_MODEL
@@ -16,16 +15,6 @@ from tandem.model.catalogue import DEFAULT_MODEL
 
 def main(options: argparse.Namespace) -> int:
     return {"pull": pull, "list": list_, "rm": remove}[options.command](options)
-
-
-def model_file(model: str) -> Path:
-    """The file of MODEL, fetched with a progress bar if it is not on this machine."""
-    try:
-        with interruptible(), progress_bar() as progress:
-            return registry.resolve(model, pull=True, progress=progress)
-    except KeyboardInterrupt:
-        note("stopped; the next pull goes on from here")
-        raise
 
 
 def pull(options: argparse.Namespace) -> int:

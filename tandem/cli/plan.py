@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from tandem.bench.hardware import HOST_SHARE, Hardware, known_hardware, load_hardware, with_memory
+from tandem.cli.options import UsageError
 from tandem.cli.terminal import human_size, note, print_json, print_table, without_folder
-from tandem.cli.values import UsageError
 from tandem.errors import ModelNotFoundError
 from tandem.kernels.layouts import KV_TYPES
 from tandem.model import registry

@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.bench.machine import disturbed
 from tandem.cli.terminal import check_writable, printable
-from tandem.report.report import Report
+from tandem.report.sections import Report
 
 
 def main(options: argparse.Namespace) -> int:

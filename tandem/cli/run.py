@@ -8,8 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tandem.cli import interruptible
-from tandem.cli.models import model_file
-from tandem.cli.npu import settled
+from tandem.cli.loading import model_file, settled
 from tandem.cli.terminal import note, print_json, printable, read_text
 from tandem.errors import RequestError
 from tandem.settings import read_settings
@@ -61,7 +60,7 @@ def _server(options: argparse.Namespace) -> RemoteLLM | None:
 
 def open_llm(options: argparse.Namespace, context: int | None = None, batch: int = 1) -> LLM:
     """The model; `batch` is small since memory for keys and values is set aside for so many sequences."""
-    from tandem.cli.first_use import tune_at_first_use
+    from tandem.cli.loading import tune_at_first_use
     from tandem.devices.opening import check_device
 
     check_device(options.device, options.split, options.placement)

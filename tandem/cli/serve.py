@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.cli.models import model_file
-from tandem.cli.npu import settled
+from tandem.cli.loading import model_file, settled, tune_at_first_use
 from tandem.devices.opening import check_device
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.model import registry
@@ -30,7 +29,6 @@ def main(options: argparse.Namespace) -> int:
         check_device(settings.device, options.split, options.placement)
     files = _files(settings.models)
     settings = dataclasses.replace(settings, models=tuple(files))
-    from tandem.cli.first_use import tune_at_first_use
     from tandem.server.http.uvicorn_server import listen, serve
 
     bound = listen(settings)  # before minutes are spent on a model

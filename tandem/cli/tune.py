@@ -12,7 +12,7 @@ from typing import Any
 
 from tandem import __version__
 from tandem.cli import interruptible
-from tandem.cli.models import model_file
+from tandem.cli.loading import model_file
 from tandem.cli.options import check_either
 from tandem.cli.terminal import check_writable, note, print_json, print_table, without_folder
 from tandem.devices.opening import check_device, open_device
@@ -32,7 +32,7 @@ def main(options: argparse.Namespace) -> int:
     from tandem.bench.roofline import computes_on_cpu
     from tandem.bench.sensors import Sensors
     from tandem.plan.predict import Planned
-    from tandem.tune.tune import keep, tune
+    from tandem.tune.search import keep, tune
 
     check_either(options)
     check_writable(options.output)

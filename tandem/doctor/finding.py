@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tandem.devices.host_memory import host_memory
-from tandem.doctor.vulkan import VulkanAnswer, ask_vulkan
+from tandem.doctor.vulkan_probe import VulkanAnswer, ask_vulkan
 from tandem.settings import read_settings
 
 Status = Literal["pass", "warn", "fail"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.bench.hardware import HOST_SHARE, NOT_RUN, Hardware
-from tandem.bench.runs import step_costs, weights_read
+from tandem.bench.step_cost import step_costs, weights_read
 from tandem.devices.hybrid.cost import (
     MIN_GAIN,
     Rates,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tandem.bench.hardware import Hardware
-from tandem.bench.runs import PRODUCTS, Step, least_cost, step_costs, weights_read
+from tandem.bench.step_cost import PRODUCTS, Step, least_cost, step_costs, weights_read
 from tandem.engine.engine import STEP_TOKENS
 from tandem.engine.kv_plan import HEADROOM, plan_kv
 from tandem.errors import RequestError

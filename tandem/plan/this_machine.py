@@ -17,7 +17,7 @@ from tandem.bench.hardware import Calibration, Hardware, calibration_of
 from tandem.bench.machine import disturbed
 from tandem.bench.result import Limits
 from tandem.bench.roofline import measure_limits, raised
-from tandem.bench.runs import Bench, Workload
+from tandem.bench.rounds import Bench, Workload
 from tandem.bench.sensors import Sensors
 from tandem.devices.device import Device
 from tandem.devices.opening import open_device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tandem.bench.runs import Bench, Workload
+from tandem.bench.rounds import Bench, Workload
 from tandem.devices.device import Device
 from tandem.devices.npu import report
 from tandem.devices.npu.opening import with_npu

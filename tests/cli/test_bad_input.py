@@ -13,7 +13,7 @@ import pytest
 
 from tandem import LLM
 from tandem.cli import _sentence, main
-from tandem.cli.arguments import parse
+from tandem.cli.commands import parse
 from tandem.devices.cpu import tuned as cpu
 from tandem.errors import RequestError
 from tandem.model.architectures import ARCHITECTURES

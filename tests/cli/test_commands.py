@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem.cli.arguments import parse
+from tandem.cli.commands import parse
 from tandem.cli.options import formatter
 from tandem.cli.terminal import print_json
 from tests.cli.processes import COMMAND, environment, on_terminal, tandem

@@ -39,8 +39,8 @@ def interrupt(process: subprocess.Popen[bytes]) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("module", "delay"),
     [
-        ("tandem.cli.arguments", 0),
-        ("tandem.cli.models", 0),
+        ("tandem.cli.commands", 0),
+        ("tandem.cli.loading", 0),
         ("numpy._core.multiarray", 0),
         ("numpy", 0),
         ("tandem.engine.llm", 0),
@@ -71,7 +71,7 @@ def test_while_it_reads_or_measures(tiny: Path, tmp_path: Path, command: str) ->
     reading = command == "run"  # from a pipe that brings nothing
     process = start(command, tiny, *([] if reading else [text]), python=("-X", "importtime"))
     assert process.stderr is not None
-    wait_for(process.stderr.fileno(), b" tandem.cli.models\n" if reading else b" tandem.engine.llm\n")
+    wait_for(process.stderr.fileno(), b" tandem.cli.loading\n" if reading else b" tandem.engine.llm\n")
     time.sleep(0.3)
     out, _ = interrupt(process)
     assert out == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.bench.steady import steady
+from tandem.bench.host_overhead import steady
 from tandem.devices.cpu.device import CPUDevice
 from tandem.engine.params import SamplingParams
 from tests.engine.test_batch_invariance import Request, requests

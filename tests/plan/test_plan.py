@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tandem.bench.hardware import NOT_RUN, RAN, Hardware, known_hardware, load_hardware
-from tandem.bench.runs import step_costs
+from tandem.bench.step_cost import step_costs
 from tandem.cli import main
 from tandem.errors import DeviceError, ModelNotFoundError, RequestError
 from tandem.model.synthetic import SyntheticModel

@@ -47,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "ROUNDS": 1,
     }.items():
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr("tandem.bench.runs.WARM_UP", 0.0)
+    monkeypatch.setattr("tandem.bench.rounds.WARM_UP", 0.0)
     monkeypatch.setattr("tandem.bench.bandwidth.ENOUGH", 0.01)
 
 

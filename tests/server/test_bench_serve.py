@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tandem import cli
-from tandem.bench.serving import ServeResult, ServeRow
+from tandem.bench.load_generator import ServeResult, ServeRow
 from tests.server.servers import Running
 
 

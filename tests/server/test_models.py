@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.cli import serve
-from tandem.cli.arguments import parse
+from tandem.cli.commands import parse
 from tandem.errors import RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import serving

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tandem.cli import serve
-from tandem.cli.arguments import parse
+from tandem.cli.commands import parse
 from tandem.errors import RequestError
 from tandem.server.http.middleware import ApiKeys
 from tandem.server.settings import ServerSettings, read_api_keys, read_settings_file

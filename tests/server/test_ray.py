@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tandem.cli import serve
-from tandem.cli.arguments import parse
+from tandem.cli.commands import parse
 from tandem.errors import DeviceError, RequestError
 from tandem.server.cluster.routing import MAX_PARTS, PART, SLACK, PrefixAffinity, prefix_keys
 from tests.cli.tiny_model import write_tiny_model

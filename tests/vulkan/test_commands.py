@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem import cli
-from tandem.bench import bandwidth, runs
+from tandem.bench import bandwidth, rounds
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.model import registry
 from tests.cli.processes import tandem
@@ -119,7 +119,7 @@ def test_a_model_too_large_is_refused_with_what_would_fit(
 def test_bench(
     lavapipe: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "WARM_UP", 0.0)
+    monkeypatch.setattr(rounds, "WARM_UP", 0.0)
     monkeypatch.setattr(bandwidth, "ENOUGH", 0.01)
     options = ["-p", "20", "-n", "2", "-b", "1,9", "-d", "20", "-r", "2", "--profile", "--json"]
     assert cli.main(["bench", str(tiny), "--device", lavapipe, *options]) == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.bench.steady import steady
+from tandem.bench.host_overhead import steady
 from tandem.devices.vulkan.binding import Vulkan
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.engine.engine import Engine

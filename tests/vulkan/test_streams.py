@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import streams
 from tandem.bench.profile import left_to_next
-from tandem.bench.runs import Bench
+from tandem.bench.rounds import Bench
 from tandem.devices.opening import open_device
 from tandem.engine.engine import Engine
 from tandem.model.synthetic import SyntheticModel

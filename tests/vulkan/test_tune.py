@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import first_use
+from tandem.cli import loading
 from tandem.devices.choices import Choice, shape_of
 from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.capabilities import Capabilities
@@ -18,12 +18,12 @@ from tandem.kernels.kernel import Counts, Scalars
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned
 from tandem.program.program import Program
+from tandem.tune import search as tuning
 from tandem.tune import tasks as tuning_tasks
 from tandem.tune import trials
-from tandem.tune import tune as tuning
+from tandem.tune.search import Finding, choose, keep
 from tandem.tune.tasks import tasks
 from tandem.tune.trials import Bed, Space
-from tandem.tune.tune import Finding, choose, keep
 from tests.engine.tiny_models import write_model
 from tests.vulkan.machines import ALL_MAPPED
 from tests.vulkan.test_grids import MATRICES, MEETING
@@ -186,7 +186,7 @@ def test_the_first_use_of_a_gpu_is_announced_and_comes_once(
     kept = tmp_path / "tandem"
 
     def use(no_tune: bool = False) -> str:
-        first_use.tune_at_first_use(lavapipe, model, no_tune)
+        loading.tune_at_first_use(lavapipe, model, no_tune)
         return capsys.readouterr().err
 
     assert not use() and not list(kept.glob("*.tuned")), "tests do not tune"

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter
 
-from tandem.bench.runs import added
+from tandem.bench.step_cost import added
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.llm import LLM
 from tandem.engine.models import Models

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from tandem.bench import bandwidth
 from tandem.bench.profile import launch_seconds
-from tandem.bench.runs import Bench, Step, Workload, step_costs
+from tandem.bench.rounds import Bench, Workload
+from tandem.bench.step_cost import Step, step_costs
 from tandem.devices.opening import open_device
 from tandem.engine.llm import LLM
 from tandem.errors import TandemError

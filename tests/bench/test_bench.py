@@ -18,22 +18,23 @@ from typing import Any
 import pytest
 
 from tandem import cli
-from tandem.bench import bandwidth, runs
+from tandem.bench import bandwidth, rounds
 from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.benchmark import take
 from tandem.bench.profile import profile
 from tandem.bench.result import Result, Row
 from tandem.bench.roofline import OVER, measure_limits
+from tandem.bench.rounds import Bench, Workload
 from tandem.bench.rows import make_row
-from tandem.bench.runs import Bench, Workload, added, least_cost, step_costs
 from tandem.bench.sensors import Sensors
+from tandem.bench.step_cost import added, least_cost, step_costs
 from tandem.cli.bench import read_result
 from tandem.cli.terminal import without_folder
 from tandem.devices.cpu.device import CPUDevice
 from tandem.errors import DoesNotFitError, ModelNotFoundError, RequestError
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned
-from tests.bench_data import result
+from tests.bench.data import result
 
 WORKLOADS = [Workload("prefill", 40), Workload("decode", 4, 3, 100), Workload("decode", 2, 1, 608)]
 LAYERS = 2
@@ -48,7 +49,7 @@ def bench() -> Iterator[Bench]:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "WARM_UP", 0.0)
+    monkeypatch.setattr(rounds, "WARM_UP", 0.0)
     monkeypatch.setattr(bandwidth, "ENOUGH", 0.01)
 
 
@@ -143,7 +144,7 @@ def test_a_planted_outlier_is_reported(bench: Bench, monkeypatch: pytest.MonkeyP
         start()
 
     monkeypatch.setattr(recording, "start", start_after_a_while)
-    monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: now))
     sensors = Sensors(root=Path("/nowhere"))
     measured, readings, _ = take(bench, Workload("decode", 4, 3, 100), 5, sensors)
     limits = measure_limits(CPUDevice(threads=1), 1_000_000)
@@ -258,7 +259,7 @@ def test_figures_are_shown_though_the_page_cannot_be_written_and_the_other_way_r
 
     page = tmp_path / "out.html"
     with monkeypatch.context() as patch:
-        patch.setattr("tandem.bench.html.write_html", full)
+        patch.setattr("tandem.bench.html_report.write_html", full)
         assert cli.main([*small, "-r", "1", "--html", str(page)]) == 1
     shown = capsys.readouterr()
     assert "decode 2, batch 2" in shown.out and shown.err == "tandem: No space left on device\n"
@@ -270,7 +271,7 @@ def test_a_clock_that_lies_is_found_out(
     small: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs 10,000 times too slowly, while the limits are measured by a true one."""
-    monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() / 1e4))
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() / 1e4))
     assert cli.main([*small, "-r", "2"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("INVALID") == 3

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.measures import MOST_TRIES, alternate
+from tandem.bench.peers.worker import Measured
 from tandem.bench.statistics import (
     drift,
     median_interval,
@@ -15,7 +16,6 @@ from tandem.bench.statistics import (
     ratio_of_runs,
     summarise,
 )
-from tandem.bench.workers import Measured
 
 pytestmark = pytest.mark.fast
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,21 +17,18 @@ from typing import Self
 import numpy as np
 
 from tandem.bench.statistics import median_interval
+from tandem.bench.step_cost import Step, added, least_cost
 from tandem.devices.device import Device
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import DoesNotFitError
 from tandem.kernels.kernel import Cost
-from tandem.kernels.layouts import kv_bytes
 from tandem.model.model import Model
-from tandem.program.program import Launch, Program
 from tandem.program.step_inputs import KV_BLOCK
 
-Step = list[tuple[int, int]]  # (position, tokens) of each sequence
 WARM_UP = 1.0  # seconds at least: a GPU's driver takes about that long to settle on a new shader
 ROUNDS = 5
-PRODUCTS = ("matmul", "attention")  # whose operations count: those of others are next to nothing
 
 
 @dataclass(frozen=True)
@@ -190,61 +186,3 @@ class Bench:
         most = self.engine.scheduler.limits.tokens
         for i in range(math.ceil(workload.tokens / most)):
             yield [(workload.depth + i * most, min(most, workload.tokens - i * most))]
-
-
-def step_costs(program: Program, step: Step, rows: int | None = None) -> list[Cost]:
-    """Of each launch: what it declares, and the keys and values that attention reads. `rows`: tokens that are sampled
-    after, where it is not one of each sequence."""
-    tokens = sum(count for _, count in step)
-    counts = {"tokens": tokens, "rows": rows or len(step), "work": len(step)}
-    alike = Counter(step)
-    return [_launch_cost(launch, counts, alike) for launch in program.launches]
-
-
-def least_cost(program: Program, step: Step, rows: int | None = None) -> Cost:
-    """What no engine is spared: weights, keys and values read once, and the products with them. Activations may stay in
-    caches. `rows`: as of step_costs."""
-    costs, alike = step_costs(program, step, rows), Counter(step)
-    return Cost(
-        sum(weights_read(launch) + kv_read(launch, alike) for launch in program.launches),
-        sum(
-            cost.ops
-            for launch, cost in zip(program.launches, costs, strict=True)
-            if launch.kernel.name.startswith(PRODUCTS)
-        ),
-    )
-
-
-def added(costs: Iterable[Cost]) -> Cost:
-    each = list(costs)
-    return Cost(sum(cost.bytes for cost in each), sum(cost.ops for cost in each))
-
-
-def weights_read(launch: Launch) -> float:
-    """Bytes; a token's row of the embedding and of the RoPE table is next to nothing."""
-    if not launch.kernel.name.startswith(("matmul", "norm")):
-        return 0.0
-    return sum(tensor.nbytes for tensor in launch.touched("r") if tensor.arena == "weights")
-
-
-def kv_read(launch: Launch, alike: Counter[tuple[int, int]]) -> float:
-    """Bytes of keys and values. `alike`: how many sequences have this position and these tokens."""
-    if launch.kernel.name != "attention":
-        return 0.0
-    s = launch.scalars
-    window = int(s["window"]) or 1 << 30
-    read = sum(n * min(begin + count, window + count - 1) for (begin, count), n in alike.items())
-    return read * (kv_bytes(1, s["kv_heads"], int(s["head_dim"]), s["kv"]) // KV_BLOCK)  # a key and its value
-
-
-def _launch_cost(launch: Launch, counts: dict[str, int], alike: Counter[tuple[int, int]]) -> Cost:
-    cost, s = launch.cost(counts), launch.scalars
-    if launch.kernel.name != "attention":
-        return cost
-    window = int(s["window"]) or 1 << 30
-    pairs = sum(
-        n * int(np.minimum(np.arange(begin, begin + count) + 1, window).sum())
-        for (begin, count), n in alike.items()
-    )
-    ops = 4 * pairs * int(s["q_heads"]) * int(s["head_dim"])
-    return Cost(cost.bytes + kv_read(launch, alike), cost.ops + ops)

@@ -1,7 +1,7 @@
 """llama.cpp's side of a comparison: a script for a Python that has llama_cpp, and need not have Tandem.
 
-    python peer_llama_cpp.py MODEL THREADS ROOM [GPU_LAYERS]      serves JSON lines on stdin (see workers.py)
-    python peer_llama_cpp.py MODEL THREADS --first-token PROMPT   prints the first token of an answer
+    python llama_cpp_worker.py MODEL THREADS ROOM [GPU_LAYERS]      serves JSON lines on stdin (see worker.py)
+    python llama_cpp_worker.py MODEL THREADS --first-token PROMPT   prints the first token of an answer
                                            --first-token-of-chat  the same, of a prompt in the model's chat template
 
 It uses the C interface as llama-bench and llama-batched-bench do: batches of tokens through llama_decode, logits of

@@ -26,11 +26,11 @@ from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned
 from tandem.program.program import Program
 from tandem.settings import read_settings
+from tandem.tune import search as tuning
 from tandem.tune import tasks as tuning_tasks
-from tandem.tune import tune as tuning
+from tandem.tune.search import Finding, choose, keep, tune, tuned_file
 from tandem.tune.tasks import Task, difference, tasks
 from tandem.tune.trials import Bed, Space
-from tandem.tune.tune import Finding, choose, keep, tune, tuned_file
 from tests.engine.test_batch_invariance import requests
 from tests.engine.tiny_models import opened, write_model
 
@@ -285,7 +285,7 @@ def test_the_command(
         assert main([*command, "--json", "--output", str(output)]) == 0
         printed = json.loads(capsys.readouterr().out)
         assert json.loads(output.read_text()) == printed and "the CPU" in printed["device"]
-        first, page = printed["findings"][0], (Path(__file__).parents[1] / "docs/TUNING.md").read_text()
+        first, page = printed["findings"][0], (Path(__file__).parents[2] / "docs/TUNING.md").read_text()
         assert printed["schema"] == 1 and all(f"`{name}`" in page for name in (*printed, *first))
         assert (
             first["kernel"] == "matmul_q4_0"

@@ -22,12 +22,12 @@ from tandem import __version__
 from tandem.bench import benchmark
 from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.kernel_checks import AnyDevice, check_kernels, open_for_checks, prepare, time_case
-from tandem.bench.runs import Workload
+from tandem.bench.rounds import Workload
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.grids import FEW_TOKENS, has_matrix_units
-from tandem.doctor import doctor
+from tandem.doctor import checks
 from tandem.doctor.gpu import capability_data
 from tandem.engine.engine import Engine
 from tandem.errors import DeviceLostError, DoesNotFitError, TandemError
@@ -56,7 +56,7 @@ class Report:
 
     def sections(self) -> dict[str, Callable[[Say], Any]]:
         made: dict[str, Callable[[Say], Any]] = {
-            "doctor": lambda _: doctor.as_data(list(doctor.examine())),
+            "doctor": lambda _: checks.as_data(list(checks.examine())),
             "device": self._with_device(lambda device, _: describe(device, self.name)),
             "rates": self._with_device(lambda device, _: rates(device)),
             "kernels": self._with_device(kernels),
@@ -113,7 +113,7 @@ def sentence(error: Exception) -> str:
 
 
 def _save(file: Path, data: Data) -> Data:
-    clean: Data = doctor.without_names(data)
+    clean: Data = checks.without_names(data)
     whole = file.exists() and not file.is_file()  # a pipe or /dev/null is written to, not replaced
     partial = file if whole else file.with_name(f"{file.name}.part")
     partial.write_text(json.dumps(clean, indent=1, allow_nan=False) + "\n")

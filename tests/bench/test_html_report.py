@@ -1,6 +1,6 @@
 """`tandem bench --html`: one file that shows everything, asks nothing of the network, and takes names for text.
 
-`python -m tests.test_html_report RESULT.json [OLDER.json]` makes the pictures in docs/images from such results.
+`python -m tests.bench.test_html_report RESULT.json [OLDER.json]` makes the pictures in docs/images from such results.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tandem.bench.html import page as page_of
-from tandem.bench.html import write_html
+from tandem.bench.html_report import page as page_of
+from tandem.bench.html_report import write_html
 from tandem.bench.result import Result
-from tests.bench_data import LAUNCHES, result
+from tests.bench.data import LAUNCHES, result
 from tests.server.browsers import browser, wait_until
 from tests.server.servers import PATIENCE
 
 __all__ = ["browser"]
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 LOOKS = (("desktop", 1240, "light"), ("desktop", 1240, "dark"), ("phone", 390, "light"))
 TALLEST = 2400  # pixels of the picture of a phone
 SCRIPT = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tandem.bench import bandwidth, benchmark, peers, sensors
+from tandem.bench import bandwidth, benchmark, sensors
 from tandem.bench import roofline as limits
 from tandem.bench.machine import busy_seconds, machine_facts
-from tandem.bench.peers import LlamaCpp
+from tandem.bench.peers import peer as peers
+from tandem.bench.peers.peer import LlamaCpp
 from tandem.bench.result import Limits, Result, Row
 from tandem.bench.roofline import impossible, share
+from tandem.bench.rounds import Bench, Measured, Round, Workload
 from tandem.bench.rows import compare, make_row, unlike
-from tandem.bench.runs import Bench, Measured, Round, Workload
 from tandem.bench.sensors import Reading, Sensors
 from tandem.cli.bench_tables import _digits
 from tandem.devices.cpu.device import CPUDevice

@@ -1,7 +1,7 @@
-"""Tandem's side of the comparison, with the same commands as peer_llama_cpp.py.
+"""Tandem's side of the comparison, with the same commands as llama_cpp_worker.py.
 
-python worker_tandem.py MODEL THREADS ROOM                    serves JSON lines on stdin (see workers.py)
-python worker_tandem.py MODEL THREADS --first-token PROMPT    prints the first token of an answer
+python tandem_worker.py MODEL THREADS ROOM                    serves JSON lines on stdin (see worker.py)
+python tandem_worker.py MODEL THREADS --first-token PROMPT    prints the first token of an answer
 """
 
 from __future__ import annotations

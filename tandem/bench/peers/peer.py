@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tandem.bench.peers.worker import SETTLE, Worker
 from tandem.bench.result import Peer
-from tandem.bench.runs import Workload
-from tandem.bench.workers import SETTLE, Worker
+from tandem.bench.rounds import Workload
 from tandem.errors import DeviceError
 
-SCRIPT = Path(__file__).with_name("peer_llama_cpp.py")
+SCRIPT = Path(__file__).with_name("llama_cpp_worker.py")
 FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec('llama_cpp') is None)"
 ALL_LAYERS = 999
 BLOCK = 256  # tokens: contexts are of whole ones

@@ -21,22 +21,22 @@ from tandem.cli import main
 from tandem.devices.choices import Choices, write_choices
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.paths import features_of_all_models
-from tandem.doctor import doctor
+from tandem.doctor import checks
 from tandem.doctor import finding as doctor_finding
 from tandem.doctor import gpu as doctor_gpu
 from tandem.doctor import host as doctor_host
 from tandem.doctor.caches import kept, models
-from tandem.doctor.doctor import as_data, examine, without_names
+from tandem.doctor.checks import as_data, examine, without_names
 from tandem.doctor.finding import Finding, Place
 from tandem.doctor.host import memory_modules
-from tandem.doctor.vulkan import VulkanAnswer, ask_vulkan
+from tandem.doctor.vulkan_probe import VulkanAnswer, ask_vulkan
 from tandem.errors import DeviceError
 from tests.npu.machine import phoenix
 from tests.vulkan import conftest
 from tests.vulkan.machines import PHOENIX, SOFTWARE
 from tests.vulkan.mesa import FAMILIES, newer_driver, system_driver
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "DOCTOR.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "DOCTOR.md"
 GIB = 2**30
 lavapipe = conftest.lavapipe  # a fixture: installs it where we may
 RADEON = replace(PHOENIX, name="AMD Radeon 780M", features=features_of_all_models())
@@ -347,7 +347,7 @@ def test_a_table_in_a_folder_of_the_administrator(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "Place", lambda: Place(ask=answer))
+    monkeypatch.setattr(checks, "Place", lambda: Place(ask=answer))
 
 
 @pytest.mark.fast
@@ -381,7 +381,7 @@ def test_packages_that_are_missing(unasked: None, monkeypatch: pytest.MonkeyPatc
 
         yield first
 
-    monkeypatch.setattr(doctor, "CHECKS", (lacks,))
+    monkeypatch.setattr(checks, "CHECKS", (lacks,))
     [finding] = examine(Place(ask=answer))
     assert finding.status == "fail" and finding.fix == "pip install rich"
 
@@ -400,7 +400,7 @@ def test_data_without_names(
     names = {getpass.getuser(), socket.gethostname()} - words  # a host may be called "cpu"
     monkeypatch.setattr(getpass, "getuser", lambda: "jane")
     monkeypatch.setattr(socket, "gethostname", lambda: "janes-laptop.lan")
-    monkeypatch.setattr(doctor, "CHECKS", (*doctor.CHECKS, quotes))
+    monkeypatch.setattr(checks, "CHECKS", (*checks.CHECKS, quotes))
     assert main(["doctor", "--json"]) == 1
     text = capsys.readouterr().out
     data = json.loads(text)

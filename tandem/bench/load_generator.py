@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from tandem.bench.clients import Answer, Client, Refused, Unreadable
+from tandem.bench.http_client import Answer, Client, Refused, Unreadable
 from tandem.errors import DeadlineError, DeviceError, RequestError
 
 SCHEMA = 1

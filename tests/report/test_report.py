@@ -18,33 +18,34 @@ from tandem.bench import kernel_checks
 from tandem.bench.kernel_checks import Checked, check_kernels, open_for_checks
 from tandem.cli import main
 from tandem.cli.report import _summary
-from tandem.doctor import doctor
+from tandem.doctor import checks
 from tandem.doctor.finding import Finding
 from tandem.errors import DeviceError, DeviceLostError
 from tandem.kernels import all_kernels
 from tandem.kernels.kernel import Array
-from tandem.report import report
-from tandem.report.report import Report, _save
+from tandem.report import sections
+from tandem.report.sections import Report, _save
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "DOCTOR.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "DOCTOR.md"
 # As on a machine with Python, NumPy and cffi alone; everything is there, but less of it than usual.
 SMALLER = """
 import sys
 for name in ("fastapi", "httptools", "jinja2", "llguidance", "prometheus_client", "pydantic", "regex", "rich",
              "uvicorn", "tests", "benchmarks"):
     sys.modules[name] = None
-from tandem.bench import bandwidth, kernel_checks, runs
+from tandem.bench import bandwidth, kernel_checks, rounds
 from tandem.doctor import finding as doctor_finding
-from tandem.report import report
+from tandem.doctor import checks
+from tandem.report import sections
 from tandem.kernels import all_kernels
 kernel_checks.all_kernels = lambda: {"norm": all_kernels()["norm"]}
 kernel_checks.large_products = lambda rng: iter(())
-bandwidth.ENOUGH = runs.WARM_UP = 0.0
+bandwidth.ENOUGH = rounds.WARM_UP = 0.0
 doctor_finding.host_read_rate = lambda: 2e10
-report.READ_BYTES, report.ROUNDS, report.ROWS, report.PRODUCTS = 1 << 24, 2, {"cpu": 256}, ("q4_0", "f16")
-report.TINY = {"gemma-3-27b:f16": 0.01, "qwen3-8b:q8_0": 0.1}
-report.SMALL = {"cpu": "smollm2-135m:q4_0"}
-report.WORKLOADS = (report.Workload("prefill", 8), report.Workload("decode", 2, 2, 16))
+sections.READ_BYTES, sections.ROUNDS, sections.ROWS, sections.PRODUCTS = 1 << 24, 2, {"cpu": 256}, ("q4_0", "f16")
+sections.TINY = {"gemma-3-27b:f16": 0.01, "qwen3-8b:q8_0": 0.1}
+sections.SMALL = {"cpu": "smollm2-135m:q4_0"}
+sections.WORKLOADS = (sections.Workload("prefill", 8), sections.Workload("decode", 2, 2, 16))
 from tandem.cli import main
 sys.exit(main(["report", "--device", "cpu", "--output", sys.argv[1]]))
 """
@@ -103,11 +104,11 @@ def test_its_fields_are_documented(made: tuple[dict[str, Any], str, str]) -> Non
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sections that take no time."""
-    monkeypatch.setattr(doctor, "examine", lambda: iter([Finding("cpu", "pass", "one")]))
-    monkeypatch.setattr(report, "rates", lambda _: {})
-    monkeypatch.setattr(report, "models", lambda *_: [])
-    monkeypatch.setattr(report, "bench", lambda *_: [])
-    monkeypatch.setattr(report, "check_kernels", lambda _: iter([Checked("norm", 1, [], 0.0)]))
+    monkeypatch.setattr(checks, "examine", lambda: iter([Finding("cpu", "pass", "one")]))
+    monkeypatch.setattr(sections, "rates", lambda _: {})
+    monkeypatch.setattr(sections, "models", lambda *_: [])
+    monkeypatch.setattr(sections, "bench", lambda *_: [])
+    monkeypatch.setattr(sections, "check_kernels", lambda _: iter([Checked("norm", 1, [], 0.0)]))
 
 
 @pytest.mark.fast
@@ -124,7 +125,7 @@ def test_a_wrong_kernel_is_a_problem(
     planted = {"embed_f32": wrong, "embed_f16": kernels["embed_f16"]}
     monkeypatch.setattr(kernel_checks, "all_kernels", lambda: planted)
     monkeypatch.setattr(kernel_checks, "large_products", lambda _: iter(()))
-    monkeypatch.setattr(report, "check_kernels", check_kernels)
+    monkeypatch.setattr(sections, "check_kernels", check_kernels)
     assert main(["report", "--device", "cpu", "--output", str(tmp_path / "r.json")]) == 1
     data = json.loads((tmp_path / "r.json").read_text())
     failures = {checked["kernel"]: len(checked["failures"]) for checked in data["kernels"]}
@@ -152,7 +153,7 @@ def test_a_section_that_fails_leaves_the_others(
     def fail(*_: Any) -> None:
         raise DeviceError(f"{Path.home()} is broken: mend it")
 
-    monkeypatch.setattr(report, "models", fail)
+    monkeypatch.setattr(sections, "models", fail)
     data = Report("cpu").write(tmp_path / "r.json")
     assert data["models"] == {"error": "~ is broken: mend it"} and data["bench"] == []
     assert data["problems"] == ["models: ~ is broken: mend it"] and data["during"] == ""
@@ -160,7 +161,7 @@ def test_a_section_that_fails_leaves_the_others(
 
 @pytest.mark.fast
 def test_a_mistake_of_ours_is_told(short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "rates", lambda _: 1 // 0)
+    monkeypatch.setattr(sections, "rates", lambda _: 1 // 0)
     told = Report("cpu").write(tmp_path / "r.json")["rates"]["error"]
     assert re.fullmatch(r"ZeroDivisionError in test_report.py, line \d+: .*", told)
 
@@ -171,7 +172,7 @@ def test_a_device_that_is_lost_ends_it(short: None, tmp_path: Path, monkeypatch:
         raise DeviceLostError("the GPU stopped: load the model again")
         yield
 
-    monkeypatch.setattr(report, "check_kernels", lose)
+    monkeypatch.setattr(sections, "check_kernels", lose)
     data = Report("cpu").write(tmp_path / "r.json")
     assert "lost" in data["kernels"] and "models" not in data and data["problems"]
 
@@ -185,7 +186,7 @@ def test_a_crash_leaves_what_was_found_before(
     def crash(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report, "bench", crash)
+    monkeypatch.setattr(sections, "bench", crash)
     with pytest.raises(KeyboardInterrupt):
         Report("cpu").write(tmp_path / "r.json")
     data = json.loads((tmp_path / "r.json").read_text())
@@ -234,4 +235,4 @@ def test_the_summary_says_what_figures_are_worth(capsys: pytest.CaptureFixture[s
 def test_the_npu_has_its_own_report(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "npu" in Report("cpu", npu=True).sections() and "npu" not in Report("cpu").sections()
     monkeypatch.setattr("tandem.report.npu.collect", lambda: {"missing": "an NPU"})
-    assert report.npu(lambda _: None) == {"missing": "an NPU"}
+    assert sections.npu(lambda _: None) == {"missing": "an NPU"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.bench.clients import Answer, Client
+from tandem.bench.http_client import Answer, Client
 
 PROMPTS, ANSWERS = (20, 150), (16, 80)  # tokens of requests under load, from and to
 ARRIVAL, PAUSE = 0.03, 0.05  # seconds on average until the next client comes, and from answer to next request

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import clients
+from benchmarks import serving_clients as clients
 from benchmarks.serving import MEASURES, table
 from tandem import cli
-from tandem.bench import serving
-from tandem.bench.clients import Client, Refused
-from tandem.bench.serving import Load, Server, ServeRow, percentiles, poisson, summary
+from tandem.bench import load_generator
+from tandem.bench.http_client import Client, Refused
+from tandem.bench.load_generator import Load, Server, ServeRow, percentiles, poisson, summary
 from tandem.errors import RequestError
 
 pytestmark = pytest.mark.fast
@@ -317,4 +317,4 @@ def test_what_bench_serve_refuses(capsys: pytest.CaptureFixture[str]) -> None:
         Client("ftp://somewhere")
     assert "\n" not in str(Refused(404, b"<html>\n<p>nothing here\n")), "one sentence"
     assert str(Refused(500, b"one\ntwo")) == "the server answered 500: one"
-    assert len(set(serving.WORDS.split())) == len(serving.WORDS.split())
+    assert len(set(load_generator.WORDS.split())) == len(load_generator.WORDS.split())

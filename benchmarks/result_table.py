@@ -1,4 +1,4 @@
-"""Rows of results and their table; `python -m benchmarks.report FILE.json` prints the table of a file again."""
+"""Rows of results and their table; `python -m benchmarks.result_table FILE.json` prints the table of a file again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.workers import Pair
+from benchmarks.pairs import Pair
 from tandem.bench.machine import DISTURBED
 from tandem.bench.statistics import ratio_of_medians, summarise
 
@@ -27,7 +27,7 @@ class Work:
     steps: int
     sequences: int
     prompt: int
-    model: dict[str, Any]  # parameters and bytes, as worker_tandem.py tells
+    model: dict[str, Any]  # parameters and bytes, as tandem_worker.py tells
 
     @property
     def tokens(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tandem.bench.machine import busy_seconds
-from tandem.bench.workers import Measured
+from tandem.bench.peers.worker import Measured
 
 HERE = Path(__file__).parent
 
