@@ -95,7 +95,7 @@ def step_written(bench: Bench, workload: Workload, step: Step) -> Iterator[StepS
     try:
         for slot, (begin, count) in enumerate(step):
             sequence = bench.sequence(workload, SamplingParams(temperature=0))
-            sequence.slot = slot
+            sequence.table_row = slot
             chunks.append(Chunk(sequence, begin, count, True))
             engine.cache.reserve(sequence.tables, begin + count)
         step_slot = engine.step_slots[0]
@@ -103,4 +103,4 @@ def step_written(bench: Bench, workload: Workload, step: Step) -> Iterator[StepS
         yield step_slot
     finally:
         for chunk in chunks:
-            engine.cache.release(chunk.sequence.tables)
+            engine.cache.free(chunk.sequence.tables)

@@ -143,7 +143,7 @@ class Bench:
                 sequences.append(self.sequence(workload, params))
         except DoesNotFitError:
             for sequence in sequences:
-                engine.cache.release(sequence.tables)
+                engine.cache.free(sequence.tables)
             raise
         times, first = [time.perf_counter()], 0.0
         for sequence in sequences:
@@ -167,9 +167,9 @@ class Bench:
         while sequence.computed < workload.depth:
             sequence.computed = min(workload.depth, sequence.computed + KV_BLOCK)
             if not cache.reserve(sequence.tables, sequence.computed):
-                cache.release(sequence.tables)
+                cache.free(sequence.tables)
                 raise self._too_many(workload)
-            cache.slide(sequence.tables, sequence.computed)
+            cache.free_outside_window(sequence.tables, sequence.computed)
         return sequence
 
     def _too_many(self, workload: Workload) -> DoesNotFitError:

@@ -18,7 +18,7 @@ Choice = Mapping[str, int]
 NOTHING: Choice = {}
 # Of a launch's scalars, those that do not make it faster or slower, or that the context sets.
 IRRELEVANT = frozenset(
-    {"blocks", "sequences", "positions", "slot_field", "panels_per_item", "edits", "mask_words"}
+    {"blocks", "sequences", "positions", "slot_field", "panels_per_item", "adjustments", "mask_words"}
 )
 
 

@@ -60,7 +60,7 @@ class AsyncLLM:
         if not isinstance(queue, int) or queue < 0:
             raise RequestError(f"queue={queue!r}: give the number of requests that may wait, 0 or more")
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
-        self._most = queue + self.llm.engine.scheduler.limits.sequences - 1
+        self._max_requests = queue + self.llm.engine.scheduler.limits.sequences - 1
         self._outboxes: set[_Outbox] = set()  # only the event loop's side touches it
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake, self._closing = threading.Event(), False
@@ -127,7 +127,7 @@ class AsyncLLM:
         reply.check()
 
     async def _receive(self, outbox: _Outbox) -> AsyncGenerator[Any, None]:
-        if len(self._outboxes) >= self._most:
+        if len(self._outboxes) >= self._max_requests:
             raise QueueFullError(
                 f"{len(self._outboxes)} requests are being served or waiting: try again later"
             )
@@ -180,17 +180,17 @@ class AsyncLLM:
             self.llm.cancel_left()
             if self._served:
                 self.llm.engine.step()
-            news: list[tuple[_Outbox, Any]] = []
+            deltas: list[tuple[_Outbox, Any]] = []
             for stream in list(self._served):
                 reply = stream.reply
-                if reply.news:
-                    news.append((stream, self.llm.take(reply)))
+                if reply.has_new_tokens:
+                    deltas.append((stream, self.llm.take(reply)))
                 if reply.done:
-                    news.append((stream, None))
+                    deltas.append((stream, None))
                     del self._served[stream]
             if self._embeddings:
-                news += self._embed()
-        self._deliver(news)
+                deltas += self._embed()
+        self._deliver(deltas)
 
     def _embed(self) -> list[tuple[_Outbox, Any]]:
         """A part of the first embedding."""
@@ -223,16 +223,16 @@ class AsyncLLM:
                 if outbox.reply.sequence.finish_reason is None:
                     self.llm.engine.cancel(outbox.reply.sequence)
 
-    def _deliver(self, news: list[tuple[_Outbox, Any]]) -> None:
+    def _deliver(self, deltas: list[tuple[_Outbox, Any]]) -> None:
         """One call into each event loop."""
         loops: dict[asyncio.AbstractEventLoop, list[tuple[_Outbox, Any]]] = {}
-        for outbox, item in news:
+        for outbox, item in deltas:
             loops.setdefault(outbox.loop, []).append((outbox, item))
         for loop, items in loops.items():
             with suppress(RuntimeError):  # it was closed, and nobody waits any more
                 loop.call_soon_threadsafe(_put, items)
 
 
-def _put(news: list[tuple[_Outbox, Any]]) -> None:
-    for outbox, item in news:
+def _put(deltas: list[tuple[_Outbox, Any]]) -> None:
+    for outbox, item in deltas:
         outbox.items.put_nowait(item)

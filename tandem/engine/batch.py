@@ -9,8 +9,8 @@ import numpy as np
 
 from tandem.engine.sequence import Chunk, Sampled, Sequence
 from tandem.program.step_inputs import (
-    EDIT_INTS,
-    HEADER_EDITS,
+    ADJUSTMENT_INTS,
+    HEADER_ADJUSTMENTS,
     HEADER_MASKS,
     HEADER_SEQUENCES,
     KNOWN,
@@ -30,9 +30,9 @@ from tandem.program.step_inputs import (
 
 FOUR = Struct("4i")  # the fields of a token before its slots; those of an entry of the work list
 QUERIES_PER_ITEM = 64  # rows x heads that share a KV head: what the attention kernel takes together
-FEWEST_QUERIES = 8  # with much fewer it is slower for each
+MIN_QUERIES = 8  # with much fewer it is slower for each
 ROWS_PER_ITEM = 16
-PARAM_COUNTER, PARAM_FIRST_EDIT, PARAM_EDITS, PARAM_TOPS = (
+PARAM_COUNTER, PARAM_FIRST_ADJUSTMENT, PARAM_ADJUSTMENTS, PARAM_TOPS = (
     9,
     10,
     11,
@@ -42,9 +42,9 @@ NO_LOGPROBS = -1
 RESULT_TOPS, RESULT_TOP_IDS, RESULT_TOP_LOGPROBS = 2, 4, 24  # fields of a result row, after id and logprob
 
 
-# Sampling parameters that draw the highest logit after one edit, and that edit: it makes its token's the highest.
-SCORING, FORCED = np.zeros(PARAM_INTS, np.int32), np.zeros(EDIT_INTS, np.int32)
-SCORING.view(np.float32)[[2, 4]], SCORING[PARAM_EDITS], FORCED.view(np.float32)[2] = 1.0, 1, 3e38
+# A row of sampling parameters that scores a given token: greedy, after one adjustment that makes it the highest.
+SCORING, FORCED = np.zeros(PARAM_INTS, np.int32), np.zeros(ADJUSTMENT_INTS, np.int32)
+SCORING.view(np.float32)[[2, 4]], SCORING[PARAM_ADJUSTMENTS], FORCED.view(np.float32)[2] = 1.0, 1, 3e38
 
 
 class Batch:
@@ -54,18 +54,18 @@ class Batch:
         """`pieces`: items of attention that a chunk is cut into at least, if it is large enough."""
         self.step_slot, self.inputs, self.results = step_slot, inputs, results
         self.results_f32 = results.view(np.float32)
-        # A step of few sequences writes and reads single numbers: NumPy would take most of the host's time for them.
+        # A step of few sequences writes and reads single numbers: NumPy would be slower.
         self._header, self._tokens, self._work, self._rows, self._params, self._ids = (
             array.reshape(-1).data
             for array in (inputs.header, inputs.tokens, inputs.work, inputs.rows, inputs.params, results)
         )
         self.rows_per_item = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM // queries_per_kv_head))
-        self.fewest_rows = max(1, min(self.rows_per_item, FEWEST_QUERIES // queries_per_kv_head))
+        self.min_rows = max(1, min(self.rows_per_item, MIN_QUERIES // queries_per_kv_head))
         self.pieces = pieces
         self._owners = [-1] * len(results)  # whose sampling parameters each row has
 
     def write(self, chunks: list[Chunk]) -> None:
-        token = row = work = edits = masks = 0
+        token = row = work = adjustments = masks = 0
         for chunk in chunks:
             begin = token
             if chunk.count == 1 and not chunk.draft_tokens:
@@ -76,14 +76,14 @@ class Batch:
                 work = self._write_work(chunk, token, work)
                 token += chunk.total
             if chunk.scores:
-                edits = self._write_scores(chunk, begin, row, edits)
+                adjustments = self._write_scores(chunk, begin, row, adjustments)
                 row += chunk.scores
             if chunk.sampled:
-                edits = self._write_rows(chunk, begin + chunk.count - 1, row, edits)
+                adjustments = self._write_rows(chunk, begin + chunk.count - 1, row, adjustments)
                 row += 1 + len(chunk.draft_tokens)
-                if chunk.sequence.grammar:
+                if chunk.sequence.constraint:
                     masks = row
-        self._set_counts(token, row, work, edits, masks)
+        self._set_counts(token, row, work, adjustments, masks)
         self._header[HEADER_SEQUENCES] = len(chunks)
 
     def write_all_rows(self, chunk: Chunk) -> None:
@@ -96,9 +96,9 @@ class Batch:
         self._set_counts(chunk.count, chunk.count, work)
         self._header[HEADER_SEQUENCES] = 1
 
-    def _set_counts(self, tokens: int, rows: int, work: int, edits: int = 0, masks: int = 0) -> None:
+    def _set_counts(self, tokens: int, rows: int, work: int, adjustments: int = 0, masks: int = 0) -> None:
         self._header[0], self._header[1], self._header[2] = tokens, rows, work  # as in COUNTS
-        self._header[HEADER_EDITS], self._header[HEADER_MASKS] = edits, masks
+        self._header[HEADER_ADJUSTMENTS], self._header[HEADER_MASKS] = adjustments, masks
 
     def read(self, row: int, sequence: Sequence) -> Sampled:
         """What was sampled in a row of a sequence's."""
@@ -116,11 +116,11 @@ class Batch:
 
     def _write_token(self, chunk: Chunk, token: int, work: int) -> None:
         """A chunk of one token, as most are."""
-        sequence, position, slot = chunk.sequence, chunk.begin, chunk.sequence.slot
+        sequence, position, slot = chunk.sequence, chunk.begin, chunk.sequence.table_row
         tables, known = sequence.tables, position < len(sequence.tokens)
         if tables[0].written[self.step_slot] < len(tables[0].blocks):
             self._write_tables(sequence)
-        id, source = (sequence.tokens[position], KNOWN) if known else (0, 1 + sequence.row)
+        id, source = (sequence.tokens[position], KNOWN) if known else (0, 1 + sequence.result_row)
         first = token * TOKEN_INTS
         FOUR.pack_into(self._tokens, 4 * first, id, position, slot, source)
         FOUR.pack_into(self._work, 4 * WORK_INTS * work, token, 1, slot, position)
@@ -133,12 +133,12 @@ class Batch:
         self._write_tables(sequence)
         tokens = [*sequence.tokens[begin : begin + chunk.count], *chunk.draft_tokens]
         # Only the last can be one that the step before is still sampling.
-        source = KNOWN if len(tokens) == chunk.total else 1 + sequence.row
+        source = KNOWN if len(tokens) == chunk.total else 1 + sequence.result_row
         positions = np.arange(begin, end)
         rows = self.inputs.tokens[at : at + chunk.total]
         rows[: len(tokens), TOKEN_ID] = tokens
         rows[:, TOKEN_POSITION] = positions
-        rows[:, TOKEN_SEQUENCE] = sequence.slot
+        rows[:, TOKEN_SEQUENCE] = sequence.table_row
         rows[:, TOKEN_SOURCE] = KNOWN
         rows[-1, TOKEN_SOURCE] = source
         for group, table in enumerate(sequence.tables):
@@ -150,59 +150,64 @@ class Batch:
         for group, table in enumerate(sequence.tables):
             first, end = table.written[self.step_slot], len(table.blocks)
             if first < end:
-                self.inputs.tables[group][sequence.slot, first:end] = table.blocks[first:]
+                self.inputs.tables[group][sequence.table_row, first:end] = table.blocks[first:]
                 table.written[self.step_slot] = end
 
     def _write_work(self, chunk: Chunk, token: int, work: int) -> int:
-        most = min(self.rows_per_item, max(self.fewest_rows, -(-chunk.total // self.pieces)))
-        for first in range(0, chunk.total, most):
-            rows = min(most, chunk.total - first)
-            self.inputs.work[work] = (token + first, rows, chunk.sequence.slot, chunk.begin + first)
+        rows_per_item = min(self.rows_per_item, max(self.min_rows, -(-chunk.total // self.pieces)))
+        for first in range(0, chunk.total, rows_per_item):
+            rows = min(rows_per_item, chunk.total - first)
+            self.inputs.work[work] = (token + first, rows, chunk.sequence.table_row, chunk.begin + first)
             work += 1
         return work
 
-    def _write_rows(self, chunk: Chunk, token: int, row: int, edits: int) -> int:
-        """That a chunk's last token and its draft tokens are sampled, and how; returns the next free edit."""
+    def _write_rows(self, chunk: Chunk, token: int, row: int, adjustments: int) -> int:
+        """That a chunk's last token and its draft tokens are sampled, and how; returns the next free adjustment."""
         sequence = chunk.sequence
-        sequence.row = row
-        if sequence.grammar:
-            sequence.grammar.write_masks(self.inputs.masks[row:], chunk.draft_tokens)
-        draw = chunk.begin + chunk.count - len(sequence.prompt)
+        sequence.result_row = row
+        if sequence.constraint:
+            sequence.constraint.write_masks(self.inputs.masks[row:], chunk.draft_tokens)
+        index = chunk.begin + chunk.count - len(sequence.prompt)
         for i in range(1 + len(chunk.draft_tokens)):
-            if sequence.edited or self._owners[row + i] != sequence.number:
-                edits = self._write_params(sequence, draw + i, row + i, edits, chunk.draft_tokens[:i])
+            if sequence.adjusted or self._owners[row + i] != sequence.number:
+                adjustments = self._write_params(
+                    sequence, index + i, row + i, adjustments, chunk.draft_tokens[:i]
+                )
             self._rows[row + i] = token + i
-            self._params[(row + i) * PARAM_INTS + PARAM_COUNTER] = draw + i
-        return edits
+            self._params[(row + i) * PARAM_INTS + PARAM_COUNTER] = index + i
+        return adjustments
 
-    def _write_scores(self, chunk: Chunk, token: int, row: int, edit: int) -> int:
-        """Rows for what the prompt's tokens say of those after them: each is made to draw the prompt's next, for a row
-        of results has the log-probability of what was drawn, as it was before edits. Returns the next free edit."""
+    def _write_scores(self, chunk: Chunk, token: int, row: int, adjustment: int) -> int:
+        """Writes rows that score each next token of the prompt: an adjustment makes the sampler take it, and the
+        result has its log-probability before adjustments. Returns the next free adjustment."""
         n, after = chunk.scores, chunk.begin + 1
-        params, edits = self.inputs.params[row : row + n], self.inputs.edits[edit : edit + n]
+        params, adjustments = (
+            self.inputs.params[row : row + n],
+            self.inputs.adjustments[adjustment : adjustment + n],
+        )
         params[:] = SCORING
         params[:, PARAM_TOPS] = chunk.sequence.params.prompt_logprobs or 0
-        params[:, PARAM_FIRST_EDIT] = np.arange(edit, edit + n)
-        edits[:] = FORCED
-        edits[:, 0] = chunk.sequence.prompt[after : after + n]
+        params[:, PARAM_FIRST_ADJUSTMENT] = np.arange(adjustment, adjustment + n)
+        adjustments[:] = FORCED
+        adjustments[:, 0] = chunk.sequence.prompt[after : after + n]
         self.inputs.rows[row : row + n] = np.arange(token, token + n)
         self._owners[row : row + n] = [-1] * n
-        return edit + n
+        return adjustment + n
 
     def _write_params(
-        self, sequence: Sequence, draw: int, row: int, first_edit: int, draft_tokens: Items[int] = ()
+        self, sequence: Sequence, index: int, row: int, first_adjustment: int, draft_tokens: Items[int] = ()
     ) -> int:
-        """A row of sampling parameters; returns the next free edit."""
-        edits = sequence.edits_of(draw, draft_tokens)
+        """A row of sampling parameters; returns the next free adjustment."""
+        adjustments = sequence.adjustments_at(index, draft_tokens)
         if sequence.param_row is None:
             sequence.param_row = _param_row(sequence)
         params = self.inputs.params[row]
         params[:] = sequence.param_row
-        self._owners[row] = -1 if len(edits) else sequence.number
-        if len(edits):
-            self.inputs.edits[first_edit : first_edit + len(edits)] = edits
-            params[PARAM_FIRST_EDIT], params[PARAM_EDITS] = first_edit, len(edits)
-        return first_edit + len(edits)
+        self._owners[row] = -1 if len(adjustments) else sequence.number
+        if len(adjustments):
+            self.inputs.adjustments[first_adjustment : first_adjustment + len(adjustments)] = adjustments
+            params[PARAM_FIRST_ADJUSTMENT], params[PARAM_ADJUSTMENTS] = first_adjustment, len(adjustments)
+        return first_adjustment + len(adjustments)
 
 
 def _param_row(sequence: Sequence) -> Ints:
@@ -213,5 +218,5 @@ def _param_row(sequence: Sequence) -> Ints:
     floats[4:7] = p.repeat_penalty, p.presence_penalty, p.frequency_penalty
     row[7:9] = np.array([sequence.seed], np.uint64).view(np.int32)
     row[PARAM_TOPS] = NO_LOGPROBS if p.logprobs is None else p.logprobs
-    row[13] = sequence.grammar is not None
+    row[13] = sequence.constraint is not None
     return row

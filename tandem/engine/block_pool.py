@@ -13,48 +13,48 @@ class BlockPool:
         self.keys: list[bytes | None] = [
             None
         ] * count  # of blocks that are full: what they and all before them hold
-        self.named: dict[bytes, int] = {}  # key -> block
+        self.cached: dict[bytes, int] = {}  # key -> block
         # Low numbers are taken first, so that memory that was never needed is never touched.
-        self._empty = list(range(count - 1, -1, -1))
-        self._unused: dict[int, None] = {}  # named, without references; least recently used first
+        self._free = list(range(count - 1, -1, -1))
+        self._evictable: dict[int, None] = {}  # named, without references; least recently used first
 
     @property
-    def free(self) -> int:
-        return len(self._empty) + len(self._unused)
+    def num_free(self) -> int:
+        return len(self._free) + len(self._evictable)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """A block to write to; the caller has seen that one is free."""
-        if self._empty:
-            block = self._empty.pop()
+        if self._free:
+            block = self._free.pop()
         else:
-            block = next(iter(self._unused))
-            del self._unused[block]
-            self._forget(block)
+            block = next(iter(self._evictable))
+            del self._evictable[block]
+            self._evict(block)
         self.references[block] = 1
         return block
 
-    def share(self, key: bytes) -> int:
+    def acquire(self, key: bytes) -> int:
         """One more reference to the block that holds this."""
-        block = self.named[key]
-        self._unused.pop(block, None)
+        block = self.cached[key]
+        self._evictable.pop(block, None)
         self.references[block] += 1
         return block
 
-    def drop(self, block: int) -> None:
+    def free(self, block: int) -> None:
         """One reference less."""
         self.references[block] -= 1
         if not self.references[block]:
             if self.keys[block] is None:
-                self._empty.append(block)
+                self._free.append(block)
             else:
-                self._unused[block] = None
+                self._evictable[block] = None
 
-    def name(self, block: int, key: bytes) -> None:
+    def publish(self, block: int, key: bytes) -> None:
         """Says what a block holds. Of two that hold the same, the first is the one to be shared."""
-        if self.keys[block] is None and key not in self.named:
-            self.keys[block], self.named[key] = key, block
+        if self.keys[block] is None and key not in self.cached:
+            self.keys[block], self.cached[key] = key, block
 
-    def _forget(self, block: int) -> None:
+    def _evict(self, block: int) -> None:
         key, self.keys[block] = self.keys[block], None
         if key is not None:
-            del self.named[key]
+            del self.cached[key]

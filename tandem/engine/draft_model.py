@@ -62,7 +62,9 @@ class DraftModel:
             return draft
         self.forget(sequence)
         draft = self.engine.submit(tokens, SamplingParams(max_tokens=self.engine.context, ignore_eos=True))
-        draft.always_waits = draft.waits = True  # not a token further than asked for
+        draft.always_needs_sampled_token = draft.needs_sampled_token = (
+            True  # not a token further than asked for
+        )
         self._drafts[sequence] = draft
         return draft
 

@@ -19,8 +19,8 @@ from tandem.devices.device import Device, Recording
 from tandem.engine.batch import Batch
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.kv_plan import plan_kv
-from tandem.engine.pace import Pace
 from tandem.engine.params import SamplingParams
+from tandem.engine.prefill_budget import PrefillBudget
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Proposer, Speculator
@@ -32,12 +32,12 @@ from tandem.model.model import Model
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.lower import KVPlan, lower
 from tandem.program.program import Program, Tensor, arena_in
-from tandem.program.step_inputs import KV_BLOCK, MOST_BIASES, RESULT_INTS, StepInputs, StepLayout, StepLimits
+from tandem.program.step_inputs import KV_BLOCK, MAX_BIASES, RESULT_INTS, StepInputs, StepLayout, StepLimits
 from tandem.program.validate import validate
 from tandem.program.weight_plan import WeightPlan
 
 if TYPE_CHECKING:
-    from tandem.engine.grammar import Grammar
+    from tandem.engine.structured_output import Constraint
 
 STEP_TOKENS = 512  # of a step at most: a longer prompt takes several
 SPLIT_STEP_TOKENS = 128  # where layers are split: a prompt's parts follow each other through the devices
@@ -84,10 +84,12 @@ class Engine:
         model.load(plan, device, context)
         self.cache = KVCache(config.windows, kv_blocks)
         self.scheduler = Scheduler(
-            limits, self.cache, pace=Pace(), queue=queue, share=share,
+            limits, self.cache, prefill_budget=PrefillBudget(), queue=queue, share=share,
             speculator=Speculator(proposer) if proposer else None, stages=device.stages,
         )  # fmt: skip
-        self._guest = self.scheduler.keep_slot()  # for logits, capture and embeddings, whoever else is there
+        self._out_of_band_row = (
+            self.scheduler.reserve_table_row()
+        )  # for logits, capture and embeddings, whoever else is there
         self._use_step_slots(
             [self._make_step_slot(layout, step_slot) for step_slot in range(device.step_slots)]
         )
@@ -124,7 +126,7 @@ class Engine:
 
     def prepare(
         self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset(),
-        grammar: Grammar | None = None,
+        constraint: Constraint | None = None,
     ) -> Sequence:  # fmt: skip
         """A request that has been checked but is not queued yet."""
         self._check_prompt(prompt)
@@ -135,13 +137,13 @@ class Engine:
             )
         if any(not 0 <= token < self.model.config.vocab for token in params.logit_bias):
             raise RequestError(f"logit_bias names a token outside 0 to {self.model.config.vocab - 1}")
-        if len(params.logit_bias) > MOST_BIASES:
-            raise RequestError(f"logit_bias has {len(params.logit_bias)} entries: give {MOST_BIASES} at most")
+        if len(params.logit_bias) > MAX_BIASES:
+            raise RequestError(f"logit_bias has {len(params.logit_bias)} entries: give {MAX_BIASES} at most")
         banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
         if len(banned | stop_ids if params.min_tokens else banned) >= self.model.config.vocab:
             raise RequestError("logit_bias bans every token: leave one")
-        most = self.context - len(prompt)
-        return Sequence(prompt, params, stop_ids, self.cache.new_tables(), most, grammar=grammar)
+        max_tokens = self.context - len(prompt)
+        return Sequence(prompt, params, stop_ids, self.cache.new_tables(), max_tokens, constraint=constraint)
 
     def step(self) -> list[Sequence]:
         """Starts steps while a step slot is free, then reads the oldest; returns the sequences that got a token."""
@@ -188,17 +190,19 @@ class Engine:
         for chunk in step_slot.chunks:
             sequence = chunk.sequence
             if chunk.scores:
-                sequence.scored[chunk.begin :] = [batch.read_logprobs(row + i) for i in range(chunk.scores)]
+                sequence.prompt_scores[chunk.begin :] = [
+                    batch.read_logprobs(row + i) for i in range(chunk.scores)
+                ]
                 row += chunk.scores
             if not chunk.sampled:
                 continue
-            sequence.ahead -= 1
+            sequence.in_flight_tokens -= 1
             if sequence.finish_reason is None:  # else it ended meanwhile, and this is a token too many
                 if step_slot.exclusive and sequence.params.logits_processor:
                     self._process(sequence, batch, row)
                 elif chunk.draft_tokens:
-                    drawn = [batch.read(row + i, sequence) for i in range(1 + len(chunk.draft_tokens))]
-                    self.scheduler.accept(chunk, sequence.extend(drawn, chunk.draft_tokens))
+                    sampled = [batch.read(row + i, sequence) for i in range(1 + len(chunk.draft_tokens))]
+                    self.scheduler.accept(chunk, sequence.extend(sampled, chunk.draft_tokens))
                 else:
                     sequence.append(batch.read(row, sequence))
                 served.append(sequence)
@@ -279,15 +283,15 @@ class Engine:
                 f"{len(ids)} tokens are more than the context of {self.context}: load with a larger one"
             )
         rows, tables = self.scheduler.limits.rows, self.cache.new_tables()
-        sequence = Sequence(ids, SamplingParams(), frozenset(), tables, slot=self._guest)
+        sequence = Sequence(ids, SamplingParams(), frozenset(), tables, table_row=self._out_of_band_row)
         try:
             while sequence.computed < len(ids):
                 with deferred():  # others' tokens and blocks are at stake
-                    self.cache.slide(tables, sequence.computed)
+                    self.cache.free_outside_window(tables, sequence.computed)
                     while self._in_flight:
                         self._collect()
-                    count = min(self.scheduler.patience(), rows, len(ids) - sequence.computed)
-                    self.scheduler.make_room_for_guest(sequence, sequence.computed + count)
+                    count = min(self.scheduler.max_out_of_band_tokens(), rows, len(ids) - sequence.computed)
+                    self.scheduler.reserve_out_of_band(sequence, sequence.computed + count)
                 for table in tables:
                     table.written[0] = 0  # another guest may have written its own
                 self.step_slots[0].batch.write_all_rows(Chunk(sequence, sequence.computed, count, True))
@@ -295,7 +299,7 @@ class Engine:
                 sequence.computed += count
         finally:
             with deferred():
-                self.cache.release(tables)
+                self.cache.free(tables)
 
     def _check_prompt(self, ids: list[int]) -> None:
         if not ids:

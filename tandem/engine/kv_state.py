@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tandem.engine.kv_cache import NO_BLOCK, BlockTable, extend_keys
+from tandem.engine.kv_cache import NO_BLOCK, BlockTable, extend_block_hashes
 from tandem.errors import ContextError, StateFileError
 from tandem.program.program import Tensor
 from tandem.program.step_inputs import KV_BLOCK, TOKEN_SLOT
@@ -32,16 +32,16 @@ SAMPLE = 256  # bytes of each tensor that tell a model from others of its shape
 def save(engine: Engine, tokens: list[int], path: str | os.PathLike[str]) -> int:
     """Writes what the cache has of a text from its first token on; returns for how many tokens."""
     engine.wait()
-    keys = keys_of(tokens)
-    count = engine.cache.find(keys)
+    keys = block_hashes(tokens)
+    count = engine.cache.find_prefix(keys)
     tables = engine.cache.new_tables()
-    engine.cache.share(tables, keys[:count])
+    engine.cache.attach_prefix(tables, keys[:count])
     try:
         header = json.dumps({**_kind(engine), "tokens": tokens[: count * KV_BLOCK]}).encode()
         parts = [MAGIC, len(header).to_bytes(4, "little"), header]
         parts += [engine.device.read(block).tobytes() for block in _blocks(engine, tables)]
     finally:
-        engine.cache.release(tables)
+        engine.cache.free(tables)
     data = b"".join(parts)
     unfinished = Path(f"{os.fspath(path)}.part")
     try:
@@ -64,9 +64,9 @@ def restore(engine: Engine, path: str | os.PathLike[str]) -> list[int]:
         raise StateFileError(
             f"{path} was saved with another model, or other settings for keys and values: open that one"
         )
-    keys, cache = keys_of(tokens), engine.cache
+    keys, cache = block_hashes(tokens), engine.cache
     tables = cache.new_tables()
-    if len(tokens) > engine.context or not cache.take(tables, len(keys)):
+    if len(tokens) > engine.context or not cache.allocate(tables, len(keys)):
         raise ContextError(
             f"{path} holds {len(tokens)} tokens, for which there is no room: use a larger context or KV memory"
         )
@@ -78,9 +78,9 @@ def restore(engine: Engine, path: str | os.PathLike[str]) -> list[int]:
         for block in blocks:
             engine.device.write(block, data[at : at + block.nbytes])
             at += block.nbytes
-        cache.name(tables, keys)
+        cache.publish(tables, keys)
     finally:
-        cache.release(tables)
+        cache.free(tables)
     return list(tokens)
 
 
@@ -96,9 +96,9 @@ def check_path(path: object) -> None:
         raise StateFileError(f"{path!r} cannot be the name of a file: leave the NUL out")
 
 
-def keys_of(tokens: list[int]) -> list[bytes]:
+def block_hashes(tokens: list[int]) -> list[bytes]:
     keys: list[bytes] = []
-    extend_keys(keys, tokens)
+    extend_block_hashes(keys, tokens)
     return keys
 
 

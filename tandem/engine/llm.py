@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tandem.model.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096
-MOST_OF_ANYTHING = 1 << 31  # threads, tokens or sequences
+MAX_COUNT = 1 << 31  # threads, tokens or sequences
 __all__ = ["LLM", "Result", "Token", "TokenLogprob", "Usage"]
 
 
@@ -85,10 +85,8 @@ class LLM(Requests):
         prompt_lookup = prompt_lookup or lookup
         for name, value in (("threads", threads), ("context", context), ("batch", batch)):
             auto = value is None and name != "batch"
-            if not auto and not (isinstance(value, int) and 1 <= value < MOST_OF_ANYTHING):
-                raise RequestError(
-                    f"{name}={value!r}: give a whole number, 1 or more, below {MOST_OF_ANYTHING}"
-                )
+            if not auto and not (isinstance(value, int) and 1 <= value < MAX_COUNT):
+                raise RequestError(f"{name}={value!r}: give a whole number, 1 or more, below {MAX_COUNT}")
         if prompt_lookup and draft is not None:
             raise RequestError("prompt_lookup and draft exclude each other: give one of the two")
         if draft is not None and not isinstance(draft, str | os.PathLike):

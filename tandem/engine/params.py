@@ -11,9 +11,9 @@ from typing import Any
 from tandem.errors import RequestError
 from tandem.kernels.kernel import Array
 
-MOST_LOGPROBS = 20
-LARGEST = 3.4e38  # what a float32 holds
-MOST_STOPS = 128  # each is looked for in every new text
+MAX_LOGPROBS = 20
+MAX_FLOAT = 3.4e38  # what a float32 holds
+MAX_STOPS = 128  # each is looked for in every new text
 
 
 # Takes the tokens so far and the logits of the next, float32 [vocab], which it changes or returns changed. Each token
@@ -74,7 +74,7 @@ class SamplingParams:
         )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
-            _check(value is None or 0 <= value <= MOST_LOGPROBS, f"{name} must be 0 to {MOST_LOGPROBS}")
+            _check(value is None or 0 <= value <= MAX_LOGPROBS, f"{name} must be 0 to {MAX_LOGPROBS}")
         processor = self.logits_processor
         _check(processor is None or callable(processor), "logits_processor must be a function")
 
@@ -84,7 +84,7 @@ class SamplingParams:
         _check(isinstance(stop, (str, list, tuple)), "stop must be a text or a list of texts")
         stop = (stop,) if isinstance(self.stop, str) else tuple(stop)
         _check(all(isinstance(s, str) and s for s in stop), "stop strings must be texts that are not empty")
-        _check(len(stop) <= MOST_STOPS, f"stop has {len(stop)} texts: give {MOST_STOPS} at most")
+        _check(len(stop) <= MAX_STOPS, f"stop has {len(stop)} texts: give {MAX_STOPS} at most")
         _check(
             isinstance(bias, Mapping) and all(map(_whole, bias)),
             "logit_bias must be a dict from token ids (whole numbers) to what is added to their logits",
@@ -101,9 +101,9 @@ class SamplingParams:
             value = getattr(self, name)
             _check(value is None or _whole(value), f"{name} must be a whole number or None")
         _check(isinstance(self.ignore_eos, bool), "ignore_eos must be True or False")
-        self._check_form()
+        self._check_constraint()
 
-    def _check_form(self) -> None:
+    def _check_constraint(self) -> None:
         choices = _or(self.choices, ())
         _check(
             isinstance(choices, (list, tuple))
@@ -117,18 +117,18 @@ class SamplingParams:
             _check(
                 getattr(self, name) is None or isinstance(getattr(self, name), str), f"{name} must be a text"
             )
-        _check(len(self._forms) <= 1, f"give one of {' and '.join(self._forms)}")
+        _check(len(self._constraints) <= 1, f"give one of {' and '.join(self._constraints)}")
 
     @property
-    def _forms(self) -> list[str]:
+    def _constraints(self) -> list[str]:
         given = {"json_schema": self.json_schema is not None, "regex": self.regex is not None,
                  "grammar": self.grammar is not None, "choices": bool(self.choices)}  # fmt: skip
         return [name for name, there in given.items() if there]
 
     @property
-    def form(self) -> str | None:
-        """What gives the answer its form."""
-        return next(iter(self._forms), None)
+    def constraint(self) -> str | None:
+        """The name of the parameter that constrains the output, if any."""
+        return next(iter(self._constraints), None)
 
     @property
     def uses_history(self) -> bool:
@@ -146,7 +146,7 @@ def _whole(value: Any) -> bool:
 
 def _number(value: Any) -> bool:
     real = isinstance(value, Real) and not isinstance(value, bool)
-    return real and bool(-LARGEST <= value <= LARGEST)
+    return real and bool(-MAX_FLOAT <= value <= MAX_FLOAT)
 
 
 def _check(holds: bool, problem: str) -> None:

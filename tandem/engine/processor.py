@@ -32,16 +32,16 @@ def process(sequence: Sequence, logits: Array, params: Any) -> Sampled | Request
 
 
 def _sample(sequence: Sequence, logits: Array, params: Any) -> Sampled:
-    edits = sequence.edits_of(len(sequence.generated))
+    adjustments = sequence.adjustments_at(len(sequence.generated))
     arrays: dict[str, Any] = {
         "logits": logits[None],
         "params": np.array([params], np.int32).view(sample.PARAMETERS)[:, 0],
-        "edits": np.ascontiguousarray(edits).view(sample.EDIT).reshape(-1),
+        "adjustments": np.ascontiguousarray(adjustments).view(sample.ADJUSTMENT).reshape(-1),
         "out": np.zeros(1, sample.RESULT),
     }
-    arrays["params"]["first_edit"], arrays["params"]["edits"] = 0, len(edits)
-    if sequence.grammar:
-        arrays["masks"] = sequence.grammar.mask[None]
+    arrays["params"]["first_adjustment"], arrays["params"]["adjustments"] = 0, len(adjustments)
+    if sequence.constraint:
+        arrays["masks"] = sequence.constraint.mask[None]
     out = sample.reference(arrays, {"vocab": len(logits)}, {"rows": 1})["out"][0]
     if sequence.params.logprobs is None:
         return Sampled(int(out["token"]))

@@ -69,12 +69,12 @@ class Reply:
         self.pieces: list[str] = []  # one a token that was handed out
 
     @property
-    def news(self) -> bool:
+    def has_new_tokens(self) -> bool:
         return len(self.pieces) < len(self.sequence.generated)
 
     @property
     def done(self) -> bool:
-        return self.sequence.finish_reason is not None and not self.news
+        return self.sequence.finish_reason is not None and not self.has_new_tokens
 
     def next(self) -> Token:
         """The next token. With the end of a stop string the reply is done, and whoever serves it takes it back."""
@@ -87,7 +87,7 @@ class Reply:
             del sequence.generated[len(self.pieces) :]  # sampled before the stop string was seen
         logprob = self._logprob(sampled) if sampled.logprob is not None else None
         scores = self.prompt_logprobs() if len(self.pieces) == 1 else None
-        if sequence.finish_reason is None or self.news:
+        if sequence.finish_reason is None or self.has_new_tokens:
             return Token(sampled.id, self.pieces[-1], logprob, prompt_logprobs=scores)
         self.pieces[-1] += text.flush()
         return Token(sampled.id, self.pieces[-1], logprob, sequence.finish_reason, self._usage(), scores)
@@ -117,14 +117,14 @@ class Reply:
         """Of the prompt's tokens, when the first of the answer is there, if they were asked for."""
         if self.sequence.params.prompt_logprobs is None:
             return None
-        return [None, *map(self._logprob, self.sequence.scored)]
+        return [None, *map(self._logprob, self.sequence.prompt_scores)]
 
     def _usage(self) -> Usage:
         sequence = self.sequence
         first = sequence.first_token or time.perf_counter()
         return Usage(
             len(sequence.prompt), len(sequence.generated), first - sequence.submitted,
-            max(0.0, (sequence.finished or first) - first), sequence.cached,
+            max(0.0, (sequence.finished or first) - first), sequence.cached_prompt_tokens,
         )  # fmt: skip
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob:

@@ -16,14 +16,14 @@ from tandem.errors import RequestError
 from tandem.interrupts import deferred
 
 if TYPE_CHECKING:
-    from tandem.engine.grammar import Grammar, Grammars
+    from tandem.engine.structured_output import Constraint, ConstraintCompiler
     from tandem.model.chat_template import ChatTemplate
     from tandem.model.tokenizer import Tokenizer
 
 NOT_A_PROMPT = (
     "a prompt is a text or a list of token ids; a conversation, for chat and stream, is a list of messages"
 )
-MOST_ANSWERS = 128  # to one prompt
+MAX_COMPLETIONS = 128  # to one prompt
 Message = Mapping[str, Any]
 
 
@@ -37,7 +37,7 @@ class Requests:
     def __init__(self) -> None:
         self.lock = threading.Lock()  # of the engine
         self._left: deque[Reply] = deque()  # nobody reads these any more
-        self._grammars: Grammars | None = None
+        self._constraints: ConstraintCompiler | None = None
 
     def prepare(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> Reply:
         """A request that has been checked but is not queued yet."""
@@ -69,8 +69,8 @@ class Requests:
 
     def _copies(self, ids: list[int], params: dict[str, Any], n: int | None) -> list[Reply]:
         """`n` requests for the same, or one; a seed is the first one's, and the others count on from it."""
-        if n is not None and not (isinstance(n, int) and 1 <= n <= MOST_ANSWERS):
-            raise RequestError(f"n={n!r}: give a number of answers, 1 to {MOST_ANSWERS}")
+        if n is not None and not (isinstance(n, int) and 1 <= n <= MAX_COMPLETIONS):
+            raise RequestError(f"n={n!r}: give a number of answers, 1 to {MAX_COMPLETIONS}")
         first = self._prepare(ids, params)
         seed = first.sequence.params.seed
         seeds = [{} if seed is None else {"seed": seed + i} for i in range(1, n or 1)]
@@ -84,16 +84,16 @@ class Requests:
                 f"unknown parameter {sorted(unknown)[0]!r}; there is: {', '.join(sorted(known))}"
             )
         wanted = SamplingParams(**params)
-        grammar = self._compile(wanted) if wanted.form else None
-        sequence = self.engine.prepare(ids, wanted, self.tokenizer.stop_ids, grammar)
+        constraint = self._compile(wanted) if wanted.constraint else None
+        sequence = self.engine.prepare(ids, wanted, self.tokenizer.stop_ids, constraint)
         return Reply(sequence, self.tokenizer)
 
-    def _compile(self, params: SamplingParams) -> Grammar:
-        from tandem.engine.grammar import Grammars
+    def _compile(self, params: SamplingParams) -> Constraint:
+        from tandem.engine.structured_output import ConstraintCompiler
 
-        if self._grammars is None:
-            self._grammars = Grammars(self.tokenizer, self.engine.model.config.vocab)
-        return self._grammars.compile(params)
+        if self._constraints is None:
+            self._constraints = ConstraintCompiler(self.tokenizer, self.engine.model.config.vocab)
+        return self._constraints.compile(params)
 
     def _stream(self, reply: Reply) -> Iterator[Token]:
         try:
@@ -122,7 +122,7 @@ class Requests:
         """What was left before its end: now, or before the next step. A stream may be collected as garbage anywhere,
         also in a thread that has the lock, which must not wait for itself."""
         unfinished = [
-            each for each in replies if each.sequence.finish_reason is None or each.sequence.slot >= 0
+            each for each in replies if each.sequence.finish_reason is None or each.sequence.table_row >= 0
         ]
         self._left.extend(unfinished)  # also one that an interrupt kept from being put away
         if self.lock.acquire(blocking=False):
@@ -143,7 +143,7 @@ class Requests:
         A step serves every request, so a reply that was not read meanwhile has several new tokens."""
         with self.lock, deferred():
             for reply in replies:
-                if reply.news:
+                if reply.has_new_tokens:
                     break
             else:
                 self.cancel_left()
@@ -156,7 +156,7 @@ class Requests:
     def take(self, reply: Reply) -> list[Token]:
         """What is new of a reply; the caller has the lock."""
         tokens = []
-        while reply.news:
+        while reply.has_new_tokens:
             tokens.append(reply.next())
         if reply.text.stopped:
             self.engine.cancel(reply.sequence)

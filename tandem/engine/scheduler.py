@@ -11,8 +11,8 @@ import math
 import time
 from bisect import insort
 
-from tandem.engine.kv_cache import KVCache, extend_keys
-from tandem.engine.pace import Pace
+from tandem.engine.kv_cache import KVCache, extend_block_hashes
+from tandem.engine.prefill_budget import PrefillBudget
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Speculator
 from tandem.errors import QueueFullError
@@ -21,17 +21,23 @@ from tandem.program.step_inputs import KV_BLOCK, StepLimits
 
 class Scheduler:
     def __init__(
-        self, limits: StepLimits, cache: KVCache, *, pace: Pace | None = None, queue: int | None = None,
-        share: bool = True, speculator: Speculator | None = None, stages: int = 1,
+        self, limits: StepLimits, cache: KVCache, *, prefill_budget: PrefillBudget | None = None,
+        queue: int | None = None, share: bool = True, speculator: Speculator | None = None, stages: int = 1,
     ) -> None:  # fmt: skip
-        """`pace`: None computes prompts as fast as possible, whoever waits. `queue`: requests that may wait. `share`:
+        """`prefill_budget`: None computes prompts in the largest chunks. `queue`: requests that may wait. `share`:
         requests begin with what others have computed. `speculator`: proposes drafts. `stages`: devices that steps go
         through one behind the other; so many are in flight, and each has its part of the sequences."""
-        self.limits, self.cache, self.pace, self.queue, self.share = limits, cache, pace, queue, share
+        self.limits, self.cache, self.prefill_budget, self.queue, self.share = (
+            limits,
+            cache,
+            prefill_budget,
+            queue,
+            share,
+        )
         self.speculator, self.stages = speculator, stages
         self.waiting: list[Sequence] = []  # both in the order of their turn: priority, then age
         self.running: list[Sequence] = []
-        self._slots = list(range(limits.sequences - 1, -1, -1))
+        self._free_table_rows = list(range(limits.sequences - 1, -1, -1))
         self._deadline = math.inf  # no request's is sooner
 
     def add(self, sequence: Sequence) -> None:
@@ -43,10 +49,10 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """One token of each sequence that answers comes first, then prompts in order, under the budget of tokens."""
         if self._deadline < math.inf:
-            self._end_overdue()
+            self._expire()
         for sequence in self.running:
-            if sequence.computed >= sequence.due:
-                self._settle(sequence)
+            if sequence.computed >= sequence.maintain_blocks_at:
+                self._maintain_blocks(sequence)
         if self.waiting:
             self._admit()
         chunks: list[Chunk] = []
@@ -55,21 +61,21 @@ class Scheduler:
         if stages > 1:
             most = min(most, -(-len(self.running) // stages))
         for sequence in self.running.copy():  # some may be put back
-            if stages > 1 and sequence.ahead:
+            if stages > 1 and sequence.in_flight_tokens:
                 continue
             count = sequence.pending
             if count > 1:
                 prompts.append((sequence, count))
             elif count and len(chunks) < most:
-                if sequence.computed < sequence.due:
+                if sequence.computed < sequence.maintain_blocks_at:
                     chunks.append(Chunk(sequence, sequence.computed, 1, True))
                 else:
-                    self._take(sequence, 1, 1, chunks)
+                    self._add_chunk(sequence, 1, 1, chunks)
         budget = self.limits.tokens - len(chunks)
         drafted = self._speculate(self.speculator, chunks, budget) if self.speculator else 0
         budget -= drafted
-        if prompts and chunks and self.pace:
-            budget = min(budget, self.pace.budget(len(prompts), len(chunks)))
+        if prompts and chunks and self.prefill_budget:
+            budget = min(budget, self.prefill_budget.tokens(len(prompts), len(chunks)))
         rows = self.limits.rows - len(self.running) - drafted  # that nobody may want
         for sequence, count in prompts:
             most = budget
@@ -77,16 +83,16 @@ class Scheduler:
                 most = min(most, rows + 1)
                 rows -= most - 1
             if budget:
-                budget -= self._take(sequence, min(count, most), count, chunks)
+                budget -= self._add_chunk(sequence, min(count, most), count, chunks)
         for chunk in chunks:
             sequence = chunk.sequence
-            if sequence.slot < 0:  # it was put back meanwhile
+            if sequence.table_row < 0:  # it was put back meanwhile
                 chunks = [chunk for chunk in chunks if chunk.sequence is not sequence]
                 continue
             sequence.computed += chunk.count
-            sequence.ahead += chunk.sampled
+            sequence.in_flight_tokens += chunk.sampled
             if chunk.count > 1:
-                sequence.due = 0
+                sequence.maintain_blocks_at = 0
         return chunks
 
     def _speculate(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> int:
@@ -102,16 +108,16 @@ class Scheduler:
             sequence = chunk.sequence
             if chunk not in known and sequence.acceptance:  # its token is still being sampled
                 sequence.acceptance.idle += 1
-            if not sequence.always_waits:
-                sequence.waits = bool(chunk.draft_tokens) or speculator.should_wait(sequence)
+            if not sequence.always_needs_sampled_token:
+                sequence.needs_sampled_token = bool(chunk.draft_tokens) or speculator.should_wait(sequence)
         return sum(len(chunk.draft_tokens) for chunk in known)
 
     def undo(self, chunks: list[Chunk]) -> None:
         """As if these, which were scheduled last, had not been."""
         for chunk in chunks:
             chunk.sequence.computed -= chunk.count
-            chunk.sequence.ahead -= chunk.sampled
-            chunk.sequence.row = chunk.row
+            chunk.sequence.in_flight_tokens -= chunk.sampled
+            chunk.sequence.result_row = chunk.row
 
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
         """What a step took."""
@@ -122,8 +128,8 @@ class Scheduler:
             else:
                 prompts += chunk.count
             drafted += len(chunk.draft_tokens)
-        if self.pace and not drafted:
-            self.pace.observe(prompts, ones, seconds)
+        if self.prefill_budget and not drafted:
+            self.prefill_budget.observe(prompts, ones, seconds)
         if self.speculator:
             self.speculator.observe(ones, drafted, seconds, prompts)
 
@@ -132,12 +138,12 @@ class Scheduler:
         if chunk.draft_tokens and self.speculator:
             self.speculator.learn(chunk.sequence, len(chunk.draft_tokens), accepted)
             # If it was not put back meanwhile.
-            if chunk.sequence.slot >= 0 and chunk.entered == chunk.sequence.entered:
+            if chunk.sequence.table_row >= 0 and chunk.admissions == chunk.sequence.admissions:
                 chunk.sequence.computed += accepted
 
     def pause(self, sequence: Sequence) -> None:
         """Takes it out of the steps; its slot and blocks stay, if it was not put back while its last step ran."""
-        (self.running if sequence.slot >= 0 else self.waiting).remove(sequence)
+        (self.running if sequence.table_row >= 0 else self.waiting).remove(sequence)
 
     def resume(self, sequence: Sequence, tokens: list[int]) -> bool:
         """Goes on with a text that begins like that of a sequence which pauses; False if blocks that others may have,
@@ -145,10 +151,10 @@ class Scheduler:
         pairs = enumerate(zip(sequence.tokens, tokens, strict=False))
         same = next((i for i, (one, other) in pairs if one != other), len(tokens))
         computed = min(sequence.computed, same, len(tokens) - 1)
-        if sequence.slot < 0 or self.cache.slides or computed < sequence.tables[0].named * KV_BLOCK:
+        if sequence.table_row < 0 or self.cache.slides or computed < sequence.tables[0].cached * KV_BLOCK:
             return False
-        del sequence.keys[computed // KV_BLOCK :]
-        sequence.tokens[:], sequence.computed, sequence.due = tokens, computed, 0
+        del sequence.block_hashes[computed // KV_BLOCK :]
+        sequence.tokens[:], sequence.computed, sequence.maintain_blocks_at = tokens, computed, 0
         sequence.generated.clear()
         insort(self.running, sequence, key=_order)
         return True
@@ -158,23 +164,27 @@ class Scheduler:
             self.speculator.proposer.forget(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
-        if sequence.slot >= 0:
-            self._put_back(sequence)
+        if sequence.table_row >= 0:
+            self._free(sequence)
         else:
-            self._leave(sequence)
+            self._free_blocks(sequence)
 
     # ---- guests: sequences that are computed between steps
 
-    def keep_slot(self) -> int:
+    def reserve_table_row(self) -> int:
         """A slot that no sequence of the steps will have."""
-        return self._slots.pop(0)
+        return self._free_table_rows.pop(0)
 
-    def patience(self) -> int:
+    def max_out_of_band_tokens(self) -> int:
         """Tokens that may be computed at a time between steps."""
         others, most = len(self.running), self.limits.tokens
-        return min(most, max(1, self.pace.budget(1, others))) if self.pace and others else most
+        return (
+            min(most, max(1, self.prefill_budget.tokens(1, others)))
+            if self.prefill_budget and others
+            else most
+        )
 
-    def make_room_for_guest(self, sequence: Sequence, tokens: int) -> None:
+    def reserve_out_of_band(self, sequence: Sequence, tokens: int) -> None:
         """Blocks for `tokens` positions, at the expense of the last that run."""
         while not self.cache.reserve(sequence.tables, tokens):
             if not self.running:
@@ -183,7 +193,7 @@ class Scheduler:
 
     # ---- who runs
 
-    def _end_overdue(self) -> None:
+    def _expire(self) -> None:
         now = time.perf_counter()
         if now < self._deadline:
             return
@@ -200,41 +210,41 @@ class Scheduler:
             _add_uncomputed(coming, sequence)
         # A long queue costs a step no more than a short one.
         for sequence in self.waiting[: 2 * self.limits.sequences]:
-            if not self._slots and not self._outranks_last(sequence):
+            if not self._free_table_rows and not self._outranks_last(sequence):
                 return
-            if self.share and not sequence.computed and not self._begin(sequence, coming):
+            if self.share and not sequence.computed and not self._attach_prefix(sequence, coming):
                 continue
-            if not self._enter(sequence):
+            if not self._admit_one(sequence):
                 return
             _add_uncomputed(coming, sequence)
 
-    def _begin(self, sequence: Sequence, coming: dict[bytes, int]) -> bool:
+    def _attach_prefix(self, sequence: Sequence, coming: dict[bytes, int]) -> bool:
         """Begins it with what others have computed; not yet if one of them, no less urgent, is just about to compute
         more of it. Nobody waits for those who may have to wait longer."""
         usable = (len(sequence.tokens) - 1) // KV_BLOCK  # one token at least is left, for its logits
         if sequence.params.prompt_logprobs is not None:
-            usable = len(sequence.scored) // KV_BLOCK
-        extend_keys(sequence.keys, sequence.tokens)
-        shared = self.cache.find(sequence.keys[:usable])
-        if shared < usable and coming.get(sequence.keys[shared], math.inf) <= sequence.priority:
+            usable = len(sequence.prompt_scores) // KV_BLOCK
+        extend_block_hashes(sequence.block_hashes, sequence.tokens)
+        shared = self.cache.find_prefix(sequence.block_hashes[:usable])
+        if shared < usable and coming.get(sequence.block_hashes[shared], math.inf) <= sequence.priority:
             return False
-        self.cache.share(sequence.tables, sequence.keys[:shared])
+        self.cache.attach_prefix(sequence.tables, sequence.block_hashes[:shared])
         sequence.computed = shared * KV_BLOCK
-        if not sequence.entered:  # else it is its own work that it finds
-            sequence.cached = sequence.computed
+        if not sequence.admissions:  # else it is its own work that it finds
+            sequence.cached_prompt_tokens = sequence.computed
         return True
 
-    def _enter(self, sequence: Sequence) -> bool:
+    def _admit_one(self, sequence: Sequence) -> bool:
         """A slot, and blocks for the first chunk: those of less urgent sequences, if need be."""
         first = min(len(sequence.tokens), sequence.computed + self.limits.tokens)
-        while not self._slots or not self.cache.reserve(sequence.tables, first):
+        while not self._free_table_rows or not self.cache.reserve(sequence.tables, first):
             if not self._outranks_last(sequence):
-                self._leave(sequence)
+                self._free_blocks(sequence)
                 return False
             self._preempt(self.running[-1])
         self.waiting.remove(sequence)
-        sequence.slot = self._slots.pop()
-        sequence.entered += 1
+        sequence.table_row = self._free_table_rows.pop()
+        sequence.admissions += 1
         insort(self.running, sequence, key=_order)
         return True
 
@@ -242,9 +252,9 @@ class Scheduler:
         """Whether the last of those that run is less urgent."""
         return bool(self.running) and sequence.priority < self.running[-1].priority
 
-    def _take(self, sequence: Sequence, count: int, pending: int, chunks: list[Chunk]) -> int:
+    def _add_chunk(self, sequence: Sequence, count: int, pending: int, chunks: list[Chunk]) -> int:
         """Adds a chunk if there are blocks for it; returns its tokens."""
-        if sequence.slot < 0 or not self._make_room(sequence, sequence.computed + count):
+        if sequence.table_row < 0 or not self._reserve_blocks(sequence, sequence.computed + count):
             return 0
         chunk = Chunk(sequence, sequence.computed, count, count == pending)
         if sequence.params.prompt_logprobs is not None:  # the last one's successor is not known
@@ -252,40 +262,40 @@ class Scheduler:
         chunks.append(chunk)
         return count
 
-    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
+    def _reserve_blocks(self, sequence: Sequence, tokens: int) -> bool:
         """Blocks for `tokens` positions; the last other sequence waits again, to be recomputed, if there are none."""
         while not self.cache.reserve(sequence.tables, tokens):
             last = self.running[-1]
             if last is sequence:
                 return False
             self._preempt(last)
-        sequence.due = -(-tokens // KV_BLOCK) * KV_BLOCK
+        sequence.maintain_blocks_at = -(-tokens // KV_BLOCK) * KV_BLOCK
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._put_back(sequence)
+        self._free(sequence)
         insort(self.waiting, sequence, key=_order)
 
-    def _put_back(self, sequence: Sequence) -> None:
-        self._settle(sequence)
+    def _free(self, sequence: Sequence) -> None:
+        self._maintain_blocks(sequence)
         if sequence in self.running:  # else it pauses
             self.running.remove(sequence)
-        self._leave(sequence)
-        slot, sequence.slot = sequence.slot, -1
-        self._slots.append(slot)
+        self._free_blocks(sequence)
+        row, sequence.table_row = sequence.table_row, -1
+        self._free_table_rows.append(row)
 
-    def _leave(self, sequence: Sequence) -> None:
-        sequence.computed = sequence.due = 0  # first: an interrupt may have this done again
-        self.cache.release(sequence.tables)
+    def _free_blocks(self, sequence: Sequence) -> None:
+        sequence.computed = sequence.maintain_blocks_at = 0  # first: an interrupt may have this done again
+        self.cache.free(sequence.tables)
 
-    def _settle(self, sequence: Sequence) -> None:
+    def _maintain_blocks(self, sequence: Sequence) -> None:
         """After steps were started: offers full blocks to others, and gives back what has left a window."""
         full = min(sequence.computed, len(sequence.tokens)) // KV_BLOCK
-        if self.share and full > sequence.tables[0].named:
-            extend_keys(sequence.keys, sequence.tokens)
-            self.cache.name(sequence.tables, sequence.keys[:full])
+        if self.share and full > sequence.tables[0].cached:
+            extend_block_hashes(sequence.block_hashes, sequence.tokens)
+            self.cache.publish(sequence.tables, sequence.block_hashes[:full])
         if self.cache.slides:
-            self.cache.slide(sequence.tables, sequence.computed)
+            self.cache.free_outside_window(sequence.tables, sequence.computed)
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
@@ -293,5 +303,5 @@ def _order(sequence: Sequence) -> tuple[int, int]:
 
 
 def _add_uncomputed(coming: dict[bytes, int], sequence: Sequence) -> None:
-    for key in sequence.keys[sequence.computed // KV_BLOCK :]:
+    for key in sequence.block_hashes[sequence.computed // KV_BLOCK :]:
         coming[key] = min(sequence.priority, coming.get(key, sequence.priority))

@@ -170,7 +170,7 @@ class Speculator:
         looks = numbers != self._planned or any(found.idle % LOOK == 1 for found in acceptances)
         if not looks and not any(self._plan):
             return [[]] * len(sequences)
-        rooms = [min(MAX_DRAFT_TOKENS, s.most - len(s.generated) - 1) for s in sequences]
+        rooms = [min(MAX_DRAFT_TOKENS, s.max_tokens - len(s.generated) - 1) for s in sequences]
         unread = [self._unread(sequence) for sequence in sequences]
         if looks or sum(self._plan) > most:
             self._plan = self._lengths(sequences, acceptances, rooms, unread, batch_size, most)
@@ -187,8 +187,8 @@ class Speculator:
         allowed = []
         for (sequence, length), acceptance, draft in zip(wanted, acceptances, drafts, strict=True):
             possible = draft
-            if sequence.grammar and length:
-                possible = sequence.grammar.possible(sequence.grammar.forced()[:length] or draft)
+            if sequence.constraint and length:
+                possible = sequence.constraint.possible(sequence.constraint.forced()[:length] or draft)
             if draft or possible:
                 acceptance.tried()
             if draft and not possible:  # made in vain
@@ -212,7 +212,7 @@ class Speculator:
     ) -> list[int]:
         """The number of draft tokens of each."""
         done = [len(sequence.generated) for sequence in sequences]
-        left = [min(s.most - n, max(LIKELY, n)) for s, n in zip(sequences, done, strict=True)]
+        left = [min(s.max_tokens - n, max(LIKELY, n)) for s, n in zip(sequences, done, strict=True)]
         choice = Choice(
             self.cost_model, batch_size, most, [found.rate for found in acceptances], rooms, unread, left,
             max(map(add, done, left)) * self.cost_model.seconds(batch_size, []),

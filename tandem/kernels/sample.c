@@ -16,17 +16,17 @@ typedef struct {
     int32_t top_k;
     float top_p, min_p, repeat, presence, frequency;
     uint32_t seed_low, seed_high, counter;
-    int32_t first_edit, edits, tops, masked, unused[2];
+    int32_t first_adjustment, adjustments, tops, masked, unused[2];
 } parameters;
-typedef struct { int32_t token, count; float bias; int32_t unused; } edit;
+typedef struct { int32_t token, count; float bias; int32_t unused; } adjustment;
 typedef union { int32_t i; float f; } field;
 
 typedef struct {
     const float *logits;
-    const edit *edits;  // by token, upwards
+    const adjustment *adjustments;  // by token, upwards
     const uint32_t *mask;  // a bit a token, or NULL
     const parameters *p;
-    int32_t vocab, edit_count, blocks, shift;  // a group is 2^shift blocks
+    int32_t vocab, adjustment_count, blocks, shift;  // a group is 2^shift blocks
     float highest, group_highest[MOST_GROUPS];
 } row_view;
 
@@ -51,7 +51,7 @@ ALWAYS_INLINE f32x16 clean(f32x16 x) {
 }
 
 // As llama.cpp: the bias, then the repeat penalty, then frequency and presence.
-static float edited(const parameters *p, float x, const edit *e) {
+static float adjusted(const parameters *p, float x, const adjustment *e) {
     x += e->bias;
     if (e->count > 0) {
         x = x > 0.0f ? x / p->repeat : x * p->repeat;
@@ -60,7 +60,7 @@ static float edited(const parameters *p, float x, const edit *e) {
     return x;
 }
 
-// The logits of a block with their edits, -inf past the vocabulary and where the mask is not set. `cursor` begins at 0 and blocks come in order.
+// The logits of a block with their adjustments, -inf past the vocabulary and where the mask is not set. `cursor` begins at 0 and blocks come in order.
 ALWAYS_INLINE void read_block(const row_view *r, int block, int *cursor, float x[BLOCK]) {
     int start = block * BLOCK, n = r->vocab - start < BLOCK ? r->vocab - start : BLOCK;
     const float *from = r->logits + start;
@@ -69,11 +69,11 @@ ALWAYS_INLINE void read_block(const row_view *r, int block, int *cursor, float x
         from = x;
     }
     for (int i = 0; i < BLOCK; i += LANES) f_store(x + i, clean(f_load(from + i)));
-    while (*cursor < r->edit_count && r->edits[*cursor].token < start) ++*cursor;
+    while (*cursor < r->adjustment_count && r->adjustments[*cursor].token < start) ++*cursor;
     int begin = *cursor;
-    for (; *cursor < r->edit_count && r->edits[*cursor].token < start + n; ++*cursor) {
-        int i = r->edits[*cursor].token - start;
-        if (i >= 0) x[i] = edited(r->p, x[i], &r->edits[*cursor]);
+    for (; *cursor < r->adjustment_count && r->adjustments[*cursor].token < start + n; ++*cursor) {
+        int i = r->adjustments[*cursor].token - start;
+        if (i >= 0) x[i] = adjusted(r->p, x[i], &r->adjustments[*cursor]);
     }
     for (int i = 0; *cursor > begin && i < BLOCK; i += LANES) f_store(x + i, clean(f_load(x + i)));
     for (int i = 0; r->mask && i < n; i++)
@@ -250,9 +250,9 @@ static int32_t pick(const row_view *r) {
 static void write_logprobs(const row_view *row, int32_t token, field *out) {
     double groups[MOST_GROUPS];
     row_view r = *row;
-    r.edit_count = 0;
+    r.adjustment_count = 0;
     r.mask = NULL;
-    if (row->edit_count || row->mask) open_row(&r);
+    if (row->adjustment_count || row->mask) open_row(&r);
     int32_t n = r.p->tops < MOST_TOPS ? r.p->tops : MOST_TOPS, found = 0, cursor = 0;
     n = n < r.vocab ? n : r.vocab;
     int dead = r.highest == -INFINITY;
@@ -285,8 +285,8 @@ KERNEL(sample) {
     row_view r;
     r.logits = (const float *)args->buffer[0] + (size_t)item * stride;
     r.p = (const parameters *)args->buffer[1] + item;
-    r.edits = (const edit *)args->buffer[2] + r.p->first_edit;
-    r.edit_count = r.p->edits;
+    r.adjustments = (const adjustment *)args->buffer[2] + r.p->first_adjustment;
+    r.adjustment_count = r.p->adjustments;
     r.mask = r.p->masked ? (const uint32_t *)args->buffer[3] + (size_t)item * mask_words : NULL;
     r.vocab = vocab;
     field *out = (field *)args->buffer[4] + (size_t)item * OUT_FIELDS;

@@ -1,9 +1,10 @@
 """Picks a token from each row of logits, with the filters of llama.cpp in its order.
 
-Logit bias and penalties (`edits`), the mask, then top_k, top_p, min_p, temperature and the draw; or, at temperature 0,
-the highest. Equal logits go by the lower id. NaN counts as -inf; if everything is -inf or banned, the token is 0.
+Logit adjustments (bias and penalties), the mask, then top_k, top_p, min_p, temperature and the random choice; or, at
+temperature 0, the highest. Equal logits go by the lower id. NaN counts as -inf; if everything is -inf or banned, the
+token is 0.
 Log-probabilities are those of the logits as they came. The random number depends on seed and counter alone.
-`logits` is not changed. Vocabularies of any size; the edits of a row are sorted by token, one entry a token.
+`logits` is not changed. Vocabularies of any size; the adjustments of a row are sorted by token, one entry a token.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ PARAMETERS = np.dtype(
         ("seed_low", np.uint32),
         ("seed_high", np.uint32),
         ("counter", np.uint32),  # which draw of the request
-        ("first_edit", np.int32),
-        ("edits", np.int32),
+        ("first_adjustment", np.int32),
+        ("adjustments", np.int32),
         (
             "tops",
             np.int32,
@@ -40,7 +41,7 @@ PARAMETERS = np.dtype(
         ("unused", np.int32, 2),
     ]
 )
-EDIT = np.dtype(
+ADJUSTMENT = np.dtype(
     [
         ("token", np.int32),
         ("count", np.int32),  # of the token in what the penalties look at
@@ -71,7 +72,7 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     return {
         "logits": rows_bytes(rows, int(scalars["vocab"]), scalars["stride"]),
         "params": PARAMETERS.itemsize * rows,
-        "edits": EDIT.itemsize * int(scalars["edits"]),
+        "adjustments": ADJUSTMENT.itemsize * int(scalars["adjustments"]),
         "masks": 4 * int(scalars["mask_words"]) * rows,
         "out": RESULT.itemsize * rows,
     }
@@ -92,10 +93,10 @@ def clean(logits: Array) -> Array:
     return np.clip(np.where(np.isnan(logits), -np.inf, logits), -np.inf, np.finfo(np.float32).max)
 
 
-def edited(logits: Array, p: Any, edits: Array) -> Array:
+def adjusted(logits: Array, p: Any, adjustments: Array) -> Array:
     """Float32 throughout, as the kernel, so that what is equal there is equal here."""
     x = clean(logits).astype(np.float32)
-    for token, count, bias, _ in edits:
+    for token, count, bias, _ in adjustments:
         value = x[token] + bias
         if count > 0:
             value = value / p["repeat_penalty"] if value > 0 else value * p["repeat_penalty"]
@@ -141,9 +142,13 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for row, p in enumerate(arrays["params"][: counts["rows"]]):
             logits = arrays["logits"][row, : int(scalars["vocab"])]
-            edits = arrays["edits"][p["first_edit"] :][: p["edits"]] if p["edits"] else np.zeros(0, EDIT)
+            adjustments = (
+                arrays["adjustments"][p["first_adjustment"] :][: p["adjustments"]]
+                if p["adjustments"]
+                else np.zeros(0, ADJUSTMENT)
+            )
             result = np.zeros((), RESULT)
-            x = edited(logits, p, edits)
+            x = adjusted(logits, p, adjustments)
             if p["masked"]:
                 bits = np.unpackbits(arrays["masks"][row].view(np.uint8), bitorder="little")[: len(x)]
                 x = np.where(bits, x, -np.inf)
@@ -162,18 +167,18 @@ OFF: dict[str, float] = {"temperature": 1, "top_p": 1, "repeat_penalty": 1, "top
 
 
 def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], gap: int = 0) -> Case:
-    """A row for each of `wanted`, which holds parameters, `seed`, a list of `edits` (token, count, bias), a `mask`."""
+    """A row for each of `wanted`: parameters, `seed`, `adjustments` (token, count, bias), a `mask`."""
     rows = len(wanted)
     masks = np.zeros((rows, -(-logits.shape[-1] // 32)), np.uint32)
     params = np.zeros(rows, PARAMETERS)
-    edits: list[tuple[Any, ...]] = []
+    adjustments: list[tuple[Any, ...]] = []
     for row, (p, want) in enumerate(zip(params, wanted, strict=True)):
         for name, value in {**OFF, **want}.items():
             if name == "seed":
                 p["seed_low"], p["seed_high"] = value % 2**32, value >> 32
-            elif name == "edits":
-                p["first_edit"], p["edits"] = len(edits), len(value)
-                edits += [(*edit, 0) for edit in sorted(value)]
+            elif name == "adjustments":
+                p["first_adjustment"], p["adjustments"] = len(adjustments), len(value)
+                adjustments += [(*adjustment, 0) for adjustment in sorted(value)]
             elif name == "mask":
                 p["masked"] = 1
                 bits = np.packbits(value, bitorder="little")
@@ -187,12 +192,17 @@ def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], ga
         "params": params,
         "out": np.ones(rows, RESULT),
     }
-    if edits:
-        arrays["edits"] = np.array(edits, EDIT)
+    if adjustments:
+        arrays["adjustments"] = np.array(adjustments, ADJUSTMENT)
     if params["masked"].any():
         arrays["masks"] = masks
     mask_words = masks.shape[1] if "masks" in arrays else 0
-    scalars = {"vocab": vocab, "stride": vocab + gap, "edits": len(edits), "mask_words": mask_words}
+    scalars = {
+        "vocab": vocab,
+        "stride": vocab + gap,
+        "adjustments": len(adjustments),
+        "mask_words": mask_words,
+    }
     return Case(label, arrays, scalars, {"tokens": 1, "rows": rows, "work": 0}, atol=2e-5, rtol=1e-6)
 
 
@@ -221,17 +231,19 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         logits = rng.standard_normal((len(wanted), vocab)) * 4
         yield make_case(f"{vocab} tokens", logits, wanted, gap)
         yield make_case(f"{vocab} tokens, many ties", np.round(logits / 4), wanted, gap)
-        edits = [(int(t), i % 3, (i % 2) * 1.5) for i, t in enumerate(np.unique(rng.integers(0, vocab, 20)))]
+        adjustments = [
+            (int(t), i % 3, (i % 2) * 1.5) for i, t in enumerate(np.unique(rng.integers(0, vocab, 20)))
+        ]
         penalties = {
             "repeat_penalty": 1.3,
             "presence_penalty": 0.5,
             "frequency_penalty": 0.25,
-            "edits": edits,
+            "adjustments": adjustments,
         }
         yield make_case(f"{vocab} tokens, penalties", logits, [{**want, **penalties} for want in wanted], gap)
         banned = [(t, 0, -np.inf) for t in range(0, vocab, 2)]
         yield make_case(
-            f"{vocab} tokens, even ones banned", logits, [{**want, "edits": banned} for want in wanted]
+            f"{vocab} tokens, even ones banned", logits, [{**want, "adjustments": banned} for want in wanted]
         )
         masks = rng.random((len(wanted), vocab)) < 0.1
         masked = [{**want, "mask": mask} for want, mask in zip(wanted, masks, strict=True)]
@@ -240,7 +252,9 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
     wanted = [{**some, **draws[i % 8]} for i, some in enumerate(filters)]
     everything = [(t, 0, -np.inf) for t in range(100)]
     yield make_case(
-        "everything banned", rng.standard_normal(100), [{**want, "edits": everything} for want in wanted]
+        "everything banned",
+        rng.standard_normal(100),
+        [{**want, "adjustments": everything} for want in wanted],
     )
     one_hot = np.full(300, -np.inf)
     one_hot[123] = 5
@@ -271,14 +285,14 @@ KERNEL = Kernel(
     buffers=(
         Buffer("logits", "r"),  # float32 [R, stride]
         Buffer("params", "r"),  # PARAMETERS [R]
-        Buffer("edits", "r"),  # EDIT [...]
+        Buffer("adjustments", "r"),  # ADJUSTMENT [...]
         Buffer("masks", "r"),  # uint32 [R, mask_words], a bit a token
         Buffer("out", "w"),  # RESULT [R]
     ),
     scalars=(
         ("vocab", "i"),
         ("stride", "i"),
-        ("edits", "i"),  # how many there is room for
+        ("adjustments", "i"),  # how many there is room for
         ("mask_words", "i"),
     ),
     grid=lambda scalars: Grid(1, "rows"),

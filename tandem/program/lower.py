@@ -298,9 +298,9 @@ class _Lowering:
         logits = self.f32[op.inputs[0]]
         self._launch(
             sample.KERNEL, "result",
-            {"logits": logits, "params": self.step.params, "edits": self.step.edits, "masks": self.step.masks,
-             "out": self.step.results},
-            vocab=op.inputs[0].width, stride=logits.stride, edits=self.step.limits.edits,
+            {"logits": logits, "params": self.step.params,
+             "adjustments": self.step.adjustments, "masks": self.step.masks, "out": self.step.results},
+            vocab=op.inputs[0].width, stride=logits.stride, adjustments=self.step.limits.adjustments,
             mask_words=self.step.masks.stride,
         )  # fmt: skip
         self.values["result"] = (len(self.launches) - 1, self.step.results)

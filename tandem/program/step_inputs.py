@@ -17,21 +17,21 @@ from tandem.program.weight_plan import align
 
 KV_BLOCK = 16  # tokens a KV block
 HEADER_INTS = 16
-# After COUNTS, for the host: edits, rows up to the last with a mask, and sequences that have tokens in the step.
-HEADER_EDITS, HEADER_MASKS, HEADER_SEQUENCES = 3, 4, 5
+# After COUNTS, for the host: adjustments, rows up to the last with a mask, and sequences that have tokens in the step.
+HEADER_ADJUSTMENTS, HEADER_MASKS, HEADER_SEQUENCES = 3, 4, 5
 TOKEN_INTS = 8
 TOKEN_ID, TOKEN_POSITION, TOKEN_SEQUENCE, TOKEN_SOURCE, TOKEN_SLOT = range(5)  # TOKEN_SLOT + KV group
 KNOWN = 0  # TOKEN_SOURCE of a token with an id; otherwise 1 + the row of the other step slot's results
 WORK_INTS = 4
 PARAM_INTS = 16
-EDIT_INTS = 4
-MOST_BIASES, MOST_ENDS = 1024, 64  # of a request
+ADJUSTMENT_INTS = 4
+MAX_BIASES, MAX_STOP_IDS = 1024, 64  # of a request
 RESULT_INTS = 64
 
 # Which field of the header says how many rows of a table a step has; of others it may need all.
 IN_USE = {
     "step.tokens": COUNTS.index("tokens"), "step.work": COUNTS.index("work"), "step.rows": COUNTS.index("rows"),
-    "step.params": COUNTS.index("rows"), "step.edits": HEADER_EDITS, "step.masks": HEADER_MASKS,
+    "step.params": COUNTS.index("rows"), "step.adjustments": HEADER_ADJUSTMENTS, "step.masks": HEADER_MASKS,
 }  # fmt: skip
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -51,9 +51,9 @@ class StepLimits:
         return self.tokens  # at most one attention item a token
 
     @property
-    def edits(self) -> int:
+    def adjustments(self) -> int:
         """Logits that are changed by bias or history, over all rows: each may have a context full of tokens."""
-        return self.rows * (self.blocks * KV_BLOCK + MOST_BIASES + MOST_ENDS)
+        return self.rows * (self.blocks * KV_BLOCK + MAX_BIASES + MAX_STOP_IDS)
 
 
 class StepLayout:
@@ -67,7 +67,7 @@ class StepLayout:
         self.work = self._table("work", WORK_INTS, limits.work)
         self.rows = self._table("rows", 1, limits.rows)
         self.params = self._table("params", PARAM_INTS, limits.rows)
-        self.edits = self._table("edits", EDIT_INTS, limits.edits)
+        self.adjustments = self._table("adjustments", ADJUSTMENT_INTS, limits.adjustments)
         self.masks = self._table("masks", max(1, -(-limits.vocab // 32)), limits.rows)
         self.tables = [
             self._table(f"tables.{g}", limits.blocks, limits.sequences) for g in range(limits.groups)
@@ -104,6 +104,6 @@ class StepInputs:
         self.work = view(layout.work)
         self.rows = view(layout.rows)[:, 0]
         self.params = view(layout.params)
-        self.edits = view(layout.edits)
+        self.adjustments = view(layout.adjustments)
         self.masks = view(layout.masks)
         self.tables = [view(table) for table in layout.tables]

@@ -120,7 +120,7 @@ class SimulatedEngine(Engine):
         """Nothing is held when nothing runs."""
         assert self.cache.free_blocks == self.cache.blocks
         assert not self.scheduler.running and not self.scheduler.waiting
-        assert len(self.scheduler._slots) == self.scheduler.limits.sequences
+        assert len(self.scheduler._free_table_rows) == self.scheduler.limits.sequences
 
 
 class SimulatedRecording:

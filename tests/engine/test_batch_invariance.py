@@ -109,10 +109,8 @@ def test_a_full_cache_changes_no_token(tmp_path: Path, monkeypatch: pytest.Monke
         taken = engine.cache.new_tables()
         [free] = engine.cache.free_blocks
         assert engine.cache.reserve(taken, (free - 10) * KV_BLOCK)  # leaves 160 tokens to 12 requests
-        release, released = engine.cache.release, []
-        monkeypatch.setattr(
-            engine.cache, "release", lambda tables: (released.append(tables), release(tables))
-        )
+        release, released = engine.cache.free, []
+        monkeypatch.setattr(engine.cache, "free", lambda tables: (released.append(tables), release(tables)))
         assert engine.run(*wanted) == expected
         assert len(released) > len(wanted), "no request was put back"
 

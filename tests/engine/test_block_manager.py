@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tandem.engine.kv_cache import NO_BLOCK, KVCache, extend_keys
+from tandem.engine.kv_cache import NO_BLOCK, KVCache, extend_block_hashes
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.program.step_inputs import KV_BLOCK
@@ -28,11 +28,11 @@ def check_pools(engine: SimulatedEngine) -> None:
         tables = [s.tables[group] for s in (*engine.scheduler.running, *engine.scheduler.waiting)]
         used = Counter(block for table in tables for block in table.blocks if block != NO_BLOCK)
         assert pool.references == [used[block] for block in range(len(pool.references))]
-        blocks = [*used, *pool._empty, *pool._unused]
+        blocks = [*used, *pool._free, *pool._evictable]
         assert sorted(blocks) == list(range(len(pool.references))), "a block is lost, or in two places"
-        assert pool.named == {key: block for block, key in enumerate(pool.keys) if key is not None}
-        assert all(pool.keys[block] is None for block in pool._empty)
-        assert all(pool.keys[block] is not None for block in pool._unused)
+        assert pool.cached == {key: block for block, key in enumerate(pool.keys) if key is not None}
+        assert all(pool.keys[block] is None for block in pool._free)
+        assert all(pool.keys[block] is not None for block in pool._evictable)
     for sequence in engine.scheduler.running:
         for table, window in zip(sequence.tables, engine.windows, strict=True):
             first = max(0, sequence.computed - window + 1) if window else 0
@@ -102,7 +102,7 @@ class Blocks(RuleBasedStateMachine):
         for sequence in self.alive:
             ids = [sampled.id for sampled in sequence.generated]
             assert ids == expected(sequence.prompt, len(ids), self.engine.windows, self.engine.repeats)
-            assert len(ids) == sequence.most
+            assert len(ids) == sequence.max_tokens
         check_pools(self.engine)
         self.engine.check_idle()
 
@@ -113,9 +113,9 @@ Blocks.TestCase.settings = settings(
 test_blocks = Blocks.TestCase
 
 
-def keys_of(tokens: list[int]) -> list[bytes]:
+def block_hashes(tokens: list[int]) -> list[bytes]:
     keys: list[bytes] = []
-    extend_keys(keys, tokens)
+    extend_block_hashes(keys, tokens)
     return keys
 
 
@@ -123,15 +123,15 @@ def filled(cache: KVCache, tokens: list[int]) -> None:
     """A request that came and went."""
     tables = cache.new_tables()
     assert cache.reserve(tables, len(tokens))
-    cache.name(tables, keys_of(tokens))
-    cache.slide(tables, len(tokens))
-    cache.release(tables)
+    cache.publish(tables, block_hashes(tokens))
+    cache.free_outside_window(tables, len(tokens))
+    cache.free(tables)
 
 
 def test_a_key_stands_for_all_tokens_up_to_its_block() -> None:
-    one = keys_of(list(range(3 * KV_BLOCK + 5)))
-    assert len(one) == 3 and one == keys_of(list(range(3 * KV_BLOCK)))
-    other = keys_of([7, *range(1, 3 * KV_BLOCK)])
+    one = block_hashes(list(range(3 * KV_BLOCK + 5)))
+    assert len(one) == 3 and one == block_hashes(list(range(3 * KV_BLOCK)))
+    other = block_hashes([7, *range(1, 3 * KV_BLOCK)])
     assert not set(one) & set(other)
 
 
@@ -139,26 +139,31 @@ def test_what_was_computed_is_found_until_it_is_evicted() -> None:
     cache = KVCache((0,), (6,))
     first, second = list(range(4 * KV_BLOCK)), [5] * (4 * KV_BLOCK)
     filled(cache, first)
-    assert cache.find(keys_of(first)) == 4 and cache.find(keys_of(first[:40] + [9] * 24)) == 2
+    assert (
+        cache.find_prefix(block_hashes(first)) == 4
+        and cache.find_prefix(block_hashes(first[:40] + [9] * 24)) == 2
+    )
     assert cache.free_blocks == (6,)
     filled(cache, second)  # two empty blocks, and the two that the end of the first text had
-    assert cache.find(keys_of(first)) == 2 and cache.find(keys_of(second)) == 4
+    assert cache.find_prefix(block_hashes(first)) == 2 and cache.find_prefix(block_hashes(second)) == 4
 
 
 def test_a_sliding_group_needs_its_last_window_alone() -> None:
     window = 2 * KV_BLOCK
     tokens = list(range(8 * KV_BLOCK))
-    keys = keys_of(tokens)
+    keys = block_hashes(tokens)
     cache = KVCache((0, window), (20, 20))
     filled(cache, tokens)
     sliding = cache.pools[1]
-    assert cache.find(keys) == 8
+    assert cache.find_prefix(keys) == 8
     for i in (0, 1, 2):
-        sliding._forget(sliding.named[keys[i]])
-    assert cache.find(keys) == 8 and cache.find(keys[:5]) == 5  # positions 49 to 80 are in blocks 3 and 4
-    assert cache.find(keys[:4]) == 0
-    cache.pools[0]._forget(cache.pools[0].named[keys[6]])
-    assert cache.find(keys) == 6
+        sliding._evict(sliding.cached[keys[i]])
+    assert (
+        cache.find_prefix(keys) == 8 and cache.find_prefix(keys[:5]) == 5
+    )  # positions 49 to 80 are in blocks 3 and 4
+    assert cache.find_prefix(keys[:4]) == 0
+    cache.pools[0]._evict(cache.pools[0].cached[keys[6]])
+    assert cache.find_prefix(keys) == 6
 
 
 def test_copies_of_a_request_compute_its_prompt_once() -> None:
@@ -174,7 +179,7 @@ def test_copies_of_a_request_compute_its_prompt_once() -> None:
         computed = [sequence.computed for sequence in copies]
         engine.run(*copies, other)
         assert computed[0] >= 100
-        shared = [set(s.keys[: 96 // KV_BLOCK]) for s in copies]
+        shared = [set(s.block_hashes[: 96 // KV_BLOCK]) for s in copies]
         assert all(one == shared[0] for one in shared)
         assert engine.tokens_computed <= 100 + 4 * 4 + 4 * (4 + 4) + 24 + 8, "the prompt was computed again"
         for sequence in copies:

@@ -27,7 +27,7 @@ def check(cache: KVCache, sequences: list[list[BlockTable]]) -> None:
     for group, count in enumerate(cache.blocks):
         owned = [b for tables in sequences for b in tables[group].blocks if b != NO_BLOCK]
         pool = cache.pools[group]
-        assert sorted([*owned, *pool._empty, *pool._unused]) == list(range(count))
+        assert sorted([*owned, *pool._free, *pool._evictable]) == list(range(count))
 
 
 @given(st.data())
@@ -50,18 +50,18 @@ def test_every_block_has_one_owner_or_is_free(data: st.DataObject) -> None:
                 else:
                     assert [table.blocks for table in tables] == before, "a failed reservation took something"
             case "slide":
-                cache.slide(tables, lengths[i])
+                cache.free_outside_window(tables, lengths[i])
                 for table, window in zip(tables, windows, strict=True):
                     seen = range(max(0, lengths[i] - window + 1) if window else 0, lengths[i])
                     assert all(table.blocks[position // KV_BLOCK] != NO_BLOCK for position in seen)
                     kept = [b for b in table.blocks if b != NO_BLOCK]
                     assert not window or len(kept) <= -(-window // KV_BLOCK) + 1
             case "release":
-                cache.release(tables)
+                cache.free(tables)
                 lengths[i] = 0
         check(cache, sequences)
     for tables in sequences:
-        cache.release(tables)
+        cache.free(tables)
     assert cache.free_blocks == cache.blocks
 
 
@@ -72,7 +72,7 @@ def test_low_blocks_are_taken_first() -> None:
     for _ in range(3):
         assert cache.reserve(tables, 5 * KV_BLOCK)
         assert sorted(tables[0].blocks) == [0, 1, 2, 3, 4]
-        cache.release(tables)
+        cache.free(tables)
 
 
 def test_a_group_that_is_short_takes_nothing_from_the_others() -> None:
@@ -87,7 +87,7 @@ def test_a_long_sequence_slides_through_few_blocks() -> None:
     tables = cache.new_tables()
     for position in range(1000):
         assert cache.reserve(tables, position + 1)
-        cache.slide(tables, position + 1)
+        cache.free_outside_window(tables, position + 1)
     assert sum(block != NO_BLOCK for block in tables[0].blocks) <= 3
 
 
@@ -150,8 +150,8 @@ def test_what_steps_need_for_a_batch_counts(spare: int) -> None:
     blocks, weights, batch = 8192, int(1e9), 512
     limits = StepLimits(512, batch + spare, batch + 1, blocks, 1, 150_000)
     inputs = step_bytes(limits, 2)
-    edits, logits = 2 * (batch + spare) * (131072 + 1088) * 16, (batch + spare) * 150_000 * 4
-    assert inputs == pytest.approx(edits + logits, rel=0.1) and inputs > edits + logits
+    adjustments, logits = 2 * (batch + spare) * (131072 + 1088) * 16, (batch + spare) * 150_000 * 4
+    assert inputs == pytest.approx(adjustments + logits, rel=0.1) and inputs > adjustments + logits
     one = blocks * 16384
     free = weights + HEADROOM + one + inputs
     assert plan_kv(config((0, 0)), limits, batch, weights, "f16", (free, free), step_slots=2) == (blocks,)

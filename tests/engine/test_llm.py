@@ -109,7 +109,7 @@ def test_a_stream_may_be_collected_during_a_step(llm: LLM, monkeypatch: pytest.M
     assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
 
 
-@pytest.mark.parametrize("place", ["remove", "_put_back", "_settle", "_leave"])
+@pytest.mark.parametrize("place", ["remove", "_free", "_maintain_blocks", "_free_blocks"])
 def test_an_interrupt_while_a_request_is_put_away(llm: LLM, place: str) -> None:
     """Ctrl-C when its last token is there: it is put away all the same."""
 
@@ -124,7 +124,7 @@ def test_an_interrupt_while_a_request_is_put_away(llm: LLM, place: str) -> None:
         patch.setattr(llm.engine.scheduler, place, interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate("abc" * 20, max_tokens=3)
-    assert not llm.engine.scheduler.running and len(llm.engine.scheduler._slots) == 4
+    assert not llm.engine.scheduler.running and len(llm.engine.scheduler._free_table_rows) == 4
     assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
 
 

@@ -128,5 +128,5 @@ def test_nothing_left_to_choose_from(llm: LLM) -> None:
 def test_a_form_of_which_everything_is_banned(llm: LLM) -> None:
     pytest.importorskip("llguidance")
     digits = {token: float("-inf") for token in range(ord("0"), ord("9") + 1)}
-    with pytest.raises(RequestError, match="logit_bias bans every token that the answer's form allows"):
+    with pytest.raises(RequestError, match="logit_bias bans every token that the output constraint allows"):
         llm.generate("x", regex="[0-9]{3}", logit_bias=digits)

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.engine.params import SamplingParams
 from tandem.errors import ContextError, RequestError
-from tandem.program.step_inputs import MOST_BIASES
+from tandem.program.step_inputs import MAX_BIASES
 from tests.engine.simulation import VOCAB, SimulatedEngine
 
 pytestmark = pytest.mark.fast
@@ -41,10 +41,10 @@ def test_refused(prompt: list[int], params: dict[str, Any], kind: type[Exception
 
 def test_too_many_biases() -> None:
     engine = SimulatedEngine(windows=(0,), blocks=(9,), context=64, batch=1, tokens=64)
-    engine.model.config.vocab = 2 * MOST_BIASES  # type: ignore[misc]
-    engine.submit([1], SamplingParams(logit_bias=dict.fromkeys(range(MOST_BIASES), 1.0)))
-    with pytest.raises(RequestError, match=f"{MOST_BIASES + 1} entries: give {MOST_BIASES} at most"):
-        engine.submit([1], SamplingParams(logit_bias=dict.fromkeys(range(MOST_BIASES + 1), 1.0)))
+    engine.model.config.vocab = 2 * MAX_BIASES  # type: ignore[misc]
+    engine.submit([1], SamplingParams(logit_bias=dict.fromkeys(range(MAX_BIASES), 1.0)))
+    with pytest.raises(RequestError, match=f"{MAX_BIASES + 1} entries: give {MAX_BIASES} at most"):
+        engine.submit([1], SamplingParams(logit_bias=dict.fromkeys(range(MAX_BIASES + 1), 1.0)))
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,12 @@ def test_history_and_bias_of_every_row_have_room() -> None:
     engine.run(*sequences[:1])
     for row, sequence in enumerate(sequences):
         first, count = engine.inputs.params[row, 10:12]
-        edits = engine.inputs.edits[first : first + count]
-        biases = edits.view(np.float32)[:, 2]
+        adjustments = engine.inputs.adjustments[first : first + count]
+        biases = adjustments.view(np.float32)[:, 2]
         history = dict.fromkeys(range(VOCAB), 1)
         for token in sequence.tokens[1000:-1]:
             history[token] += 1
-        assert edits[:, :2].tolist() == sorted([token, count] for token, count in history.items())
-        assert {int(e[0]) for e, bias in zip(edits, biases, strict=True) if bias == 2.0} == set(range(5))
+        assert adjustments[:, :2].tolist() == sorted([token, count] for token, count in history.items())
+        assert {int(e[0]) for e, bias in zip(adjustments, biases, strict=True) if bias == 2.0} == set(
+            range(5)
+        )

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tandem.engine import scheduler
 from tandem.engine.engine import Engine
-from tandem.engine.pace import BOUND, EVERY, UNKNOWN, Pace
 from tandem.engine.params import SamplingParams
+from tandem.engine.prefill_budget import EVERY, MAX_SLOWDOWN, UNKNOWN, PrefillBudget
 from tandem.engine.sequence import Sequence
 from tandem.errors import QueueFullError
 from tandem.program.step_inputs import KV_BLOCK
@@ -141,7 +141,7 @@ def test_without_blocks_the_newest_request_waits_and_starts_over() -> None:
     first, second = (submit(engine, prompt, 40) for prompt in prompts([40, 40]))
     engine.step()
     assert len(first.generated) == len(second.generated) == 1
-    while second.slot >= 0:
+    while second.table_row >= 0:
         engine.step()
     assert first.finish_reason is None and second.computed == 0 and len(second.generated) > 1
     engine.run(first, second)
@@ -188,7 +188,7 @@ def test_the_urgent_go_first_and_take_the_place_of_others() -> None:
     urgent = engine.submit([1, 2, 3], SamplingParams(max_tokens=3, priority=-1))
     while urgent.finish_reason is None:
         engine.step()
-    assert usual[0].slot >= 0 and usual[1].slot < 0, "the youngest makes room"
+    assert usual[0].table_row >= 0 and usual[1].table_row < 0, "the youngest makes room"
     engine.run(*usual)
     for sequence in usual:
         assert ids(sequence) == expected(sequence.prompt, 20, (0,))
@@ -206,7 +206,7 @@ def test_the_urgent_do_not_wait_for_others_to_compute_what_they_share() -> None:
     engine.step()
     urgent = engine.submit(prompt, SamplingParams(max_tokens=2, priority=-5))
     engine.step()
-    assert urgent.slot >= 0 and usual.computed < 2 * KV_BLOCK
+    assert urgent.table_row >= 0 and usual.computed < 2 * KV_BLOCK
     while urgent.finish_reason is None:
         engine.step()
     assert usual.finish_reason is None
@@ -251,7 +251,11 @@ def test_a_cancelled_request_is_gone_within_two_steps() -> None:
     known = len(gone.generated)
     for _ in range(2):
         assert gone not in engine.step()
-    assert all(not table.blocks for table in gone.tables) and not gone.ahead and len(gone.generated) == known
+    assert (
+        all(not table.blocks for table in gone.tables)
+        and not gone.in_flight_tokens
+        and len(gone.generated) == known
+    )
     assert all(flight.chunks[0].sequence is stays for flight in engine._in_flight)
 
 
@@ -270,8 +274,8 @@ def test_a_step_that_nobody_waited_for_is_not_measured() -> None:
 def test_others_get_their_tokens_while_a_long_prompt_is_read() -> None:
     """A pace cuts the prompt so that no step takes much longer than one without it."""
     engine = make(tokens=64, batch=3)
-    engine.scheduler.pace = SimpleNamespace(
-        budget=lambda prompts, others: 10 * prompts, observe=lambda *step: None
+    engine.scheduler.prefill_budget = SimpleNamespace(
+        tokens=lambda prompts, others: 10 * prompts, observe=lambda *step: None
     )  # type: ignore[assignment]
     answering = submit(engine, [1, 2], 50)
     engine.step()
@@ -281,78 +285,78 @@ def test_others_get_their_tokens_while_a_long_prompt_is_read() -> None:
     assert counts[-1] == [1, 10] and answering in engine.step()
 
 
-MORE = BOUND - 1  # that a prompt may add to a step
+MORE = MAX_SLOWDOWN - 1  # that a prompt may add to a step
 
 
 def test_a_guest_takes_no_more_than_a_step_holds() -> None:
     engine = make(tokens=32)
-    engine.scheduler.pace = SimpleNamespace(  # type: ignore[assignment]
-        budget=lambda prompts, others: 1000, observe=lambda *step: None
+    engine.scheduler.prefill_budget = SimpleNamespace(  # type: ignore[assignment]
+        tokens=lambda prompts, others: 1000, observe=lambda *step: None
     )
     submit(engine, [1], 50)
     engine.step()
-    assert engine.scheduler.patience() == 32
+    assert engine.scheduler.max_out_of_band_tokens() == 32
 
 
 def test_a_pace_learns_what_a_step_may_take() -> None:
-    pace = Pace()
-    assert pace.budget(2, 4) == 2 * UNKNOWN
-    pace.observe(100, 0, 0.2)  # alone: 2 ms a token
+    budget = PrefillBudget()
+    assert budget.tokens(2, 4) == 2 * UNKNOWN
+    budget.observe(100, 0, 0.2)  # alone: 2 ms a token
     for _ in range(100):
-        pace.observe(0, 4, 0.020)
-        pace.observe(0, 64, 0.200)
-    assert pace.budget(1, 4) == int(10 * MORE) and pace.budget(3, 4) == 3 * int(10 * MORE)
-    assert pace.budget(1, 64) == int(100 * MORE) and pace.budget(1, 20) == pace.budget(1, 4), (
+        budget.observe(0, 4, 0.020)
+        budget.observe(0, 64, 0.200)
+    assert budget.tokens(1, 4) == int(10 * MORE) and budget.tokens(3, 4) == 3 * int(10 * MORE)
+    assert budget.tokens(1, 64) == int(100 * MORE) and budget.tokens(1, 20) == budget.tokens(1, 4), (
         "as far as is known"
     )
 
     def read(extra: float, times: int) -> None:
         for i in range(times):
-            pace.observe(*((10, 4, 0.020 + extra) if i % 2 else (0, 4, 0.020)))
+            budget.observe(*((10, 4, 0.020 + extra) if i % 2 else (0, 4, 0.020)))
 
     read(10 * 0.0001, 200)
-    steady = pace.budget(1, 4)
+    steady = budget.tokens(1, 4)
     assert 0.95 <= steady / (200 * MORE) <= 1.0
     read(60.0, 2)  # the machine slept
-    assert pace.budget(1, 4) > steady / 2
+    assert budget.tokens(1, 4) > steady / 2
     for i in range(100):
         read(10 * 0.0001 + 0.005 * (i % 2), 2)
-    assert pace.budget(1, 4) < steady / 2, "who cannot be sure keeps a distance"
+    assert budget.tokens(1, 4) < steady / 2, "who cannot be sure keeps a distance"
     read(9.0, 200)
-    assert pace.budget(1, 4) == 1, "a prompt always gets on"
+    assert budget.tokens(1, 4) == 1, "a prompt always gets on"
     for _ in range(EVERY):
-        pace.observe(1, 4, 0.1)
-    assert [pace.budget(1, 4) for _ in range(2)] == [0, 1], "it looks how fast steps are without"
+        budget.observe(1, 4, 0.1)
+    assert [budget.tokens(1, 4) for _ in range(2)] == [0, 1], "it looks how fast steps are without"
 
 
 def test_a_step_that_was_held_up_says_nothing_of_the_next() -> None:
     """The step in which a long prompt arrives is one: its request is read on the same cores."""
-    pace = Pace()
+    budget = PrefillBudget()
     for _ in range(20):
-        pace.observe(0, 4, 0.020)
+        budget.observe(0, 4, 0.020)
     for off in (-0.0001, 0.0001) * 10:
-        pace.observe(50, 4, 0.030 + off)
-        pace.observe(0, 4, 0.020)
-    allowed = pace.budget(1, 4)
-    pace.observe(0, 4, 0.050)
-    assert pace.budget(1, 4) == allowed, "without a prompt: nobody is used to longer ones"
-    pace.observe(50, 4, 0.100)
-    assert 0.75 * allowed < pace.budget(1, 4) < allowed, "with one: its tokens have hardly become dearer"
+        budget.observe(50, 4, 0.030 + off)
+        budget.observe(0, 4, 0.020)
+    allowed = budget.tokens(1, 4)
+    budget.observe(0, 4, 0.050)
+    assert budget.tokens(1, 4) == allowed, "without a prompt: nobody is used to longer ones"
+    budget.observe(50, 4, 0.100)
+    assert 0.75 * allowed < budget.tokens(1, 4) < allowed, "with one: its tokens have hardly become dearer"
 
 
 def test_others_steps_that_become_longer_leave_a_prompt_less() -> None:
     """Their texts grow meanwhile: what counts is what their steps took before it came."""
-    pace = Pace()
+    budget = PrefillBudget()
     for _ in range(100):
-        pace.observe(0, 4, 0.020)
+        budget.observe(0, 4, 0.020)
     for quiet in (0.020, 0.025):
         for _ in range(40):
             for _ in range(EVERY):
-                pace.observe(10, 4, quiet + 10 * 0.0001)
-            assert pace.budget(1, 4) == 0
-            pace.observe(0, 4, quiet)
-        room = BOUND * 0.020 - quiet
-        assert 0.9 * room <= 0.0001 * pace.budget(1, 4) <= 1.01 * room
-    pace.observe(0, 4, 0.025)  # without a prompt that had to wait for it: there is none
-    pace.observe(10, 4, 0.026)
-    assert 0.9 <= 0.0001 * pace.budget(1, 4) / ((BOUND - 1) * 0.025) <= 1.01
+                budget.observe(10, 4, quiet + 10 * 0.0001)
+            assert budget.tokens(1, 4) == 0
+            budget.observe(0, 4, quiet)
+        room = MAX_SLOWDOWN * 0.020 - quiet
+        assert 0.9 * room <= 0.0001 * budget.tokens(1, 4) <= 1.01 * room
+    budget.observe(0, 4, 0.025)  # without a prompt that had to wait for it: there is none
+    budget.observe(10, 4, 0.026)
+    assert 0.9 <= 0.0001 * budget.tokens(1, 4) / ((MAX_SLOWDOWN - 1) * 0.025) <= 1.01

@@ -148,7 +148,7 @@ def test_drafts_that_the_constraint_rejects_are_given_up() -> None:
     prepare = machine.engine.prepare
     machine.slower()
     before = machine.speculator.cost_model.seconds(1, [])
-    machine.engine.prepare = lambda prompt, params: prepare(prompt, params, grammar=Other())  # type: ignore[method-assign, assignment, arg-type, misc]
+    machine.engine.prepare = lambda prompt, params: prepare(prompt, params, constraint=Other())  # type: ignore[method-assign, assignment, arg-type, misc]
     times = [machine.slower() for _ in range(6)]
     assert max(times) < 1.07 and sum(times) / len(times) < 1.05, times
     assert machine.speculator.cost_model.seconds(1, []) < 1.1 * before, "steps do not take longer for that"

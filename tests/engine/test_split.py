@@ -197,7 +197,9 @@ class OnlyOneToken:
 def test_masks_reach_the_last_device(tmp_path: Path) -> None:
     with split_engine(write_model(tmp_path / "tiny.gguf", "Q4_0"), 1, 1) as engine:
         params = SamplingParams(max_tokens=5, ignore_eos=True)
-        sequences = [engine.prepare([4, 5], params, grammar=grammar) for grammar in (None, OnlyOneToken())]  # type: ignore[arg-type]
+        sequences = [
+            engine.prepare([4, 5], params, constraint=constraint) for constraint in (None, OnlyOneToken())
+        ]  # type: ignore[arg-type]
         for sequence in sequences:
             engine.enqueue(sequence)
         while any(sequence.finish_reason is None for sequence in sequences):

@@ -27,7 +27,7 @@ class Events:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.preempted = self.shared = 0
-        preempt, share = Scheduler._preempt, KVCache.share
+        preempt, share = Scheduler._preempt, KVCache.attach_prefix
 
         def counted_preempt(scheduler: Scheduler, sequence: Sequence) -> None:
             self.preempted += 1
@@ -38,7 +38,7 @@ class Events:
             share(cache, tables, keys)
 
         monkeypatch.setattr(Scheduler, "_preempt", counted_preempt)
-        monkeypatch.setattr(KVCache, "share", counted_share)
+        monkeypatch.setattr(KVCache, "attach_prefix", counted_share)
 
 
 class Alone:

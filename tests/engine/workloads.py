@@ -8,8 +8,8 @@ import numpy as np
 
 from tandem.engine.engine import Engine
 from tandem.engine.kv_cache import KVCache
-from tandem.engine.pace import Pace
 from tandem.engine.params import SamplingParams
+from tandem.engine.prefill_budget import PrefillBudget
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sequence
 from tandem.program.step_inputs import KV_BLOCK
@@ -74,7 +74,7 @@ def prepare(engine: Engine, workload: Workload) -> None:
     if speculator:
         speculator.cost_model = Willing(0.01)
     engine.scheduler = Scheduler(
-        limits, engine.cache, pace=Pace() if workload.paced else None, speculator=speculator,
+        limits, engine.cache, prefill_budget=PrefillBudget() if workload.paced else None, speculator=speculator,
         stages=engine.scheduler.stages,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 
 from tandem import native
 from tandem.kernels.kernel import Array
-from tandem.kernels.sample import EDIT, KERNEL, PARAMETERS, RESULT, make_case, uniform
+from tandem.kernels.sample import ADJUSTMENT, KERNEL, PARAMETERS, RESULT, make_case, uniform
 from tests.ops.harness import assert_matches, run_once
 
 pytestmark = pytest.mark.fast
@@ -60,14 +60,14 @@ def chi_square(tokens: Array, shares: Array) -> float:
         ({"min_p": 1.0}, (2, 4)),
         ({"top_k": 4, "top_p": 0.7}, (2, 4, 7)),  # shares of the four: 0.34, 0.34, 0.20, 0.12
         ({"top_k": 7, "top_p": 0.95, "min_p": 0.2, "temperature": 1.5}, (2, 4, 7, 0, 1, 8)),
-        ({"edits": [(2, 0, -np.inf), (6, 0, 4.0)]}, (0, 1, 3, 4, 5, 6, 7, 8, 9)),
+        ({"adjustments": [(2, 0, -np.inf), (6, 0, 4.0)]}, (0, 1, 3, 4, 5, 6, 7, 8, 9)),
     ],
     ids=str,
 )
 def test_draws_follow_the_distribution(wanted: dict[str, Any], kept: Sequence[int], isa: str) -> None:
     """Chi-square of 2,000 draws with 9 degrees of freedom or fewer: above 34 once in 10,000 tries."""
     x = LOGITS.copy()
-    for token, _, bias in wanted.get("edits", []):
+    for token, _, bias in wanted.get("adjustments", []):
         x[token] += bias
     x[[t for t in range(10) if t not in kept]] = -np.inf
     shares = softmax(x / wanted.get("temperature", 1.0))
@@ -105,14 +105,17 @@ def test_penalties(isa: str) -> None:
     top = {"temperature": 0, "tops": 3}
     after = {
         (): 2,
-        (("repeat_penalty", 2.0), ("edits", ((2, 1, 0.0), (4, 1, 0.0)))): 7,  # 2.0 -> 1.0 twice, 1.5 stays
-        (("repeat_penalty", 2.0), ("edits", ((2, 0, 0.0), (4, 3, 0.0)))): 2,
-        (("presence_penalty", 0.4), ("edits", ((2, 5, 0.0),))): 4,
-        (("presence_penalty", 0.4), ("edits", ((2, 5, 0.0), (4, 1, 0.0)))): 2,  # 1.6 and 1.6
-        (("frequency_penalty", 0.4), ("edits", ((2, 2, 0.0), (4, 1, 0.0)))): 4,  # 1.2 and 1.6
-        (("edits", ((9, 0, 3.0),)),): 9,
-        (("edits", ((2, 0, -np.inf), (4, 0, -np.inf))),): 7,
-        (("repeat_penalty", 0.5), ("edits", ((7, 1, 0.0),))): 7,
+        (
+            ("repeat_penalty", 2.0),
+            ("adjustments", ((2, 1, 0.0), (4, 1, 0.0))),
+        ): 7,  # 2.0 -> 1.0 twice, 1.5 stays
+        (("repeat_penalty", 2.0), ("adjustments", ((2, 0, 0.0), (4, 3, 0.0)))): 2,
+        (("presence_penalty", 0.4), ("adjustments", ((2, 5, 0.0),))): 4,
+        (("presence_penalty", 0.4), ("adjustments", ((2, 5, 0.0), (4, 1, 0.0)))): 2,  # 1.6 and 1.6
+        (("frequency_penalty", 0.4), ("adjustments", ((2, 2, 0.0), (4, 1, 0.0)))): 4,  # 1.2 and 1.6
+        (("adjustments", ((9, 0, 3.0),)),): 9,
+        (("adjustments", ((2, 0, -np.inf), (4, 0, -np.inf))),): 7,
+        (("repeat_penalty", 0.5), ("adjustments", ((7, 1, 0.0),))): 7,
     }
     rows = results(LOGITS, [{**top, **dict(some)} for some in after], isa)
     assert rows["token"].tolist() == list(after.values())
@@ -123,11 +126,11 @@ def test_penalties(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", SUPPORTED)
-def test_careless_edits_do_no_harm(isa: str) -> None:
+def test_careless_adjustments_do_no_harm(isa: str) -> None:
     """Out of order or outside of the vocabulary: passed over, at worst, with the logits untouched."""
-    case = make_case("", LOGITS, [{"temperature": 0, "edits": [(1, 0, 0.0)] * 4}])
-    edits = np.array([(8, 1, 0.0, 0), (-4, 1, 1.0, 0), (2**30, 1, 1.0, 0), (10, 1, 9.0, 0)], EDIT)
-    careless = replace(case, arrays={**case.arrays, "edits": edits})
+    case = make_case("", LOGITS, [{"temperature": 0, "adjustments": [(1, 0, 0.0)] * 4}])
+    adjustments = np.array([(8, 1, 0.0, 0), (-4, 1, 1.0, 0), (2**30, 1, 1.0, 0), (10, 1, 9.0, 0)], ADJUSTMENT)
+    careless = replace(case, arrays={**case.arrays, "adjustments": adjustments})
     assert run_once(KERNEL, isa, careless, False)["out"]["token"].tolist() == [2]
 
 
@@ -155,7 +158,9 @@ def test_any_row_and_parameters(isa: str) -> None:
             }
             some: dict[str, Any] = {name: rng.choice(values) for name, values in choices.items()}
             tokens = np.unique(rng.integers(0, vocab, 10)).tolist()
-            some["edits"] = [(t, int(rng.integers(0, 3)), float(rng.choice([0, 1, -np.inf]))) for t in tokens]
+            some["adjustments"] = [
+                (t, int(rng.integers(0, 3)), float(rng.choice([0, 1, -np.inf]))) for t in tokens
+            ]
             wanted.append({**some, "seed": int(rng.integers(2**63))})
         case = make_case("", x, wanted)
         expected = KERNEL.reference(case.arrays, case.scalars, case.counts)
@@ -163,4 +168,4 @@ def test_any_row_and_parameters(isa: str) -> None:
 
 
 def test_records_have_the_sizes_of_step_inputs() -> None:
-    assert (PARAMETERS.itemsize, EDIT.itemsize, RESULT.itemsize) == (64, 16, 256)
+    assert (PARAMETERS.itemsize, ADJUSTMENT.itemsize, RESULT.itemsize) == (64, 16, 256)

@@ -50,9 +50,9 @@ def allows(llm: LLM, answer: str, **request: Any) -> bool:
     """Whether the grammar of a request lets an answer pass to its end."""
     prompt = build_prompt(llm, GenerationRequest("m", messages=HI, **request))
     params = {**prompt.params, "max_tokens": 5000}
-    grammar = llm.prepare(prompt.ids, **params).sequence.grammar
-    assert grammar is not None
-    matcher, ids = grammar._matcher, llm.tokenizer.encode(answer, bos=False)
+    constraint = llm.prepare(prompt.ids, **params).sequence.constraint
+    assert constraint is not None
+    matcher, ids = constraint._matcher, llm.tokenizer.encode(answer, bos=False)
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 

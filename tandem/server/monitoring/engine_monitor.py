@@ -200,7 +200,12 @@ class EngineMonitor:
     def _kv_blocks(self) -> list[dict[str, int]]:
         cache = self.engine.cache
         return [
-            {"window": window, "blocks": blocks, "used": blocks - pool.free, "shareable": len(pool.named)}
+            {
+                "window": window,
+                "blocks": blocks,
+                "used": blocks - pool.num_free,
+                "shareable": len(pool.cached),
+            }
             for window, blocks, pool in zip(cache.windows, cache.blocks, cache.pools, strict=True)
         ]
 

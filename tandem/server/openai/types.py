@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from tandem.engine.requests import MOST_ANSWERS
+from tandem.engine.requests import MAX_COMPLETIONS
 from tandem.errors import RequestError
 from tandem.server.core.generation import GenerationUsage, sampling_params
 from tandem.server.http import errors
@@ -61,7 +61,7 @@ Prompts = (
 )
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE]
 TopK = Annotated[int, Field(ge=-1, lt=2**31), WHOLE]
-Count = Annotated[int, Field(ge=1, le=MOST_ANSWERS), WHOLE]
+Count = Annotated[int, Field(ge=1, le=MAX_COMPLETIONS), WHOLE]
 TopLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
 StopTexts = str | Annotated[list[str], Field(max_length=64)]
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 
-BOUND = 2.0  # a step with a prompt takes no more than so many as they were before it came
+MAX_SLOWDOWN = 2.0  # a step with a prompt takes no more than so many as they were before it came
 SPREADS = 3.0  # that chance is allowed for
-LEAST = 0.5  # steps that a prompt may add whatever chance does: it must get on
+MIN_EXTRA = 0.5  # steps that a prompt may add whatever chance does: it must get on
 EVERY = 16  # steps with prompts there is one without: whether the machine has become slower is seen there
 LAST = 9  # steps without prompts whose median counts: some are held up, as is the one in which a long prompt arrives
 SHARE = 0.2  # of a new measurement in the average of steps with prompts
-MOST = 2.0  # averages that a new measurement counts as at most: a step that was held up is not like the next
+MAX_OUTLIER = (
+    2.0  # averages that a new measurement counts as at most: a step that was held up is not like the next
+)
 UNKNOWN = 16  # tokens, until there are measurements
 
 
-class Pace:
+class PrefillBudget:
     """Learns from the steps' times what a token of a prompt costs.
 
     That is more for a longer prompt, since attention looks back at all of it, and for fewer tokens at a time. Both
@@ -55,7 +57,7 @@ class Pace:
                 self._spread = _average(self._spread, abs(extra - prompt_tokens * self._token))
             self._token = _average(self._token, max(extra, 0.0) / prompt_tokens)
 
-    def budget(self, prompts: int, others: int) -> int:
+    def tokens(self, prompts: int, others: int) -> int:
         """Tokens of all prompts together while `others` wait. Each may add its part, so that many at once are not kept
         waiting for long."""
         step = self._quiet(self._steps, others)
@@ -65,7 +67,7 @@ class Pace:
             self._since, self._left_out = 0, True  # once: with draft tokens, that step is not measured
             return 0
         usual = min(step, self._quiet(self._before, others)) if self._before else step
-        room = max(BOUND * usual - step - SPREADS * self._spread, LEAST * step)
+        room = max(MAX_SLOWDOWN * usual - step - SPREADS * self._spread, MIN_EXTRA * step)
         return prompts * max(1, round(room / self._token))
 
     def _quiet(self, steps: list[float], others: int) -> float:
@@ -78,4 +80,4 @@ def _average(old: float, new: float) -> float:
     """One odd step, with others on this machine's cores, does not throw it off."""
     if not old:
         return new
-    return old + SHARE * ((new if new < MOST * old else MOST * old) - old)
+    return old + SHARE * ((new if new < MAX_OUTLIER * old else MAX_OUTLIER * old) - old)

@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 # What llguidance may do for one token: 6,000 items are within a few milliseconds where a text has few readings, and as
 # many as JSON with the most optional properties takes. By its own limit a form of many readings may take half a second.
-MOST_ITEMS = 6000
-MOST_OPTIONAL = 495  # properties of an object: with more, a row of its parser is too long
+MAX_ITEMS = 6000
+MAX_OPTIONAL = 495  # properties of an object: with more, a row of its parser is too long
 
 
-class Grammar:
+class Constraint:
     """Where a sequence is in its grammar. One that meets llguidance's limits stays where it is, and says so."""
 
-    problem = "logit_bias bans every token that the answer's form allows: ban fewer"  # if one is not accepted
+    problem = (
+        "logit_bias bans every token that the output constraint allows: ban fewer"  # if one is not accepted
+    )
 
     def __init__(self, matcher: Any, vocab: int, ends: frozenset[int]) -> None:
         self._matcher, self._ends = matcher, ends
@@ -53,9 +55,9 @@ class Grammar:
 
     def possible(self, draft: list[int]) -> list[int]:
         """The draft up to the first token that may not come; nothing that may be the end, for no row follows it."""
-        most = self._matcher.validate_tokens(draft)
-        ends = (i for i, token in enumerate(draft[:most]) if token in self._ends)
-        return draft[: next(ends, most)]
+        allowed = self._matcher.validate_tokens(draft)
+        ends = (i for i, token in enumerate(draft[:allowed]) if token in self._ends)
+        return draft[: next(ends, allowed)]
 
     def accept(self, token: int) -> bool:
         """False if it may not come: `problem` says why."""
@@ -63,7 +65,7 @@ class Grammar:
         if not matcher.is_error() and matcher.validate_tokens([token]) and matcher.consume_token(token):
             return True
         if matcher.is_error():  # it met a limit, now or with the last mask, which then had the end alone
-            self.problem = f"the answer's form is too intricate: {_first_line(matcher.get_error())}"
+            self.problem = f"the output constraint is too complex: {_first_line(matcher.get_error())}"
         return False
 
     @property
@@ -72,7 +74,7 @@ class Grammar:
         return bool(self._matcher.is_stopped())
 
 
-class Grammars:
+class ConstraintCompiler:
     """Makes grammars for a vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
@@ -80,28 +82,28 @@ class Grammars:
         try:
             from llguidance import LLTokenizer, TokenizerWrapper
         except ImportError:
-            raise RequestError("answers of a given form need the package llguidance: install it") from None
+            raise RequestError("structured output needs the package llguidance: install it") from None
         words = TokenizerWrapper(_Vocabulary(tokenizer))
         self._tokenizer = LLTokenizer(words, n_vocab=vocab, eos_token=sorted(tokenizer.stop_ids))
         self._vocab, self._ends = vocab, tokenizer.stop_ids
 
-    def compile(self, params: SamplingParams) -> Grammar:
+    def compile(self, params: SamplingParams) -> Constraint:
         from llguidance import LLMatcher, LLParserLimits
 
         try:
             text = _grammar_text(LLMatcher, params)
-            limits = LLParserLimits(step_max_items=MOST_ITEMS)
+            limits = LLParserLimits(step_max_items=MAX_ITEMS)
             matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         except (ValueError, TypeError, RecursionError) as error:
             raise _refused(params, str(error)) from None
-        grammar = Grammar(matcher, self._vocab, self._ends)
+        constraint = Constraint(matcher, self._vocab, self._ends)
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(
-                grammar.mask.ctypes.data, grammar.mask.nbytes
+                constraint.mask.ctypes.data, constraint.mask.nbytes
             )  # meets limits early
         if matcher.is_error():
             raise _refused(params, matcher.get_error())
-        return grammar
+        return constraint
 
 
 class _Vocabulary:
@@ -143,14 +145,14 @@ def _check_optional(schema: Any) -> None:
             continue
         required = part.get("required")
         optional = len(properties.keys() - set(map(str, required if isinstance(required, list) else ())))
-        if optional > MOST_OPTIONAL:
+        if optional > MAX_OPTIONAL:
             raise ValueError(
-                f"an object has {optional} optional properties and may have {MOST_OPTIONAL}: require some, or split it"
+                f"an object has {optional} optional properties and may have {MAX_OPTIONAL}: require some, or split it"
             )
 
 
 def _refused(params: SamplingParams, reason: str) -> RequestError:
-    return RequestError(f"{params.form} cannot be used: {_first_line(reason)}")
+    return RequestError(f"{params.constraint} cannot be used: {_first_line(reason)}")
 
 
 def _first_line(text: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tandem import LLM, SamplingParams
-from tandem.engine.grammar import Grammars
+from tandem.engine.structured_output import ConstraintCompiler
 from tandem.errors import RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.simulation import Willing
@@ -155,7 +155,7 @@ def test_a_form_that_meets_a_limit_fails_its_request_alone(
         monkeypatch.setattr("llguidance.LLMatcher", Impatient)
         for repeats in range(3, 11):  # before the limit, so that it is met anywhere in a draft
             grammar = f'start: "ab"{{{repeats}}} e\ne: e e e | e e | /[a-z ]/ | ""'
-            with pytest.raises(RequestError, match=r"form is too intricate: .*Too many items"):
+            with pytest.raises(RequestError, match=r"constraint is too complex: .*Too many items"):
                 other.generate("ab" * 12, grammar=grammar, max_tokens=100)
         assert first + "".join(token.text for token in beside) == llm.generate("one", max_tokens=30).text
         assert other.engine.cache.free_blocks == other.engine.cache.blocks
@@ -220,7 +220,7 @@ def test_grammars_of_too_many_readings_do_not_hold_others_up() -> None:
         tokenizer.encode("a"),
     )
     try:
-        found = Grammars(tokenizer, tokenizer.vocab_size).compile(SamplingParams(grammar=grammar))
+        found = ConstraintCompiler(tokenizer, tokenizer.vocab_size).compile(SamplingParams(grammar=grammar))
     except RequestError as error:
         assert "Too many items" in str(error)
         return
@@ -230,7 +230,7 @@ def test_grammars_of_too_many_readings_do_not_hold_others_up() -> None:
         slowest = max(slowest, time.process_time() - begun)
         if not found.accept(letter):
             break
-    assert "too intricate" in found.problem and slowest < 0.2
+    assert "too complex" in found.problem and slowest < 0.2
 
 
 def test_grammars_of_one_reading_may_be_long() -> None:
@@ -238,7 +238,7 @@ def test_grammars_of_one_reading_may_be_long() -> None:
     sums = (
         'start: sum\nsum: sum ("+" | "-") part | part\npart: part "*" one | one\none: /[0-9]+/ | "(" sum ")"'
     )
-    found = Grammars(tokenizer, tokenizer.vocab_size).compile(SamplingParams(grammar=sums))
+    found = ConstraintCompiler(tokenizer, tokenizer.vocab_size).compile(SamplingParams(grammar=sums))
     rows = np.zeros((1, -(-tokenizer.vocab_size // 32)), np.int32)
     for token in tokenizer.encode("(1+2)*3-4*(5+6)" + "+7*8" * 50):
         found.write_masks(rows)
