@@ -1,8 +1,8 @@
-"""The NPU as a accelerator in matmuls: its columns of each, in int8. Emulated; not yet run on a Phoenix.
+"""The NPU as an accelerator: it computes some columns of each matmul in int8. Emulated; not yet run on a Phoenix.
 
-Weights lie in the NPU's memory in chunks of CHUNK columns, so that few shapes serve all shares: a share takes the
-chunks it touches. Sums come back in 32 bits; the host quantises activations and scales sums, as in hybrid/int8.py,
-whose results are the same, bit by bit.
+Weights lie in the NPU's memory in chunks of CHUNK columns, so that few shapes serve all partitions: a partition uses
+the chunks it touches. Sums come back in 32 bits; the host quantises activations and scales sums, as in
+hybrid/int8.py, whose results are the same, bit by bit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NpuAccelerator(Int8Accelerator):
         required: bool = True,
     ) -> None:  # fmt: skip
         """`block`: columns of activations with a scale of their own, whose sums come back by themselves; None: all.
-        `required`: else it takes nothing where it cannot be made ready, which is said."""
+        `required`: fail if the NPU cannot be set up; otherwise warn and compute nothing."""
         super().__init__(block)
         self._tools, self._cache, self._chunk, self._may = tools, cache, chunk, may
         self._required = required
@@ -91,7 +91,7 @@ class NpuAccelerator(Int8Accelerator):
         self._c = [self._npu.allocate(most[2], 2) for _ in range(sums)]
 
     def load(self, work: int, operands: Mapping[str, Bytes]) -> None:
-        """The host keeps the scales alone."""
+        """The host keeps only the scales."""
         super().load(work, operands)
         quants, scales = self._weights[work]
         with self._made_ready():
@@ -150,7 +150,7 @@ class NpuAccelerator(Int8Accelerator):
         return c_of_words(plan, buffer.bytes[: plan.argument_bytes[2]].view(np.uint32))
 
     def _chain(self, work: int, height: int, first: int, last: int, plans: Sequence[GemmPlan]) -> Chain:
-        """Prepared once for each share that has come up."""
+        """The chain of a partition; made at its first use."""
         key = work, height, first, last
         if key not in self._chains:
             assert self._npu is not None
@@ -179,7 +179,7 @@ class NpuAccelerator(Int8Accelerator):
 
 
 def help_with_npu(device: Device, shape: str | None, *, required: bool) -> Device:
-    """The device with the NPU as its accelerator; whether a step uses it is decided by measured times."""
+    """The device with the NPU as its accelerator; measured times decide whether a step uses it."""
     if not device.shares_memory:
         raise DeviceError(
             f"{device.name} has memory of its own, and the NPU has the host's: use cpu or an iGPU"

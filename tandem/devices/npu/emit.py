@@ -153,7 +153,7 @@ def _kernels(plan: GemmPlan) -> Lines:
 
 
 def _core(plan: GemmPlan, p: CoreProgram) -> Lines:
-    """An output tile a turn. Which of a FIFO's two objects is next is a bit that changes with each use."""
+    """One output tile per iteration. Which of a FIFO's two objects is next is a bit that changes with each use."""
     t, buffers = p.tile, _by_name(plan)
     parameters = f"%{_name(p.parameters)}[{{}}] : {_type(buffers[p.parameters])}"
     yield f"%core_{t.column}_{t.row} = aie.core({_tile(t)}) {{"

@@ -57,7 +57,7 @@ def emulate(
 
 @dataclass
 class _Object:
-    """A buffer. One of a tile goes free, filling, filled, draining, free; an argument in DRAM has no such turns."""
+    """A buffer. One of a tile goes free, filling, filled, draining, free; an argument in DRAM has no states."""
 
     name: str
     tile: Tile | None
@@ -378,7 +378,7 @@ class EmulatedArray:
         raise EmulationError(tile or "shim", f"a deadlock; waiting: {waits or 'the runtime sequence'}")
 
     def _rest(self) -> None:
-        """Everything came to the end of its turn, so that the array can run the plan again."""
+        """Checks that every part is back in its initial state, so that the array can run the plan again."""
         for lock in self.plan.locks:
             if self.locks[lock.tile, lock.number] != lock.initial:
                 raise EmulationError(

@@ -13,8 +13,8 @@ MODES = ("off", "auto", "require")
 
 
 def npu_missing(mode: str, root: Path = Path("/")) -> str:
-    """Before a model is loaded: what to tell who wants the NPU and cannot have it; empty if there is nothing to tell.
-    `require` is an error then. Takes milliseconds."""
+    """Why the NPU cannot be used, in one sentence; empty: it can, or `mode` is off. With `require` an error. Takes
+    milliseconds, so that it runs before a model is loaded."""
     if mode not in MODES:
         raise RequestError(f"npu={mode!r}: use {', '.join(MODES)}")
     if mode == "off":

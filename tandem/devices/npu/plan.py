@@ -175,7 +175,7 @@ def plan_gemm(
     tiling: Tiling | None = None,
 ) -> GemmPlan:
     """A plan for M x K times K x N; narrow outputs are shifted right by `shift`, rounded and saturated. One that is
-    past a limit of the hardware (limits.py) is refused."""
+    past a limit of the hardware (constraints.py) is refused."""
     if output not in OUTPUTS or rounding not in ROUNDINGS:
         raise LimitError("output", f"ask for one of {', '.join(OUTPUTS)}, rounded {' or '.join(ROUNDINGS)}")
     if weights not in WEIGHTS:
