@@ -13,7 +13,7 @@ PROMPT ?= What is the difference between a list and a tuple in Python? Answer in
 EDITABLE := --config-settings editable_mode=compat
 SOURCES := $(shell find tandem -name '*.c' -o -name '*.h')
 
-.PHONY: run test check soak bench bench-serving wheel core shaders docs clean
+.PHONY: run test check soak bench bench-serving wheel core abi shaders docs clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed core
@@ -32,6 +32,10 @@ $(VENV)/dev-installed: $(VENV)/installed
 core: tandem/native/libtandem.so
 tandem/native/libtandem.so: $(SOURCES) setup.py $(VENV)/installed
 	@$(BIN)/python -c "import setup; from pathlib import Path; setup.compile_core(Path('build/core'), Path('$@'))"
+
+# Only after a change of kernels/abi.py: abi.h and abi.slang are kept in the repository.
+abi: $(VENV)/installed
+	@$(BIN)/python -m tandem.kernels.generate_abi
 
 # Only after a change of a kernels/*.slang: the SPIR-V is kept in the repository.
 shaders: $(VENV)/installed

@@ -4,6 +4,7 @@ Each kernel source is compiled three times, once per instruction set; which one 
 """
 
 import os
+import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,12 +66,15 @@ def compile_core(build: Path, library: Path) -> None:
 
 
 def write_declarations(module: Path) -> None:
-    """What cffi makes of exports.h, as a module that needs no parser when it is imported."""
+    """What cffi makes of launch.h and exports.h, as a module that needs no parser when it is imported."""
     import cffi
 
-    text = (ROOT / "tandem" / "native" / "exports.h").read_text()
+    kernels = ROOT / "tandem" / "kernels"
+    constants = dict(re.findall(r"^    (\w+) = (\d+),", (kernels / "abi.h").read_text(), re.M))
+    text = (kernels / "launch.h").read_text() + (ROOT / "tandem" / "native" / "exports.h").read_text()
+    code = [line.partition("//")[0] for line in text.splitlines() if not line.startswith("#")]
     ffi = cffi.FFI()
-    ffi.cdef("\n".join(line.partition("//")[0] for line in text.splitlines()))
+    ffi.cdef(re.sub(r"\w+", lambda word: constants.get(word[0], word[0]), "\n".join(code)))
     ffi.set_source("tandem.native._core", None)
     partial = module.with_suffix(".partial")
     ffi.emit_python_code(str(partial))

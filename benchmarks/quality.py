@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.against_llama_cpp import machine, say, versions
 from benchmarks.pairs import HERE
 from tandem import LLM
+from tandem.kernels.abi import KV_BLOCK
 from tests.models.llama_cpp import LlamaCpp
 from tests.models.reference import ReferenceModel
 from tests.models.test_quality import WINDOW, Score, log_softmax, windows
@@ -28,7 +29,6 @@ from tests.packages import model_path
 
 MODELS = ("smollm2", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 TEXT = HERE.parent / "tests" / "models" / "text.txt"
-KV_BLOCK = 16
 
 
 def text_of(count: int) -> tuple[str, str]:

@@ -15,9 +15,9 @@ from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.grids import GRIDS, has_matrix_units
 from tandem.errors import DeviceError, DeviceLostError
 from tandem.kernels import all_kernels, matmul
-from tandem.kernels.kernel import COUNTS, Array, Case, Kernel
-from tandem.kernels.layouts import KV_SCALED, Q8_BLOCK, q8_unpack
-from tandem.kernels.panels import Q8_COLUMNS
+from tandem.kernels.abi import COUNTS, KV_SCALED, Q8_BLOCK, Q8_COLUMNS
+from tandem.kernels.kernel import Array, Case, Kernel
+from tandem.kernels.q8_tiles import q8_unpack
 from tandem.program.program import Launch, Program, Tensor
 
 AnyDevice = CPUDevice | VulkanDevice

@@ -23,9 +23,9 @@ from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import DoesNotFitError
+from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.kernel import Cost
 from tandem.model.model import Model
-from tandem.program.step_inputs import KV_BLOCK
 
 WARM_UP = 1.0  # seconds at least: a GPU's driver takes about that long to settle on a new shader
 ROUNDS = 5

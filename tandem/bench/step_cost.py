@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.kernel import Cost
-from tandem.kernels.layouts import kv_bytes
+from tandem.kernels.kv_layout import kv_bytes
 from tandem.program.program import Launch, Program
-from tandem.program.step_inputs import KV_BLOCK
 
 Step = list[tuple[int, int]]  # (position, tokens) of each sequence
 PRODUCTS = ("matmul", "attention")  # whose operations count: those of others are next to nothing

@@ -10,7 +10,7 @@ from tandem.bench.hardware import HOST_SHARE, Hardware, known_hardware, load_har
 from tandem.cli.options import UsageError
 from tandem.cli.terminal import human_size, note, print_json, print_table, without_folder
 from tandem.errors import ModelNotFoundError
-from tandem.kernels.layouts import KV_TYPES
+from tandem.kernels.abi import KV_TYPES
 from tandem.model import registry
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SHAPES, SyntheticModel

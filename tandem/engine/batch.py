@@ -8,15 +8,19 @@ from struct import Struct
 import numpy as np
 
 from tandem.engine.sequence import Chunk, Sampled, Sequence
-from tandem.program.step_inputs import (
-    ADJUSTMENT_INTS,
+from tandem.kernels.abi import (
     HEADER_ADJUSTMENTS,
     HEADER_MASKS,
+    HEADER_ROWS,
     HEADER_SEQUENCES,
-    KNOWN,
+    HEADER_TOKENS,
+    HEADER_WORK,
     KV_BLOCK,
-    PARAM_INTS,
+    LOGIT_ADJUSTMENT,
     RESULT_INTS,
+    SAMPLING_INTS,
+    SAMPLING_PARAMETERS,
+    SAMPLING_RESULT,
     TOKEN_ID,
     TOKEN_INTS,
     TOKEN_POSITION,
@@ -24,27 +28,31 @@ from tandem.program.step_inputs import (
     TOKEN_SLOT,
     TOKEN_SOURCE,
     WORK_INTS,
-    Ints,
-    StepInputs,
+    column,
 )
+from tandem.program.step_inputs import KNOWN, Ints, StepInputs
 
 FOUR = Struct("4i")  # the fields of a token before its slots; those of an entry of the work list
 QUERIES_PER_ITEM = 64  # rows x heads that share a KV head: what the attention kernel takes together
 MIN_QUERIES = 8  # with much fewer it is slower for each
 ROWS_PER_ITEM = 16
-PARAM_COUNTER, PARAM_FIRST_ADJUSTMENT, PARAM_ADJUSTMENTS, PARAM_TOPS = (
-    9,
-    10,
-    11,
-    12,
-)  # fields of a row of sampling parameters
 NO_LOGPROBS = -1
-RESULT_TOPS, RESULT_TOP_IDS, RESULT_TOP_LOGPROBS = 2, 4, 24  # fields of a result row, after id and logprob
 
+# Columns of a row of sampling parameters and of a row of results.
+COUNTER, FIRST_ADJUSTMENT, ADJUSTMENTS, TOP_LOGPROBS = (
+    column(SAMPLING_PARAMETERS, field)
+    for field in ("counter", "first_adjustment", "adjustments", "top_logprobs")
+)
+RESULT_TOP_COUNT, RESULT_TOP_IDS, RESULT_TOP_LOGPROBS = (
+    column(SAMPLING_RESULT, field) for field in ("top_count", "top_ids", "top_logprobs")
+)
 
-# A row of sampling parameters that scores a given token: greedy, after one adjustment that makes it the highest.
-SCORING, FORCED = np.zeros(PARAM_INTS, np.int32), np.zeros(ADJUSTMENT_INTS, np.int32)
-SCORING.view(np.float32)[[2, 4]], SCORING[PARAM_ADJUSTMENTS], FORCED.view(np.float32)[2] = 1.0, 1, 3e38
+# Sampling parameters that take the highest logit after one adjustment, and the adjustment that makes a token's logit
+# the highest.
+SCORING = np.zeros(1, SAMPLING_PARAMETERS)
+SCORING["top_p"], SCORING["repeat_penalty"], SCORING["adjustments"] = 1.0, 1.0, 1
+FORCED = np.zeros(1, LOGIT_ADJUSTMENT)
+FORCED["bias"] = 3e38
 
 
 class Batch:
@@ -97,7 +105,7 @@ class Batch:
         self._header[HEADER_SEQUENCES] = 1
 
     def _set_counts(self, tokens: int, rows: int, work: int, adjustments: int = 0, masks: int = 0) -> None:
-        self._header[0], self._header[1], self._header[2] = tokens, rows, work  # as in COUNTS
+        self._header[HEADER_TOKENS], self._header[HEADER_ROWS], self._header[HEADER_WORK] = tokens, rows, work
         self._header[HEADER_ADJUSTMENTS], self._header[HEADER_MASKS] = adjustments, masks
 
     def read(self, row: int, sequence: Sequence) -> Sampled:
@@ -109,7 +117,7 @@ class Batch:
 
     def read_logprobs(self, row: int) -> Sampled:
         result, floats = self.results[row], self.results_f32[row]
-        tops = int(result[RESULT_TOPS])
+        tops = int(result[RESULT_TOP_COUNT])
         ids = result[RESULT_TOP_IDS : RESULT_TOP_IDS + tops].tolist()
         found = floats[RESULT_TOP_LOGPROBS : RESULT_TOP_LOGPROBS + tops].tolist()
         return Sampled(int(result[0]), float(floats[1]), tuple(zip(ids, found, strict=True)))
@@ -174,7 +182,7 @@ class Batch:
                     sequence, index + i, row + i, adjustments, chunk.draft_tokens[:i]
                 )
             self._rows[row + i] = token + i
-            self._params[(row + i) * PARAM_INTS + PARAM_COUNTER] = index + i
+            self._params[(row + i) * SAMPLING_INTS + COUNTER] = index + i
         return adjustments
 
     def _write_scores(self, chunk: Chunk, token: int, row: int, adjustment: int) -> int:
@@ -185,10 +193,10 @@ class Batch:
             self.inputs.params[row : row + n],
             self.inputs.adjustments[adjustment : adjustment + n],
         )
-        params[:] = SCORING
-        params[:, PARAM_TOPS] = chunk.sequence.params.prompt_logprobs or 0
-        params[:, PARAM_FIRST_ADJUSTMENT] = np.arange(adjustment, adjustment + n)
-        adjustments[:] = FORCED
+        params[:] = SCORING.view(np.int32)
+        params[:, TOP_LOGPROBS] = chunk.sequence.params.prompt_logprobs or 0
+        params[:, FIRST_ADJUSTMENT] = np.arange(adjustment, adjustment + n)
+        adjustments[:] = FORCED.view(np.int32)
         adjustments[:, 0] = chunk.sequence.prompt[after : after + n]
         self.inputs.rows[row : row + n] = np.arange(token, token + n)
         self._owners[row : row + n] = [-1] * n
@@ -206,17 +214,17 @@ class Batch:
         self._owners[row] = -1 if len(adjustments) else sequence.number
         if len(adjustments):
             self.inputs.adjustments[first_adjustment : first_adjustment + len(adjustments)] = adjustments
-            params[PARAM_FIRST_ADJUSTMENT], params[PARAM_ADJUSTMENTS] = first_adjustment, len(adjustments)
+            params[FIRST_ADJUSTMENT], params[ADJUSTMENTS] = first_adjustment, len(adjustments)
         return first_adjustment + len(adjustments)
 
 
 def _param_row(sequence: Sequence) -> Ints:
-    p = sequence.params
-    row = np.zeros(16, np.int32)
-    floats = row.view(np.float32)
-    floats[0], row[1], floats[2], floats[3] = p.temperature, min(p.top_k, 2**31 - 1), p.top_p, p.min_p
-    floats[4:7] = p.repeat_penalty, p.presence_penalty, p.frequency_penalty
-    row[7:9] = np.array([sequence.seed], np.uint64).view(np.int32)
-    row[PARAM_TOPS] = NO_LOGPROBS if p.logprobs is None else p.logprobs
-    row[13] = sequence.constraint is not None
-    return row
+    p, row = sequence.params, np.zeros(1, SAMPLING_PARAMETERS)
+    row["temperature"], row["top_k"] = p.temperature, min(p.top_k, 2**31 - 1)
+    row["top_p"], row["min_p"] = p.top_p, p.min_p
+    row["repeat_penalty"] = p.repeat_penalty
+    row["presence_penalty"], row["frequency_penalty"] = p.presence_penalty, p.frequency_penalty
+    row["seed_low"], row["seed_high"] = sequence.seed & 0xFFFFFFFF, sequence.seed >> 32
+    row["top_logprobs"] = NO_LOGPROBS if p.logprobs is None else p.logprobs
+    row["masked"] = sequence.constraint is not None
+    return row.view(np.int32)

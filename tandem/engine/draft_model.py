@@ -14,8 +14,8 @@ from tandem.engine.kv_plan import HEADROOM, KV_SHARE, context_bytes
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import DoesNotFitError, RequestError
+from tandem.kernels.abi import KV_BLOCK
 from tandem.model.model import Model
-from tandem.program.step_inputs import KV_BLOCK
 
 
 class DraftModel:

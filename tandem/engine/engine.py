@@ -26,13 +26,14 @@ from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Proposer, Speculator
 from tandem.errors import ContextError, RequestError
 from tandem.interrupts import deferred
+from tandem.kernels.abi import KV_BLOCK, Q8_BLOCK, RESULT_INTS
 from tandem.kernels.kernel import Array
-from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
+from tandem.kernels.q8_tiles import q8_unpack
 from tandem.model.model import Model
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.lower import KVPlan, lower
 from tandem.program.program import Program, Tensor, arena_in
-from tandem.program.step_inputs import KV_BLOCK, MAX_BIASES, RESULT_INTS, StepInputs, StepLayout, StepLimits
+from tandem.program.step_inputs import MAX_BIASES, StepInputs, StepLayout, StepLimits
 from tandem.program.validate import validate
 from tandem.program.weight_plan import WeightPlan
 

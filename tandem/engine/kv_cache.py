@@ -14,8 +14,8 @@ from array import array
 from collections.abc import Sequence
 
 from tandem.engine.block_pool import BlockPool
+from tandem.kernels.abi import KV_BLOCK
 from tandem.program.program import MAX_STEP_SLOTS
-from tandem.program.step_inputs import KV_BLOCK
 
 NO_BLOCK = -1
 

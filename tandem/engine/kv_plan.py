@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tandem.errors import DoesNotFitError
-from tandem.kernels.layouts import KV_TYPES, kv_bytes
-from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.kernels.abi import KV_BLOCK, KV_TYPES, PANEL_ROWS
+from tandem.kernels.kv_layout import kv_bytes
+from tandem.kernels.panels import LAYOUTS
 from tandem.model.config import ModelConfig
-from tandem.program.step_inputs import KV_BLOCK, StepLayout, StepLimits
+from tandem.program.step_inputs import StepLayout, StepLimits
 
 KV_SHARE = 0.25  # of the free memory, for sequences beyond the first
 HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
@@ -107,7 +108,7 @@ def _quantisation(config: ModelConfig, room: float) -> str:
     q, kv = config.q_heads * config.head_dim, config.kv_heads * config.head_dim
     layer = 2 * config.dim * (q + kv) + 3 * config.dim * config.ffn_dim
     weights = config.layers * layer + config.vocab * config.dim * (1 if config.tied_head else 2)
-    sizes = {name: weights * each.chunk_bytes / (each.span * LANES) for name, each in LAYOUTS.items()}
+    sizes = {name: weights * each.chunk_bytes / (each.span * PANEL_ROWS) for name, each in LAYOUTS.items()}
     fitting = [name for name, size in sizes.items() if size <= room]
     if not fitting:
         return "a smaller model"

@@ -18,8 +18,8 @@ import numpy as np
 
 from tandem.engine.kv_cache import NO_BLOCK, BlockTable, extend_block_hashes
 from tandem.errors import ContextError, StateFileError
+from tandem.kernels.abi import KV_BLOCK, TOKEN_SLOT
 from tandem.program.program import Tensor
-from tandem.program.step_inputs import KV_BLOCK, TOKEN_SLOT
 
 if TYPE_CHECKING:
     from tandem.engine.engine import Engine

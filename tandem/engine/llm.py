@@ -20,8 +20,8 @@ from tandem.engine.requests import Message, Requests, as_items
 from tandem.engine.speculation import Proposer
 from tandem.errors import RequestError, TandemError
 from tandem.interrupts import deferred
+from tandem.kernels.abi import KV_TYPES
 from tandem.kernels.kernel import Array
-from tandem.kernels.layouts import KV_TYPES
 from tandem.model.model import open_model
 from tandem.model.registry import resolve
 from tandem.threads import Beside

@@ -10,6 +10,7 @@ import numpy as np
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.errors import RequestError
 from tandem.kernels import sample
+from tandem.kernels.abi import LOGIT_ADJUSTMENT, SAMPLING_PARAMETERS, SAMPLING_RESULT
 from tandem.kernels.kernel import Array
 
 
@@ -35,9 +36,9 @@ def _sample(sequence: Sequence, logits: Array, params: Any) -> Sampled:
     adjustments = sequence.adjustments_at(len(sequence.generated))
     arrays: dict[str, Any] = {
         "logits": logits[None],
-        "params": np.array([params], np.int32).view(sample.PARAMETERS)[:, 0],
-        "adjustments": np.ascontiguousarray(adjustments).view(sample.ADJUSTMENT).reshape(-1),
-        "out": np.zeros(1, sample.RESULT),
+        "params": np.array([params], np.int32).view(SAMPLING_PARAMETERS)[:, 0],
+        "adjustments": np.ascontiguousarray(adjustments).view(LOGIT_ADJUSTMENT).reshape(-1),
+        "out": np.zeros(1, SAMPLING_RESULT),
     }
     arrays["params"]["first_adjustment"], arrays["params"]["adjustments"] = 0, len(adjustments)
     if sequence.constraint:
@@ -45,6 +46,6 @@ def _sample(sequence: Sequence, logits: Array, params: Any) -> Sampled:
     out = sample.reference(arrays, {"vocab": len(logits)}, {"rows": 1})["out"][0]
     if sequence.params.logprobs is None:
         return Sampled(int(out["token"]))
-    tops = int(out["tops"])
-    best = zip(out["ids"][:tops].tolist(), out["logprobs"][:tops].tolist(), strict=True)
+    count = int(out["top_count"])
+    best = zip(out["top_ids"][:count].tolist(), out["top_logprobs"][:count].tolist(), strict=True)
     return Sampled(int(out["token"]), float(out["logprob"]), tuple(best))

@@ -16,7 +16,8 @@ from tandem.engine.prefill_budget import PrefillBudget
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Speculator
 from tandem.errors import QueueFullError
-from tandem.program.step_inputs import KV_BLOCK, StepLimits
+from tandem.kernels.abi import KV_BLOCK
+from tandem.program.step_inputs import StepLimits
 
 
 class Scheduler:

@@ -19,7 +19,8 @@ import numpy as np
 from tandem.engine.kv_cache import BlockTable
 from tandem.engine.params import SamplingParams
 from tandem.errors import RequestError, TandemError
-from tandem.program.step_inputs import ADJUSTMENT_INTS, Ints
+from tandem.kernels.abi import ADJUSTMENT_INTS
+from tandem.program.step_inputs import Ints
 
 if TYPE_CHECKING:
     from tandem.engine.speculation import RequestAcceptance

@@ -4,18 +4,18 @@
 // a chunk every (query, 16 keys) sums over the head in order, every (query, 16 columns) over keys in order, and a
 // masked key adds exactly 0. Chunks of a split (512 positions) share one running maximum; splits start afresh and
 // are folded in order by one formula, so that they may also run apart and be folded afterwards.
-#include "layouts.h"
+#include "kv_layout.h"
+#include "q8_tiles.h"
 #include "rows.h"
 
 enum {
     CHUNK = 64, CHUNK_BLOCKS = CHUNK / KV_BLOCK, SPLIT = 512,
-    MOST_QUERIES = 64,     // taken together; an item with more is walked several times
-    MOST_HEAD_DIM = 512,
-    MOST_STATE = 64 * (256 + LANES),  // floats of queries taken together; room to keep rows a line apart
+    MAX_QUERIES = 64,     // taken together; an item with more is walked several times
+    MAX_STATE = 64 * (256 + LANES),  // floats of queries taken together; room to keep rows a line apart
     // Up to TILE_QUERIES have their sums in registers: 8 are enough to hide an FMA's latency. Up to FEW_QUERIES convert
     // float16 and int8 wherever they use them; more have that done once for all.
 #if defined(ISA_avx512)
-    TILE_QUERIES = 8, FEW_QUERIES = MOST_QUERIES,
+    TILE_QUERIES = 8, FEW_QUERIES = MAX_QUERIES,
 #elif defined(ISA_avx2)
     TILE_QUERIES = 4, FEW_QUERIES = 12,
 #else
@@ -37,13 +37,13 @@ typedef struct {
 // The queries taken together and what is known of them after the keys seen so far.
 typedef struct {
     int32_t count, stride;  // queries; floats from row to row of queries and sums
-    int32_t position[MOST_QUERIES];
-    float highest[MOST_QUERIES], total[MOST_QUERIES], rescale[MOST_QUERIES];  // of the split
-    float all_highest[MOST_QUERIES], all_total[MOST_QUERIES];                 // of the splits before it
-    float scores[MOST_QUERIES][CHUNK];                                        // then weights
-    float queries[MOST_STATE], sums[MOST_STATE], all_sums[MOST_STATE];
-    float stage[MOST_HEAD_DIM * LANES];  // keys of a block or 16 columns of a chunk's values, as float32
-    float scaled[MOST_QUERIES][CHUNK];   // weights times the scales that int8 values have in 32 columns
+    int32_t position[MAX_QUERIES];
+    float highest[MAX_QUERIES], total[MAX_QUERIES], rescale[MAX_QUERIES];  // of the split
+    float all_highest[MAX_QUERIES], all_total[MAX_QUERIES];                 // of the splits before it
+    float scores[MAX_QUERIES][CHUNK];                                        // then weights
+    float queries[MAX_STATE], sums[MAX_STATE], all_sums[MAX_STATE];
+    float stage[MAX_HEAD_DIM * LANES];  // keys of a block or 16 columns of a chunk's values, as float32
+    float scaled[MAX_QUERIES][CHUNK];   // weights times the scales that int8 values have in 32 columns
 } state;
 
 // The keys of a chunk that some query sees, counted from its beginning, and their blocks.
@@ -321,7 +321,7 @@ KERNEL(attention) {
     };
     state s;  // 250 KB: parts are cleared where they are used
     s.stride = (head_dim + LANES - 1) / LANES * LANES + LANES;  // not a power of two: rows fall in different cache sets
-    const int32_t room = MOST_STATE / s.stride / 8 * 8, together = room < MOST_QUERIES ? room : MOST_QUERIES;
+    const int32_t room = MAX_STATE / s.stride / 8 * 8, together = room < MAX_QUERIES ? room : MAX_QUERIES;
     const int32_t queries = work[WORK_ROWS] * group;
     for (int first = 0; first < queries; first += together) {
         take_queries(&s, &view, first, queries - first < together ? queries - first : together);

@@ -12,27 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tandem.kernels.abi import KV_BLOCK, KV_TYPES, MAX_HEAD_DIM, WORK_INTS
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
-from tandem.kernels.layouts import (
-    KV_BLOCK,
-    KV_TYPES,
-    kv_bytes,
-    kv_load,
-    kv_store,
-    kv_zeros,
-    padded,
-    q8_store,
-    q8_zeros,
-    rows_bytes,
-)
-from tandem.kernels.panels import q8_bytes
-
-MOST_HEAD_DIM = 512  # what the CPU kernel has room for
-WORK_ROW, WORK_ROWS, WORK_SEQUENCE, WORK_POSITION, WORK_INTS = range(5)
+from tandem.kernels.kv_layout import kv_bytes, kv_load, kv_store, kv_zeros
+from tandem.kernels.q8_tiles import q8_bytes, q8_store, q8_zeros
+from tandem.kernels.rows import padded, rows_bytes
 
 
 def grid(scalars: Scalars) -> Grid:
-    assert scalars["head_dim"] <= MOST_HEAD_DIM, f"attention: heads of at most {MOST_HEAD_DIM} columns"
+    assert scalars["head_dim"] <= MAX_HEAD_DIM, f"attention: heads of at most {MAX_HEAD_DIM} columns"
     return Grid(int(scalars["kv_heads"]), "work")
 
 
@@ -208,7 +196,7 @@ KERNEL = Kernel(
     name="attention",
     buffers=(
         Buffer("q", "r"),  # float32 [T, q_stride], heads of head_dim
-        Buffer("cache", "r"),  # one layer's KV blocks (layouts.h)
+        Buffer("cache", "r"),  # one layer's KV blocks (kv_layout.h)
         Buffer("tables", "r"),  # int32 [sequences][table_stride]: the block of positions 16 i to 16 i + 15
         Buffer("work", "r"),  # int32 [W][first row, rows, sequence, position of the first row]
         Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]

@@ -8,7 +8,7 @@ enum { FORMAT, ROWS, COLUMNS, OUT_STRIDE, SCALE };
 ALWAYS_INLINE int row_of(const launch_args *args, int32_t item) {
     const int32_t *token = (const int32_t *)args->buffer[TOKENS] + item * TOKEN_INTS;
     int source = token[TOKEN_SOURCE];
-    return source ? ((const int32_t *)args->buffer[SAMPLED])[(source - 1) * RESULT_INTS] : token[TOKEN_ID];
+    return source ? ((const sampling_result *)args->buffer[SAMPLED])[source - 1].token : token[TOKEN_ID];
 }
 
 // Unpacks 16 rows to use one: a token's row is a millionth of the step's weights.

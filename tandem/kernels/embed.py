@@ -1,6 +1,6 @@
 """Token ids to rows of the embedding table, times a scale. The table is in panels: it is often the head too.
 
-A token whose source is not 0 is the one that row source - 1 of `sampled` holds: the step before has just picked it.
+If TOKEN_SOURCE is not 0, the id is in row TOKEN_SOURCE - 1 of `sampled`: the results of the previous step.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ from functools import partial
 
 import numpy as np
 
+from tandem.kernels.abi import RESULT_INTS, TOKEN_ID, TOKEN_INTS, TOKEN_SOURCE
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.matmul import random_panels, unpack_panels
 from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
-
-TOKEN_BYTES, TOKEN_ID, TOKEN_SOURCE = 32, 0, 3  # a row of StepInputs' token table, and fields of it
-RESULT_BYTES = 256  # a row of results; the id is its first field
 
 
 def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
     rows, columns, n = int(s["rows"]), int(s["columns"]), counts["tokens"]
     return {
-        "tokens": TOKEN_BYTES * n,
+        "tokens": 4 * TOKEN_INTS * n,
         "table": LAYOUTS[LAYOUT_NAMES[int(s["format"])]].matrix_bytes(rows, columns),
-        "sampled": RESULT_BYTES * counts["rows"],
+        "sampled": 4 * RESULT_INTS * counts["rows"],
         "out": 4 * ((n - 1) * int(s["out_stride"]) + columns),
     }
 
@@ -48,13 +46,13 @@ def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[
 
 def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
     for tokens, rows, columns in ((1, 16, 256), (9, 50, 512)):
-        ids = np.zeros((tokens, 8), np.int32)
+        ids = np.zeros((tokens, TOKEN_INTS), np.int32)
         ids[:, TOKEN_ID] = rng.integers(0, rows, tokens)
         ids[::3, TOKEN_SOURCE] = rng.integers(1, 4, len(ids[::3]))
         arrays = {
             "tokens": ids,
             "table": random_panels(layout, rows, columns, rng),
-            "sampled": rng.integers(0, rows, (3, RESULT_BYTES // 4), np.int32),
+            "sampled": rng.integers(0, rows, (3, RESULT_INTS), np.int32),
             "out": np.zeros((tokens, columns + 5), np.float32),
         }
         scalars = dict(

@@ -1,6 +1,6 @@
 // The gate of a feed-forward layer for one token; see glu.py.
-#include "activations.h"
-#include "layouts.h"
+#include "activation_functions.h"
+#include "q8_tiles.h"
 #include "rows.h"
 
 enum { GATE, UP, OUT };

@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from tandem.kernels.abi import ACTIVATION_GELU, ACTIVATION_SILU
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
-from tandem.kernels.layouts import padded, q8_pack, q8_store, rows_bytes
-from tandem.kernels.panels import q8_bytes
-
-SILU, GELU = 0, 1  # GELU in its tanh form
+from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store
+from tandem.kernels.rows import padded, rows_bytes
 
 
 def activate(x: Array, activation: int) -> Array:
     exact = x.astype(np.float64)
-    if activation == GELU:
+    if activation == ACTIVATION_GELU:
         gelu: Array = 0.5 * exact * (1 + np.tanh(np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)))
         return gelu
     with np.errstate(over="ignore"):
@@ -67,9 +66,11 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         }
         full_label = f"{label} {('silu', 'gelu')[activation]}{' q8' * out_q8}"
         counts = {"tokens": n, "rows": 1, "work": 0}
-        return Case(full_label, arrays, scalars, counts, atol=2e-8, rtol=2e-6)  # 2e-8: GELU's left tail
+        return Case(
+            full_label, arrays, scalars, counts, atol=2e-8, rtol=2e-6
+        )  # 2e-8: ACTIVATION_GELU's left tail
 
-    for activation in (SILU, GELU):
+    for activation in (ACTIVATION_SILU, ACTIVATION_GELU):
         for n, dim, gap in ((1, 1, 0), (2, 17, 3), (5, 48, 0), (16, 100, 4), (17, 256, 0), (33, 31, 1)):
             yield case(f"{n}x{dim}", rng.standard_normal((n, dim)) * 4, activation, 0, gap)
         for n, dim, gap in ((1, 32, 0), (5, 96, 5), (17, 64, 0), (33, 160, 16)):

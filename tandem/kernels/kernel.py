@@ -1,7 +1,7 @@
-"""What a kernel declares once, for every device: its buffers, scalars, grid, cost and NumPy reference.
+"""The declaration of a kernel, once for every device: buffers, scalars, grid, cost, NumPy reference and test cases.
 
-A kernel `name` lives in `kernels/name.py` (this declaration), `kernels/name.c` (CPU) and later `name.slang`
-(Vulkan). Buffers and scalars are passed in the declared order: at most 8 addresses and 16 scalars, 128 bytes.
+A kernel `name` has three files: `kernels/name.py` (the declaration), `kernels/name.c` (CPU) and `kernels/name.slang`
+(Vulkan). A launch passes buffers and scalars in the declared order; abi.py limits their number.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from tandem.kernels.abi import MAX_BUFFERS, MAX_SCALARS
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Scalars = Mapping[str, float]
-Counts = Mapping[str, int]  # "tokens", "rows", "work": what StepInputs says at run time
-
-COUNTS = ("tokens", "rows", "work")  # the order of the STEP_* constants in core.h
+Counts = Mapping[str, int]  # the sizes of a step, by the names of abi.COUNTS: "tokens", "rows", "work"
 
 
 class Buffer(NamedTuple):
@@ -67,4 +67,5 @@ class Kernel:
     extents: Callable[[Scalars, Counts], dict[str, int]]
 
     def __post_init__(self) -> None:
-        assert len(self.buffers) <= 8 and len(self.scalars) <= 16, f"{self.name}: a launch has 128 bytes"
+        assert len(self.buffers) <= MAX_BUFFERS, f"{self.name}: more than {MAX_BUFFERS} buffers"
+        assert len(self.scalars) <= MAX_SCALARS, f"{self.name}: more than {MAX_SCALARS} scalars"

@@ -3,13 +3,12 @@
 //
 // A row is a lane and columns are walked in order, in one chain a (row, token): the sum does not depend on how
 // many tokens share a register tile, which is what makes the engine's output independent of batching.
-#include "activations.h"
+#include "activation_functions.h"
 #include "panels.h"
 
 enum { X, WEIGHTS, BIAS, OUT };
 enum { FORMAT, ROWS, COLUMNS, X_STRIDE, OUT_STRIDE, PANELS_PER_ITEM, COUNT, EPILOGUE, OUT_Q8, SOFTCAP };
 #define FINE_ZERO 32.0f  // of the one format with a scale per 16 columns, q6_k
-enum { STORE = 0, SILU_GLU = 1, GELU_GLU = 2 };  // GLU: panels come as 2 of gate, 2 of up, so 4 make 32 outputs
 
 #if defined(ISA_avx512)
 #define WIDEST 16  // tokens a register tile: 16 sums + 8 weights + scales fill the 32 registers
@@ -137,13 +136,13 @@ static void store(const launch_args *args, int panel, int token, int tokens, con
     }
 }
 
-// sums: [4 panels][TILE tokens]: 32 rows of gate, then 32 of up.
+// sums: [4 panels][Q8_TILE tokens]: 32 rows of gate, then 32 of up.
 static void store_glu(const launch_args *args, int panel, int token, int tokens, const f32x16 *sums) {
-    int column = panel / 4 * 32, outputs = args->scalar[ROWS].i / 2, gelu = args->scalar[EPILOGUE].i == GELU_GLU;
+    int column = panel / 4 * 32, outputs = args->scalar[ROWS].i / 2, gelu = args->scalar[EPILOGUE].i == EPILOGUE_GELU_GLU;
     for (int t = 0; t < tokens; t++) {
         f32x16 v[2];
         for (int i = 0; i < 2; i++) {
-            f32x16 gate = sums[i * TILE + t], up = sums[(2 + i) * TILE + t];
+            f32x16 gate = sums[i * Q8_TILE + t], up = sums[(2 + i) * Q8_TILE + t];
             v[i] = f_mul(gelu ? f_gelu(gate) : f_silu(gate), up);
         }
         if (args->scalar[OUT_Q8].i) q8_write(args->buffer[OUT], outputs, token + t, column, v[0], v[1]);
@@ -161,13 +160,13 @@ static void store_glu(const launch_args *args, int panel, int token, int tokens,
     int panels = (args->scalar[ROWS].i + LANES - 1) / LANES, columns = args->scalar[COLUMNS].i; \
     int begin = item * args->scalar[PANELS_PER_ITEM].i, end = begin + args->scalar[PANELS_PER_ITEM].i; \
     if (end > panels) end = panels; \
-    int total = step[args->scalar[COUNT].i], glu = args->scalar[EPILOGUE].i != STORE; \
-    for (int token = 0; token < total; token += TILE) { \
-        int tokens = total - token < TILE ? total - token : TILE; \
-        f32x16 sums[4 * TILE]; \
+    int total = step[args->scalar[COUNT].i], glu = args->scalar[EPILOGUE].i != EPILOGUE_STORE; \
+    for (int token = 0; token < total; token += Q8_TILE) { \
+        int tokens = total - token < Q8_TILE ? total - token : Q8_TILE; \
+        f32x16 sums[4 * Q8_TILE]; \
         for (int p = begin; p < end; p++) { \
             const uint8_t *panel = (const uint8_t *)args->buffer[WEIGHTS] + (size_t)p * (panel_bytes); \
-            f32x16 *mine = sums + (glu ? p % 4 * TILE : 0); \
+            f32x16 *mine = sums + (glu ? p % 4 * Q8_TILE : 0); \
             multiply; \
             if (!glu) store(args, p, token, tokens, mine); \
             else if (p % 4 == 3) store_glu(args, p - 3, token, tokens, sums); \

@@ -7,15 +7,14 @@ from functools import partial
 
 import numpy as np
 
+from tandem.kernels.abi import EPILOGUE_GELU_GLU, EPILOGUE_SILU_GLU, EPILOGUE_STORE, PANEL_ROWS
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
-from tandem.kernels.layouts import q8_pack, q8_store, q8_unpack, q8_zeros
-from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS, q8_bytes
-
-STORE, SILU_GLU, GELU_GLU = range(3)  # the `epilogue` scalar
+from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
+from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store, q8_unpack, q8_zeros
 
 
 def panels(rows: int) -> int:
-    return -(-rows // LANES)
+    return -(-rows // PANEL_ROWS)
 
 
 def panels_per_item(rows: int, glu: bool) -> int:
@@ -48,7 +47,7 @@ def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
     return {
         "x": _x_bytes(s, n),
         "weights": layout.matrix_bytes(rows, int(s["columns"])),
-        "bias": 4 * panels(rows) * LANES,
+        "bias": 4 * panels(rows) * PANEL_ROWS,
         "out": _out_bytes(s, n),
     }
 
@@ -78,7 +77,7 @@ def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[
     if s["epilogue"]:
         pairs = y.reshape(n, -1, 2, 32)
         gate, up = pairs[:, :, 0].reshape(n, -1), pairs[:, :, 1].reshape(n, -1)
-        if s["epilogue"] == SILU_GLU:
+        if s["epilogue"] == EPILOGUE_SILU_GLU:
             act = gate / (1 + np.exp(-gate))
         else:
             act = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
@@ -110,28 +109,33 @@ def unpack_panels(layout: str, packed: Array, rows: int, columns: int) -> Array:
     scale, minimum = _panel_scales(layout, chunks, blocks)  # [panels, chunks, blocks, 1 or 2, 16 rows]
     parts = scale.shape[3]
     w = (
-        quants.reshape(*quants.shape[:3], parts, 32 // parts, LANES) * scale[..., None, :]
+        quants.reshape(*quants.shape[:3], parts, 32 // parts, PANEL_ROWS) * scale[..., None, :]
         + minimum[..., None, :]
     )
-    return w.reshape(count, columns, LANES).transpose(0, 2, 1).reshape(-1, columns)[:rows].astype(np.float32)
+    return (
+        w.reshape(count, columns, PANEL_ROWS)
+        .transpose(0, 2, 1)
+        .reshape(-1, columns)[:rows]
+        .astype(np.float32)
+    )
 
 
 def _panel_quants(layout: str, chunks: Array, blocks: int) -> Array:
     shape = chunks.shape[:2]
     if layout == "q8_0":
-        w = chunks[..., :512].reshape(*shape, 1, 8, LANES, 4)
+        w = chunks[..., :512].reshape(*shape, 1, 8, PANEL_ROWS, 4)
     else:
-        nibbles = chunks[..., : 256 * blocks].reshape(*shape, blocks, 4, LANES, 4)
+        nibbles = chunks[..., : 256 * blocks].reshape(*shape, blocks, 4, PANEL_ROWS, 4)
         w = np.concatenate([nibbles & 15, nibbles >> 4], axis=3)  # [..., 8 steps, 16 rows, 4]
         rest = chunks[..., 256 * blocks :]
         if layout.startswith("q5"):
-            bits = rest[..., : 64 * blocks].reshape(*shape, blocks, 1, LANES, 4)
+            bits = rest[..., : 64 * blocks].reshape(*shape, blocks, 1, PANEL_ROWS, 4)
             w = w | ((bits >> np.arange(8, dtype=np.uint8)[:, None, None]) & 1) << 4
         if layout == "q6_k":
-            bits = rest[..., : 128 * blocks].reshape(*shape, blocks, 2, 1, LANES, 4)
+            bits = rest[..., : 128 * blocks].reshape(*shape, blocks, 2, 1, PANEL_ROWS, 4)
             upper = (bits >> (2 * np.arange(4, dtype=np.uint8))[:, None, None]) & 3
-            w = w | upper.reshape(*shape, blocks, 8, LANES, 4) << 4
-    return w.transpose(0, 1, 2, 3, 5, 4).reshape(*shape, blocks, 32, LANES).astype(np.float32)
+            w = w | upper.reshape(*shape, blocks, 8, PANEL_ROWS, 4) << 4
+    return w.transpose(0, 1, 2, 3, 5, 4).reshape(*shape, blocks, 32, PANEL_ROWS).astype(np.float32)
 
 
 def _panel_scales(layout: str, chunks: Array, blocks: int) -> tuple[Array, Array]:
@@ -140,7 +144,10 @@ def _panel_scales(layout: str, chunks: Array, blocks: int) -> tuple[Array, Array
 
     if layout == "q6_k":
         scales = (
-            chunks[..., 3072:3328].view(np.int8).reshape(*chunks.shape[:2], 8, 2, LANES).astype(np.float32)
+            chunks[..., 3072:3328]
+            .view(np.int8)
+            .reshape(*chunks.shape[:2], 8, 2, PANEL_ROWS)
+            .astype(np.float32)
         )
         scale = scales * halves(3328)[:, :, None, None]
         return scale, -32 * scale
@@ -149,7 +156,7 @@ def _panel_scales(layout: str, chunks: Array, blocks: int) -> tuple[Array, Array
         words = (
             np.ascontiguousarray(chunks[..., begin : begin + 192])
             .view(np.uint32)
-            .reshape(*chunks.shape[:2], 3, LANES)
+            .reshape(*chunks.shape[:2], 3, PANEL_ROWS)
         )
         shift = 8 * np.arange(4, dtype=np.uint32)[:, None]
         byte = [(words[:, :, i, None] >> shift) & 255 for i in range(3)]  # [panels, chunks, 4, 16]
@@ -165,16 +172,16 @@ def _panel_scales(layout: str, chunks: Array, blocks: int) -> tuple[Array, Array
 
 def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
     for tokens, rows, columns, epilogue, out_q8, bias, softcap in (
-        (1, 16, 256, STORE, 0, False, 0.0),
-        (5, 40, 512, STORE, 0, True, 0.0),
-        (16, 33, 256, STORE, 0, False, 3.0),
-        (33, 80, 256, STORE, 0, False, 0.0),
-        (7, 128, 256, SILU_GLU, 0, False, 0.0),
-        (19, 64, 512, GELU_GLU, 1, False, 0.0),
-        (1, 64, 768, SILU_GLU, 0, False, 0.0),
-        (2, 40, 768, STORE, 0, True, 0.0),
-        (2, 128, 1280, GELU_GLU, 1, False, 0.0),
-        (4, 33, 512, STORE, 0, False, 0.0),
+        (1, 16, 256, EPILOGUE_STORE, 0, False, 0.0),
+        (5, 40, 512, EPILOGUE_STORE, 0, True, 0.0),
+        (16, 33, 256, EPILOGUE_STORE, 0, False, 3.0),
+        (33, 80, 256, EPILOGUE_STORE, 0, False, 0.0),
+        (7, 128, 256, EPILOGUE_SILU_GLU, 0, False, 0.0),
+        (19, 64, 512, EPILOGUE_GELU_GLU, 1, False, 0.0),
+        (1, 64, 768, EPILOGUE_SILU_GLU, 0, False, 0.0),
+        (2, 40, 768, EPILOGUE_STORE, 0, True, 0.0),
+        (2, 128, 1280, EPILOGUE_GELU_GLU, 1, False, 0.0),
+        (4, 33, 512, EPILOGUE_STORE, 0, False, 0.0),
     ):
         yield product_case(layout, tokens, rows, columns, epilogue, out_q8, rng, bias=bias, softcap=softcap)
 
@@ -193,7 +200,7 @@ def product_case(
         "out": out,
     }
     if bias:
-        arrays["bias"] = np.zeros(panels(rows) * LANES, np.float32)
+        arrays["bias"] = np.zeros(panels(rows) * PANEL_ROWS, np.float32)
         arrays["bias"][:rows] = rng.standard_normal(rows)
     scalars = dict(format=LAYOUT_NAMES.index(layout), rows=rows, columns=columns, x_stride=columns,
                    out_stride=width + 3, panels_per_item=4 if epilogue else 2, count=0, epilogue=epilogue,
@@ -217,13 +224,13 @@ def random_panels(
     info = LAYOUTS[layout]
     count = panels(rows)
     if not info.quantised:
-        values = rng.standard_normal((count, columns, LANES)).astype(np.float32) * (size or 0.1)
+        values = rng.standard_normal((count, columns, PANEL_ROWS)).astype(np.float32) * (size or 0.1)
         if layout == "bf16":
             return np.ascontiguousarray(values.view(np.uint32) >> 16).astype(np.uint16)
         return values.astype(np.float16 if layout == "f16" else np.float32)
     data = rng.integers(0, 256, (count, columns // info.span, info.chunk_bytes), dtype=np.uint8)
     largest = 1.5 * size / SPREADS[layout] if size else 0.002 if info.span == 256 else 0.01
-    scales = rng.uniform(0.2, 1.0, (*data.shape[:2], LANES)) * largest
+    scales = rng.uniform(0.2, 1.0, (*data.shape[:2], PANEL_ROWS)) * largest
     middle = {"q4_1": -7.5, "q5_1": -15.5, "q4_k": 7.5, "q5_k": 15.5}.get(layout)  # K formats subtract theirs
     halves = [scales] if middle is None else [scales, middle * scales]
     packed = np.concatenate(halves, axis=2).astype(np.float16)

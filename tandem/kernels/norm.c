@@ -1,5 +1,5 @@
 // Residual addition and RMS normalisation of one row; see norm.py.
-#include "layouts.h"
+#include "q8_tiles.h"
 #include "rows.h"
 
 enum { X, ADD, POST_WEIGHT, WEIGHT, OUT, ROWS };

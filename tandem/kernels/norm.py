@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
-from tandem.kernels.layouts import padded, q8_pack, q8_store, rows_bytes
-from tandem.kernels.panels import q8_bytes
+from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store
+from tandem.kernels.rows import padded, rows_bytes
 
 
 def count_of(scalars: Scalars) -> str:

@@ -6,20 +6,11 @@
 // A weight is  scale * quant + minimum;  formats with a zero point z use minimum = -z * scale.
 // tandem/devices/cpu/repack.c writes these from the file's blocks.
 #pragma once
-#include "layouts.h"
+#include "q8_tiles.h"
 
-enum {
-    q4_0_SPAN = 32, q4_0_BYTES = 288, q4_0_FINE = 0,  // 256 nibbles, 16 half scales
-    q4_1_SPAN = 32, q4_1_BYTES = 320, q4_1_FINE = 0,  // 256 nibbles, 16 half scales, 16 half minima
-    q5_0_SPAN = 32, q5_0_BYTES = 352, q5_0_FINE = 0,  // 256 nibbles, 64 fifth bits, 16 half scales
-    q5_1_SPAN = 32, q5_1_BYTES = 384, q5_1_FINE = 0,  // 256 nibbles, 64 fifth bits, 16 half scales, 16 half minima
-    q8_0_SPAN = 32, q8_0_BYTES = 544, q8_0_FINE = 0,  // 512 quants + 128, 16 half scales
-    q4_k_SPAN = 256, q4_k_BYTES = 2304, q4_k_FINE = 0,  // 8 x 256 nibbles, 3 x 64 packed scales, 16 half d, 16 half dmin
-    q5_k_SPAN = 256, q5_k_BYTES = 2816, q5_k_FINE = 0,  // 8 x 256 nibbles, 8 x 64 fifth bits, then as q4_k
-    q6_k_SPAN = 256, q6_k_BYTES = 3360, q6_k_FINE = 1,  // 8 x 256 nibbles, 8 x 128 upper bits, 16 x 16 int8 scales, 16 half d
-};
+_Static_assert(PANEL_ROWS == LANES, "a row of a panel is a lane");
 
-#define NIBBLES 256
+enum { NIBBLES = 256 };  // bytes of the low 4 bits of 32 columns
 
 ALWAYS_INLINE void unpack_nibbles(const uint8_t *p, i32x16 w[8]) {
     i32x16 low = i_set(0x0f0f0f0f);

@@ -1,43 +1,24 @@
-"""The layouts the CPU keeps weights in (kernels/panels.h): 16 rows interleaved, the bytes of the file."""
+"""Weight layouts of panels (panels.h): PANEL_ROWS rows interleaved, with exactly the bytes of the GGUF file."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-LANES = 16  # rows a panel
-TILE = 16  # tokens a tile of quantised activations
-Q8_COLUMNS = 32
-Q8_BLOCK_BYTES = 768  # 16 tokens x 32 int8, and a scale and three sums for each token
+from tandem.kernels.abi import PANEL_FORMATS, PANEL_ROWS
 
 
 class Layout(NamedTuple):
     name: str
-    span: int  # columns a chunk
-    chunk_bytes: int  # bytes of a chunk of 16 rows
-    quantised: bool  # multiplies int8 activations; otherwise float32 ones
+    span: int  # columns of a chunk
+    chunk_bytes: int  # bytes of a chunk of PANEL_ROWS rows
+    quantised: bool  # multiplied by int8 activations, otherwise by float32
 
     def matrix_bytes(self, rows: int, columns: int) -> int:
-        return -(-rows // LANES) * (columns // self.span) * self.chunk_bytes
+        return -(-rows // PANEL_ROWS) * (columns // self.span) * self.chunk_bytes
 
 
 LAYOUTS = {
-    layout.name: layout
-    for layout in (
-        Layout("q4_0", 32, 288, True),
-        Layout("q4_1", 32, 320, True),
-        Layout("q5_0", 32, 352, True),
-        Layout("q5_1", 32, 384, True),
-        Layout("q8_0", 32, 544, True),
-        Layout("q4_k", 256, 2304, True),
-        Layout("q5_k", 256, 2816, True),
-        Layout("q6_k", 256, 3360, True),
-        Layout("f16", 1, 32, False),
-        Layout("bf16", 1, 32, False),
-        Layout("f32", 1, 64, False),
-    )
+    name: Layout(name, panel.span, panel.bytes, bool(panel.quantised))
+    for name, panel in PANEL_FORMATS.items()
 }
-LAYOUT_NAMES = tuple(LAYOUTS)  # a kernel's `format` scalar indexes this
-
-
-def q8_bytes(tokens: int, columns: int) -> int:
-    return -(-tokens // TILE) * (columns // Q8_COLUMNS) * Q8_BLOCK_BYTES
+LAYOUT_NAMES = tuple(LAYOUTS)  # a kernel's scalar `format` is an index

@@ -1,5 +1,5 @@
 // One row of float32 to int8 blocks; see quantise.py.
-#include "layouts.h"
+#include "q8_tiles.h"
 
 enum { X, OUT };
 enum { DIM, X_STRIDE, COUNT_ROWS };

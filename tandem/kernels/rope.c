@@ -1,10 +1,9 @@
 // Head normalisation, rotary positions and the KV store of one token; see rope.py.
-#include "layouts.h"
+#include "kv_layout.h"
 #include "rows.h"
 
 enum { Q, K, V, CACHE, TABLE, VECTORS, TOKENS };
 enum { Q_HEADS, KV_HEADS, HEAD_DIM, ROT_DIM, Q_STRIDE, K_STRIDE, V_STRIDE, EPS, INTERLEAVED, SLOT_FIELD, KV, PARTS };
-enum { PART_NORM = 1, PART_ROPE = 2, PART_STORE = 4, PART_SHIFT = 8, MOST_HEAD_DIM = 512 };
 
 static void norm_head(float *x, const float *weight, int32_t dim, float eps) {
     const f32x16 inverse = f_set(rms_inverse(row_squares(x, dim), dim, eps));
@@ -14,9 +13,9 @@ static void norm_head(float *x, const float *weight, int32_t dim, float eps) {
     }
 }
 
-// Turns the pairs (a[i], b[i]) by the angles whose cosine and sine stand in `table`. Plain loops: the compiler
-// vectorises both forms with their remainders, and without contraction a vector gives the bits a scalar would.
-static void turn_halves(float *restrict a, float *restrict b, const float *restrict table, int32_t pairs) {
+// Rotates the pairs (a[i], b[i]) by the angles whose cosines and sines are in `table`. The loops are plain: the compiler
+// vectorises both forms with their remainders, and without contraction a vector gives the same bits as a scalar.
+static void rotate_halves(float *restrict a, float *restrict b, const float *restrict table, int32_t pairs) {
     for (int32_t i = 0; i < pairs; i++) {
         const float u = a[i], v = b[i], cosine = table[2 * i], sine = table[2 * i + 1];
         a[i] = u * cosine - v * sine;
@@ -24,7 +23,7 @@ static void turn_halves(float *restrict a, float *restrict b, const float *restr
     }
 }
 
-static void turn_neighbours(float *restrict x, const float *restrict table, int32_t pairs) {
+static void rotate_neighbours(float *restrict x, const float *restrict table, int32_t pairs) {
     for (int32_t i = 0; i < pairs; i++) {
         const float u = x[2 * i], v = x[2 * i + 1], cosine = table[2 * i], sine = table[2 * i + 1];
         x[2 * i] = u * cosine - v * sine;
@@ -38,8 +37,8 @@ static void prepare(const launch_args *args, float *x, int32_t heads, const floa
     for (float *end = x + (size_t)heads * dim; x < end; x += dim) {
         if (weight) norm_head(x, weight, dim, args->scalar[EPS].f);
         if (!table) continue;
-        if (args->scalar[INTERLEAVED].i) turn_neighbours(x, table, pairs);
-        else turn_halves(x, x + pairs, table, pairs);
+        if (args->scalar[INTERLEAVED].i) rotate_neighbours(x, table, pairs);
+        else rotate_halves(x, x + pairs, table, pairs);
     }
 }
 
@@ -105,7 +104,7 @@ KERNEL(rope) {
     char *block = (char *)args->buffer[CACHE] + (size_t)(slot / KV_BLOCK) * kv_heads * head_bytes;
     for (int32_t h = 0; h < kv_heads; h++) {
         const float *key = k ? k + (size_t)h * dim : NULL;
-        float shifted[MOST_HEAD_DIM];
+        float shifted[MAX_HEAD_DIM];
         if (key && parts & PART_SHIFT) {
             for (int32_t d = 0; d < dim; d++) shifted[d] = key[d] - vectors[h * dim + d];
             key = shifted;

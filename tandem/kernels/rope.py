@@ -15,35 +15,33 @@ from typing import Any
 
 import numpy as np
 
-from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
-from tandem.kernels.layouts import (
+from tandem.kernels.abi import (
     KV_BLOCK,
     KV_TYPES,
+    PART_NORM,
+    PART_ROPE,
+    PART_SHIFT,
+    PART_STORE,
     TOKEN_INTS,
     TOKEN_POSITION,
     TOKEN_SLOT,
-    kv_bytes,
-    kv_head_bytes,
-    kv_store,
-    kv_zeros,
-    padded,
-    rows_bytes,
 )
+from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
+from tandem.kernels.kv_layout import kv_bytes, kv_head_bytes, kv_store, kv_zeros
 from tandem.kernels.norm import rms_norm
-
-NORM, ROPE, STORE, SHIFT = 1, 2, 4, 8  # bits of `parts`; never NORM and SHIFT, which share a buffer
+from tandem.kernels.rows import padded, rows_bytes
 
 
 def cost(scalars: Scalars, counts: Counts) -> Cost:
     tokens, parts, head_dim = counts["tokens"], int(scalars["parts"]), scalars["head_dim"]
     kv = scalars["kv_heads"] * head_dim
-    turned = (scalars["q_heads"] * head_dim if scalars["q_stride"] else 0) + (
+    rotated = (scalars["q_heads"] * head_dim if scalars["q_stride"] else 0) + (
         kv if scalars["k_stride"] else 0
     )
-    in_place = 8 * turned if parts & (NORM | ROPE) else 0
+    in_place = 8 * rotated if parts & (PART_NORM | PART_ROPE) else 0
     written = scalars["kv_heads"] * kv_head_bytes(head_dim, scalars["kv"]) / KV_BLOCK
-    stored = 8 * kv + written if parts & STORE else 0
-    ops = turned * ((4 if parts & NORM else 0) + (3 if parts & ROPE else 0))
+    stored = 8 * kv + written if parts & PART_STORE else 0
+    ops = rotated * ((4 if parts & PART_NORM else 0) + (3 if parts & PART_ROPE else 0))
     return Cost(bytes=tokens * (in_place + stored), ops=tokens * ops)
 
 
@@ -55,21 +53,21 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
         **rows,
         "cache": kv_bytes(scalars["blocks"], scalars["kv_heads"], dim, scalars["kv"]),
         "table": 4 * int(scalars["positions"] * scalars["rot_dim"]),
-        "vectors": 4 * dim * int(scalars["kv_heads"] if int(scalars["parts"]) & SHIFT else 2),
+        "vectors": 4 * dim * int(scalars["kv_heads"] if int(scalars["parts"]) & PART_SHIFT else 2),
         "tokens": 4 * TOKEN_INTS * tokens,
     }
 
 
-def turn(heads: Array, angles: Array, interleaved: bool) -> Array:
+def rotate(heads: Array, angles: Array, interleaved: bool) -> Array:
     """heads [T, H, D]; angles [T, pairs, (cos, sin)]. Columns from 2 * pairs on stay."""
     pairs = angles.shape[1]
     first = np.arange(pairs) * (2 if interleaved else 1)
     second = first + (1 if interleaved else pairs)
     cosine, sine = angles[:, None, :, 0], angles[:, None, :, 1]
-    turned = heads.copy()
-    turned[..., first] = heads[..., first] * cosine - heads[..., second] * sine
-    turned[..., second] = heads[..., first] * sine + heads[..., second] * cosine
-    return turned
+    rotated = heads.copy()
+    rotated[..., first] = heads[..., first] * cosine - heads[..., second] * sine
+    rotated[..., second] = heads[..., first] * sine + heads[..., second] * cosine
+    return rotated
 
 
 def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
@@ -83,17 +81,17 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
         width = int(scalars[count]) * dim
         x = arrays[name][:tokens, :width].reshape(tokens, -1, dim).astype(np.float64)
         if weight is not None:
-            if parts & NORM and "vectors" in arrays:
+            if parts & PART_NORM and "vectors" in arrays:
                 x = rms_norm(x, scalars["eps"]) * arrays["vectors"][weight]
-            if parts & ROPE:
-                x = turn(x, arrays["table"][table[:, TOKEN_POSITION]], bool(scalars["interleaved"]))
+            if parts & PART_ROPE:
+                x = rotate(x, arrays["table"][table[:, TOKEN_POSITION]], bool(scalars["interleaved"]))
             outputs[name][:tokens, :width] = x.reshape(tokens, width)
         heads[name] = x.astype(np.float32)
-    if parts & STORE:
+    if parts & PART_STORE:
         slots = table[:, int(scalars["slot_field"])]
         kept = slots >= 0
         k, v = (heads[name][kept] if name in heads else None for name in ("k", "v"))
-        if parts & SHIFT and k is not None:
+        if parts & PART_SHIFT and k is not None:
             k = k - arrays["vectors"]
         kv_store(outputs["cache"], slots[kept], k, v)
     return outputs
@@ -125,7 +123,7 @@ def make_case(
     arrays: dict[str, Any] = {
         "cache": cache,
         "table": np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32),
-        "vectors": rng.uniform(0.5, 2, (kv_heads if parts & SHIFT else 2, dim)).astype(np.float32),
+        "vectors": rng.uniform(0.5, 2, (kv_heads if parts & PART_SHIFT else 2, dim)).astype(np.float32),
         "tokens": table,
     }
     strides = {}
@@ -148,14 +146,14 @@ def make_case(
         "positions": len(angles),
         "blocks": blocks,
     }
-    # A turned value is a difference of products, each to 3e-6 of its size: 5 deviations, or 10 if normed.
-    largest = 5 * size if not parts & NORM or "vectors" in absent else 10.0
+    # A rotated value is a difference of products, each to 3e-6 of its size: 5 deviations, or 10 if normed.
+    largest = 5 * size if not parts & PART_NORM or "vectors" in absent else 10.0
     counts = {"tokens": tokens, "rows": 1, "work": 0}
     return Case(label, arrays, scalars, counts, atol=3e-6 * largest, rtol=3e-6)
 
 
 def cases(rng: np.random.Generator) -> Iterator[Case]:
-    everything = NORM | ROPE | STORE
+    everything = PART_NORM | PART_ROPE | PART_STORE
     shapes = (
         (1, 2, 1, 8, 8),
         (2, 3, 3, 64, 64),
@@ -170,23 +168,32 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
             yield make_case(rng, f"{name} float16", shape, everything, interleaved, gap=interleaved * 3)
             yield make_case(rng, f"{name} float32", shape, everything, interleaved, "f32", "vectors")
             yield make_case(rng, f"{name} q8", shape, everything, interleaved, "q8")
-    for parts, label in ((NORM, "norm"), (ROPE, "rope"), (STORE, "store"), (ROPE | STORE, "rope and store")):
+    for parts, label in (
+        (PART_NORM, "norm"),
+        (PART_ROPE, "rope"),
+        (PART_STORE, "store"),
+        (PART_ROPE | PART_STORE, "rope and store"),
+    ):
         yield make_case(rng, f"{label} alone", (5, 4, 2, 48, 32), parts, gap=1)
     for parts, label in (
-        (STORE, "store"),
-        (STORE | SHIFT, "shift"),
-        (ROPE | STORE | SHIFT, "rope and shift"),
+        (PART_STORE, "store"),
+        (PART_STORE | PART_SHIFT, "shift"),
+        (PART_ROPE | PART_STORE | PART_SHIFT, "rope and shift"),
     ):
         yield make_case(rng, f"{label} in q8", (5, 4, 2, 96, 32), parts, 0, "q8", gap=1)
     for absent in ("q", "k", "v", "k v", "q v"):
         yield make_case(rng, f"without {absent}", (5, 4, 2, 16, 16), everything, 1, "f16", absent)
         yield make_case(rng, f"without {absent} q8", (5, 4, 2, 16, 16), everything, 1, "q8", absent)
-    yield make_case(rng, "without k v cache", (5, 4, 2, 16, 16), NORM | ROPE, absent="k v cache")
+    yield make_case(rng, "without k v cache", (5, 4, 2, 16, 16), PART_NORM | PART_ROPE, absent="k v cache")
     for size in (0.0, 1e-20, 1e4):
         yield make_case(rng, f"size {size:g}", (2, 2, 1, 32, 32), everything, size=size)
-        yield make_case(rng, f"size {size:g} float32", (2, 2, 1, 32, 32), ROPE | STORE, 1, "f32", size=size)
-        yield make_case(rng, f"size {size:g} q8", (2, 2, 1, 32, 32), ROPE | STORE, 1, "q8", size=size)
-    yield make_case(rng, "very large head in q8", (2, 1, 1, 512, 512), ROPE | STORE, kv="q8")
+        yield make_case(
+            rng, f"size {size:g} float32", (2, 2, 1, 32, 32), PART_ROPE | PART_STORE, 1, "f32", size=size
+        )
+        yield make_case(
+            rng, f"size {size:g} q8", (2, 2, 1, 32, 32), PART_ROPE | PART_STORE, 1, "q8", size=size
+        )
+    yield make_case(rng, "very large head in q8", (2, 1, 1, 512, 512), PART_ROPE | PART_STORE, kv="q8")
     yield make_case(rng, "1x32x8x128", (1, 32, 8, 128, 128), everything)
 
 
@@ -196,9 +203,11 @@ KERNEL = Kernel(
         Buffer("q", "rw"),  # float32 [T, q_stride], heads of head_dim
         Buffer("k", "rw"),  # float32 [T, k_stride]
         Buffer("v", "r"),  # float32 [T, v_stride]
-        Buffer("cache", "w"),  # one layer's KV blocks (layouts.h)
+        Buffer("cache", "w"),  # one layer's KV blocks (kv_layout.h)
         Buffer("table", "r"),  # float32 [positions][rot_dim / 2][cos, sin]
-        Buffer("vectors", "r"),  # float32 [2][head_dim]: the norms' weights; with SHIFT [kv_heads][head_dim]
+        Buffer(
+            "vectors", "r"
+        ),  # float32 [2][head_dim]: the norms' weights; with PART_SHIFT [kv_heads][head_dim]
         Buffer("tokens", "r"),  # int32 [T][TOKEN_INTS]
     ),
     scalars=(

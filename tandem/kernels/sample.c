@@ -8,26 +8,15 @@
 
 #include "simd.h"
 
-enum { BLOCK = 64, MOST_GROUPS = 4096, BINS = 2048, WAYS = 4, LEVELS = 3, MOST_TOPS = 20 };
-enum { OUT_TOKEN, OUT_LOGPROB, OUT_TOPS, OUT_IDS = 4, OUT_LOGPROBS = 24, OUT_FIELDS = 64 };
-
-typedef struct {
-    float temperature;
-    int32_t top_k;
-    float top_p, min_p, repeat, presence, frequency;
-    uint32_t seed_low, seed_high, counter;
-    int32_t first_adjustment, adjustments, tops, masked, unused[2];
-} parameters;
-typedef struct { int32_t token, count; float bias; int32_t unused; } adjustment;
-typedef union { int32_t i; float f; } field;
+enum { BLOCK = 64, MAX_GROUPS = 4096, BINS = 2048, WAYS = 4, LEVELS = 3 };
 
 typedef struct {
     const float *logits;
-    const adjustment *adjustments;  // by token, upwards
+    const logit_adjustment *adjustments;  // by token, upwards
     const uint32_t *mask;  // a bit a token, or NULL
-    const parameters *p;
+    const sampling_parameters *p;
     int32_t vocab, adjustment_count, blocks, shift;  // a group is 2^shift blocks
-    float highest, group_highest[MOST_GROUPS];
+    float highest, group_highest[MAX_GROUPS];
 } row_view;
 
 // Logits above `edge`, and those equal to it up to the id `last`.
@@ -40,7 +29,7 @@ static uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
-static double uniform(const parameters *p) {
+static double uniform(const sampling_parameters *p) {
     uint64_t seed = (uint64_t)p->seed_high << 32 | p->seed_low;
     return (double)(mix(mix(seed) + ((uint64_t)p->counter + 1) * 0x9e3779b97f4a7c15u) >> 11) * 0x1p-53;
 }
@@ -51,11 +40,11 @@ ALWAYS_INLINE f32x16 clean(f32x16 x) {
 }
 
 // As llama.cpp: the bias, then the repeat penalty, then frequency and presence.
-static float adjusted(const parameters *p, float x, const adjustment *e) {
+static float adjusted(const sampling_parameters *p, float x, const logit_adjustment *e) {
     x += e->bias;
     if (e->count > 0) {
-        x = x > 0.0f ? x / p->repeat : x * p->repeat;
-        x -= (float)e->count * p->frequency + p->presence;
+        x = x > 0.0f ? x / p->repeat_penalty : x * p->repeat_penalty;
+        x -= (float)e->count * p->frequency_penalty + p->presence_penalty;
     }
     return x;
 }
@@ -82,7 +71,7 @@ ALWAYS_INLINE void read_block(const row_view *r, int block, int *cursor, float x
 
 static void open_row(row_view *r) {
     r->blocks = (r->vocab + BLOCK - 1) / BLOCK;
-    for (r->shift = 0; r->blocks > MOST_GROUPS << r->shift;) r->shift++;
+    for (r->shift = 0; r->blocks > MAX_GROUPS << r->shift;) r->shift++;
     r->highest = -INFINITY;
     for (int b = 0, cursor = 0; b < r->blocks; b++) {
         float x[BLOCK];
@@ -124,10 +113,10 @@ ALWAYS_INLINE void weigh(const row_view *r, kept_set kept, float inverse, int bl
 }
 
 // The weight of what is kept, and of each group's part of it.
-static double weigh_all(const row_view *r, kept_set kept, float inverse, double groups[MOST_GROUPS]) {
+static double weigh_all(const row_view *r, kept_set kept, float inverse, double groups[MAX_GROUPS]) {
     double total = 0.0;
     int cursor = 0;
-    memset(groups, 0, sizeof(double) * MOST_GROUPS);
+    memset(groups, 0, sizeof(double) * MAX_GROUPS);
     FOR_BLOCKS(r, b, kept.edge) {
         float x[BLOCK], w[BLOCK];
         read_block(r, b, &cursor, x);
@@ -213,7 +202,7 @@ static kept_set cut(const row_view *r, kept_set kept, int32_t count, double shar
 
 // The first token, in order of id, up to which the kept ones weigh more than the drawn share of all.
 static int32_t draw(const row_view *r, kept_set kept, float inverse) {
-    double groups[MOST_GROUPS], left = weigh_all(r, kept, inverse, groups) * uniform(r->p);
+    double groups[MAX_GROUPS], left = weigh_all(r, kept, inverse, groups) * uniform(r->p);
     int32_t token = 0;
     int last = ((r->blocks - 1) >> r->shift), group = 0;
     while (last > 0 && groups[last] == 0.0) last--;
@@ -233,7 +222,7 @@ static int32_t draw(const row_view *r, kept_set kept, float inverse) {
 }
 
 static int32_t pick(const row_view *r) {
-    const parameters *p = r->p;
+    const sampling_parameters *p = r->p;
     if (r->highest == -INFINITY) return 0;  // everything is banned
     if (!(p->temperature > 0.0f)) return nth_equal(r, r->highest, 1);
     kept_set kept = EVERYTHING;
@@ -247,36 +236,37 @@ static int32_t pick(const row_view *r) {
 }
 
 // Of the logits as they came: the log-probability of `token`, and the best few with theirs.
-static void write_logprobs(const row_view *row, int32_t token, field *out) {
-    double groups[MOST_GROUPS];
+static void write_logprobs(const row_view *row, int32_t token, sampling_result *out) {
+    double groups[MAX_GROUPS];
     row_view r = *row;
     r.adjustment_count = 0;
     r.mask = NULL;
     if (row->adjustment_count || row->mask) open_row(&r);
-    int32_t n = r.p->tops < MOST_TOPS ? r.p->tops : MOST_TOPS, found = 0, cursor = 0;
+    int32_t n = r.p->top_logprobs < MAX_TOP_LOGPROBS ? r.p->top_logprobs : MAX_TOP_LOGPROBS, found = 0, cursor = 0;
     n = n < r.vocab ? n : r.vocab;
     int dead = r.highest == -INFINITY;
     float total = dead ? 0.0f : (float)log(weigh_all(&r, EVERYTHING, 1.0f, groups));
-    field *ids = out + OUT_IDS, *logprobs = out + OUT_LOGPROBS;
+    int32_t *ids = out->top_ids;
+    float *logprobs = out->top_logprobs;
     kept_set kept = n ? cut(&r, EVERYTHING, n, 0.0) : EVERYTHING;
     float x[BLOCK];
     read_block(&r, token / BLOCK, &cursor, x);
-    out[OUT_LOGPROB].f = dead ? -INFINITY : x[token % BLOCK] - r.highest - total;
-    out[OUT_TOPS].i = n;
+    out->logprob = dead ? -INFINITY : x[token % BLOCK] - r.highest - total;
+    out->top_count = n;
     for (int b = next_block(&r, 0, kept.edge); found < n && b < r.blocks; b = next_block(&r, b + 1, kept.edge)) {
         read_block(&r, b, &cursor, x);
         for (int i = 0; i < BLOCK; i++) {
             if (x[i] < kept.edge || (x[i] == kept.edge && b * BLOCK + i > kept.last)) continue;
             int place = found++;
-            for (; place > 0 && logprobs[place - 1].f < x[i]; place--) {
+            for (; place > 0 && logprobs[place - 1] < x[i]; place--) {
                 logprobs[place] = logprobs[place - 1];
                 ids[place] = ids[place - 1];
             }
-            logprobs[place].f = x[i];
-            ids[place].i = b * BLOCK + i;
+            logprobs[place] = x[i];
+            ids[place] = b * BLOCK + i;
         }
     }
-    for (int i = 0; i < n; i++) logprobs[i].f = dead ? -INFINITY : logprobs[i].f - r.highest - total;
+    for (int i = 0; i < n; i++) logprobs[i] = dead ? -INFINITY : logprobs[i] - r.highest - total;
 }
 
 KERNEL(sample) {
@@ -284,14 +274,14 @@ KERNEL(sample) {
     const int32_t vocab = args->scalar[0].i, stride = args->scalar[1].i, mask_words = args->scalar[3].i;
     row_view r;
     r.logits = (const float *)args->buffer[0] + (size_t)item * stride;
-    r.p = (const parameters *)args->buffer[1] + item;
-    r.adjustments = (const adjustment *)args->buffer[2] + r.p->first_adjustment;
+    r.p = (const sampling_parameters *)args->buffer[1] + item;
+    r.adjustments = (const logit_adjustment *)args->buffer[2] + r.p->first_adjustment;
     r.adjustment_count = r.p->adjustments;
     r.mask = r.p->masked ? (const uint32_t *)args->buffer[3] + (size_t)item * mask_words : NULL;
     r.vocab = vocab;
-    field *out = (field *)args->buffer[4] + (size_t)item * OUT_FIELDS;
-    memset(out, 0, sizeof(field) * OUT_FIELDS);
+    sampling_result *out = (sampling_result *)args->buffer[4] + item;
+    memset(out, 0, sizeof *out);
     open_row(&r);
-    out[OUT_TOKEN].i = pick(&r);
-    if (r.p->tops >= 0) write_logprobs(&r, out[OUT_TOKEN].i, out);
+    out->token = pick(&r);
+    if (r.p->top_logprobs >= 0) write_logprobs(&r, out->token, out);
 }

@@ -1,10 +1,9 @@
 """Picks a token from each row of logits, with the filters of llama.cpp in its order.
 
-Logit adjustments (bias and penalties), the mask, then top_k, top_p, min_p, temperature and the random choice; or, at
-temperature 0, the highest. Equal logits go by the lower id. NaN counts as -inf; if everything is -inf or banned, the
-token is 0.
-Log-probabilities are those of the logits as they came. The random number depends on seed and counter alone.
-`logits` is not changed. Vocabularies of any size; the adjustments of a row are sorted by token, one entry a token.
+The order is: logit adjustments (bias, then penalties), token mask, top_k, top_p, min_p, temperature, sampling. At
+temperature 0 the highest logit wins. Of equal logits the lower id wins. NaN counts as -inf; if all logits are -inf, the
+token is 0. Log-probabilities are those of the unadjusted logits. The random number depends on seed and counter alone.
+`logits` is not changed. The adjustments of a row are sorted by token, with one entry for each token.
 """
 
 from __future__ import annotations
@@ -14,52 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from tandem.kernels.abi import LOGIT_ADJUSTMENT, MAX_TOP_LOGPROBS, SAMPLING_PARAMETERS, SAMPLING_RESULT
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
-from tandem.kernels.layouts import padded, rows_bytes
-
-MOST_TOPS = 20
-
-PARAMETERS = np.dtype(
-    [
-        ("temperature", np.float32),  # 0 or less: the highest logit
-        ("top_k", np.int32),  # 0 or less: off
-        ("top_p", np.float32),  # 1 or more: off
-        ("min_p", np.float32),  # 0: off
-        ("repeat_penalty", np.float32),  # 1: off
-        ("presence_penalty", np.float32),
-        ("frequency_penalty", np.float32),
-        ("seed_low", np.uint32),
-        ("seed_high", np.uint32),
-        ("counter", np.uint32),  # which draw of the request
-        ("first_adjustment", np.int32),
-        ("adjustments", np.int32),
-        (
-            "tops",
-            np.int32,
-        ),  # best tokens wanted with log-probabilities, to MOST_TOPS; -1: no log-probabilities
-        ("masked", np.int32),  # 1: only tokens whose bit of the row's mask is set
-        ("unused", np.int32, 2),
-    ]
-)
-ADJUSTMENT = np.dtype(
-    [
-        ("token", np.int32),
-        ("count", np.int32),  # of the token in what the penalties look at
-        ("bias", np.float32),  # added first; -inf bans the token
-        ("unused", np.int32),
-    ]
-)
-RESULT = np.dtype(
-    [
-        ("token", np.int32),
-        ("logprob", np.float32),
-        ("tops", np.int32),
-        ("unused", np.int32),
-        ("ids", np.int32, MOST_TOPS),  # of the highest logits, downwards
-        ("logprobs", np.float32, MOST_TOPS),
-        ("rest", np.int32, 20),
-    ]
-)
+from tandem.kernels.rows import padded, rows_bytes
 
 
 def cost(scalars: Scalars, counts: Counts) -> Cost:
@@ -71,10 +27,10 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     rows = counts["rows"]
     return {
         "logits": rows_bytes(rows, int(scalars["vocab"]), scalars["stride"]),
-        "params": PARAMETERS.itemsize * rows,
-        "adjustments": ADJUSTMENT.itemsize * int(scalars["adjustments"]),
+        "params": SAMPLING_PARAMETERS.itemsize * rows,
+        "adjustments": LOGIT_ADJUSTMENT.itemsize * int(scalars["adjustments"]),
         "masks": 4 * int(scalars["mask_words"]) * rows,
-        "out": RESULT.itemsize * rows,
+        "out": SAMPLING_RESULT.itemsize * rows,
     }
 
 
@@ -145,32 +101,36 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
             adjustments = (
                 arrays["adjustments"][p["first_adjustment"] :][: p["adjustments"]]
                 if p["adjustments"]
-                else np.zeros(0, ADJUSTMENT)
+                else np.zeros(0, LOGIT_ADJUSTMENT)
             )
-            result = np.zeros((), RESULT)
+            result = np.zeros((), SAMPLING_RESULT)
             x = adjusted(logits, p, adjustments)
             if p["masked"]:
                 bits = np.unpackbits(arrays["masks"][row].view(np.uint8), bitorder="little")[: len(x)]
                 x = np.where(bits, x, -np.inf)
             result["token"] = pick(x, p)
-            if p["tops"] >= 0:
+            if p["top_logprobs"] >= 0:
                 logprobs = log_softmax(clean(logits))
-                n = min(p["tops"], MOST_TOPS, len(logprobs))
+                n = min(p["top_logprobs"], MAX_TOP_LOGPROBS, len(logprobs))
                 tops = np.argsort(-clean(logits), kind="stable")[:n]
                 result["logprob"] = logprobs[result["token"]]
-                result["tops"], result["ids"][:n], result["logprobs"][:n] = n, tops, logprobs[tops]
+                result["top_count"], result["top_ids"][:n], result["top_logprobs"][:n] = (
+                    n,
+                    tops,
+                    logprobs[tops],
+                )
             out[row] = result
     return {"out": out}
 
 
-OFF: dict[str, float] = {"temperature": 1, "top_p": 1, "repeat_penalty": 1, "tops": -1}
+OFF: dict[str, float] = {"temperature": 1, "top_p": 1, "repeat_penalty": 1, "top_logprobs": -1}
 
 
 def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], gap: int = 0) -> Case:
-    """A row for each of `wanted`: parameters, `seed`, `adjustments` (token, count, bias), a `mask`."""
+    """A row for each of `wanted`: parameters by name, `seed`, `mask` and `adjustments` as (token, count, bias)."""
     rows = len(wanted)
     masks = np.zeros((rows, -(-logits.shape[-1] // 32)), np.uint32)
-    params = np.zeros(rows, PARAMETERS)
+    params = np.zeros(rows, SAMPLING_PARAMETERS)
     adjustments: list[tuple[Any, ...]] = []
     for row, (p, want) in enumerate(zip(params, wanted, strict=True)):
         for name, value in {**OFF, **want}.items():
@@ -178,7 +138,7 @@ def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], ga
                 p["seed_low"], p["seed_high"] = value % 2**32, value >> 32
             elif name == "adjustments":
                 p["first_adjustment"], p["adjustments"] = len(adjustments), len(value)
-                adjustments += [(*adjustment, 0) for adjustment in sorted(value)]
+                adjustments += [(*edit, 0) for edit in sorted(value)]
             elif name == "mask":
                 p["masked"] = 1
                 bits = np.packbits(value, bitorder="little")
@@ -190,10 +150,10 @@ def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], ga
     arrays: dict[str, Array] = {
         "logits": padded(logits, vocab + gap),
         "params": params,
-        "out": np.ones(rows, RESULT),
+        "out": np.ones(rows, SAMPLING_RESULT),
     }
     if adjustments:
-        arrays["adjustments"] = np.array(adjustments, ADJUSTMENT)
+        arrays["adjustments"] = np.array(adjustments, LOGIT_ADJUSTMENT)
     if params["masked"].any():
         arrays["masks"] = masks
     mask_words = masks.shape[1] if "masks" in arrays else 0
@@ -211,10 +171,10 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
     filters: tuple[dict[str, float], ...] = (
         {},
         {"temperature": 0},
-        {"temperature": 0, "tops": 0},
-        {"temperature": 0.7, "tops": 20},
+        {"temperature": 0, "top_logprobs": 0},
+        {"temperature": 0.7, "top_logprobs": 20},
         {"temperature": 1e-30},
-        {"temperature": 1e30, "tops": 3},
+        {"temperature": 1e30, "top_logprobs": 3},
         {"top_k": 1},
         {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8},
         {"top_k": 100_000},
@@ -284,10 +244,10 @@ KERNEL = Kernel(
     name="sample",
     buffers=(
         Buffer("logits", "r"),  # float32 [R, stride]
-        Buffer("params", "r"),  # PARAMETERS [R]
-        Buffer("adjustments", "r"),  # ADJUSTMENT [...]
+        Buffer("params", "r"),  # SAMPLING_PARAMETERS [R]
+        Buffer("adjustments", "r"),  # LOGIT_ADJUSTMENT [...]
         Buffer("masks", "r"),  # uint32 [R, mask_words], a bit a token
-        Buffer("out", "w"),  # RESULT [R]
+        Buffer("out", "w"),  # SAMPLING_RESULT [R]
     ),
     scalars=(
         ("vocab", "i"),

@@ -11,7 +11,7 @@ from tandem.devices.device import Device
 from tandem.errors import UnsupportedModelError
 from tandem.gguf.file import GGUF
 from tandem.kernels.kernel import Array
-from tandem.kernels.rope import turn
+from tandem.kernels.rope import rotate
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.config import Metadata, ModelConfig, key_mean_name
 from tandem.model.weights import device_bytes, load_weights, matrix_layouts, vector
@@ -59,7 +59,7 @@ class Model:
         found = {}
         for layer in layers:
             bias = vector(self.gguf, f"blk.{layer}.attn_k.bias").reshape(1, c.kv_heads, c.head_dim)
-            found[key_mean_name(layer)] = turn(bias, turns[c.layer_rope[layer]][None], c.interleaved)
+            found[key_mean_name(layer)] = rotate(bias, turns[c.layer_rope[layer]][None], c.interleaved)
         return found
 
     def __enter__(self) -> Self:

@@ -10,9 +10,10 @@ import numpy as np
 
 from tandem.devices.device import Device
 from tandem.errors import ModelNotFoundError
+from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.kernel import Array
 from tandem.kernels.matmul import random_panels
-from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.kernels.panels import LAYOUTS
 from tandem.model.architectures import ARCHITECTURES, gemma3
 from tandem.model.config import ModelConfig, Rope
 from tandem.model.model import Model
@@ -118,8 +119,8 @@ class SyntheticModel(Model):
             layout, columns = packed.tensor.dtype, packed.parts[0].columns
             if (layout, columns) not in patterns:
                 size = min(PATTERN_BYTES, packed.tensor.nbytes)
-                panels = max(1, size // LAYOUTS[layout].matrix_bytes(LANES, columns))
-                made = random_panels(layout, panels * LANES, columns, rng, columns**-0.5)
+                panels = max(1, size // LAYOUTS[layout].matrix_bytes(PANEL_ROWS, columns))
+                made = random_panels(layout, panels * PANEL_ROWS, columns, rng, columns**-0.5)
                 patterns[layout, columns] = made.reshape(-1).view(np.uint8)
             _fill(device, packed.tensor, patterns[layout, columns])
         for vector in plan.vectors.values():

@@ -14,8 +14,9 @@ import numpy as np
 from tandem.devices.device import Device, Piece
 from tandem.gguf import formats
 from tandem.gguf.file import GGUF, TensorInfo
+from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.kernel import Array
-from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.kernels.panels import LAYOUTS
 from tandem.program.graph import Vector
 from tandem.program.weight_plan import PackedMatrix, PackedVector, WeightPlan
 from tandem.threads import each
@@ -63,7 +64,7 @@ def _groups(gguf: GGUF, plan: WeightPlan, most: int) -> Iterator[list[Rows]]:
         for index, part in enumerate(packed.parts):
             info = gguf.tensor(part.name)
             row_bytes = info.row_bytes * (1 if _same(packed, info) else FLOATS)
-            step = max(1, most // (row_bytes * LANES)) * LANES
+            step = max(1, most // (row_bytes * PANEL_ROWS)) * PANEL_ROWS
             for row in range(0, part.rows, step):
                 end = min(row + step, part.rows)
                 group.append((packed, index, row, end))
@@ -84,9 +85,9 @@ def _piece(gguf: GGUF, packed: PackedMatrix, index: int, row: int, end: int) -> 
     part, layout = packed.parts[index], packed.tensor.dtype
     info, rows = gguf.tensor(part.name), gguf.raw(part.name)[row:end]
     first, run, period = packed.placement(index)
-    begin = first * LAYOUTS[layout].matrix_bytes(LANES, part.columns)
+    begin = first * LAYOUTS[layout].matrix_bytes(PANEL_ROWS, part.columns)
     converted = rows if _same(packed, info) else _converted(rows, info.format, layout)
-    return Piece(packed.tensor, begin, converted, part.columns, row // LANES, run, period)
+    return Piece(packed.tensor, begin, converted, part.columns, row // PANEL_ROWS, run, period)
 
 
 def _same(packed: PackedMatrix, info: TensorInfo) -> bool:

@@ -1,11 +1,5 @@
-// What Python calls of the C core. setup.py hands this to cffi, which writes _core.py from it: parsing it at every start
-// would take longer than loading a small model. core.h and the C files define the same.
-
-typedef struct { void *buffer[8]; union { int32_t i; float f; } scalar[16]; } launch_args;
-typedef void kernel_fn(const launch_args *args, int32_t item, const int32_t *step);
-typedef struct {
-    kernel_fn *kernel; launch_args args; int32_t items, count, count_step, barrier;
-} launch;
+// The functions of the C core that Python calls. setup.py gives launch.h and this file to cffi, which writes _core.py:
+// parsing them at every start would take longer than loading a small model.
 
 // isa.c
 int tandem_isa_supported(const char *name);

@@ -16,13 +16,14 @@ from tandem.bench.step_cost import PRODUCTS, Step, least_cost, step_costs, weigh
 from tandem.engine.engine import STEP_TOKENS
 from tandem.engine.kv_plan import HEADROOM, plan_kv
 from tandem.errors import RequestError
+from tandem.kernels.abi import KV_BLOCK, KV_TYPES
 from tandem.kernels.kernel import Cost
-from tandem.kernels.layouts import KV_TYPES, kv_bytes
+from tandem.kernels.kv_layout import kv_bytes
 from tandem.model.model import Model
 from tandem.program.fuse import fuse
 from tandem.program.lower import KVPlan, lower
 from tandem.program.program import Launch, Program
-from tandem.program.step_inputs import KV_BLOCK, StepLayout, StepLimits
+from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.validate import validate
 from tandem.program.weight_plan import WeightPlan
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from tandem.bench.hardware import Hardware
 from tandem.errors import RequestError
-from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.kernels.abi import PANEL_ROWS
+from tandem.kernels.panels import LAYOUTS
 from tandem.model.model import Model
 from tandem.plan.predict import MOST_ROWS, Planned, Seconds, added
 
@@ -181,7 +182,7 @@ def experts(active: float, layout: str, hardware: Hardware) -> Data:
     """One sequence of a mixture of experts by arithmetic alone: what a token takes of its weights, read once. We have
     no such model; routing, attention and launches are not in it."""
     each, reached = LAYOUTS[layout], hardware.calibration
-    nbytes, ops = active * each.chunk_bytes / (each.span * LANES), 2 * active
+    nbytes, ops = active * each.chunk_bytes / (each.span * PANEL_ROWS), 2 * active
     limit = max(nbytes / (hardware.read_gb_s * 1e9), ops / (hardware.peak_top_s * 1e12))
     moved = nbytes / (hardware.usual_gb_s * 1e9 * reached.dot_memory)
     computed = ops / (hardware.dot_top_s * 1e12 * reached.dot_ops)

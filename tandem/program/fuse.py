@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from tandem.kernels.abi import GLU_ROWS
 from tandem.program.graph import Matrix, Op, Value
-from tandem.program.weight_plan import GLU_ROWS
 
 PASSES = ("merge_matmuls", "glu", "residual_norm", "heads", "quantise")
 LayoutOf = Callable[[Matrix], str]

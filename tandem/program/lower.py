@@ -7,19 +7,35 @@ from dataclasses import dataclass
 
 from tandem.errors import ProgramError
 from tandem.kernels import attention, embed, glu, matmul, norm, quantise, rope, sample
+from tandem.kernels.abi import (
+    ACTIVATION_GELU,
+    ACTIVATION_SILU,
+    EPILOGUE_GELU_GLU,
+    EPILOGUE_SILU_GLU,
+    EPILOGUE_STORE,
+    KV_TYPES,
+    PANEL_ROWS,
+    PART_NORM,
+    PART_ROPE,
+    PART_SHIFT,
+    PART_STORE,
+    TOKEN_SLOT,
+)
 from tandem.kernels.kernel import Kernel
-from tandem.kernels.layouts import KV_TYPES, kv_bytes, rows_bytes
-from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS, Layout, q8_bytes
+from tandem.kernels.kv_layout import kv_bytes
+from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS, Layout
+from tandem.kernels.q8_tiles import q8_bytes
+from tandem.kernels.rows import rows_bytes
 from tandem.program.fuse import PASSES, consumers
 from tandem.program.graph import Heads, Matrix, Op, Value, Vector
 from tandem.program.hazards import place_barriers
 from tandem.program.plan_memory import plan_memory
 from tandem.program.program import OTHER_STEP_SLOT, Launch, Program, Tensor
-from tandem.program.step_inputs import TOKEN_SLOT, StepLayout
+from tandem.program.step_inputs import StepLayout
 from tandem.program.weight_plan import WeightPlan, align
 
-ACTIVATIONS = {"silu": 0, "gelu": 1}
-PART_NORM, PART_ROPE, PART_STORE, PART_SHIFT = 1, 2, 4, 8
+ACTIVATIONS = {"silu": ACTIVATION_SILU, "gelu": ACTIVATION_GELU}
+GLU_EPILOGUES = {"silu": EPILOGUE_SILU_GLU, "gelu": EPILOGUE_GELU_GLU}
 
 
 @dataclass(frozen=True)
@@ -75,7 +91,7 @@ class _Lowering:
 
     def _rows(self, value: Value, arena: str = "activations") -> Tensor:
         """A new float32 tensor for a value; rows start on a vector."""
-        stride = -(-value.width // LANES) * LANES
+        stride = -(-value.width // PANEL_ROWS) * PANEL_ROWS
         size = rows_bytes(self.counts[value.count], value.width, stride)
         self.f32[value] = Tensor(value.name, arena, "f32", size, stride)
         return self.f32[value]
@@ -192,7 +208,7 @@ class _Lowering:
         x, layout = op.inputs[0], self._layout(matrices[0])
         rows, columns = sum(m.rows for m in matrices), matrices[0].columns
         activation = op.attrs.get("activation")
-        epilogue = ACTIVATIONS[activation] + 1 if activation else matmul.STORE
+        epilogue = GLU_EPILOGUES[activation] if activation else EPILOGUE_STORE
         out_q8 = False
         if activation:
             out, out_q8 = self._output(op.outputs[0])
@@ -298,8 +314,8 @@ class _Lowering:
         logits = self.f32[op.inputs[0]]
         self._launch(
             sample.KERNEL, "result",
-            {"logits": logits, "params": self.step.params,
-             "adjustments": self.step.adjustments, "masks": self.step.masks, "out": self.step.results},
+            {"logits": logits, "params": self.step.params, "adjustments": self.step.adjustments,
+             "masks": self.step.masks, "out": self.step.results},
             vocab=op.inputs[0].width, stride=logits.stride, adjustments=self.step.limits.adjustments,
             mask_words=self.step.masks.stride,
         )  # fmt: skip

@@ -11,28 +11,35 @@ from typing import Any
 
 import numpy as np
 
-from tandem.kernels.kernel import COUNTS
+from tandem.kernels.abi import (
+    ADJUSTMENT_INTS,
+    HEADER_ADJUSTMENTS,
+    HEADER_INTS,
+    HEADER_MASKS,
+    HEADER_ROWS,
+    HEADER_TOKENS,
+    HEADER_WORK,
+    KV_BLOCK,
+    RESULT_INTS,
+    SAMPLING_INTS,
+    TOKEN_INTS,
+    WORK_INTS,
+)
 from tandem.program.program import OTHER_STEP_SLOT, Tensor
 from tandem.program.weight_plan import align
 
-KV_BLOCK = 16  # tokens a KV block
-HEADER_INTS = 16
-# After COUNTS, for the host: adjustments, rows up to the last with a mask, and sequences that have tokens in the step.
-HEADER_ADJUSTMENTS, HEADER_MASKS, HEADER_SEQUENCES = 3, 4, 5
-TOKEN_INTS = 8
-TOKEN_ID, TOKEN_POSITION, TOKEN_SEQUENCE, TOKEN_SOURCE, TOKEN_SLOT = range(5)  # TOKEN_SLOT + KV group
-KNOWN = 0  # TOKEN_SOURCE of a token with an id; otherwise 1 + the row of the other step slot's results
-WORK_INTS = 4
-PARAM_INTS = 16
-ADJUSTMENT_INTS = 4
-MAX_BIASES, MAX_STOP_IDS = 1024, 64  # of a request
-RESULT_INTS = 64
+KNOWN = 0  # TOKEN_SOURCE of a token whose id the host knows
+MAX_BIASES, MAX_STOP_IDS = 1024, 64  # logit biases and stop tokens of a request
 
-# Which field of the header says how many rows of a table a step has; of others it may need all.
+# The header field that counts the rows of a table which a step uses; a step may use all rows of the other tables.
 IN_USE = {
-    "step.tokens": COUNTS.index("tokens"), "step.work": COUNTS.index("work"), "step.rows": COUNTS.index("rows"),
-    "step.params": COUNTS.index("rows"), "step.adjustments": HEADER_ADJUSTMENTS, "step.masks": HEADER_MASKS,
-}  # fmt: skip
+    "step.tokens": HEADER_TOKENS,
+    "step.work": HEADER_WORK,
+    "step.rows": HEADER_ROWS,
+    "step.params": HEADER_ROWS,
+    "step.adjustments": HEADER_ADJUSTMENTS,
+    "step.masks": HEADER_MASKS,
+}
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -66,7 +73,7 @@ class StepLayout:
         self.tokens = self._table("tokens", TOKEN_INTS, limits.tokens)
         self.work = self._table("work", WORK_INTS, limits.work)
         self.rows = self._table("rows", 1, limits.rows)
-        self.params = self._table("params", PARAM_INTS, limits.rows)
+        self.params = self._table("params", SAMPLING_INTS, limits.rows)
         self.adjustments = self._table("adjustments", ADJUSTMENT_INTS, limits.adjustments)
         self.masks = self._table("masks", max(1, -(-limits.vocab // 32)), limits.rows)
         self.tables = [

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.kernels.abi import GLU_ROWS, PANEL_ROWS
+from tandem.kernels.panels import LAYOUTS
 from tandem.program.graph import Matrix, Vector
 from tandem.program.program import Tensor
 
 ALIGNMENT = 64  # a cache line, and one AVX-512 vector
-GLU_ROWS = 32  # gate and up alternate by this many rows, so that one work item holds both
 
 
 class PackedMatrix(NamedTuple):
@@ -24,10 +24,10 @@ class PackedMatrix(NamedTuple):
     def placement(self, part: int) -> tuple[int, int, int]:
         """(first place, run, period) in panels: panel p of a part goes to first + p // run * period + p % run."""
         if self.glu:
-            run = GLU_ROWS // LANES
+            run = GLU_ROWS // PANEL_ROWS
             return part * run, run, run * len(self.parts)
-        panels = self.parts[part].rows // LANES + 1
-        return sum(m.rows // LANES for m in self.parts[:part]), panels, panels
+        panels = self.parts[part].rows // PANEL_ROWS + 1
+        return sum(m.rows // PANEL_ROWS for m in self.parts[:part]), panels, panels
 
 
 class PackedVector(NamedTuple):
@@ -62,7 +62,7 @@ class WeightPlan:
         if parts not in self.vectors:
             size = sum(part if isinstance(part, int) else part.size for part in parts)
             name = "+".join(part.name for part in parts if isinstance(part, Vector))
-            tensor = Tensor(name, "weights", "f32", 4 * -(-size // LANES) * LANES)
+            tensor = Tensor(name, "weights", "f32", 4 * -(-size // PANEL_ROWS) * PANEL_ROWS)
             self._place(tensor)
             self.vectors[parts] = PackedVector(tensor, parts)
         return self.vectors[parts].tensor

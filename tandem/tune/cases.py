@@ -10,10 +10,11 @@ import numpy as np
 
 from tandem.devices.choices import shape_of
 from tandem.kernels import attention, norm
+from tandem.kernels.abi import KV_TYPES, PANEL_ROWS
 from tandem.kernels.kernel import Array, Case, Counts, Kernel
-from tandem.kernels.layouts import KV_TYPES, q8_pack, q8_zeros
 from tandem.kernels.matmul import random_panels
-from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS
+from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
+from tandem.kernels.q8_tiles import q8_pack, q8_zeros
 from tandem.program.program import Launch, Program
 
 PATTERN_BYTES = 8 << 20  # of random weights, repeated
@@ -72,9 +73,9 @@ def product(shape: Shape, tokens: int, most_bytes: int, rng: np.random.Generator
     """Of so many tokens or fewer; with fewer rows where the weights would be more than `most_bytes`."""
     s = shape.launch.scalars
     layout, columns, rows = LAYOUT_NAMES[int(s["format"])], int(s["columns"]), int(s["rows"])
-    group = LAYOUTS[layout].matrix_bytes(LANES * PANELS_OF_GLU, columns)
+    group = LAYOUTS[layout].matrix_bytes(PANEL_ROWS * PANELS_OF_GLU, columns)
     if LAYOUTS[layout].matrix_bytes(rows, columns) > most_bytes:
-        rows = LANES * PANELS_OF_GLU * (most_bytes // group)
+        rows = PANEL_ROWS * PANELS_OF_GLU * (most_bytes // group)
     return _product(shape, layout, tokens, rows, columns, rng)
 
 
@@ -90,18 +91,18 @@ def _product(
 ) -> Case:
     s, has = dict(shape.launch.scalars), shape.launch.buffers
     width = rows // (2 if s["epilogue"] else 1)
-    stride = -(-width // LANES) * LANES
+    stride = -(-width // PANEL_ROWS) * PANEL_ROWS
     x = rng.standard_normal((tokens, columns), np.float32)
-    some = max(1, PATTERN_BYTES // LAYOUTS[layout].matrix_bytes(LANES, columns))
-    panels = -(-rows // LANES)
-    pattern = random_panels(layout, LANES * min(some, panels), columns, rng)
+    some = max(1, PATTERN_BYTES // LAYOUTS[layout].matrix_bytes(PANEL_ROWS, columns))
+    panels = -(-rows // PANEL_ROWS)
+    pattern = random_panels(layout, PANEL_ROWS * min(some, panels), columns, rng)
     arrays: dict[str, Array] = {
         "x": q8_pack(x) if LAYOUTS[layout].quantised else x,
         "weights": np.resize(pattern, (panels, *pattern.shape[1:])),
         "out": q8_zeros(tokens, width) if s["out_q8"] else np.zeros((tokens, stride), np.float32),
     }
     if has["bias"] is not None:
-        arrays["bias"] = rng.standard_normal(panels * LANES, np.float32)
+        arrays["bias"] = rng.standard_normal(panels * PANEL_ROWS, np.float32)
     s |= {"rows": rows, "columns": columns, "x_stride": columns, "out_stride": stride}
     label = f"{layout} T={tokens} {rows}x{columns}"
     return Case(label, arrays, s, shape.counts(tokens), atol=2e-4, rtol=1e-4)

@@ -16,9 +16,9 @@ from tandem.devices.vulkan import tuned as vulkan
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.grids import has_matrix_units
 from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError
+from tandem.kernels.abi import Q8_BLOCK, Q8_TILE
 from tandem.kernels.kernel import Array, Case, Counts
-from tandem.kernels.layouts import Q8_BLOCK, q8_unpack
-from tandem.kernels.panels import TILE
+from tandem.kernels.q8_tiles import q8_unpack
 from tandem.program.program import Program
 from tandem.tune import cases
 from tandem.tune.cases import Shape
@@ -86,7 +86,7 @@ def difference(got: Array, want: Array) -> float:
     """The largest difference, of the size of `want`; a quant may be the neighbouring one."""
     room = np.zeros((), np.float32)
     if want.dtype == Q8_BLOCK:
-        got, want = (q8_unpack(a, TILE * len(a)) for a in (got, want))
+        got, want = (q8_unpack(a, Q8_TILE * len(a)) for a in (got, want))
         blocks = np.abs(want).reshape(len(want), -1, 32).max(axis=2, keepdims=True)
         room = np.repeat(blocks * np.float32(1.5 / 127), 32, axis=2).reshape(want.shape)
     elif want.dtype != np.float32:

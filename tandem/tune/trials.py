@@ -16,7 +16,8 @@ from tandem.devices.device import Recording
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.recording import Recording as VulkanRecording
 from tandem.errors import DoesNotFitError
-from tandem.kernels.kernel import COUNTS, Array, Case, Counts, Kernel
+from tandem.kernels.abi import COUNTS
+from tandem.kernels.kernel import Array, Case, Counts, Kernel
 from tandem.program.program import Launch, Program, Tensor
 
 ARENA = "trials"

@@ -22,7 +22,7 @@ from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sequence
 from tandem.engine.speculation import Speculator
 from tandem.engine.speculation_cost import SpeculationCostModel
-from tandem.program.step_inputs import (
+from tandem.kernels.abi import (
     KV_BLOCK,
     RESULT_INTS,
     TOKEN_ID,
@@ -30,10 +30,8 @@ from tandem.program.step_inputs import (
     TOKEN_SEQUENCE,
     TOKEN_SLOT,
     TOKEN_SOURCE,
-    StepInputs,
-    StepLayout,
-    StepLimits,
 )
+from tandem.program.step_inputs import StepInputs, StepLayout, StepLimits
 
 VOCAB = 1000
 

@@ -12,7 +12,7 @@ import pytest
 
 from tandem import native
 from tandem.engine.params import SamplingParams
-from tandem.program.step_inputs import KV_BLOCK
+from tandem.kernels.abi import KV_BLOCK
 from tests.engine.tiny_models import VOCAB, WINDOW, WatchedEngine, opened, write_model
 from tests.packages import model_path
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tandem.engine.kv_cache import NO_BLOCK, KVCache, extend_block_hashes
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
-from tandem.program.step_inputs import KV_BLOCK
+from tandem.kernels.abi import KV_BLOCK
 from tests.engine.simulation import SimulatedEngine, expected
 
 pytestmark = pytest.mark.fast

@@ -15,9 +15,10 @@ from tandem.engine.kv_plan import HEADROOM, plan_kv, step_bytes
 from tandem.errors import DoesNotFitError
 from tandem.gguf.file import GGUF, TensorInfo
 from tandem.gguf.formats import by_name
+from tandem.kernels.abi import KV_BLOCK
 from tandem.model.config import ModelConfig, Rope
 from tandem.model.weights import device_bytes
-from tandem.program.step_inputs import KV_BLOCK, StepLimits
+from tandem.program.step_inputs import StepLimits
 from tests.gguf_files import write
 
 pytestmark = pytest.mark.fast

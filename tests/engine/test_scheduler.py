@@ -15,7 +15,7 @@ from tandem.engine.params import SamplingParams
 from tandem.engine.prefill_budget import EVERY, MAX_SLOWDOWN, UNKNOWN, PrefillBudget
 from tandem.engine.sequence import Sequence
 from tandem.errors import QueueFullError
-from tandem.program.step_inputs import KV_BLOCK
+from tandem.kernels.abi import KV_BLOCK
 from tests.engine.simulation import VOCAB, SimulatedEngine, expected
 
 pytestmark = pytest.mark.fast

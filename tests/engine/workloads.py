@@ -12,7 +12,7 @@ from tandem.engine.params import SamplingParams
 from tandem.engine.prefill_budget import PrefillBudget
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sequence
-from tandem.program.step_inputs import KV_BLOCK
+from tandem.kernels.abi import KV_BLOCK
 from tests.engine.simulation import Willing
 from tests.engine.tiny_models import VOCAB
 

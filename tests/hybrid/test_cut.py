@@ -10,7 +10,7 @@ import pytest
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.hybrid.accelerator import DeviceAccelerator
 from tandem.devices.hybrid.cut import Gemm, attentions, gemms, moved_activations, put_columns
-from tandem.kernels.layouts import q8_pack
+from tandem.kernels.q8_tiles import q8_pack
 from tandem.program.hazards import place_barriers
 from tandem.program.program import Program
 from tandem.program.validate import validate

@@ -22,7 +22,8 @@ from tandem.bench.kernel_checks import (
 )
 from tandem.devices.cpu.device import CPUDevice
 from tandem.kernels import all_kernels
-from tandem.kernels.kernel import COUNTS, Array, Case, Kernel
+from tandem.kernels.abi import COUNTS
+from tandem.kernels.kernel import Array, Case, Kernel
 
 __all__ = ["assert_array_matches", "assert_matches", "assert_q8_matches", "run_kernel", "run_once"]
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tandem import native
 from tandem.devices.cpu.device import CPUDevice
+from tandem.kernels.abi import KV_BLOCK, KV_SCALED
 from tandem.kernels.attention import KERNEL, cut, make_case
 from tandem.kernels.kernel import Array, Case
-from tandem.kernels.layouts import KV_BLOCK, KV_SCALED, kv_bytes, kv_quantise
+from tandem.kernels.kv_layout import kv_bytes, kv_quantise
 from tests.ops.harness import STEP_INTS, assert_matches, run_once, time_case
 
 pytestmark = pytest.mark.fast

@@ -11,8 +11,9 @@ import pytest
 
 from tandem import native
 from tandem.kernels import all_kernels
+from tandem.kernels.abi import Q8_BLOCK
 from tandem.kernels.kernel import Array, Case
-from tandem.kernels.layouts import Q8_BLOCK, q8_pack, q8_unpack
+from tandem.kernels.q8_tiles import q8_pack, q8_unpack
 from tests.ops.harness import assert_matches, assert_q8_matches, run_kernel, run_once
 
 pytestmark = pytest.mark.fast

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tandem import native
+from tandem.kernels.abi import LOGIT_ADJUSTMENT, SAMPLING_PARAMETERS, SAMPLING_RESULT
 from tandem.kernels.kernel import Array
-from tandem.kernels.sample import ADJUSTMENT, KERNEL, PARAMETERS, RESULT, make_case, uniform
+from tandem.kernels.sample import KERNEL, make_case, uniform
 from tests.ops.harness import assert_matches, run_once
 
 pytestmark = pytest.mark.fast
@@ -102,7 +103,7 @@ def test_random_numbers_are_uniform() -> None:
 @pytest.mark.parametrize("isa", SUPPORTED)
 def test_penalties(isa: str) -> None:
     """Positive logits are divided, others multiplied; frequency counts, presence does not; count 0: bias alone."""
-    top = {"temperature": 0, "tops": 3}
+    top = {"temperature": 0, "top_logprobs": 3}
     after = {
         (): 2,
         (
@@ -121,15 +122,17 @@ def test_penalties(isa: str) -> None:
     assert rows["token"].tolist() == list(after.values())
     expected = np.log(softmax(LOGITS))  # of the logits as they came
     np.testing.assert_allclose(rows["logprob"], expected[rows["token"]], rtol=1e-5)
-    assert (rows["ids"][:, :3] == [2, 4, 7]).all()
-    np.testing.assert_allclose(rows["logprobs"][:, :3], [expected[[2, 4, 7]]] * len(rows), rtol=1e-5)
+    assert (rows["top_ids"][:, :3] == [2, 4, 7]).all()
+    np.testing.assert_allclose(rows["top_logprobs"][:, :3], [expected[[2, 4, 7]]] * len(rows), rtol=1e-5)
 
 
 @pytest.mark.parametrize("isa", SUPPORTED)
 def test_careless_adjustments_do_no_harm(isa: str) -> None:
     """Out of order or outside of the vocabulary: passed over, at worst, with the logits untouched."""
     case = make_case("", LOGITS, [{"temperature": 0, "adjustments": [(1, 0, 0.0)] * 4}])
-    adjustments = np.array([(8, 1, 0.0, 0), (-4, 1, 1.0, 0), (2**30, 1, 1.0, 0), (10, 1, 9.0, 0)], ADJUSTMENT)
+    adjustments = np.array(
+        [(8, 1, 0.0, 0), (-4, 1, 1.0, 0), (2**30, 1, 1.0, 0), (10, 1, 9.0, 0)], LOGIT_ADJUSTMENT
+    )
     careless = replace(case, arrays={**case.arrays, "adjustments": adjustments})
     assert run_once(KERNEL, isa, careless, False)["out"]["token"].tolist() == [2]
 
@@ -152,7 +155,7 @@ def test_any_row_and_parameters(isa: str) -> None:
                 "top_k": [0, 1, 3, 50],
                 "top_p": [1, 0.9, 0.31],
                 "min_p": [0, 0.03, 0.7],
-                "tops": [-1, 0, 5, 20],
+                "top_logprobs": [-1, 0, 5, 20],
                 "repeat_penalty": [1, 1.2],
                 "frequency_penalty": [0, 0.3],
             }
@@ -168,4 +171,8 @@ def test_any_row_and_parameters(isa: str) -> None:
 
 
 def test_records_have_the_sizes_of_step_inputs() -> None:
-    assert (PARAMETERS.itemsize, ADJUSTMENT.itemsize, RESULT.itemsize) == (64, 16, 256)
+    assert (SAMPLING_PARAMETERS.itemsize, LOGIT_ADJUSTMENT.itemsize, SAMPLING_RESULT.itemsize) == (
+        64,
+        16,
+        256,
+    )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.bench.hardware import PARTS, Calibration, Hardware, load_hardware
 from tandem.errors import DeviceError
-from tandem.kernels.layouts import KV_TYPES
+from tandem.kernels.abi import KV_TYPES
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.synthetic import SyntheticModel, _gemma3, _plain
 from tandem.plan.predict import KERNELS, Planned

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.kernel import Buffer, Cost, Grid, Kernel
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.config import ModelConfig, Rope
@@ -13,7 +14,7 @@ from tandem.program.fuse import PASSES, fuse
 from tandem.program.graph import Builder
 from tandem.program.lower import KVPlan, lower
 from tandem.program.program import Launch, Program, Tensor
-from tandem.program.step_inputs import KV_BLOCK, StepLayout, StepLimits
+from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
 
 GOLDENS = {path.stem: path for path in (Path(__file__).parents[1] / "models/goldens").glob("*.gguf")}

@@ -21,7 +21,7 @@ from tandem.devices.cpu import tuned as cpu
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.opening import open_device
 from tandem.kernels.kernel import Array, Counts, Scalars
-from tandem.kernels.layouts import q8_pack
+from tandem.kernels.q8_tiles import q8_pack
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned
 from tandem.program.program import Program

@@ -21,13 +21,14 @@ from tandem.devices.vulkan.joining import SINGLE, find_joints
 from tandem.devices.vulkan.pipelines import SPIRV, needed_features
 from tandem.devices.vulkan.recording import bucket
 from tandem.engine.engine import STEP_TOKENS
+from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.config import Rope
 from tandem.model.synthetic import SHAPES, SyntheticModel
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.lower import KVPlan, lower
 from tandem.program.program import Program
-from tandem.program.step_inputs import KV_BLOCK, StepLayout, StepLimits
+from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
 from tests.vulkan.machines import PHOENIX
 from tests.vulkan.mesa import FAMILIES, Driver, newer_driver, system_driver

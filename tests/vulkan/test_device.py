@@ -16,8 +16,8 @@ from tandem.devices.vulkan.recording import bucket
 from tandem.devices.vulkan.staging import STAGING_BYTES
 from tandem.gguf import formats
 from tandem.kernels import quantise
-from tandem.kernels.layouts import q8_pack, q8_zeros
 from tandem.kernels.panels import LAYOUTS
+from tandem.kernels.q8_tiles import q8_pack, q8_zeros
 from tandem.program.program import Launch, Program, Tensor
 from tandem.program.step_inputs import StepLayout, StepLimits
 

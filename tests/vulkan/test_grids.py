@@ -14,9 +14,10 @@ from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.capabilities import Capabilities, MatrixShape
 from tandem.devices.vulkan.grids import GRIDS, Dispatch, attention_rope
 from tandem.devices.vulkan.pipelines import SPIRV
-from tandem.kernels import all_kernels, matmul, rope
+from tandem.kernels import all_kernels, matmul
+from tandem.kernels.abi import PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
 from tandem.kernels.kernel import Kernel, Scalars
-from tandem.kernels.panels import LANES, LAYOUT_NAMES
+from tandem.kernels.panels import LAYOUT_NAMES
 from tests.vulkan.machines import ALL_MAPPED
 
 pytestmark = pytest.mark.fast
@@ -91,7 +92,7 @@ def test_subgroups_attend_together_only_where_there_are_four() -> None:
 
 def test_attention_turns_queries_where_it_sees_stored_keys_and_has_the_shared_memory() -> None:
     """With a window of 1 the block before the newest key may be gone, which attention would ask for."""
-    device, parts = replace(MATRICES, register_coopmat=True), rope.NORM | rope.ROPE | rope.STORE
+    device, parts = replace(MATRICES, register_coopmat=True), PART_NORM | PART_ROPE | PART_STORE
     for window, turns in ((0, True), (1, False), (2, True)):
         scalars = {**ATTENTION, "window": window}
         assert (
@@ -158,6 +159,6 @@ def fits_dot_products(dispatch: Dispatch, device: Capabilities, tokens: int, col
     share, sizes = threads * of_lane // panels, [8, 16, 32, 64]
     allowed = [n for n in sizes if device.subgroup_min <= n <= device.subgroup_max]
     for lanes in [dispatch.subgroup] if dispatch.subgroup else allowed:
-        assert threads % lanes == share % lanes == share % LANES == 0
-        assert panels * (share // lanes) * LANES * tokens <= meeting
+        assert threads % lanes == share % lanes == share % PANEL_ROWS == 0
+        assert panels * (share // lanes) * PANEL_ROWS * tokens <= meeting
     assert 4 * meeting + 1024 <= device.shared_memory

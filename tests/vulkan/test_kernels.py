@@ -10,7 +10,7 @@ import pytest
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.grids import GRIDS
 from tandem.kernels import all_kernels, matmul
-from tandem.kernels.layouts import Q8_BLOCK
+from tandem.kernels.abi import EPILOGUE_GELU_GLU, Q8_BLOCK
 from tests.vulkan.harness import cases_of, check_case, open_device, run_kernel
 
 QUANTISING = ("norm", "glu", "quantise", "attention", "matmul_q4_0")
@@ -34,7 +34,7 @@ def test_one_and_two_tokens_as_on_a_gpu_with_many_threads(
     monkeypatch.setattr(device, "capabilities", replace(device.capabilities, kind="discrete"))
     kernel, rng = matmul.BY_LAYOUT[layout], np.random.default_rng(3)
     for tokens in (1, 2):
-        for rows, columns, epilogue in ((40, 4096, 0), (16, 5376, 0), (128, 2816, matmul.GELU_GLU)):
+        for rows, columns, epilogue in ((40, 4096, 0), (16, 5376, 0), (128, 2816, EPILOGUE_GELU_GLU)):
             case = matmul.product_case(layout, tokens, rows, columns, epilogue, 0, rng)
             check_case(device, kernel, case)
 

@@ -12,10 +12,20 @@ from tandem.bench.kernel_checks import ARENA, ARENA_BYTES, GUARD, HALF_RATIO, as
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.recording import Recording
 from tandem.kernels import attention, matmul, norm, rope
-from tandem.kernels.kernel import COUNTS, Array, Case, Counts, Kernel, Scalars
-from tandem.kernels.layouts import KV_BLOCK, TOKEN_INTS, TOKEN_POSITION, TOKEN_SLOT, kv_store
+from tandem.kernels.abi import (
+    COUNTS,
+    HEADER_SEQUENCES,
+    KV_BLOCK,
+    PART_NORM,
+    PART_ROPE,
+    PART_STORE,
+    TOKEN_INTS,
+    TOKEN_POSITION,
+    TOKEN_SLOT,
+)
+from tandem.kernels.kernel import Array, Case, Counts, Kernel, Scalars
+from tandem.kernels.kv_layout import kv_store
 from tandem.program.program import Launch, Program, Tensor
-from tandem.program.step_inputs import HEADER_SEQUENCES
 
 ONE = {"tokens": 1, "rows": 1, "work": 1}
 
@@ -32,7 +42,7 @@ def make_case(
     heads: tuple[int, int, int],
     positions: Sequence[int],
     window: int = 0,
-    parts: int = rope.NORM | rope.ROPE | rope.STORE,
+    parts: int = PART_NORM | PART_ROPE | PART_STORE,
     rot_dim: int = 0,
     interleaved: int = 0,
     seed: int = 0,
@@ -81,7 +91,7 @@ def cases(dims: Sequence[int] = (64, 128, 256)) -> Iterator[Turning]:
         "interleaved, part of the head", (4, 2, dims[0]), [7, 130], rot_dim=dims[0] // 2, interleaved=1
     )
     yield make_case("part of the head", (4, 2, dims[0]), [7, 130], rot_dim=dims[0] // 2)
-    yield make_case("without norm", (8, 1, dims[0]), [9, 700], parts=rope.ROPE | rope.STORE)
+    yield make_case("without norm", (8, 1, dims[0]), [9, 700], parts=PART_ROPE | PART_STORE)
     yield make_case("deep", (4, 2, dims[0]), [4100])
 
 

@@ -15,7 +15,7 @@ from tandem.devices.cpu.repacker import repack_all
 from tandem.devices.device import Bytes, Piece, host_memory
 from tandem.devices.host_memory import touched_memory
 from tandem.errors import DeviceError, DoesNotFitError
-from tandem.kernels.kernel import COUNTS
+from tandem.kernels.abi import COUNTS
 from tandem.native import ffi
 from tandem.program.program import Program, Tensor, arena_in
 

@@ -6,7 +6,7 @@
 
 #include "panels.h"
 
-enum { ROWS = LANES };
+enum { ROWS = PANEL_ROWS };
 typedef __m128i bytes16;
 
 static bytes16 load16(const void *p) { return _mm_loadu_si128((const bytes16 *)p); }

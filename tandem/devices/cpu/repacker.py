@@ -9,7 +9,8 @@ from typing import Any
 from tandem import native
 from tandem.devices.device import Bytes, Piece
 from tandem.errors import DeviceError
-from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.kernels.abi import PANEL_ROWS
+from tandem.kernels.panels import LAYOUTS
 from tandem.native import ffi
 
 REPACK_BYTES = 1 << 20  # a thread's share: large enough to hide the call, small enough to balance
@@ -43,14 +44,14 @@ class Repacker:
         self, layout: str, rows: Bytes, columns: int, target: Bytes, first: int, run: int, period: int
     ) -> None:
         """One piece into memory of the host's, over several threads."""
-        step = max(1, REPACK_BYTES // LAYOUTS[layout].matrix_bytes(LANES, columns)) * LANES
+        step = max(1, REPACK_BYTES // LAYOUTS[layout].matrix_bytes(PANEL_ROWS, columns)) * PANEL_ROWS
         source, out = rows.ctypes.data, ffi.cast("uint8_t *", target.ctypes.data)
 
         def part(begin: int) -> None:
             start = ffi.cast("uint8_t *", source + begin * rows.strides[0])
             count = min(step, len(rows) - begin)
             self._library.tandem_repack(
-                layout.encode(), start, count, columns, out, first + begin // LANES, run, period
+                layout.encode(), start, count, columns, out, first + begin // PANEL_ROWS, run, period
             )
 
         if len(rows) <= step:

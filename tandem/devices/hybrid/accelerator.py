@@ -19,9 +19,10 @@ from tandem.devices.device import Bytes, Device, Recording
 from tandem.devices.hybrid.cut import Gemm, Moved, Work, padded
 from tandem.devices.split.cut import OWN
 from tandem.errors import DeviceError, DoesNotFitError
-from tandem.kernels.panels import q8_bytes
+from tandem.kernels.abi import HEADER_INTS
+from tandem.kernels.q8_tiles import q8_bytes
 from tandem.program.program import Launch, Program, Tensor
-from tandem.program.step_inputs import HEADER_INTS, bytes_in_use
+from tandem.program.step_inputs import bytes_in_use
 from tandem.program.weight_plan import align
 
 KEPT = 8192  # recent partitions whose times are kept

@@ -16,11 +16,12 @@ import numpy as np
 from tandem.devices.device import Bytes
 from tandem.devices.hybrid.cost import is_divisible
 from tandem.devices.split.cut import OWN, alive
+from tandem.kernels.abi import GLU_ROWS, PANEL_ROWS, Q8_BLOCK_BYTES, Q8_COLUMNS
 from tandem.kernels.matmul import panels
-from tandem.kernels.panels import LANES, LAYOUTS, Q8_BLOCK_BYTES, Q8_COLUMNS, q8_bytes
+from tandem.kernels.panels import LAYOUTS
+from tandem.kernels.q8_tiles import q8_bytes
 from tandem.program.plan_memory import lifetimes
 from tandem.program.program import Launch, Program, Tensor
-from tandem.program.weight_plan import GLU_ROWS
 
 ATTENTION = ("rope", "attention")  # the kernels that touch the KV cache
 
@@ -56,7 +57,7 @@ class Gemm(Work):
 
     @cached_property
     def unit_panels(self) -> int:
-        return 2 * GLU_ROWS // LANES if self.glu else 1
+        return 2 * GLU_ROWS // PANEL_ROWS if self.glu else 1
 
     @cached_property
     def units(self) -> int:
@@ -78,23 +79,23 @@ class Gemm(Work):
 
     def columns(self, first: int, count: int) -> tuple[int, int]:
         """(first, number) of the output columns of `count` units from `first` on."""
-        per_unit = GLU_ROWS if self.glu else LANES
+        per_unit = GLU_ROWS if self.glu else PANEL_ROWS
         width = self.rows // 2 if self.glu else self.rows
         return first * per_unit, min(count * per_unit, width - first * per_unit)
 
     def partition(self, first: int, count: int, at: dict[str, Tensor | None], out: Tensor) -> Launch:
         """The launch for `count` units from `first` on; `at`: the whole operands on the device that runs it."""
-        panel, rows = first * self.unit_panels, LANES * count * self.unit_panels
+        panel, rows = first * self.unit_panels, PANEL_ROWS * count * self.unit_panels
         weights, bias = at["weights"], at["bias"]
         assert weights is not None
-        begin = LAYOUTS[weights.dtype].matrix_bytes(LANES * panel, int(self.launch.scalars["columns"]))
+        begin = LAYOUTS[weights.dtype].matrix_bytes(PANEL_ROWS * panel, int(self.launch.scalars["columns"]))
         buffers = {
             "x": at["x"],
             "weights": from_byte(weights, begin),
-            "bias": bias and from_byte(bias, 4 * LANES * panel),
+            "bias": bias and from_byte(bias, 4 * PANEL_ROWS * panel),
             "out": out,
         }
-        rows = min(rows, self.rows - LANES * panel)
+        rows = min(rows, self.rows - PANEL_ROWS * panel)
         scalars = {**self.launch.scalars, "rows": rows, "out_stride": out.stride}
         return replace(self.launch, buffers=buffers, scalars=scalars, barrier=False)
 
@@ -104,7 +105,7 @@ class Gemm(Work):
 
 def padded(width: int) -> int:
     """Row stride in floats: rows start at a multiple of a SIMD vector."""
-    return -(-width // LANES) * LANES
+    return -(-width // PANEL_ROWS) * PANEL_ROWS
 
 
 def bound(launch: Launch, name: str) -> Tensor:

@@ -23,8 +23,7 @@ from tandem.devices.hybrid.cut import Gemm, Work, attentions, gemms, moved_activ
 from tandem.devices.hybrid.recording import HybridRecording, SlotRecordings
 from tandem.devices.hybrid.segments import InFlightStep, SegmentRunner
 from tandem.errors import DeviceError
-from tandem.kernels.kernel import COUNTS
-from tandem.kernels.panels import Q8_COLUMNS
+from tandem.kernels.abi import COUNTS, Q8_COLUMNS
 from tandem.program.program import Launch, Program, Tensor, arena_in
 from tandem.program.weight_plan import align
 

@@ -14,12 +14,12 @@ import numpy as np
 from tandem.devices.device import Bytes
 from tandem.devices.hybrid.accelerator import Partition, Worker, check_gemm
 from tandem.devices.hybrid.cut import Gemm, Work, padded
+from tandem.kernels.abi import EPILOGUE_SILU_GLU, GLU_ROWS, PANEL_ROWS, Q8_BLOCK
 from tandem.kernels.kernel import Array
-from tandem.kernels.layouts import Q8_BLOCK, q8_pack, q8_unpack
-from tandem.kernels.matmul import SILU_GLU, unpack_panels
-from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.kernels.matmul import unpack_panels
+from tandem.kernels.panels import LAYOUTS
+from tandem.kernels.q8_tiles import q8_pack, q8_unpack
 from tandem.program.program import Program
-from tandem.program.weight_plan import GLU_ROWS
 
 LARGEST = 127
 EXACT = 1024  # columns that a float32 sums exactly: 1024 x 127 x 127 < 2^24
@@ -80,11 +80,13 @@ class Int8Accelerator(Worker):
     def load(self, work: int, operands: Mapping[str, Bytes]) -> None:
         gemm = self._works[work]
         layout, columns = gemm.weights.dtype, int(gemm.launch.scalars["columns"])
-        panel = LAYOUTS[layout].matrix_bytes(LANES, columns)
+        panel = LAYOUTS[layout].matrix_bytes(PANEL_ROWS, columns)
         parts = []
-        for row in range(0, gemm.rows, 64 * LANES):  # as float32 the matrix would be much larger than here
-            rows = min(64 * LANES, gemm.rows - row)
-            some = operands["weights"][row // LANES * panel : (row // LANES + 64) * panel]
+        for row in range(
+            0, gemm.rows, 64 * PANEL_ROWS
+        ):  # as float32 the matrix would be much larger than here
+            rows = min(64 * PANEL_ROWS, gemm.rows - row)
+            some = operands["weights"][row // PANEL_ROWS * panel : (row // PANEL_ROWS + 64) * panel]
             parts.append(quantise(unpack_panels(layout, some, rows, columns), self.block))
         q, scales = zip(*parts, strict=True)
         self._weights[work] = np.concatenate(q), np.concatenate(scales)
@@ -93,8 +95,8 @@ class Int8Accelerator(Worker):
 
     def run(self, partition: Partition) -> Sequence[Bytes]:
         gemm = self._works[partition.work]
-        first = partition.first * gemm.unit_panels * LANES
-        rows = slice(first, min(first + partition.units * gemm.unit_panels * LANES, gemm.rows))
+        first = partition.first * gemm.unit_panels * PANEL_ROWS
+        rows = slice(first, min(first + partition.units * gemm.unit_panels * PANEL_ROWS, gemm.rows))
         x = self._activations(gemm, partition.inputs[0], partition.tokens)
         y = self.matmul(partition.work, quantise(x, self.block), rows)
         if partition.work in self._bias:
@@ -120,7 +122,7 @@ def _stored(gemm: Gemm, y: Array) -> Bytes:
     if gemm.glu:
         pairs = y.reshape(len(y), -1, 2, GLU_ROWS)
         gate, up = pairs[:, :, 0].reshape(len(y), -1), pairs[:, :, 1].reshape(len(y), -1)
-        if gemm.launch.scalars["epilogue"] == SILU_GLU:
+        if gemm.launch.scalars["epilogue"] == EPILOGUE_SILU_GLU:
             y = gate / (1 + np.exp(-gate)) * up
         else:
             y = 0.5 * gate * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (gate + 0.044715 * gate**3))) * up

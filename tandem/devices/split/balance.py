@@ -11,7 +11,7 @@ import numpy as np
 from tandem.devices.device import Device
 from tandem.devices.split.cut import OWN, cut
 from tandem.errors import DoesNotFitError
-from tandem.kernels.kernel import COUNTS
+from tandem.kernels.abi import COUNTS
 from tandem.program.program import Launch, Program, Tensor
 
 ENOUGH = 64 << 20  # weight bytes that a measurement reads: more than most caches hold

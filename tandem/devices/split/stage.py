@@ -11,9 +11,10 @@ from threading import Event, Thread
 
 from tandem.devices.device import Bytes, Device
 from tandem.devices.split.cut import Part
-from tandem.kernels.panels import q8_bytes
+from tandem.kernels.abi import HEADER_INTS, RESULT_INTS
+from tandem.kernels.q8_tiles import q8_bytes
 from tandem.program.program import Tensor
-from tandem.program.step_inputs import HEADER_INTS, RESULT_INTS, Ints, bytes_in_use
+from tandem.program.step_inputs import Ints, bytes_in_use
 
 KEPT = 4096  # recent steps whose times are kept
 

@@ -40,7 +40,8 @@ from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, TRANSFER_WRITES, Queue
 from tandem.devices.vulkan.recording import Recording
 from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
 from tandem.devices.vulkan.tuned import tuned_file
-from tandem.kernels.panels import LANES, LAYOUTS
+from tandem.kernels.abi import PANEL_ROWS
+from tandem.kernels.panels import LAYOUTS
 from tandem.program.program import STEP_SLOTS, Program, Tensor, arena_in
 from tandem.settings import read_settings
 
@@ -236,11 +237,11 @@ class VulkanDevice:
         if block.mapped is not None:
             self._repacker.repack(tensor.dtype, rows, columns, block.mapped[offset:], first, run, period)
             return
-        panel = LAYOUTS[tensor.dtype].matrix_bytes(LANES, columns)
+        panel = LAYOUTS[tensor.dtype].matrix_bytes(PANEL_ROWS, columns)
         step = STAGING_BYTES // panel
-        for done in range(0, -(-len(rows) // LANES), step):
-            part = rows[done * LANES : (done + step) * LANES]
-            count = -(-len(part) // LANES)
+        for done in range(0, -(-len(rows) // PANEL_ROWS), step):
+            part = rows[done * PANEL_ROWS : (done + step) * PANEL_ROWS]
+            count = -(-len(part) // PANEL_ROWS)
             self._repacker.repack(tensor.dtype, part, columns, self._staging.buffer(), 0, count, count)
             places = scatter(first + done, count, run, period)
             self._staging.upload(

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from tandem.devices.choices import Choice
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.errors import DeviceError
+from tandem.kernels.abi import KV_TYPES, PANEL_ROWS, PART_ROPE, PART_SHIFT, PART_STORE
 from tandem.kernels.kernel import Counts, Scalars
-from tandem.kernels.layouts import KV_TYPES, kv_bytes
-from tandem.kernels.panels import LANES, LAYOUT_NAMES, LAYOUTS
-from tandem.kernels.rope import ROPE, SHIFT, STORE
+from tandem.kernels.kv_layout import kv_bytes
+from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def spread_norm(scalars: Scalars, device: Capabilities) -> Dispatch:
 
 def rows_summed(device: Capabilities) -> int:
     """Of a product's panel, those whose squares a subgroup adds up for the norm after it."""
-    return min(LANES, device.subgroup_min)
+    return min(PANEL_ROWS, device.subgroup_min)
 
 
 def glu(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
@@ -193,9 +193,9 @@ def attention_rope(rope: Scalars, scalars: Scalars, counts: Counts, device: Capa
         return None
     queries, key_splits = dispatch.constants[0], dispatch.constants[3]
     shared = (key_splits + 1) * 4 * queries * (dim + 2) + key_splits * 256 * queries + (32 + 2) * dim + 1024
-    whole = not parts & ROPE or rope["rot_dim"] % 4 == 0
+    whole = not parts & PART_ROPE or rope["rot_dim"] % 4 == 0
     alone = scalars["window"] == 1  # then no stored key is seen, and its block may be gone
-    if not parts & STORE or parts & SHIFT or not whole or alone or shared > device.shared_memory:
+    if not parts & PART_STORE or parts & PART_SHIFT or not whole or alone or shared > device.shared_memory:
         return None
     group = int(scalars["q_heads"] // scalars["kv_heads"])
     if group > queries:
@@ -245,7 +245,7 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     """Few tokens: a workgroup a panel of 16 rows; with GLU one for the four panels that make 32 outputs."""
     layout = LAYOUT_NAMES[int(scalars["format"])]
     tokens = counts["rows" if scalars["count"] else "tokens"]
-    panels = -(-int(scalars["rows"]) // LANES)
+    panels = -(-int(scalars["rows"]) // PANEL_ROWS)
     choice = device.choices.of("matmul", scalars, tokens)  # "integer_dot": not on matrix units
     if not LAYOUTS[layout].quantised:
         return Dispatch(
@@ -260,7 +260,9 @@ def matmul(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
     ):
         return _matmul_coopmat_reg(f"matmul_{layout}", scalars, panels, tokens, tiles, choice)
     fits = 2 * (tokens + 127) * (columns + 63) < SCRATCH_BYTES - 4 * COUNTERS
-    fits = fits and LAYOUTS[layout].matrix_bytes(LANES * panels, columns) < 1 << 32  # as its shader's offsets
+    fits = (
+        fits and LAYOUTS[layout].matrix_bytes(PANEL_ROWS * panels, columns) < 1 << 32
+    )  # as its shader's offsets
     if not choice.get("integer_dot", tokens <= FEW_TOKENS) and fits and has_matrix_units(device):
         return _matmul_coopmat(f"matmul_{layout}", scalars, panels, tokens)
     return _matmul_dots(layout, scalars, panels, tokens, device, choice)
@@ -288,7 +290,7 @@ def _matmul_dots(
         return not whole, abs(math.log(n / wanted))
 
     threads = choice.get("threads", min(sizes, key=rank)) * (4 if glu else 1)
-    meeting = (2 if two_panels else 1) * threads // device.subgroup_min * LANES * together
+    meeting = (2 if two_panels else 1) * threads // device.subgroup_min * PANEL_ROWS * together
     shader = f"matmul_{layout}_t{together}" + ("_glu" if two_panels else "")
     return Dispatch(
         panels // 4 if glu else panels,
@@ -304,7 +306,7 @@ def _even(layout: str, columns: int, threads: int, glu: bool, tokens: int) -> bo
     # As matmul.slang has them: for GLU two panels share threads (one token of Q4_1, Q5 and Q8_0 has more blocks).
     one = layout in ("q4_k", "q5_k") or (layout == "q6_k" and tokens == 2)
     blocks = 1 if one and not glu else 2
-    return columns // 32 % (threads // LANES * blocks) == 0
+    return columns // 32 % (threads // PANEL_ROWS * blocks) == 0
 
 
 def _matmul_coopmat_reg(

@@ -20,9 +20,9 @@ from tandem.devices.vulkan.joining import SINGLE, STEP_BUFFER, find_joints, push
 from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
 from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES, HOST_READS, Submission
 from tandem.errors import DeviceError
-from tandem.kernels.kernel import COUNTS, Array, Counts
+from tandem.kernels.abi import COUNTS, HEADER_SEQUENCES
+from tandem.kernels.kernel import Array, Counts
 from tandem.program.program import Launch, Program, arena_in
-from tandem.program.step_inputs import HEADER_SEQUENCES
 
 if TYPE_CHECKING:
     from tandem.devices.vulkan.device import VulkanDevice

@@ -21,7 +21,8 @@ from tandem.engine.llm import LLM
 from tandem.engine.models import Models
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.errors import TandemError
-from tandem.kernels.layouts import KV_BLOCK, kv_bytes
+from tandem.kernels.abi import KV_BLOCK
+from tandem.kernels.kv_layout import kv_bytes
 from tandem.server.monitoring.roofline import Roofline, can_measure, measure_bandwidth, measure_parts
 
 SECONDS = 180  # that are remembered

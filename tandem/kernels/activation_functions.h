@@ -2,8 +2,6 @@
 #pragma once
 #include "simd.h"
 
-enum { ACTIVATION_SILU = 0, ACTIVATION_GELU = 1 };
-
 // x * sigmoid(x)
 ALWAYS_INLINE f32x16 f_silu(f32x16 x) {
     return f_div(x, f_add(f_set(1.0f), f_exp(f_sub(f_zero(), x))));

@@ -1,4 +1,4 @@
-"""NumPy twins of kernels/layouts.h: quantised activations and the paged KV cache, for the references."""
+"""The paged KV cache in NumPy, as kv_layout.h has it: blocks of KV_BLOCK tokens, in float16, float32 or int8."""
 
 from __future__ import annotations
 
@@ -6,62 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from tandem.kernels.abi import KV_BLOCK, KV_SCALED, KV_TYPES
 from tandem.kernels.kernel import Array
-from tandem.kernels.panels import Q8_COLUMNS, TILE
-
-KV_BLOCK = 16  # tokens
-KV_TYPES = ("f16", "f32", "q8")  # what keys and values are kept as; kernels' scalar `kv` is an index
-KV_SCALED = 32  # elements of a head that share a scale in q8
-# The columns of StepInputs' token table, int32 [T][TOKEN_INTS]; a KV group's slot is at TOKEN_SLOT + group.
-TOKEN_ID, TOKEN_POSITION, TOKEN_SEQUENCE, TOKEN_SOURCE, TOKEN_SLOT, TOKEN_INTS = 0, 1, 2, 3, 4, 8
-
-Q8_BLOCK = np.dtype(
-    [
-        ("q", np.int8, (TILE, Q8_COLUMNS)),
-        ("scale", np.float32, TILE),
-        ("sum", np.float32, TILE),
-        ("low", np.float32, TILE),
-        ("high", np.float32, TILE),
-    ]
-)
-
-
-def q8_zeros(tokens: int, columns: int) -> Array:
-    """[ceil(tokens / TILE), columns / 32] of Q8_BLOCK."""
-    return np.zeros((-(-tokens // TILE), columns // Q8_COLUMNS), Q8_BLOCK)
-
-
-def q8_store(blocks: Array, x: Array) -> None:
-    """Quantises x [T, K] into rows 0..T-1, in place: the same float32 operations as q8_write."""
-    tokens, columns = x.shape
-    values = x.astype(np.float32).reshape(tokens, columns // Q8_COLUMNS, Q8_COLUMNS)
-    largest = np.abs(values).max(axis=2, initial=0)
-    with np.errstate(over="ignore", divide="ignore"):
-        inverse = np.where(largest > np.float32(1e-30), np.float32(127) / largest, np.float32(0))
-    scale = largest / np.float32(127)
-    q = np.rint(values * inverse[..., None]).astype(np.int8)
-    low, high = (half.sum(axis=2, dtype=np.int32).astype(np.float32) for half in (q[..., :16], q[..., 16:]))
-    tile, row = np.divmod(np.arange(tokens), TILE)
-    blocks["q"][tile, :, row] = q
-    for name, value in {
-        "scale": scale,
-        "sum": scale * (low + high),
-        "low": scale * low,
-        "high": scale * high,
-    }.items():
-        blocks[name][tile, :, row] = value
-
-
-def q8_pack(x: Array) -> Array:
-    blocks = q8_zeros(*x.shape)
-    q8_store(blocks, x)
-    return blocks
-
-
-def q8_unpack(blocks: Array, tokens: int) -> Array:
-    """The first `tokens` rows as float32 [tokens, K]."""
-    x: Array = blocks["q"] * blocks["scale"][..., None]  # [tiles, K / 32, TILE, 32]
-    return x.swapaxes(1, 2).reshape(-1, blocks.shape[1] * Q8_COLUMNS)[:tokens]
 
 
 def kv_head_bytes(head_dim: float, kv: float) -> int:
@@ -127,15 +73,3 @@ def kv_load(cache: Array, slots: Array) -> tuple[Array, Array]:
             scales = cache[name][block, :, :, inside].astype(np.float32)
             x *= np.repeat(scales, KV_SCALED, axis=-1)[..., : x.shape[-1]]
     return k, v
-
-
-def rows_bytes(rows: int, columns: int, stride: float) -> int:
-    """From the first to the last float32 of rows `stride` apart."""
-    return 4 * ((rows - 1) * int(stride) + columns) if rows else 0
-
-
-def padded(x: Array, stride: int) -> Array:
-    """x [T, K] as rows `stride` apart; the gap is NaN, so that a kernel that reads it shows."""
-    rows = np.full((x.shape[0], stride), np.nan, np.float32)
-    rows[:, : x.shape[1]] = x
-    return rows

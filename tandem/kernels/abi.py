@@ -1,0 +1,175 @@
+"""The binary interface of kernels: every constant and memory layout that Python, C and Slang share.
+
+This file is the only definition. `make abi` (`python -m tandem.kernels.generate_abi`) writes abi.h and abi.slang from
+it; tests/ops/test_abi.py checks that both are up to date, that the C compiler lays out the same structs, and that no
+other file defines one of these names. The comment behind a constant goes into the generated files too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+# ---- Launches (launch.h): the arguments of every kernel
+
+MAX_BUFFERS = 8  # addresses of a launch
+MAX_SCALARS = 16  # 32-bit scalars of a launch
+LAUNCH_BYTES = 128  # size of both, the push constants that every Vulkan device has
+
+# ---- StepInputs: int32 tables that the host writes before each step
+
+HEADER_TOKENS = 0  # tokens of the step
+HEADER_ROWS = 1  # tokens that are sampled
+HEADER_WORK = 2  # entries of the attention work list
+HEADER_ADJUSTMENTS = 3  # logit adjustments
+HEADER_MASKS = 4  # rows up to the last one with a token mask
+HEADER_SEQUENCES = 5  # sequences that have tokens in the step
+HEADER_INTS = 16  # size of the header
+COUNTS = (
+    "tokens",
+    "rows",
+    "work",
+)  # the first header fields by name; a Grid multiplies its items by one of them
+
+TOKEN_ID = 0  # columns of the token table, [tokens][TOKEN_INTS]
+TOKEN_POSITION = 1
+TOKEN_SEQUENCE = 2  # row of the block tables
+TOKEN_SOURCE = (
+    3  # 0: TOKEN_ID holds the id; else 1 + the row of the other step slot's results that will hold it
+)
+TOKEN_SLOT = 4  # KV slot in group 0; TOKEN_SLOT + g in group g
+TOKEN_INTS = 8
+
+WORK_ROW = 0  # columns of the attention work list, [work][WORK_INTS]: the first token of the entry
+WORK_ROWS = 1  # consecutive tokens of one sequence
+WORK_SEQUENCE = 2  # row of the block tables
+WORK_POSITION = 3  # position of the first token in its sequence
+WORK_INTS = 4
+
+# ---- KV cache: [blocks][kv_heads]{K [head_dim][KV_BLOCK], V [KV_BLOCK][head_dim]}; int8 has float16 scales after V
+
+KV_BLOCK = 16  # tokens of a KV block; a KV slot is block * KV_BLOCK + position in the block
+KV_SCALED = 32  # elements of a head that share a scale in int8
+KV_F16 = 0  # data types of keys and values, the scalar `kv` of a kernel
+KV_F32 = 1
+KV_Q8 = 2  # int8
+KV_TYPES = ("f16", "f32", "q8")  # their names, by index
+MAX_HEAD_DIM = 512  # elements of an attention head
+
+# ---- Activations quantised to int8: [ceil(tokens / Q8_TILE)][columns / Q8_COLUMNS] of Q8_BLOCK
+
+Q8_TILE = 16  # tokens of a block
+Q8_COLUMNS = 32  # columns of a block, which share a scale
+
+Q8_BLOCK = np.dtype(
+    [
+        ("q", np.int8, (Q8_TILE, Q8_COLUMNS)),
+        ("scale", np.float32, Q8_TILE),  # x = q * scale
+        (
+            "sum",
+            np.float32,
+            Q8_TILE,
+        ),  # scale * (sum of the 32 q), the factor of a weight's minimum or zero point
+        ("low", np.float32, Q8_TILE),  # the same of columns 0-15, for formats with 16 weights a scale (Q6_K)
+        ("high", np.float32, Q8_TILE),  # the same of columns 16-31
+    ]
+)
+Q8_BLOCK_BYTES = Q8_BLOCK.itemsize
+
+# ---- Weights in panels (panels.h): PANEL_ROWS rows interleaved, in chunks of some columns
+
+
+class PanelFormat(NamedTuple):
+    span: int  # columns of a chunk
+    bytes: int  # bytes of a chunk of PANEL_ROWS rows: as many as the GGUF file has for them
+    fine: int = 0  # 1: a scale for every 16 columns, not for every 32
+    quantised: int = 1  # 1: multiplied by int8 activations; 0: float weights, multiplied by float32
+
+
+PANEL_ROWS = 16  # rows of a panel, a SIMD lane each
+GLU_ROWS = 32  # in a GLU matmul, gate and up alternate by this many rows, so that one work item has both
+PANEL_FORMATS = {
+    "q4_0": PanelFormat(32, 288),  # 256 bytes of nibbles, 16 half scales
+    "q4_1": PanelFormat(32, 320),  # 256 bytes of nibbles, 16 half scales, 16 half minima
+    "q5_0": PanelFormat(32, 352),  # 256 bytes of nibbles, 64 of fifth bits, 16 half scales
+    "q5_1": PanelFormat(32, 384),  # 256 bytes of nibbles, 64 of fifth bits, 16 half scales, 16 half minima
+    "q8_0": PanelFormat(32, 544),  # 512 quants + 128, 16 half scales
+    "q4_k": PanelFormat(
+        256, 2304
+    ),  # 8 x 256 bytes of nibbles, 3 x 64 of packed scales, 16 half d, 16 half dmin
+    "q5_k": PanelFormat(256, 2816),  # 8 x 256 bytes of nibbles, 8 x 64 of fifth bits, then as q4_k
+    "q6_k": PanelFormat(
+        256, 3360, fine=1
+    ),  # 8 x 256 bytes of nibbles, 8 x 128 of upper bits, 256 scales, 16 half d
+    "f16": PanelFormat(1, 32, quantised=0),
+    "bf16": PanelFormat(1, 32, quantised=0),
+    "f32": PanelFormat(1, 64, quantised=0),
+}
+
+# ---- Scalars of kernels with a few named values
+
+ACTIVATION_SILU = 0  # activation functions, the scalar `activation`
+ACTIVATION_GELU = 1  # in its tanh form
+EPILOGUE_STORE = 0  # what a matmul does with its sums, the scalar `epilogue`
+EPILOGUE_SILU_GLU = 1  # silu(gate) * up
+EPILOGUE_GELU_GLU = 2  # gelu(gate) * up
+PART_NORM = 1  # bits of the rope kernel's scalar `parts`: RMS norm of each head
+PART_ROPE = 2  # rotation by position
+PART_STORE = 4  # keys and values to the KV cache
+PART_SHIFT = 8  # keys are stored less a mean; never with PART_NORM, which uses the same buffer
+
+# ---- Sampling: a row of each for every sampled token, except that a row may have any number of logit adjustments
+
+MAX_TOP_LOGPROBS = 20  # most likely tokens that a result may hold
+
+SAMPLING_PARAMETERS = np.dtype(
+    [
+        ("temperature", np.float32),  # 0 or less: the highest logit
+        ("top_k", np.int32),  # 0 or less: off
+        ("top_p", np.float32),  # 1 or more: off
+        ("min_p", np.float32),  # 0: off
+        ("repeat_penalty", np.float32),  # 1: off
+        ("presence_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("seed_low", np.uint32),
+        ("seed_high", np.uint32),
+        ("counter", np.uint32),  # how many tokens the request has sampled before
+        ("first_adjustment", np.int32),  # index of the row's first logit adjustment
+        ("adjustments", np.int32),  # how many the row has
+        (
+            "top_logprobs",
+            np.int32,
+        ),  # most likely tokens wanted, to MAX_TOP_LOGPROBS; -1: no log-probabilities
+        ("masked", np.int32),  # 1: only tokens whose bit of the row's mask is set
+        ("unused", np.int32, 2),
+    ]
+)
+LOGIT_ADJUSTMENT = np.dtype(
+    [
+        ("token", np.int32),
+        ("count", np.int32),  # occurrences of the token that the penalties count
+        ("bias", np.float32),  # added first; -inf bans the token
+        ("unused", np.int32),
+    ]
+)
+SAMPLING_RESULT = np.dtype(
+    [
+        ("token", np.int32),
+        ("logprob", np.float32),
+        ("top_count", np.int32),  # entries of the two arrays that are in use
+        ("unused", np.int32),
+        ("top_ids", np.int32, MAX_TOP_LOGPROBS),  # the most likely first
+        ("top_logprobs", np.float32, MAX_TOP_LOGPROBS),
+        ("rest", np.int32, 20),  # a power of two makes the row
+    ]
+)
+SAMPLING_INTS = SAMPLING_PARAMETERS.itemsize // 4
+ADJUSTMENT_INTS = LOGIT_ADJUSTMENT.itemsize // 4
+RESULT_INTS = SAMPLING_RESULT.itemsize // 4
+
+
+def column(row: np.dtype[np.void], field: str) -> int:
+    """The index of a field in a row of 32-bit words."""
+    assert row.fields is not None
+    return row.fields[field][1] // 4

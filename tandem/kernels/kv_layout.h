@@ -1,0 +1,14 @@
+// One layer's KV cache: [blocks][kv_heads]{K [head_dim][KV_BLOCK tokens], V [KV_BLOCK tokens][head_dim]}.
+// K is transposed so that keys of consecutive tokens are SIMD lanes. Elements are float16, float32 or int8. In int8 every
+// KV_SCALED elements of a token's head share a float16 scale; the scales follow K and V:
+// {scales of K [kv_scales][KV_BLOCK tokens], scales of V [kv_scales][KV_BLOCK tokens]}.
+#pragma once
+#include "simd.h"
+
+ALWAYS_INLINE int32_t kv_scales(int32_t head_dim) { return (head_dim + KV_SCALED - 1) / KV_SCALED; }
+
+// Bytes of the keys and values that a block has of one head.
+ALWAYS_INLINE size_t kv_head_bytes(int32_t head_dim, int32_t kv) {
+    if (kv == KV_Q8) return (size_t)2 * KV_BLOCK * (head_dim + sizeof(half) * kv_scales(head_dim));
+    return (size_t)2 * KV_BLOCK * head_dim * (kv == KV_F32 ? sizeof(float) : sizeof(half));
+}
