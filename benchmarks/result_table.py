@@ -153,7 +153,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
             where = f"{model['name']}, {row['measure']}"
             if max(row["others"]) > DISTURBED:
                 notes.append(
-                    f"Careful: others took up to {max(row['others']):.0%} of the machine in {where}."
+                    f"Warning: other processes took up to {max(row['others']):.0%} of the machine in {where}."
                 )
             if any(row.get(side, {}).get("of_limit", 0) > OVER for side in ("ours", "peer")):
                 notes.append(f"Wrong: {where} is above a limit: one of the two was mismeasured.")

@@ -173,7 +173,7 @@ def table(results: dict[str, Any]) -> str:
         f"{results['versions']['tandem']} against llama-server, {results['versions']['peer']}.",
     ]
     if max(others) > DISTURBED:
-        notes.append(f"Careful: others took up to {max(others):.0%} of the machine.")
+        notes.append(f"Warning: other processes took up to {max(others):.0%} of the machine.")
     return "\n".join([*text, "", *notes])
 
 

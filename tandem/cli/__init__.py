@@ -1,7 +1,7 @@
 """The command line. Exit codes: 0, 1 for an error (one sentence on stderr), 2 for usage, 130 for Ctrl-C.
 
-Nothing heavy is imported here: each command's module is, when it is asked for. And next to nothing is before Ctrl-C
-is handled: until then, Python answers it with a traceback.
+Start-up is fast because only the module of the requested command is imported. The handler of Ctrl-C is installed before
+almost anything else, since until then Python answers Ctrl-C with a traceback.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; `arguments` are those of the process if None."""
+    """Runs one command and returns its exit code. `arguments`: those of the process if None."""
     if arguments is None:
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, _exit_on_interrupt)
         _open_closed()
         import warnings
 
@@ -33,14 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a character the terminal cannot show is no error
+            stream.reconfigure(errors="replace")  # characters that the terminal cannot encode become "?"
     try:
         code = import_module(f"tandem.cli.{options.module}").main(options)
         sys.stdout.flush()
         return int(code or 0)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (TandemError, OSError, MemoryError) as error:
@@ -49,27 +49,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed() -> None:
-    """Python has None for streams that whoever started us has closed: they read and write nothing."""
+    """Replaces streams that the parent process closed, which are None in Python, by /dev/null."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:  # as Python prints it, there would be a number before
+    if isinstance(error, OSError) and error.strerror:  # str(error) would begin with the error number
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or "out of memory"
 
 
-def _leave(*_: object) -> None:
-    """Ctrl-C while the program starts or loads: nothing is half done, so go at once and quietly."""
+def _exit_on_interrupt(*_: object) -> None:
+    """Exits at once on Ctrl-C during start-up and loading, when there is nothing to clean up."""
     if sys.stderr.isatty():
         os.write(2, b"\n")
     os._exit(130)
 
 
 class interruptible:
-    """In such a `with` block, Ctrl-C raises KeyboardInterrupt, for work that has something to tidy up."""
+    """A `with` block in which Ctrl-C raises KeyboardInterrupt, for work that has something to clean up."""
 
     def __enter__(self) -> None:
         self._before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""`tandem bench`: how fast a model runs here, beside what the machine allows, an older run, or a peer."""
+"""`tandem bench`: measures a model, and compares it with the roofline, an earlier run or llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.bench.result import SCHEMA, Result
 from tandem.bench.rounds import Workload
 from tandem.bench.rows import compare, unlike
 from tandem.cli.bench_tables import print_csv, print_markdown, print_tables
-from tandem.cli.loading import model_file, open_with_npu, settled, tune_at_first_use
+from tandem.cli.loading import model_file, open_with_npu, resolve_npu, tune_at_first_use
 from tandem.cli.options import UsageError, check_either
 from tandem.cli.terminal import check_writable, note, print_json, without_folder
 from tandem.devices.opening import check_device
@@ -28,7 +28,7 @@ from tandem.settings import read_settings
 
 def main(options: argparse.Namespace) -> int:
     check_either(options)
-    options.npu = settled(options.npu)
+    options.npu = resolve_npu(options.npu)
     workloads, older = _workloads(options), read_result(options.compare) if options.compare else None
     _check(options)
     file = None if options.synthetic else model_file(options.model)
@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
             tell=note,
         )  # fmt: skip
         if options.placement != "layers":
-            result["notes"].append(f"what was divided: {device.describe()}")
+            result["notes"].append(f"partitions: {device.describe()}")
     finally:
         device.close()
     if older:
@@ -64,7 +64,7 @@ def main(options: argparse.Namespace) -> int:
         result["notes"] += unlike(result, older)
     try:
         _print(result, options)
-    finally:  # neither is lost for the other's sake: a pipe that is closed, a disk that is full
+    finally:  # a closed pipe must not lose the HTML page
         if options.html:
             from tandem.bench.html_report import write_html
 
@@ -73,16 +73,16 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """All that can be wrong before a model is fetched."""
+    """Refuses wrong options before a model is downloaded."""
     if options.against and options.synthetic:
-        raise UsageError("llama.cpp needs a file: give a MODEL instead of --synthetic")
+        raise UsageError("--against llama.cpp needs a file: give a MODEL instead of --synthetic")
     if options.peer and not options.against:
-        raise UsageError("--peer is the Python of what is compared with: add --against llama.cpp")
+        raise UsageError("--peer has no effect without a comparison: add --against llama.cpp")
     if options.csv and options.profile:
-        raise UsageError("--csv has a line for each test and no profile: use --json or --markdown for that")
+        raise UsageError("--csv cannot show a profile: use --json or --markdown with --profile")
     if options.placement == "npu-attention" and (options.profile or options.html):
         raise UsageError(
-            "launches are not timed one by one with npu-attention: leave --profile and --html out"
+            "--placement npu-attention cannot time single launches: leave --profile and --html out"
         )
     if options.against:
         check_peer(options.peer or sys.executable)
@@ -114,11 +114,11 @@ def _workloads(options: argparse.Namespace) -> list[Workload]:
 
 
 def _check_length(workloads: list[Workload], trained: int) -> None:
-    """What `tandem run` would refuse is not measured either."""
+    """Refuses lengths beyond the trained context, as `tandem run` does."""
     longest = max(workload.depth + workload.tokens for workload in workloads)
     if longest > trained:
         raise RequestError(
-            f"{longest} tokens are more than the {trained} this model was trained for: use smaller -d, -p or -n"
+            f"{longest} tokens exceed the trained context of {trained}: use smaller -d, -p or -n"
         )
 
 
@@ -132,14 +132,14 @@ def read_result(file: Path) -> Result:
     except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
-        raise RequestError(f"{file} is not a result of `tandem bench --json`: name one that is")
+        raise RequestError(f"{file} is not a result of `tandem bench --json`: give one that is")
     if schema != SCHEMA:
         raise RequestError(f"{file} was written by another version of Tandem: measure again with this one")
     return cast(Result, data)
 
 
 def _is_whole(data: Any) -> bool:
-    """With all that is compared."""
+    """Whether the fields that a comparison needs are present."""
     return (
         data["rows"] != []
         and all(

@@ -1,4 +1,4 @@
-"""`tandem bench serve`: how a running server answers requests that come at random times."""
+"""`tandem bench serve`: measures a running server under load."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from tandem.bench.load_generator import Load, Percentiles, Server, ServeRow, run
 from tandem.cli.options import UsageError
 from tandem.cli.terminal import note, print_json, print_table
 
-HEADER = ("RATE:", "ANSWERED:", "TOK/S:", "REQ/S:", "FIRST MS p50:", "p90:", "p99:", "BETWEEN MS p50:", "p90:", "p99:",
-          "WHOLE S p50:", "p90:", "p99:")  # fmt: skip
+HEADER = (
+    *("RATE:", "ANSWERED:", "TOK/S:", "REQ/S:"),
+    *("TTFT MS p50:", "p90:", "p99:"),
+    *("ITL MS p50:", "p90:", "p99:"),  # inter-token latency
+    *("E2E S p50:", "p90:", "p99:"),  # end-to-end latency of a request
+)
 
 
 def main(options: argparse.Namespace) -> int:
     if not all(0 < rate < math.inf for rate in options.rate):
-        raise UsageError("a rate is of requests a second: give numbers above 0, such as 0.5,1,2")
+        raise UsageError("--rate must be requests a second above 0: give numbers such as 0.5,1,2")
     server = Server(options.url, options.model, options.api_key)
     loads = [
         Load(rate, options.requests, options.prompt, options.generate, options.timeout, options.seed)
@@ -56,4 +60,4 @@ def _remarks(row: ServeRow) -> list[str]:
     failed = [
         f"Failed: {row['rate']:g}/s: {count} requests: {what}." for what, count in row["errors"].items()
     ]
-    return failed + [f"Careful: {row['rate']:g}/s: {warning}." for warning in row["warnings"]]
+    return failed + [f"Warning: {row['rate']:g}/s: {warning}." for warning in row["warnings"]]

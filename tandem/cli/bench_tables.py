@@ -1,4 +1,4 @@
-"""A Result of `tandem bench` as tables for a terminal, as Markdown, and as CSV."""
+"""Prints a Result of `tandem bench` as tables for a terminal, as Markdown, or as CSV."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tandem.bench.result import Compared, Launches, Limits, Result, Row
 from tandem.cli.terminal import human_size, print_table
 
 Table = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
-PROFILE = ("KERNEL", "VALUE", "LAUNCHES:", "US EACH:", "SHARE:", "MB:", "GB/S:", "TOP/S:")
+PROFILE = ("KERNEL", "VALUE", "LAUNCHES:", "US/LAUNCH:", "TIME:", "MB:", "GB/S:", "TOP/S:")
 COMPARED = ("TEST", "OLD TOK/S:", "NEW TOK/S:", "NEW/OLD:", "95%:", "VERDICT")
-UNITS = {unit.lower(): unit for unit in ("GB/s", "TOP/s", "MB", "J/tok")}  # gb would be gigabits
+UNITS = {unit.lower(): unit for unit in ("GB/s", "TOP/s", "MB", "J/tok")}  # lower-case gb would be gigabits
 CSV = (
     "label", "kind", "tokens", "batch", "depth", "steps", "rounds", "tokens_per_s", "low", "high", "ttft_s", "gb_per_s",
     "tflop_per_s", "of_roofline", "bound", "joules_per_token", "clock_low_mhz", "clock_high_mhz", "drift", "others",
@@ -30,7 +30,7 @@ def print_markdown(result: Result) -> None:
 
 
 def print_csv(result: Result) -> None:
-    """A line a row; what is not known is empty."""
+    """A line for each row; unknown values are empty."""
     compared = {each["label"]: each for each in result["comparison"] or ()}
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(CSV)
@@ -54,7 +54,7 @@ def _print(result: Result, table: Table, bullet: str = "") -> None:
     print(f"{result['model']}, {human_size(result['weights_bytes'])} of weights, on {result['device']}")
     print(f"limits: {_limits(limits)}; median of {result['rounds']} round{'s' * (result['rounds'] > 1)}\n")
     energy, against = any(row["energy"] for row in result["rows"]), peer is not None
-    header = ["TEST", "TOK/S:", "95%:", "FIRST MS:", "MS A STEP:", "GB/S:", "TOP/S:", "ROOFLINE:"]
+    header = ["TEST", "TOK/S:", "95%:", "TTFT MS:", "MS/STEP:", "GB/S:", "TOP/S:", "ROOFLINE:"]
     header += ["J/TOK:"] * energy + ["LLAMA.CPP:", "RATIO:"] * against
     table(header, [_cells(row, energy, against) for row in result["rows"]])
     said = _remarks(result)
@@ -67,7 +67,7 @@ def _print(result: Result, table: Table, bullet: str = "") -> None:
         table(COMPARED, [_compared(each) for each in result["comparison"]])
     for label, launches in result["profiles"].items():
         total = sum(each["seconds"] for each in launches)
-        print(f"\n{label}: the first step, each launch alone: {total * 1e3:.2f} ms")
+        print(f"\n{label}: first step, each launch timed alone: {total * 1e3:.2f} ms")
         print()
         table(PROFILE, [_launches(each, total) for each in launches])
 
@@ -75,7 +75,7 @@ def _print(result: Result, table: Table, bullet: str = "") -> None:
 def _limits(limits: Limits) -> str:
     memory = f"{limits['bytes_per_s'] / 1e9:,.1f} GB/s ({limits['bytes_from']})"
     if not limits["ops_per_s"]:
-        return f"{memory}; that of its arithmetic is not known"
+        return f"{memory}; peak operations are not known"
     return f"{memory}, {limits['ops_per_s'] / 1e12:,.4g} TOP/s ({limits['ops_from']})"
 
 
@@ -102,7 +102,7 @@ def _cells(row: Row, energy: bool, against: bool) -> list[str]:
 
 def _remarks(result: Result) -> list[str]:
     said = [f"Invalid: {row['label']}: {row['why']}." for row in result["rows"] if not row["valid"]]
-    said += [f"Careful: {row['label']}: {warning}." for row in result["rows"] for warning in row["warnings"]]
+    said += [f"Warning: {row['label']}: {warning}." for row in result["rows"] for warning in row["warnings"]]
     said += [f"Note: {note}." for note in result["notes"]]
     if peer := result["peer"]:
         said.append(f"{peer['name']} {peer['version']}, built with: {peer['build'].strip()}")
@@ -130,7 +130,7 @@ def _launches(each: Launches, total: float) -> list[str]:
 
 
 def _digits(number: float) -> str:
-    """Three that count: slow devices are far below 1."""
+    """Three significant digits, for slow devices are far below 1."""
     if number >= 100:
         return f"{number:,.0f}"
     return f"{number:.3g}" if number >= 0.001 or not number else "<0.001"

@@ -1,4 +1,4 @@
-"""`tandem run MODEL` on a terminal: a conversation."""
+"""`tandem run MODEL` without a prompt on a terminal: a chat."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from tandem.cli.remote import RemoteLLM
     from tandem.engine.llm import LLM, Usage
 
-PROMPT = "\001\033[1m\002> \001\033[0m\002"  # bold; \001 and \002 tell readline what takes no room
+PROMPT = "\001\033[1m\002> \001\033[0m\002"  # bold; \001 and \002 mark what readline must not count as width
 MORE = ". "
 FENCE = '"""'
 HELP = """\
-/clear    forget the conversation
-/stats    speed of the last answer, and how full the context is
-/help     this
-/exit     leave, as do Ctrl-D and, on an empty line, Ctrl-C
-A line that ends in \\ goes on in the next.
-Three double quotes begin and end a longer text.
+/clear    clear the conversation
+/stats    speed of the last answer, and context used
+/help     show this help
+/exit     exit, like Ctrl-D, or Ctrl-C on an empty line
+End a line with \\ to continue on the next.
+Begin and end a longer text with three double quotes.
 Ctrl-C stops an answer."""
 
 
 def chat(llm: LLM | RemoteLLM, system: str | None, parameters: dict[str, Any]) -> int:
-    """Asks and answers until the person leaves."""
+    """Reads messages and prints answers until the user exits."""
     history = system_message(system)
     last: Usage | None = None
-    note("/help shows what there is besides talking; Ctrl-D leaves.")
+    note("/help lists the commands; Ctrl-D exits.")
     while True:
         try:
             text = _read()
@@ -43,14 +43,14 @@ def chat(llm: LLM | RemoteLLM, system: str | None, parameters: dict[str, Any]) -
             return 0
         if text == "/clear":
             history, last = system_message(system), None
-            print(dim("forgotten"))
+            print(dim("conversation cleared"))
         elif text == "/stats":
             if last:
                 print(dim(f"{statistic(llm, last)} · context {last.total_tokens} of {llm.context}"))
             else:
-                print(dim("no answer yet that came to its end"))
+                print(dim("no complete answer yet"))
         elif text.startswith("/"):
-            unknown = "" if text == "/help" else f"there is no {printable(text.split()[0])}\n"
+            unknown = "" if text == "/help" else f"unknown command {printable(text.split()[0])}\n"
             print(dim(unknown + HELP))
         elif text:
             history.append({"role": "user", "content": text})
@@ -64,7 +64,7 @@ def chat(llm: LLM | RemoteLLM, system: str | None, parameters: dict[str, Any]) -
 
 
 def _read() -> str:
-    """One message, of one line or several. Ctrl-C drops what was typed; on an empty line it leaves."""
+    """Reads one message of one or more lines. Ctrl-C discards the typed text; on an empty line it exits."""
     lines: list[str] = []
     while True:
         with interruptible():

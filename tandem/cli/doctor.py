@@ -1,4 +1,4 @@
-"""`tandem doctor`: one screen that says what works and what to do."""
+"""`tandem doctor`: prints the findings of all checks on one screen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME_WIDTH = 13
 
 
 def main(options: argparse.Namespace) -> int:
-    note("looking, and measuring the memory")
+    note("checking this machine and measuring its memory bandwidth")
     findings = list(examine())
     if options.json:
         print_json(as_data(findings))
@@ -29,7 +29,7 @@ def show(findings: list[Finding]) -> None:
     width = max(60, shutil.get_terminal_size((100, 0)).columns)
     for finding in findings:
         _print_lines(finding.found, width, f"{finding.name:{NAME_WIDTH}} ", finding.status)
-        for line in filter(None, (*finding.shown, finding.fix and f"to do: {finding.fix}")):
+        for line in filter(None, (*finding.shown, finding.fix and f"fix: {finding.fix}")):
             _print_lines(line, width, " " * (NAME_WIDTH + 1))
     counts = [f"{sum(f.status == status for f in findings)} {status}" for status in COLOURS]
     print(", ".join(counts))

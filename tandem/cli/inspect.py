@@ -1,4 +1,4 @@
-"""`tandem inspect MODEL`: what is in a model's file, and what this machine makes of it; without MODEL: its devices."""
+"""`tandem inspect MODEL`: a model's configuration, tensors and launches; without MODEL: the devices of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem.errors import RequestError
 def main(options: argparse.Namespace) -> int:
     if options.model is None:
         if options.program:
-            raise RequestError("--program lists the launches of a model: name one")
+            raise RequestError("--program needs a model: name one")
         from tandem.cli import inspect_device
 
         return inspect_device.main(options)
@@ -53,7 +53,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _tensor(info: Any, layout: str | None) -> dict[str, Any]:
-    """A row of the table; `layout` is what a matrix becomes on the device."""
+    """A row of the table. `layout`: the panel layout of a matrix on the device; None for a vector."""
     if layout is None:
         path = "f32 vector"
     else:
@@ -69,7 +69,7 @@ def _tensor(info: Any, layout: str | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> str:
-    """A value of the configuration in few words; one per layer as how many layers have which."""
+    """A value of the configuration as text; values for each layer as counts of equal ones."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):

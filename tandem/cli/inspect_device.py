@@ -1,4 +1,4 @@
-"""`tandem inspect --device`: the devices of this machine, the one that is used, and which path each feature takes."""
+"""`tandem inspect --device`: the devices of this machine, the selected one, and the features that kernels use on it."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def _show(data: dict[str, Any]) -> None:
         print_table(("DEVICE", "GPU", "KIND", "MEMORY:", "VULKAN", "DRIVER"), rows)
     else:
         print(data["problem"] or "no Vulkan device")
-    print(f"\n{data['asked_for']} uses {data['used'] if 'features' in data else data['description']}")
+    print(f"\n{data['asked_for']} selects {data['used'] if 'features' in data else data['description']}")
     if "features" not in data:
         return
     print()
     print_table(
-        ("FEATURE", "THERE", "PATH"),
+        ("FEATURE", "PRESENT", "USED FOR"),
         [(f["feature"], "yes" if f["there"] else "no", f["path"]) for f in data["features"]],
     )
     print()
@@ -103,5 +103,5 @@ def _show(data: dict[str, Any]) -> None:
 
 
 def _kind(heap: dict[str, Any]) -> str:
-    kind = "the device's" if heap["device_local"] else "the host's"
-    return f"{kind}, {'seen by both' if heap['mapped'] else 'not seen by the host'}"
+    kind = "device memory" if heap["device_local"] else "host memory"
+    return f"{kind}, {'host-visible' if heap['mapped'] else 'not host-visible'}"

@@ -1,4 +1,4 @@
-"""How commands get their model and their device: the model's file, tuning at a GPU's first use, and the NPU."""
+"""Loading for commands: the model's file (downloaded if needed), tuning at the first use of a GPU, and the NPU."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from tandem.settings import read_settings
 if TYPE_CHECKING:
     from tandem.devices.device import Device
 
-TUNING_CONTEXT = 4096  # tokens of a sequence, at most
+MAX_TUNING_CONTEXT = 4096  # tokens of a sequence
 
 
 def model_file(model: str) -> Path:
-    """The file of MODEL, fetched with a progress bar if it is not on this machine."""
+    """The file of MODEL, downloaded with a progress bar if it is not on this machine."""
     try:
         with interruptible(), progress_bar() as progress:
             return registry.resolve(model, pull=True, progress=progress)
     except KeyboardInterrupt:
-        note("stopped; the next pull goes on from here")
+        note("stopped; the next pull resumes here")
         raise
 
 
 def tune_at_first_use(device: str | None, model: Path, no_tune: bool) -> None:
-    """A few seconds of tuning where a GPU has not had any with this driver and these kernels. It tries once: a failure
-    is not the user's, and a folder that cannot be written would have it tuned at each start."""
+    """Tunes a GPU for a few seconds if it has not been tuned with this driver and these kernels.
+
+    A failure is only noted, and not tried again: the command works without tuning.
+    """
     from tandem.devices import opening
 
     settings, name = read_settings(), device or "auto"
@@ -61,31 +63,31 @@ def _tune_quickly(name: str, model: Path, folder: Path) -> None:
             return
         keep(device, [], folder)
         print(
-            f"first use of {device.capabilities.name}: finding its fastest kernels takes {QUICK_LIMIT:.0f} s "
-            "(once; --no-tune leaves it out, `tandem tune` does more)", file=sys.stderr, flush=True,
+            f"first use of {device.capabilities.name}: tuning its kernels for {QUICK_LIMIT:.0f} s "
+            "(once; --no-tune skips it, `tandem tune` does more)", file=sys.stderr, flush=True,
         )  # fmt: skip
         with open_model(model) as opened:
-            context = min(TUNING_CONTEXT, opened.config.trained_context)
+            context = min(MAX_TUNING_CONTEXT, opened.config.trained_context)
             program = Planned(opened, context).program
             keep(device, list(tune(device, program, context=context, quick=True)), folder)
     finally:
         device.close()
 
 
-def settled(mode: str) -> str:
-    """The mode to go on with: off where there is no NPU to use, which is said once; an error where it is required."""
+def resolve_npu(mode: str) -> str:
+    """The mode of `--npu` to use: "off", with a message, if there is no usable NPU; an error if it is required."""
     if mode == "off":
         return mode
     from tandem.devices.npu.opening import npu_missing
 
-    said = npu_missing(mode)
-    if said:
-        print(f"tandem: {said}", file=sys.stderr, flush=True)
-    return "off" if said else mode
+    problem = npu_missing(mode)
+    if problem:
+        print(f"tandem: {problem}", file=sys.stderr, flush=True)
+    return "off" if problem else mode
 
 
 def open_with_npu(mode: str, device: str, **how: Any) -> Device:
-    """As `open_device`, with the NPU's help if that is wanted."""
+    """`open_device`, with the NPU as an accelerator unless `mode` is "off"."""
     from tandem.devices.npu.opening import with_npu
     from tandem.devices.opening import open_device
 

@@ -34,9 +34,9 @@ def list_(options: argparse.Namespace) -> int:
     elif models:
         dates = [f"{datetime.fromtimestamp(model.modified):%Y-%m-%d %H:%M}" for model in models]
         rows = [(m.name, human_size(m.size), date) for m, date in zip(models, dates, strict=True)]
-        print_table(("MODEL", "SIZE:", "FETCHED"), rows)
+        print_table(("MODEL", "SIZE:", "DOWNLOADED"), rows)
     else:
-        print(f"no models yet: `tandem pull {DEFAULT_MODEL}` fetches a small one", file=sys.stderr)
+        print(f"no models yet: `tandem pull {DEFAULT_MODEL}` downloads a small one", file=sys.stderr)
     return 0
 
 
@@ -45,7 +45,7 @@ def remove(options: argparse.Namespace) -> int:
     what = f"{model.name} ({human_size(model.size)})"
     if not options.yes:
         if not sys.stdin.isatty():
-            raise RequestError(f"add --yes to delete {what} without being asked")
+            raise RequestError(f"{what} was not deleted, for there is no terminal to confirm it: add --yes")
         print(f"Delete {printable(what)}? [y/N] ", end="", flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return 0

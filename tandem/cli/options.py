@@ -1,4 +1,4 @@
-"""What several commands share: how one is added, and the options that say where and how a model runs."""
+"""Options that several commands share, and the parsers of option values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MODEL_HELP = f"a .gguf file, {NAME_HELP}, or ollama:NAME"
 
 
 def formatter(prog: str) -> argparse.HelpFormatter:
-    """As argparse's own, which would import a module at each start to learn how wide the terminal is."""
+    """argparse's formatter with the terminal's width, without the module that argparse imports to find it."""
     try:
-        columns = os.get_terminal_size().columns or 80  # 0: one that does not know
+        columns = os.get_terminal_size().columns or 80  # 0: the terminal does not know its width
     except OSError:
         columns = 80
     return argparse.HelpFormatter(prog, width=columns - 2)
@@ -32,27 +32,27 @@ def add(
     prints_data: bool = True,
 ) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=summary.capitalize() + ".", formatter_class=formatter
+        name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", formatter_class=formatter
     )
     command.set_defaults(module=module)
     if model:
         command.add_argument("model", metavar="MODEL", help=model)
     if prints_data:
-        command.add_argument("--json", action="store_true", help="print data as JSON")
+        command.add_argument("--json", action="store_true", help="print JSON")
     return command
 
 
 def add_speculation(command: argparse.ArgumentParser, models: str = "") -> None:
-    """`models`: how it is written where there may be several, each with its own."""
+    """`models`: the metavar where several models may each have a draft model."""
     command.add_argument(
         "--prompt-lookup",
         action="store_true",
-        help="speculate on tokens that repeat the prompt: faster where an answer repeats it",
+        help="speculative decoding with n-grams of the prompt: faster where the answer repeats it",
     )
-    more = "; for the model NAME, where there are several (may be repeated)" if models else ""
+    more = "; NAME= selects one of several models (may be repeated)" if models else ""
     command.add_argument(
         "--draft", metavar=models or "MODEL", action="append" if models else "store",
-        help=f"speculative decoding with this smaller model of the same family{more}",
+        help=f"speculative decoding with this draft model of the same family{more}",
     )  # fmt: skip
 
 
@@ -62,40 +62,46 @@ def add_device(
     device = command.add_argument_group("device")
     if context:
         device.add_argument(
-            "-c", "--context", type=positive, metavar="N", help="tokens of prompt and answer together (4096)"
+            "-c",
+            "--context",
+            type=positive,
+            metavar="N",
+            help="context length: tokens of prompt and answer (4096)",
         )
-    device.add_argument("--threads", type=positive, metavar="N", help="of the CPU (one a core)")
+    device.add_argument("--threads", type=positive, metavar="N", help="CPU threads (one a core)")
     device.add_argument(
         "--device", type=device_name, default="auto", metavar="D",
-        help="where to run: cpu, vulkan, vulkan:<index or part of a name>, auto, or several, as vulkan,cpu (auto)",
+        help="cpu, vulkan, vulkan:<index or part of a name>, auto, or several, such as vulkan,cpu (auto)",
         nargs="?" if value_optional else None, const="auto" if value_optional else None,
     )  # fmt: skip
     device.add_argument(
         "--split", type=layers, metavar="N,N",
-        help="layers of each of several devices, or auto: as many as it is fast (auto)",
+        help="layers on each of several devices, or auto: by the speed of each (auto)",
     )  # fmt: skip
     device.add_argument(
         "--placement", choices=("layers", "columns", "pipeline", "npu-attention"), default="layers",
-        help="what several devices divide: layers, or columns of matmuls, one step at a time or two (layers)",
+        help="how several devices share a model: by layers; by columns of matmuls; pipeline: by columns with two "
+        "steps in flight; npu-attention: attention on the second device (layers)",
     )  # fmt: skip
+    device.add_argument("--gpu-memory", type=above_zero, metavar="GB", help="maximum GPU memory to use")
     device.add_argument(
-        "--gpu-memory", type=above_zero, metavar="GB", help="of the GPU's own memory to use at most"
-    )
-    device.add_argument(
-        "--no-tune", action="store_true", help="not the few seconds of tuning at a GPU's first use"
+        "--no-tune", action="store_true", help="skip the few seconds of tuning at the first use of a GPU"
     )
     device.add_argument(
         "--kv", choices=("f16", "q8"), default="f16",
-        help="keep keys and values in 16 bits or in 8, which takes half the memory (f16)",
+        help="KV cache type: float16, or int8 with half the memory (f16)",
     )  # fmt: skip
     if context:
         device.add_argument(
-            "--kv-memory", type=above_zero, metavar="GB", help="for keys and values (enough for one context)"
+            "--kv-memory",
+            type=above_zero,
+            metavar="GB",
+            help="memory for the KV cache (enough for one full context)",
         )
 
 
 def add_one_device(command: argparse.ArgumentParser) -> None:
-    """For commands that look at one device as it is."""
+    """For commands that take one device."""
     command.add_argument(
         "--device",
         type=device_name,
@@ -106,20 +112,20 @@ def add_one_device(command: argparse.ArgumentParser) -> None:
 
 
 def check_either(options: argparse.Namespace) -> None:
-    """For commands that take a model's file or its shape alone."""
+    """For commands that take either a model file or a synthetic shape."""
     if not options.model and not options.synthetic:
         raise UsageError(
-            "name what to run: a MODEL, such as smollm2 or a .gguf file, or --synthetic gemma-3-27b:q4_0, a shape "
-            "that needs no file"
+            "no model given: name a MODEL, such as smollm2 or a .gguf file, or a shape, such as "
+            "--synthetic gemma-3-27b:q4_0"
         )
     if options.model and options.synthetic:
-        raise UsageError("a MODEL or --synthetic SHAPE:FORMAT, not both: leave one of them out")
+        raise UsageError("MODEL and --synthetic exclude each other: leave one of them out")
 
 
 def add_npu(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--npu", choices=("off", "auto", "require"), default="off",
-        help="let the NPU of a Ryzen 7040 or 8040 help with prompts; emulated; not yet run on a Phoenix (off)",
+        help="use the NPU of a Ryzen 7040 or 8040 for prompts; tested by emulation, not yet run on hardware (off)",
     )  # fmt: skip
 
 
@@ -127,7 +133,7 @@ def add_npu(command: argparse.ArgumentParser) -> None:
 
 
 class UsageError(RequestError):
-    """Options that do not go together: the exit code is 2, as for those that argparse refuses."""
+    """Options that exclude each other. The exit code is 2, as for errors of argparse."""
 
 
 def device_name(text: str) -> str:
@@ -177,8 +183,8 @@ def words(text: str) -> list[str]:
 
 
 def replicas(text: str) -> tuple[int, int]:
-    fewest, _, most = text.partition("-")
-    found = _whole(fewest), _whole(most or fewest)
+    low, _, high = text.partition("-")
+    found = _whole(low), _whole(high or low)
     if not 1 <= found[0] <= found[1]:
         raise ArgumentTypeError(f"{text} is not a number of replicas, or a range such as 1-4")
     return found

@@ -1,7 +1,7 @@
-"""`tandem perplexity`: how surprised a model is by a text, defined as llama.cpp's tool of that name does.
+"""`tandem perplexity`: the perplexity of a text, defined as in llama.cpp's tool of that name.
 
-The text is cut into chunks, each begun as the model wants a text to begin; the second half of each is scored, so
-that every scored token has at least half a chunk before it.
+The text is cut into chunks. Each begins with the BOS token if the model uses one. Only the second half of a chunk is
+scored, so that every scored token has at least half a chunk of context.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Surprise:
-    """Sums over the scored tokens of -log p and its square."""
+class Score:
+    """Sums of -log p and of its square over the scored tokens."""
 
     total: float = 0.0
     squares: float = 0.0
@@ -36,7 +36,7 @@ class Surprise:
 
     @property
     def error(self) -> float:
-        """One standard error of the perplexity, from the spread over tokens."""
+        """The standard error of the perplexity, from the variance over tokens."""
         mean = self.total / self.tokens
         variance = max(0.0, self.squares / self.tokens - mean * mean)
         return self.perplexity * math.sqrt(variance / max(1, self.tokens - 1))
@@ -52,22 +52,20 @@ def main(options: argparse.Namespace) -> int:
         chunks = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)][
             : options.chunks
         ]
-        surprise = Surprise()
+        score = Score()
         for number, chunk in enumerate(chunks, 1):
-            _score(llm, chunk, surprise)
-            _show(f"chunk {number} of {len(chunks)}: {surprise.perplexity:.4f}")
+            _score(llm, chunk, score)
+            _show(f"chunk {number} of {len(chunks)}: {score.perplexity:.4f}")
         _show("")
     if options.json:
-        data = {"perplexity": surprise.perplexity, "error": surprise.error, "tokens": surprise.tokens}
+        data = {"perplexity": score.perplexity, "error": score.error, "tokens": score.tokens}
         print_json({"model": options.model, **data, "chunk": size, "chunks": len(chunks)})
     else:
-        print(
-            f"perplexity {surprise.perplexity:.4f} ± {surprise.error:.4f} ({surprise.tokens} tokens scored)"
-        )
+        print(f"perplexity {score.perplexity:.4f} ± {score.error:.4f} ({score.tokens} tokens scored)")
     return 0
 
 
-def _score(llm: LLM, chunk: Sequence[int], surprise: Surprise) -> None:
+def _score(llm: LLM, chunk: Sequence[int], score: Score) -> None:
     import numpy as np
 
     bos = [llm.tokenizer.bos_id] if llm.tokenizer.add_bos and llm.tokenizer.bos_id is not None else []
@@ -76,9 +74,9 @@ def _score(llm: LLM, chunk: Sequence[int], surprise: Surprise) -> None:
     for row in range(len(ids) // 2, len(ids) - 1):
         scores: Any = logits[row].astype(np.float64)
         nats = float(np.logaddexp.reduce(scores) - scores[ids[row + 1]])
-        surprise.total += nats
-        surprise.squares += nats * nats
-        surprise.tokens += 1
+        score.total += nats
+        score.squares += nats * nats
+        score.tokens += 1
 
 
 def _show(text: str) -> None:

@@ -1,4 +1,4 @@
-"""`tandem plan`: what a model could do on a machine, from the Program that would run there. No file is needed."""
+"""`tandem plan`: predicts the memory and speed of a model on a machine from the Program that would run there."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from tandem.plan.npu import npu_share, told
 from tandem.plan.predict import Planned
 from tandem.plan.what_if import SCHEMA, TARGET_DEPTHS, Data, Wish, describe, experts, parameters, plan_of
 
-WHERE = {"device": "on the GPU", "memory": "of memory"}
-LITTLE = 1e9  # bytes left beside a model, of which a desktop and its programs take some
+WHERE = {"device": "on the GPU", "memory": "of memory"}  # heaps of the data, as they are printed
+PARTS = {"keys and values": "KV cache"}  # parts of the data, as they are printed
+LITTLE = 1e9  # bytes left beside a model: too little for a desktop and its programs
 LEGEND = (
-    "LIMIT: no engine can be faster there. PREDICTED: what Tandem's kernels would reach. BY: what takes longest. "
-    "DEPTH: tokens that each sequence has before. Tokens a second are those of all sequences together."
+    "LIMIT: the roofline, which no engine can exceed. PREDICTED: Tandem's kernels. BY: the bottleneck. "
+    "DEPTH: tokens of each sequence that are already in the KV cache. Tokens a second are the total of the batch."
 )
-HEADER = ("SEQUENCES:", "DEPTH:", "LIMIT TOK/S:", "BY", "PREDICTED TOK/S:", "BY", "MS A STEP:", "FITS")
+HEADER = ("BATCH:", "DEPTH:", "LIMIT TOK/S:", "BY", "PREDICTED TOK/S:", "BY", "MS/STEP:", "FITS")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -34,7 +35,7 @@ def main(options: argparse.Namespace) -> int:
     draft, asked = options.draft and _named(options.draft), _named(options.model)
     drafts = {kv: Planned(_model(draft), options.context, kv) for kv in options.kv if draft}
     plans, models = [], {name: _model(name) for name in _names(asked, options.weights)}
-    hardware = _hardware(options)  # which may take seconds: after all that may be wrong
+    hardware = _hardware(options)  # last, for it may measure for seconds: errors in the options come first
     for name, model in models.items():
         for kv in options.kv:
             planned = Planned(model, options.context, kv)
@@ -63,24 +64,24 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _experts(active: float, model: Model, hardware: Hardware) -> Data:
-    """In the first of the formats that are asked for; a file's may be several."""
+    """In the first of the requested formats; q4_0 for a file, which may mix formats."""
     return experts(active, getattr(model, "layout", "q4_0"), hardware)
 
 
 def _hardware(options: argparse.Namespace) -> Hardware:
     if options.hardware is None:
-        raise UsageError(f"say of which machine: --hardware this, or one of {', '.join(known_hardware())}")
+        raise UsageError(f"no hardware given: use --hardware this, or one of {', '.join(known_hardware())}")
     if options.hardware != "this":
         return load_hardware(options.hardware, options.memory)
     from tandem.plan.this_machine import this_machine  # takes longer to import than a plan takes
 
-    note("measuring this machine, unless it has been")
+    note("measuring this machine, unless an earlier measurement is saved")
     found = this_machine(options.measure, options.device or "auto")
     return found if options.memory is None else with_memory(found, options.memory)
 
 
 def _wish(options: argparse.Namespace) -> Wish:
-    """Without other wishes: a short text, and one as long as the context allows."""
+    """By default, depths are a short text and one that fills the context."""
     last = options.context - 1
     depths = options.depth or sorted({min(128, last), last})
     prompt = options.prompt or max(1, min(512, last))
@@ -93,27 +94,29 @@ def _wish(options: argparse.Namespace) -> Wish:
 
 
 def _check_used(options: argparse.Namespace) -> None:
-    """What would change nothing is a mistake: a plan of the 780M is not one of its CPU."""
+    """Refuses options that would have no effect."""
     if options.hardware != "this" and (options.measure or options.device):
         raise UsageError("--measure and --device are for this machine: use --hardware this with them")
     if options.acceptance and not options.draft:
-        raise UsageError("--acceptance is the rate of a draft model: name one with --draft")
+        raise UsageError("--acceptance needs a draft model: name one with --draft")
 
 
 def _check_kv(kinds: list[str]) -> None:
     if unknown := [kv for kv in kinds if kv not in KV_TYPES]:
-        raise UsageError(f"keys and values are not kept as {unknown[0]!r}: use {', '.join(KV_TYPES)}")
+        raise UsageError(f"no KV cache type {unknown[0]!r}: use {', '.join(KV_TYPES)}")
 
 
 def _names(model: str, weights: list[str] | None) -> list[str]:
     shape = model.partition(":")[0]
     if weights and _is_file(model):
-        raise UsageError(f"a file has the formats that it has: --weights is for {', '.join(SHAPES)}")
+        raise UsageError(
+            f"--weights does not apply to a file: use it with a shape, one of {', '.join(SHAPES)}"
+        )
     return [f"{shape}:{layout.lower()}" for layout in weights] if weights else [model]
 
 
 def _named(model: str) -> str:
-    """A shape with its format, or a file: that of a model in the cache, by whatever name it has there."""
+    """A shape with its format, or the path of a file, also for the name of a model in the cache."""
     shape, _, layout = model.lower().partition(":")
     if shape in SHAPES:
         return f"{shape}:{layout or 'q4_0'}"
@@ -121,7 +124,7 @@ def _named(model: str) -> str:
         return str(registry.resolve(model)) if registry.is_known(model) else model
     except ModelNotFoundError as error:
         raise ModelNotFoundError(
-            f"{error}, or plan for a shape, which needs none: {', '.join(SHAPES)}"
+            f"{error}, or plan for a shape, which needs no file: {', '.join(SHAPES)}"
         ) from None
 
 
@@ -137,50 +140,50 @@ def _print(data: Data, hardware: Hardware) -> None:
     print(f"{data['model']['name']} on {hardware.title}: {data['status']}")
     print(LEGEND)
     if hardware.careful:
-        print(f"Careful: {hardware.careful}.")
+        print(f"Warning: {hardware.careful}.")
     for plan in data["plans"]:
         _print_plan(plan, data, hardware)
     if data["experts"]:
         found = data["experts"]
         print(
-            f"\nA mixture of experts that takes {found['active_parameters'] / 1e9:.3g} billion parameters in "
-            f"{found['weights']} a token ({human_size(found['bytes_a_token'])}), one sequence: limit "
+            f"\nA mixture of experts with {found['active_parameters'] / 1e9:.3g} billion active parameters in "
+            f"{found['weights']} ({human_size(found['bytes_a_token'])} a token), batch 1: limit "
             f"{found['limit_tokens_per_s']:.1f} tok/s, predicted {found['predicted_tokens_per_s']:.1f}. "
-            "Arithmetic alone: this version has no such model, and whether all of its experts fit is not looked at."
+            "By the active weights alone: this version runs no such model, and memory for all experts is not checked."
         )
-    print(f"\nAll of this: {data['status']}. Factors: {hardware.calibration.source}")
+    print(f"\nStatus of all figures: {data['status']}. Calibration: {hardware.calibration.source}")
 
 
 def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
     memory, prompt = plan["memory"], plan["prefill"]
-    print(f"\n{plan['model']}, keys and values in {plan['kv']}")
-    parts = ", ".join(f"{name} {human_size(size)}" for name, size in memory["parts"].items())
+    print(f"\n{plan['model']}, KV cache in {plan['kv']}")
+    parts = ", ".join(f"{PARTS.get(name, name)} {human_size(size)}" for name, size in memory["parts"].items())
     heaps = ", ".join(
         f"{human_size(heap['used'])} of {human_size(heap['bytes'])} {WHERE.get(name, name)}"
         for name, heap in memory["heaps"].items()
     )
-    print(f"memory for one sequence of {data['context']}: {human_size(memory['needed'])} ({parts})")
+    print(f"memory for a context of {data['context']}: {human_size(memory['needed'])} ({parts})")
     half = "Linux's default, half of " if hardware.kind == "apu" else ""
     assumed = f" ({half}{hardware.memory_gib:g} GiB)" if hardware.name != "this" else ""
     print(f"  in {heaps}{assumed}: {_verdict(memory, hardware)}")
     weights, reads = plan["weights_bytes_a_token"], hardware.read_gb_s
     print(
-        f"each step reads {human_size(weights)} of weights, at {_digits(reads)} GB/s at best: one sequence cannot have "
-        f"more than {_rate(reads * 1e9 / weights)} tok/s without speculation\n"
+        f"each step reads {human_size(weights)} of weights at {_digits(reads)} GB/s or less: at batch 1 no more than "
+        f"{_rate(reads * 1e9 / weights)} tok/s without speculative decoding\n"
     )
     print_table(HEADER, [_cells(row) for row in plan["decode"]])
     _print_step_down(plan["decode"], hardware)
     print(
-        f"\nprompt of {prompt['tokens']}: limit {prompt['limit']['tokens_per_s']:,.0f} tok/s, predicted "
-        f"{prompt['predicted']['tokens_per_s']:,.0f} (by {prompt['predicted']['binds']}): first token after "
+        f"\nprefill of {prompt['tokens']} tokens: limit {prompt['limit']['tokens_per_s']:,.0f} tok/s, predicted "
+        f"{prompt['predicted']['tokens_per_s']:,.0f} (by {prompt['predicted']['binds']}), first token after "
         f"{_digits(prompt['first_token_s'])} s"
     )
     for row in plan["speculation"] or []:
         limit, predicted = row["limit"]["tokens_per_s"], row["predicted"]["tokens_per_s"]
         print(
-            f"one sequence at depth {plan['decode'][0]['depth']} with {row['draft_tokens']} "
-            f"draft token{'s' * (row['draft_tokens'] > 1)} a step by {data['draft']}, "
-            f"{row['acceptance']:.0%} of them accepted (assumed): limit {limit:.1f} tok/s, predicted {predicted:.1f}"
+            f"batch 1 at depth {plan['decode'][0]['depth']} with {row['draft_tokens']} "
+            f"draft token{'s' * (row['draft_tokens'] > 1)} a step by {data['draft']}, acceptance rate "
+            f"{row['acceptance']:.0%} (assumed): limit {limit:.1f} tok/s, predicted {predicted:.1f}"
             + ("" if row["fits"] else "; both models together DO NOT FIT")
         )
     if plan["target"]:
@@ -191,24 +194,24 @@ def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
 
 def _verdict(memory: Data, hardware: Hardware) -> str:
     if memory["fits"] and memory["left"] < LITTLE:
-        return f"fits, but only {human_size(memory['left'])} are left, which the screen and others may need"
+        return f"fits, but leaves only {human_size(memory['left'])} for the desktop and other programs"
     if memory["fits"]:
-        return f"fits, with room for {memory['sequences']} such sequence{'s' * (memory['sequences'] > 1)}"
+        return f"fits, with room for {memory['sequences']} such context{'s' * (memory['sequences'] > 1)}"
     missing = f"DOES NOT FIT, {human_size(-memory['left'])} are missing"
     if hardware.kind == "apu" and memory["needed"] <= hardware.memory_gib * 2**30 * HOST_SHARE:
-        return f"{missing}; it would with a higher limit for the GPU (docs/AMD.md, Memory)"
+        return f"{missing}; it would fit with a higher memory limit for the GPU (docs/AMD.md, Memory)"
     return missing
 
 
 def _print_step_down(rows: list[Data], hardware: Hardware) -> None:
-    """More sequences that are predicted to give less: what that comes from, for it looks like a mistake."""
+    """Explains a larger batch that is predicted to be slower, which looks like a mistake."""
     for few, many in pairwise(rows):
         less = many["predicted"]["tokens_per_s"] < few["predicted"]["tokens_per_s"]
         if few["depth"] == many["depth"] and few["batch"] < hardware.matrix_from <= many["batch"] and less:
-            carried = "" if hardware.ran else ", of which only what they reach on an H200 is known"
+            carried = "" if hardware.ran else ", whose efficiency is only known from an H200"
             print(
-                f"{many['batch']} sequences are predicted to give less than {few['batch']}: from "
-                f"{hardware.matrix_from} on, products take other kernels (matrix units){carried}."
+                f"Batch {many['batch']} is predicted to be slower than {few['batch']}: from "
+                f"{hardware.matrix_from} tokens on, matmuls use the matrix units{carried}."
             )
             return
 
@@ -216,20 +219,17 @@ def _print_step_down(rows: list[Data], hardware: Hardware) -> None:
 def _print_target(target: Data) -> None:
     for row in target["rows"]:
         print(
-            f"{target['tokens_per_s']:g} tok/s in all at depth {row['depth']}: the limit allows it "
+            f"{target['tokens_per_s']:g} tok/s in total at depth {row['depth']}: limit "
             f"{_batch(row['limit'], target)}; predicted {_batch(row['predicted'], target)}"
         )
 
 
 def _batch(found: Data, target: Data) -> str:
     if found["batch"] is None:
-        return f"for no number of sequences up to {target['most_batch']}"
-    if found["batch"] == 1:
-        return "for one sequence" + ("" if found["fits"] else ", which does not fit")
+        return f"not reached up to batch {target['most_batch']}"
     each = target["tokens_per_s"] / found["batch"]
-    return f"from {found['batch']} sequences on (of {each:.1f} each)" + (
-        "" if found["fits"] else ", which do not fit"
-    )
+    of_each = f" ({each:.1f} tok/s each)" if found["batch"] > 1 else ""
+    return f"from batch {found['batch']}{of_each}" + ("" if found["fits"] else ", which does not fit")
 
 
 def _cells(row: Data) -> list[str]:

@@ -1,4 +1,4 @@
-"""`tandem report`: one file about this machine to send in, for hardware that we do not have."""
+"""`tandem report`: writes a file about this machine to attach to an issue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main(options: argparse.Namespace) -> int:
         options.output, lambda text: print(f"  {printable(text)}", file=sys.stderr, flush=True)
     )
     _summary(data)
-    print(f"\nwritten to {options.output}: no names, no paths; look at it, then attach it to an issue")
+    print(f"\nwritten to {options.output}, without names or paths: check it, then attach it to an issue")
     return int(bool(data["problems"]))
 
 
@@ -37,10 +37,10 @@ def _summary(data: dict[str, Any]) -> None:
         rate = f"{row['median']:12,.1f} tokens/s" if row["valid"] else f"{'INVALID':>12}         "
         print(f"{rate}  {label}")
     if others := disturbed(max((row["others"] for _, row in rows), default=0.0)):
-        print(f"Careful: {others} at times: the figures are too low; better run it again when it is idle.")
+        print(f"Warning: {others} at times, so the figures are too low: run it again on an idle machine.")
     if "npu" in data:
-        print(f"NPU: {data['npu'].get('missing') or 'its part is in the file'}")
+        print(f"NPU: {data['npu'].get('missing') or 'results are in the file'}")
     print(
-        "\n".join(f"wrong: {printable(problem)}" for problem in data["problems"])
-        or "all kernels agree with NumPy"
+        "\n".join(f"problem: {printable(problem)}" for problem in data["problems"])
+        or "all kernels match NumPy"
     )

@@ -1,4 +1,4 @@
-"""`tandem run`: one answer, streamed; or a chat."""
+"""`tandem run`: streams one answer, or starts a chat."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tandem.cli import interruptible
-from tandem.cli.loading import model_file, settled
+from tandem.cli.loading import model_file, resolve_npu
 from tandem.cli.terminal import note, print_json, printable, read_text
 from tandem.errors import RequestError
 from tandem.settings import read_settings
@@ -32,7 +32,7 @@ PARAMETERS = ("max_tokens", "stop", "seed", "json_schema", "regex", *SAMPLING)
 def main(options: argparse.Namespace) -> int:
     prompt = _prompt(options)
     parameters = {key: value for key in PARAMETERS if (value := getattr(options, key)) is not None}
-    options.npu = settled(options.npu)
+    options.npu = resolve_npu(options.npu)
     with _server(options) or open_llm(options) as llm:
         if prompt is None:
             from tandem.cli.chat import chat
@@ -49,9 +49,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _server(options: argparse.Namespace) -> RemoteLLM | None:
-    """A running server that has this model."""
+    """A running server that has loaded this model, if there is one."""
     servers = read_settings().pipelines / "servers"
-    if not servers.is_dir() or not any(servers.iterdir()):  # mostly: and then nothing is imported
+    if not servers.is_dir() or not any(servers.iterdir()):  # the usual case, without further imports
         return None
     from tandem.cli.remote import find_server
 
@@ -59,7 +59,7 @@ def _server(options: argparse.Namespace) -> RemoteLLM | None:
 
 
 def open_llm(options: argparse.Namespace, context: int | None = None, batch: int = 1) -> LLM:
-    """The model; `batch` is small since memory for keys and values is set aside for so many sequences."""
+    """Loads the model. `batch`: sequences that the KV cache is allocated for."""
     from tandem.cli.loading import tune_at_first_use
     from tandem.devices.opening import check_device
 
@@ -93,15 +93,17 @@ def system_message(text: str | None) -> list[dict[str, str]]:
 
 
 @dataclasses.dataclass
-class Answer:
+class StreamedAnswer:
     text: str = ""
-    usage: Usage | None = None  # of one that came to its end
+    usage: Usage | None = None  # None: the answer was stopped
     stopped: bool = False  # by Ctrl-C
 
 
-def stream(llm: LLM | RemoteLLM, request: str | list[dict[str, str]], parameters: dict[str, Any]) -> Answer:
-    """Prints an answer token by token, and to a person how fast it was. Ctrl-C ends it early."""
-    answer, on_terminal = Answer(), sys.stdout.isatty()
+def stream(
+    llm: LLM | RemoteLLM, request: str | list[dict[str, str]], parameters: dict[str, Any]
+) -> StreamedAnswer:
+    """Prints an answer token by token and, on a terminal, its speed. Ctrl-C stops it."""
+    answer, on_terminal = StreamedAnswer(), sys.stdout.isatty()
     try:
         with interruptible():
             for token in llm.stream(request, **parameters):
@@ -117,14 +119,16 @@ def stream(llm: LLM | RemoteLLM, request: str | list[dict[str, str]], parameters
         note("stopped")
     elif token.usage:
         if token.finish_reason == "length":
-            note(f"cut after {token.usage.completion_tokens} tokens: --max-tokens and --context allow more")
+            note(
+                f"stopped after {token.usage.completion_tokens} tokens: raise --max-tokens or --context for more"
+            )
         answer.usage = token.usage
         note(statistic(llm, token.usage))
     return answer
 
 
 def statistic(llm: LLM | RemoteLLM, usage: Usage) -> str:
-    """Tokens and speed of prompt and answer in one line."""
+    """Token counts and speeds of prompt and answer in one line."""
     one, engine = {"tokens": 1, "rows": 1, "work": 1}, getattr(llm, "engine", None)  # a server keeps its own
     decoded, seconds = usage.completion_tokens - 1, usage.decode_seconds
     parts = [f"prompt {usage.prompt_tokens} tokens, {usage.prompt_tokens / usage.first_token_seconds:.0f}/s"]
@@ -143,7 +147,7 @@ def statistic(llm: LLM | RemoteLLM, usage: Usage) -> str:
 
 
 def _prompt(options: argparse.Namespace) -> str | None:
-    """The prompt, from the arguments or a pipe; None if there is a person to ask."""
+    """The prompt from the arguments or a pipe; None: start a chat."""
     prompt: str | None = options.prompt
     if prompt is None:
         if sys.stdin.isatty() and sys.stdout.isatty() and not options.json and not options.raw:
@@ -151,7 +155,7 @@ def _prompt(options: argparse.Namespace) -> str | None:
         prompt = read_text(None).removesuffix("\n")
     try:
         prompt.encode()
-    except UnicodeEncodeError:  # how Python passes on arguments it could not decode
+    except UnicodeEncodeError:  # Python passes undecodable arguments as surrogates
         raise RequestError("the prompt is not UTF-8 text: check the terminal's encoding") from None
     if not prompt.strip():
         raise RequestError("the prompt is empty: write one after MODEL or pipe one in")

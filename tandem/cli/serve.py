@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.cli.loading import model_file, settled, tune_at_first_use
+from tandem.cli.loading import model_file, resolve_npu, tune_at_first_use
 from tandem.devices.opening import check_device
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.model import registry
@@ -24,7 +24,7 @@ def main(options: argparse.Namespace) -> int:
 
     settings = read_settings_file(options.settings) if options.settings else ServerSettings()
     settings = dataclasses.replace(settings, **_given(options))
-    options.npu = settled(options.npu)
+    options.npu = resolve_npu(options.npu)
     if not options.ray:  # else the replicas' devices are those of their machines
         check_device(settings.device, options.split, options.placement)
     files = _files(settings.models)

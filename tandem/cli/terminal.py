@@ -1,4 +1,4 @@
-"""What commands share to talk to a person or to a pipe."""
+"""Terminal input and output that commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tandem.errors import RequestError
 from tandem.model.catalogue import Progress
 
-# Files and models are not to steer the terminal: of the control characters only newline and tab get through.
+# Control characters except newline and tab, removed from output: files and models must not send escape codes.
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -24,13 +24,13 @@ def dim(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """A remark for a person; a pipe or a log file is spared it."""
+    """Prints a remark to stderr if that is a terminal."""
     if sys.stderr.isatty():
         print(dim(printable(text)), file=sys.stderr, flush=True)
 
 
 def print_json(data: Any) -> None:
-    """What JSON has no number for, such as infinity, becomes null."""
+    """Prints JSON. Infinities and NaN become null."""
     import json
 
     finite = json.loads(json.dumps(data, default=str), parse_constant=lambda _: None)
@@ -46,7 +46,7 @@ def human_size(count: float) -> str:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell; those of numbers (header ends in a colon) to the right."""
+    """Prints a table. Columns whose header ends in a colon are right-aligned."""
     right = [title.endswith(":") for title in header]
     cells = [[title.rstrip(":") for title in header], *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
@@ -59,7 +59,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def read_text(source: Path | None) -> str:
-    """The text of a file or, for None, of stdin; both are to be UTF-8."""
+    """Reads UTF-8 text from a file, or from stdin for None."""
     try:
         data = sys.stdin.buffer.read() if source is None else source.read_bytes()
     except FileNotFoundError:
@@ -76,7 +76,8 @@ def read_text(source: Path | None) -> str:
 
 
 def check_writable(file: Path | None) -> None:
-    """Before work that takes minutes, rather than after it. It is tried: rights alone do not tell (root, /proc)."""
+    """Raises before minutes of work if `file` cannot be written. It opens the file, for access rights alone do not tell
+    (root, /proc)."""
     if file is None:
         return
     try:
@@ -85,13 +86,11 @@ def check_writable(file: Path | None) -> None:
         if is_new:
             file.unlink()
     except OSError:
-        raise RequestError(
-            f"{file} cannot be written: name a file in a folder that you may write to"
-        ) from None
+        raise RequestError(f"{file} cannot be written: name a file in a writable folder") from None
 
 
 def without_folder(argument: str) -> str:
-    """What others are to read need not tell them the folders of whoever measured; nor in --option=FILE."""
+    """The argument without the folders of a path, also in --option=FILE, so that published data does not show them."""
     option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
     is_path = value.startswith(("/", ".", "~")) or Path(value).exists()
     return f"{option}{equals}{Path(value).name if is_path else value}"
@@ -99,7 +98,7 @@ def without_folder(argument: str) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar a file on a terminal, a line a file elsewhere; nothing if nothing is fetched."""
+    """Shows downloads: a progress bar for each file on a terminal, else a line for each file."""
     tasks: dict[str, Any] = {}
     with ExitStack() as at_end:
         bars: Any = None

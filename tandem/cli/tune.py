@@ -1,4 +1,4 @@
-"""`tandem tune`: finds what is fastest on a device."""
+"""`tandem tune`: finds the fastest kernel variants on a device and saves them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tandem.model.model import Model, open_model
 from tandem.settings import read_settings
 
 HEADER = ("KERNEL", "SHAPE", "SIZE", "BEFORE US:", "AFTER US:", "GAIN:", "CHOICE")
-SCHEMA = 1  # raised when a field goes or changes its meaning; docs/TUNING.md has them
-CONTEXT = 4096  # of a sequence, at most
-BUSY = 0.5  # of the cores, by others: how many threads are best cannot be told then
+SCHEMA = 1  # raised when a field is removed or changes its meaning; the fields are in docs/TUNING.md
+MAX_CONTEXT = 4096  # tokens of a sequence
+BUSY = 0.5  # share of the cores used by other processes, above which the number of threads is not tuned
 
 
 def main(options: argparse.Namespace) -> int:
@@ -40,16 +40,16 @@ def main(options: argparse.Namespace) -> int:
     _check_cache(settings.pipelines)
     check_device(options.device)
     model = _model(options)
-    context = min(CONTEXT, model.config.trained_context)
+    context = min(MAX_CONTEXT, model.config.trained_context)
     program = Planned(model, context, options.kv).program
     busy = os.getloadavg()[0] > BUSY * settings.threads
     if busy:
-        note("others keep this machine busy: better run it when they do not")
+        note("other processes keep this machine busy: run it on an idle machine")
     free_choice = options.threads is None and not settings.threads_given
     device = open_device(options.device, threads=settings.threads if free_choice else options.threads)
     try:
         if not isinstance(device, AnyDevice):
-            raise DeviceError(f"{options.device} is several devices: tune each of them")
+            raise DeviceError(f"{options.device} is several devices: tune them one at a time")
         findings = []
 
         def search() -> None:
@@ -63,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
         try:
             with interruptible():
                 _, seen = Sensors().during(search)
-        finally:  # what was found before a failure or Ctrl-C, too
+        finally:  # also saves the findings before a failure or Ctrl-C
             file = keep(device, findings, settings.pipelines)
         busy = busy or (computes_on_cpu(device) and bool(disturbed(seen.others)))
         data = {
@@ -88,14 +88,12 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _check_cache(folder: Path) -> None:
-    """Before minutes of work whose results could not be kept."""
+    """Raises before minutes of work if the results cannot be saved."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder / "any")
     except (OSError, RequestError):
-        raise RequestError(
-            f"nothing can be kept in {folder}: set XDG_CACHE_HOME to a folder that you may write to"
-        ) from None
+        raise RequestError(f"{folder} cannot be written: set XDG_CACHE_HOME to a writable folder") from None
 
 
 def _model(options: argparse.Namespace) -> Model:
@@ -132,9 +130,9 @@ def _print(data: dict[str, Any], file: Path) -> None:
     print_table(HEADER, rows)
     wrong, better = sum(len(f["wrong"]) for f in findings), sum(bool(f["choice"]) for f in findings)
     print(
-        f"\n{better} of {len(findings)} are faster than by the rule, after {data['seconds']} s; kept in {file}"
+        f"\n{better} of {len(findings)} are faster than the default, after {data['seconds']} s; saved in {file}"
     )
     if data["busy"]:
-        print("Careful: others kept this machine busy: what was found may not hold when they do not.")
+        print("Warning: other processes kept this machine busy: tune again on an idle machine.")
     if wrong:
-        print(f"Not considered: {wrong} candidates whose results were not those of the rule.")
+        print(f"Rejected: {wrong} candidates with wrong results.")

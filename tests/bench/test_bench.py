@@ -286,7 +286,7 @@ def test_a_clock_that_lies_is_found_out(
     ("arguments", "message"),
     [
         (["--synthetic", "gpt"], "no synthetic model 'gpt'"),
-        (["--synthetic", "smollm2-135m", "-d", "200000"], "200512 tokens are more than the"),
+        (["--synthetic", "smollm2-135m", "-d", "200000"], "200512 tokens exceed the trained context of"),
         (["--synthetic", "gemma-3-1b", "--compare", "none.json"], "none.json cannot be read"),
         (["--synthetic", "gemma-3-1b", "--compare", __file__], "is not a result of `tandem bench --json`"),
         (["--synthetic", "gemma-3-1b", "--html", "no/such/x.html"], "no/such/x.html cannot be written: name"),
@@ -306,9 +306,9 @@ def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench"], "name what to run: a MODEL, such as smollm2 or a .gguf file, or --synthetic"),
-        (["tune"], "name what to run: a MODEL, such as smollm2 or a .gguf file, or --synthetic"),
-        (["bench", "smollm2", "--synthetic", "gemma-3-1b"], "not both"),
+        (["bench"], "no model given: name a MODEL, such as smollm2 or a .gguf file, or a shape"),
+        (["tune"], "no model given: name a MODEL, such as smollm2 or a .gguf file, or a shape"),
+        (["bench", "smollm2", "--synthetic", "gemma-3-1b"], "exclude each other"),
         (["bench", "--synthetic", "gemma-3-1b", "-p", "0", "-n", "0"], "nothing to measure"),
         (["bench", "--synthetic", "smollm2-135m", "--peer", "python3"], "add --against llama.cpp"),
         (["bench", "--synthetic", "gemma-3-1b", "--against", "llama.cpp"], "llama.cpp needs a file"),

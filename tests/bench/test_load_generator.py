@@ -122,7 +122,7 @@ def test_the_table_says_what_was_reached() -> None:
         }
     )
     assert text.count("| met") == 4 and "missed" not in text
-    assert "3.33 (3.33-3.33)" in text and "Careful: others took up to 20% of the machine" in text
+    assert "3.33 (3.33-3.33)" in text and "Warning: other processes took up to 20% of the machine" in text
 
 
 # ---- tandem bench serve

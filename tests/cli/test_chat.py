@@ -26,14 +26,14 @@ def chat(tiny: Path, tmp_path: Path) -> Iterator[Terminal]:
 
 def test_commands_and_an_answer(tiny: Path, tmp_path: Path) -> None:
     with on_terminal("run", tiny, "-n", "20", env=environment(tmp_path)) as chat:
-        assert "/help shows" in chat.expect(PROMPT)
+        assert "/help lists" in chat.expect(PROMPT)
         chat.send(b"/stats\n")
-        assert "no answer yet" in chat.expect(PROMPT)
+        assert "no complete answer yet" in chat.expect(PROMPT)
         chat.send(b"/help\n")
-        assert "forget the conversation" in chat.expect(PROMPT)
+        assert "clear the conversation" in chat.expect(PROMPT)
         chat.send(b"hello\n")
         shown = chat.expect(PROMPT)
-        assert "answer 20 tokens" in shown and "GB/s" in shown and "cut after 20 tokens" in shown
+        assert "answer 20 tokens" in shown and "GB/s" in shown and "stopped after 20 tokens" in shown
         chat.send(b"/stats\n")
         shown = chat.expect(PROMPT)
         assert "answer 20 tokens" in shown and "of 4096" in shown

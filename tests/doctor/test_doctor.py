@@ -367,7 +367,7 @@ def test_a_check_that_fails_is_a_finding(
     monkeypatch.setenv("TANDEM_THREADS", "many")
     assert main(["doctor"]) == 1
     shown = capsys.readouterr()
-    assert "fail  cpu" in shown.out and "to do: give a number of threads" in shown.out and not shown.err
+    assert "fail  cpu" in shown.out and "fix: give a number of threads" in shown.out and not shown.err
 
 
 @pytest.mark.fast

@@ -169,12 +169,16 @@ def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("hardware", "gib", "words"),
     [
-        ("phoenix-780m", "64", "(Linux's default, half of 64 GiB): fits, with room for 18 such sequences"),
-        ("phoenix-780m", "32", "fits, but only 555 MB are left"),
-        ("phoenix-780m", "30", "DOES NOT FIT, 519 MB are missing; it would with a higher limit for the GPU"),
+        ("phoenix-780m", "64", "(Linux's default, half of 64 GiB): fits, with room for 18 such contexts"),
+        ("phoenix-780m", "32", "fits, but leaves only 555 MB"),
+        (
+            "phoenix-780m",
+            "30",
+            "DOES NOT FIT, 519 MB are missing; it would fit with a higher memory limit for the GPU",
+        ),
         ("phoenix-780m", "16", "DOES NOT FIT, 8.04 GB are missing\n"),
-        ("rtx-4090", "18", "(18 GiB): fits, with room for 3 such sequences"),
-        ("rtx-4090", "16", "(16 GiB): fits, but only"),
+        ("rtx-4090", "18", "(18 GiB): fits, with room for 3 such contexts"),
+        ("rtx-4090", "16", "(16 GiB): fits, but leaves only"),
         ("rtx-4090", "14", "are missing\n"),
     ],
 )
@@ -187,27 +191,20 @@ def test_what_fits_and_what_helps(
 
 def test_the_limit_of_one_sequence_is_said_with_its_sum(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "gemma-3-27b:q4_0", "--hardware", "phoenix-780m", "-b", "1"]) == 0
-    said = "each step reads 15.6 GB of weights, at 86.7 GB/s at best: one sequence cannot have more than 5.6 tok/s"
+    said = "each step reads 15.6 GB of weights at 86.7 GB/s or less: at batch 1 no more than 5.6 tok/s"
     assert said in capsys.readouterr().out
 
 
 def test_a_step_down_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    """More sequences that give less would look like a mistake."""
+    """A larger batch that is slower would look like a mistake."""
     assert main(["plan", "gemma-3-27b:q4_0", "--hardware", "phoenix-780m", "--target", "81"]) == 0
     shown = capsys.readouterr().out
-    assert (
-        shown.count("16 sequences are predicted to give less than 8: from 9 on, products take other kernels")
-        == 1
-    )
-    assert (
-        "only what they reach on an H200 is known" in shown
-        and "LIMIT: no engine can be faster there" in shown
-    )
-    assert re.search(
-        r"81 tok/s in all at depth 512: the limit allows it from \d+ sequences on \(of 4\.\d each\)", shown
-    )
+    explained = "Batch 16 is predicted to be slower than 8: from 9 tokens on, matmuls use the matrix units"
+    assert shown.count(explained) == 1 and "only known from an H200" in shown
+    assert "LIMIT: the roofline, which no engine can exceed" in shown
+    assert re.search(r"81 tok/s in total at depth 512: limit from batch \d+ \(4\.\d tok/s each\)", shown)
     assert main(["plan", "gemma-3-27b:q4_0", "--hardware", "h200"]) == 0
-    assert "predicted to give less" not in capsys.readouterr().out
+    assert "predicted to be slower" not in capsys.readouterr().out
 
 
 def test_unknown_names_are_refused() -> None:
@@ -224,7 +221,7 @@ def test_unknown_names_are_refused() -> None:
     [
         (["no-such-model", "--hardware", "h200"], "gemma-3-27b"),
         (["there-is-no.gguf", "--hardware", "h200"], "there-is-no.gguf"),
-        (["gemma-2-9b", "--hardware", "h200"], "or plan for a shape, which needs none: gemma-3-1b"),
+        (["gemma-2-9b", "--hardware", "h200"], "or plan for a shape, which needs no file: gemma-3-1b"),
         (["no-such-model", "--hardware", "this"], "gemma-3-27b"),
         (["gemma-3-1b", "--hardware", "abacus"], "phoenix-780m"),
         (["gemma-3-1b", "--hardware", "h200", "-b", "65"], "64"),
@@ -328,7 +325,7 @@ def test_a_file_or_a_model_in_the_cache(
         capsys, "gemma-3-1b", *more, "--weights", "Q8_0"
     ) | {"model": said(capsys, "gemma-3-1b:q8_0", *more)["model"]}, "formats are written both ways"
     assert main(["plan", file, *more, "--weights", "q8_0"]) == 2
-    assert "a file has the formats that it has" in capsys.readouterr().err
+    assert "--weights does not apply to a file" in capsys.readouterr().err
 
 
 def test_the_whole_command_is_quick() -> None:

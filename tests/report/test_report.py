@@ -76,7 +76,7 @@ def test_it_is_whole(made: tuple[dict[str, Any], str, str]) -> None:
         bench["profiles"] and bench["limits"]["bytes_per_s"] > 0
     )  # the rest is for the tests of `tandem bench`
     assert [row["label"] for row in bench["rows"]] == ["prefill 8", "decode 2, batch 2 at 16"]
-    assert "all kernels agree with NumPy" in shown and "tokens/s  smollm2-135m:q4_0, prefill 8" in shown
+    assert "all kernels match NumPy" in shown and "tokens/s  smollm2-135m:q4_0, prefill 8" in shown
 
 
 def test_it_has_no_names(made: tuple[dict[str, Any], str, str]) -> None:
@@ -130,7 +130,7 @@ def test_a_wrong_kernel_is_a_problem(
     data = json.loads((tmp_path / "r.json").read_text())
     failures = {checked["kernel"]: len(checked["failures"]) for checked in data["kernels"]}
     assert failures == {"embed_f32": 2, "embed_f16": 0, "larger products": 0}
-    assert len(data["problems"]) == 2 and "wrong: embed_f32: " in capsys.readouterr().out
+    assert len(data["problems"]) == 2 and "problem: embed_f32: " in capsys.readouterr().out
 
 
 @pytest.mark.fast
@@ -199,14 +199,14 @@ def test_a_device_that_is_not_there(short: None, tmp_path: Path, capsys: pytest.
     data = json.loads((tmp_path / "r.json").read_text())
     assert "error" in data["device"] and data["doctor"]
     assert not {"rates", "kernels", "models", "bench"} & data.keys()
-    assert capsys.readouterr().out.count("wrong: ") == 1 == len(data["problems"])
+    assert capsys.readouterr().out.count("problem: ") == 1 == len(data["problems"])
 
 
 @pytest.mark.fast
 def test_a_file_that_cannot_be_written_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--output", "no/such/report.json"]) == 1
     assert capsys.readouterr().err == (
-        "tandem: no/such/report.json cannot be written: name a file in a folder that you may write to\n"
+        "tandem: no/such/report.json cannot be written: name a file in a writable folder\n"
     )
 
 
@@ -227,7 +227,7 @@ def test_the_summary_says_what_figures_are_worth(capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().out
     assert "10.0 tokens/s  m, prefill 8" in said and "NPU: no NPU" in said
     assert (
-        re.search("INVALID +m, decode 2", said) and "Careful: other processes took 50% of the machine" in said
+        re.search("INVALID +m, decode 2", said) and "Warning: other processes took 50% of the machine" in said
     )
 
 

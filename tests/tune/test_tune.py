@@ -294,7 +294,7 @@ def test_the_command(
         )
         assert main(command) == 0
     text = capsys.readouterr().out
-    assert "Careful: others kept this machine busy" in text
+    assert "Warning: other processes kept this machine busy" in text
     assert "KERNEL" in text and "3072 x 576 with GLU" in text and str(tmp_path) in text
     assert len(list((tmp_path / "tandem").glob("cpu-*.tuned"))) == 1
     assert main([*command, "--output", str(tmp_path)]) == 1 and "cannot be written" in capsys.readouterr().err

@@ -22,7 +22,7 @@ def test_lavapipe_on_one_screen(lavapipe: str, capsys: pytest.CaptureFixture[str
     for word in (
         "DEVICE",
         "vulkan:0",
-        "uses vulkan:",
+        "selects vulkan:",
         "integer dot product",
         "matrix units",
         "HEAP",
@@ -76,7 +76,7 @@ def test_without_vulkan_it_says_what_to_install(
     assert main(["inspect", *asked]) == code
     shown = capsys.readouterr()
     assert "no Vulkan driver: install one" in (shown.err if code else shown.out)
-    assert code or "auto uses the CPU" in shown.out
+    assert code or "auto selects the CPU" in shown.out
 
 
 @pytest.mark.fast
