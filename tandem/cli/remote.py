@@ -65,7 +65,7 @@ class RemoteLLM:
 
     def stream(self, prompt: str | Iterable[Mapping[str, Any]], **params: Any) -> Iterator[Any]:
         """Tokens, or what the server sends at a time; the last has the usage."""
-        from tandem.engine.reply import Token, Usage
+        from tandem.engine.output import Token, Usage
 
         path, body = _body(self.model, prompt, params)
         begun, first, finish = time.perf_counter(), 0.0, None
@@ -83,7 +83,7 @@ class RemoteLLM:
                     )
 
     def _whole(self, prompt: str | Iterable[Mapping[str, Any]], params: dict[str, Any]) -> Any:
-        from tandem.engine.reply import Result
+        from tandem.engine.output import Result
 
         tokens = list(self.stream(prompt, **params))
         last = tokens[-1]

@@ -1,7 +1,7 @@
 """The Python API for asyncio: `from tandem import AsyncLLM`.
 
-A thread steps the engine while there are requests. The event loop hands it new and cancelled ones through an inbox and
-gets tokens back, all of a step at once: neither waits for the other.
+A thread waits for the tokens of all requests, and so runs the engine's steps (driver.py). The event loop sends it
+commands (submit, cancel) through an inbox, and receives the tokens of each step in one call. Neither blocks the other.
 """
 
 from __future__ import annotations
@@ -15,65 +15,53 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self
 
+from tandem.engine.input_processor import Message
 from tandem.engine.llm import LLM
-from tandem.engine.reply import Reply, Result, Token
-from tandem.engine.requests import Message
+from tandem.engine.output import RequestOutput, Result, Token
 from tandem.errors import QueueFullError, RequestError
 from tandem.kernels.kernel import Array
 
-DEFAULT_QUEUE = 1024  # requests that may wait
+DEFAULT_QUEUE = 1024  # maximum number of waiting requests
 CLOSED = "the model is closed: open it again"
 
 
 class _Outbox:
-    """What is on its way to the event loop that asked for it."""
+    """Deltas of one request, on their way to the event loop that made it."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: RequestOutput | Generator[Array | None]) -> None:
+        self.work = work  # what to stream, or an embedding to compute in parts
         self.loop = asyncio.get_running_loop()
-        self.items: asyncio.Queue[Any] = asyncio.Queue()  # BaseException: a failure; None: the end
-
-
-class _Stream(_Outbox):
-    """Lists of tokens."""
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__()
-        self.reply = reply
-
-
-class _Embedding(_Outbox):
-    """A vector, computed a part at a time."""
-
-    def __init__(self, parts: Generator[Array | None]) -> None:
-        super().__init__()
-        self.parts = parts
+        # Lists of tokens, or a vector; BaseException: the request failed; None: the end.
+        self.items: asyncio.Queue[Any] = asyncio.Queue()
 
 
 class AsyncLLM:
-    """A model ready to answer many at once. Close it, or use it in an `async with` block."""
+    """A loaded model that serves many requests at a time. Close it, or use it in an `async with` block."""
 
     def __init__(
         self, model: str | os.PathLike[str] | LLM, *, queue: int = DEFAULT_QUEUE, **options: Any
     ) -> None:
-        """`model` and `options`: as for LLM, or one that is open already. `queue`: requests that may wait; one more
-        is refused with a QueueFullError."""
+        """`model` and `options`: as for LLM, or an LLM that is open. `queue`: maximum number of requests that wait;
+        one more is refused with a QueueFullError."""
         if not isinstance(queue, int) or queue < 0:
             raise RequestError(f"queue={queue!r}: give the number of requests that may wait, 0 or more")
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
-        self._max_requests = queue + self.llm.engine.scheduler.limits.sequences - 1
-        self._outboxes: set[_Outbox] = set()  # only the event loop's side touches it
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._driver = self.llm.driver
+        self._max_requests = queue + self.llm.engine.max_sequences
+        self._outboxes: set[_Outbox] = set()  # of all requests; for the event loop only
+        self._inbox: deque[Callable[[], None]] = deque()  # commands to the thread
         self._wake, self._closing = threading.Event(), False
-        self._gate = threading.Lock()  # of the inbox, and of whether the thread still reads it
-        self.failure: BaseException | None = None  # why it does not
+        self._inbox_lock = threading.Lock()  # of `_inbox` and `failure`
+        self.failure: BaseException | None = None  # why the thread has ended
         self._thread = threading.Thread(target=self._serve, name="tandem-engine", daemon=True)
         self._thread.start()
 
     # ---- for the event loop
 
     async def generate(self, prompt: str | list[int], **params: Any) -> Result:
-        """Continues a text or token ids. Parameters as in SamplingParams. Cancelling the task stops the request. Ask
-        several times at once for several answers: the prompt is computed once."""
+        """Continues a text or token ids. Parameters as in SamplingParams. Cancelling the task ends the request.
+
+        For several completions make several requests at once: the prompt is computed once."""
         return await self._whole(await asyncio.to_thread(self.llm.prepare, prompt, **params))
 
     async def chat(self, messages: Iterable[Message], **params: Any) -> Result:
@@ -83,21 +71,21 @@ class AsyncLLM:
     async def stream(
         self, prompt: str | list[int] | Iterable[Message], **params: Any
     ) -> AsyncIterator[Token]:
-        """Like generate or chat, one item a token. Closing the iterator stops the request."""
-        reply = await asyncio.to_thread(self.llm.prepare, prompt, **params)
-        async with aclosing(self._tokens(reply)) as steps:
+        """Like generate or chat, one item per token. Closing the iterator ends the request."""
+        output = await asyncio.to_thread(self.llm.prepare, prompt, **params)
+        async with aclosing(self._tokens(output)) as steps:
             async for tokens in steps:
                 for token in tokens:
                     yield token
 
     async def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
-        """A vector of length 1 for a text: see LLM.embed. Others are served meanwhile."""
+        """A vector of length 1 for a text: see LLM.embed. Other requests are served meanwhile."""
         parts = await asyncio.to_thread(self.llm.embedding, prompt, pooling)
-        vectors: list[Array] = [vector async for vector in self._receive(_Embedding(parts))]
+        vectors: list[Array] = [vector async for vector in self._receive(_Outbox(parts))]
         return vectors[0]
 
     async def close(self) -> None:
-        """Ends the requests that are left, and gives everything back."""
+        """Ends the requests that are left, and frees everything."""
         self._closing = True
         self._wake.set()
         await asyncio.to_thread(self._close)
@@ -114,17 +102,17 @@ class AsyncLLM:
     ) -> None:
         await self.close()
 
-    async def _whole(self, reply: Reply) -> Result:
-        async with aclosing(self._tokens(reply)) as steps:
+    async def _whole(self, output: RequestOutput) -> Result:
+        async with aclosing(self._tokens(output)) as steps:
             async for _ in steps:
                 pass
-        return reply.result()
+        return output.result()
 
-    async def _tokens(self, reply: Reply) -> AsyncGenerator[list[Token], None]:
-        async with aclosing(self._receive(_Stream(reply))) as steps:
+    async def _tokens(self, output: RequestOutput) -> AsyncGenerator[list[Token], None]:
+        async with aclosing(self._receive(_Outbox(output))) as steps:
             async for tokens in steps:
                 yield tokens
-        reply.check()
+        output.check()
 
     async def _receive(self, outbox: _Outbox) -> AsyncGenerator[Any, None]:
         if len(self._outboxes) >= self._max_requests:
@@ -133,7 +121,7 @@ class AsyncLLM:
             )
         self._outboxes.add(outbox)
         try:
-            if not self._tell(lambda: self._begin(outbox)):
+            if not self._send(lambda: self._begin(outbox)):
                 raise self.failure or RequestError(CLOSED)
             while (item := await outbox.items.get()) is not None:
                 if isinstance(item, BaseException):
@@ -141,63 +129,63 @@ class AsyncLLM:
                 yield item
         finally:
             self._outboxes.discard(outbox)
-            self._tell(lambda: self._end(outbox))
+            self._send(lambda: self._end(outbox))
 
-    def _tell(self, message: Callable[[], None]) -> bool:
-        """Hands a message to the thread; False if it does not read them any more."""
-        with self._gate:
+    def _send(self, command: Callable[[], None]) -> bool:
+        """Sends a command to the thread; False if the thread has ended."""
+        with self._inbox_lock:
             if self.failure is None:
-                self._inbox.append(message)
+                self._inbox.append(command)
                 self._wake.set()
             return self.failure is None
 
     # ---- for the thread
 
     def _serve(self) -> None:
-        self._served: dict[_Stream, None] = {}
-        self._embeddings: dict[_Embedding, None] = {}
+        self._streams: dict[RequestOutput, _Outbox] = {}
+        self._embeddings: dict[_Outbox, None] = {}
         failure: BaseException = RequestError(CLOSED)
         try:
             while not self._closing:
                 self._wake.wait()
                 self._wake.clear()
-                while (self._inbox or self._served or self._embeddings) and not self._closing:
-                    self._turn()
-        except BaseException as error:  # a lost device: every request gets it, and those that come later
+                while (self._inbox or self._streams or self._embeddings) and not self._closing:
+                    self._serve_once()
+        except BaseException as error:  # a lost device fails all requests, and those that come later
             failure = error
-        with self._gate:
+        with self._inbox_lock:
             self.failure = failure
         while self._inbox:
-            with suppress(Exception):  # what failed may have left things in disorder, and others wait
+            with suppress(
+                Exception
+            ):  # the failure may have left the engine in disorder; the others still wait
                 self._inbox.popleft()()
-        self._deliver([(outbox, failure) for outbox in (*self._served, *self._embeddings)])
+        self._deliver([(outbox, failure) for outbox in (*self._streams.values(), *self._embeddings)])
 
-    def _turn(self) -> None:
-        """Takes what is in the inbox, makes a step, and sends the new tokens off."""
+    def _serve_once(self) -> None:
+        """Runs the commands of the inbox and one step, and delivers the new tokens."""
         while self._inbox:
             self._inbox.popleft()()
-        with self.llm.lock:
-            self.llm.cancel_left()
-            if self._served:
-                self.llm.engine.step()
-            deltas: list[tuple[_Outbox, Any]] = []
-            for stream in list(self._served):
-                reply = stream.reply
-                if reply.has_new_tokens:
-                    deltas.append((stream, self.llm.take(reply)))
-                if reply.done:
-                    deltas.append((stream, None))
-                    del self._served[stream]
-            if self._embeddings:
-                deltas += self._embed()
-        self._deliver(deltas)
+        items: list[tuple[_Outbox, Any]] = []
+        if self._streams:
+            for output, tokens in self._driver.advance(self._streams):
+                outbox = self._streams[output]
+                if tokens:
+                    items.append((outbox, tokens))
+                if output.done:
+                    items.append((outbox, None))
+                    del self._streams[output]
+        if self._embeddings:
+            items += self._embed()
+        self._deliver(items)
 
     def _embed(self) -> list[tuple[_Outbox, Any]]:
-        """A part of the first embedding."""
+        """Runs one part of the first embedding."""
         first = next(iter(self._embeddings))
+        assert not isinstance(first.work, RequestOutput)
         found: Array | BaseException | None
         try:
-            found = next(first.parts)
+            found = self._driver.forward(first.work)
         except RequestError as error:
             found = error
         if found is None:
@@ -206,33 +194,31 @@ class AsyncLLM:
         return [(first, found), (first, None)]
 
     def _begin(self, outbox: _Outbox) -> None:
-        if isinstance(outbox, _Embedding):
+        if isinstance(outbox.work, RequestOutput):
+            self._streams[outbox.work] = outbox
+            self._driver.submit([outbox.work])
+        else:
             self._embeddings[outbox] = None
-        elif isinstance(outbox, _Stream):
-            self._served[outbox] = None
-            with self.llm.lock:
-                self.llm.engine.enqueue(outbox.reply.sequence)
 
     def _end(self, outbox: _Outbox) -> None:
-        with self.llm.lock:
-            if isinstance(outbox, _Embedding):
-                self._embeddings.pop(outbox, None)
-                outbox.parts.close()
-            elif isinstance(outbox, _Stream):
-                self._served.pop(outbox, None)
-                if outbox.reply.sequence.finish_reason is None:
-                    self.llm.engine.cancel(outbox.reply.sequence)
+        if isinstance(outbox.work, RequestOutput):
+            self._streams.pop(outbox.work, None)
+            self._driver.cancel([outbox.work])
+        else:
+            self._embeddings.pop(outbox, None)
+            with self._driver.lock:
+                outbox.work.close()
 
-    def _deliver(self, deltas: list[tuple[_Outbox, Any]]) -> None:
-        """One call into each event loop."""
+    def _deliver(self, items: list[tuple[_Outbox, Any]]) -> None:
+        """Makes one call into each event loop."""
         loops: dict[asyncio.AbstractEventLoop, list[tuple[_Outbox, Any]]] = {}
-        for outbox, item in deltas:
+        for outbox, item in items:
             loops.setdefault(outbox.loop, []).append((outbox, item))
-        for loop, items in loops.items():
-            with suppress(RuntimeError):  # it was closed, and nobody waits any more
-                loop.call_soon_threadsafe(_put, items)
+        for loop, its in loops.items():
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(_put, its)
 
 
-def _put(deltas: list[tuple[_Outbox, Any]]) -> None:
-    for outbox, item in deltas:
+def _put(items: list[tuple[_Outbox, Any]]) -> None:
+    for outbox, item in items:
         outbox.items.put_nowait(item)

@@ -146,6 +146,11 @@ class Engine:
         max_tokens = self.context - len(prompt)
         return Sequence(prompt, params, stop_ids, self.cache.new_tables(), max_tokens, constraint=constraint)
 
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that may run at a time."""
+        return self.scheduler.limits.sequences - 1  # one table row is for out-of-band forwards
+
     def step(self) -> list[Sequence]:
         """Starts steps while a step slot is free, then reads the oldest; returns the sequences that got a token."""
         self.begun = time.perf_counter()

@@ -10,19 +10,20 @@ from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from tandem.devices.npu.opening import npu_missing, with_npu
+import numpy as np
+
+from tandem.devices.device import Device
 from tandem.devices.opening import open_device
-from tandem.engine.embedding import pooled
+from tandem.engine.driver import Driver
 from tandem.engine.engine import Engine
-from tandem.engine.prompt_lookup import PromptLookup
-from tandem.engine.reply import Result, Token, TokenLogprob, Usage
-from tandem.engine.requests import Message, Requests, as_items
+from tandem.engine.input_processor import InputProcessor, Message, as_items
+from tandem.engine.load_options import LoadOptions
+from tandem.engine.output import RequestOutput, Result, Token, TokenLogprob, Usage
 from tandem.engine.speculation import Proposer
 from tandem.errors import RequestError, TandemError
 from tandem.interrupts import deferred
-from tandem.kernels.abi import KV_TYPES
 from tandem.kernels.kernel import Array
-from tandem.model.model import open_model
+from tandem.model.model import Model, open_model
 from tandem.model.registry import resolve
 from tandem.threads import Beside
 
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from tandem.model.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096
-MAX_COUNT = 1 << 31  # threads, tokens or sequences
+POOLINGS = ("mean", "last", "cls")
 __all__ = ["LLM", "Result", "Token", "TokenLogprob", "Usage"]
 
 
-class LLM(Requests):
-    """A model ready to answer. Close it, or use it in a `with` block, to give its memory and threads back.
+class LLM:
+    """A loaded model. Close it, or use it in a `with` block, to free its memory and threads.
 
-    Several streams may be open at a time, and several threads may use it: they share the steps of one engine.
+    Several streams may be open at a time, and several threads may use it: all requests share the steps of one engine.
     """
 
     def __init__(
@@ -60,80 +61,76 @@ class LLM(Requests):
         npu: str = "off",
         lookup: bool = False,
     ) -> None:
-        """`model`: a GGUF file, or a name that `tandem pull` has fetched. `context`: tokens a request may have in
-        all. `kv`: what keys and values are kept as: "f16", "q8" (int8, half the memory) or "f32". `batch`: sequences
-        served at a time. `gpu_memory`: bytes of a GPU's own memory to use at most. `kv_memory`: bytes for the keys and
-        values of all sequences. `prompt_lookup`: draft tokens that followed before, faster where answers repeat
-        their prompts. `draft`: a smaller model of the same family that drafts tokens. `split`: how many layers each
-        device has where `device` names several, as in "vulkan:0,cpu"; None: as many as it is fast. `placement`: what
-        several devices divide: "layers", "columns" of matmuls, as a "pipeline", or "npu-attention". `npu`: "auto" or
-        "require" let the NPU of a Ryzen 7040 or 8040 help (docs/NPU.md; not yet run on one).
-        `lookup`: the former name of `prompt_lookup`."""
-        if not isinstance(model, str | os.PathLike):
-            raise RequestError(f"model={model!r}: give the path of a GGUF file or the name of a model")
-        for name, given, hint in (
-            ("device", device, "give a name, such as cpu or auto"),
-            ("kv", kv, "use f16, q8 or f32"),
-            ("placement", placement, "use layers, columns, pipeline or npu-attention"),
-            ("npu", npu, "use off, auto or require"),
-        ):
-            if not isinstance(given, str) or (name == "kv" and given not in KV_TYPES):
-                raise RequestError(f"{name}={given!r}: {hint}")
-        for name, flag in (("prompt_lookup", prompt_lookup), ("lookup", lookup)):
-            if not isinstance(flag, bool):
-                raise RequestError(f"{name}={flag!r}: give True or False")
-        prompt_lookup = prompt_lookup or lookup
-        for name, value in (("threads", threads), ("context", context), ("batch", batch)):
-            auto = value is None and name != "batch"
-            if not auto and not (isinstance(value, int) and 1 <= value < MAX_COUNT):
-                raise RequestError(f"{name}={value!r}: give a whole number, 1 or more, below {MAX_COUNT}")
-        if prompt_lookup and draft is not None:
-            raise RequestError("prompt_lookup and draft exclude each other: give one of the two")
-        if draft is not None and not isinstance(draft, str | os.PathLike):
-            raise RequestError(f"draft={draft!r}: give the path of a GGUF file or the name of a model")
-        if split is not None and not (
-            isinstance(split, Sequence) and all(isinstance(layers, int) and layers > 0 for layers in split)
-        ):
-            raise RequestError(f"split={split!r}: give the number of layers of each device, in a list")
-        for name, nbytes in (("gpu_memory", gpu_memory), ("kv_memory", kv_memory)):
-            if nbytes is not None and not (isinstance(nbytes, int | float) and 0 < nbytes < 1 << 63):
-                raise RequestError(f"{name}={nbytes!r}: give a number of bytes")
-        npu_missing(npu)  # an error, if it is required, comes before a model is read
-        super().__init__()
-        self._draft: LLM | None = None
-        with ExitStack() as opened:  # if something fails, what was there before it
-            self._model = opened.enter_context(open_model(resolve(os.fspath(model))))
-            trained = self._model.config.trained_context
-            self.context = min(context or DEFAULT_CONTEXT, trained)
-            if context and context > trained:
-                raise RequestError(f"context={context}: this model was trained for {trained} at most")
-            alone = open_device(
-                device, threads=threads, gpu_memory=gpu_memory, split=split, placement=placement,
-                alone=npu == "off",
-            )  # fmt: skip
-            c = self._model.config
-            self.device = with_npu(alone, npu, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}")
-            opened.callback(self.device.close)
-            if draft is not None:
-                from tandem.engine.draft_model import kv_shares
+        """Loads a model.
 
-                with open_model(resolve(os.fspath(draft))) as small:
-                    most = min(self.context, small.config.trained_context)
-                    free = self.device.free_memory()
-                    kv_memory, share = kv_shares(self._model, small, kv, self.context, batch, free, kv_memory)
-                first = device.partition(",")[0]  # of several; a draft model is small
-                options = {"threads": threads, "context": most, "kv": kv, "batch": batch, "kv_memory": share}
-                self._draft = opened.enter_context(LLM(draft, device=first, **options))  # type: ignore[arg-type]
-            text = Beside(_open_text, self._model.gguf)  # the vocabulary is read while weights are repacked
+        `model`: the path of a GGUF file, or the name of a model that `tandem pull` has fetched.
+        `device`: cpu, vulkan, vulkan:<index or part of a name>, auto, or several of them, as in "vulkan:0,cpu".
+        `threads`: CPU threads; None: one per core.
+        `context`: maximum tokens of a request, prompt and output together.
+        `kv`: the type of the KV cache: "f16", "q8" (int8, half the memory) or "f32".
+        `batch`: maximum number of sequences that run at a time.
+        `gpu_memory`: maximum bytes of a GPU's own memory.
+        `kv_memory`: bytes of the KV cache; None: a share of the free memory.
+        `prompt_lookup`: speculative decoding with n-grams of the prompt and output; fast where output repeats input.
+        `draft`: speculative decoding with this smaller model of the same family.
+        `split`: layers of each of several devices; None: in proportion to their measured speed.
+        `placement`: what several devices divide: "layers", "columns" of matmuls, "pipeline" or "npu-attention".
+        `npu`: "auto" or "require" use the NPU of a Ryzen 7040 or 8040 (docs/NPU.md; not yet run on one).
+        `lookup`: the former name of `prompt_lookup`."""
+        if not isinstance(lookup, bool):
+            raise RequestError(f"lookup={lookup!r}: give True or False")
+        options = LoadOptions(
+            model=model, device=device, threads=threads, context=context, kv=kv, batch=batch,
+            gpu_memory=gpu_memory, kv_memory=kv_memory, prompt_lookup=prompt_lookup or lookup, draft=draft,
+            split=split, placement=placement, npu=npu,
+        )  # fmt: skip
+        if npu != "off":
+            from tandem.devices.npu.opening import npu_missing
+
+            npu_missing(npu)  # raises, if the NPU is required and missing, before a model is read
+        with ExitStack() as opened:  # closes what is open if a later part fails
+            self._model = opened.enter_context(open_model(resolve(os.fspath(model))))
+            self.context = _choose_context(context, self._model)
+            self.device = _open_device(options, self._model)
+            opened.callback(self.device.close)
+            self._draft: LLM | None = None
+            if draft is not None:
+                self._draft, kv_memory = self._open_draft(draft, options)
+                opened.callback(self._draft.close)
+            text = Beside(_open_text, self._model.gguf)  # reads the vocabulary while weights are repacked
             opened.callback(text.join)
             self.engine = Engine(
-                self._model, self.device, context=self.context, batch=batch, kv=kv,
-                kv_memory=kv_memory, proposer=PromptLookup() if prompt_lookup else self._drafting(),
+                self._model, self.device, context=self.context, batch=batch, kv=kv, kv_memory=kv_memory,
+                proposer=self._proposer(options),
             )  # fmt: skip
-            self.tokenizer, self._template = text.result()
+            self.tokenizer, template = text.result()
+            self.driver = Driver(self.engine)
+            self._inputs = InputProcessor(self.engine, self.tokenizer, template)
             self._closing = opened.pop_all()
 
-    def _drafting(self) -> Proposer | None:
+    def _open_draft(self, draft: str | os.PathLike[str], options: LoadOptions) -> tuple[LLM, float | None]:
+        """Opens the draft model; returns it and the bytes of KV cache that are left to the main model."""
+        from tandem.engine.draft_model import kv_shares
+
+        path = resolve(os.fspath(draft))
+        with open_model(path) as small:
+            context = min(self.context, small.config.trained_context)
+            kv_memory, draft_kv_memory = kv_shares(
+                self._model, small, options.kv, self.context, options.batch, self.device.free_memory(),
+                options.kv_memory,
+            )  # fmt: skip
+        first = options.device.partition(",")[0]  # a draft model is small: one device is enough
+        llm = LLM(
+            path, device=first, threads=options.threads, context=context, kv=options.kv, batch=options.batch,
+            kv_memory=draft_kv_memory,
+        )  # fmt: skip
+        return llm, kv_memory
+
+    def _proposer(self, options: LoadOptions) -> Proposer | None:
+        if options.prompt_lookup:
+            from tandem.engine.prompt_lookup import PromptLookup
+
+            return PromptLookup()
         if self._draft is None:
             return None
         from tandem.engine.draft_model import DraftModel, check_vocabularies
@@ -151,9 +148,10 @@ class LLM(Requests):
     def chat(
         self, messages: Iterable[Message], *, n: int | None = None, **params: Any
     ) -> Result | list[Result]:
-        """Answers a conversation: [{"role": "user", "content": "..."}]. Parameters as in SamplingParams. `n`: so many
-        answers, in a list; each is drawn on its own, and what is asked is computed once."""
-        results = self._run(self._copies(self.chat_ids(messages), params, n))
+        """Answers a conversation: [{"role": "user", "content": "..."}]. Parameters as in SamplingParams.
+
+        `n`: the number of answers, returned in a list. Each is sampled independently; the prompt is computed once."""
+        results = self._run(self._inputs.prepare_copies(self.chat_ids(messages), params, n))
         return results[0] if n is None else results
 
     @overload
@@ -168,23 +166,52 @@ class LLM(Requests):
         self, prompt: str | list[int] | list[str] | list[list[int]], *, n: int | None = None, **params: Any
     ) -> Result | list[Result]:
         """Continues a text or token ids, or each of a list of them in one batch. Parameters as in SamplingParams.
-        Prompts that begin alike, or are the same, are computed once. `n`: so many answers to each, one after the
-        other in the list."""
+
+        Prompts with a common prefix compute it once. `n`: the number of completions of each prompt; those of one
+        prompt follow each other in the list."""
         items = as_items(prompt)
         is_one = isinstance(items, str) or (items and isinstance(items[0], Integral))
-        prompts = [self._ids(one) for one in ([items] if is_one else items)]
-        results = self._run([each for ids in prompts for each in self._copies(ids, params, n)])
+        prompts = [self._inputs.token_ids(one) for one in ([items] if is_one else items)]
+        results = self._run([each for ids in prompts for each in self._inputs.prepare_copies(ids, params, n)])
         return results[0] if is_one and n is None else results
 
     def stream(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> Iterator[Token]:
-        """Like generate (text or ids) or chat (messages), one item a token. Closing the iterator stops the request."""
+        """Like generate (text or ids) or chat (messages), one item per token. Closing the iterator ends the request."""
         return self._stream(self.prepare(prompt, **params))
+
+    def prepare(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> RequestOutput:
+        """Checks a request; `driver.submit` queues it."""
+        return self._inputs.prepare(prompt, **params)
+
+    def chat_ids(self, messages: Iterable[Message], **template: Any) -> list[int]:
+        """The token ids of a conversation, up to where the model's answer begins. `template`: variables of the chat
+        template."""
+        return self._inputs.chat_ids(messages, **template)
 
     @property
     def chat_template(self) -> str:
-        """The text of the file's own; empty if it has none."""
+        """The chat template of the model file; empty if it has none."""
         source: str = self._model.gguf.get("tokenizer.chat_template", "")
         return source
+
+    def _stream(self, output: RequestOutput) -> Iterator[Token]:
+        try:
+            self.driver.submit([output])  # at the first next(): an unread stream takes no place in the queue
+            while not output.done:
+                for _, tokens in self.driver.advance([output]):
+                    yield from tokens
+            output.check()
+        finally:
+            self.driver.cancel([output])
+
+    def _run(self, outputs: list[RequestOutput]) -> list[Result]:
+        try:
+            self.driver.submit(outputs)
+            while unfinished := [output for output in outputs if not output.done]:
+                self.driver.advance(unfinished)
+        finally:
+            self.driver.cancel(outputs)
+        return [output.result() for output in outputs]
 
     # ---- tokens and numbers
 
@@ -196,15 +223,15 @@ class LLM(Requests):
         return self.tokenizer.encode(text, special=special)
 
     def detokenize(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(self._ids(ids))
+        return self.tokenizer.decode(self._inputs.token_ids(ids))
 
     def logits(self, ids: list[int]) -> Array:
         """float32 [len(ids), vocabulary]: the logits after each token."""
-        with self.lock:
-            return self.engine.logits(self._ids(ids))
+        with self.driver.lock:
+            return self.engine.logits(self._inputs.token_ids(ids))
 
     def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
-        """Named intermediates for each token: see `intermediates` for the names."""
+        """Intermediate activations by name, for each token: `intermediates` lists the names."""
         try:
             wanted = None if isinstance(names, str) else list(names)
         except TypeError:
@@ -213,57 +240,57 @@ class LLM(Requests):
             raise RequestError(
                 f"{names!r} are no intermediates: give a list of names from `LLM.intermediates`"
             )
-        with self.lock:
-            return self.engine.capture(self._ids(ids), wanted)
+        with self.driver.lock:
+            return self.engine.capture(self._inputs.token_ids(ids), wanted)
 
     def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
-        """float32 [width], of length 1: what the model makes of a text, before the head. `pooling`: the "mean" of its
-        tokens, the "last" or the first ("cls")."""
-        with self.lock, closing(self.embedding(prompt, pooling)) as vectors:
+        """A vector of length 1, float32 [width]: the final hidden states before the head, pooled. `pooling`: "mean"
+        of all tokens, the "last" token, or the first ("cls")."""
+        with self.driver.lock, closing(self.embedding(prompt, pooling)) as vectors:
             return next(vector for vector in vectors if vector is not None)
 
     def embedding(self, prompt: str | list[int], pooling: str) -> Generator[Array | None]:
-        """`embed` a part at a time, the vector last; whoever takes the next has the lock, others may be served in
-        between."""
-        if not isinstance(pooling, str) or pooling not in ("mean", "last", "cls"):
+        """`embed` in parts, for `driver.forward`: None after each part but the last, which gives the vector. Steps may
+        run in between."""
+        if not isinstance(pooling, str) or pooling not in POOLINGS:
             raise RequestError(f"pooling={pooling!r}: use mean, last or cls")
-        parts = self.engine.captured(self._ids(prompt), ["result_norm"])
-        return pooled(parts, pooling)
+        return _pool(self.engine.captured(self._inputs.token_ids(prompt), ["result_norm"]), pooling)
 
     @property
     def intermediates(self) -> list[str]:
+        """Names of the activations that `capture` can return."""
         return list(self.engine.program.values)
 
     # ---- conversations on disk
 
     def save(self, prompt: str | list[int] | Iterable[Message], path: str | os.PathLike[str]) -> int:
-        """Saves the keys and values of a prompt or conversation, which are computed if they are not there; returns of
-        how many tokens. After `restore`, what begins like it starts from there."""
+        """Saves the KV blocks of a prompt or conversation, and computes them first if need be; returns the number of
+        tokens saved. After `restore`, requests with this prefix find it in the prefix cache."""
         from tandem.engine import kv_state
 
         kv_state.check_path(path)  # before the work
         tokens = self.prepare(prompt).sequence.prompt
         self.generate(tokens, max_tokens=1)
-        with self.lock, deferred():
+        with self.driver.lock, deferred():
             return kv_state.save(self.engine, tokens, path)
 
     def restore(self, path: str | os.PathLike[str]) -> list[int]:
-        """Brings back what `save` wrote with the same model; returns the tokens."""
+        """Loads the KV blocks that `save` wrote with the same model; returns their tokens."""
         from tandem.engine import kv_state
 
         kv_state.check_path(path)
-        with self.lock, deferred():
+        with self.driver.lock, deferred():
             return kv_state.restore(self.engine, path)
 
-    # ---- what is inside
+    # ---- the loaded model
 
     def program_text(self, *, tokens: int = 1) -> str:
-        """The launches of a step of `tokens` tokens, with what each moves and computes."""
+        """The kernel launches of a step of `tokens` tokens, with the bytes and operations of each."""
         return self.engine.program.text({"tokens": tokens, "rows": 1, "work": max(1, tokens // 16)})
 
     @property
     def nbytes(self) -> int:
-        """Of everything it has allocated on its device, its draft model's too."""
+        """Bytes allocated on the device, including the draft model's."""
         return sum(self.engine.program.arena_bytes.values()) + (self._draft.nbytes if self._draft else 0)
 
     @property
@@ -271,7 +298,7 @@ class LLM(Requests):
         return dataclasses.asdict(self._model.config)
 
     def close(self) -> None:
-        with self.lock:
+        with self.driver.lock:
             self._closing.close()
 
     def __enter__(self) -> Self:
@@ -283,13 +310,50 @@ class LLM(Requests):
         self.close()
 
 
+def _choose_context(context: int | None, model: Model) -> int:
+    trained = model.config.trained_context
+    if context and context > trained:
+        raise RequestError(f"context={context}: this model was trained for {trained} at most")
+    return min(context or DEFAULT_CONTEXT, trained)
+
+
+def _open_device(options: LoadOptions, model: Model) -> Device:
+    """Opens the device, with the NPU as an accelerator if that is asked for."""
+    device = open_device(
+        options.device,
+        threads=options.threads,
+        gpu_memory=options.gpu_memory,
+        split=options.split,
+        placement=options.placement,
+        alone=options.npu == "off",
+    )
+    if options.npu == "off":
+        return device
+    from tandem.devices.npu.opening import with_npu
+
+    c = model.config
+    return with_npu(device, options.npu, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}")
+
+
 def _open_text(gguf: GGUF) -> tuple[Tokenizer, ChatTemplate | None]:
-    """The vocabulary, and the chat template if it is a good one; imports here what only text needs."""
+    """The tokenizer, and the chat template if the file has a sound one."""
     from tandem.model.chat_template import ChatTemplate
     from tandem.model.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_gguf(gguf)
     try:
         return tokenizer, ChatTemplate.from_gguf(gguf, tokenizer)
-    except TandemError:  # chat_ids will say so to whoever wants to chat
+    except TandemError:  # chat_ids raises it to whoever wants to chat
         return tokenizer, None
+
+
+def _pool(parts: Iterator[dict[str, Array]], pooling: str) -> Generator[Array | None]:
+    """Pools hidden states float32 [tokens, width] that come in parts, and normalises the vector to length 1."""
+    rows = next(parts)["result_norm"]
+    first, total = rows[0], rows.sum(axis=0)
+    for part in parts:
+        yield None
+        rows = part["result_norm"]
+        total += rows.sum(axis=0)
+    pooled = {"mean": total, "last": rows[-1], "cls": first}[pooling]
+    yield pooled / max(float(np.linalg.norm(pooled)), 1e-12)

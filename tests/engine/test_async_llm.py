@@ -46,7 +46,7 @@ def gate(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def check_idle(llm: AsyncLLM) -> None:
     engine = llm.llm.engine
-    assert not llm._outboxes and not llm._served and not llm._embeddings
+    assert not llm._outboxes and not llm._streams and not llm._embeddings
     assert not engine.scheduler.running and not engine.scheduler.waiting
     assert engine.cache.free_blocks == engine.cache.blocks
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.engine.reply import TokenLogprob, Usage
+from tandem.engine.output import TokenLogprob, Usage
 from tandem.errors import RequestError
 
 Message = dict[str, Any]  # as chat templates know them: role, content, tool_calls, ...

@@ -12,7 +12,7 @@ from fastapi import Request
 
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.models import Models
-from tandem.engine.reply import Token, TokenLogprob
+from tandem.engine.output import Token, TokenLogprob
 from tandem.errors import ContextError, DeadlineError, ModelNotFoundError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.server.core.generation import Delta, GenerationRequest, GenerationResult, GenerationUsage

@@ -128,7 +128,7 @@ class EngineMonitor:
 
     def _measure(self) -> Roofline | None:
         try:
-            with self.llm.lock:
+            with self.llm.driver.lock:
                 if self._is_busy():
                     return None
                 parts = measure_parts(self.llm)

@@ -12,7 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from tandem.engine.models import Models
-from tandem.engine.reply import Usage
+from tandem.engine.output import Usage
 from tandem.server.monitoring.engine_monitor import EngineMonitor, monitor_of
 
 FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 180, 600)  # seconds

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from tandem.engine.reply import TokenLogprob
+from tandem.engine.output import TokenLogprob
 from tandem.errors import ModelNotFoundError, RequestError
 from tandem.server.core.generation import (
     WHOLE_CONTEXT,

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from typing_extensions import TypedDict
 
-from tandem.engine.reply import TokenLogprob
+from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
 from tandem.server.core.generation import GenerationRequest, GenerationResult, GenerationUsage, total_usage
 from tandem.server.core.serving import Server, get_server

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from tandem.engine.requests import MAX_COMPLETIONS
+from tandem.engine.input_processor import MAX_COMPLETIONS
 from tandem.errors import RequestError
 from tandem.server.core.generation import GenerationUsage, sampling_params
 from tandem.server.http import errors

@@ -1,0 +1,84 @@
+"""The engine loop: the only caller of `Engine.step`, shared by LLM (sync) and AsyncLLM.
+
+There is no loop thread of its own. Whichever thread waits for a token runs the next step, and a step serves every
+request. LLM's callers wait in their own threads; AsyncLLM has one thread that waits for all of its requests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from typing import TypeVar
+
+from tandem.engine.engine import Engine
+from tandem.engine.output import RequestOutput, Token
+from tandem.interrupts import deferred
+
+T = TypeVar("T")
+Deltas = list[tuple[RequestOutput, list[Token]]]
+
+
+class Driver:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.lock = threading.Lock()  # held for whatever touches the engine
+        self._abandoned: deque[RequestOutput] = deque()  # cancelled by their readers, still in the engine
+
+    def submit(self, outputs: Iterable[RequestOutput]) -> None:
+        with self.lock:
+            for output in outputs:
+                self.engine.enqueue(output.sequence)
+
+    def advance(self, outputs: Collection[RequestOutput]) -> Deltas:
+        """Returns the new tokens of these requests, after one step if there are none yet.
+
+        Lists each request that has new tokens or is done. A step serves every request, so a request that was not read
+        for some steps has several new tokens."""
+        with self.lock, deferred():
+            for output in outputs:
+                if output.has_new_tokens:
+                    break
+            else:
+                self._cancel_abandoned()
+                self.engine.step()
+            deltas: Deltas = []
+            for output in outputs:
+                if output.has_new_tokens:
+                    deltas.append((output, self._read(output)))
+                elif output.sequence.finish_reason is not None:
+                    deltas.append((output, []))
+            return deltas
+
+    def forward(self, parts: Iterator[T]) -> T:
+        """Runs the next part of an out-of-band forward (`Engine.captured`)."""
+        with self.lock:
+            self._cancel_abandoned()
+            return next(parts)
+
+    def cancel(self, outputs: Iterable[RequestOutput]) -> None:
+        """Ends requests that are not finished: at once if the lock is free, otherwise before the next step.
+
+        It never waits. A stream may be collected as garbage anywhere, also in a thread that holds the lock."""
+        for output in outputs:
+            # One that has finished is still running if an interrupt came before the scheduler removed it.
+            if output.sequence.finish_reason is None or output.sequence.table_row >= 0:
+                self._abandoned.append(output)
+        if self.lock.acquire(blocking=False):
+            try:
+                with deferred():
+                    self._cancel_abandoned()
+            finally:
+                self.lock.release()
+
+    def _cancel_abandoned(self) -> None:
+        while self._abandoned:
+            self.engine.cancel(self._abandoned.popleft().sequence)
+
+    def _read(self, output: RequestOutput) -> list[Token]:
+        tokens = []
+        while output.has_new_tokens:
+            tokens.append(output.next())
+        if output.detokenizer.stopped:
+            self.engine.cancel(output.sequence)
+        return tokens

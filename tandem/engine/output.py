@@ -1,0 +1,184 @@
+"""The output of a request: sampled tokens become text as they come, and a Result at the end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tandem.engine.sequence import Sampled, Sequence
+from tandem.errors import DeadlineError
+
+if TYPE_CHECKING:
+    from tandem.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    first_token_seconds: float  # from submission to the first token
+    decode_seconds: float  # from the first token to the last
+    cached_tokens: int = 0  # prompt tokens whose KV blocks came from the prefix cache
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()  # the likeliest tokens: id, text, log-probability
+
+
+@dataclass(frozen=True)
+class Result:
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # "stop": a stop token or stop string; "length": max_tokens or the context
+    usage: Usage
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # one per prompt token; None for the first
+
+
+@dataclass(frozen=True)
+class Token:
+    """One item of a stream: a token and the text it completes (which may be empty)."""
+
+    id: int
+    text: str
+    logprob: TokenLogprob | None = None
+    finish_reason: str | None = None  # on the last one
+    usage: Usage | None = field(default=None, repr=False)  # on the last one
+    prompt_logprobs: list[TokenLogprob | None] | None = field(default=None, repr=False)  # on the first one
+
+
+class Detokenizer:
+    """Decodes token by token into whole characters; holds back text that may begin a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+        from tandem.model.tokenizer import StreamDecoder  # imported late, to keep start-up short
+
+        self._decoder = StreamDecoder(tokenizer, continues=True)
+        self._stop = stop
+        self._held = ""
+        self.stopped = False  # a stop string was found
+
+    def push(self, token: int) -> str:
+        """Returns the text that this token completes."""
+        if not self._stop:
+            return self._decoder.push(token)
+        return self._release(self._held + self._decoder.push(token))
+
+    def flush(self) -> str:
+        """Returns the text held back, at the end of the output."""
+        if self.stopped:
+            return ""
+        text, self._held = self._held + self._decoder.flush(), ""
+        found = self._find_stop(text)
+        return text if found < 0 else text[:found]
+
+    def _release(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        found = self._find_stop(text)
+        if found >= 0:
+            self.stopped, self._held = True, ""
+            return text[:found]
+        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def _find_stop(self, text: str) -> int:
+        places = [text.find(stop) for stop in self._stop]
+        return min((place for place in places if place >= 0), default=-1)
+
+
+class RequestOutput:
+    """Reads the output of one request: which of its sampled tokens the caller has received, and their text."""
+
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+        self.sequence, self._tokenizer = sequence, tokenizer
+        self.detokenizer = Detokenizer(tokenizer, sequence.params.stop)
+        self.texts: list[str] = []  # of each token that was read
+
+    @property
+    def has_new_tokens(self) -> bool:
+        return len(self.texts) < len(self.sequence.generated)
+
+    @property
+    def done(self) -> bool:
+        """The request has finished and all of its tokens were read."""
+        return self.sequence.finish_reason is not None and not self.has_new_tokens
+
+    def next(self) -> Token:
+        """Reads the next token. At a stop string the output is done, and the caller must cancel the sequence."""
+        sequence, detokenizer = self.sequence, self.detokenizer
+        sampled = sequence.generated[len(self.texts)]
+        self.texts.append("" if sampled.id in sequence.stop_ids else detokenizer.push(sampled.id))
+        if detokenizer.stopped:
+            sequence.finish("stop")
+            sequence.finish_reason = "stop"
+            del sequence.generated[len(self.texts) :]  # sampled before the stop string was seen
+        logprob = self._logprob(sampled) if sampled.logprob is not None else None
+        scores = self.prompt_logprobs() if len(self.texts) == 1 else None
+        if sequence.finish_reason is None or self.has_new_tokens:
+            return Token(sampled.id, self.texts[-1], logprob, prompt_logprobs=scores)
+        self.texts[-1] += detokenizer.flush()
+        return Token(sampled.id, self.texts[-1], logprob, sequence.finish_reason, self._usage(), scores)
+
+    def check(self) -> None:
+        """Raises the error that ended the request, if one did."""
+        if self.sequence.error:
+            raise self.sequence.error
+        if self.sequence.finish_reason == "timeout":
+            raise DeadlineError(
+                f"the request was not done in {self.sequence.params.timeout:g} s, {len(self.texts)} tokens of its "
+                "answer were: allow more time or ask for less"
+            )
+
+    def result(self) -> Result:
+        self.check()
+        sequence = self.sequence
+        wanted = sequence.params.logprobs is not None
+        return Result(
+            text="".join(self.texts),
+            token_ids=[sampled.id for sampled in sequence.generated],
+            finish_reason=sequence.finish_reason or "length",
+            usage=self._usage(),
+            logprobs=[self._logprob(sampled) for sampled in sequence.generated] if wanted else None,
+            prompt_logprobs=self.prompt_logprobs(),
+        )
+
+    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """Log-probabilities of the prompt tokens, if they were asked for. Complete once a token was sampled."""
+        if self.sequence.params.prompt_logprobs is None:
+            return None
+        return [None, *map(self._logprob, self.sequence.prompt_scores)]
+
+    def _usage(self) -> Usage:
+        sequence = self.sequence
+        first = sequence.first_token or time.perf_counter()
+        return Usage(
+            prompt_tokens=len(sequence.prompt),
+            completion_tokens=len(sequence.generated),
+            first_token_seconds=first - sequence.submitted,
+            decode_seconds=max(0.0, (sequence.finished or first) - first),
+            cached_tokens=sequence.cached_prompt_tokens,
+        )
+
+    def _logprob(self, sampled: Sampled) -> TokenLogprob:
+        piece = self._tokenizer.piece
+        top = tuple((token, piece(token), logprob) for token, logprob in sampled.top)
+        return TokenLogprob(sampled.id, piece(sampled.id), sampled.logprob or 0.0, top)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest suffix of `text` that is a prefix of `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-length:]):
+            return length
+    return 0
