@@ -77,8 +77,8 @@ ANSWERS: list[tuple[bool, bool, str, str, str, list[tuple[str, Any]]]] = [
 def gathered(delta: list[Delta]) -> list[ToolCall]:
     answer = GenerationResult()
     for one in delta:
-        answer.add(Delta(arguments=one.arguments, calls=one.calls))
-    return answer.calls
+        answer.add(Delta(arguments=one.arguments, tool_calls=one.tool_calls))
+    return answer.tool_calls
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -105,8 +105,8 @@ def test_text_is_not_held_back_without_need() -> None:
 def test_arguments_come_as_they_are_written() -> None:
     reader = OutputParser(TOOLS)
     delta = [reader.push(letter) for letter in f"{CALL}\n{CALL}"]
-    begun = [i for i, one in enumerate(delta) if one.calls]
-    assert [delta[i].calls[0].arguments for i in begun] == ["{", "{"]  # the names are known then
+    begun = [i for i, one in enumerate(delta) if one.tool_calls]
+    assert [delta[i].tool_calls[0].arguments for i in begun] == ["{", "{"]  # the names are known then
     for i in begun:
         assert [one.arguments for one in delta[i + 1 : i + 8]] == list('"x": 3}')
     cut = [OutputParser(TOOLS).push(CALL[: CALL.index("3")], last=True)]
@@ -115,10 +115,10 @@ def test_arguments_come_as_they_are_written() -> None:
 
 def test_ollama_gets_calls_whole() -> None:
     async def stream(_: GenerationRequest) -> AsyncGenerator[Delta, None]:
-        yield Delta(calls=[ToolCall("1", "f", "{")])
+        yield Delta(tool_calls=[ToolCall("1", "f", "{")])
         yield Delta(arguments='"x": 3')
-        yield Delta(arguments="}", calls=[ToolCall("2", "g", "{}")])
-        yield Delta(finish="tool_calls", usage=NO_USAGE)
+        yield Delta(arguments="}", tool_calls=[ToolCall("2", "g", "{}")])
+        yield Delta(finish_reason="tool_calls", usage=NO_USAGE)
 
     async def lines() -> list[Any]:
         server: Any = SimpleNamespace(stream=stream)
@@ -131,8 +131,8 @@ def test_ollama_gets_calls_whole() -> None:
 
 
 def test_one_call_where_several_are_not_wanted() -> None:
-    delta = OutputParser(TOOLS, several=False).push(f"{CALL}\n{CALL}", last=True)
-    assert len(delta.calls) == 1 and not delta.text
+    delta = OutputParser(TOOLS, parallel=False).push(f"{CALL}\n{CALL}", last=True)
+    assert len(delta.tool_calls) == 1 and not delta.text
 
 
 def test_formats_by_template() -> None:
@@ -143,7 +143,7 @@ def test_formats_by_template() -> None:
 
 def test_arguments_that_are_not_declared_are_not_meant() -> None:
     def grammar(parameters: dict[str, Any]) -> str:
-        return HERMES.grammar([Tool("f", parameters=parameters)], several=False, optional=False)
+        return HERMES.grammar([Tool("f", parameters=parameters)], parallel=False, optional=False)
 
     declared: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
     assert '"additionalProperties": false' in grammar(declared)

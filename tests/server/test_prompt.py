@@ -31,7 +31,7 @@ QWEN = """{%- if tools %}<|im_start|>system
 DEEPSEEK = CHATML + "{{ '<think>\\n' }}"
 HI = [{"role": "user", "content": "hi"}]
 TOOL = Tool("f", "Does it.", {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
-THINKING = {"template": {"enable_thinking": True}}
+THINKING = {"template_kwargs": {"enable_thinking": True}}
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def test_the_grammar_of_calls(tmp_path: Path) -> None:
     with opened(tmp_path, CHATML) as llm:
         required: Any = {"tools": [TOOL], "tool_choice": "required"}
         assert allows(llm, good, **required) and allows(llm, f"{good}\n{good}", **required)
-        assert not allows(llm, f"{good}\n{good}", **required, parallel_tools=False)
+        assert not allows(llm, f"{good}\n{good}", **required, parallel_tool_calls=False)
         for answer in (wrong, "Hello", f"Hello {good}", good.replace('"f"', '"g"')):
             assert not allows(llm, answer, **required)
         strict: Any = {"tools": [Tool(TOOL.name, "", TOOL.parameters, strict=True)]}
@@ -144,7 +144,7 @@ def test_thoughts_come_before_the_form(tmp_path: Path) -> None:
         assert allows(llm, "{}", **schema) and allows(llm, "<think>\nhm {\n</think>\n\n{}", **schema)
         assert not allows(llm, "<think>hm</think>\nno", **schema)
         off = build_prompt(
-            llm, GenerationRequest("m", messages=HI, template={"enable_thinking": False}, **schema)
+            llm, GenerationRequest("m", messages=HI, template_kwargs={"enable_thinking": False}, **schema)
         )
         assert (
             off.params == schema["params"]
@@ -167,15 +167,17 @@ def test_an_answer_that_has_begun_is_gone_on_with(tmp_path: Path) -> None:
     with opened(tmp_path, CHATML) as llm:
         messages = [*HI, {"role": "assistant", "content": "Well,"}]
         for goes_on, end in ((True, "assistantWell,"), (False, "Well,<|im_end|>\n<|im_start|>assistant")):
-            prompt = build_prompt(llm, GenerationRequest("m", messages=messages, continue_last=goes_on))
+            prompt = build_prompt(
+                llm, GenerationRequest("m", messages=messages, continue_final_message=goes_on)
+            )
             assert llm.tokenizer.decode(prompt.ids, special=True).endswith(end)
 
 
 def test_variables_of_the_template(tmp_path: Path) -> None:
     with opened(tmp_path, QWEN) as llm:
-        assert text(llm, template={"enable_thinking": False}).endswith("<think></think>\n")
+        assert text(llm, template_kwargs={"enable_thinking": False}).endswith("<think></think>\n")
         with pytest.raises(RequestError, match="may not set messages"):
-            text(llm, template={"messages": []})
+            text(llm, template_kwargs={"messages": []})
 
 
 def test_the_whole_way(tmp_path: Path) -> None:
@@ -184,9 +186,9 @@ def test_the_whole_way(tmp_path: Path) -> None:
         tool = Tool("f", "", {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"],
                               "additionalProperties": False})  # fmt: skip
         wanted = GenerationRequest(
-            "m", messages=HI, tools=[tool], tool_choice="required", parallel_tools=False
+            "m", messages=HI, tools=[tool], tool_choice="required", parallel_tool_calls=False
         )
         prompt = build_prompt(llm, wanted)
         said = llm.generate(prompt.ids, **prompt.params, max_tokens=300)
-        [call] = prompt.new_parser().push(said.text, last=True).calls
+        [call] = prompt.new_parser().push(said.text, last=True).tool_calls
         assert call.name == "f" and json.loads(call.arguments)["x"] in (1, 2)

@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages."""
+"""Anthropic's /v1/messages. The file to copy for a new API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tandem.server.openai.types import EVENTS, new_id
 
 router = APIRouter(route_class=JSONRoute, tags=["Anthropic"])
 ERRORS = {status: {**about, "model": errors.AnthropicErrorBody} for status, about in OPENAI_ERRORS.items()}
-ABOUT = frozenset(
+IGNORED = frozenset(
     {"metadata", "service_tier", "cache_control", "inference_geo", "diagnostics", "speed", "user_profile_id",
      "workspace_id"}
 )  # fmt: skip
@@ -41,7 +41,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 
 
 class ContentBlockParam(StrictModel):
-    """A block of a message. Which fields it has depends on its type."""
+    """A content block of a message. Its type determines which fields it has."""
 
     ignored = frozenset({"cache_control", "citations", "signature", "caller"})
     type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
@@ -93,7 +93,7 @@ class OutputConfig(StrictModel):
 
 
 class CountRequest(StrictModel):
-    ignored = ABOUT
+    ignored = IGNORED
     model: str | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1)]
     system: str | list[ContentBlockParam] | None = None
@@ -113,7 +113,7 @@ class MessagesRequest(CountRequest):
     top_k: Natural | None = None
 
 
-# ---- answers
+# ---- responses
 
 
 class UsageBody(TypedDict):
@@ -140,7 +140,8 @@ class Count(TypedDict):
 
 @router.post("/v1/messages", response_model=MessageBody, responses=EVENTS | ERRORS)
 async def messages(request: Request, body: MessagesRequest) -> Response:
-    """Answers a conversation; with `stream`, as server-sent events. A last message of the assistant is gone on with."""
+    """Generates a response to a conversation; with `stream`, as server-sent events. A final assistant message is
+    continued (prefill)."""
     server = get_server(request)
     generation = generation_request(body)
     generation.params = drop_none(
@@ -152,25 +153,25 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     generation.model = server.model_name(generation.model)
     if body.stream:
         return await stream_response(request, _events(server, generation), "text/event-stream")
-    [answer] = await cancel_on_disconnect(request, server.generate(generation))
-    found = _message(generation.model, _usage(answer.usage))
-    found["content"] = [_block(block, block.text) for block in content_blocks(answer)]
-    found["stop_reason"] = _stop_reason(answer.finish, answer.stopped_by)
-    found["stop_sequence"] = answer.stopped_by
-    return JSONResponse(found)
+    [result] = await cancel_on_disconnect(request, server.generate(generation))
+    message = _message(generation.model, _usage(result.usage))
+    message["content"] = [_block(block, block.text) for block in content_blocks(result)]
+    message["stop_reason"] = _stop_reason(result.finish_reason, result.stop_string)
+    message["stop_sequence"] = result.stop_string
+    return JSONResponse(message)
 
 
 @router.post("/v1/messages/count_tokens", response_model=Count, responses=ERRORS)
 async def count_tokens(request: Request, body: CountRequest) -> Response:
-    """How many tokens a conversation has, tools and template included."""
+    """The number of tokens of a conversation, with its tools and chat template."""
     return JSONResponse(Count(input_tokens=await get_server(request).count(generation_request(body))))
 
 
-# ---- translation
+# ---- translation to and from GenerationRequest, Delta and GenerationResult
 
 
 def generation_request(body: CountRequest) -> GenerationRequest:
-    """All but how tokens are drawn."""
+    """The request without its sampling parameters."""
     choice = body.tool_choice or ToolChoice(type="auto")
     tools = [
         Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
@@ -179,30 +180,30 @@ def generation_request(body: CountRequest) -> GenerationRequest:
     if choice.type == "tool":
         tools = named_tool(tools, choice.name)
     config = body.output_config or OutputConfig()
-    form = body.output_format or config.format
+    format = body.output_format or config.format
     system = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []
     thinks = body.thinking.type != "disabled" if body.thinking else None
     return GenerationRequest(
         body.model,
-        messages=system + [one for found in body.messages for one in _messages(found)],
-        params={"json_schema": form.schema_} if form else {},
+        messages=system + [message for param in body.messages for message in _messages(param)],
+        params={"json_schema": format.schema_} if format else {},
         tools=tools,
         tool_choice={"any": "required", "tool": "required"}.get(choice.type, choice.type),
-        parallel_tools=not choice.disable_parallel_tool_use and choice.type != "tool",
-        template=drop_none(enable_thinking=thinks, reasoning_effort=config.effort),
-        continue_last=True,
+        parallel_tool_calls=not choice.disable_parallel_tool_use and choice.type != "tool",
+        template_kwargs=drop_none(enable_thinking=thinks, reasoning_effort=config.effort),
+        continue_final_message=True,
     )
 
 
-def _messages(found: MessageParam) -> list[Message]:
-    """What one of Anthropic's messages is to templates: results of tools are messages of their own."""
-    if isinstance(found.content, str):
-        return [{"role": found.role, "content": found.content}]
+def _messages(param: MessageParam) -> list[Message]:
+    """One API message as messages of the chat template, in which each tool result is a message."""
+    if isinstance(param.content, str):
+        return [{"role": param.role, "content": param.content}]
     results: list[Message] = []
     texts: list[ContentBlockParam] = []
     calls: list[dict[str, Any]] = []
-    thoughts: list[str] = []
-    for block in found.content:
+    reasoning: list[str] = []
+    for block in param.content:
         if block.type == "tool_result":
             text = _text(block.content or "", "tool_result")
             results.append({"role": "tool", "content": text, **drop_none(tool_call_id=block.tool_use_id)})
@@ -210,13 +211,13 @@ def _messages(found: MessageParam) -> list[Message]:
             function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif block.type == "thinking":
-            thoughts.append(block.thinking or "")
+            reasoning.append(block.thinking or "")
         elif block.type != "redacted_thinking":
             texts.append(block)
     if not texts and not calls and results:
         return results
-    more = drop_none(tool_calls=calls or None, reasoning_content="\n".join(thoughts) or None)
-    return [*results, {"role": found.role, "content": _text(texts, "content"), **more}]
+    more = drop_none(tool_calls=calls or None, reasoning_content="\n".join(reasoning) or None)
+    return [*results, {"role": param.role, "content": _text(texts, "content"), **more}]
 
 
 def _text(content: str | list[ContentBlockParam], where: str) -> str:
@@ -224,7 +225,9 @@ def _text(content: str | list[ContentBlockParam], where: str) -> str:
         return content
     for block in content:
         if block.type != "text" or block.text is None:
-            raise RequestError(f"{where}: blocks of the kind {block.type[:40]!r} are not supported here")
+            raise RequestError(
+                f"{where}: content blocks of type {block.type[:40]!r} are not supported here: remove them"
+            )
     return "\n".join(block.text or "" for block in content)
 
 
@@ -249,8 +252,8 @@ def _block(block: ContentBlock, text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _stop_reason(finish: str, stopped_by: str | None) -> str:
-    return "stop_sequence" if stopped_by is not None else STOP_REASONS[finish]
+def _stop_reason(finish_reason: str, stop_string: str | None) -> str:
+    return "stop_sequence" if stop_string is not None else STOP_REASONS[finish_reason]
 
 
 def _usage(usage: GenerationUsage) -> UsageBody:
@@ -270,26 +273,25 @@ DELTAS = {
 
 
 async def _events(server: Server, generation: GenerationRequest) -> AsyncGenerator[str, None]:
-    def sent(type: str, **values: Any) -> str:
+    def sse(type: str, **values: Any) -> str:
         return sse_event({"type": type, **values}, type)
 
-    begun = False
-    async with aclosing(block_events(server.stream(generation))) as found:
-        async for change in found:
-            index = change.block.index
-            if not begun:
-                begun, usage = True, _usage(GenerationUsage(change.delta.prompt_tokens, 0, 0.0, 0.0))
-                yield sent("message_start", message=_message(generation.model or "", usage))
-            if change.what == "begin":
-                yield sent("content_block_start", index=index, content_block=_block(change.block, ""))
-            elif change.what == "more":
-                kind, key = DELTAS[change.block.kind]
-                yield sent("content_block_delta", index=index, delta={"type": kind, key: change.text})
-            elif change.what == "end":
-                yield sent("content_block_stop", index=index)
-            elif change.delta.finish and change.delta.usage:
-                stopped_by = change.delta.stopped_by
-                reason = _stop_reason(change.delta.finish, stopped_by)
-                delta = {"stop_reason": reason, "stop_sequence": stopped_by}
-                yield sent("message_delta", delta=delta, usage=_usage(change.delta.usage))
-    yield sent("message_stop")
+    started = False
+    async with aclosing(block_events(server.stream(generation))) as events:
+        async for event in events:
+            index, delta = event.block.index, event.delta
+            if not started:
+                started, usage = True, _usage(GenerationUsage(delta.prompt_tokens, 0, 0.0, 0.0))
+                yield sse("message_start", message=_message(generation.model or "", usage))
+            if event.type == "start":
+                yield sse("content_block_start", index=index, content_block=_block(event.block, ""))
+            elif event.type == "delta":
+                kind, key = DELTAS[event.block.kind]
+                yield sse("content_block_delta", index=index, delta={"type": kind, key: event.text})
+            elif event.type == "stop":
+                yield sse("content_block_stop", index=index)
+            elif delta.finish_reason and delta.usage:
+                reason = _stop_reason(delta.finish_reason, delta.stop_string)
+                stop = {"stop_reason": reason, "stop_sequence": delta.stop_string}
+                yield sse("message_delta", delta=stop, usage=_usage(delta.usage))
+    yield sse("message_stop")

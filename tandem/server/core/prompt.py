@@ -1,10 +1,11 @@
-"""A conversation as a prompt: the model's template, its tools, its thoughts, and the form its answer must have."""
+"""Builds a prompt from a request: chat template, tools, reasoning, and the grammar of a structured output."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tandem.engine.llm import LLM
@@ -14,28 +15,29 @@ from tandem.server.core import tool_calls
 from tandem.server.core.generation import GenerationRequest, Message, Tool
 from tandem.server.core.output_parser import THINK_END, THINK_START, OutputParser
 
-OURS = {"messages", "tools", "self"}  # variables that a request may not set
-# Between the parts of JSON: a space, or a new line. A weak model would fill its answer with them if it could.
-GAPS = {"whitespace_pattern": r"( |\r?\n[ \t]{0,24})?"}
-FORMS = ("json_schema", "regex", "grammar", "choices")
+RESERVED_VARIABLES = {"messages", "tools", "self"}  # template variables that a request may not set
+# Whitespace allowed between JSON tokens: one space, or a line break with indentation. With free whitespace a weak model
+# would fill its response with it.
+JSON_WHITESPACE = {"whitespace_pattern": r"( |\r?\n[ \t]{0,24})?"}
+CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")  # sampling parameters of structured output
 
 
 @dataclass(frozen=True)
 class Prompt:
     ids: list[int]
-    params: dict[str, Any]  # of SamplingParams
-    new_parser: Callable[[], OutputParser]  # for each answer
-    echoes: bool = False  # it is part of the answer
-    text: str = ""
+    params: dict[str, Any]  # for SamplingParams
+    new_parser: Callable[[], OutputParser]  # called once for each response
+    echo: bool = False  # return the prompt before the completion
+    text: str = ""  # with `echo`
 
 
 def build_prompt(llm: LLM, request: GenerationRequest) -> Prompt:
-    """What the engine gets for a request."""
+    """The prompt's token ids, sampling parameters and output parser of a request."""
     schema = request.params.get("json_schema")
     if isinstance(schema, dict):
-        request.params["json_schema"] = {"x-guidance": GAPS, **schema}
+        request.params["json_schema"] = {"x-guidance": JSON_WHITESPACE, **schema}
     if request.prompt is None:
-        return _chat(llm, request)
+        return _build_chat_prompt(llm, request)
     text, ids = "", request.prompt
     if isinstance(ids, str):
         text, ids = ids, llm.tokenize(ids, special=True)
@@ -44,45 +46,50 @@ def build_prompt(llm: LLM, request: GenerationRequest) -> Prompt:
     return Prompt(ids, request.params, OutputParser, request.echo, text)
 
 
-def _chat(llm: LLM, request: GenerationRequest) -> Prompt:
-    source = llm.chat_template or " ".join(text for text in BY_TOKEN if llm.tokenizer.find(text) is not None)
+def _build_chat_prompt(llm: LLM, request: GenerationRequest) -> Prompt:
+    # A model without a template is recognised by its control tokens.
+    template = llm.chat_template or " ".join(
+        text for text in BY_TOKEN if llm.tokenizer.find(text) is not None
+    )
     tools = request.tools if request.tool_choice != "none" else ()
-    format = tool_calls.tool_format_for(source)
-    messages, variables = _for_template(request.messages), dict(request.template)
-    if taken := OURS & variables.keys():
-        raise RequestError(f"chat_template_kwargs may not set {min(taken)}")
-    if tool_calls.supports_tools(source):
+    format = tool_calls.tool_format_for(template)
+    messages, variables = _with_parsed_arguments(request.messages), dict(request.template_kwargs)
+    if reserved := RESERVED_VARIABLES & variables.keys():
+        raise RequestError(f"chat_template_kwargs may not set {min(reserved)}: remove it")
+    if tool_calls.supports_tools(template):
         variables["tools"] = [tool_calls.as_json(tool) for tool in tools] or None
     else:
         messages = tool_calls.render_tools_as_text(messages, tools, format)
-    begun = messages.pop()["content"] if _continues(request) else ""
+    prefill = messages.pop()["content"] if _continues(request) else ""
     ids = llm.chat_ids(messages, **variables)
-    if begun:
-        ids += llm.tokenizer.encode(begun, bos=False)
-    thinking = _ends_with_thought(llm, ids)
+    if prefill:
+        ids += llm.tokenizer.encode(prefill, bos=False)
+    thinking = llm.tokenizer.decode(ids[-8:], special=True).rstrip().endswith(THINK_START)
     may_think = thinking or (
-        THINK_START in source and variables.get("enable_thinking") is not False and not begun
+        THINK_START in template and variables.get("enable_thinking") is not False and not prefill
     )
-    params = _formed(request, tools, format, thinking=thinking, may_think=may_think)
-    names = {tool.name for tool in tools}
-    how: dict[str, Any] = {
-        "several": request.parallel_tools,
-        "thinking": thinking,
-        "id_length": format.id_length,
-    }
-    return Prompt(ids, params, lambda: OutputParser(names, **how))
+    params = _constrained_params(request, tools, format, thinking=thinking, may_think=may_think)
+    new_parser = partial(
+        OutputParser,
+        {tool.name for tool in tools},
+        parallel=request.parallel_tool_calls,
+        thinking=thinking,
+        id_length=format.id_length,
+    )
+    return Prompt(ids, params, new_parser)
 
 
 def _continues(request: GenerationRequest) -> bool:
-    return request.continue_last and len(request.messages) > 1 and request.messages[-1]["role"] == "assistant"
+    messages = request.messages
+    return request.continue_final_message and len(messages) > 1 and messages[-1]["role"] == "assistant"
 
 
-def _for_template(messages: Sequence[Message]) -> list[Message]:
-    """Arguments of calls as objects, which templates write as they should be."""
-    return [{**message, **_calls(message)} for message in messages]
+def _with_parsed_arguments(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose tool calls have their arguments as objects, which templates render as JSON."""
+    return [{**message, **_parsed_calls(message)} for message in messages]
 
 
-def _calls(message: Message) -> dict[str, Any]:
+def _parsed_calls(message: Message) -> dict[str, Any]:
     if not message.get("tool_calls"):
         return {}
     return {"tool_calls": [{**call, "function": _parsed(call["function"])} for call in message["tool_calls"]]}
@@ -95,11 +102,7 @@ def _parsed(function: dict[str, Any]) -> dict[str, Any]:
         return function
 
 
-def _ends_with_thought(llm: LLM, ids: list[int]) -> bool:
-    return llm.tokenizer.decode(ids[-8:], special=True).rstrip().endswith(THINK_START)
-
-
-def _formed(
+def _constrained_params(
     request: GenerationRequest,
     tools: Sequence[Tool],
     format: tool_calls.ToolFormat,
@@ -107,32 +110,37 @@ def _formed(
     thinking: bool,
     may_think: bool,
 ) -> dict[str, Any]:
-    """The parameters with a grammar for calls that are required, or whose arguments must fit (`strict`), or that may
-    come instead of JSON. A thought may come before what has a form."""
+    """The sampling parameters, with a grammar where tool calls are required, `strict`, or an alternative to JSON.
+    Reasoning may come before the constrained output."""
     params = dict(request.params)
     required, strict = request.tool_choice == "required", any(tool.strict for tool in tools)
     if required and not tools:
-        raise RequestError("tool_choice says that a tool must be called, and there are no tools: give some")
+        raise RequestError(
+            "tool_choice requires a tool call, but there are no tools: add some to the request"
+        )
     schema = params.get("json_schema")
     if required or (strict and schema is None):
-        if any(params.get(form) is not None for form in FORMS):
-            raise RequestError("give a form of the answer, or tools that are required or strict, not both")
-        params["grammar"] = format.grammar(tools, several=request.parallel_tools, optional=not required)
+        if any(params.get(constraint) is not None for constraint in CONSTRAINTS):
+            raise RequestError(
+                "structured output and required or strict tools exclude each other: use one, not both"
+            )
+        params["grammar"] = format.grammar(tools, parallel=request.parallel_tool_calls, optional=not required)
     elif schema is not None and (tools or may_think):
         schema = params.pop("json_schema")
         params["grammar"] = (
             f"start: json\njson: %json {schema if isinstance(schema, str) else json.dumps(schema)}\n"
         )
         if tools:
-            calls = format.grammar(tools, several=request.parallel_tools, optional=False)
+            calls = format.grammar(tools, parallel=request.parallel_tool_calls, optional=False)
             params["grammar"] = params["grammar"].replace("json\n", "json | called\n", 1)
             params["grammar"] += calls.replace("start:", "called:", 1)
     if may_think and (required or schema is not None):
-        params["grammar"] = _after_thought(params["grammar"], begun=thinking)
+        params["grammar"] = _with_reasoning(params["grammar"], started=thinking)
     return params
 
 
-def _after_thought(grammar: str, *, begun: bool) -> str:
-    thought = "thought" if begun else f'("{THINK_START}" thought)?'
-    rules = f'thought[suffix="{THINK_END}"]: /(?s:.*)/\nSPACE: /\\s+/\n'
-    return f"start: {thought} SPACE? rest\n{rules}{grammar.replace('start:', 'rest:', 1)}"
+def _with_reasoning(grammar: str, *, started: bool) -> str:
+    """A grammar with reasoning before `grammar`: optional, or required if the prompt has `started` it."""
+    reasoning = "reasoning" if started else f'("{THINK_START}" reasoning)?'
+    rules = f'reasoning[suffix="{THINK_END}"]: /(?s:.*)/\nSPACE: /\\s+/\n'
+    return f"start: {reasoning} SPACE? rest\n{rules}{grammar.replace('start:', 'rest:', 1)}"

@@ -1,4 +1,4 @@
-"""The one place that runs requests, whichever dialect they came in."""
+"""Runs the GenerationRequests of all APIs on the models."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tandem.server.settings import ServerSettings
 
 
 class Server:
-    """What handlers find in `app.state.server`."""
+    """The state behind all endpoints, `app.state.server`: models, settings, metrics."""
 
     def __init__(self, models: Models, settings: ServerSettings) -> None:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
-        self.pulls: dict[str, Any] = {}  # models that are being fetched, by their names
-        self.failure: Exception | None = None  # why the first model could not be loaded at the start
-        self._first: asyncio.Task[None] | None = None  # loads it
+        self.pulls: dict[str, Any] = {}  # model name -> download in progress
+        self.failure: Exception | None = None  # why the first model could not be loaded at startup
+        self._first: asyncio.Task[None] | None = None  # loads the first model
 
     def start(self) -> None:
-        """Begins to load the first model, so that it is there when it is asked for."""
+        """Starts to load the first model, before the first request needs it."""
         if self.models.names():
             self._first = asyncio.get_running_loop().create_task(self._load(self.models.names()[0]))
 
@@ -45,15 +45,15 @@ class Server:
                 LOG.info("%s is ready on %s", name, llm.llm.device.describe())
         except Exception as error:
             self.failure = error
-            unforeseen = None if isinstance(error, TandemError) else error
-            LOG.error("%s cannot be loaded: %s", name, message_of(error), exc_info=unforeseen)
+            unexpected = None if isinstance(error, TandemError) else error
+            LOG.error("%s cannot be loaded: %s", name, message_of(error), exc_info=unexpected)
 
     def fatal(self) -> Exception | None:
-        """What makes it useless to go on: its only model cannot be loaded."""
+        """The error that ends the server: its only model cannot be loaded."""
         return self.failure if len(self.models.names()) == 1 else None
 
     def health(self) -> tuple[Literal["ok", "loading", "failed"], str]:
-        """Whether requests are answered, and why not."""
+        """(status, reason) for /health."""
         failures = [str(one.llm.failure) for one in self.models.loaded() if one.llm.failure]
         if failures:
             return "failed", failures[0]
@@ -65,44 +65,45 @@ class Server:
         return "ok", ""
 
     def model_name(self, name: str | None) -> str:
-        """The model a request asks for: the first if it does not say."""
+        """The model of a request; the first one if the request names none."""
         names = self.models.names()
         if not name and not names:
-            raise ModelNotFoundError("this server has no models: name some when it is started")
+            raise ModelNotFoundError("this server has no models: start it with `tandem serve MODEL`")
         return name or names[0]
 
     async def stream(self, *requests: GenerationRequest) -> AsyncGenerator[Delta, None]:
-        """The answers to requests to one model, delta by delta, counted through. Closing the iterator stops them."""
+        """The deltas of all responses to requests to one model; `Delta.index` counts the responses. Closing the
+        generator cancels them."""
         name = self.model_name(requests[0].model)
         async with self.models.use(name, keep_alive=requests[0].keep_alive) as llm:
-            monitor_of(llm)  # begins to watch it, if nobody has yet
+            monitor_of(llm)  # starts the monitor on first use
             streams: list[AsyncGenerator[Delta, None]] = []
             for request in requests:
-                prompt = await asyncio.to_thread(self._prepare, llm, request)
+                prompt = await asyncio.to_thread(self._checked_prompt, llm, request)
                 streams += [
-                    self._stream_one(llm, name, prompt, len(streams), nth) for nth in range(request.count)
+                    self._stream_one(llm, name, prompt, len(streams), nth) for nth in range(request.n)
                 ]
-            async with aclosing(_merged(streams, self.settings.batch)) as deltas:
+            async with aclosing(_merge(streams, self.settings.batch)) as deltas:
                 async for delta in deltas:
                     yield delta
 
     async def generate(self, *requests: GenerationRequest) -> list[GenerationResult]:
-        """The answers when they are whole."""
-        found = [GenerationResult() for request in requests for _ in range(request.count)]
+        """The complete responses, in the order of `Delta.index`."""
+        results = [GenerationResult() for request in requests for _ in range(request.n)]
         async with aclosing(self.stream(*requests)) as deltas:
             async for delta in deltas:
-                found[delta.index].add(delta)
-        return found
+                results[delta.index].add(delta)
+        return results
 
     async def count(self, request: GenerationRequest) -> int:
-        """The tokens of a prompt."""
+        """The number of tokens of a request's prompt."""
         async with self.models.use(self.model_name(request.model)) as llm:
             return len((await asyncio.to_thread(build_prompt, llm.llm, request)).ids)
 
     async def embed(
         self, model: str, prompts: Sequence[str | list[int]], keep_alive: float | None = None
     ) -> tuple[list[Array], int]:
-        """A vector for each prompt, and how many tokens they have."""
+        """(one vector for each prompt, number of tokens of all prompts)."""
         vectors, count = list[Array](), 0
         async with self.models.use(model, keep_alive=keep_alive) as llm:
             try:
@@ -116,18 +117,18 @@ class Server:
             except TimeoutError:
                 seconds = self.settings.timeout
                 raise DeadlineError(
-                    f"the texts were not done in {seconds:g} s: send fewer at a time"
+                    f"the embeddings were not computed within {seconds:g} s: send fewer texts in a request"
                 ) from None
         return vectors, count
 
-    def _prepare(self, llm: AsyncLLM, request: GenerationRequest) -> Prompt:
-        """A prompt that fits."""
+    def _checked_prompt(self, llm: AsyncLLM, request: GenerationRequest) -> Prompt:
+        """The prompt of a request, if it is short enough."""
         prompt, model = build_prompt(llm.llm, request), llm.llm
-        count, most = len(prompt.ids), self.settings.max_prompt or math.inf
-        # Clients know such errors by the words of OpenAI and Anthropic, and then send less.
-        if count > most:
+        count, limit = len(prompt.ids), self.settings.max_prompt or math.inf
+        # Clients recognise these errors by OpenAI's and Anthropic's words, and then shorten the prompt.
+        if count > limit:
             raise ContextError(
-                f"the prompt is too long: {count} input tokens exceed the configured limit of {most}: shorten it"
+                f"the prompt is too long: {count} input tokens exceed the configured limit of {limit}: shorten it"
             )
         if count >= model.context:
             trained = model.engine.model.config.trained_context
@@ -140,32 +141,32 @@ class Server:
     async def _stream_one(
         self, llm: AsyncLLM, model: str, prompt: Prompt, first: int, nth: int
     ) -> AsyncGenerator[Delta, None]:
-        """One answer, the n-th of those that the request asks for; `first` is the index of the first of them."""
+        """The deltas of response `nth` of a request; `first` is the index of the request's first response."""
         params, parser = {"timeout": self.settings.timeout, **prompt.params}, prompt.new_parser()
         index, ids, length = first + nth, list[int](), len(prompt.ids)
         if nth and params.get("seed") is not None:
-            params["seed"] += nth  # or all would be the same
+            params["seed"] += nth  # or all responses would be equal
         if only_echo := params.get("max_tokens") == 0:
             params["max_tokens"] = 1
-        if prompt.echoes and params.get("logprobs") is not None:
+        if prompt.echo and params.get("logprobs") is not None:
             params["prompt_logprobs"] = params["logprobs"]
-        with self.metrics.request(model) as watch:
+        with self.metrics.request(model) as timer:
             async with aclosing(llm.stream(prompt.ids, **params)) as tokens:  # type: ignore[type-var]
                 async for token in tokens:
-                    watch.token()
-                    if prompt.echoes and not ids:
+                    timer.token()
+                    if prompt.echo and not ids:
                         logprobs = _prompt_logprobs(llm, prompt.ids, token)
                         yield Delta(index, prompt.text, logprobs=logprobs, prompt_tokens=length)
                     ids.append(token.id)
-                    delta = Delta(finish=token.finish_reason) if only_echo else _parse(token, parser)
+                    delta = Delta(finish_reason=token.finish_reason) if only_echo else _parse(token, parser)
                     delta.index, delta.prompt_tokens = index, length
-                    if delta.finish == "stop" and params.get("stop"):
-                        delta.stopped_by = _stop_text(llm, ids, params["stop"])
+                    if delta.finish_reason == "stop" and params.get("stop"):
+                        delta.stop_string = _find_stop_string(llm, ids, params["stop"])
                     if token.usage:
                         delta.usage = GenerationUsage(
                             **vars(token.usage), reasoning_tokens=parser.reasoning_tokens
                         )
-                        watch.done(delta.usage, delta.finish or "")
+                        timer.done(delta.usage, delta.finish_reason or "")
                     yield delta
 
 
@@ -174,22 +175,22 @@ def _parse(token: Token, parser: OutputParser) -> Delta:
     delta = parser.push(token.text, token.finish_reason is not None)
     delta.token_ids = [token.id]
     delta.logprobs = [token.logprob] if token.logprob else []
-    delta.finish = token.finish_reason
-    if delta.finish == "stop" and parser.called:
-        delta.finish = "tool_calls"
+    delta.finish_reason = token.finish_reason
+    if delta.finish_reason == "stop" and parser.called:
+        delta.finish_reason = "tool_calls"
     return delta
 
 
 def _prompt_logprobs(llm: AsyncLLM, ids: list[int], token: Token) -> list[TokenLogprob]:
-    """Of a prompt that is echoed, if they were asked for; nothing is known of its first token."""
+    """The log-probabilities of an echoed prompt, if requested; NaN for its first token."""
     if token.prompt_logprobs is None:
         return []
     first = TokenLogprob(ids[0], llm.llm.tokenizer.piece(ids[0]), math.nan)
     return [first, *(one for one in token.prompt_logprobs if one)]
 
 
-def _stop_text(llm: AsyncLLM, ids: list[int], stops: Sequence[str]) -> str | None:
-    """The stop string that an answer came to, which is not in its text any more."""
+def _find_stop_string(llm: AsyncLLM, ids: list[int], stops: Sequence[str]) -> str | None:
+    """The stop string that ended a response; the response's text does not contain it any more."""
     if ids[-1] in llm.llm.tokenizer.stop_ids:
         return None
     text = llm.llm.tokenizer.decode(ids, continues=True)
@@ -202,10 +203,10 @@ def get_server(request: Request) -> Server:
     return server
 
 
-async def _merged(
+async def _merge(
     streams: Sequence[AsyncGenerator[Delta, None]], max_concurrent: int
 ) -> AsyncGenerator[Delta, None]:
-    """The deltas of all streams as they come, `max_concurrent` streams at a time."""
+    """The deltas of all streams in the order of arrival; `max_concurrent` streams run at a time."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for delta in only:

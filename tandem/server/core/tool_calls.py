@@ -1,7 +1,8 @@
-"""How the families of models write a call of a tool, and how calls are read back.
+"""Tool calls: how each model family writes them, their grammar, and the parser of complete calls.
 
-Templates that know tools tell the model how to call them; for others, the conversation is rewritten so that it says so.
-Models do not always write as they were told, so what is read is what any family writes, if it names a tool there is.
+A chat template that supports tools renders them itself; for other templates the tools, calls and results are rendered
+as text. Models do not always follow their own format, so the parser accepts every family's format if it names a known
+tool.
 """
 
 from __future__ import annotations
@@ -15,102 +16,100 @@ from uuid import uuid4
 
 from tandem.server.core.generation import Message, Tool, ToolCall
 
-# JSON as models learned to write it: a weak one would fill its answer with spaces if it could.
-PLAIN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-
-# What a call stands between. One without marks is all of an answer.
-MARKS = {"<tool_call>": "</tool_call>", "```tool_call": "```", "```tool_code": "```", "```json": "```"}
-BARE = ("{", "[{")
-SIMPLE = {
-    "type",
-    "properties",
-    "required",
-    "title",
-    "description",
-}  # keys of a schema that says all properties itself
+# llguidance options for JSON with one space after "," and ":", as models learned to write it. With free whitespace a
+# weak model would fill its response with spaces.
+COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Tags around a call: opening -> closing. A call without tags is the whole content of a response.
+CALL_TAGS = {"<tool_call>": "</tool_call>", "```tool_call": "```", "```tool_code": "```", "```json": "```"}
+BARE_CALL_STARTS = ("{", "[{")
+# The only keys of a schema whose `properties` are complete, so that additional properties can be excluded.
+SIMPLE_SCHEMA_KEYS = {"type", "properties", "required", "title", "description"}
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a family writes calls."""
+    """How a model family writes tool calls and reads their results."""
 
-    mark: str = ""  # one of MARKS
-    arguments: str = "arguments"  # their key
-    listed: bool = False  # calls are a JSON list
-    id_length: int = 24
-    result: tuple[str, str] = ("<tool_response>\n", "\n</tool_response>")  # around what a tool gave back
+    tag: str = ""  # opening tag, a key of CALL_TAGS; "": no tags
+    arguments_key: str = "arguments"
+    is_list: bool = False  # calls are elements of one JSON list
+    id_length: int = 24  # characters of a call id
+    result_tags: tuple[str, str] = ("<tool_response>\n", "\n</tool_response>")  # around the result of a call
 
     def write(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Calls as the model writes them."""
-        texts = [json.dumps({"name": name, self.arguments: arguments}) for name, arguments in calls]
-        end = MARKS.get(self.mark, "")
-        return "\n".join(f"{self.mark}\n{text}\n{end}".strip() for text in texts)
+        """Calls, as (name, arguments), in the format of this family."""
+        texts = [json.dumps({"name": name, self.arguments_key: arguments}) for name, arguments in calls]
+        end = CALL_TAGS.get(self.tag, "")
+        return "\n".join(f"{self.tag}\n{text}\n{end}".strip() for text in texts)
 
-    def grammar(self, tools: Sequence[Tool], *, several: bool, optional: bool) -> str:
-        """In Lark's notation: an answer of calls; `optional`: of any text, and calls that are as they should be."""
+    def grammar(self, tools: Sequence[Tool], *, parallel: bool, optional: bool) -> str:
+        """A Lark grammar of tool calls; `optional`: of text, or of text and calls. Arguments fit their schema."""
         calls = " | ".join(f"call{i}" for i in range(len(tools)))
         rules = f"call: {calls}\n" + "".join(self._rule(i, tool) for i, tool in enumerate(tools))
-        if not self.mark:
-            more = ' (", " call)*' if several else ""
+        if not self.tag:
+            more = ' (", " call)*' if parallel else ""
             text = "TEXT: /(?s:[^{\\[].*)/\n" if optional else ""
             choice = "TEXT? | calls" if optional else "calls"
-            calls = f'"[" call{more} "]"' if self.listed else "call"
+            calls = f'"[" call{more} "]"' if self.is_list else "call"
             return f"start: {choice}\ncalls: {calls}\n{text}{rules}"
-        begin, end = json.dumps(self.mark), json.dumps(f"\n{MARKS[self.mark]}")
+        begin, end = json.dumps(self.tag), json.dumps(f"\n{CALL_TAGS[self.tag]}")
         rules = f'body: "\\n" call {end}\n{rules}'
-        more = f' ("\\n" {begin} body)*' if several else ""
+        more = f' ("\\n" {begin} body)*' if parallel else ""
         if not optional:
             return f"start: {begin} body{more}\n{rules}"
-        mark = "".join(f"\\x{ord(letter):02x}" for letter in self.mark)
-        text = f"TEXT: /(?s:.*)/ & ~/(?s:.*{mark}.*)/\nprose[suffix={begin}]: /(?s:.*)/\n"
+        tag = "".join(f"\\x{ord(letter):02x}" for letter in self.tag)
+        text = f"TEXT: /(?s:.*)/ & ~/(?s:.*{tag}.*)/\nprose[suffix={begin}]: /(?s:.*)/\n"
         return f"start: TEXT | prose body{more}\n{text}{rules}"
 
     def _rule(self, i: int, tool: Tool) -> str:
-        """Its arguments are a schema of their own: references in it begin there."""
-        head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{self.arguments}": ')
+        """The rule of one tool. Its schema is a %json of its own, because `$ref`s in it are relative to the schema."""
+        head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{self.arguments_key}": ')
         given = tool.parameters or {"type": "object"}
-        closed = (
-            {"additionalProperties": False} if "properties" in given and given.keys() <= SIMPLE else {}
-        )  # what is not declared is not meant
-        schema = {"x-guidance": PLAIN, **closed, **given}
+        is_simple = "properties" in given and given.keys() <= SIMPLE_SCHEMA_KEYS
+        closed = {"additionalProperties": False} if is_simple else {}
+        schema = {"x-guidance": COMPACT_JSON, **closed, **given}
         return f'call{i}: {head} arguments{i} "}}"\narguments{i}: %json {json.dumps(schema)}\n'
 
 
-HERMES = ToolFormat("<tool_call>")  # Qwen's, too
-LLAMA3 = ToolFormat(arguments="parameters")
-MISTRAL = ToolFormat(listed=True, id_length=9)
-GEMMA = ToolFormat("```tool_call", result=("```tool_output\n", "\n```"))
-BY_TEXT = {
-    "<tool_call>": HERMES, "[TOOL_CALLS]": MISTRAL, "<|python_tag|>": LLAMA3, "ipython": LLAMA3,
+HERMES = ToolFormat("<tool_call>")  # and Qwen
+LLAMA3 = ToolFormat(arguments_key="parameters")
+MISTRAL = ToolFormat(is_list=True, id_length=9)
+GEMMA = ToolFormat("```tool_call", result_tags=("```tool_output\n", "\n```"))
+# Text in a chat template that identifies its family.
+FORMAT_BY_TEMPLATE_TEXT = {
+    "<tool_call>": HERMES,
+    "[TOOL_CALLS]": MISTRAL,
+    "<|python_tag|>": LLAMA3,
+    "ipython": LLAMA3,
     "<start_of_turn>": GEMMA,
-}  # fmt: skip
+}
 
 
 def tool_format_for(template: str) -> ToolFormat:
-    """By what a chat template has in it."""
-    return next((format for text, format in BY_TEXT.items() if text in template), HERMES)
+    """The tool format of the family that a chat template belongs to; Hermes if it is unknown."""
+    return next((format for text, format in FORMAT_BY_TEMPLATE_TEXT.items() if text in template), HERMES)
 
 
 def parse_calls(text: str, tools: set[str], id_length: int = 24) -> list[ToolCall]:
-    """The calls that a text is; none if it is something else."""
-    found = []
+    """The calls that a text begins with; none if one of its JSON values is not a call of a known tool."""
+    calls = []
     for value in _values(text):
         name = value.get("name") if isinstance(value, dict) else None
         if name not in tools:
             return []
         given = value.get("arguments", value.get("parameters", {}))
         arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        found.append(ToolCall(new_id(id_length), name, arguments))
-    return found
+        calls.append(ToolCall(new_call_id(id_length), name, arguments))
+    return calls
 
 
 def supports_tools(template: str) -> bool:
+    """Whether a chat template renders tools itself."""
     return "tools" in template
 
 
 def as_json(tool: Tool) -> dict[str, Any]:
-    """As templates expect it."""
+    """A tool as chat templates expect it."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
@@ -118,8 +117,9 @@ def as_json(tool: Tool) -> dict[str, Any]:
 def render_tools_as_text(
     messages: Sequence[Message], tools: Sequence[Tool], format: ToolFormat
 ) -> list[Message]:
-    """The conversation for a template that knows no tools: what they are is told first, and the rest is text."""
-    turns: list[Message] = []
+    """The conversation for a chat template without tool support: the system message lists the tools, calls and their
+    results become text."""
+    rendered: list[Message] = []
     for message in messages:
         role, text = message["role"], message["content"]
         if calls := message.get("tool_calls"):
@@ -128,18 +128,20 @@ def render_tools_as_text(
             )
             text = f"{text}\n{written}" if text else written
         if role == "tool":
-            role, text = "user", text.join(format.result)
-            if turns and turns[-1]["role"] == "user":  # several results: templates want roles to alternate
-                turns[-1]["content"] += f"\n{text}"
+            role, text = "user", text.join(format.result_tags)
+            if (
+                rendered and rendered[-1]["role"] == "user"
+            ):  # several results: templates require alternating roles
+                rendered[-1]["content"] += f"\n{text}"
                 continue
-        turns.append({"role": role, "content": text})
+        rendered.append({"role": role, "content": text})
     if not tools:
-        return turns
-    told = _instructions(tools, format)
-    if turns and turns[0]["role"] == "system":
-        turns[0]["content"] += f"\n\n{told}"
-        return turns
-    return [{"role": "system", "content": told}, *turns]
+        return rendered
+    instructions = _instructions(tools, format)
+    if rendered and rendered[0]["role"] == "system":
+        rendered[0]["content"] += f"\n\n{instructions}"
+        return rendered
+    return [{"role": "system", "content": instructions}, *rendered]
 
 
 def _instructions(tools: Sequence[Tool], format: ToolFormat) -> str:
@@ -149,7 +151,7 @@ def _instructions(tools: Sequence[Tool], format: ToolFormat) -> str:
 
 
 def _values(text: str) -> list[Any]:
-    """What a text says in JSON, one or several values; or in Python, one call."""
+    """The JSON values of a text, or the call of a text in Python."""
     decoder, found, at = json.JSONDecoder(strict=False), list[Any](), 0
     text = text.strip()
     while at < len(text):
@@ -163,6 +165,7 @@ def _values(text: str) -> list[Any]:
 
 
 def _python_call(text: str) -> list[Any]:
+    """The call in `f(x=3)` or `print(f(x=3))`, as Gemma writes it; nothing is evaluated but literals."""
     try:
         call = ast.parse(text, mode="eval").body
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
@@ -176,5 +179,5 @@ def _python_call(text: str) -> list[Any]:
     return []
 
 
-def new_id(length: int) -> str:
+def new_call_id(length: int) -> str:
     return f"call_{uuid4().hex[:length]}" if length > 9 else uuid4().hex[:length]

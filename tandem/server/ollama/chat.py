@@ -1,4 +1,4 @@
-"""Ollama's /api/chat, /api/generate and /api/embed. The models themselves are in ollama_models.py."""
+"""Ollama's /api/chat, /api/generate and /api/embed."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ from tandem.server.openai.types import Seed, StopTexts, TopK, TopLogprobs
 
 router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
 ERRORS = {status: {**about, "model": errors.OllamaErrorBody} for status, about in OPENAI_ERRORS.items()}
-LONGEST = 1e9  # seconds: more is for ever
+MAX_KEEP_ALIVE = 1e9  # seconds; more means for ever
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 NDJSON = "application/x-ndjson"
 LINES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {NDJSON: {"schema": {"type": "string"}}}, "description": "Whole, or as a stream"}
+    200: {
+        "content": {NDJSON: {"schema": {"type": "string"}}},
+        "description": "The complete response, or a stream",
+    }
 }
 DURATION = r"^(-?\d{1,9}(\.\d{1,9})?(ms|s|m|h))+$"
 Duration = float | Annotated[str, Field(pattern=DURATION)]  # seconds, or such as "5m"; negative: for ever
@@ -48,7 +51,7 @@ Duration = float | Annotated[str, Field(pattern=DURATION)]  # seconds, or such a
 
 
 class Options(StrictModel):
-    """Ollama's defaults. How a model is loaded is set when the server starts."""
+    """Sampling options, with Ollama's defaults. Options about loading are ignored: the server's settings decide."""
 
     ignored = frozenset(
         {"num_ctx", "num_batch", "num_gpu", "num_thread", "main_gpu", "use_mmap", "use_mlock", "low_vram", "numa",
@@ -58,7 +61,7 @@ class Options(StrictModel):
         ("mirostat", 0), ("mirostat_tau", 5), ("mirostat_eta", 0.1), ("tfs_z", 1), ("typical_p", 1),
         ("repeat_last_n", -1), ("repeat_last_n", 64), ("penalize_newline", True), ("penalize_newline", False),
     )  # fmt: skip
-    num_predict: Int32 | None = None  # -1: to the end of the context
+    num_predict: Int32 | None = None  # -1: until the context is full
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_k: TopK | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -70,10 +73,11 @@ class Options(StrictModel):
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
 
     def sampling(self) -> dict[str, Any]:
-        most = self.num_predict if self.num_predict and self.num_predict > 0 else WHOLE_CONTEXT
+        """The parameters as SamplingParams takes them."""
+        max_tokens = self.num_predict if self.num_predict and self.num_predict > 0 else WHOLE_CONTEXT
         top_k = 40 if self.top_k is None else max(0, self.top_k)
         return drop_none(
-            max_tokens=most,
+            max_tokens=max_tokens,
             temperature=0.8 if self.temperature is None else self.temperature,
             top_k=1 if self.top_p == 0 else top_k,
             top_p=0.9 if self.top_p is None else self.top_p or None,
@@ -87,11 +91,11 @@ class Options(StrictModel):
 
 
 class CommonRequest(StrictModel):
-    """What chat and generate have in common."""
+    """The fields that chat and generate share."""
 
     neutral: ClassVar[tuple[tuple[str, Any], ...]] = (("images", []),)
     model: str
-    stream: bool | None = None  # True unless said otherwise
+    stream: bool | None = None  # default: True
     format: Literal["json", ""] | dict[str, Any] | None = None
     options: Options | None = None
     keep_alive: Duration | None = None
@@ -99,7 +103,7 @@ class CommonRequest(StrictModel):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
-    def generation(self, server: Server, **more: Any) -> GenerationRequest:
+    def generation(self, server: Server, **fields: Any) -> GenerationRequest:
         params = (self.options or Options()).sampling()
         if self.format:
             params["json_schema"] = {"type": "object"} if self.format == "json" else self.format
@@ -107,10 +111,14 @@ class CommonRequest(StrictModel):
             params["logprobs"] = self.top_logprobs or 0
         effort = self.think if isinstance(self.think, str) else None
         thinks = None if self.think is None else bool(self.think)
-        template = drop_none(enable_thinking=thinks, reasoning_effort=effort)
+        template_kwargs = drop_none(enable_thinking=thinks, reasoning_effort=effort)
         name = known_name(server, self.model)
         return GenerationRequest(
-            name, params=params, template=template, keep_alive=seconds(self.keep_alive), **more
+            name,
+            params=params,
+            template_kwargs=template_kwargs,
+            keep_alive=seconds(self.keep_alive),
+            **fields,
         )
 
 
@@ -154,7 +162,7 @@ class EmbedRequest(StrictModel):
     keep_alive: Duration | None = None
 
 
-# ---- answers
+# ---- responses
 
 
 class Times(TypedDict, total=False):
@@ -192,7 +200,7 @@ class Embeddings(Times):
 
 @router.post("/api/chat", response_model=ChatBody, responses=LINES | ERRORS)
 async def chat(request: Request, body: ChatRequest) -> Response:
-    """Answers a conversation: in lines of JSON, unless `stream` is false."""
+    """Generates a response to a conversation: as JSON lines, unless `stream` is false."""
     server = get_server(request)
     if not body.messages:
         return await _load_or_unload(server, body, message={"role": "assistant", "content": ""})
@@ -201,12 +209,12 @@ async def chat(request: Request, body: ChatRequest) -> Response:
         [tool(one.function) for one in body.tools or []],
     )
     generation = body.generation(server, messages=messages, tools=tools)
-    return await _answer(request, server, generation, body, _chat_body)
+    return await _respond(request, server, generation, body, _chat_body)
 
 
 @router.post("/api/generate", response_model=GenerateBody, responses=LINES | ERRORS)
 async def generate(request: Request, body: GenerateRequest) -> Response:
-    """Answers a prompt, through the chat template unless it is `raw`."""
+    """Generates a response to a prompt, with the chat template unless it is `raw`."""
     server = get_server(request)
     if not body.prompt:
         return await _load_or_unload(server, body, response="")
@@ -215,12 +223,12 @@ async def generate(request: Request, body: GenerateRequest) -> Response:
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
         generation = body.generation(server, messages=[*system, {"role": "user", "content": body.prompt}])
-    return await _answer(request, server, generation, body, _generate_body)
+    return await _respond(request, server, generation, body, _generate_body)
 
 
 @router.post("/api/embed", response_model=Embeddings, responses=ERRORS)
 async def embed(request: Request, body: EmbedRequest) -> Response:
-    """A vector of length 1 for each text."""
+    """A normalised vector for each text."""
     server, begin = get_server(request), time.perf_counter()
     texts = [body.input] if isinstance(body.input, str) else body.input
     name = known_name(server, body.model)
@@ -231,11 +239,11 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     return JSONResponse({"model": body.model, "embeddings": [vector.tolist() for vector in vectors], **times})
 
 
-# ---- translation
+# ---- translation to and from GenerationRequest, Delta and GenerationResult
 
 
 def known_name(server: Server, name: str) -> str:
-    """Ollama's clients add `:latest` where there is no tag."""
+    """The name of a served model: Ollama's clients add `:latest` to a name without a tag."""
     short = name.removesuffix(":latest")
     return short if name not in server.models.names() and short in server.models.names() else name
 
@@ -244,28 +252,28 @@ def seconds(duration: Duration | None) -> float | None:
     if isinstance(duration, str):
         parts = re.findall(r"(-?\d+(?:\.\d+)?)(ms|s|m|h)", duration)
         duration = sum(float(number) * UNITS[unit] for number, unit in parts)
-    return math.inf if duration is not None and not 0 <= duration <= LONGEST else duration
+    return math.inf if duration is not None and not 0 <= duration <= MAX_KEEP_ALIVE else duration
 
 
-def _message(found: MessageParam) -> Message:
+def _message(param: MessageParam) -> Message:
     calls = [
         {
             "type": "function",
             "function": {"name": one.function.name, "arguments": json.dumps(one.function.arguments)},
         }
-        for one in found.tool_calls or []
+        for one in param.tool_calls or []
     ]
-    more = drop_none(
+    optional = drop_none(
         tool_calls=calls or None,
-        name=found.tool_name,
-        tool_call_id=found.tool_call_id,
-        reasoning_content=found.thinking,
+        name=param.tool_name,
+        tool_call_id=param.tool_call_id,
+        reasoning_content=param.thinking,
     )
-    return {"role": found.role, "content": found.content or "", **more}
+    return {"role": param.role, "content": param.content or "", **optional}
 
 
-async def _load_or_unload(server: Server, body: CommonRequest, **nothing: Any) -> Response:
-    """A request without a prompt: the model is to be there, or not to be."""
+async def _load_or_unload(server: Server, body: CommonRequest, **empty: Any) -> Response:
+    """A request without a prompt loads the model, or unloads it if `keep_alive` is 0. `empty`: the response's body."""
     name, keep = known_name(server, body.model), seconds(body.keep_alive)
     if keep == 0:
         server.models.path(name)
@@ -275,14 +283,14 @@ async def _load_or_unload(server: Server, body: CommonRequest, **nothing: Any) -
             pass
     reason = "unload" if keep == 0 else "load"
     return JSONResponse(
-        {"model": body.model, "created_at": _now(), **nothing, "done": True, "done_reason": reason}
+        {"model": body.model, "created_at": _now(), **empty, "done": True, "done_reason": reason}
     )
 
 
 def _chat_body(delta: Delta | GenerationResult) -> dict[str, Any]:
-    calls = [{"function": {"name": call.name, "arguments": call.as_object()}} for call in delta.calls]
-    more = drop_none(thinking=delta.reasoning or None, tool_calls=calls or None)
-    return {"message": {"role": "assistant", "content": delta.text, **more}, **_logprobs(delta)}
+    calls = [{"function": {"name": call.name, "arguments": call.as_object()}} for call in delta.tool_calls]
+    optional = drop_none(thinking=delta.reasoning or None, tool_calls=calls or None)
+    return {"message": {"role": "assistant", "content": delta.text, **optional}, **_logprobs(delta)}
 
 
 def _generate_body(delta: Delta | GenerationResult) -> dict[str, Any]:
@@ -293,39 +301,39 @@ def _logprobs(delta: Delta | GenerationResult) -> dict[str, Any]:
     return {"logprobs": logprobs_body(delta.logprobs)["content"]} if delta.logprobs else {}
 
 
-async def _answer(
-    request: Request, server: Server, generation: GenerationRequest, body: CommonRequest, form: Any
+async def _respond(
+    request: Request, server: Server, generation: GenerationRequest, body: CommonRequest, to_body: Any
 ) -> Response:
     base, begin = {"model": body.model}, time.perf_counter()
     if body.stream is not False:
-        return await stream_response(request, _lines(server, generation, base, begin, form), NDJSON)
-    [answer] = await cancel_on_disconnect(request, server.generate(generation))
-    end = _end(answer.finish, answer.usage, begin)
-    return JSONResponse({**base, "created_at": _now(), **form(answer), **end})
+        return await stream_response(request, _lines(server, generation, base, begin, to_body), NDJSON)
+    [result] = await cancel_on_disconnect(request, server.generate(generation))
+    end = _end(result.finish_reason, result.usage, begin)
+    return JSONResponse({**base, "created_at": _now(), **to_body(result), **end})
 
 
 async def _lines(
-    server: Server, generation: GenerationRequest, base: dict[str, Any], begin: float, form: Any
+    server: Server, generation: GenerationRequest, base: dict[str, Any], begin: float, to_body: Any
 ) -> AsyncGenerator[str, None]:
-    calls: list[ToolCall] = []  # the last of them may not be whole yet
+    pending: list[ToolCall] = []  # not sent yet: Ollama's clients expect complete calls
     async with aclosing(server.stream(generation)) as deltas:
         async for delta in deltas:
             if delta.arguments:
-                calls[-1].arguments += delta.arguments
-            calls += delta.calls
-            whole = len(calls) if delta.finish else max(0, len(calls) - 1)
-            delta.calls, calls = calls[:whole], calls[whole:]
-            if delta.text or delta.reasoning or delta.calls or delta.logprobs:
-                yield json_line({**base, "created_at": _now(), **form(delta), "done": False})
-            if delta.finish and delta.usage:
-                end = _end(delta.finish, delta.usage, begin)
-                yield json_line({**base, "created_at": _now(), **form(Delta()), **end})
+                pending[-1].arguments += delta.arguments
+            pending += delta.tool_calls
+            complete = len(pending) if delta.finish_reason else max(0, len(pending) - 1)
+            delta.tool_calls, pending = pending[:complete], pending[complete:]
+            if delta.text or delta.reasoning or delta.tool_calls or delta.logprobs:
+                yield json_line({**base, "created_at": _now(), **to_body(delta), "done": False})
+            if delta.finish_reason and delta.usage:
+                end = _end(delta.finish_reason, delta.usage, begin)
+                yield json_line({**base, "created_at": _now(), **to_body(Delta()), **end})
 
 
-def _end(finish: str, usage: GenerationUsage, begin: float) -> dict[str, Any]:
+def _end(finish_reason: str, usage: GenerationUsage, begin: float) -> dict[str, Any]:
     return {
         "done": True,
-        "done_reason": "length" if finish == "length" else "stop",
+        "done_reason": "length" if finish_reason == "length" else "stop",
         "total_duration": _ns(time.perf_counter() - begin),
         "load_duration": 0,
         "prompt_eval_count": usage.prompt_tokens,

@@ -34,17 +34,17 @@ FILE_TYPES = {
     13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "BF16",
 }  # fmt: skip
 PULL_ERRORS: dict[int | str, dict[str, Any]] = {
-    403: {"model": OllamaErrorBody, "description": "It is not for clients to fetch models here"},
-    502: {"model": OllamaErrorBody, "description": "It cannot be fetched"},
+    403: {"model": OllamaErrorBody, "description": "Only the operator of this server can download models"},
+    502: {"model": OllamaErrorBody, "description": "The download failed"},
 }
 NAME = r"(https?://)?\w[\w.-]*(/\w[\w.-]*){0,2}(:[\w./-]+)?"
-LONGEST = 1000  # characters of a value of the file's metadata that /api/show tells
+MAX_VALUE_LENGTH = 1000  # characters; /api/show leaves out longer metadata values
 
 
 class ShowRequest(StrictModel):
     ignored = frozenset({"system", "template", "options"})
     model: str | None = None
-    name: str | None = None  # what it was called before
+    name: str | None = None  # the older name of `model`
     verbose: bool | None = None
 
 
@@ -52,7 +52,7 @@ class PullRequest(StrictModel):
     ignored = frozenset({"insecure"})
     model: str | None = None
     name: str | None = None
-    stream: bool | None = None  # True unless said otherwise
+    stream: bool | None = None  # default: True
 
 
 class Details(TypedDict):
@@ -140,7 +140,7 @@ async def processes(request: Request) -> Processes:
 
 @router.post("/api/show", response_model=Shown, responses=ERRORS)
 async def show(request: Request, body: ShowRequest) -> Response:
-    """What is known of a model."""
+    """The metadata, chat template and capabilities of a model."""
     server = get_server(request)
     name = known_name(server, body.model or body.name or "")
     return JSONResponse(await asyncio.to_thread(_shown, name, server.models.path(name)))
@@ -148,15 +148,17 @@ async def show(request: Request, body: ShowRequest) -> Response:
 
 @router.post("/api/pull", response_model=Status, responses=LINES | ERRORS | PULL_ERRORS)
 async def pull(request: Request, body: PullRequest) -> Response:
-    """Fetches a model as `tandem pull` does; from then on it can be asked for."""
+    """Downloads a model as `tandem pull` does, and serves it."""
     server, name = get_server(request), body.model or body.name
     if not name:
-        raise RequestError("model: name the one to fetch")
+        raise RequestError("model is missing: name the model to download")
     if known_name(server, name) not in server.models.names() and not server.settings.is_personal:
-        raise HTTPException(403, "models of this server are fetched by its operator, with `tandem pull`")
-    if not re.fullmatch(NAME, name) or Path(name).is_file():  # files of this machine are not for its guests
+        raise HTTPException(
+            403, "only the operator of this server can download models: ask for `tandem pull`"
+        )
+    if not re.fullmatch(NAME, name) or Path(name).is_file():  # clients may not open files of this machine
         raise RequestError(
-            f"model: {name[:80]!r} is not a name to fetch: use a short one or hf.co/user/repo:QUANT"
+            f"model: {name[:80]!r} cannot be downloaded: use a short name or hf.co/user/repo:QUANT"
         )
     if body.stream is not False:
         return await stream_response(request, _pulling(server, name), NDJSON)
@@ -166,12 +168,13 @@ async def pull(request: Request, body: PullRequest) -> Response:
 
 @router.head("/", include_in_schema=False)
 async def is_there() -> Response:
-    """What Ollama's command asks before anything else."""
+    """The health check of Ollama's command line."""
     return Response()
 
 
 @router.get("/api/version")
 async def version() -> Version:
+    """The version of Tandem."""
     return Version(version=__version__)
 
 
@@ -181,7 +184,7 @@ async def _last(lines: AsyncGenerator[str, None]) -> None:
 
 
 class Pull:
-    """A model on its way. It goes on if the client hangs up, and others who want the same wait for the same."""
+    """A download in progress. It continues if the client disconnects; requests for the same model share it."""
 
     def __init__(self, server: Server, name: str) -> None:
         self._server, self._name = server, name
@@ -195,18 +198,18 @@ class Pull:
         finally:
             del self._server.pulls[self._name]
 
-    def _note(self, file: str, there: int, size: int) -> None:
-        self._progress = {**self._progress, file: (there, size)}  # another thread reads it
+    def _note(self, file: str, completed: int, size: int) -> None:
+        self._progress = {**self._progress, file: (completed, size)}  # another thread reads it
 
     def lines(self) -> list[str]:
         return [
-            json_line({"status": f"pulling {file}", "digest": file, "total": size, "completed": there})
-            for file, (there, size) in self._progress.items()
+            json_line({"status": f"pulling {file}", "digest": file, "total": size, "completed": completed})
+            for file, (completed, size) in self._progress.items()
         ]
 
 
 async def _pulling(server: Server, name: str) -> AsyncGenerator[str, None]:
-    """How far it is, a few times a second."""
+    """The progress of a download, a few times a second."""
     if known_name(server, name) not in server.models.names():
         if name not in server.pulls:
             server.pulls[name] = Pull(server, name)
@@ -234,7 +237,7 @@ def _listed(name: str, path: Path) -> Listed:
 def _details(path: Path, _changed: int) -> Details:
     try:
         gguf = GGUF.open(path)
-    except TandemError:  # others are listed all the same
+    except TandemError:  # a broken file must not hide the other models
         return Details(
             parent_model="",
             format="gguf",
@@ -273,11 +276,11 @@ def _shown(name: str, path: Path) -> Shown:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold and a person would read."""
+    """A metadata value for JSON; None for arrays, long texts and non-finite numbers."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str):
-        return value if len(value) <= LONGEST else None
+        return value if len(value) <= MAX_VALUE_LENGTH else None
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, bool | int) else None

@@ -140,7 +140,7 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-# ---- answers
+# ---- responses
 
 
 class TopLogprob(TypedDict):
@@ -197,35 +197,36 @@ class ChatCompletion(TypedDict):
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=EVENTS | ERRORS)
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
-    """Answers a conversation; with `stream`, as server-sent events."""
+    """Generates a response to a conversation; with `stream`, as server-sent events."""
     server = get_server(request)
     generation = generation_request(body)
     generation.model = server.model_name(generation.model)
     if body.stream:
         return await stream_response(request, _events(server, generation, body), "text/event-stream")
-    answers = await cancel_on_disconnect(request, server.generate(generation))
+    results = await cancel_on_disconnect(request, server.generate(generation))
     return JSONResponse(
         ChatCompletion(
             id=new_id("chatcmpl-"),
             object="chat.completion",
             created=now(),
             model=generation.model,
-            choices=[_choice(index, answer, bool(body.logprobs)) for index, answer in enumerate(answers)],
-            usage=usage_body(total_usage([answer.usage for answer in answers])),
+            choices=[_choice(index, result, bool(body.logprobs)) for index, result in enumerate(results)],
+            usage=usage_body(total_usage([result.usage for result in results])),
         )
     )
 
 
 @router.get("/v1/models", responses={401: ERRORS[401]})
 async def list_models(request: Request) -> ModelList:
-    """The models of this server, the first of which is the default."""
+    """The models of this server. The first one is the default."""
     return ModelList(object="list", data=[_card(name) for name in get_server(request).models.names()])
 
 
 @router.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404], 400: ERRORS[400]})
 async def show_model(request: Request, model: str) -> ModelCard:
+    """One model of this server."""
     if model not in get_server(request).models.names():
-        raise ModelNotFoundError(f"no model is called {model}")
+        raise ModelNotFoundError(f"there is no model {model}: see /v1/models")
     return _card(model)
 
 
@@ -233,69 +234,70 @@ def _card(name: str) -> ModelCard:
     return ModelCard(id=name, object="model", created=0, owned_by="tandem")
 
 
-# ---- translation
+# ---- translation to and from GenerationRequest, Delta and GenerationResult
 
 
 def generation_request(body: ChatRequest) -> GenerationRequest:
     params = body.sampling()
     params["max_tokens"] = body.max_completion_tokens or body.max_tokens or WHOLE_CONTEXT
     if body.top_logprobs and not body.logprobs:
-        raise RequestError("top_logprobs: they are told with logprobs = true")
+        raise RequestError("top_logprobs needs logprobs = true")
     if body.logprobs:
         params["logprobs"] = body.top_logprobs or 0
-    params.update(_form(body.response_format))
-    template = dict(body.chat_template_kwargs or {})
+    params.update(_constraint(body.response_format))
+    template_kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort:
-        template.setdefault("enable_thinking", body.reasoning_effort != "none")
-        template.setdefault("reasoning_effort", body.reasoning_effort)
+        template_kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
+        template_kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     name = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
     tools = [tool(one.function) for one in body.tools or []]
     if name is not None:
         tools = named_tool(tools, name)
     return GenerationRequest(
         body.model,
-        messages=[message(given) for given in body.messages],
+        messages=[message(one) for one in body.messages],
         params=params,
-        count=body.n or 1,
+        n=body.n or 1,
         tools=tools,
         tool_choice="required" if name else str(body.tool_choice or "auto"),
-        parallel_tools=body.parallel_tool_calls is not False and name is None,
-        template=template,
+        parallel_tool_calls=body.parallel_tool_calls is not False and name is None,
+        template_kwargs=template_kwargs,
     )
 
 
-def _form(generation: ResponseFormat | None) -> dict[str, Any]:
-    if generation is None or generation.type == "text":
+def _constraint(format: ResponseFormat | None) -> dict[str, Any]:
+    """The sampling parameter of a structured output."""
+    if format is None or format.type == "text":
         return {}
-    if generation.type == "json_object":
+    if format.type == "json_object":
         return {"json_schema": {"type": "object"}}
-    if generation.json_schema is None:
-        raise RequestError("response_format.json_schema: give the schema")
-    return {"json_schema": generation.json_schema.schema_ or {}}
+    if format.json_schema is None:
+        raise RequestError("response_format.json_schema is missing: add the schema")
+    return {"json_schema": format.json_schema.schema_ or {}}
 
 
 def tool(function: FunctionParam) -> Tool:
-    more = drop_none(parameters=function.parameters, strict=function.strict)
-    return Tool(function.name, function.description or "", **more)
+    optional = drop_none(parameters=function.parameters, strict=function.strict)
+    return Tool(function.name, function.description or "", **optional)
 
 
-def message(found: MessageParam) -> Message:
-    """As templates know it."""
-    role = "system" if found.role == "developer" else found.role
+def message(param: MessageParam) -> Message:
+    """An API message as a chat template's message."""
+    role = "system" if param.role == "developer" else param.role
     calls = [
         {
             "id": call.id,
             "type": "function",
             "function": {"name": call.function.name, "arguments": call.function.arguments},
         }
-        for call in found.tool_calls or []
+        for call in param.tool_calls or []
     ]
     return {
         "role": role,
-        "content": text_of(found.content),
+        "content": text_of(param.content),
         **drop_none(
-            name=found.name, tool_calls=calls or None, tool_call_id=found.tool_call_id,
-            reasoning_content=found.reasoning_content,
+            name=param.name, tool_calls=calls or None, tool_call_id=param.tool_call_id,
+            reasoning_content=param.reasoning_content,
         ),
     }  # fmt: skip
 
@@ -304,17 +306,17 @@ def text_of(content: str | list[Part] | None) -> str:
     return "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
 
 
-def _choice(index: int, answer: GenerationResult, wants_logprobs: bool) -> Choice:
-    body = MessageBody(role="assistant", content=answer.text or (None if answer.calls else ""))
-    if answer.reasoning:
-        body["reasoning_content"] = answer.reasoning
-    if answer.calls:
-        body["tool_calls"] = [_call(call) for call in answer.calls]
-    logprobs = logprobs_body(answer.logprobs) if wants_logprobs else None
-    return Choice(index=index, message=body, logprobs=logprobs, finish_reason=answer.finish)  # type: ignore[typeddict-item]
+def _choice(index: int, result: GenerationResult, wants_logprobs: bool) -> Choice:
+    body = MessageBody(role="assistant", content=result.text or (None if result.tool_calls else ""))
+    if result.reasoning:
+        body["reasoning_content"] = result.reasoning
+    if result.tool_calls:
+        body["tool_calls"] = [_tool_call(call) for call in result.tool_calls]
+    logprobs = logprobs_body(result.logprobs) if wants_logprobs else None
+    return Choice(index=index, message=body, logprobs=logprobs, finish_reason=result.finish_reason)  # type: ignore[typeddict-item]
 
 
-def _call(call: ToolCall) -> ToolCallBody:
+def _tool_call(call: ToolCall) -> ToolCallBody:
     return ToolCallBody(
         id=call.id, type="function", function=ToolCallFunction(name=call.name, arguments=call.arguments)
     )
@@ -338,7 +340,7 @@ def logprobs_body(tokens: list[TokenLogprob]) -> Logprobs:
 async def _events(
     server: Server, generation: GenerationRequest, body: ChatRequest
 ) -> AsyncGenerator[str, None]:
-    """The answer in chunks; the last but `[DONE]` has the usage, if it was asked for."""
+    """The chunks of a stream. The one before `[DONE]` has the usage, if the request asks for it."""
     base = {
         "id": new_id("chatcmpl-"),
         "object": "chat.completion.chunk",
@@ -347,23 +349,23 @@ async def _events(
     }
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     usages: list[GenerationUsage] = []
-    calls_before = [0] * generation.count
-    begun: set[int] = set()
+    num_calls = [0] * generation.n  # tool calls so far of each response
+    started: set[int] = set()  # indices of responses
     async with aclosing(server.stream(generation)) as deltas:
         async for delta in deltas:
-            content: dict[str, Any] = {} if delta.index in begun else {"role": "assistant", "content": ""}
-            begun.add(delta.index)
-            content |= _delta_body(delta, calls_before[delta.index])
-            calls_before[delta.index] += len(delta.calls)
+            content: dict[str, Any] = {} if delta.index in started else {"role": "assistant", "content": ""}
+            started.add(delta.index)
+            content |= _delta_body(delta, num_calls[delta.index])
+            num_calls[delta.index] += len(delta.tool_calls)
             if delta.usage:
                 usages.append(delta.usage)
-            if content or delta.finish or delta.logprobs:
+            if content or delta.finish_reason or delta.logprobs:
                 logprobs = logprobs_body(delta.logprobs) if body.logprobs and delta.logprobs else None
                 choice = {
                     "index": delta.index,
                     "delta": content,
                     "logprobs": logprobs,
-                    "finish_reason": delta.finish,
+                    "finish_reason": delta.finish_reason,
                 }
                 yield sse_event({**base, "choices": [choice], **({"usage": None} if with_usage else {})})
     if with_usage:
@@ -371,10 +373,12 @@ async def _events(
     yield "data: [DONE]\n\n"
 
 
-def _delta_body(delta: Delta, calls_before: int) -> dict[str, Any]:
-    calls: list[Any] = [{"index": calls_before + i, **_call(call)} for i, call in enumerate(delta.calls)]
+def _delta_body(delta: Delta, num_calls: int) -> dict[str, Any]:
+    calls: list[Any] = [
+        {"index": num_calls + i, **_tool_call(call)} for i, call in enumerate(delta.tool_calls)
+    ]
     if delta.arguments:
-        calls.insert(0, {"index": calls_before - 1, "function": {"arguments": delta.arguments}})
+        calls.insert(0, {"index": num_calls - 1, "function": {"arguments": delta.arguments}})
     return drop_none(
         content=delta.text or None, reasoning_content=delta.reasoning or None, tool_calls=calls or None
     )

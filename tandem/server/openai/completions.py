@@ -1,4 +1,4 @@
-"""OpenAI's /v1/completions: plain continuation, and the log-probabilities that evaluation harnesses ask for."""
+"""OpenAI's /v1/completions: text completion, and the log-probabilities that evaluation harnesses need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tandem.server.openai.types import (
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 DEFAULT_TOKENS = 16  # OpenAI's
-LEAST = -9999.0  # for the logarithm of nothing, which JSON has no number for
+MIN_LOGPROB = -9999.0  # instead of minus infinity, which JSON does not have
 
 
 class CompletionRequest(Sampling):
@@ -77,59 +77,61 @@ class Completion(TypedDict):
 
 @router.post("/v1/completions", response_model=Completion, responses=EVENTS | ERRORS)
 async def completions(request: Request, body: CompletionRequest) -> Response:
-    """Continues texts or token ids. Control tokens written in a text count as such."""
+    """Completes texts or token ids. The text of a control token is tokenized as that token."""
     server = get_server(request)
     name = server.model_name(body.model)
     generation = generation_requests(body, name)
     if body.stream:
         return await stream_response(request, _events(server, generation, body, name), "text/event-stream")
-    answers = await cancel_on_disconnect(request, server.generate(*generation))
-    choices = [_choice(index, answer, body) for index, answer in enumerate(answers)]
+    results = await cancel_on_disconnect(request, server.generate(*generation))
+    choices = [_choice(index, result, body) for index, result in enumerate(results)]
     return JSONResponse(
         Completion(
             id=new_id("cmpl-"), object="text_completion", created=now(), model=name, choices=choices,
-            usage=usage_body(_usage([answer.usage for answer in answers], body.n or 1)),
+            usage=usage_body(_usage([result.usage for result in results], body.n or 1)),
         )
     )  # fmt: skip
 
 
 def generation_requests(body: CompletionRequest, model: str) -> list[GenerationRequest]:
-    """One for each prompt."""
+    """One request for each prompt."""
     params = body.sampling()
     params["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     if body.max_tokens == 0 and not body.echo:
-        raise RequestError("max_tokens = 0 needs echo: there would be no answer")
+        raise RequestError("max_tokens = 0 needs echo = true")
     if body.logprobs is not None:
         params["logprobs"] = body.logprobs
     count, echo = body.n or 1, bool(body.echo)
     return [
-        GenerationRequest(model, prompt, params=params, count=count, echo=echo)
+        GenerationRequest(model, prompt, params=params, n=count, echo=echo)
         for prompt in each_prompt(body.prompt)
     ]
 
 
-def _choice(index: int, answer: GenerationResult, body: CompletionRequest) -> Choice:
-    logprobs = _logprobs(answer.logprobs, 0) if body.logprobs is not None else None
-    finish: Any = answer.finish
-    return Choice(index=index, text=answer.text, logprobs=logprobs, finish_reason=finish)
+def _choice(index: int, result: GenerationResult, body: CompletionRequest) -> Choice:
+    logprobs = _logprobs(result.logprobs, 0) if body.logprobs is not None else None
+    finish_reason: Any = result.finish_reason
+    return Choice(index=index, text=result.text, logprobs=logprobs, finish_reason=finish_reason)
 
 
 def _logprobs(tokens: list[TokenLogprob], offset: int) -> Logprobs:
-    """`offset`: how much text came before. The first token of a prompt has no probability."""
-    found = Logprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+    """`offset`: characters before these tokens. The first token of a prompt has no probability."""
+    body = Logprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token in tokens:
         known = not math.isnan(token.logprob)
         pairs = [(token.text, token.logprob), *((text, value) for _, text, value in token.top)]
-        found["tokens"].append(token.text)
-        found["token_logprobs"].append(max(token.logprob, LEAST) if known else None)
-        found["top_logprobs"].append({text: max(value, LEAST) for text, value in pairs} if known else None)
-        found["text_offset"].append(offset)
+        body["tokens"].append(token.text)
+        body["token_logprobs"].append(max(token.logprob, MIN_LOGPROB) if known else None)
+        body["top_logprobs"].append(
+            {text: max(value, MIN_LOGPROB) for text, value in pairs} if known else None
+        )
+        body["text_offset"].append(offset)
         offset += len(token.text)
-    return found
+    return body
 
 
 def _usage(usages: list[GenerationUsage], count: int) -> GenerationUsage:
-    """Of all prompts, each of which has so many answers."""
+    """The usage of all prompts, with `count` responses each."""
     each = [total_usage(usages[i : i + count]) for i in range(0, len(usages), count)]
     return GenerationUsage(
         sum(usage.prompt_tokens for usage in each), sum(usage.completion_tokens for usage in each), 0.0, 0.0,
@@ -149,7 +151,7 @@ async def _events(
         async for delta in deltas:
             if delta.usage:
                 usages[delta.index] = delta.usage
-            if delta.text or delta.logprobs or delta.finish:
+            if delta.text or delta.logprobs or delta.finish_reason:
                 logprobs = (
                     _logprobs(delta.logprobs, offsets[delta.index]) if body.logprobs is not None else None
                 )
@@ -158,7 +160,7 @@ async def _events(
                     "index": delta.index,
                     "text": delta.text,
                     "logprobs": logprobs,
-                    "finish_reason": delta.finish,
+                    "finish_reason": delta.finish_reason,
                 }
                 yield sse_event({**base, "choices": [choice], **({"usage": None} if with_usage else {})})
     if with_usage:

@@ -48,16 +48,16 @@ class EmbeddingList(TypedDict):
 
 @router.post("/v1/embeddings", response_model=EmbeddingList, responses=ERRORS)
 async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
-    """A vector of length 1 for each text: the mean of what the model makes of its tokens."""
+    """A normalised vector for each text: the mean of its tokens' final hidden states."""
     server = get_server(request)
     name = server.model_name(body.model)
     work = server.embed(name, each_prompt(body.input))
     vectors, tokens = await cancel_on_disconnect(request, work)
     if body.dimensions and body.dimensions != len(vectors[0]):
-        raise RequestError(f"dimensions: the vectors of {name} have {len(vectors[0])}, and cannot be cut")
-    form = _base64 if body.encoding_format == "base64" else _floats
+        raise RequestError(f"dimensions: {name} has {len(vectors[0])}, which cannot be changed: leave it out")
+    encode = _base64 if body.encoding_format == "base64" else _floats
     data = [
-        Embedding(object="embedding", index=i, embedding=form(vector)) for i, vector in enumerate(vectors)
+        Embedding(object="embedding", index=i, embedding=encode(vector)) for i, vector in enumerate(vectors)
     ]
     usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
     return JSONResponse(EmbeddingList(object="list", model=name, data=data, usage=usage))

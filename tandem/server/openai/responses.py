@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses, without its store: a request has the whole conversation in it."""
+"""OpenAI's /v1/responses without stored responses: each request contains the whole conversation."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class ResponsesRequest(StrictModel):
     stream: bool | None = None
 
 
-# ---- answers
+# ---- responses
 
 
 class ResponseBody(TypedDict):
@@ -149,19 +149,19 @@ class ResponseBody(TypedDict):
 
 @router.post("/v1/responses", response_model=ResponseBody, responses=EVENTS | ERRORS)
 async def responses(request: Request, body: ResponsesRequest) -> Response:
-    """Answers a conversation; with `stream`, as server-sent events."""
+    """Generates a response to a conversation; with `stream`, as server-sent events."""
     server = get_server(request)
     generation = generation_request(body)
     generation.model = server.model_name(generation.model)
     if body.stream:
         return await stream_response(request, _events(server, generation, body), "text/event-stream")
-    [answer] = await cancel_on_disconnect(request, server.generate(generation))
-    found = _response(body, generation.model)
-    found["output"] = [_item(block, new_id(PREFIXES[block.kind])) for block in content_blocks(answer)]
-    return JSONResponse(_finished(found, answer.finish, answer.usage))
+    [result] = await cancel_on_disconnect(request, server.generate(generation))
+    response = _response(body, generation.model)
+    response["output"] = [_item(block, new_id(PREFIXES[block.kind])) for block in content_blocks(result)]
+    return JSONResponse(_finish(response, result.finish_reason, result.usage))
 
 
-# ---- translation
+# ---- translation to and from GenerationRequest, Delta and GenerationResult
 
 PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
@@ -169,9 +169,9 @@ PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 def generation_request(body: ResponsesRequest) -> GenerationRequest:
     params = sampling_params(body.temperature, body.top_p)
     params["max_tokens"] = body.max_output_tokens or WHOLE_CONTEXT
-    form = body.text.format if body.text and body.text.format else None
-    if form and form.type != "text":
-        params["json_schema"] = {"type": "object"} if form.type == "json_object" else form.schema_ or {}
+    format = body.text.format if body.text and body.text.format else None
+    if format and format.type != "text":
+        params["json_schema"] = {"type": "object"} if format.type == "json_object" else format.schema_ or {}
     tools = [
         Tool(one.name, one.description or "", **drop_none(parameters=one.parameters, strict=one.strict))
         for one in body.tools or []
@@ -180,39 +180,37 @@ def generation_request(body: ResponsesRequest) -> GenerationRequest:
     if name is not None:
         tools = named_tool(tools, name)
     effort = body.reasoning.effort if body.reasoning else None
-    template = {"enable_thinking": effort != "none", "reasoning_effort": effort} if effort else {}
+    template_kwargs = {"enable_thinking": effort != "none", "reasoning_effort": effort} if effort else {}
     return GenerationRequest(
         body.model, messages=_messages(body), params=params, tools=tools,
         tool_choice="required" if name else str(body.tool_choice or "auto"),
-        parallel_tools=body.parallel_tool_calls is not False and name is None, template=template,
+        parallel_tool_calls=body.parallel_tool_calls is not False and name is None, template_kwargs=template_kwargs,
     )  # fmt: skip
 
 
 def _messages(body: ResponsesRequest) -> list[Message]:
-    """Calls and thoughts are items of their own; templates want them in the assistant's message."""
-    found: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    """The conversation for the chat template, which has tool calls and reasoning in the assistant's message."""
+    messages: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     if isinstance(body.input, str):
-        return [*found, {"role": "user", "content": body.input}]
-    thought: dict[str, str] = {}
+        return [*messages, {"role": "user", "content": body.input}]
+    reasoning: dict[str, str] = {}
     for item in body.input:
         if isinstance(item, ReasoningItem):
-            thought = {"reasoning_content": _text(item.content or item.summary or "")}
+            reasoning = {"reasoning_content": _text(item.content or item.summary or "")}
         elif isinstance(item, FunctionCallOutputItem):
-            found.append(
-                {"role": "tool", "content": _text(item.output), **drop_none(tool_call_id=item.call_id)}
-            )
+            message = {"role": "tool", "content": _text(item.output), **drop_none(tool_call_id=item.call_id)}
+            messages.append(message)
         elif isinstance(item, FunctionCallItem):
-            if not found or found[-1]["role"] != "assistant":
-                found.append({"role": "assistant", "content": "", **thought})
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": "", **reasoning})
             call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
-            found[-1].setdefault("tool_calls", []).append({"type": "function", **call})
+            messages[-1].setdefault("tool_calls", []).append({"type": "function", **call})
         else:
             role = "system" if item.role == "developer" else item.role
-            found.append(
-                {"role": role, "content": _text(item.content), **(thought if role == "assistant" else {})}
-            )
-            thought = {}
-    return found
+            message = {"role": role, "content": _text(item.content)}
+            messages.append({**message, **reasoning} if role == "assistant" else message)
+            reasoning = {}
+    return messages
 
 
 def _text(content: str | list[Part]) -> str:
@@ -220,7 +218,7 @@ def _text(content: str | list[Part]) -> str:
 
 
 def _response(body: ResponsesRequest, model: str) -> ResponseBody:
-    """What is known before the answer: much of it is the request again, as clients expect."""
+    """The response before generation; most of it repeats the request, as clients expect."""
     text = body.text.model_dump(by_alias=True) if body.text else {"format": {"type": "text"}}
     chosen = body.tool_choice or "auto"
     choice = chosen.model_dump() if isinstance(chosen, NamedTool) else chosen
@@ -235,22 +233,22 @@ def _response(body: ResponsesRequest, model: str) -> ResponseBody:
     )  # fmt: skip
 
 
-def _finished(found: ResponseBody, finish: str, usage: GenerationUsage) -> ResponseBody:
-    is_cut = finish == "length"
-    found["status"] = "incomplete" if is_cut else "completed"
-    found["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-    found["usage"] = {
+def _finish(response: ResponseBody, finish_reason: str, usage: GenerationUsage) -> ResponseBody:
+    is_cut = finish_reason == "length"
+    response["status"] = "incomplete" if is_cut else "completed"
+    response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
+    response["usage"] = {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.total_tokens,
     }
-    return found
+    return response
 
 
 def _item(block: ContentBlock, id: str, *, done: bool = True) -> dict[str, Any]:
-    """A block as an item of the output; not done, it is still empty."""
+    """A content block as an output item; empty unless `done`."""
     status = "completed" if done else "in_progress"
     if block.call:
         arguments = block.text if done else ""
@@ -274,38 +272,38 @@ async def _events(
     numbers, response = count(), _response(body, generation.model or "")
     id = ""
 
-    def sent(type: str, **values: Any) -> str:
+    def sse(type: str, **values: Any) -> str:
         return sse_event({"type": type, "sequence_number": next(numbers), **values}, type)
 
-    async with aclosing(block_events(server.stream(generation))) as found:
-        async for change in found:
+    async with aclosing(block_events(server.stream(generation))) as events:
+        async for event in events:
             if not id:
-                yield sent("response.created", response=response)
-                yield sent("response.in_progress", response=response)
-            if change.what == "begin" or not id:
-                id = new_id(PREFIXES[change.block.kind])
-            if change.what == "finish" and change.delta.usage:
-                _finished(response, change.delta.finish or "", change.delta.usage)
-                yield sent(f"response.{response['status']}", response=response)
+                yield sse("response.created", response=response)
+                yield sse("response.in_progress", response=response)
+            if event.type == "start" or not id:
+                id = new_id(PREFIXES[event.block.kind])
+            if event.type == "finish" and event.delta.usage:
+                _finish(response, event.delta.finish_reason or "", event.delta.usage)
+                yield sse(f"response.{response['status']}", response=response)
                 return
-            for type, values in _change(change, id):
-                yield sent(type, output_index=change.block.index, **values)
-            if change.what == "end":
-                response["output"].append(_item(change.block, id))
+            for type, values in _block_event(event, id):
+                yield sse(type, output_index=event.block.index, **values)
+            if event.type == "stop":
+                response["output"].append(_item(event.block, id))
 
 
-def _change(change: BlockEvent, id: str) -> list[tuple[str, dict[str, Any]]]:
-    """The events for what happens to a block, without what all have."""
-    block, place = change.block, {"item_id": id, "content_index": 0}
+def _block_event(event: BlockEvent, id: str) -> list[tuple[str, dict[str, Any]]]:
+    """(type, fields) of the API's events for one event of a content block."""
+    block, place = event.block, {"item_id": id, "content_index": 0}
     if block.call:
         place = {"item_id": id}
     stem = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}[
         block.kind
     ]
     logprobs: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
-    if change.what == "more":
-        return [(f"response.{stem}.delta", {**place, "delta": change.text, **logprobs})]
-    if change.what == "begin":
+    if event.type == "delta":
+        return [(f"response.{stem}.delta", {**place, "delta": event.text, **logprobs})]
+    if event.type == "start":
         added = [("response.output_item.added", {"item": _item(block, id, done=False)})]
         return (
             added

@@ -1,4 +1,4 @@
-"""OpenAI's objects that several of its endpoints share."""
+"""Request and response types that several of OpenAI's endpoints share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.server.core.generation import GenerationUsage, sampling_params
 from tandem.server.http import errors
 from tandem.server.http.request_body import WHOLE, Natural, StrictModel, drop_none
 
-# Accepted, for they cannot change the answer.
+# Accepted and ignored: these fields cannot change the response.
 IGNORED = frozenset(
     {
         "user",
@@ -32,26 +32,29 @@ IGNORED = frozenset(
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": errors.ErrorBody, "description": text}
     for status, text in {
-        400: "The request cannot be served as asked",
-        401: "No valid API key",
+        400: "The request is invalid or not supported",
+        401: "The API key is missing or wrong",
         404: "There is no such model",
-        408: "It was not done in time",
-        413: "The body is too large",
+        408: "The request timed out",
+        413: "The request body is too large",
         429: "Too many requests: try again later",
         503: "The device or the model is not available",
     }.items()
 }
 EVENT = {
-    "description": "A server-sent event: JSON in `data`",
+    "description": "A server-sent event with JSON in `data`",
     "type": "object",
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
     "required": ["data"],
 }
 EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": EVENT}}, "description": "Whole, or as a stream"}
+    200: {
+        "content": {"text/event-stream": {"schema": EVENT}},
+        "description": "The complete response, or a stream",
+    }
 }
 Finish = Literal["stop", "length", "tool_calls"]
-MAX_PROMPTS = 2048  # of one request
+MAX_PROMPTS = 2048  # in one request
 TokenIds = Annotated[list[Natural], Field(min_length=1)]
 Prompts = (
     str
@@ -67,7 +70,7 @@ StopTexts = str | Annotated[list[str], Field(max_length=64)]
 
 
 def each_prompt(prompts: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
-    """One or several, as the endpoints take them."""
+    """A list of prompts, from one prompt or several."""
     if isinstance(prompts, str):
         return [prompts]
     first = prompts[0]
@@ -80,7 +83,7 @@ class StreamOptions(StrictModel):
 
 
 class StructuredOutputs(StrictModel):
-    """The form of an answer, as vLLM's clients ask for it."""
+    """vLLM's structured output."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -89,7 +92,7 @@ class StructuredOutputs(StrictModel):
 
 
 class Sampling(StrictModel):
-    """How tokens are drawn, in chat and completions; the second half are llama.cpp's and vLLM's."""
+    """Sampling parameters of chat and completions. From `top_k` on they are those of llama.cpp and vLLM."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -104,12 +107,12 @@ class Sampling(StrictModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_tokens: Natural | None = None
     ignore_eos: bool | None = None
-    priority: Natural | None = None  # later than others; nobody can push to the front
+    priority: Natural | None = None  # larger: later. Requests cannot be moved before those of priority 0
     structured_outputs: StructuredOutputs | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """As SamplingParams."""
-        form = self.structured_outputs or StructuredOutputs(json=None)
+        """The parameters as SamplingParams takes them."""
+        constraint = self.structured_outputs or StructuredOutputs(json=None)
         bias = {_token(token): value for token, value in (self.logit_bias or {}).items()}
         return drop_none(
             **sampling_params(self.temperature, self.top_p, self.top_k, self.min_p),
@@ -122,10 +125,10 @@ class Sampling(StrictModel):
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             priority=self.priority,
-            json_schema=form.json_,
-            regex=form.regex,
-            choices=form.choice,
-            grammar=form.grammar,
+            json_schema=constraint.json_,
+            regex=constraint.regex,
+            choices=constraint.choice,
+            grammar=constraint.grammar,
         )
 
 
@@ -133,7 +136,7 @@ class TokenDetails(TypedDict):
     cached_tokens: int
 
 
-class AnswerDetails(TypedDict):
+class CompletionDetails(TypedDict):
     reasoning_tokens: int
 
 
@@ -142,7 +145,7 @@ class UsageBody(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: TokenDetails
-    completion_tokens_details: AnswerDetails
+    completion_tokens_details: CompletionDetails
 
 
 class ModelCard(TypedDict):
@@ -163,7 +166,7 @@ def usage_body(usage: GenerationUsage) -> UsageBody:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
         prompt_tokens_details=TokenDetails(cached_tokens=usage.cached_tokens),
-        completion_tokens_details=AnswerDetails(reasoning_tokens=usage.reasoning_tokens),
+        completion_tokens_details=CompletionDetails(reasoning_tokens=usage.reasoning_tokens),
     )
 
 
@@ -177,5 +180,5 @@ def now() -> int:
 
 def _token(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise RequestError("logit_bias: its keys are token ids, whole numbers")
+        raise RequestError("logit_bias: use token ids (integers) as keys")
     return int(text)
