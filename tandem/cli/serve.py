@@ -29,9 +29,9 @@ def main(options: argparse.Namespace) -> int:
         check_device(settings.device, options.split, options.placement)
     files = _files(settings.models)
     settings = dataclasses.replace(settings, models=tuple(files))
-    from tandem.server.http.uvicorn_server import listen, serve
+    from tandem.server.http.uvicorn_server import bind_socket, serve
 
-    bound = listen(settings)  # before minutes are spent on a model
+    bound = bind_socket(settings)
     if not options.ray:
         tune_at_first_use(settings.device, next(iter(files.values())), options.no_tune)
     engine = {"keep_alive": settings.keep_alive, "queue": settings.max_queue, **_engine(options, settings)}

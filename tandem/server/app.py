@@ -1,4 +1,4 @@
-"""The server: routes of all dialects over one set of models."""
+"""The FastAPI app: the endpoints of all APIs over one set of models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROUTERS = (
 
 
 def create_app(models: Models, settings: ServerSettings) -> FastAPI:
-    """The app closes `models` when it ends."""
+    """An app that serves `models` and closes them when it shuts down."""
     server = Server(models, settings)
 
     @asynccontextmanager
@@ -58,7 +58,7 @@ def create_app(models: Models, settings: ServerSettings) -> FastAPI:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """As FastAPI makes it, without the 422 that it would give and we do not."""
+    """FastAPI's OpenAPI document without status 422: validation errors are 400 here."""
     if app.openapi_schema is None:
         app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         for operations in app.openapi_schema["paths"].values():

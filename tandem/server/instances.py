@@ -1,4 +1,4 @@
-"""The servers that run on this machine: each has a small file of its user's, which it keeps locked while it lives."""
+"""The registry of running servers of this user, for `tandem ps`, `stop` and `run`: one locked file for each process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tandem.settings import read_settings
 
-POLL = 0.05  # seconds
+POLL_SECONDS = 0.05
 
 
 class Instance(NamedTuple):
@@ -22,7 +22,7 @@ class Instance(NamedTuple):
     url: str
     models: list[str]
     started: float  # seconds since 1970
-    api_keys: str | None  # the file with its keys: whoever may read it may use them
+    api_keys: str | None  # path of the file with its API keys
 
 
 def _folder() -> Path:
@@ -30,8 +30,8 @@ def _folder() -> Path:
 
 
 @contextmanager
-def announced(url: str, models: list[str], api_keys: Path | None) -> Iterator[None]:
-    """While the block runs, `tandem ps` shows this process as a server."""
+def registered(url: str, models: list[str], api_keys: Path | None) -> Iterator[None]:
+    """Registers this process as a server while the block runs."""
     keys = str(api_keys.resolve()) if api_keys else None
     instance = Instance(os.getpid(), url, models, time.time(), keys)
     path = _folder() / f"{instance.pid}.json"
@@ -48,7 +48,7 @@ def announced(url: str, models: list[str], api_keys: Path | None) -> Iterator[No
 
 
 def running() -> list[Instance]:
-    """All that live, oldest first; files of those that were killed are tidied away."""
+    """The running servers, oldest first. Files of killed servers are removed."""
     found = []
     for path in _folder().glob("*.json"):
         with suppress(OSError, ValueError, TypeError), path.open() as file:
@@ -60,14 +60,14 @@ def running() -> list[Instance]:
 
 
 def stop(instance: Instance, seconds: float) -> bool:
-    """Asks a server to end its answers and go; False if it has not gone in the time."""
+    """Sends SIGTERM and waits; False if the server is still running after `seconds`."""
     with suppress(ProcessLookupError):
         os.kill(instance.pid, signal.SIGTERM)
     end = time.monotonic() + seconds
     while any(other.pid == instance.pid for other in running()):
         if time.monotonic() > end:
             return False
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
     return True
 
 

@@ -20,11 +20,11 @@ from tandem.server.openai.chat import MessageParam, message
 from tandem.server.openai.types import ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["more"])
-MAX_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 20  # of one /detokenize request
 
 
 class TokenizeRequest(StrictModel):
-    """A text, as `prompt` (vLLM) or `content` (llama-server); or messages, for the template."""
+    """A text as `prompt` (vLLM) or `content` (llama-server), or messages for the chat template."""
 
     neutral = (("with_pieces", False), ("return_token_strs", False))
     model: str | None = None
@@ -65,7 +65,7 @@ class Health(TypedDict):
 
 @router.post("/tokenize", response_model=Tokens, responses=ERRORS)
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
-    """The token ids of a text, or of a conversation."""
+    """The token ids of a text or a conversation."""
     server = get_server(request)
     async with server.models.use(server.model_name(body.model)) as llm:
         ids = await asyncio.to_thread(_ids, llm.llm, body)
@@ -74,7 +74,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
 
 @router.post("/detokenize", response_model=Text, responses=ERRORS)
 async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
-    """The text of token ids, control tokens included."""
+    """The text of token ids, including control tokens."""
     server = get_server(request)
     async with server.models.use(server.model_name(body.model)) as llm:
         text = await asyncio.to_thread(llm.llm.tokenizer.decode, body.tokens, special=True)
@@ -83,7 +83,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
 
 @router.get("/tokenizer_info", responses=ERRORS)
 async def tokenizer_info(request: Request, model: str | None = None) -> TokenizerInfo:
-    """What lm-eval's `tokenizer_backend=remote` wants to know."""
+    """For lm-eval's `tokenizer_backend=remote`."""
     server = get_server(request)
     async with server.models.use(server.model_name(model)) as llm:
         tokenizer = llm.llm.tokenizer
@@ -93,9 +93,11 @@ async def tokenizer_info(request: Request, model: str | None = None) -> Tokenize
         return TokenizerInfo(bos_token=bos, eos_token=eos, chat_template=llm.llm.chat_template or None)
 
 
-@router.get("/health", responses={503: {"model": Health, "description": "Not yet, or not any more"}})
+@router.get(
+    "/health", responses={503: {"model": Health, "description": "The model is loading or has failed"}}
+)
 async def health(request: Request) -> Health:
-    """Whether the first model is there to answer."""
+    """200 if the first model is loaded, otherwise 503."""
     status, message = get_server(request).health()
     found = Health(status=status, message=message)
     return found if status == "ok" else JSONResponse(found, 503)  # type: ignore[return-value]
@@ -103,7 +105,7 @@ async def health(request: Request) -> Health:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
+    """Metrics in Prometheus's text format."""
     return PlainTextResponse(get_server(request).metrics.text())
 
 
@@ -114,7 +116,7 @@ def _ids(llm: LLM, body: TokenizeRequest) -> list[int]:
         ).ids
     text = body.content if body.prompt is None else body.prompt
     if text is None:
-        raise RequestError("give a prompt or messages")
+        raise RequestError("the request has no text: give prompt, content or messages")
     bos = body.add_special_tokens if body.add_special is None else body.add_special
     options: dict[str, Any] = {"special": body.parse_special is not False}
     return llm.tokenizer.encode(text, **options, bos=None if bos is not False else False)

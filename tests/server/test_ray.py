@@ -22,7 +22,7 @@ import pytest
 from tandem.cli import serve
 from tandem.cli.commands import parse
 from tandem.errors import DeviceError, RequestError
-from tandem.server.cluster.routing import MAX_PARTS, PART, SLACK, PrefixAffinity, prefix_keys
+from tandem.server.cluster.routing import CHUNK_CHARS, MAX_CHUNKS, MAX_IMBALANCE, PrefixAffinity, prefix_keys
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import PATIENCE, Running, post, read_all, serving, wait_until
 
@@ -39,7 +39,7 @@ def test_keys_of_prompts() -> None:
     one, two = keys(messages=[system]), keys(messages=[system, turn], temperature=1)
     assert 10 < len(one) < len(two) and two[: len(one) - 1] == one[:-1]  # a conversation that goes on
     assert keys(model="x", messages=[system])[0] != one[0]
-    assert keys(prompt="a" * (2 * PART * MAX_PARTS)) and len(keys(prompt="a" * 10**6)) == MAX_PARTS
+    assert keys(prompt="a" * (2 * CHUNK_CHARS * MAX_CHUNKS)) and len(keys(prompt="a" * 10**6)) == MAX_CHUNKS
     for odd in (b"", b"{", b"3", b'{"prompt": "\\ud800"}', b"[" * 100_000, b"null"):
         assert prefix_keys(odd) == []
 
@@ -51,7 +51,7 @@ def test_the_holder_of_a_beginning_is_preferred_unless_it_is_busy() -> None:
     assert memory.ranked(["a", "b"], keys)[0] == "b"
     assert memory.ranked(["a", "b"], [b"1", b"2", b"x"])[0] == "b"  # it has most of it
     assert memory.ranked(["a", "b"], [b"x"])[0] == "a"  # which has nothing to do
-    for _ in range(SLACK):
+    for _ in range(MAX_IMBALANCE):
         memory.begin("b", [])
     assert memory.ranked(["a", "b"], keys) == ["a", "b"]
     memory.end("b")

@@ -1,4 +1,4 @@
-"""What the replicas of a server tell of themselves, as if they were one: `/live` and `/metrics` with `--ray`."""
+"""Merges `/live` and `/metrics` of all replicas (`--ray`)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-State = dict[str, Any]  # of a model, as `EngineMonitor.snapshot` makes it
-RATES = ("tokens_per_s", "prompt_tokens_per_s")  # of `now`: these add up, of the others there is a mean
+State = dict[str, Any]  # of a model: `EngineMonitor.snapshot()`
+RATES = ("tokens_per_s", "prompt_tokens_per_s")  # keys of `now` that are summed; the others are averaged
 
 
 def live(replicas: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the answers of all replicas, one."""
+    """One `/live` response from those of all replicas."""
     names = dict.fromkeys(name for replica in replicas for name in replica["models"])
     found = {name: [r["models"][name] for r in replicas if name in r["models"]] for name in names}
-    return {"models": {name: _one(states) for name, states in found.items()}}
+    return {"models": {name: _merge(states) for name, states in found.items()}}
 
 
-def _one(states: list[State]) -> State:
+def _merge(states: list[State]) -> State:
     first, count = states[0], len(states)
     waits = [state["first_token"] for state in states if state["first_token"]]
     speculation = [state["speculation"] for state in states if state["speculation"]]
@@ -78,7 +78,7 @@ def _sums(counts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def metrics(replicas: Iterable[tuple[str, str]]) -> bytes:
-    """(its id, its metrics) of each as one text, in which samples have the label `replica`."""
+    """One metrics text from (replica id, metrics text) of all replicas; each sample gets the label `replica`."""
     families: dict[str, Metric] = {}
     for replica, text in replicas:
         for family in text_string_to_metric_families(text):
@@ -86,11 +86,11 @@ def metrics(replicas: Iterable[tuple[str, str]]) -> bytes:
             for sample in family.samples:
                 into.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
     registry = CollectorRegistry()
-    registry.register(_Found(families.values()))
+    registry.register(_MergedMetrics(families.values()))
     return generate_latest(registry)
 
 
-class _Found(Collector):
+class _MergedMetrics(Collector):
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 

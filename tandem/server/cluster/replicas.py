@@ -1,7 +1,7 @@
-"""Replicas on Ray: `tandem serve --ray`. This process takes the requests, Ray Serve's replicas answer them.
+"""Data-parallel replicas on Ray Serve: `tandem serve --ray`. This process has the port; replicas run the requests.
 
 A replica is the whole app with its models, without a port. Ray starts replicas, adds some when requests queue up, and
-starts another where one has died; its requests fail with an error that says to try again, others notice nothing.
+replaces a replica that died; the requests of the dead replica fail with an error that says to try again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tandem.engine.models import Models
 from tandem.errors import DeviceError, RequestError
 from tandem.model import registry
 from tandem.server.app import create_app
-from tandem.server.cluster import merged as gathered
+from tandem.server.cluster import merged
 from tandem.server.cluster.routing import PrefixAffinity, prefix_keys
 from tandem.server.http import errors
 from tandem.server.http.middleware import RETRY_AFTER, Message, Receive, Send
 from tandem.server.monitoring.engine_monitor import live_snapshot
 from tandem.server.settings import ServerSettings
 
-SCOPE = (
+SCOPE_KEYS = (  # of the ASGI scope that a replica gets
     "type",
     "http_version",
     "method",
@@ -47,50 +47,50 @@ SCOPE = (
     "headers",
     "client",
 )
-POLL = 0.2  # seconds
-ANSWER_SECONDS = 3.0  # for a cluster that is there
-WATCH_SECONDS = 5.0  # for a replica to tell how it is: one that is busy opening a model is left out
-# How soon more replicas are started: Ray's own delays are for requests that are over in no time.
-SOON = {
+POLL_SECONDS = 0.2
+CONNECT_SECONDS = 3.0  # to connect to an existing cluster
+MONITOR_SECONDS = 5.0  # for a replica's metrics: a replica that is loading a model is left out
+# Autoscaling delays, for requests that take seconds; Ray's defaults are for short ones.
+AUTOSCALING_DELAYS = {
     "metrics_interval_s": 2.0,
     "look_back_period_s": 6.0,
     "upscale_delay_s": 4.0,
     "downscale_delay_s": 300.0,
 }
 log = logging.getLogger("tandem.server")
-LOST = "the replica that was answering is gone: try again"
+LOST = "the replica that ran this request died: try again"
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Ray's choice of a replica, by `PrefixAffinity`."""
+    """Ray's request router: prefers the replica whose prefix cache has the prompt."""
 
     def initialize_state(self, **_: Any) -> None:
-        self.memory = PrefixAffinity()
-        self.begun: set[str] = set()  # requests; those that watch all replicas are not routed
+        self.affinity = PrefixAffinity()
+        self.routed: set[str] = set()  # ids of requests in progress; broadcasts are not routed
 
     async def choose_replicas(
         self, candidate_replicas: list[Any], pending_request: Any = None
     ) -> list[list[Any]]:
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         keys = pending_request.args[1] if pending_request else []
-        return [[by_id[name]] for name in self.memory.ranked(by_id, keys)]
+        return [[by_id[name]] for name in self.affinity.ranked(by_id, keys)]
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
-        self.begun.add(pending_request.metadata.internal_request_id)
-        self.memory.begin(replica_id, pending_request.args[1])
+        self.routed.add(pending_request.metadata.internal_request_id)
+        self.affinity.begin(replica_id, pending_request.args[1])
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
-        if internal_request_id in self.begun:
-            self.begun.discard(internal_request_id)
-            self.memory.end(replica_id)
+        if internal_request_id in self.routed:
+            self.routed.discard(internal_request_id)
+            self.affinity.end(replica_id)
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         super().on_replica_actor_died(replica_id)
-        self.memory.forget(replica_id)
+        self.affinity.forget(replica_id)
 
 
 class Replica:
-    """The app as Ray runs it."""
+    """The app as a Ray Serve deployment."""
 
     async def __init__(  # type: ignore[misc]
         self, specs: Mapping[str, str], settings: ServerSettings, options: dict[str, Any]
@@ -100,19 +100,19 @@ class Replica:
         self.app = create_app(models, settings)
         self._life = self.app.router.lifespan_context(self.app)
         await self._life.__aenter__()
-        async with models.use(next(iter(specs))):  # it counts as there when it can answer
+        async with models.use(next(iter(specs))):  # a replica is ready when its first model is loaded
             pass
 
     async def live(self, roofline: bool) -> dict[str, Any]:
         return live_snapshot(self.models, roofline)
 
     async def metrics(self) -> tuple[str, str]:
-        """Its id, and what it counts."""
+        """(replica id, metrics in Prometheus's text format)."""
         text: bytes = self.app.state.server.metrics.text()
         return serve.get_replica_context().replica_id.unique_id, text.decode()
 
-    async def answer(self, request: dict[str, Any], _keys: list[bytes]) -> AsyncIterator[list[Message]]:
-        """The messages of an ASGI app, those that are there at a time; when the caller goes, the app hears of it."""
+    async def respond(self, request: dict[str, Any], _keys: list[bytes]) -> AsyncIterator[list[Message]]:
+        """The app's ASGI messages, in batches of those available. If the caller disconnects, the app is cancelled."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         body: list[Message] = [{"type": "http.request", "body": request["body"], "more_body": False}]
 
@@ -140,38 +140,38 @@ class Replica:
 
 
 class Front:
-    """The app that this process serves: it hands requests on."""
+    """The ASGI app of this process: forwards requests to replicas."""
 
-    def __init__(self, handle: Any, name: str, guest: bool) -> None:
-        """`guest`: the cluster is there without us."""
-        self.handle, self.name, self.guest = handle.options(stream=True), name, guest
+    def __init__(self, handle: Any, name: str, joined: bool) -> None:
+        """`joined`: the cluster existed before this server."""
+        self.handle, self.name, self.joined = handle.options(stream=True), name, joined
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await self._live(receive, send)
+            return await self._lifespan(receive, send)
         if scope["method"] == "GET" and scope["path"] in ("/live", "/metrics"):
-            return await self._watch(scope, send)
+            return await self._monitor(scope, send)
         request: dict[str, Any] = {
-            "scope": {key: scope[key] for key in SCOPE if key in scope},
+            "scope": {key: scope[key] for key in SCOPE_KEYS if key in scope},
             "body": await _body(receive),
         }
-        passing = asyncio.create_task(self._pass_on(request, prefix_keys(request["body"]), send))
-        leaving = asyncio.create_task(_hangs_up(receive))
+        forwarding = asyncio.create_task(self._forward(request, prefix_keys(request["body"]), send))
+        disconnect = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((forwarding, disconnect), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
-            if not passing.done():
-                passing.cancel()
+            disconnect.cancel()
+            if not forwarding.done():
+                forwarding.cancel()
                 with suppress(asyncio.CancelledError):
-                    await passing
-        if not passing.cancelled():
-            passing.result()
+                    await forwarding
+        if not forwarding.cancelled():
+            forwarding.result()
         return None
 
-    async def _pass_on(self, request: dict[str, Any], keys: list[bytes], send: Send) -> None:
-        kind: bytes | None = None  # of an answer that has begun
-        messages = self.handle.answer.remote(request, keys)
+    async def _forward(self, request: dict[str, Any], keys: list[bytes], send: Send) -> None:
+        kind: bytes | None = None  # content type of a response that has started
+        messages = self.handle.respond.remote(request, keys)
         try:
             async for some in messages:
                 for message in some:
@@ -184,28 +184,28 @@ class Front:
             messages.cancel()
             raise
 
-    async def _watch(self, scope: Any, send: Send) -> None:
-        """All replicas answer, and are shown as one."""
+    async def _monitor(self, scope: Any, send: Send) -> None:
+        """Merges the metrics of all replicas."""
         is_live = scope["path"] == "/live"
-        asked = ("live", b"roofline=true" in scope["query_string"]) if is_live else ("metrics",)
+        call = ("live", b"roofline=true" in scope["query_string"]) if is_live else ("metrics",)
         try:
-            told = await self.handle.broadcast(*asked).results_async(
-                timeout_s=WATCH_SECONDS, return_exceptions=True
+            results = await self.handle.broadcast(*call).results_async(
+                timeout_s=MONITOR_SECONDS, return_exceptions=True
             )
         except (RayError, RayServeException, TimeoutError):
-            told = []
-        told = [one for one in told if not isinstance(one, BaseException)]
-        if not told:
+            results = []
+        results = [one for one in results if not isinstance(one, BaseException)]
+        if not results:
             return await _fail(scope["path"], None, send)
         kind = b"application/json" if is_live else b"text/plain; charset=utf-8"
-        body = json.dumps(gathered.live(told)).encode() if is_live else gathered.metrics(told)
+        body = json.dumps(merged.live(results)).encode() if is_live else merged.metrics(results)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
         await send({"type": "http.response.body", "body": body})
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
         while (message := await receive())["type"] != "lifespan.shutdown":
             await send({"type": f"{message['type']}.complete"})
-        if self.guest:
+        if self.joined:
             await asyncio.to_thread(serve.delete, self.name)
         await asyncio.to_thread(ray.shutdown)
         await send({"type": "lifespan.shutdown.complete"})
@@ -220,7 +220,7 @@ async def _body(receive: Receive) -> bytes:
     return b"".join(parts)
 
 
-async def _hangs_up(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -239,93 +239,96 @@ def start(
     specs: Mapping[str, str], settings: ServerSettings, options: dict[str, Any], *, replicas: tuple[int, int],
     threads: int | None, port: int,
 ) -> Front:  # fmt: skip
-    """Replicas in the cluster that this machine is part of, or in one of this server's own."""
-    guest = _join()
-    fewest, most = replicas
-    if not guest:
-        threads = threads or max(1, int(ray.cluster_resources()["CPU"]) // most)
-        _check_room(fewest * threads)
+    """Starts replicas in the cluster that this machine belongs to, or in a new local cluster."""
+    joined = _join()
+    min_replicas, max_replicas = replicas
+    if not joined:
+        threads = threads or max(1, int(ray.cluster_resources()["CPU"]) // max_replicas)
+        _check_cores(min_replicas * threads)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="Disabled")
-    how: dict[str, Any] = {"num_replicas": fewest}
-    if fewest != most:
-        wanted = max(1, settings.batch // 2)  # requests a replica: a part of what it serves at a time
-        limits = AutoscalingConfig(
-            min_replicas=fewest, max_replicas=most, target_ongoing_requests=wanted, **SOON
+    scaling: dict[str, Any] = {"num_replicas": min_replicas}
+    if min_replicas != max_replicas:
+        target = max(1, settings.batch // 2)  # requests in progress at each replica
+        autoscaling = AutoscalingConfig(
+            min_replicas=min_replicas,
+            max_replicas=max_replicas,
+            target_ongoing_requests=target,
+            **AUTOSCALING_DELAYS,
         )
-        how = {"autoscaling_config": limits}
+        scaling = {"autoscaling_config": autoscaling}
     if settings.prefix_routing:
-        how["request_router_config"] = RequestRouterConfig(request_router_class=PrefixRouter)
+        scaling["request_router_config"] = RequestRouterConfig(request_router_class=PrefixRouter)
     deployment = serve.deployment(
         Replica,
         max_ongoing_requests=settings.max_requests,
         ray_actor_options={"num_cpus": threads or 1},
         graceful_shutdown_timeout_s=settings.shutdown,
-        graceful_shutdown_wait_loop_s=POLL,
-        **how,
+        graceful_shutdown_wait_loop_s=POLL_SECONDS,
+        **scaling,
     )
     name = f"tandem-{port}"
     handle = _run(deployment.bind(dict(specs), settings, {**options, "threads": threads}), name)
-    return Front(handle, name, guest)
+    return Front(handle, name, joined)
 
 
 def _join() -> bool:
-    """Whether there was a cluster to join; else one is begun here."""
+    """Joins an existing cluster and returns True, or starts a local one and returns False."""
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if found := existing_cluster():
         try:
-            ray.init(**quiet)  # finds the same one, and the token of one that was begun here
+            ray.init(**quiet)  # finds the same cluster, and the token of a local one
         except ConnectionError as error:
-            raise DeviceError(f"{error}: if {found} wants a token, set RAY_AUTH_MODE=token") from None
+            raise DeviceError(f"{error}: if {found} requires a token, set RAY_AUTH_MODE=token") from None
         return True
     ray.init(address="local", include_dashboard=False, **quiet)
     address = ray.get_runtime_context().gcs_address
-    print(f"tandem: a Ray cluster is started for this server, at {address}", file=sys.stderr, flush=True)
+    print(f"tandem: started a local Ray cluster at {address}", file=sys.stderr, flush=True)
     return False
 
 
 def existing_cluster() -> str | None:
-    """The one that RAY_ADDRESS names or `ray start` has begun; never that of another server, which ends with it."""
+    """The address of the cluster that RAY_ADDRESS names or `ray start` started; never another server's."""
     address: str | None = canonicalize_bootstrap_address(None)
     if address is None or _answers(address):
         return address
     if address != find_bootstrap_address(None):
         raise DeviceError(
-            f"no Ray cluster answers at {address}, which RAY_ADDRESS names: start it, or name another"
+            f"no Ray cluster answers at {address}, the value of RAY_ADDRESS: start it, or name another"
         )
-    log.warning("no Ray cluster answers at %s any more: one is started here", address)
+    log.warning("no Ray cluster answers at %s any more: starting a local one", address)
     return None
 
 
 def _answers(address: str) -> bool:
-    """Ray remembers clusters that were killed, and would wait for them for minutes."""
+    """Whether a cluster accepts connections: Ray would wait minutes for one that was killed."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError:
         return False
     return True
 
 
-def _check_room(needed: int) -> None:
-    """Ray would wait for more machines, for ever."""
+def _check_cores(needed: int) -> None:
+    """Rejects more replicas than there are cores: Ray would wait for more machines for ever."""
     if needed > (found := int(ray.cluster_resources()["CPU"])):
         ray.shutdown()
         raise RequestError(
-            f"so many replicas and threads need {needed} cores, and here are {found}: use fewer"
+            f"the replicas need {needed} cores, but there are {found}: use fewer replicas or --threads"
         )
 
 
 def _run(application: Any, name: str) -> Any:
-    """A handle of the replicas, which are there then."""
+    """Waits until the replicas are ready and returns their handle."""
     try:
         return serve.run(application, name=name, route_prefix=None)
     except RuntimeError as error:
         found = serve.status().applications.get(name)
-        told = "\n".join(one.message for one in found.deployments.values()) if found else str(error)
-        ours = re.findall(r"^tandem\.errors\.\w+: (.*)", told, re.MULTILINE)
+        messages = "\n".join(one.message for one in found.deployments.values()) if found else str(error)
+        ours = re.findall(r"^tandem\.errors\.\w+: (.*)", messages, re.MULTILINE)
         serve.delete(name)
         ray.shutdown()
         raise DeviceError(
-            f"no replica could be started: {(ours or told.splitlines() or [error])[-1]}"
+            f"no replica could be started: {(ours or messages.splitlines() or [error])[-1]}"
         ) from None

@@ -1,4 +1,4 @@
-"""Which replica to prefer: the one that has computed the beginning of a prompt before, unless it has too much to do."""
+"""Prefix-aware routing: prefer the replica whose prefix cache has a prompt's beginning, unless it is overloaded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TypeVar
 
 Replica = TypeVar("Replica", bound=Hashable)
 
-PART = 256  # characters that a key adds to the one before it
-MAX_PARTS = 256  # of a prompt
-FIELDS = (
+CHUNK_CHARS = 256  # characters that a key adds to the key before it
+MAX_CHUNKS = 256  # of a prompt
+PROMPT_FIELDS = (
     "model",
     "system",
     "instructions",
@@ -21,57 +21,57 @@ FIELDS = (
     "messages",
     "prompt",
     "input",
-)  # what a prompt is made of
-REMEMBERED = 200_000  # keys
-SLACK = 4  # requests more than the least busy one that a replica may have and still be preferred
+)  # of any API's request
+MAX_KEYS = 200_000  # remembered
+MAX_IMBALANCE = 4  # a preferred replica may have this many requests more than the least loaded one
 
 
 def prefix_keys(body: bytes) -> list[bytes]:
-    """A key for each part of a prompt, which stands for that part and all before it; of any dialect's JSON."""
+    """A hash for each chunk of a prompt and all chunks before it, from the JSON body of any API."""
     try:
         given = json.loads(body)
-        text = json.dumps([given[name] for name in FIELDS if name in given], ensure_ascii=False)
+        text = json.dumps([given[name] for name in PROMPT_FIELDS if name in given], ensure_ascii=False)
     except (ValueError, TypeError, RecursionError):
         return []
     keys, digest = [], hashlib.blake2b(digest_size=16)
-    for begin in range(0, min(len(text), PART * MAX_PARTS) - PART + 1, PART):
-        digest.update(text[begin : begin + PART].encode("utf-8", "surrogatepass"))
+    for begin in range(0, min(len(text), CHUNK_CHARS * MAX_CHUNKS) - CHUNK_CHARS + 1, CHUNK_CHARS):
+        digest.update(text[begin : begin + CHUNK_CHARS].encode("utf-8", "surrogatepass"))
         keys.append(digest.digest())
     return keys
 
 
 class PrefixAffinity:
-    """Who has computed what, and who is busy with how many requests."""
+    """Remembers which replica last computed each prefix, and how many requests each replica has."""
 
     def __init__(self) -> None:
-        self._last: OrderedDict[bytes, Hashable] = OrderedDict()  # key -> replica; the latest last
-        self._busy: Counter[Hashable] = Counter()
+        self._holders: OrderedDict[bytes, Hashable] = OrderedDict()  # prefix key -> replica, in LRU order
+        self._load: Counter[Hashable] = Counter()
 
     def ranked(self, replicas: Iterable[Replica], keys: Sequence[bytes]) -> list[Replica]:
-        """The replicas in the order in which to ask them."""
+        """The replicas, preferred first."""
         by_load = list(replicas)
-        random.shuffle(by_load)  # requests that come at once see the same load
-        by_load.sort(key=lambda replica: self._busy[replica])
+        random.shuffle(by_load)  # requests that arrive together see the same load
+        by_load.sort(key=lambda replica: self._load[replica])
         for key in reversed(keys):
-            holder = self._last.get(key)
+            holder = self._holders.get(key)
             if holder in by_load:
-                if self._busy[holder] <= self._busy[by_load[0]] + SLACK:
+                if self._load[holder] <= self._load[by_load[0]] + MAX_IMBALANCE:
                     by_load.sort(key=lambda replica: replica != holder)
                 break
         return by_load
 
     def begin(self, replica: Hashable, keys: Iterable[bytes]) -> None:
-        self._busy[replica] += 1
+        self._load[replica] += 1
         for key in keys:
-            self._last[key] = replica
-            self._last.move_to_end(key)
-        while len(self._last) > REMEMBERED:
-            self._last.popitem(last=False)
+            self._holders[key] = replica
+            self._holders.move_to_end(key)
+        while len(self._holders) > MAX_KEYS:
+            self._holders.popitem(last=False)
 
     def end(self, replica: Hashable) -> None:
-        self._busy[replica] -= 1
+        self._load[replica] -= 1
 
     def forget(self, replica: Hashable) -> None:
-        """It is gone, and what it had computed with it."""
-        del self._busy[replica]
-        self._last = OrderedDict((key, other) for key, other in self._last.items() if other != replica)
+        """Removes a replica that died."""
+        del self._load[replica]
+        self._holders = OrderedDict((key, other) for key, other in self._holders.items() if other != replica)

@@ -1,4 +1,7 @@
-"""Errors as HTTP answers, each dialect in its own form. What is not foreseen is a 500 that tells nothing but its id."""
+"""Maps exceptions to HTTP status codes and to the error body of each API.
+
+An unexpected exception is a 500 that reveals nothing; the log has its traceback.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,9 @@ from tandem import errors
 
 LOG = logging.getLogger("tandem.server")
 RETRY_SECONDS = "1"
-UNION_MEMBER = (
-    r"^(str|int|float|bool)$|^[A-Z]|\["  # as pydantic names the types of a field that may have several
-)
+UNION_MEMBER = r"^(str|int|float|bool)$|^[A-Z]|\["  # pydantic's names of the members of a union type
 
-# The first that fits; a TandemError that is none of these is the server's own trouble.
+# (exception, status, OpenAI's error code): the first match counts; any other TandemError is a 500.
 STATUS: tuple[tuple[type[errors.TandemError], int, str | None], ...] = (
     (errors.ContextError, 400, "context_length_exceeded"),
     (errors.QueueFullError, 429, "queue_full"),
@@ -35,18 +36,18 @@ STATUS: tuple[tuple[type[errors.TandemError], int, str | None], ...] = (
     (errors.ModelFileError, 503, "model_file"),
     (errors.UnsupportedModelError, 503, "model_file"),
 )
-KINDS = {
+ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
 }
-# What is raised only where no route fits.
+# Errors of Starlette's router.
 UNROUTED = {
-    404: "there is nothing at {path}: /docs lists what there is, and OpenAI's clients want a base URL that ends in /v1",
-    405: "{path} does not take {method}: see /docs",
+    404: "there is no endpoint {path}: see /docs; OpenAI's clients need a base URL that ends in /v1",
+    405: "{path} does not support {method}: see /docs",
 }
-ANTHROPIC_KINDS = {413: "request_too_large", 503: "overloaded_error"}
+ANTHROPIC_ERROR_TYPES = {413: "request_too_large", 503: "overloaded_error"}
 
 
 class ErrorDetail(TypedDict):
@@ -57,7 +58,7 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorBody(TypedDict):
-    """OpenAI's form."""
+    """OpenAI's error body."""
 
     error: ErrorDetail
 
@@ -72,42 +73,47 @@ class OllamaErrorBody(TypedDict):
 
 
 def install(app: FastAPI) -> None:
-    """Answers for everything that handlers raise."""
+    """Installs the exception handlers."""
     app.add_exception_handler(errors.TandemError, _tandem_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(Exception, _unforeseen)
+    app.add_exception_handler(ClientDisconnect, _disconnected)
+    app.add_exception_handler(Exception, _unexpected)
 
 
 def status_of(error: BaseException) -> tuple[int, str | None]:
-    """HTTP status and OpenAI's code."""
-    return next(((status, code) for kind, status, code in STATUS if isinstance(error, kind)), (500, None))
+    """(HTTP status, OpenAI's error code) of an exception."""
+    return next(
+        ((status, code) for exception, status, code in STATUS if isinstance(error, exception)), (500, None)
+    )
 
 
 def message_of(error: BaseException) -> str:
-    """What a client may know: our errors are made for reading, others may hold anything."""
-    return str(error) if isinstance(error, errors.TandemError) else "something went wrong in the server"
+    """The message for the client: of our own errors only, since others may reveal internals."""
+    return (
+        str(error) if isinstance(error, errors.TandemError) else "internal server error: see the server's log"
+    )
 
 
 def response(
     path: str, status: int, message: str, *, code: str | None = None, param: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:  # fmt: skip
-    """An error in the form of the dialect that `path` belongs to."""
+    """An error response in the format of the API that `path` belongs to."""
     headers = {"Retry-After": RETRY_SECONDS, **(headers or {})} if status in (429, 503) else headers
     return JSONResponse(body(path, status, message, code, param), status, headers)
 
 
 def body(path: str, status: int, message: str, code: str | None = None, param: str | None = None) -> Any:
+    """The error body of the API that `path` belongs to."""
     message = message.encode(errors="replace").decode()
     if path.startswith("/api/"):
         return OllamaErrorBody(error=message)
-    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    error_type = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     if path.startswith("/v1/messages"):
-        kind = ANTHROPIC_KINDS.get(status, "api_error" if status >= 500 else kind)
-        return AnthropicErrorBody(type="error", error={"type": kind, "message": message})
-    return ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
+        error_type = ANTHROPIC_ERROR_TYPES.get(status, "api_error" if status >= 500 else error_type)
+        return AnthropicErrorBody(type="error", error={"type": error_type, "message": message})
+    return ErrorBody(error=ErrorDetail(message=message, type=error_type, param=param, code=code))
 
 
 async def _tandem_error(request: Request, error: Exception) -> JSONResponse:
@@ -119,9 +125,8 @@ async def _tandem_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    first = max(
-        error.errors(), key=lambda one: len(one["loc"])
-    )  # of a field with several types: what fitted best
+    # Of a field with several types, the error of the type that matched best.
+    first = max(error.errors(), key=lambda one: len(one["loc"]))
     place = [str(part)[:80] for part in first["loc"][1:] if not re.search(UNION_MEMBER, str(part))]
     param = first.get("ctx", {}).get("field") or (place[0] if place else None)
     where = f"{'.'.join(place)}: " if place else ""
@@ -136,11 +141,11 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     return response(path, error.status_code, message, headers=error.headers)
 
 
-async def _gone(request: Request, error: Exception) -> Response:
-    """Nobody reads it."""
+async def _disconnected(request: Request, error: Exception) -> Response:
+    """For the log only: the client has disconnected."""
     return Response(status_code=499)
 
 
-async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     LOG.error("%s: %r", request.url.path, error, exc_info=error)
     return response(request.url.path, 500, message_of(error))

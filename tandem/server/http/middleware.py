@@ -1,6 +1,7 @@
-"""What stands between the network and the app: ids and the access log, origins, keys, sizes, times, and the end.
+"""ASGI middleware around the app: request ids, access log, origins, API keys, size and time limits, shutdown.
 
-A request reaches the app only when it is whole, so a slow or endless one takes nothing but its connection.
+A request reaches the app only when its body is complete, so a slow or endless request holds nothing but its connection.
+docs/SECURITY.md lists the guarantees and the test of each.
 """
 
 from __future__ import annotations
@@ -25,23 +26,25 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-OPEN_PATHS = ("/", "/health", "/favicon.ico")  # without a key: the page asks for one
+OPEN_PATHS = ("/", "/health", "/favicon.ico")  # need no API key
 OPEN_FOLDER = "/page/"
-WATCHING = ("/live", "/metrics")  # and these take no place from requests that do work
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-ARRIVING = 16  # requests of the largest size that may be half here at a time
-DRAIN = 5.0  # seconds to read on after a refusal, so that the client gets to see it
+MONITORING_PATHS = ("/live", "/metrics")  # do not count towards max_requests
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+MAX_PARTIAL_BODIES = 16  # times max_body: memory for all incomplete bodies
+DISCARD_SECONDS = 5.0  # to read the rest of a rejected body, so that the client sees the response
 RETRY_AFTER = 2  # seconds
 
 log = logging.getLogger("tandem.access")
 
 
 class ApiKeys:
+    """Checks API keys. Only their SHA-256 digests are kept."""
+
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
     def accept(self, presented: str | None) -> bool:
-        """Takes as long for a wrong key as for a right one, whichever it is."""
+        """Whether `presented` is a valid key; takes the same time for every key."""
         digest, found = _digest(presented or ""), False
         for known in self._digests:
             found |= hmac.compare_digest(digest, known)
@@ -49,31 +52,33 @@ class ApiKeys:
 
 
 class Refusal(Exception):
+    """A request that is rejected before it reaches the app."""
+
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status, self.message = status, message
 
 
 class ClientGone(Exception):
-    pass
+    """The client disconnected before its request was complete."""
 
 
 class Middleware:
-    """Put around the app: see SECURITY.md for what it promises."""
+    """Checks each request, then runs the app."""
 
     def __init__(self, app: App, settings: ServerSettings) -> None:
         self.app, self.settings = app, settings
         self.keys = ApiKeys(read_api_keys(settings.api_keys)) if settings.api_keys else None
-        self.working = 0  # requests in the app
-        self.arriving = 0  # bytes of requests that are not whole yet
-        self.draining = False  # no new ones
+        self.working = 0  # requests that count towards max_requests
+        self.arriving = 0  # bytes of incomplete bodies
+        self.draining = False  # shutting down: new requests are rejected
         self._exchanges: set[Exchange] = set()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
-            return None  # there are no WebSockets here
+            return None  # no WebSockets
         exchange = Exchange(scope, receive, send, self.settings)
         self._exchanges.add(exchange)
         try:
@@ -102,57 +107,57 @@ class Middleware:
             return await exchange.allow_origin()
         if self.keys and not is_open and not self.keys.accept(exchange.key()):
             raise Refusal(401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`")
-        works = not is_open and path not in WATCHING
-        self.check_room(works)
+        counts = not is_open and path not in MONITORING_PATHS
+        self.check_capacity(counts)
         await exchange.read_body(self)
-        self.check_room(works)  # others may have come meanwhile
-        self.working += works
+        self.check_capacity(counts)  # again: other requests may have arrived meanwhile
+        self.working += counts
         try:
             await self.app(exchange.scope, exchange.receive, exchange.send)
         finally:
-            self.working -= works
+            self.working -= counts
 
-    def check_room(self, works: bool) -> None:
-        if works and self.working >= self.settings.max_requests:
-            raise Refusal(429, f"{self.working} requests are being served: try again later")
-        if self.arriving > ARRIVING * self.settings.max_body:
+    def check_capacity(self, counts: bool) -> None:
+        if counts and self.working >= self.settings.max_requests:
+            raise Refusal(429, f"{self.working} requests are in progress: try again later")
+        if self.arriving > MAX_PARTIAL_BODIES * self.settings.max_body:
             raise Refusal(429, "too many large requests are arriving: try again later")
 
     def _check_origin(self, exchange: Exchange) -> None:
-        """Pages of other sites, which any browser here may show, get nothing unless they are allowed to."""
+        """Rejects web pages of other origins, and host names that DNS rebinding points at this machine."""
         allowed, host = self.settings.cors_origins, exchange.header(b"host")
         name = re.sub(r":\d*$", "", host).lower()
-        alone = self.settings.host in ("localhost", "::1") or self.settings.host.startswith("127.")
-        if alone and not self.keys and name not in (*LOOPBACK, self.settings.host, ""):
+        is_local = self.settings.host in ("localhost", "::1") or self.settings.host.startswith("127.")
+        if is_local and not self.keys and name not in (*LOOPBACK_HOSTS, self.settings.host, ""):
             raise Refusal(
-                403, f"this server is for this machine and does not answer as {name[:80]}: use keys"
+                403, f"this server is local and rejects the host name {name[:80]}: start it with --api-keys"
             )
         origin = exchange.header(b"origin")
         if origin in ("", f"http://{host}", f"https://{host}"):
             return
         if origin not in allowed and "*" not in allowed:
-            raise Refusal(403, "pages of other origins may not call this server: see cors_origins")
+            raise Refusal(403, "this origin may not call the server: add it to cors_origins")
         exchange.origin = origin
 
     def drain(self) -> None:
-        """Lets answers end; begins no new ones."""
+        """Rejects new requests; running ones continue."""
         self.draining = True
 
     def expire(self) -> None:
-        """Ends the answers that are left, each with an error its client understands."""
+        """Ends the running responses, each with an error in its API's format."""
         for exchange in self._exchanges:
             exchange.expire()
 
 
 class Exchange:
-    """One request and its answer."""
+    """One HTTP request and its response."""
 
     def __init__(self, scope: Any, receive: Receive, send: Send, settings: ServerSettings) -> None:
         self.scope, self._receive, self._send, self._settings = scope, receive, send, settings
         self._task, self._begun = asyncio.current_task(), time.perf_counter()
         given = self.header(b"x-request-id")
         self.id = given if re.fullmatch(r"[\w.-]{1,64}", given) else secrets.token_hex(8)
-        self.origin = ""  # of a page of another site that is allowed to call
+        self.origin = ""  # of an allowed web page of another origin
         self.expired = False
         self._body: bytes | None = None
         self._status, self._sent, self._kind, self._complete = 0, 0, b"", False
@@ -166,10 +171,10 @@ class Exchange:
 
     # ---- the request
 
-    async def read_body(self, guard: Middleware) -> None:
-        most, parts, size, more = self._settings.max_body, list[bytes](), 0, True
-        too_large = Refusal(413, f"the request is larger than {most} bytes: send less, or raise max_body")
-        if int(self.header(b"content-length") or 0) > most:
+    async def read_body(self, middleware: Middleware) -> None:
+        limit, parts, size, more = self._settings.max_body, list[bytes](), 0, True
+        too_large = Refusal(413, f"the request is larger than {limit} bytes: shorten it, or raise max_body")
+        if int(self.header(b"content-length") or 0) > limit:
             raise too_large
         try:
             async with asyncio.timeout(self._settings.read_timeout):
@@ -179,16 +184,16 @@ class Exchange:
                         raise ClientGone
                     parts.append(message.get("body", b""))
                     size, more = size + len(parts[-1]), message.get("more_body", False)
-                    guard.arriving += len(parts[-1])
-                    if size > most:
+                    middleware.arriving += len(parts[-1])
+                    if size > limit:
                         raise too_large
                     if more:
-                        guard.check_room(False)
+                        middleware.check_capacity(False)
         except TimeoutError:
             seconds = self._settings.read_timeout
             raise Refusal(408, f"the request did not arrive within {seconds:g} s: send it faster") from None
         finally:
-            guard.arriving -= size
+            middleware.arriving -= size
         self._body = b"".join(parts)
 
     async def receive(self) -> Message:
@@ -197,7 +202,7 @@ class Exchange:
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
 
-    # ---- the answer
+    # ---- the response
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -228,15 +233,15 @@ class Exchange:
             await self.send({"type": "http.response.start", "status": refusal.status, "headers": headers})
             await self.send({"type": "http.response.body", "body": body, "more_body": True})
             if refusal.status == 413 and not self.header(b"expect"):
-                await self._read_on()
+                await self._discard_body()
             await self.send({"type": "http.response.body"})
         except TimeoutError:
             self.abort()
 
-    async def _read_on(self) -> None:
-        """Closing a connection on a client that still writes would take the answer from it."""
+    async def _discard_body(self) -> None:
+        """Reads the rest of a body: a client that is still sending would not see a response before a close."""
         try:
-            async with asyncio.timeout(DRAIN):
+            async with asyncio.timeout(DISCARD_SECONDS):
                 while (message := await self._receive()).get("more_body"):
                     pass
                 del message
@@ -244,10 +249,12 @@ class Exchange:
             pass
 
     async def allow_origin(self) -> None:
-        """Which headers a page sends is its own affair: OpenAI's client has a dozen that it wants to be allowed."""
-        asked = self.header(b"access-control-request-headers")
+        """Answers a CORS preflight. All requested headers are allowed: OpenAI's client sends a dozen."""
+        requested = self.header(b"access-control-request-headers")
         allowed = (
-            asked if re.fullmatch(r"[\w, -]{1,2000}", asked) else "authorization, content-type, x-api-key"
+            requested
+            if re.fullmatch(r"[\w, -]{1,2000}", requested)
+            else "authorization, content-type, x-api-key"
         )
         headers = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-max-age", b"600")]
         headers.append((b"access-control-allow-headers", allowed.encode()))
@@ -262,8 +269,8 @@ class Exchange:
             self._task.cancel()
 
     async def end(self) -> None:
-        """The answer's end where the server's comes first."""
-        refusal = Refusal(503, "the server was shut down before the answer was done: try again")
+        """Ends the response with an error because the server shuts down."""
+        refusal = Refusal(503, "the server shut down before the response was complete: try again")
         if not self._status:
             return await self.refuse(refusal)
         if self._complete:
@@ -278,18 +285,18 @@ class Exchange:
             self.abort()
 
     def abort(self) -> None:
-        """Gives up the connection at once: whoever is at its other end does not read."""
+        """Closes the connection without sending buffered data."""
         self.scope.get("tandem.abort", lambda: None)()
 
     def write_log(self) -> None:
         if not self._settings.access_log:
             return
         seconds = time.perf_counter() - self._begun
-        client = (self.scope.get("client") or ("-",))[0]  # what a proxy on this machine says may be anything
+        client = (self.scope.get("client") or ("-",))[0]  # a local proxy may send any text
         client = client if re.fullmatch(r"[\w.:%-]{1,64}", client) else "-"
         path = (
             self.scope["path"].encode("unicode_escape").decode()[:200]
-        )  # never the query, which may hold keys
+        )  # without the query, which may contain keys
         how = "" if self._complete else " cut"
         log.info(
             "%s %s %s %s %s %dB %.3fs%s",

@@ -12,24 +12,24 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError, from_json
 from starlette.exceptions import HTTPException
 
-IGNORED = "Accepted; block_events nothing."
+IGNORED = "Accepted and ignored."  # description of ignored fields in the OpenAPI document
 
 
 def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-WHOLE = BeforeValidator(_whole)  # 3.0 is a whole number in JSON
+WHOLE = BeforeValidator(_whole)  # accepts 3.0, which is an integer in JSON
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31), WHOLE]
 Natural = Annotated[int, Field(ge=0, lt=2**31), WHOLE]
 Positive = Annotated[int, Field(ge=1, lt=2**31), WHOLE]
 
 
 class StrictModel(BaseModel):
-    """A JSON object of a request.
+    """A JSON object in a request body, with exact types.
 
-    A field that is not declared and could change the answer is refused by name. Those that could not are `ignored`;
-    `neutral` ones may have the values that ask for nothing. Null is as good as absent.
+    An unknown field is rejected by name. `ignored` fields are accepted because they cannot change the response;
+    `neutral` fields are accepted only with these values, which turn them off. Null is the same as absent.
     """
 
     model_config = ConfigDict(
@@ -54,7 +54,7 @@ def _known(cls: type[StrictModel]) -> frozenset[str]:
 
 
 def _describe(schema: dict[str, Any], cls: type[Any]) -> None:
-    """Says in the OpenAPI document which fields there are besides those that count."""
+    """Adds the ignored and neutral fields to the OpenAPI document."""
     described = schema.setdefault("properties", {})
     for name in sorted(cls.ignored):
         described[name] = {"description": IGNORED}
@@ -65,21 +65,23 @@ def _describe(schema: dict[str, Any], cls: type[Any]) -> None:
 
 
 def drop_none(**values: Any) -> dict[str, Any]:
-    """Without those that are None."""
+    """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 class JSONRequest(Request):
+    """A request whose JSON is parsed by pydantic, which limits the depth of nesting."""
+
     async def json(self) -> Any:
         try:
             return from_json(await self.body(), allow_inf_nan=False)
         except (ValueError, RecursionError, MemoryError) as error:
-            raise HTTPException(400, f"the body is not JSON: {error}") from None
+            raise HTTPException(400, f"the body is not valid JSON: {error}") from None
 
 
 class JSONRoute(APIRoute):
-    """Reads JSON whatever the request calls it, for `curl -d` calls it a form. But not if a web page sends it: from
-    other sites, browsers let pass without asking what does not say that it is JSON."""
+    """A route that parses JSON whatever the content type, because `curl -d` sends a form's. Requests with an Origin
+    header must declare JSON: browsers send other content types across origins without a preflight."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

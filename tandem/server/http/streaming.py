@@ -1,4 +1,4 @@
-"""Answers on their way to a client: whole or as events, and none for a client that has gone."""
+"""Streams responses as server-sent events or JSON lines, and cancels a request when its client disconnects."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from tandem.server.http import errors
 T = TypeVar("T")
 HEADERS = {
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}  # the latter: proxies pass events on at once
-
-
+    "X-Accel-Buffering": "no",  # nginx forwards events immediately
+}
 compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -31,42 +29,43 @@ def sse_event(value: Any, name: str = "") -> str:
 
 
 def json_line(value: Any) -> str:
+    """A line of NDJSON."""
     return compact(value) + "\n"
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client hangs up."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hangs_up(request))
+    """The result of `work`, which is cancelled if the client disconnects."""
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
-        gone.cancel()
+        disconnect.cancel()
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
 
 
-async def _hangs_up(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 class EventStream(StreamingResponse):
-    """As Starlette's, without the task group: the first of them would import it, which takes a moment."""
+    """Starlette's StreamingResponse without anyio's task group, whose import would delay the first response."""
 
     body_iterator: AsyncGenerator[str, None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.body_iterator):
-            with suppress(ClientDisconnect):  # the answer has begun, and nobody is there to be told
+            with suppress(ClientDisconnect):  # the response has started, so no error can be sent
                 await cancel_on_disconnect(Request(scope, receive), self.stream_response(send))
 
 
 async def stream_response(request: Request, events: AsyncGenerator[str, None], media: str) -> EventStream:
-    """Sends `events` as they come. What fails before the first one is an answer with its own status."""
+    """Streams `events`. An error before the first event becomes a response with its own status."""
     first = await cancel_on_disconnect(request, _next(events))
     return EventStream(_rest(request, first, events), media_type=media, headers=HEADERS)
 
@@ -81,7 +80,7 @@ async def _rest(request: Request, first: str, events: AsyncGenerator[str, None])
         try:
             async for text in events:
                 yield text
-        except Exception as error:  # the status has been sent: the last event tells
+        except Exception as error:  # the status has been sent: the error is the last event
             status, code = errors.status_of(error)
             if status >= 500:
                 errors.LOG.error("%s: %r", request.url.path, error, exc_info=error)
