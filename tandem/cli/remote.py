@@ -1,4 +1,4 @@
-"""A model that a running server has open already: `tandem run` asks it instead of loading another."""
+"""`tandem run` on a running server that serves the model, instead of loading it again."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from tandem.cli.terminal import note
 from tandem.errors import DeviceLostError, QueueFullError, RequestError, TandemError
 from tandem.server.instances import Instance, running
 
-# Options that say how a model is to be opened: who gives one wants a model of their own.
-OPENING = ("context", "threads", "split", "gpu_memory", "kv_memory", "draft")
-PATIENCE = 600.0  # seconds without a token
+# Options about loading: with one of them, `tandem run` loads its own model.
+LOAD_OPTIONS = ("context", "threads", "split", "gpu_memory", "kv_memory", "draft")
+TIMEOUT = 600.0  # seconds without a token
 
 
 def find_server(options: argparse.Namespace) -> RemoteLLM | None:
-    """One that serves this model, if it may be used as it is."""
+    """A running server of this model, if the options allow to use it."""
     if (options.device, options.kv, options.prompt_lookup) != ("auto", "f16", False) or any(
-        getattr(options, name) for name in OPENING
+        getattr(options, name) for name in LOAD_OPTIONS
     ):
         return None
     for instance in running():
         if options.model in instance.models:
             found = RemoteLLM(instance, options.model)
-            if found.is_there():
-                note(f"on the server at {found.url}")
+            if found.is_available():
+                note(f"using the server at {found.url}")
                 return found
     return None
 
 
 class RemoteLLM:
-    """As much of an LLM as `tandem run` needs."""
+    """The part of the LLM interface that `tandem run` uses, over HTTP."""
 
     def __init__(self, instance: Instance, model: str) -> None:
         self.url, self.model, self.context = instance.url, model, 0
@@ -48,7 +48,7 @@ class RemoteLLM:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         try:
             with self._request("GET", "/live") as response:
                 live = json.loads(response.read())["models"]
@@ -64,7 +64,7 @@ class RemoteLLM:
         return self._whole(prompt, params)
 
     def stream(self, prompt: str | Iterable[Mapping[str, Any]], **params: Any) -> Iterator[Any]:
-        """Tokens, or what the server sends at a time; the last has the usage."""
+        """The chunks that the server sends, as Tokens; the last one has the usage."""
         from tandem.engine.output import Token, Usage
 
         path, body = _body(self.model, prompt, params)
@@ -91,12 +91,14 @@ class RemoteLLM:
 
     def _request(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
         host = urlsplit(self.url)
-        connection = http.client.HTTPConnection(host.hostname or "", host.port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection(host.hostname or "", host.port, timeout=TIMEOUT)
         try:
             connection.request(method, path, body and json.dumps(body), self._headers)
             response = connection.getresponse()
         except OSError as error:
-            raise DeviceLostError(f"the server at {self.url} does not answer: {error}") from None
+            raise DeviceLostError(
+                f"the server at {self.url} does not respond: {error}: check `tandem ps`"
+            ) from None
         if response.status >= 400:
             raise _error(response.status, response.read())
         return response
@@ -109,14 +111,14 @@ def _authorization(instance: Instance) -> dict[str, str]:
 
     try:
         return {"authorization": f"Bearer {read_api_keys(Path(instance.api_keys))[0]}"}
-    except RequestError:  # not for us
+    except RequestError:  # the file belongs to another user
         return {}
 
 
 def _body(
     model: str, prompt: str | Iterable[Mapping[str, Any]], params: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """The path and the body of a request, as OpenAI has them."""
+    """(path, body) of an OpenAI request."""
     body = {
         "model": model,
         "stream": True,
@@ -124,9 +126,9 @@ def _body(
         "temperature": 0,
         **params,
     }
-    form = {"json": body.pop("json_schema", None), "regex": body.pop("regex", None)}
-    if form := {name: value for name, value in form.items() if value is not None}:
-        body["structured_outputs"] = form
+    constraint = {"json": body.pop("json_schema", None), "regex": body.pop("regex", None)}
+    if constraint := {name: value for name, value in constraint.items() if value is not None}:
+        body["structured_outputs"] = constraint
     if isinstance(prompt, str):
         return "/v1/completions", {**body, "prompt": prompt}
     return "/v1/chat/completions", {**body, "messages": list(prompt)}
@@ -142,12 +144,12 @@ def _events(response: http.client.HTTPResponse) -> Iterator[Any]:
             if "error" in event:
                 raise _error(event["error"].get("code") or 500, data)
             yield event
-    raise DeviceLostError("the server went away before the answer was done: try again")
+    raise DeviceLostError("the server closed the connection before the response was complete: try again")
 
 
 def _error(status: Any, body: bytes) -> TandemError:
     try:
         message = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        message = f"the server answered {status}: see its log"
+        message = f"the server returned status {status}: see its log"
     return QueueFullError(message) if status in (429, 503) else RequestError(message)

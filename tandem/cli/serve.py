@@ -1,4 +1,4 @@
-"""`tandem serve`: models for other programs, over HTTP."""
+"""`tandem serve`: the HTTP server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(options: argparse.Namespace) -> int:
     settings = read_settings_file(options.settings) if options.settings else ServerSettings()
     settings = dataclasses.replace(settings, **_given(options))
     options.npu = resolve_npu(options.npu)
-    if not options.ray:  # else the replicas' devices are those of their machines
+    if not options.ray:  # otherwise replicas use the devices of their machines
         check_device(settings.device, options.split, options.placement)
     files = _files(settings.models)
     settings = dataclasses.replace(settings, models=tuple(files))
@@ -48,7 +48,7 @@ def _app(
     engine: dict[str, Any],
     port: int,
 ) -> tuple[Any, Callable[[], Exception | None]]:
-    """What answers, here or on Ray; and what tells why it cannot."""
+    """(ASGI app of this process or of Ray replicas, function that returns a fatal error)."""
     if not options.ray:
         from tandem.engine.models import Models
         from tandem.server.app import create_app
@@ -59,16 +59,14 @@ def _app(
         from tandem.server.cluster import replicas as cluster
     except ImportError:
         raise RequestError("--ray needs Ray: run `pip install 'tandem-llm[ray]'`") from None
-    here = {name: str(path.resolve()) for name, path in files.items()}
-    specs = {
-        name: name if registry.is_known(name) else path for name, path in here.items()
-    }  # on each machine
+    # A registry name is resolved on each machine; other models must have the same path on all of them.
+    specs = {name: name if registry.is_known(name) else str(path.resolve()) for name, path in files.items()}
     front = cluster.start(specs, settings, engine, replicas=options.ray, threads=settings.threads, port=port)
     return front, lambda: None
 
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings that are on the command line: they go before those of the file."""
+    """The settings from the command line, which override the settings file."""
     from tandem.server.settings import ServerSettings
 
     names = {field.name for field in dataclasses.fields(ServerSettings)}
@@ -81,18 +79,18 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _files(models: tuple[str, ...]) -> dict[str, Path]:
-    """A name for each model, and its file; those that are not here are fetched. Without any, all that are here."""
+    """Model name -> file. Missing models are downloaded. Without names: all models in the cache."""
     if not models:
         models = tuple(model.name for model in registry.list_models() if model.files)
         if not models:
-            raise RequestError(f"there is no model to serve yet: try `tandem serve {DEFAULT_MODEL}`")
+            raise RequestError(f"no model is in the cache: try `tandem serve {DEFAULT_MODEL}`")
         return {name: registry.resolve(name) for name in models}
     files: dict[str, Path] = {}
     for model in models:
         path = model_file(model)
         name = path.stem if Path(model).expanduser() == path else model
         if files.setdefault(name, path) != path:
-            raise RequestError(f"two models would be called {name}: rename the file {path}")
+            raise RequestError(f"two models have the name {name}: rename the file {path}")
     return files
 
 
@@ -113,25 +111,25 @@ def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, 
 
 
 def _own(files: dict[str, Path], drafts: Sequence[str], context: int | None) -> dict[str, dict[str, Any]]:
-    """What is not the same for all models: their draft models, and the context of those that cannot have as much."""
+    """Options that differ between models: the draft model, and the context, which is at most the trained one."""
     own: dict[str, dict[str, Any]] = {}
     for text in drafts:
         name, _, draft = text.partition("=") if text.partition("=")[0] in files else ("", "", text)
         if not name and len(files) > 1:
             raise RequestError(
-                f"several models are served: say whose draft it is, as --draft {next(iter(files))}={text}"
+                f"several models are served: name the model of the draft, as --draft {next(iter(files))}={text}"
             )
         name = name or next(iter(files))
         own[name] = {"draft": _checked_draft(files[name], model_file(draft))}
-    if context and len(files) > 1:  # one alone is told that it is too much
+    if context and len(files) > 1:  # with one model, too large a context is an error
         for name, path in files.items():
-            with suppress(ModelFileError, UnsupportedModelError):  # whoever asks for it is told
+            with suppress(ModelFileError, UnsupportedModelError):  # reported when the model is loaded
                 own.setdefault(name, {})["context"] = min(context, _trained_context(path))
     return own
 
 
 def _checked_draft(model: Path, draft: Path) -> Path:
-    """Before anything is served: whoever asks for the model cannot help it."""
+    """Checks the draft model at startup: clients could not fix it later."""
     from tandem.engine.draft_model import check_vocabularies
     from tandem.model.model import open_model
 

@@ -1,4 +1,4 @@
-"""`tandem ps` and `tandem stop`: the servers that run on this machine."""
+"""`tandem ps` and `tandem stop`: the running servers of this user."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def end(options: argparse.Namespace) -> int:
     stopped = _chosen(options.server)
     for instance in stopped:
         if not stop(instance, options.wait):
-            raise RequestError(
-                f"{instance.url} is still answering after {options.wait:g} s: wait, or kill it"
-            )
+            raise RequestError(f"{instance.url} is still running after {options.wait:g} s: wait, or kill it")
         if not options.json:
             print(f"stopped {instance.url}")
     if options.json:
@@ -43,7 +41,7 @@ def end(options: argparse.Namespace) -> int:
 
 
 def _chosen(name: str | None) -> list[Instance]:
-    """The servers of a name: their port, process, address or model; without one, all."""
+    """The servers with this port, process id, URL or model; all servers if `name` is None."""
     found = running()
     if name is not None:
         found = [i for i in found if name in (i.url, i.url.rpartition(":")[2], str(i.pid), *i.models)]

@@ -58,7 +58,9 @@ class Running:
 
     def cancelled(self) -> int:
         """Answers that were given up, so far."""
-        counts = re.findall(r'tandem_requests_total\{finish="cancelled".*\} (\S+)', self.ask("/metrics")[2])
+        counts = re.findall(
+            r'tandem_requests_total\{finish_reason="cancelled".*\} (\S+)', self.ask("/metrics")[2]
+        )
         return int(sum(map(float, counts)))
 
     def cpu_seconds(self) -> float:

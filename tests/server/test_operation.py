@@ -342,13 +342,13 @@ def test_requests_have_ids_and_a_line_each(server: Running) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("prot = 1", "there is no setting prot"),
+        ("prot = 1", "unknown setting prot"),
         ("port = 'x'", "port = 'x'"),
         ("port = 99999", "65535"),
         ("max_requests = 0", "above 0"),
         ("models = 3", "models = 3"),
         ("access_log = 1", "access_log"),
-        ("port = ", "is not TOML"),
+        ("port = ", "is not valid TOML"),
         ("kv = 'f8'", "f16 or q8"),
     ],
 )

@@ -207,7 +207,7 @@ def test_all_replicas_are_watched(server: Running) -> None:
         """Of each replica that has given any."""
         status, _, text = server.ask("/metrics")
         assert status == 200 and text.count("# TYPE tandem_requests_total counter") == 1
-        label = r'tandem_requests_total\{finish="length",model="tiny",replica="(\w+)"\} ([0-9.]+)'
+        label = r'tandem_requests_total\{finish_reason="length",model="tiny",replica="(\w+)"\} ([0-9.]+)'
         return {replica: float(count) for replica, count in re.findall(label, text)}
 
     server.wait_idle()

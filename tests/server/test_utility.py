@@ -39,7 +39,7 @@ def test_metrics_count_what_happens(smollm2: Running) -> None:
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     assert 0 < cached == grown["tandem_prompt_tokens_cached_total"] < usage["prompt_tokens"]
     assert grown["tandem_requests_total"] == grown["tandem_time_to_first_token_seconds_count"] == 1
-    assert grown["tandem_inter_token_seconds_count"] == 9 and grown["tandem_steps_total"] >= 10
+    assert grown["tandem_inter_token_latency_seconds_count"] == 9 and grown["tandem_steps_total"] >= 10
     assert after["tandem_requests_running"] == after["tandem_requests_waiting"] == 0
     assert after["tandem_kv_blocks"] > 0 and after["tandem_device_memory_bytes"] > 90e6
 

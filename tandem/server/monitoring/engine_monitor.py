@@ -1,4 +1,4 @@
-"""What the engines are doing, second by second: `/live`, for the page and for the curious."""
+"""Counts what an engine does, second by second: `/live` for the web page, and the source of `/metrics`."""
 
 from __future__ import annotations
 
@@ -25,46 +25,49 @@ from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.kv_layout import kv_bytes
 from tandem.server.monitoring.roofline import Roofline, can_measure, measure_bandwidth, measure_parts
 
-SECONDS = 180  # that are remembered
-NOW = 3  # of them
-FIRST_TOKENS = 32  # requests whose waiting time is
-REST = 1.0  # seconds without a step before one is measured: who has just asked may ask again
+HISTORY_SECONDS = 180
+RECENT_SECONDS = 3  # with work in them, for the averages of "now"
+MAX_FIRST_TOKENS = 32  # times to first token that are kept
+IDLE_SECONDS = 1.0  # without a step before the roofline is measured: a client may send its next request
 
 
 @dataclass
-class Second:
-    """What happened in one second."""
+class StepCounts:
+    """Counts over one second, or in total."""
 
-    at: int
-    tokens: int = 0  # that answers got
-    prompt_tokens: int = 0  # that were computed
+    at: int  # seconds since 1970
+    tokens: int = 0  # generated
+    prompt_tokens: int = 0  # computed, without prefix cache hits
     steps: int = 0
-    sequences: int = 0  # of all steps together
+    sequences: int = 0  # sum of the batch sizes of all steps
     busy: float = 0.0  # seconds in steps
-    between: float = 0.0  # seconds outside of the engine from one step to the next, while there was work
-    decoding: float = 0.0  # seconds of steps without prompts
-    decoded: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens, rows) of those steps
-    kv_bytes: float = 0.0  # keys and values that they read
+    between: float = 0.0  # seconds between steps, outside the engine, while requests were running
+    decoding: float = 0.0  # seconds of decode steps (no prompt tokens)
+    decoded: Counter[tuple[int, int]] = field(
+        default_factory=Counter
+    )  # decode steps by (tokens, sampled rows)
+    kv_bytes: float = 0.0  # KV cache traffic of decode steps
 
 
 class EngineMonitor:
-    """Watches one engine. `on_step` runs in its thread and takes some microseconds."""
+    """Monitors one engine. `on_step` runs in the engine's thread and takes a few microseconds."""
 
     def __init__(self, llm: LLM) -> None:
         self.llm, self.engine = llm, llm.engine
-        self.seconds: deque[Second] = deque(maxlen=SECONDS)
-        self.first_tokens: deque[float] = deque(maxlen=FIRST_TOKENS)
-        self.totals = Second(0)
+        self.seconds: deque[StepCounts] = deque(maxlen=HISTORY_SECONDS)
+        self.first_tokens: deque[float] = deque(maxlen=MAX_FIRST_TOKENS)
+        self.totals = StepCounts(0)
         self.requests = 0
         self.roofline: Roofline | None = None
         self._lock = threading.Lock()
         self._last = self._drafts_accepted = 0.0
         self._served: set[Sequence] = set()  # by the last step
-        self._kv = _bytes_a_position(llm)
+        self._kv = _kv_bytes_per_position(llm)
         self._step_bytes: dict[tuple[int, int], float] = {}
         self.engine.watch = self.on_step
 
     def on_step(self, chunks: list[Chunk], seconds: float) -> None:
+        """Called by the engine after each step."""
         now = time.perf_counter()
         tokens = rows = prompt = 0
         kv_bytes, first = 0.0, list[float]()
@@ -82,7 +85,7 @@ class EngineMonitor:
                 kv_bytes += nbytes * (min(end, window + total - 1) if window else end)
         sampled = sum(chunk.sampled for chunk in chunks) + self._accepted()
         served = {chunk.sequence for chunk in chunks}
-        waited = not served.isdisjoint(self._served)  # else there may have been nothing to do
+        waited = not served.isdisjoint(self._served)  # otherwise the engine may have been idle
         between = max(0.0, self.engine.begun - self._last) if waited else 0.0
         self._last, self._served = now, served
         with self._lock:
@@ -106,25 +109,25 @@ class EngineMonitor:
         before, self._drafts_accepted = self._drafts_accepted, speculator.accepted if speculator else 0
         return int(self._drafts_accepted - before)
 
-    def _second(self) -> Second:
+    def _second(self) -> StepCounts:
         now = int(time.time())
         if not self.seconds or self.seconds[-1].at != now:
-            self.seconds.append(Second(now))
+            self.seconds.append(StepCounts(now))
         return self.seconds[-1]
 
-    # ---- for whoever looks
+    # ---- readers, in other threads
 
     async def measure(self) -> None:
-        """Measures where a step's time goes, once, when the engine has nothing to do."""
+        """Measures the roofline of a step once, when the engine is idle."""
         steps = self.totals.steps
         if self.roofline is None and not self._is_busy():
             found = await asyncio.to_thread(self._measure)
-            if self.totals.steps == steps:  # else it was disturbed: another time
+            if self.totals.steps == steps:  # otherwise a request disturbed it: try again later
                 self.roofline = found
 
     def _is_busy(self) -> bool:
         waiting = bool(self.engine.scheduler.running or self.engine.scheduler.waiting)
-        return waiting or time.perf_counter() < self._last + REST
+        return waiting or time.perf_counter() < self._last + IDLE_SECONDS
 
     def _measure(self) -> Roofline | None:
         try:
@@ -133,14 +136,17 @@ class EngineMonitor:
                     return None
                 parts = measure_parts(self.llm)
             return Roofline(measure_bandwidth(self.llm), parts)
-        except TandemError:  # it was closed meanwhile, perhaps
+        except TandemError:  # for example because the model was unloaded
             return None
 
     def snapshot(self) -> dict[str, Any]:
+        """The state of this model in `/live`."""
         with self._lock:
             seconds, first = [*self.seconds], [*self.first_tokens]
         now, by_time = int(time.time()), {second.at: second for second in seconds}
-        history = [by_time.get(at, Second(at)) for at in range(now - SECONDS, now)]  # whole seconds only
+        history = [
+            by_time.get(at, StepCounts(at)) for at in range(now - HISTORY_SECONDS, now)
+        ]  # without the current second
         scheduler, speculator = self.engine.scheduler, self.engine.scheduler.speculator
         return {
             "device": self.llm.device.describe(),
@@ -169,10 +175,10 @@ class EngineMonitor:
             "roofline": asdict(self.roofline) if self.roofline else None,
         }
 
-    def _now(self, history: list[Second]) -> dict[str, Any]:
-        """Averages over the last seconds in which there was work; tokens a second only if that is now."""
-        worked = [second for second in history if second.steps][-NOW:]
-        recent = any(second.steps for second in history[-NOW:])
+    def _now(self, history: list[StepCounts]) -> dict[str, Any]:
+        """Averages over the last seconds with work; token rates are 0 if those are not recent."""
+        worked = [second for second in history if second.steps][-RECENT_SECONDS:]
+        recent = any(second.steps for second in history[-RECENT_SECONDS:])
         steps, decoding = sum(s.steps for s in worked), sum(s.decoding for s in worked)
         decoded = sum((s.decoded for s in worked), Counter[tuple[int, int]]())
         nbytes = sum(self._bytes(*shape) * n for shape, n in decoded.items()) + sum(
@@ -191,7 +197,7 @@ class EngineMonitor:
         }
 
     def _bytes(self, tokens: int, rows: int) -> float:
-        """That a step moves, without the keys and values of positions before it."""
+        """Memory traffic of a step in bytes, without reading the KV cache."""
         if (tokens, rows) not in self._step_bytes:
             counts = {"tokens": tokens, "rows": rows, "work": rows}
             cost = added(launch.cost(counts) for launch in self.engine.program.launches)
@@ -205,14 +211,14 @@ class EngineMonitor:
                 "window": window,
                 "blocks": blocks,
                 "used": blocks - pool.num_free,
-                "shareable": len(pool.cached),
+                "cached": len(pool.cached),
             }
             for window, blocks, pool in zip(cache.windows, cache.blocks, cache.pools, strict=True)
         ]
 
 
-def _bytes_a_position(llm: LLM) -> list[tuple[int, float]]:
-    """(window, bytes of keys and values that a step reads for each position in it), of all layers alike."""
+def _kv_bytes_per_position(llm: LLM) -> list[tuple[int, float]]:
+    """(window, KV bytes that a step reads for each position) of each group of layers with the same window."""
     found: Counter[int] = Counter()
     for launch in llm.engine.program.launches:
         if launch.kernel.name == "attention":
@@ -222,7 +228,7 @@ def _bytes_a_position(llm: LLM) -> list[tuple[int, float]]:
 
 
 def _memory(llm: LLM) -> dict[str, Any]:
-    """Heaps with what this model has in them, in bytes."""
+    """Memory heaps, with the bytes that this model uses in each."""
     arenas = {"weights": 0, "kv": 0, "other": 0}
     heaps: list[dict[str, Any]] = []
     device: Any = llm.device
@@ -242,14 +248,14 @@ def _memory(llm: LLM) -> dict[str, Any]:
     return {"heaps": heaps, "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-_lives: WeakKeyDictionary[AsyncLLM, EngineMonitor] = WeakKeyDictionary()
+_monitors: WeakKeyDictionary[AsyncLLM, EngineMonitor] = WeakKeyDictionary()
 
 
 def monitor_of(llm: AsyncLLM) -> EngineMonitor:
-    """The one that watches a model, from the first time that it is asked for."""
-    if llm not in _lives:
-        _lives[llm] = EngineMonitor(llm.llm)
-    return _lives[llm]
+    """The monitor of a model, started at the first call."""
+    if llm not in _monitors:
+        _monitors[llm] = EngineMonitor(llm.llm)
+    return _monitors[llm]
 
 
 def live_router(models: Models) -> APIRouter:
@@ -257,7 +263,7 @@ def live_router(models: Models) -> APIRouter:
 
     @router.get("/live")
     async def live(roofline: bool = False) -> dict[str, Any]:
-        """`roofline`: measure it, if that is still to do. It takes the device from others for a moment."""
+        """The state of all loaded models. `roofline`: measure it once, which uses the device briefly."""
         return live_snapshot(models, roofline)
 
     return router
@@ -267,7 +273,7 @@ _measuring: set[asyncio.Task[None]] = set()
 
 
 def live_snapshot(models: Models, roofline: bool) -> dict[str, Any]:
-    """What /live answers."""
+    """The body of `/live`."""
     watched = {loaded.name: monitor_of(loaded.llm) for loaded in models.loaded()}
     if roofline:
         _measure_one(watched.values())
@@ -275,7 +281,7 @@ def live_snapshot(models: Models, roofline: bool) -> dict[str, Any]:
 
 
 def _measure_one(lives: Iterable[EngineMonitor]) -> None:
-    """One at a time: two would slow each other down."""
+    """Starts one measurement at a time: two would slow each other down."""
     unknown = [live for live in lives if live.roofline is None and can_measure(live.llm)]
     if unknown and not _measuring:
         task = asyncio.get_running_loop().create_task(unknown[0].measure())

@@ -1,4 +1,4 @@
-"""Where a step's time goes, and the least it could take: the bytes it must move, over what the memory gives."""
+"""The roofline of a decode step: measured time of each part, against its bytes over the measured memory bandwidth."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tandem.engine.llm import LLM
 from tandem.errors import TandemError
 from tandem.program.program import Launch
 
-DEPTH = 256  # positions before the token of the step that is measured
-ROOM = 2 << 30  # bytes of a GPU that must be free to measure its memory
+DEPTH = 256  # tokens in the KV cache before the measured step
+MIN_FREE_BYTES = 2 << 30  # of GPU memory, to measure its bandwidth
 
 
 def part_of(launch: Launch) -> str:
-    """Which part of a model a launch belongs to."""
+    """The part of the model that a launch belongs to."""
     if launch.kernel.name == "attention":
         return "attention"
     if not launch.kernel.name.startswith("matmul"):
@@ -31,23 +31,23 @@ def part_of(launch: Launch) -> str:
 @dataclass(frozen=True)
 class Part:
     name: str
-    seconds: float  # measured, each launch alone
+    seconds: float  # sum of its launches, each timed alone
     nbytes: float
 
 
 @dataclass(frozen=True)
 class Roofline:
-    bandwidth: float | None  # bytes a second that the device's memory gives; None: it could not be measured
-    parts: list[Part]  # of a step of one token
+    bandwidth: float | None  # bytes/s of the device's memory; None: could not be measured
+    parts: list[Part]  # of a decode step of one token
 
 
 def can_measure(llm: LLM) -> bool:
-    """Where a model is split between devices, each would have a roofline of its own."""
+    """False for a model split over devices, each of which has its own roofline."""
     return not hasattr(llm.device, "devices")
 
 
 def measure_parts(llm: LLM) -> list[Part]:
-    """Those that take most first; the caller has the lock of an engine with nothing to do."""
+    """The parts of a decode step, slowest first. The caller holds the lock of an idle engine."""
     depth = min(DEPTH, llm.context // 2)
     step: Step = [(depth, 1)]
     bench, workload = Bench.on(llm.engine), Workload("decode", 1, depth=depth)
@@ -62,8 +62,8 @@ def measure_parts(llm: LLM) -> list[Part]:
 
 
 def measure_bandwidth(llm: LLM) -> float | None:
-    """Takes about a second of the whole device, and is done by another one: it takes memory and gives it back."""
-    if llm.device.name != "cpu" and llm.device.free_memory()[0] < ROOM:
+    """Measures the memory bandwidth, in about a second, through a second device object that frees its memory."""
+    if llm.device.name != "cpu" and llm.device.free_memory()[0] < MIN_FREE_BYTES:
         return None
     try:
         device = open_device(llm.device.name.split()[0], threads=getattr(llm.device, "threads", None))

@@ -1,4 +1,4 @@
-"""`/docs`: the OpenAPI document for people. Made here, since FastAPI's own page asks other hosts for its scripts."""
+"""`/docs`: the OpenAPI document as a page. FastAPI's own page loads scripts from other hosts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def docs(request: Request) -> HTMLResponse:
     body = "".join(f"<h2>{escape(tag)}</h2>{''.join(shown)}" for tag, shown in tags.items())
     name = f"Tandem {document['info']['version']}"
     head = f"<title>{name}</title><style>{STYLE}</style>"
-    intro = f"<h1>{name}</h1><p>The same for programs: <a href='openapi.json'>openapi.json</a></p>"
+    intro = f"<h1>{name}</h1><p>Machine-readable: <a href='openapi.json'>openapi.json</a></p>"
     return HTMLResponse(
         f"<!doctype html><html lang=en><meta charset=utf-8>{head}{intro}{body}", headers=HEADERS
     )
@@ -47,7 +47,7 @@ def _operation(path: str, method: str, operation: dict[str, Any], document: dict
     statuses = ", ".join(sorted(operation["responses"]))
     title = f"<span class=method>{escape(method)}</span><code>{escape(path)}</code>"
     about = escape(operation.get("description", ""))
-    return f"<details><summary>{title} {about}</summary>{fields}<p>Answers: {escape(statuses)}</p></details>"
+    return f"<details><summary>{title} {about}</summary>{fields}<p>Status codes: {escape(statuses)}</p></details>"
 
 
 def _fields(schema: dict[str, Any], document: dict[str, Any]) -> str:
@@ -68,7 +68,7 @@ def _resolved(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any
 
 
 def _kind(schema: dict[str, Any], document: dict[str, Any], depth: int = 0) -> str:
-    """A field's type in a few words: objects with their fields, two levels deep."""
+    """A short description of a field's type, with objects two levels deep."""
     if options := schema.get("anyOf"):
         kinds = [_kind(option, document, depth) for option in options if option.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))

@@ -1,4 +1,4 @@
-"""The page: files of this package, sent as they are. It asks no other host for anything, and may not."""
+"""The web page: static files of this package. A content security policy forbids requests to other hosts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # asks whether there is a new one, each time
+    "cache-control": "no-cache",  # revalidate with the ETag
     "cross-origin-opener-policy": "same-origin",
 }
 
 
 @cache
 def _files() -> dict[str, tuple[bytes, str, str]]:
-    """name -> content, type, version. Only these names are served, so no path leads anywhere else."""
+    """name -> (content, content type, ETag). Only these names are served, so there is no path traversal."""
     found = {}
     for path in FOLDER.iterdir():
         if path.suffix in TYPES:
@@ -37,22 +37,22 @@ def page_router() -> APIRouter:
 
     @router.get("/")
     def index(request: Request) -> Response:
-        return _answer(request, "index.html")
+        return _respond(request, "index.html")
 
     @router.get("/page/{name}")
     def file(request: Request, name: str) -> Response:
-        return _answer(request, name)
+        return _respond(request, name)
 
     @router.get("/favicon.ico")
     def icon(request: Request) -> Response:
-        return _answer(request, "icon.svg")
+        return _respond(request, "icon.svg")
 
     return router
 
 
-def _answer(request: Request, name: str) -> Response:
+def _respond(request: Request, name: str) -> Response:
     if name not in _files():
-        return PlainTextResponse("there is no such file", 404)
+        return PlainTextResponse("there is no such file: the page is at /", 404)
     content, kind, version = _files()[name]
     headers = {**HEADERS, "etag": version}
     if request.headers.get("if-none-match") == version:

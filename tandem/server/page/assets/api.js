@@ -1,9 +1,9 @@
-// The server's API, as any client uses it.
+// A client of the server's OpenAI API.
 
 const KEY = "tandem.key";
 const dialog = document.getElementById("key-dialog");
 
-/** fetch with the key, if there is one; asks for it where the server wants one. */
+/** fetch with the API key; asks for it if the server returns 401. */
 async function request(path, options = {}) {
   for (;;) {
     const key = localStorage.getItem(KEY);
@@ -14,19 +14,19 @@ async function request(path, options = {}) {
   }
 }
 
-let asking;
+let keyPrompt;
 function askForKey() {
-  asking ??= new Promise((resolve) => {
+  keyPrompt ??= new Promise((resolve) => {
     const input = document.getElementById("key");
     input.value = "";
     dialog.addEventListener("close", () => {
       localStorage.setItem(KEY, input.value.trim());
-      asking = undefined;
+      keyPrompt = undefined;
       resolve();
     }, { once: true });
     if (!dialog.open) dialog.showModal();
   });
-  return asking;
+  return keyPrompt;
 }
 
 async function failure(response) {
@@ -35,7 +35,7 @@ async function failure(response) {
     const { error } = JSON.parse(text);
     return new Error(error.message ?? String(error));
   } catch {
-    return new Error(`The server answered ${response.status}.`);
+    return new Error(`The server returned status ${response.status}.`);
   }
 }
 
@@ -47,7 +47,7 @@ export async function get(path) {
 
 export const models = async () => (await get("/v1/models")).data.map((model) => model.id);
 
-/** The chunks of a chat completion, as they come. */
+/** Streams the chunks of a chat completion. */
 export async function* complete(body, signal) {
   const response = await request("/v1/chat/completions", {
     method: "POST",
@@ -73,5 +73,5 @@ export async function* complete(body, signal) {
       yield chunk;
     }
   }
-  if (!done) throw new Error("The connection was lost before the answer was done.");
+  if (!done) throw new Error("The connection was lost before the response was complete: send it again.");
 }

@@ -1,12 +1,12 @@
-// A line over the last minutes, drawn on a canvas in the page's own colours.
+// A line chart of the last minutes on a canvas, in the theme's colours.
 
 import { h } from "./dom.js";
 
-const ROOM = { left: 36, right: 8, top: 10, bottom: 20 }; // px
+const MARGIN = { left: 36, right: 8, top: 10, bottom: 20 }; // px
 
 export class Chart {
   constructor() {
-    this.canvas = h("canvas", { role: "img", "aria-label": "Tokens a second over the last three minutes" });
+    this.canvas = h("canvas", { role: "img", "aria-label": "Tokens per second over the last three minutes" });
     this.tip = h(".tip", { hidden: true });
     this.node = h(".chart", null, this.canvas, this.tip);
     this.canvas.addEventListener("pointermove", (event) => this.point(event.offsetX));
@@ -15,8 +15,8 @@ export class Chart {
   }
 
   point(x) {
-    const width = this.canvas.clientWidth - ROOM.left - ROOM.right, last = this.values.length - 1;
-    this.at = Math.max(0, Math.min(last, Math.round(((x - ROOM.left) / width) * last)));
+    const width = this.canvas.clientWidth - MARGIN.left - MARGIN.right, last = this.values.length - 1;
+    this.at = Math.max(0, Math.min(last, Math.round(((x - MARGIN.left) / width) * last)));
     this.draw(this.values);
   }
 
@@ -30,16 +30,16 @@ export class Chart {
     ink.scale(scale, scale);
     const style = getComputedStyle(this.canvas), colour = (name) => style.getPropertyValue(name).trim();
     const top = ceiling(Math.max(...values)), last = values.length - 1;
-    const x = (i) => ROOM.left + ((width - ROOM.left - ROOM.right) * i) / last;
-    const y = (v) => ROOM.top + (height - ROOM.top - ROOM.bottom) * (1 - v / top);
+    const x = (i) => MARGIN.left + ((width - MARGIN.left - MARGIN.right) * i) / last;
+    const y = (v) => MARGIN.top + (height - MARGIN.top - MARGIN.bottom) * (1 - v / top);
     ink.font = `11px ${style.fontFamily}`;
     ink.fillStyle = colour("--muted");
     ink.strokeStyle = colour("--line");
     ink.textBaseline = "middle";
     ink.textAlign = "right";
     for (const part of [0, 0.5, 1]) {
-      line(ink, [[ROOM.left, y(top * part)], [width - ROOM.right, y(top * part)]]);
-      ink.fillText(String(top * part), ROOM.left - 8, y(top * part));
+      line(ink, [[MARGIN.left, y(top * part)], [width - MARGIN.right, y(top * part)]]);
+      ink.fillText(String(top * part), MARGIN.left - 8, y(top * part));
     }
     ink.textBaseline = "bottom";
     for (const ago of [180, 120, 60, 0].filter((s) => s <= values.length)) {
@@ -47,7 +47,7 @@ export class Chart {
       ink.fillText(ago ? `${ago / 60} min ago` : "now", x(Math.max(0, last - ago)), height - 2);
     }
     const points = values.map((v, i) => [x(i), y(v)]);
-    const fade = ink.createLinearGradient(0, ROOM.top, 0, height - ROOM.bottom);
+    const fade = ink.createLinearGradient(0, MARGIN.top, 0, height - MARGIN.bottom);
     fade.addColorStop(0, colour("--fade"));
     fade.addColorStop(1, colour("--fade-end"));
     ink.fillStyle = fade;
@@ -73,11 +73,11 @@ export class Chart {
   }
 }
 
-/** A round number at or above the highest value. */
-function ceiling(most) {
-  if (most <= 10) return 10;
-  const ten = 10 ** Math.floor(Math.log10(most));
-  return [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((m) => m * ten).find((step) => step >= most);
+/** The round number at or above the maximum, for the axis. */
+function ceiling(max) {
+  if (max <= 10) return 10;
+  const ten = 10 ** Math.floor(Math.log10(max));
+  return [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((m) => m * ten).find((step) => step >= max);
 }
 
 function path(ink, points) {

@@ -1,12 +1,12 @@
-// The conversation on the screen: its messages, and the answer that is being written.
+// The conversation view: messages, and the response that is streaming.
 
 import { complete } from "./api.js";
 import { $, copyText, h, icon, iconButton, toast } from "./dom.js";
 import { show } from "./markdown.js";
 import * as store from "./store.js";
 
-const SAVE_EVERY = 700; // ms while an answer comes
-const NEAR = 80; // px from the end: then the view follows it
+const SAVE_EVERY = 700; // ms, while a response streams
+const NEAR = 80; // px from the end within which the view scrolls with the text
 const IDEAS = ["Explain how a CPU cache works", "Write a haiku about rain", "A Python function that reverses words"];
 
 export class Chat {
@@ -35,15 +35,15 @@ export class Chat {
     this.toEnd();
   }
 
-  // ---- asking and answering
+  // ---- requests
 
   send(text) {
     this.chat.messages.push({ role: "user", content: text });
-    this.answer();
+    this.respond();
   }
 
-  /** Lets the model answer the conversation as it is up to `count` messages. */
-  async answer(count = this.chat.messages.length) {
+  /** Generates a response to the first `count` messages. */
+  async respond(count = this.chat.messages.length) {
     if (this.busy) return;
     const chat = this.chat, stopper = new AbortController();
     const message = { role: "assistant", content: "", model: this.host.model() };
@@ -58,7 +58,7 @@ export class Chat {
       await this.receive(chat, message, stopper.signal);
     } catch (error) {
       if (stopper.signal.aborted) message.stopped = true;
-      else message.error = error instanceof TypeError ? "The server cannot be reached." : error.message;
+      else message.error = error instanceof TypeError ? "The server cannot be reached: check that it is running." : error.message;
     }
     if (this.stopper === stopper) this.stopper = null;
     delete message.first;
@@ -80,7 +80,7 @@ export class Chat {
       if (delta.content || delta.reasoning_content) {
         message.first ??= performance.now() - begun;
         message.content += delta.content ?? "";
-        if (delta.reasoning_content) message.thought = (message.thought ?? "") + delta.reasoning_content;
+        if (delta.reasoning_content) message.reasoning = (message.reasoning ?? "") + delta.reasoning_content;
         this.refresh(chat, message);
       }
       if (chunk.choices?.[0]?.finish_reason === "length") message.cut = true;
@@ -101,13 +101,13 @@ export class Chat {
   }
 
   save(chat) {
-    if (!store.save(chat)) toast("This browser has no room left: delete some conversations to keep new ones.");
+    if (!store.save(chat)) toast("The browser's storage is full: delete some conversations to save new ones.");
     this.host.changed();
   }
 
-  // ---- drawing
+  // ---- rendering
 
-  /** Draws new text once a frame at most. */
+  /** Renders new text at most once a frame. */
   refresh(chat, message) {
     if (this.frame || this.chat !== chat) return;
     this.frame = requestAnimationFrame(() => {
@@ -126,10 +126,10 @@ export class Chat {
   }
 
   node(message, at) {
-    return message.role === "user" ? this.question(message, at) : this.reply(message, at);
+    return message.role === "user" ? this.userMessage(message, at) : this.assistantMessage(message, at);
   }
 
-  question(message, at) {
+  userMessage(message, at) {
     const copy = iconButton("copy", "Copy", () => copyText(message.content, copy));
     const edit = iconButton("edit", "Edit", () => this.edit(node, message, at));
     const node = h("article.message.user", { "aria-label": "You" }, h(".bubble", null, message.content),
@@ -137,32 +137,33 @@ export class Chat {
     return node;
   }
 
-  reply(message, at) {
+  assistantMessage(message, at) {
     const body = h(".text"), last = at === this.chat.messages.length - 1;
-    const writing = last && this.busy;
-    const node = h(`article.message.reply${writing ? ".writing" : ""}`, { "aria-label": "Answer" });
+    const streaming = last && this.busy;
+    const node = h(`article.message.reply${streaming ? ".writing" : ""}`, { "aria-label": "Response" });
     node.body = body;
-    if (message.thought !== undefined || writing) {
-      node.thought = h(".thought-text");
-      node.thinking = h("details.thought", { hidden: !message.thought }, h("summary", null, "Thinking"), node.thought);
-      node.append(node.thinking);
+    if (reasoningOf(message) !== undefined || streaming) {
+      node.reasoningText = h(".reasoning-text");
+      node.reasoning = h("details.reasoning", { hidden: !reasoningOf(message) }, h("summary", null, "Reasoning"),
+        node.reasoningText);
+      node.append(node.reasoning);
     }
     node.append(body);
     this.fill(node, message);
-    if (writing) return node;
+    if (streaming) return node;
     if (message.error) {
       node.append(h("p.error", { role: "alert" }, message.error));
     }
     const copy = iconButton("copy", "Copy", () => copyText(message.content, copy));
-    const again = iconButton("again", "Regenerate", () => this.answer(at));
+    const again = iconButton("again", "Regenerate", () => this.respond(at));
     node.append(h(".actions", null, copy, again, h("span.stats", null, describe(message))));
     return node;
   }
 
   fill(node, message) {
-    if (node.thinking && message.thought) {
-      node.thinking.hidden = false;
-      node.thought.textContent = message.thought;
+    if (node.reasoning && reasoningOf(message)) {
+      node.reasoning.hidden = false;
+      node.reasoningText.textContent = reasoningOf(message);
     }
     show(node.body, message.content);
   }
@@ -170,13 +171,13 @@ export class Chat {
   edit(node, message, at) {
     if (this.busy) this.stop();
     const area = h("textarea", { value: message.content, "aria-label": "Edit message", rows: 1 });
-    const cancel = () => node.replaceWith(this.question(message, at));
+    const cancel = () => node.replaceWith(this.userMessage(message, at));
     const send = () => {
       const text = area.value.trim();
       if (!text) return;
       message.content = text;
       this.chat.title = at === 0 ? "" : this.chat.title;
-      this.answer(at + 1);
+      this.respond(at + 1);
     };
     area.addEventListener("keydown", (event) => {
       if (event.key === "Escape") cancel();
@@ -198,7 +199,7 @@ export class Chat {
       h("p", null, "Everything you write stays on the machine this server runs on."), h(".ideas", null, ideas));
   }
 
-  // ---- where the view is
+  // ---- scrolling
 
   toEnd() { this.scroll.scrollTop = this.scroll.scrollHeight; this.scrolled(); }
 
@@ -208,6 +209,8 @@ export class Chat {
     $("jump").hidden = this.follow;
   }
 }
+
+const reasoningOf = (message) => message.reasoning ?? message.thought; // `thought`: saved by older versions
 
 export function grow(area) {
   area.style.height = "auto";
@@ -220,8 +223,8 @@ function describe({ stats, stopped, cut }) {
   if (stats) {
     parts.push(`${stats.tokens} tokens`);
     if (stats.rate) parts.push(`${stats.rate.toFixed(stats.rate < 10 ? 1 : 0)} tokens/s`);
-    if (stats.first) parts.push(`first after ${(stats.first / 1000).toFixed(2)} s`);
+    if (stats.first) parts.push(`first token after ${(stats.first / 1000).toFixed(2)} s`);
   }
-  if (cut) parts.push("cut at the longest answer: see settings");
+  if (cut) parts.push("cut at the maximum length: see settings");
   return parts.join(" · ");
 }

@@ -1,4 +1,4 @@
-// Makes DOM nodes. Text is only ever set as text: nothing a model or a person writes is parsed as HTML.
+// Creates DOM nodes. Text is always set as text: nothing that a model or a user writes is parsed as HTML.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -37,7 +37,7 @@ export async function copyText(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Browsers have no clipboard for plain http from another machine: a selection does it.
+    // Browsers have no clipboard API on plain http from another machine: copy a selection instead.
     const area = h("textarea.unseen", { value: text });
     document.body.append(area);
     area.select();

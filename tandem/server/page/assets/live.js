@@ -1,10 +1,10 @@
-// What the machine is doing: tokens a second, waiting times, batches, memory, and a step against the roofline.
+// The live view: tokens per second, time to first token, batch size, memory, and the roofline of a step.
 
 import { get } from "./api.js";
 import { Chart } from "./chart.js";
 import { h } from "./dom.js";
 
-const EVERY = 1000; // ms, and only while someone looks or waits for an answer
+const EVERY = 1000; // ms between polls, while the view is open or a response streams
 
 export class Live {
   constructor(view, model, onRate) {
@@ -19,7 +19,7 @@ export class Live {
     this.poll();
   }
 
-  /** While an answer comes, its speed is shown. */
+  /** While a response streams, the top bar shows its speed. */
   watch(busy) {
     this.busy = busy;
     this.poll();
@@ -33,15 +33,15 @@ export class Live {
     clearTimeout(this.timer);
     if (document.hidden || !(this.shown || this.busy)) return this.onRate("idle", false);
     this.timer = setTimeout(() => this.poll(), EVERY);
-    if (this.asking) return undefined;
-    this.asking = true;
+    if (this.polling) return undefined;
+    this.polling = true;
     try {
       const { models } = await get(this.shown ? "/live?roofline=true" : "/live");
       this.update(models);
     } catch {
       this.onRate("offline", false);
     } finally {
-      this.asking = false;
+      this.polling = false;
     }
     return undefined;
   }
@@ -70,14 +70,14 @@ export class Live {
     this.view.append(h(".live-page", null,
       h("header.live-head", null, part("title", "h2"), part("title-note", "p")),
       h("section.card.hero", null,
-        h(".hero-text", null, h("span.label", null, "Tokens a second"), part("rate"), part("rate-note")),
+        h(".hero-text", null, h("span.label", null, "Tokens per second"), part("rate"), part("rate-note")),
         this.chart.node),
-      h(".stats-row", null, stat("first", "First token"), stat("batch", "Batch"), stat("step", "Step"),
+      h(".stats-row", null, stat("first", "Time to first token"), stat("batch", "Batch size"), stat("step", "Step"),
         stat("traffic", "Memory traffic")),
       h(".two", null,
-        card("Where a step's time goes", part("roof")),
-        h(".stack", null, card("Keys and values", part("kv")), card("Memory", part("memory")),
-          card("Since the start", part("totals"))))));
+        card("Time of a decode step", part("roof")),
+        h(".stack", null, card("KV cache", part("kv")), card("Memory", part("memory")),
+          card("Since startup", part("totals"))))));
     this.parts = parts;
   }
 
@@ -90,59 +90,59 @@ export class Live {
     const { now, history, first_token: first, kv, memory, roofline, totals } = state;
     this.put("title", name, state.device);
     this.put("rate", active ? digits(now.tokens_per_s) : "0", active
-      ? `${state.running} answering${state.waiting ? `, ${state.waiting} waiting` : ""}` : "idle");
+      ? `${state.running} running${state.waiting ? `, ${state.waiting} waiting` : ""}` : "idle");
     this.put("first", first ? time(first.last) : "–", first ? `median ${time(first.median)}` : "of the last request");
-    this.put("batch", now.sequences ? digits(now.sequences) : "–", "sequences a step");
+    this.put("batch", now.sequences ? digits(now.sequences) : "–", "sequences per step");
     this.put("step", now.step_seconds ? time(now.step_seconds) : "–",
-      now.step_seconds ? `${(100 * now.between).toFixed(1)}% outside the engine` : "while it answers");
+      now.step_seconds ? `${(100 * now.between).toFixed(1)}% outside the engine` : "while requests run");
     const limit = roofline?.bandwidth;
     this.put("traffic", now.bytes_per_s ? rate(now.bytes_per_s) : "–",
-      limit ? `of ${rate(limit)} the memory gives` : "the limit is measured when idle");
+      limit ? `of ${rate(limit)} measured bandwidth` : "bandwidth is measured when idle");
     this.chart.draw(history.tokens);
     this.parts.roof.replaceChildren(...roof(roofline, now));
     this.parts.kv.replaceChildren(...kv.map(kvBar));
     this.parts.memory.replaceChildren(...memory.heaps.map(heapBar));
-    this.parts.totals.replaceChildren(h("dl.totals", null, ...[["Answers", totals.requests],
-      ["Tokens written", totals.tokens], ["Tokens read", totals.prompt_tokens], ["Steps", totals.steps]].flatMap(
+    this.parts.totals.replaceChildren(h("dl.totals", null, ...[["Responses", totals.requests],
+      ["Generated tokens", totals.tokens], ["Prompt tokens", totals.prompt_tokens], ["Steps", totals.steps]].flatMap(
       ([label, value]) => [h("dt", null, label), h("dd", null, value.toLocaleString("en"))])));
   }
 }
 
-/** One row for each part of the model: its time in a step of one token, and the least it could be. */
+/** One row for each part of the model: its time in a decode step of one token, and its minimum by memory bandwidth. */
 function roof(roofline, now) {
-  if (!roofline) return [h("p.note", null, "Measured when the engine has a moment to spare.")];
+  if (!roofline) return [h("p.note", null, "Measured when the engine is idle.")];
   const { parts, bandwidth } = roofline;
-  const most = Math.max(...parts.map((part) => part.seconds));
+  const max = Math.max(...parts.map((part) => part.seconds));
   const total = parts.reduce((sum, part) => sum + part.seconds, 0);
   const bytes = parts.reduce((sum, part) => sum + part.nbytes, 0);
   const rows = parts.map(({ name, seconds, nbytes }) => {
     const floor = bandwidth ? Math.min(nbytes / bandwidth, seconds) : 0;
     const bar = h(".bar");
-    bar.append(segment("floor", floor / most), segment("time", (seconds - floor) / most));
+    bar.append(segment("floor", floor / max), segment("time", (seconds - floor) / max));
     const share = bandwidth ? `${Math.round((100 * floor) / seconds)}%` : "";
     return h(".part", null, h("span.part-name", null, name), h("span.part-time", null, time(seconds)), bar,
       h("span.part-share", null, share));
   });
-  const least = bandwidth ? `; at the memory's speed its ${size(bytes)} take ${time(bytes / bandwidth)}` : "";
-  return [h(".key", null, swatch("floor", "least time, by the bytes it moves"), swatch("time", "above it")), ...rows,
-    h("p.note", null, `One token alone takes ${time(total)} when each launch is timed by itself${least}.`
+  const minimum = bandwidth ? `; reading its ${size(bytes)} at full bandwidth takes ${time(bytes / bandwidth)}` : "";
+  return [h(".key", null, swatch("floor", "minimum time, by memory traffic"), swatch("time", "time above the minimum")), ...rows,
+    h("p.note", null, `A decode step of one token takes ${time(total)} with each launch timed alone${minimum}.`
       + (now.step_seconds ? ` A step now takes ${time(now.step_seconds)}.` : ""))];
 }
 
-function kvBar({ window, blocks, used, shareable }) {
-  const cached = Math.min(shareable, blocks - used), bar = h(".bar");
-  bar.append(segment("time", used / blocks), segment("soft", cached / blocks));
-  const name = window ? `last ${window} positions` : "all positions";
+function kvBar({ window, blocks, used, cached }) {
+  const idle = Math.min(cached, blocks - used), bar = h(".bar");
+  bar.append(segment("time", used / blocks), segment("soft", idle / blocks));
+  const name = window ? `sliding window of ${window} tokens` : "full attention";
   return h(".meter", null, h(".meter-head", null, h("span", null, name),
     h("span", null, `${used.toLocaleString("en")} of ${blocks.toLocaleString("en")} blocks`)), bar,
-    h(".key", null, swatch("time", "in use"), swatch("soft", "kept for prompts that begin alike")));
+    h(".key", null, swatch("time", "in use"), swatch("soft", "prefix cache")));
 }
 
 function heapBar({ name, weights, kv, other, free }) {
   const all = weights + kv + other + free, bar = h(".bar");
   bar.append(segment("floor", weights / all), segment("time", kv / all), segment("soft", other / all));
   return h(".meter", null, h(".meter-head", null, h("span", null, name), h("span", null, `${size(free)} free`)), bar,
-    h(".key", null, swatch("floor", `weights ${size(weights)}`), swatch("time", `keys and values ${size(kv)}`),
+    h(".key", null, swatch("floor", `weights ${size(weights)}`), swatch("time", `KV cache ${size(kv)}`),
       swatch("soft", `other ${size(other)}`)));
 }
 

@@ -1,4 +1,4 @@
-// Puts the page together: the list of conversations, the composer, the model, the theme, and which view is shown.
+// The page: the list of conversations, the message box, model, theme, and the choice of view.
 
 import * as api from "./api.js";
 import { Chat, grow } from "./chat.js";
@@ -39,13 +39,13 @@ function forget(id) {
   toast("Conversation deleted.", "Undo", () => { store.save(kept); drawChats(); });
 }
 
-/** A conversation that has begun has an address, so that a reload shows it again. */
+/** Puts a conversation's id in the URL once it has messages, so that a reload shows it again. */
 function keepAddress() {
   const { id, messages } = chat.chat;
   if (messages.length && location.hash !== "#live") history.replaceState(null, "", `#${id}`);
 }
 
-/** The address says what is shown: #live, #<a conversation>, or a new one. */
+/** Shows the view that the URL names: #live, #<conversation id>, or a new conversation. */
 function route() {
   const name = location.hash.slice(1), isLive = name === "live";
   $("live-view").hidden = !isLive;
@@ -62,7 +62,7 @@ function route() {
   if (!isLive && matchMedia("(hover: hover)").matches) input.focus();
 }
 
-// ---- the composer
+// ---- the message box
 
 function submit() {
   const text = input.value.trim();
@@ -88,7 +88,7 @@ $("composer").addEventListener("submit", (event) => { event.preventDefault(); su
 $("stop").addEventListener("click", () => chat.stop());
 input.addEventListener("input", resize);
 input.addEventListener("keydown", (event) => {
-  const byTouch = matchMedia("(pointer: coarse)").matches; // there, Enter begins a line
+  const byTouch = matchMedia("(pointer: coarse)").matches; // on touch screens, Enter starts a new line
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !byTouch) {
     event.preventDefault();
     submit();
@@ -110,7 +110,7 @@ async function loadModels() {
     if (!select.value && names.length) select.value = names[0];
     $("fine").textContent = "";
   } catch (error) {
-    $("fine").textContent = error instanceof TypeError ? "The server cannot be reached." : error.message;
+    $("fine").textContent = error instanceof TypeError ? "The server cannot be reached: check that it is running." : error.message;
     setTimeout(loadModels, 3000);
   }
 }
@@ -121,7 +121,7 @@ function pick(name) {
 
 select.addEventListener("change", () => store.model.save(select.value));
 
-// ---- the rest
+// ---- live rate, theme, menu
 
 function showRate(text, active) {
   $("rate-text").textContent = text;

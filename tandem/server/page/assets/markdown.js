@@ -1,5 +1,5 @@
-// Markdown as models write it, into DOM nodes. HTML in it is text; links go to http, https and mailto only; an image
-// is a link, for the page asks no other host for anything.
+// Renders the Markdown that models write as DOM nodes. HTML is shown as text; links go to http, https and mailto only;
+// an image becomes a link, because the page loads nothing from other hosts.
 
 import { copyText, h, icon } from "./dom.js";
 
@@ -9,9 +9,9 @@ const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)(.*)$/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
 const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
-const DEEPEST = 12; // lists in quotes in lists: beyond it, text
+const MAX_DEPTH = 12; // of nested lists and quotes; deeper ones are text
 
-/** Shows a text in a container. Blocks that are there already stay, so a stream redraws only its last one. */
+/** Renders a text in a container. Unchanged blocks stay, so a stream renders only its last block again. */
 export function show(container, text) {
   const found = blocks(text.replace(/\r\n?/g, "\n").split("\n"), 0);
   const known = container.blocks ?? [];
@@ -44,11 +44,11 @@ function blocks(lines, depth) {
       add(begin, ++at, () => h(`h${Math.min(6, marks.length + 1)}`, null, inline(title)));
     } else if (RULE.test(line)) {
       add(begin, ++at, () => h("hr"));
-    } else if (QUOTE.test(line) && depth < DEEPEST) {
+    } else if (QUOTE.test(line) && depth < MAX_DEPTH) {
       const inner = [];
       while (at < lines.length && (match = QUOTE.exec(lines[at]))) { inner.push(match[1]); at++; }
       add(begin, at, () => h("blockquote", null, draw(inner, depth + 1)));
-    } else if (ITEM.test(line) && depth < DEEPEST) {
+    } else if (ITEM.test(line) && depth < MAX_DEPTH) {
       at = listEnd(lines, at);
       const part = lines.slice(begin, at);
       add(begin, at, () => list(part, depth));
@@ -135,7 +135,7 @@ function codeBlock(code, language) {
     h("pre", { tabIndex: 0 }, h("code", null, code)));
 }
 
-// What begins at the first character that could be a mark, in the order of preference.
+// Inline elements by the pattern at their first character, in order of preference.
 const SPANS = [
   [/^(`+)([\s\S]*?[^`])\1(?!`)/, (m) => h("code", null, m[2].replace(/^ (.*) $/, "$1"))],
   [/^\*\*(?=\S)([\s\S]*?\S)\*\*/, (m, deep) => h("strong", null, inline(m[1], deep))],
@@ -151,9 +151,9 @@ const SPANS = [
 ];
 const MARKS = /[`*_~![<\\]|https?:| {2,}\n/g;
 
-/** Nodes of a line of text. */
+/** The nodes of inline text. */
 function inline(text, deep = 0) {
-  if (deep > DEEPEST) return [text];
+  if (deep > MAX_DEPTH) return [text];
   const nodes = [];
   let plain = "", at = 0;
   while (at < text.length) {

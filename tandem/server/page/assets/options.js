@@ -1,13 +1,13 @@
-// The settings: a system prompt, and how tokens are chosen.
+// The settings panel: system prompt and sampling parameters.
 
 import { $, h } from "./dom.js";
 import { DEFAULTS, settings as kept } from "./store.js";
 
 const SLIDERS = [
-  ["temperature", "Temperature", 0, 2, 0.05, "0 always takes the likeliest token; higher is more varied."],
-  ["top_p", "Top p", 0.05, 1, 0.05, "Choose among the likeliest tokens that make up this share."],
-  ["presence_penalty", "Presence penalty", -2, 2, 0.1, "Above 0, what was said once is less likely."],
-  ["frequency_penalty", "Frequency penalty", -2, 2, 0.1, "Above 0, what was said often is less likely."],
+  ["temperature", "Temperature", 0, 2, 0.05, "0 is greedy: always the most likely token. Higher is more varied."],
+  ["top_p", "Top p", 0.05, 1, 0.05, "Sample from the most likely tokens with this total probability."],
+  ["presence_penalty", "Presence penalty", -2, 2, 0.1, "Above 0, tokens that have occurred are less likely."],
+  ["frequency_penalty", "Frequency penalty", -2, 2, 0.1, "Above 0, tokens are less likely the more often they occurred."],
 ];
 
 export class Options {
@@ -31,7 +31,7 @@ export class Options {
 
   draw() {
     const system = h("textarea", { id: "system", rows: 5, value: this.values.system,
-      placeholder: "How the model should behave, for every conversation",
+      placeholder: "Instructions for every conversation",
       oninput: () => this.set("system", system.value) });
     const reset = h("button.plain", { type: "button", onclick: () => {
       this.values = { ...DEFAULTS };
@@ -41,7 +41,7 @@ export class Options {
     $("fields").replaceChildren(
       h("label.field", null, h("span.name", null, "System prompt"), system),
       ...SLIDERS.map((slider) => this.slider(...slider)),
-      this.number("max_tokens", "Longest answer", "tokens", 1),
+      this.number("max_tokens", "Maximum tokens", "tokens", 1),
       this.number("seed", "Seed", "random", 0),
       reset,
     );

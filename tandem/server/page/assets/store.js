@@ -1,4 +1,4 @@
-// Conversations and settings, kept in this browser: one entry a conversation, so that saving one is cheap.
+// Conversations and settings in this browser's storage: one entry per conversation, so that saving one is cheap.
 
 const PREFIX = "tandem.chat.";
 
@@ -14,7 +14,7 @@ function read(key, fallback) {
   }
 }
 
-/** False where the browser has no room left. */
+/** False if the browser's storage is full. */
 function write(key, value) {
   try {
     localStorage.setItem(key, JSON.stringify(value));
@@ -34,7 +34,7 @@ export const model = {
   save: (name) => localStorage.setItem("tandem.model", name),
 };
 
-/** All conversations, the latest first; without their messages. */
+/** All conversations without their messages, latest first. */
 export function chats() {
   return Object.keys(localStorage).filter((key) => key.startsWith(PREFIX)).map((key) => read(key, null))
     .filter(Boolean).map(({ id, title, updated }) => ({ id, title, updated })).sort((a, b) => b.updated - a.updated);
