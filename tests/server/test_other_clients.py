@@ -146,7 +146,7 @@ def test_ollama_models(llama: ollama.Client, smollm2: Running) -> None:
     head = urllib.request.Request(smollm2.url, method="HEAD")  # what Ollama's command asks first
     assert urllib.request.urlopen(head).status == 200
     for name, message in (
-        ("/etc/hostname", "is not a name to fetch"),
+        ("/etc/hostname", "cannot be downloaded"),
         ("nonsense", "no model is called nonsense"),
     ):
         with pytest.raises(ollama.ResponseError, match=message):
