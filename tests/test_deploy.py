@@ -1,4 +1,4 @@
-"""The files of deploy/ and docs/SECURITY.md say what is so."""
+"""The files of deploy/ and docs/SECURITY.md agree with the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_settings_file_shows_every_setting_and_its_default(tmp_path: Path) -
     text = (ROOT / "deploy" / "tandem.toml").read_text()
     found = dict(re.findall(r"^# (\w+) = (.*?)(?:  +#.*)?$", text, re.MULTILINE))
     assert set(found) == {field.name for field in dataclasses.fields(ServerSettings)}
-    shown = {  # which have no default, but an example
+    shown = {  # examples of settings without a default
         *("models", "context", "threads", "kv_memory", "gpu_memory", "draft", "keep_alive"),
         *("api_keys", "max_prompt"),
     }
@@ -32,7 +32,7 @@ def test_the_settings_file_shows_every_setting_and_its_default(tmp_path: Path) -
     assert read_settings_file(file).models == ("smollm2",)
 
 
-def test_the_unit_starts_a_command_that_there_is() -> None:
+def test_the_unit_starts_an_existing_command() -> None:
     unit = (ROOT / "deploy" / "tandem.service").read_text()
     [command] = re.findall(r"^ExecStart=\S+/tandem (.*)$", unit, re.MULTILINE)
     assert parse(command.split()).command == "serve"
@@ -41,14 +41,14 @@ def test_the_unit_starts_a_command_that_there_is() -> None:
 
 
 def test_a_services_user_needs_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As systemd's dynamic ones, which have no entry among the users."""
+    """Like systemd's DynamicUser, which has no entry in the user database."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda _: {}[0])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert read_settings().pipelines == tmp_path / "tandem" and without_names({"a": "/b"}) == {"a": "/b"}
 
 
-def test_every_promise_names_a_test_that_there_is() -> None:
+def test_every_guarantee_names_an_existing_test() -> None:
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     text = (ROOT / "docs" / "SECURITY.md").read_text()
     named = set(re.findall(r"`(test_\w+)`", text))

@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright: installed where we may, or skipped loudly."""
+"""Debian's Chromium, driven by Playwright. Installed if possible; otherwise the tests are skipped with a warning."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def browser() -> Iterator[Browser]:
 
 
 def wait_until(page: Page, true: str, argument: object = None) -> None:
-    """Ask until the page says so. `Page.wait_for_function` asks from inside, by an eval that pages forbid."""
+    """Polls the page until `true` holds. `Page.wait_for_function` would need eval, which the page's policy forbids."""
     end = time.monotonic() + PATIENCE
     while not page.evaluate(true, argument):
         assert time.monotonic() < end, f"not true after {PATIENCE:g} seconds: {true}"

@@ -1,4 +1,4 @@
-"""One server with a real model, for all tests that only ask it."""
+"""A server with a real model, shared by all tests that do not change it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.server.servers import Running, serving
 
 @pytest.fixture(scope="session", autouse=True)
 def no_proxy() -> Iterator[None]:
-    """Clients ask this machine directly, whatever its environment says."""
+    """Clients connect directly, without a proxy from the environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NO_PROXY", "*")
         yield
@@ -21,7 +21,7 @@ def no_proxy() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Its model is called smollm2."""
+    """A server whose model is smollm2."""
     folder = tmp_path_factory.mktemp("smollm2")
     (folder / "smollm2.gguf").symlink_to(model_path("smollm2"))
     arguments = (folder / "smollm2.gguf", "--device", "cpu", "--kv-memory", "0.5")
@@ -31,7 +31,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A model that babbles, with little room and little time."""
+    """A server with a tiny random model, a small context and a short timeout."""
     folder = tmp_path_factory.mktemp("tiny")
     model = write_tiny_model(folder / "tiny.gguf")
     arguments = (model, "--device", "cpu", "--threads", "1")

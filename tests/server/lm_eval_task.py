@@ -1,4 +1,4 @@
-"""Runs lm-eval with a small multiple-choice task on a server. Arguments: its URL. Prints what lm-eval found as JSON."""
+"""Runs a small multiple-choice task of lm-eval on the server at the URL given, and prints the results as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWERS = [0, 1, 2, 3, 0, 1, 2, 3]
 
 
 class Rows(list[dict[str, Any]]):
-    """As much of a dataset as lm-eval asks of one."""
+    """The part of the dataset interface that lm-eval uses."""
 
     @property
     def features(self) -> dict[str, Any]:

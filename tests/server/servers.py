@@ -1,4 +1,4 @@
-"""`tandem serve` as a process, and plain connections to it."""
+"""Runs `tandem serve` as a process, and connects to it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0  # seconds for anything to happen on a busy machine
-TICKS = os.sysconf("SC_CLK_TCK")  # of /proc's clocks, a second
-START = 180.0  # seconds for a server to start, which with Ray are dozens of processes
+PATIENCE = 60.0  # seconds, the timeout of everything on a busy machine
+TICKS = os.sysconf("SC_CLK_TCK")  # clock ticks per second in /proc
+START = 180.0  # seconds for a server to start; with Ray it starts dozens of processes
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Running:
         return int(self.url.rpartition(":")[2])
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
-        """(status, headers, JSON) of a request; a body makes it a POST."""
+        """(status, headers, JSON) of a request: POST if it has a body, else GET."""
         data = None if body is None else json.dumps(body).encode()
         given = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
         request = urllib.request.Request(self.url + path, data, given)
@@ -52,19 +52,19 @@ class Running:
         return closing(socket.create_connection(("127.0.0.1", self.port), PATIENCE))
 
     def running(self) -> int:
-        """Sequences that its engines are answering."""
+        """The number of running sequences."""
         models = self.ask("/live")[1:][1]["models"]
         return sum(model["running"] + model["waiting"] for model in models.values())
 
     def cancelled(self) -> int:
-        """Answers that were given up, so far."""
+        """The number of cancelled requests so far."""
         counts = re.findall(
             r'tandem_requests_total\{finish_reason="cancelled".*\} (\S+)', self.ask("/metrics")[2]
         )
         return int(sum(map(float, counts)))
 
     def cpu_seconds(self) -> float:
-        """That its process has used."""
+        """CPU seconds used by the server's process."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -95,7 +95,7 @@ def post(path: str, body: Any, **headers: str) -> bytes:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Until the other end closes."""
+    """Reads until the server closes the connection."""
     parts = []
     try:
         while part := connection.recv(65536):
@@ -107,7 +107,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 @contextmanager
 def serving(folder: Path, *arguments: str | Path, **settings: Any) -> Iterator[Running]:
-    """A server on a free port, in a home of its own."""
+    """A server on a free port, with its own cache folder."""
     folder.mkdir(parents=True, exist_ok=True)
     log, file = folder / "server.log", folder / "settings.toml"
     file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))

@@ -1,4 +1,4 @@
-"""`tandem bench serve` against a server of ours."""
+"""`tandem bench serve` on our own server."""
 
 from __future__ import annotations
 

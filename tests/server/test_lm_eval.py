@@ -1,4 +1,4 @@
-"""lm-eval, unchanged, scores a task through the server as the engine does without it."""
+"""Unmodified lm-eval gets the same scores through the server as from the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.packages import CACHE, alone, model_path
 from tests.server import lm_eval_task
 from tests.server.servers import PATIENCE, Running
 
-# What its API models import, besides what is here for other tests: no PyTorch, no scikit-learn.
+# The imports of its API models that other tests do not install; without PyTorch and scikit-learn.
 PACKAGES = [
     "lm_eval==0.4.13", "datasets", "pyarrow", "pandas", "dill", "multiprocess", "xxhash", "sacrebleu", "portalocker",
     "lxml", "colorama", "tabulate", "tenacity",
@@ -23,7 +23,7 @@ PACKAGES = [
 
 
 def installed() -> Path:
-    """A folder with lm-eval, apart from the environment of the tests: 250 MB."""
+    """A separate folder with lm-eval (250 MB)."""
     folder = CACHE / "lm-eval"
     with alone() as scratch:
         if not folder.exists():
@@ -43,7 +43,7 @@ def installed() -> Path:
 
 
 def direct() -> list[list[float]]:
-    """For each question, how likely each choice is to follow it."""
+    """The log-probability of each choice of each question."""
     found = []
     with LLM(model_path("smollm2"), device="cpu", context=512, batch=8) as llm:
         for question, choices in lm_eval_task.QUESTIONS:

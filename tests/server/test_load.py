@@ -1,4 +1,4 @@
-"""Many streaming clients at once: every answer is whole, and the server takes little of a step."""
+"""Many concurrent streaming clients: every response is complete, and the server's overhead per step is small."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 async def stream(server: Running, body: bytes) -> tuple[int, int, str]:
-    """(tokens that came, tokens that the server counted, problem) of an answer."""
+    """(tokens received, tokens counted by the server, problem) of a response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     try:
         writer.write(body)
@@ -66,7 +66,7 @@ async def clients(server: Running, count: int, seconds: float) -> list[tuple[int
 
 
 def check(server: Running, count: int, seconds: float) -> None:
-    """Three times at most: others may have needed the cores at the first."""
+    """At most three attempts: other processes may have used the cores during the first."""
     for _ in range(3):
         with machine_shared(server) as others:
             outside = share_outside(server, count, seconds)
@@ -77,13 +77,13 @@ def check(server: Running, count: int, seconds: float) -> None:
 
 
 def share_outside(server: Running, count: int, seconds: float) -> float:
-    """Of the time from step to step, while so many clients have all they were sent."""
+    """The share of time outside the engine while `count` clients receive complete responses."""
     before = server.ask("/live")[2]["models"]["smollm2"]["totals"]
     answers = asyncio.run(clients(server, count, seconds))
     after = server.ask("/live")[2]["models"]["smollm2"]["totals"]
     assert len(answers) >= count
     assert not [problem for _, _, problem in answers if problem]
-    assert all(came == counted for came, counted, _ in answers)  # each token in an event of its own
+    assert all(came == counted for came, counted, _ in answers)  # one event per token
     assert sum(counted for _, counted, _ in answers) == after["tokens"] - before["tokens"]
     busy, between = (after[name] - before[name] for name in ("busy", "between"))
     return float(between / (busy + between))
@@ -91,10 +91,10 @@ def share_outside(server: Running, count: int, seconds: float) -> float:
 
 @contextmanager
 def machine_shared(server: Running) -> Iterator[list[float]]:
-    """What share of the cores other processes have had, afterwards."""
+    """The share of the cores that other processes used meanwhile."""
 
     def spent() -> tuple[float, float]:
-        """CPU seconds of all, with those that the machine's own host took, and of the server and its clients."""
+        """CPU seconds of all processes, including steal time, and of the server and its clients."""
         user, nice, system, _, _, _, _, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
         return (user + nice + system + steal) / TICKS, server.cpu_seconds() + time.process_time()
 

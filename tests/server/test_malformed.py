@@ -1,4 +1,4 @@
-"""Whatever is sent, a client gets a clear answer in its dialect's form, and the server goes on."""
+"""Every malformed request gets a clear error in its API's format, and the server keeps running."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN.keys())
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat", "/tokenize"])
-def test_a_broken_body_is_refused(tiny: Running, path: str, body: bytes) -> None:
+def test_a_malformed_body_is_rejected(tiny: Running, path: str, body: bytes) -> None:
     status, answer = send(tiny, path, body)
     assert status == 400
     message = answer["error"] if path == "/api/chat" else answer["error"]["message"]
@@ -97,9 +97,9 @@ def test_a_broken_body_is_refused(tiny: Running, path: str, body: bytes) -> None
 
 
 @pytest.mark.parametrize("fields", WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_field_is_refused_by_name(tiny: Running, fields: dict[str, Any]) -> None:
+def test_a_wrong_field_is_rejected_by_name(tiny: Running, fields: dict[str, Any]) -> None:
     status, answer = send(tiny, CHAT, chat(**fields))
-    if fields == WRONG["deep template value"]:  # the template does not look at it
+    if fields == WRONG["deep template value"]:  # the template does not use it
         assert status in (200, 400)
         return
     assert status == 400, answer
@@ -114,7 +114,7 @@ def test_a_wrong_field_is_refused_by_name(tiny: Running, fields: dict[str, Any])
     assert re.search(names.get(name, name), f"{error['message']} {error['param']}")
 
 
-def test_what_is_odd_but_right_is_served(tiny: Running) -> None:
+def test_unusual_but_valid_requests_are_accepted(tiny: Running) -> None:
     odd = [
         {"messages": [{"role": "user", "content": "\x00 \ufeff \U0001f600 \u202e"}]},
         {
@@ -131,7 +131,7 @@ def test_what_is_odd_but_right_is_served(tiny: Running) -> None:
         status, answer = send(tiny, CHAT, chat(**fields))
         assert status == 200 and answer["choices"][0]["message"]["content"], answer
     form = send(tiny, CHAT, chat(), **{"content-type": "application/x-www-form-urlencoded"})
-    assert form[0] == 200, "curl -d says so, and means JSON"
+    assert form[0] == 200, "curl -d sends this content type with JSON"
 
 
 def test_paths_and_methods(tiny: Running) -> None:

@@ -1,4 +1,4 @@
-"""Several models behind one server: each with its own draft model and as much context as it can have."""
+"""Several models on one server: each with its own draft model and at most its trained context."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_draft_of_another_vocabulary_is_refused_at_once(tmp_path: Path, monkey
 
 
 def test_each_model_has_its_own(tmp_path: Path) -> None:
-    """A context that one of them cannot have does not keep it from serving; only one has a draft model."""
+    """A context above a model's trained one is reduced for it; only one model has a draft model."""
     names = {"long": 100_000, "short": 64, "small": 100_000}
     long, short, small = (write_tiny_model(tmp_path / f"{n}.gguf", context=c) for n, c in names.items())
     with serving(tmp_path, long, short, "--draft", f"long={small}", context=5000, batch=2) as server:

@@ -1,4 +1,4 @@
-"""OpenAI's own client, unchanged, against a real server with a real model."""
+"""OpenAI's client, unmodified, on a real server with a real model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def client(smollm2: Running) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def expected() -> Any:
-    """What the engine says to HELLO without a server."""
+    """The engine's response to HELLO without a server."""
     with LLM(model_path("smollm2"), device="cpu", context=2048, batch=1) as llm:
         return llm.chat(HELLO, max_tokens=20)
 
@@ -196,7 +196,7 @@ def test_completions(client: openai.OpenAI, smollm2: Running) -> None:
 
 def test_embeddings(client: openai.OpenAI) -> None:
     texts = ["A cat sleeps on the sofa.", "A kitten naps on the couch.", "Interest rates rose in May."]
-    found = client.embeddings.create(model="smollm2", input=texts)  # as base64, which is the client's choice
+    found = client.embeddings.create(model="smollm2", input=texts)  # as base64, the client's default
     cat, kitten, rates = (one.embedding for one in found.data)
     floats = (
         client.embeddings.create(model="smollm2", input=texts[0], encoding_format="float").data[0].embedding
@@ -261,7 +261,7 @@ def test_models_and_errors(client: openai.OpenAI) -> None:
     assert long.value.code == "context_length_exceeded"
 
 
-def test_a_client_that_hangs_up_ends_its_request(client: openai.OpenAI, smollm2: Running) -> None:
+def test_a_disconnect_cancels_the_request(client: openai.OpenAI, smollm2: Running) -> None:
     options: Any = {
         "model": "smollm2",
         "messages": HELLO,
@@ -281,7 +281,7 @@ def test_a_client_that_hangs_up_ends_its_request(client: openai.OpenAI, smollm2:
 
 @pytest.mark.soak
 def test_qwen_calls_tools_by_itself(tmp_path: Path) -> None:
-    """A model that learned to, through its own template."""
+    """A model trained to call tools, with its own template."""
     with serving(
         tmp_path, model_path("qwen2.5-coder-0.5b"), "--device", "cpu", batch=4, shutdown=2
     ) as server:
@@ -300,6 +300,6 @@ def test_qwen_calls_tools_by_itself(tmp_path: Path) -> None:
             answer.message,
             {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 17}'},
         ]
-        options["tool_choice"] = "none"  # or this small model calls again, whatever the tool said
+        options["tool_choice"] = "none"  # or this small model would call again
         told = client.chat.completions.create(messages=messages, **options).choices[0]
         assert "17" in (told.message.content or "")

@@ -1,4 +1,4 @@
-"""Requests made from our own OpenAPI document, right and wrong ones: no 5xx, and each answer as the document says."""
+"""Valid and invalid requests generated from our OpenAPI document: no 5xx, and each response matches the document."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ SOAK = pytest.mark.soak
 def test_generated_requests(tiny: Running, mode: schemathesis.GenerationMode, examples: int) -> None:
     document = schemathesis.openapi.from_url(f"{tiny.url}/openapi.json")
     count, session = 0, requests.Session()
-    for found in document.exclude(path="/api/pull").get_all_operations():  # which asks the network
+    for found in document.exclude(path="/api/pull").get_all_operations():  # which uses the network
         operation = found.ok()
         if mode == WRONG and operation.method == "get":
-            continue  # nothing can be wrong with it
+            continue  # it cannot be invalid
 
         @settings(max_examples=examples, **COMMON)
         @given(case=operation.as_strategy(generation_mode=mode))
@@ -49,7 +49,7 @@ def test_generated_requests(tiny: Running, mode: schemathesis.GenerationMode, ex
             nonlocal count
             count += 1
             if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
-                case.body["model"] = "tiny"  # or nearly all would be refused
+                case.body["model"] = "tiny"  # or nearly all would be rejected
             case.call_and_validate(checks=CHECKS, session=session, timeout=60)
 
         send()
@@ -66,7 +66,7 @@ def test_the_document_names_every_route(tiny: Running) -> None:
     } <= found["paths"].keys()  # fmt: skip
 
 
-def test_the_document_for_people_asks_no_other_host(tiny: Running) -> None:
+def test_the_docs_page_loads_nothing_from_other_hosts(tiny: Running) -> None:
     status, headers, page = tiny.ask("/docs")
     assert status == 200 and "/v1/chat/completions" in page and "max_completion_tokens" in page
     assert "http" not in page and "default-src 'none'" in headers["content-security-policy"]

@@ -1,4 +1,4 @@
-"""Keys, limits, bad connections, the log and the end of a server: each promise of docs/SECURITY.md."""
+"""The guarantees of docs/SECURITY.md: API keys, limits, bad connections, log, shutdown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """With limits that a test can reach."""
+    """A server with limits that a test can reach."""
     limits: dict[str, Any] = {"max_requests": 4, "max_prompt": 4000, "max_body": MiB}
     limits |= {"context": 50_000, "batch": 8, "shutdown": 2, "cors_origins": ["https://friend.example"]}
     with serving(tmp_path_factory.mktemp("operation"), tiny, **limits) as found:
@@ -48,7 +48,7 @@ def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
 
 @pytest.fixture(scope="module")
 def hasty(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """With little patience."""
+    """A server with short timeouts."""
     limits: dict[str, Any] = {"read_timeout": 1, "write_timeout": 1, "idle_timeout": 1}
     with serving(
         tmp_path_factory.mktemp("hasty"), tiny, **limits, context=50_000, batch=8, shutdown=2
@@ -61,13 +61,13 @@ def endless(server: Running, **more: Any) -> dict[str, Any]:
 
 
 def tandem(server: Running, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command beside the server, as the same user."""
+    """Runs a command as the server's user."""
     command = [sys.executable, "-m", "tandem", *arguments]
     return subprocess.run(command, env=server.env, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def is_well(server: Running) -> None:
-    """It goes on serving, and nothing of what came before is left."""
+    """The server still responds, and no earlier request is left."""
     server.wait_idle()
     assert server.ask(CHAT, server.chat(max_tokens=3))[0] == 200
 
@@ -82,7 +82,7 @@ def test_a_connection_that_says_nothing_is_closed(hasty: Running) -> None:
 
 
 def test_a_request_that_never_ends_is_closed(hasty: Running) -> None:
-    """A byte now and then does not keep it open."""
+    """Single bytes do not extend the deadline."""
     with hasty.connect() as slow:
         begun = time.monotonic()
         try:
@@ -117,8 +117,8 @@ def test_an_idle_connection_is_closed(hasty: Running) -> None:
         assert read_all(connection).startswith(b"HTTP/1.1 200")
 
 
-def test_a_client_that_does_not_read_is_given_up(hasty: Running) -> None:
-    """Its request is cancelled when the buffers between are full and stay so."""
+def test_a_client_that_does_not_read_is_disconnected(hasty: Running) -> None:
+    """Its request is cancelled when the socket buffers stay full."""
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect(("127.0.0.1", hasty.port))
@@ -128,7 +128,7 @@ def test_a_client_that_does_not_read_is_given_up(hasty: Running) -> None:
     is_well(hasty)
 
 
-def test_a_client_gone_in_mid_stream_frees_its_place(server: Running) -> None:
+def test_a_disconnect_in_mid_stream_cancels_the_request(server: Running) -> None:
     before = server.cancelled()
     with server.connect() as client:
         client.sendall(post(CHAT, endless(server)))
@@ -137,7 +137,7 @@ def test_a_client_gone_in_mid_stream_frees_its_place(server: Running) -> None:
     is_well(server)
 
 
-def test_a_client_gone_before_its_answer_frees_its_place(server: Running) -> None:
+def test_a_disconnect_before_the_response_cancels_the_request(server: Running) -> None:
     with server.connect() as client:
         before = server.cancelled()
         client.sendall(post(CHAT, server.chat(max_tokens=40_000)))
@@ -146,7 +146,7 @@ def test_a_client_gone_before_its_answer_frees_its_place(server: Running) -> Non
     is_well(server)
 
 
-def test_a_client_that_closes_its_half_frees_its_place(server: Running) -> None:
+def test_a_half_closed_connection_cancels_the_request(server: Running) -> None:
     before = server.cancelled()
     with server.connect() as client:
         client.sendall(post(CHAT, server.chat(max_tokens=40_000)))
@@ -158,7 +158,7 @@ def test_a_client_that_closes_its_half_frees_its_place(server: Running) -> None:
 
 
 def test_a_peer_that_has_vanished_is_probed(server: Running) -> None:
-    """The kernel's own list of connections says so: its timer is that of keepalive, and set to half a minute."""
+    """The kernel's connection table shows the keepalive timer, set to at most 30 s."""
 
     def is_probed(client: int) -> bool:
         ports = f":{server.port:04X}", f":{client:04X}"
@@ -188,7 +188,7 @@ def test_a_body_of_100_mb_is_refused_and_not_kept(server: Running, chunked: bool
     with server.connect() as large, ThreadPoolExecutor(1) as reader:
         answer = reader.submit(
             read_all, large
-        )  # while it is sent: what is not read yet goes with the connection
+        )  # sampled while it is sent: unread data is freed with the connection
         how = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % (100 * MiB)
         large.sendall(b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n" + how + b"\r\n\r\n")
         try:
@@ -196,20 +196,20 @@ def test_a_body_of_100_mb_is_refused_and_not_kept(server: Running, chunked: bool
                 large.sendall(b"%x\r\n%b\r\n" % (MiB, part) if chunked else part)
             large.sendall(b"0\r\n\r\n" * chunked)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it had enough
+            pass  # the server closed the connection
     assert b" 413 " in answer.result() and b"larger than" in answer.result()
     assert resident(server) - before < 30 * MiB
     is_well(server)
 
 
 def test_many_half_requests_do_not_fill_the_memory(server: Running) -> None:
-    """Of requests that are not whole, only so many bytes are kept in all."""
+    """The bytes of all incomplete requests are limited."""
     head = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % MiB
     clients = [socket.create_connection(("127.0.0.1", server.port), PATIENCE) for _ in range(24)]
     try:
         for client in clients:
             client.sendall(head + b" " * (MiB - 1000))
-        refused = select.select(clients, [], [], PATIENCE)[0]  # others may still send the rest
+        refused = select.select(clients, [], [], PATIENCE)[0]  # others may still be sending
         assert refused and all(b" 429 " in client.recv(65536) for client in refused)
     finally:
         for client in clients:
@@ -222,7 +222,7 @@ def test_a_long_prompt_is_refused(server: Running) -> None:
     assert status == 400 and "4000" in body["error"]["message"]
 
 
-def test_too_many_requests_are_told_when_to_come_again(server: Running) -> None:
+def test_too_many_requests_get_retry_after(server: Running) -> None:
     streams = [server.connect() for _ in range(4)]
     try:
         for stream in streams:
@@ -231,14 +231,14 @@ def test_too_many_requests_are_told_when_to_come_again(server: Running) -> None:
         status, headers, body = server.ask(CHAT, server.chat())
         assert status == 429 and int(headers["retry-after"]) > 0
         assert body["error"]["type"] == "rate_limit_error"
-        assert server.ask("/health")[0] == 200  # it can still be watched
+        assert server.ask("/health")[0] == 200  # monitoring still works
     finally:
         for stream in streams:
             stream.thing.close()
     is_well(server)
 
 
-def test_a_full_queue_says_so(tiny: Path, tmp_path: Path) -> None:
+def test_a_full_queue_is_429(tiny: Path, tmp_path: Path) -> None:
     with serving(tmp_path, tiny, batch=1, max_queue=1, context=50_000, shutdown=1) as server:
         with server.connect() as one, server.connect() as two:
             for client in (one, two):
@@ -249,11 +249,11 @@ def test_a_full_queue_says_so(tiny: Path, tmp_path: Path) -> None:
         is_well(server)
 
 
-# ---- who may call
+# ---- API keys and origins
 
 
 def test_keys(tiny: Path, tmp_path: Path) -> None:
-    """Right ones are served, others are not, and none of them is in the log."""
+    """Valid keys are accepted, others are rejected, and none is in the log."""
     keys = ["sk-first-0123456789abcdef", "sk-second-fedcba9876543210"]
     file = tmp_path / "keys"
     file.write_text(f"# people\n{keys[0]}\n\n  {keys[1]}  \n")
@@ -268,7 +268,7 @@ def test_keys(tiny: Path, tmp_path: Path) -> None:
             assert server.ask("/v1/models", authorization=f"Bearer {key}")[0] == 200
             assert server.ask(CHAT, server.chat(max_tokens=2), x_api_key=key)[0] == 200
             assert server.ask(f"/v1/models?key={key}")[0] == 401
-        assert server.ask("/")[0] == server.ask("/health")[0] == 200  # the page asks for a key by itself
+        assert server.ask("/")[0] == server.ask("/health")[0] == 200  # the page asks the user for a key
         log = server.log.read_text()
         assert "401" in log and not any(key in log for key in (*keys, wrong))
         shown = tandem(server, "ps").stdout
@@ -291,11 +291,11 @@ def test_key_files(tmp_path: Path) -> None:
         read_api_keys(tmp_path / "none")
 
 
-def test_pages_of_others_may_not_call(server: Running) -> None:
+def test_other_origins_are_rejected(server: Running) -> None:
     body = server.chat(max_tokens=1)
     assert server.ask(CHAT, body, origin="https://evil.example")[0] == 403
     assert server.ask("/v1/models", origin="null")[0] == 403
-    assert server.ask("/v1/models", host="evil.example")[0] == 403  # a name that was made to point here
+    assert server.ask("/v1/models", host="evil.example")[0] == 403  # DNS rebinding
     assert server.ask("/v1/models", origin=server.url)[0] == 200
     status, headers, _ = server.ask(CHAT, body, origin="https://friend.example")
     assert status == 200 and headers["access-control-allow-origin"] == "https://friend.example"
@@ -373,7 +373,7 @@ def test_a_settings_file(tmp_path: Path) -> None:
     found = read_settings_file(file)
     assert found.models == (f"{tmp_path}/my.gguf", "smollm2") and found.draft == (f"my={tmp_path}/my.gguf",)
     given = serve._given(parse(["serve", "--threads", "3"]))
-    assert given == {"threads": 3}  # and nothing else goes before the file
+    assert given == {"threads": 3}  # nothing else overrides the file
     assert (found.keep_alive, found.kv, found.threads) == (0.0, "q8", 2)
 
 
@@ -388,11 +388,11 @@ def test_the_example_has_every_setting_with_its_default() -> None:
         assert value in (None, ()) or shown[name] == value
 
 
-# ---- the end
+# ---- shutdown
 
 
 def test_sigterm_under_load(tiny: Path, tmp_path: Path) -> None:
-    """Short answers finish, long ones end with an error, the port is free at once, and a restart serves."""
+    """Short responses finish, long ones end with an error, the port is free at once, and a new server can start."""
     ended: dict[str, bytes] = {}
     with serving(tmp_path / "one", tiny, context=90_000, batch=16, shutdown=6) as server:
         port = server.port
@@ -414,7 +414,7 @@ def test_sigterm_under_load(tiny: Path, tmp_path: Path) -> None:
         wait_until(lambda: server.ask("/live")[2]["models"]["tiny"]["totals"]["requests"] >= len(clients))
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: is_free(port))
-        assert server.process.poll() is None  # while it still answers
+        assert server.process.poll() is None  # while responses finish
         with serving(tmp_path / "two", tiny, port=port) as restarted:
             assert restarted.ask(CHAT, restarted.chat(max_tokens=3))[0] == 200
             for client in clients:
@@ -443,7 +443,7 @@ def test_ps_run_and_stop(tiny: Path, tmp_path: Path) -> None:
     with serving(tmp_path, tiny, shutdown=2) as server:
         [shown] = json.loads(tandem(server, "ps", "--json").stdout)
         assert (shown["url"], shown["pid"], shown["models"]) == (server.url, server.process.pid, ["tiny"])
-        alone = tandem(server, "run", str(tiny), "Hi", "-n", "20").stdout  # a file: it is opened here
+        alone = tandem(server, "run", str(tiny), "Hi", "-n", "20").stdout  # a file is loaded in the process
         before = server.ask("/live")[2]["models"]["tiny"]["totals"]["tokens"]
         assert tandem(server, "run", "tiny", "Hi", "-n", "20").stdout == alone
         assert server.ask("/live")[2]["models"]["tiny"]["totals"]["tokens"] == before + 20
@@ -471,8 +471,8 @@ def test_a_port_in_use_is_one_sentence(server: Running, tiny: Path) -> None:
     assert done.returncode == 1 and "choose another" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_an_idle_server_rests(server: Running) -> None:
-    """Less than 2% of a core, and a request does not make it busy afterwards, but perhaps for a moment."""
+def test_an_idle_server_uses_no_cpu(server: Running) -> None:
+    """Less than 2% of a core, also some time after a request."""
     is_well(server)
     shares = list[float]()
     while len(shares) < 2 and not (shares and shares[-1] < 0.02):
@@ -481,10 +481,10 @@ def test_an_idle_server_rests(server: Running) -> None:
         shares.append((server.cpu_seconds() - before) / (time.monotonic() - begun))
     assert shares[-1] < 0.02, shares
     measured = server.ask("/live")[2]["models"]["tiny"]["roofline"]
-    assert measured is None  # as nobody has asked for it
+    assert measured is None  # not requested
 
 
-def test_errors_have_the_form_that_clients_expect(server: Running) -> None:
+def test_errors_have_the_body_that_clients_expect(server: Running) -> None:
     for status, answer in (
         (403, server.ask("/v1/models", origin="https://evil.example")),
         (404, server.ask("/v1/nothing{}")),

@@ -1,4 +1,4 @@
-"""The clients of Anthropic, Ollama and LiteLLM, unchanged, against a real server with a real model."""
+"""The clients of Anthropic, Ollama and LiteLLM, unmodified, on a real server with a real model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_anthropic_messages(claude: anthropic.Anthropic) -> None:
     counted = claude.messages.count_tokens(model="smollm2", messages=HELLO, system="You are a pirate.")
     assert counted.input_tokens == expected.usage.prompt_tokens
     long: Any = [{"role": "user", "content": "word " * 3000}]
-    assert claude.messages.count_tokens(model="smollm2", messages=long).input_tokens > 3000  # more than fit
+    assert (
+        claude.messages.count_tokens(model="smollm2", messages=long).input_tokens > 3000
+    )  # more than the context
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 2048 tokens"):
         ask(claude, long)
     with claude.messages.stream(
@@ -141,9 +143,9 @@ def test_ollama_models(llama: ollama.Client, smollm2: Running) -> None:
     assert shown.modelinfo and shown.modelinfo["general.architecture"] == "llama"
     assert shown.template and "im_start" in shown.template
     assert [model.model for model in llama.ps().models] == ["smollm2"]
-    assert llama.pull("smollm2").status == "success"  # it is there
+    assert llama.pull("smollm2").status == "success"  # already served
     assert smollm2.ask("/api/version")[2]["version"]
-    head = urllib.request.Request(smollm2.url, method="HEAD")  # what Ollama's command asks first
+    head = urllib.request.Request(smollm2.url, method="HEAD")  # the first request of Ollama's command line
     assert urllib.request.urlopen(head).status == 200
     for name, message in (
         ("/etc/hostname", "cannot be downloaded"),
@@ -169,24 +171,24 @@ def test_ollama_unloads_and_loads(llama: ollama.Client) -> None:
 
 
 def test_litellm(smollm2: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all three dialects it knows us by."""
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network when it is imported
+    """Through all three APIs."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or its import uses the network
     import litellm
 
     litellm.telemetry = False
-    dialects = {"openai": f"{smollm2.url}/v1", "ollama_chat": smollm2.url, "anthropic": smollm2.url}
-    for dialect, base in dialects.items():
+    bases = {"openai": f"{smollm2.url}/v1", "ollama_chat": smollm2.url, "anthropic": smollm2.url}
+    for provider, base in bases.items():
         options: Any = {"api_base": base, "api_key": "none", "temperature": 0, "max_tokens": 16}
-        whole = litellm.completion(f"{dialect}/smollm2", HELLO, **options)
-        parts = litellm.completion(f"{dialect}/smollm2", HELLO, stream=True, **options)
+        whole = litellm.completion(f"{provider}/smollm2", HELLO, **options)
+        parts = litellm.completion(f"{provider}/smollm2", HELLO, stream=True, **options)
         text = "".join(part.choices[0].delta.content or "" for part in parts)
         assert text == whole.choices[0].message.content != ""
         assert whole.usage.completion_tokens == 16
         options["_skip_mcp_handler"] = True  # or it imports another package
         options |= {"tools": TOOLS, "tool_choice": "required", "max_tokens": 80, "parallel_tool_calls": False}
-        if dialect == "ollama_chat":
-            continue  # Ollama has no tool_choice, and the model would not call by itself
-        asked = f"{dialect}/smollm2", ASK_WEATHER
+        if provider == "ollama_chat":
+            continue  # Ollama has no tool_choice, and this model would not call without it
+        asked = f"{provider}/smollm2", ASK_WEATHER
         whole = litellm.completion(*asked, **options).choices[0]
         [call] = whole.message.tool_calls
         arguments = json.loads(call.function.arguments)
@@ -198,12 +200,12 @@ def test_litellm(smollm2: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         chunks = list(litellm.completion(*asked, stream=True, **options))
         [call] = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
         assert json.loads(call.function.arguments) == arguments
-    for dialect in (
+    for provider in (
         "openai",
         "anthropic",
-    ):  # which it knows by its words, and aider, among others, by what it makes of it
+    ):  # recognised by its words; aider, among others, depends on LiteLLM's exception
         with pytest.raises(litellm.ContextWindowExceededError, match="2048 tokens"):
             long = [{"role": "user", "content": "word " * 3000}]
-            litellm.completion(f"{dialect}/smollm2", long, api_base=dialects[dialect], api_key="none")
-    vectors = litellm.embedding("openai/smollm2", ["a cat"], api_base=dialects["openai"], api_key="none")
+            litellm.completion(f"{provider}/smollm2", long, api_base=bases[provider], api_key="none")
+    vectors = litellm.embedding("openai/smollm2", ["a cat"], api_base=bases["openai"], api_key="none")
     assert len(vectors.data[0]["embedding"]) == 576

@@ -1,5 +1,5 @@
-"""Requests like those of programs that do not run here: nothing of them is refused. Open WebUI's and Continue's are
-made after their sources, the others from what is known of their protocols."""
+"""Requests like those of programs that are not installed here are accepted. Open WebUI's and Continue's follow their
+sources, the others the documentation of their protocols."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("program", REQUESTS)
-def test_their_requests_are_answered(smollm2: Running, program: str) -> None:
+def test_their_requests_are_accepted(smollm2: Running, program: str) -> None:
     path, body, headers = REQUESTS[program]
     status, _, answer = smollm2.ask(path, {"model": "smollm2", **body}, **headers)
     events = answer if isinstance(answer, str) else ""

@@ -1,4 +1,4 @@
-"""Thoughts and calls are found in answers however these are cut into tokens, and nothing else is taken for them."""
+"""The output parser finds reasoning and tool calls however the text is cut into tokens, and nothing else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ F3 = ("f", {"x": 3})
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>'
 PYTHON = "```tool_code\nprint(f(x=3))\n```"
 
-# (whether there are tools, whether the prompt began a thought, answer, text, thought, calls)
+# (has tools, prompt ends with <think>, output, text, reasoning, calls)
 ANSWERS: list[tuple[bool, bool, str, str, str, list[tuple[str, Any]]]] = [
     (False, False, "Hello there.", "Hello there.", "", []),
     (False, False, "  a < b <tool_call>", "  a < b <tool_call>", "", []),
@@ -63,8 +63,8 @@ ANSWERS: list[tuple[bool, bool, str, str, str, list[tuple[str, Any]]]] = [
     (True, False, '```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', "", []),
     (True, False, "", "", "", []),
     (True, False, CALL.replace("3", '"}]</tool_call>\\"{"'), "", "", [("f", {"x": '}]</tool_call>"{'})]),
-    (True, False, CALL.replace("3", '"a\n\tb"'), "", "", [("f", {"x": "a\n\tb"})]),  # not JSON, but what was meant
-    (True, False, CALL.replace("3}}", "3}") + " Yes.", "Yes.", "", [F3]),  # a brace forgotten
+    (True, False, CALL.replace("3", '"a\n\tb"'), "", "", [("f", {"x": "a\n\tb"})]),  # invalid JSON with a clear meaning
+    (True, False, CALL.replace("3}}", "3}") + " Yes.", "Yes.", "", [F3]),  # a missing brace
     (True, False, CALL.replace("3}}", '3}, "id": {"y": 4}}') + CALL, "", "", [F3, F3]),
     (True, False, '[{"name": "f", "arguments": {"x": 3}, "id": "1"}, {"name": "g"}]', "", "", [F3, ("g", {})]),
     (True, False, '{"name": "f", "parameters": {"x": [{}, 3]}}\n{"name": "f", "parameters": {"x": 3}} .', "", "",
@@ -74,46 +74,46 @@ ANSWERS: list[tuple[bool, bool, str, str, str, list[tuple[str, Any]]]] = [
 ]  # fmt: skip
 
 
-def gathered(delta: list[Delta]) -> list[ToolCall]:
+def gathered(deltas: list[Delta]) -> list[ToolCall]:
     answer = GenerationResult()
-    for one in delta:
+    for one in deltas:
         answer.add(Delta(arguments=one.arguments, tool_calls=one.tool_calls))
     return answer.tool_calls
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer[2][:30])
-def test_answers_are_read(answer: Any, size: int) -> None:
-    has_tools, thinking, said, text, reasoning, calls = answer
-    reader = OutputParser(TOOLS if has_tools else None, thinking=thinking)
-    pieces = [said[i : i + size] for i in range(0, len(said), size)]
-    delta = [reader.push(piece) for piece in pieces] + [reader.push("", last=True)]
+def test_responses_are_parsed(answer: Any, size: int) -> None:
+    has_tools, thinking, output, text, reasoning, calls = answer
+    parser = OutputParser(TOOLS if has_tools else None, thinking=thinking)
+    parts = [output[i : i + size] for i in range(0, len(output), size)]
+    delta = [parser.push(part) for part in parts] + [parser.push("", last=True)]
     assert "".join(one.text for one in delta) == text
     assert "".join(one.reasoning for one in delta).rstrip() == reasoning
     found = gathered(delta)
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
-    assert len({call.id for call in found}) == len(found) and reader.called == bool(calls)
+    assert len({call.id for call in found}) == len(found) and parser.called == bool(calls)
 
 
 def test_text_is_not_held_back_without_need() -> None:
-    reader = OutputParser(TOOLS)
-    assert reader.push("Hello").text == "Hello"
-    assert reader.push(" <to").text == ""
-    assert reader.push("day").text == " <today"
+    parser = OutputParser(TOOLS)
+    assert parser.push("Hello").text == "Hello"
+    assert parser.push(" <to").text == ""
+    assert parser.push("day").text == " <today"
 
 
-def test_arguments_come_as_they_are_written() -> None:
-    reader = OutputParser(TOOLS)
-    delta = [reader.push(letter) for letter in f"{CALL}\n{CALL}"]
+def test_arguments_are_streamed() -> None:
+    parser = OutputParser(TOOLS)
+    delta = [parser.push(letter) for letter in f"{CALL}\n{CALL}"]
     begun = [i for i, one in enumerate(delta) if one.tool_calls]
-    assert [delta[i].tool_calls[0].arguments for i in begun] == ["{", "{"]  # the names are known then
+    assert [delta[i].tool_calls[0].arguments for i in begun] == ["{", "{"]  # sent with their names
     for i in begun:
         assert [one.arguments for one in delta[i + 1 : i + 8]] == list('"x": 3}')
     cut = [OutputParser(TOOLS).push(CALL[: CALL.index("3")], last=True)]
     assert [(call.name, call.arguments) for call in gathered(cut)] == [("f", '{"x": ')]
 
 
-def test_ollama_gets_calls_whole() -> None:
+def test_ollama_gets_complete_calls() -> None:
     async def stream(_: GenerationRequest) -> AsyncGenerator[Delta, None]:
         yield Delta(tool_calls=[ToolCall("1", "f", "{")])
         yield Delta(arguments='"x": 3')
@@ -130,7 +130,7 @@ def test_ollama_gets_calls_whole() -> None:
     assert calls == [{"name": "f", "arguments": {"x": 3}}, {"name": "g", "arguments": {}}]
 
 
-def test_one_call_where_several_are_not_wanted() -> None:
+def test_parallel_calls_can_be_disabled() -> None:
     delta = OutputParser(TOOLS, parallel=False).push(f"{CALL}\n{CALL}", last=True)
     assert len(delta.tool_calls) == 1 and not delta.text
 
@@ -141,7 +141,7 @@ def test_formats_by_template() -> None:
     assert tool_format_for("[INST] [TOOL_CALLS]") is MISTRAL and tool_format_for("<start_of_turn>") is GEMMA
 
 
-def test_arguments_that_are_not_declared_are_not_meant() -> None:
+def test_undeclared_arguments_are_excluded() -> None:
     def grammar(parameters: dict[str, Any]) -> str:
         return HERMES.grammar([Tool("f", parameters=parameters)], parallel=False, optional=False)
 
@@ -160,9 +160,12 @@ def test_a_conversation_for_a_template_without_tools() -> None:
         {"role": "tool", "content": "1"},
         {"role": "tool", "content": "2"},
     ]
-    told = render_tools_as_text(messages, [Tool("f", "Does it.")], HERMES)
-    assert [turn["role"] for turn in told] == ["system", "user", "assistant", "user"]
-    assert told[0]["content"].startswith("Be kind.\n\nYou can call") and '"Does it."' in told[0]["content"]
-    assert told[2]["content"] == f"{CALL}\n{CALL}"
-    assert told[3]["content"].count("<tool_response>") == 2
-    assert messages[0]["content"] == "Be kind.", "the request itself stays as it is"
+    rendered = render_tools_as_text(messages, [Tool("f", "Does it.")], HERMES)
+    assert [message["role"] for message in rendered] == ["system", "user", "assistant", "user"]
+    assert (
+        rendered[0]["content"].startswith("Be kind.\n\nYou can call")
+        and '"Does it."' in rendered[0]["content"]
+    )
+    assert rendered[2]["content"] == f"{CALL}\n{CALL}"
+    assert rendered[3]["content"].count("<tool_response>") == 2
+    assert messages[0]["content"] == "Be kind.", "the request itself is unchanged"

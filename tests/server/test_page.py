@@ -1,4 +1,4 @@
-"""The page in a real browser, in front of a real server with a real model."""
+"""The web page in a real browser, on a real server with a real model."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def problems() -> list[str]:
-    """What goes wrong in the browser."""
+    """Errors in the browser."""
     return []
 
 
 @pytest.fixture
 def page(server: Running, browser: Browser, problems: list[str]) -> Iterator[Page]:
-    """At the page, with answers short enough for a test; it must not fail, nor ask any other host for anything."""
+    """The page, with short responses. The test fails on browser errors and on requests to other hosts."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
     opened = context.new_page()
     opened.on("pageerror", lambda error: problems.append(str(error)))
@@ -67,17 +67,17 @@ def send(page: Page, text: str) -> None:
 
 
 def answered(page: Page, count: int = 1) -> None:
-    """Until so many answers are there, and the last is done."""
+    """Waits until there are `count` responses and the last is complete."""
     expect(page.locator("article.reply .stats")).to_have_count(count)
     expect(page.locator("#send")).to_be_visible()
 
 
-def test_an_answer_streams_and_can_be_stopped(page: Page, server: Running) -> None:
+def test_a_response_streams_and_can_be_stopped(page: Page, server: Running) -> None:
     def go_on(route: Route) -> None:
         route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
 
     page.route("**/v1/chat/completions", go_on)
-    settle(page, server, temperature=0, max_tokens=2000)  # 6 seconds: it must be stopped before
+    settle(page, server, temperature=0, max_tokens=2000)  # 6 seconds: long enough to stop it
     send(page, "Tell a very long story about the sea.")
     text = page.locator("article.reply .text")
     expect(page.locator("#rate.active #rate-text")).to_contain_text("tok/s")
@@ -91,7 +91,7 @@ def test_an_answer_streams_and_can_be_stopped(page: Page, server: Running) -> No
     server.wait_idle()
 
 
-def test_questions_are_edited_and_answers_made_again(page: Page) -> None:
+def test_messages_are_edited_and_regenerated(page: Page) -> None:
     send(page, "Count to ten.")
     answered(page)
     first = page.locator("article.reply .text").inner_text()
@@ -155,7 +155,7 @@ def test_the_live_numbers_move(page: Page, server: Running) -> None:
     expect(page.locator("#live-rate")).to_be_visible()
     server.ask("/v1/chat/completions", server.chat(max_tokens=1, model="smollm2"))
     expect(page.locator("#live-title")).to_have_text("smollm2")
-    expect(page.locator("#live-roof .part")).to_have_count(5)  # measured, as nobody is being answered
+    expect(page.locator("#live-roof .part")).to_have_count(5)  # measured, because the engine is idle
     before = int(page.locator("#live-totals dd").nth(1).inner_text().replace(",", ""))
     body = server.chat("Tell a story.", max_tokens=150, model="smollm2", stream=True)
     page.evaluate(
@@ -171,14 +171,14 @@ def test_the_live_numbers_move(page: Page, server: Running) -> None:
         "batch",
         "step",
         "traffic",
-    ):  # of seconds that are over: the next look has them
+    ):  # of completed seconds: the next poll has them
         expect(page.locator(f"#live-{number}")).to_have_text(re.compile(r"\d"))
     inked = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v)"
     assert page.locator(".chart canvas").evaluate(inked)
 
 
-def test_html_of_people_and_models_is_text(page: Page) -> None:
-    """The model is made to write a script, by a schema with one value."""
+def test_html_is_shown_as_text(page: Page) -> None:
+    """A schema with a single value makes the model write a script."""
 
     def constrain(route: Route) -> None:
         schema = {"name": "x", "schema": {"const": SCRIPT}}
@@ -197,8 +197,8 @@ def test_html_of_people_and_models_is_text(page: Page) -> None:
     assert page.locator("#thread :is(img, script, iframe)").count() == 0
 
 
-def test_the_browser_itself_refuses_scripts_in_the_page(page: Page, problems: list[str]) -> None:
-    """Were there a way to insert HTML, the page's policy would still not let it run or load anything."""
+def test_the_content_security_policy_blocks_scripts(page: Page, problems: list[str]) -> None:
+    """Even inserted HTML may not run or load anything."""
     page.evaluate(
         "h => { document.getElementById('thread').innerHTML = h }", "<img src=x onerror='window.hacked=1'>"
     )
@@ -206,7 +206,7 @@ def test_the_browser_itself_refuses_scripts_in_the_page(page: Page, problems: li
                   " document.body.append(s) }")  # fmt: skip
 
     def refused() -> int:
-        page.wait_for_timeout(20)  # in which the browser tells
+        page.wait_for_timeout(20)  # for the browser to report
         return sum("Content Security Policy" in problem for problem in problems)
 
     wait_for(lambda: refused() == 2)
@@ -270,7 +270,7 @@ def test_markdown(page: Page) -> None:
     ]
     for text in hostile:
         page.evaluate(render, text)
-    # A stream gives what the whole gives, at every length.
+    # Streaming renders the same as the complete text, at every length.
     grown = """async (text) => { const { show } = await import('/page/markdown.js');
         const node = document.createElement('div'), whole = document.createElement('div');
         for (let i = 0; i <= text.length; i++) show(node, text.slice(0, i));
@@ -301,7 +301,7 @@ It takes **linear time**, and treats any run of spaces as one:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["desktop", "phone"])
 def test_it_fits_every_screen_and_theme(server: Running, browser: Browser, kind: str, scheme: Any) -> None:
-    """Screenshots for people to look at go to build/screenshots; docs/images has some of them."""
+    """Saves screenshots in build/screenshots; some of them are in docs/images."""
     phone = kind == "phone"
     size = {"width": 390, "height": 844} if phone else {"width": 1280, "height": 800}
     context = browser.new_context(

@@ -1,4 +1,4 @@
-"""Conversations become prompts by the model's own template: with tools, thoughts, and the form of the answer."""
+"""Prompts from conversations: chat template, tools, reasoning and structured output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.tiny_model import CHATML, write_tiny_model
 
 pytestmark = pytest.mark.fast
 
-# As Qwen 3 does it: tools in the system's turn, calls and results in tags, thoughts unless they are not wanted.
+# Like Qwen 3's: tools in the system message, calls and results in tags, reasoning unless it is disabled.
 QWEN = """{%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<tool_call></tool_call><|im_end|>
@@ -47,7 +47,7 @@ def text(llm: LLM, **request: Any) -> str:
 
 
 def allows(llm: LLM, answer: str, **request: Any) -> bool:
-    """Whether the grammar of a request lets an answer pass to its end."""
+    """Whether the grammar of a request accepts the whole response."""
     prompt = build_prompt(llm, GenerationRequest("m", messages=HI, **request))
     params = {**prompt.params, "max_tokens": 5000}
     constraint = llm.prepare(prompt.ids, **params).sequence.constraint
@@ -56,7 +56,7 @@ def allows(llm: LLM, answer: str, **request: Any) -> bool:
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
-def test_tools_go_through_a_template_that_knows_them(tmp_path: Path) -> None:
+def test_a_template_with_tool_support_renders_tools(tmp_path: Path) -> None:
     with opened(tmp_path, QWEN) as llm:
         assert '"name": "f"' in text(llm, tools=[TOOL]) and "f" not in text(
             llm, tools=[TOOL], tool_choice="none"
@@ -71,10 +71,12 @@ def test_tools_go_through_a_template_that_knows_them(tmp_path: Path) -> None:
         assert '<tool_call>{"x": 3}</tool_call>' in llm.tokenizer.decode(ids, special=True)
 
 
-def test_tools_are_told_where_the_template_does_not(tmp_path: Path) -> None:
+def test_tools_are_described_if_the_template_has_no_support(tmp_path: Path) -> None:
     with opened(tmp_path, CHATML) as llm:
-        told = text(llm, tools=[TOOL])
-        assert told.startswith("<|im_start|>system\nYou can call these functions:") and "<tool_call>" in told
+        prompt = text(llm, tools=[TOOL])
+        assert (
+            prompt.startswith("<|im_start|>system\nYou can call these functions:") and "<tool_call>" in prompt
+        )
 
 
 def test_the_grammar_of_calls(tmp_path: Path) -> None:
@@ -98,21 +100,21 @@ def test_the_grammar_of_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [CHATML, QWEN])
-def test_an_answer_in_json_or_calls(tmp_path: Path, template: str) -> None:
-    """With tools and a form, a model may do the one or the other."""
+def test_a_response_in_json_or_calls(tmp_path: Path, template: str) -> None:
+    """With tools and a JSON schema, the response is a call or JSON."""
     good = '<tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>'
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     with opened(tmp_path, template) as llm:
         for strict in (False, True):
-            asked: Any = {"tools": [Tool(TOOL.name, "", TOOL.parameters, strict=strict)]}
+            request: Any = {"tools": [Tool(TOOL.name, "", TOOL.parameters, strict=strict)]}
             for answer in (good, '{"a": 1}', f"{good}\n{good}"):
-                assert allows(llm, answer, **asked, params={"json_schema": schema})
+                assert allows(llm, answer, **request, params={"json_schema": schema})
             for answer in ("Hello", '{"a": "b"}', good.replace("3", '"3"')):
-                assert not allows(llm, answer, **asked, params={"json_schema": schema})
+                assert not allows(llm, answer, **request, params={"json_schema": schema})
 
 
 @pytest.mark.parametrize("text", ["<|python_tag|>", "[TOOL_CALLS]"])
-def test_the_grammar_of_calls_without_marks(tmp_path: Path, text: str) -> None:
+def test_the_grammar_of_calls_without_tags(tmp_path: Path, text: str) -> None:
     good = '{"name": "f", "parameters": {"x": 3}}'
     if text == "[TOOL_CALLS]":
         good = '[{"name": "f", "arguments": {"x": 3}}]'
@@ -125,7 +127,7 @@ def test_the_grammar_of_calls_without_marks(tmp_path: Path, text: str) -> None:
 
 
 def test_schemas_of_tools_may_refer_to_themselves(tmp_path: Path) -> None:
-    """As those that pydantic makes do."""
+    """Like pydantic's schemas."""
     node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}},
             "required": ["next"], "additionalProperties": False}  # fmt: skip
     tool = Tool('say "ü"', "", {"$ref": "#/$defs/Node", "$defs": {"Node": node}})
@@ -136,7 +138,7 @@ def test_schemas_of_tools_may_refer_to_themselves(tmp_path: Path) -> None:
         assert not allows(llm, f"<tool_call>\n{call.replace('null', '1')}\n</tool_call>", **required)
 
 
-def test_thoughts_come_before_the_form(tmp_path: Path) -> None:
+def test_reasoning_comes_before_structured_output(tmp_path: Path) -> None:
     schema: Any = {
         "params": {"json_schema": {"type": "object", "properties": {}, "additionalProperties": False}}
     }
@@ -153,7 +155,7 @@ def test_thoughts_come_before_the_form(tmp_path: Path) -> None:
         )
         assert allows(llm, '<think>so</think><tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>',
                       tools=[TOOL], tool_choice="required")  # fmt: skip
-    with opened(tmp_path, DEEPSEEK) as llm:  # its prompt begins the thought
+    with opened(tmp_path, DEEPSEEK) as llm:  # its prompt ends with <think>
         assert allows(llm, "hm</think>\n{}", **schema) and not allows(llm, "{}", **schema)
         delta = (
             build_prompt(llm, GenerationRequest("m", messages=HI))
@@ -163,12 +165,12 @@ def test_thoughts_come_before_the_form(tmp_path: Path) -> None:
         assert (delta.reasoning, delta.text) == ("hm", "yes")
 
 
-def test_an_answer_that_has_begun_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_final_assistant_message_is_continued(tmp_path: Path) -> None:
     with opened(tmp_path, CHATML) as llm:
         messages = [*HI, {"role": "assistant", "content": "Well,"}]
-        for goes_on, end in ((True, "assistantWell,"), (False, "Well,<|im_end|>\n<|im_start|>assistant")):
+        for continues, end in ((True, "assistantWell,"), (False, "Well,<|im_end|>\n<|im_start|>assistant")):
             prompt = build_prompt(
-                llm, GenerationRequest("m", messages=messages, continue_final_message=goes_on)
+                llm, GenerationRequest("m", messages=messages, continue_final_message=continues)
             )
             assert llm.tokenizer.decode(prompt.ids, special=True).endswith(end)
 
@@ -180,15 +182,15 @@ def test_variables_of_the_template(tmp_path: Path) -> None:
             text(llm, template_kwargs={"messages": []})
 
 
-def test_the_whole_way(tmp_path: Path) -> None:
-    """A model that can only babble is held to the form, and its answer is read as a call."""
+def test_a_required_call_from_prompt_to_parser(tmp_path: Path) -> None:
+    """The grammar makes a random model write a call, and the parser reads it."""
     with opened(tmp_path, CHATML) as llm:
         tool = Tool("f", "", {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"],
                               "additionalProperties": False})  # fmt: skip
-        wanted = GenerationRequest(
+        request = GenerationRequest(
             "m", messages=HI, tools=[tool], tool_choice="required", parallel_tool_calls=False
         )
-        prompt = build_prompt(llm, wanted)
-        said = llm.generate(prompt.ids, **prompt.params, max_tokens=300)
-        [call] = prompt.new_parser().push(said.text, last=True).tool_calls
+        prompt = build_prompt(llm, request)
+        result = llm.generate(prompt.ids, **prompt.params, max_tokens=300)
+        [call] = prompt.new_parser().push(result.text, last=True).tool_calls
         assert call.name == "f" and json.loads(call.arguments)["x"] in (1, 2)

@@ -1,4 +1,4 @@
-"""A model that is fetched through the server can be asked at once; who want the same one share the fetch."""
+"""A model downloaded through the server is served at once; concurrent requests share the download."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.loopback_hub import LoopbackHub
 from tests.server.servers import serving
 
 
-def test_a_model_is_fetched_once_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_downloaded_once_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_tiny_model(tmp_path / "tiny.gguf")
     with LoopbackHub({"user/repo": {"other-F32.gguf": model.read_bytes()}}) as hub:
         hub.bytes_per_second = 400_000

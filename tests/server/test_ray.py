@@ -1,4 +1,4 @@
-"""Replicas on Ray: prompts go where their beginning is, and the death of one replica is no other's."""
+"""Ray replicas: prefix-aware routing, and the death of a replica affects only its own requests."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ LONG = 1500  # tokens
 
 
 @pytest.mark.fast
-def test_keys_of_prompts() -> None:
+def test_prefix_keys() -> None:
     def keys(**body: Any) -> list[bytes]:
         return prefix_keys(json.dumps(body).encode())
 
     system, turn = {"role": "system", "content": "s" * 3000}, {"role": "user", "content": "a" * 400}
     one, two = keys(messages=[system]), keys(messages=[system, turn], temperature=1)
-    assert 10 < len(one) < len(two) and two[: len(one) - 1] == one[:-1]  # a conversation that goes on
+    assert 10 < len(one) < len(two) and two[: len(one) - 1] == one[:-1]  # a continued conversation
     assert keys(model="x", messages=[system])[0] != one[0]
     assert keys(prompt="a" * (2 * CHUNK_CHARS * MAX_CHUNKS)) and len(keys(prompt="a" * 10**6)) == MAX_CHUNKS
     for odd in (b"", b"{", b"3", b'{"prompt": "\\ud800"}', b"[" * 100_000, b"null"):
@@ -45,20 +45,20 @@ def test_keys_of_prompts() -> None:
 
 
 @pytest.mark.fast
-def test_the_holder_of_a_beginning_is_preferred_unless_it_is_busy() -> None:
-    memory, keys = PrefixAffinity(), [b"1", b"2", b"3"]
-    memory.begin("b", keys)
-    assert memory.ranked(["a", "b"], keys)[0] == "b"
-    assert memory.ranked(["a", "b"], [b"1", b"2", b"x"])[0] == "b"  # it has most of it
-    assert memory.ranked(["a", "b"], [b"x"])[0] == "a"  # which has nothing to do
+def test_the_replica_with_the_prefix_is_preferred_unless_overloaded() -> None:
+    affinity, keys = PrefixAffinity(), [b"1", b"2", b"3"]
+    affinity.begin("b", keys)
+    assert affinity.ranked(["a", "b"], keys)[0] == "b"
+    assert affinity.ranked(["a", "b"], [b"1", b"2", b"x"])[0] == "b"  # it has the longest prefix
+    assert affinity.ranked(["a", "b"], [b"x"])[0] == "a"  # the least loaded
     for _ in range(MAX_IMBALANCE):
-        memory.begin("b", [])
-    assert memory.ranked(["a", "b"], keys) == ["a", "b"]
-    memory.end("b")
-    assert memory.ranked(["a", "b"], keys)[0] == "b"
-    memory.forget("b")
-    memory.begin("b", [])
-    assert memory.ranked(["a", "b"], keys)[0] == "a"
+        affinity.begin("b", [])
+    assert affinity.ranked(["a", "b"], keys) == ["a", "b"]
+    affinity.end("b")
+    assert affinity.ranked(["a", "b"], keys)[0] == "b"
+    affinity.forget("b")
+    affinity.begin("b", [])
+    assert affinity.ranked(["a", "b"], keys)[0] == "a"
 
 
 @pytest.mark.fast
@@ -85,25 +85,25 @@ def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
     options = ("--ray", "2", "--threads", "1")
     limits: dict[str, Any] = {"context": 50_000, "batch": 8, "shutdown": 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_ADDRESS", "local")  # whatever cluster this machine is part of
-        patch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 4}')  # two servers, also where there are fewer cores
+        patch.setenv("RAY_ADDRESS", "local")  # not a cluster of this machine
+        patch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 4}')  # for two servers on fewer cores
         with serving(tmp_path_factory.mktemp("ray"), tiny, *options, **limits) as found:
             yield found
 
 
 @pytest.fixture
 def same_cluster(server: Running, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Servers that are started now run their replicas beside those of `server`."""
-    found = re.search(r"started for this server, at (\S+)", server.log.read_text())
+    """New servers start their replicas in the cluster of `server`."""
+    found = re.search(r"started a local Ray cluster at (\S+)", server.log.read_text())
     assert found
     monkeypatch.setenv("RAY_ADDRESS", found[1])
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     return found[1]
 
 
-@pytest.mark.filterwarnings("ignore")  # of Ray's own
+@pytest.mark.filterwarnings("ignore")  # of Ray
 def test_a_cluster_is_joined_only_if_it_is_named(same_cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another server's would end with it."""
+    """Another server's local cluster would end with that server."""
     from tandem.server.cluster.replicas import existing_cluster
 
     assert existing_cluster() == same_cluster
@@ -116,7 +116,7 @@ def test_a_cluster_is_joined_only_if_it_is_named(same_cluster: str, monkeypatch:
 
 
 def cached_share(server: Running) -> float:
-    """Of the tokens of prompts in conversations of three turns: those that were computed before."""
+    """The share of cached prompt tokens in conversations of three turns."""
     rng, prompt, cached = random.Random(0), 0, 0
     talks = [
         [{"role": "system", "content": "".join(rng.choices(string.ascii_letters, k=1500))}] for _ in range(8)
@@ -135,8 +135,8 @@ def cached_share(server: Running) -> float:
 
 
 @pytest.mark.usefixtures("same_cluster")
-def test_prompts_go_where_their_beginning_is(server: Running, tiny: Path, tmp_path: Path) -> None:
-    """Measured against Ray's own routing, in the same cluster."""
+def test_prefix_routing(server: Running, tiny: Path, tmp_path: Path) -> None:
+    """Compared with Ray's own routing in the same cluster."""
     with_routing = cached_share(server)
     options = ("--ray", "2", "--threads", "1")
     plain: dict[str, Any] = {"prefix_routing": False, "context": 50_000, "shutdown": 2}
@@ -147,19 +147,19 @@ def test_prompts_go_where_their_beginning_is(server: Running, tiny: Path, tmp_pa
 
 
 def replicas(server: Running) -> list[int]:
-    """The processes that answer for a server."""
+    """The replica processes of a server."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"ServeReplica:tandem-{server.port}:" in (folder / "cmdline").read_text():
                 found.append(int(folder.name))
         except OSError:
-            pass  # it has just ended
+            pass  # the process has ended
     return found
 
 
 def test_the_death_of_a_replica(server: Running) -> None:
-    """Of eight answers, those of the other replica are whole, its own end with an error that says to try again."""
+    """Of eight responses, those of the other replica are complete; its own end with an error that says to try again."""
     ended: list[bytes] = []
 
     begun = threading.Semaphore(0)
@@ -174,7 +174,7 @@ def test_the_death_of_a_replica(server: Running) -> None:
 
     assert len(replicas(server)) == 2
     clients = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for client in clients:  # one by one, so that they are shared out
+    for client in clients:  # one by one, so that they are distributed
         client.start()
         assert begun.acquire(timeout=PATIENCE)
     os.kill(replicas(server)[0], signal.SIGKILL)
@@ -186,25 +186,25 @@ def test_the_death_of_a_replica(server: Running) -> None:
     assert all(answer.count(b'"delta"') >= LONG for answer in whole)
     for _ in range(4):
         assert server.ask(CHAT, server.chat(max_tokens=2))[0] == 200
-    wait_until(lambda: len(replicas(server)) == 2)  # another has taken its place
+    wait_until(lambda: len(replicas(server)) == 2)  # Ray has replaced it
 
 
-def test_all_replicas_are_watched(server: Running) -> None:
-    """/live adds up what they do, /metrics names them."""
+def test_metrics_of_all_replicas_are_merged(server: Running) -> None:
+    """/live sums over the replicas, /metrics labels them."""
 
     def live() -> Any:
-        """When both replicas have told: one that is slow to is left out."""
+        """Waits until both replicas report: a slow one is left out."""
         found: Any = {}
 
         def is_whole() -> bool:
             found.update(server.ask("/live")[2]["models"]["tiny"])
-            return bool(found["device"].startswith("2 replicas")) and len(found["memory"]["heaps"]) == 2
+            return bool(found["device"].startswith("2 replicas")) and len(found["affinity"]["heaps"]) == 2
 
         wait_until(is_whole)
         return found
 
     def answers() -> dict[str, float]:
-        """Of each replica that has given any."""
+        """The responses of each replica that has any."""
         status, _, text = server.ask("/metrics")
         assert status == 200 and text.count("# TYPE tandem_requests_total counter") == 1
         label = r'tandem_requests_total\{finish_reason="length",model="tiny",replica="(\w+)"\} ([0-9.]+)'
@@ -212,7 +212,7 @@ def test_all_replicas_are_watched(server: Running) -> None:
 
     server.wait_idle()
     before, asked = live(), 0
-    while asked < 12 or (len(answers()) < 2 and asked < 200):  # until each has had some
+    while asked < 12 or (len(answers()) < 2 and asked < 200):  # until each replica has some
         assert server.ask(CHAT, server.chat(f"{asked}" * 300, max_tokens=5))[0] == 200
         asked += 1
     after = live()
@@ -224,7 +224,7 @@ def test_all_replicas_are_watched(server: Running) -> None:
 @pytest.mark.soak
 @pytest.mark.usefixtures("same_cluster")
 def test_more_replicas_when_requests_queue_up(tiny: Path, tmp_path: Path) -> None:
-    """In the same cluster: one replica at first, another when there is more to do."""
+    """One replica at first, another when requests queue up."""
     with serving(
         tmp_path,
         tiny,
@@ -268,7 +268,7 @@ def test_replicas_that_cannot_start_are_one_sentence(server: Running, tiny: Path
     assert last.startswith("tandem: no replica could be started: ") and "cut.gguf" in last
 
 
-def test_a_client_gone_frees_its_replica(server: Running) -> None:
+def test_a_disconnect_cancels_the_request_of_a_replica(server: Running) -> None:
     before = server.cancelled()
     with server.connect() as client:
         client.sendall(post(CHAT, server.chat("gone", stream=True, max_tokens=40_000)))

@@ -1,4 +1,4 @@
-"""A thinking model's thoughts come apart from its answer, in each dialect's own way."""
+"""Each API returns reasoning apart from the response's text, in its own field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ TEMPLATE = (
     + EFFORT
     + "{% if enable_thinking is not defined or enable_thinking %}{{ '<think>\\n' }}{% endif %}"
 )
-SAID = {"structured_outputs": {"regex": "hm, so</think>\\n\\nYes[.]"}}  # what the model cannot help saying
+SAID = {
+    "structured_outputs": {"regex": "hm, so</think>\\n\\nYes[.]"}
+}  # the only output that the grammar allows
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +82,8 @@ def test_ollama(thinker: Running) -> None:
     assert len(said["response"]) == 9 and "thinking" not in said
 
 
-def test_how_much_to_think_reaches_the_template(thinker: Running) -> None:
-    """Which writes it into the prompt: a token a letter."""
+def test_reasoning_effort_reaches_the_template(thinker: Running) -> None:
+    """The template writes it into the prompt: one token per letter."""
     chat = thinker.chat(max_tokens=1)
     ollama: Any = {
         "model": "thinker",

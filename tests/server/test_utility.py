@@ -1,4 +1,4 @@
-"""/health, /metrics, /tokenize and what the server counts."""
+"""/health, /metrics, /tokenize, errors and model selection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.server.servers import PATIENCE, Running, serving, wait_until
 
 
 def numbers(server: Running) -> dict[str, float]:
-    """The samples of /metrics; of several with other labels, the sum."""
+    """The samples of /metrics, summed over labels."""
     found: dict[str, float] = {}
     for line in server.ask("/metrics")[2].splitlines():
         if match := re.fullmatch(r"(\w+)(?:\{.*\})? (\S+)", line):
@@ -59,8 +59,8 @@ def test_tokens_there_and_back(smollm2: Running) -> None:
     assert '"arguments": {"x": 3}' in smollm2.ask("/detokenize", {"tokens": tokens})[2]["content"]
 
 
-def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
-    """If it is the only one, the server ends with one sentence; else it says why that one is of no use."""
+def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
+    """If it is the only model, the server exits with the error; otherwise /health and requests report it."""
     whole = model_path("smollm2").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
     tiny = write_tiny_model(tmp_path / "tiny.gguf")
@@ -89,8 +89,8 @@ def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
         process.wait(PATIENCE)
 
 
-def test_late_answers_and_pulls_of_a_server_with_keys(tmp_path: Path) -> None:
-    """The former end with an error in the dialect's form, the latter are the operator's."""
+def test_timeouts_and_pulls_of_a_server_with_keys(tmp_path: Path) -> None:
+    """A timeout ends with an error in the API's format; a pull is rejected."""
     (tmp_path / "keys").write_text("secret")
     model, home = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "home"
     options: Any = {"timeout": 0.3, "shutdown": 2, "context": 50_000, "api_keys": str(tmp_path / "keys")}
@@ -105,7 +105,7 @@ def test_late_answers_and_pulls_of_a_server_with_keys(tmp_path: Path) -> None:
         )
 
         def begun(path: str, body: Any) -> str:
-            """A stream that has begun in the time: on a busy machine, not each has."""
+            """A stream that started in time: on a busy machine not every one does."""
             answers: list[Any] = []
             wait_until(lambda: answers.append(server.ask(path, body, **key)) or answers[-1][0] == 200)
             return str(answers[-1][2])
@@ -122,8 +122,10 @@ def test_late_answers_and_pulls_of_a_server_with_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
-def test_refusals_are_in_the_dialects_form(tmp_path: Path, path: str, request: pytest.FixtureRequest) -> None:
-    """Also those that come before a request is looked at."""
+def test_rejections_have_the_error_body_of_their_api(
+    tmp_path: Path, path: str, request: pytest.FixtureRequest
+) -> None:
+    """Also of rejections before a request is parsed."""
     tiny: Running = request.getfixturevalue("tiny")
     status, _, body = tiny.ask(path, {}, origin="http://elsewhere.example")
     assert status == 403
