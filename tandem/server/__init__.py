@@ -4,7 +4,7 @@ The path of a chat request:
 
 | step | file |
 |---|---|
-| connection, origin, API key, size, time limits, access log | `http/connection.py`, `http/middleware.py` |
+| origin, API key, size and time limits, access log | `http/middleware.py` (run by `http/uvicorn_server.py`) |
 | JSON body -> pydantic model, unknown fields rejected | `http/request_body.py` |
 | API request -> `GenerationRequest` | `openai/chat.py`, `anthropic/messages.py`, `ollama/chat.py` ... |
 | chat template, tools, structured output -> `Prompt` | `core/prompt.py`, `core/tool_calls.py` |

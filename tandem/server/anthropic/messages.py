@@ -32,9 +32,17 @@ from tandem.server.openai.types import EVENTS, new_id
 router = APIRouter(route_class=JSONRoute, tags=["Anthropic"])
 ERRORS = {status: {**about, "model": errors.AnthropicErrorBody} for status, about in OPENAI_ERRORS.items()}
 IGNORED = frozenset(
-    {"metadata", "service_tier", "cache_control", "inference_geo", "diagnostics", "speed", "user_profile_id",
-     "workspace_id"}
-)  # fmt: skip
+    {
+        "metadata",
+        "service_tier",
+        "cache_control",
+        "inference_geo",
+        "diagnostics",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 # ---- requests
@@ -233,9 +241,15 @@ def _text(content: str | list[ContentBlockParam], where: str) -> str:
 
 def _message(model: str, usage: UsageBody) -> MessageBody:
     return MessageBody(
-        id=new_id("msg_"), type="message", role="assistant", model=model, content=[], stop_reason=None,
-        stop_sequence=None, usage=usage,
-    )  # fmt: skip
+        id=new_id("msg_"),
+        type="message",
+        role="assistant",
+        model=model,
+        content=[],
+        stop_reason=None,
+        stop_sequence=None,
+        usage=usage,
+    )
 
 
 def _block(block: ContentBlock, text: str) -> dict[str, Any]:

@@ -236,9 +236,14 @@ async def _fail(path: str, kind: bytes | None, send: Send) -> None:
 
 
 def start(
-    specs: Mapping[str, str], settings: ServerSettings, options: dict[str, Any], *, replicas: tuple[int, int],
-    threads: int | None, port: int,
-) -> Front:  # fmt: skip
+    specs: Mapping[str, str],
+    settings: ServerSettings,
+    options: dict[str, Any],
+    *,
+    replicas: tuple[int, int],
+    threads: int | None,
+    port: int,
+) -> Front:
     """Starts replicas in the cluster that this machine belongs to, or in a new local cluster."""
     joined = _join()
     min_replicas, max_replicas = replicas
@@ -294,7 +299,7 @@ def existing_cluster() -> str | None:
         return address
     if address != find_bootstrap_address(None):
         raise DeviceError(
-            f"no Ray cluster answers at {address}, the value of RAY_ADDRESS: start it, or name another"
+            f"no Ray cluster answers at {address}, which RAY_ADDRESS names: start it, or name another"
         )
     log.warning("no Ray cluster answers at %s any more: starting a local one", address)
     return None

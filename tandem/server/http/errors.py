@@ -96,9 +96,14 @@ def message_of(error: BaseException) -> str:
 
 
 def response(
-    path: str, status: int, message: str, *, code: str | None = None, param: str | None = None,
+    path: str,
+    status: int,
+    message: str,
+    *,
+    code: str | None = None,
+    param: str | None = None,
     headers: Mapping[str, str] | None = None,
-) -> JSONResponse:  # fmt: skip
+) -> JSONResponse:
     """An error response in the format of the API that `path` belongs to."""
     headers = {"Retry-After": RETRY_SECONDS, **(headers or {})} if status in (429, 503) else headers
     return JSONResponse(body(path, status, message, code, param), status, headers)

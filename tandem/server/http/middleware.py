@@ -300,8 +300,15 @@ class Exchange:
         how = "" if self._complete else " cut"
         log.info(
             "%s %s %s %s %s %dB %.3fs%s",
-            self.id, client, self.scope["method"], path, self._status or "-", self._sent, seconds, how,
-        )  # fmt: skip
+            self.id,
+            client,
+            self.scope["method"],
+            path,
+            self._status or "-",
+            self._sent,
+            seconds,
+            how,
+        )
 
 
 def _digest(key: str) -> bytes:

@@ -130,11 +130,15 @@ async def processes(request: Request) -> Processes:
         )
         found.append(
             Running(
-                name=loaded.name, model=loaded.name, size=loaded.nbytes, digest=listed["digest"],
-                details=listed["details"], expires_at=expires.isoformat(),
+                name=loaded.name,
+                model=loaded.name,
+                size=loaded.nbytes,
+                digest=listed["digest"],
+                details=listed["details"],
+                expires_at=expires.isoformat(),
                 size_vram=0 if loaded.device == "cpu" else loaded.nbytes,
             )
-        )  # fmt: skip
+        )
     return Processes(models=found)
 
 
@@ -252,9 +256,13 @@ def _details(path: Path, _changed: int) -> Details:
         size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
         quant = FILE_TYPES.get(gguf.get("general.file_type", -1), "unknown")
         return Details(
-            parent_model="", format="gguf", family=family, families=[family], parameter_size=size,
+            parent_model="",
+            format="gguf",
+            family=family,
+            families=[family],
+            parameter_size=size,
             quantization_level=quant,
-        )  # fmt: skip
+        )
     finally:
         gguf.close()
 
@@ -269,10 +277,14 @@ def _shown(name: str, path: Path) -> Shown:
         gguf.close()
     thinking = ["thinking"] if "<think>" in template else []
     return Shown(
-        modelfile=f"FROM {name}\n", parameters="", template=template, details=listed["details"],
+        modelfile=f"FROM {name}\n",
+        parameters="",
+        template=template,
+        details=listed["details"],
         model_info={key: value for key, value in info.items() if value is not None},
-        capabilities=["completion", "tools", "embedding", *thinking], modified_at=listed["modified_at"],
-    )  # fmt: skip
+        capabilities=["completion", "tools", "embedding", *thinking],
+        modified_at=listed["modified_at"],
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -296,10 +296,12 @@ def message(param: MessageParam) -> Message:
         "role": role,
         "content": text_of(param.content),
         **drop_none(
-            name=param.name, tool_calls=calls or None, tool_call_id=param.tool_call_id,
+            name=param.name,
+            tool_calls=calls or None,
+            tool_call_id=param.tool_call_id,
             reasoning_content=param.reasoning_content,
         ),
-    }  # fmt: skip
+    }
 
 
 def text_of(content: str | list[Part] | None) -> str:

@@ -87,10 +87,14 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     choices = [_choice(index, result, body) for index, result in enumerate(results)]
     return JSONResponse(
         Completion(
-            id=new_id("cmpl-"), object="text_completion", created=now(), model=name, choices=choices,
+            id=new_id("cmpl-"),
+            object="text_completion",
+            created=now(),
+            model=name,
+            choices=choices,
             usage=usage_body(_usage([result.usage for result in results], body.n or 1)),
         )
-    )  # fmt: skip
+    )
 
 
 def generation_requests(body: CompletionRequest, model: str) -> list[GenerationRequest]:
@@ -134,9 +138,12 @@ def _usage(usages: list[GenerationUsage], count: int) -> GenerationUsage:
     """The usage of all prompts, with `count` responses each."""
     each = [total_usage(usages[i : i + count]) for i in range(0, len(usages), count)]
     return GenerationUsage(
-        sum(usage.prompt_tokens for usage in each), sum(usage.completion_tokens for usage in each), 0.0, 0.0,
+        sum(usage.prompt_tokens for usage in each),
+        sum(usage.completion_tokens for usage in each),
+        0.0,
+        0.0,
         sum(usage.cached_tokens for usage in each),
-    )  # fmt: skip
+    )
 
 
 async def _events(

@@ -182,10 +182,14 @@ def generation_request(body: ResponsesRequest) -> GenerationRequest:
     effort = body.reasoning.effort if body.reasoning else None
     template_kwargs = {"enable_thinking": effort != "none", "reasoning_effort": effort} if effort else {}
     return GenerationRequest(
-        body.model, messages=_messages(body), params=params, tools=tools,
+        body.model,
+        messages=_messages(body),
+        params=params,
+        tools=tools,
         tool_choice="required" if name else str(body.tool_choice or "auto"),
-        parallel_tool_calls=body.parallel_tool_calls is not False and name is None, template_kwargs=template_kwargs,
-    )  # fmt: skip
+        parallel_tool_calls=body.parallel_tool_calls is not False and name is None,
+        template_kwargs=template_kwargs,
+    )
 
 
 def _messages(body: ResponsesRequest) -> list[Message]:
@@ -223,14 +227,29 @@ def _response(body: ResponsesRequest, model: str) -> ResponseBody:
     chosen = body.tool_choice or "auto"
     choice = chosen.model_dump() if isinstance(chosen, NamedTool) else chosen
     return ResponseBody(
-        id=new_id("resp_"), object="response", created_at=now(), status="in_progress", model=model, output=[],
-        usage=None, incomplete_details=None, error=None, instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens, metadata=body.metadata or {},
-        parallel_tool_calls=body.parallel_tool_calls is not False, previous_response_id=None,
-        reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None}, store=False,
-        temperature=body.temperature, text=text, tool_choice=choice,
-        tools=[one.model_dump() for one in body.tools or []], top_p=body.top_p, truncation="disabled",
-    )  # fmt: skip
+        id=new_id("resp_"),
+        object="response",
+        created_at=now(),
+        status="in_progress",
+        model=model,
+        output=[],
+        usage=None,
+        incomplete_details=None,
+        error=None,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=None,
+        reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        store=False,
+        temperature=body.temperature,
+        text=text,
+        tool_choice=choice,
+        tools=[one.model_dump() for one in body.tools or []],
+        top_p=body.top_p,
+        truncation="disabled",
+    )
 
 
 def _finish(response: ResponseBody, finish_reason: str, usage: GenerationUsage) -> ResponseBody:
