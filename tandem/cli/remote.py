@@ -21,7 +21,7 @@ TIMEOUT = 600.0  # seconds without a token
 
 
 def find_server(options: argparse.Namespace) -> RemoteLLM | None:
-    """A running server of this model, if the options allow to use it."""
+    """A running server of this model, if no option requires to load it here."""
     if (options.device, options.kv, options.prompt_lookup) != ("auto", "f16", False) or any(
         getattr(options, name) for name in LOAD_OPTIONS
     ):

@@ -28,9 +28,7 @@ class ServerSettings:
     gpu_memory: float | None = None  # maximum GB of a GPU's own memory
     prompt_lookup: bool = False  # speculative decoding with n-grams of the prompt
     draft: tuple[str, ...] = ()  # draft models: NAME=MODEL, or MODEL if one model is served
-    keep_alive: float | None = (
-        None  # seconds until an idle model is unloaded; None: when its memory is needed
-    )
+    keep_alive: float | None = None  # seconds until an idle model is unloaded; None: when memory is needed
     api_keys: Path | None = None  # file with one API key per line; None: no keys are required
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call the server; "*": all
     max_body: int = 16 * MiB  # bytes of a request body
