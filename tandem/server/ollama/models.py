@@ -55,7 +55,7 @@ class PullRequest(StrictModel):
     stream: bool | None = None  # default: True
 
 
-class Details(TypedDict):
+class ModelDetails(TypedDict):
     parent_model: str
     format: str
     family: str
@@ -64,44 +64,44 @@ class Details(TypedDict):
     quantization_level: str
 
 
-class Listed(TypedDict):
+class ListedModel(TypedDict):
     name: str
     model: str
     modified_at: str
     size: int
     digest: str
-    details: Details
+    details: ModelDetails
 
 
-class Tags(TypedDict):
-    models: list[Listed]
+class ModelTags(TypedDict):
+    models: list[ListedModel]
 
 
-class Running(TypedDict):
+class RunningModel(TypedDict):
     name: str
     model: str
     size: int
     digest: str
-    details: Details
+    details: ModelDetails
     expires_at: str
     size_vram: int
 
 
-class Processes(TypedDict):
-    models: list[Running]
+class RunningModels(TypedDict):
+    models: list[RunningModel]
 
 
-class Shown(TypedDict):
+class ModelInfo(TypedDict):
     modelfile: str
     parameters: str
     template: str
-    details: Details
+    details: ModelDetails
     model_info: dict[str, Any]
     capabilities: list[str]
     modified_at: str
 
 
-class Status(TypedDict):
+class PullStatus(TypedDict):
     status: str
 
 
@@ -110,26 +110,28 @@ class Version(TypedDict):
 
 
 @router.get("/api/tags")
-async def tags(request: Request) -> Tags:
+async def tags(request: Request) -> ModelTags:
     """The models of this server."""
     models = get_server(request).models
-    return Tags(models=[await asyncio.to_thread(_listed, name, models.path(name)) for name in models.names()])
+    return ModelTags(
+        models=[await asyncio.to_thread(_listed_model, name, models.path(name)) for name in models.names()]
+    )
 
 
 @router.get("/api/ps")
-async def processes(request: Request) -> Processes:
+async def processes(request: Request) -> RunningModels:
     """The models in memory."""
     server = get_server(request)
     found = []
     for loaded in server.models.loaded():
-        listed = await asyncio.to_thread(_listed, loaded.name, server.models.path(loaded.name))
+        listed = await asyncio.to_thread(_listed_model, loaded.name, server.models.path(loaded.name))
         expires = (
             datetime.fromtimestamp(loaded.expires, UTC)
             if loaded.expires
             else datetime.max.replace(tzinfo=UTC)
         )
         found.append(
-            Running(
+            RunningModel(
                 name=loaded.name,
                 model=loaded.name,
                 size=loaded.nbytes,
@@ -139,18 +141,18 @@ async def processes(request: Request) -> Processes:
                 size_vram=0 if loaded.device == "cpu" else loaded.nbytes,
             )
         )
-    return Processes(models=found)
+    return RunningModels(models=found)
 
 
-@router.post("/api/show", response_model=Shown, responses=ERRORS)
+@router.post("/api/show", response_model=ModelInfo, responses=ERRORS)
 async def show(request: Request, body: ShowRequest) -> Response:
     """The metadata, chat template and capabilities of a model."""
     server = get_server(request)
     name = known_name(server, body.model or body.name or "")
-    return JSONResponse(await asyncio.to_thread(_shown, name, server.models.path(name)))
+    return JSONResponse(await asyncio.to_thread(_model_info, name, server.models.path(name)))
 
 
-@router.post("/api/pull", response_model=Status, responses=LINES | ERRORS | PULL_ERRORS)
+@router.post("/api/pull", response_model=PullStatus, responses=LINES | ERRORS | PULL_ERRORS)
 async def pull(request: Request, body: PullRequest) -> Response:
     """Downloads a model as `tandem pull` does, and serves it."""
     server, name = get_server(request), body.model or body.name
@@ -165,13 +167,13 @@ async def pull(request: Request, body: PullRequest) -> Response:
             f"model: {name[:80]!r} cannot be downloaded: use a short name or hf.co/user/repo:QUANT"
         )
     if body.stream is not False:
-        return await stream_response(request, _pulling(server, name), NDJSON)
-    await cancel_on_disconnect(request, _last(_pulling(server, name)))
-    return JSONResponse(Status(status="success"))
+        return await stream_response(request, _pull_progress(server, name), NDJSON)
+    await cancel_on_disconnect(request, _drain(_pull_progress(server, name)))
+    return JSONResponse(PullStatus(status="success"))
 
 
 @router.head("/", include_in_schema=False)
-async def is_there() -> Response:
+async def health_check() -> Response:
     """The health check of Ollama's command line."""
     return Response()
 
@@ -182,7 +184,7 @@ async def version() -> Version:
     return Version(version=__version__)
 
 
-async def _last(lines: AsyncGenerator[str, None]) -> None:
+async def _drain(lines: AsyncGenerator[str, None]) -> None:
     async for _ in lines:
         pass
 
@@ -212,37 +214,37 @@ class Pull:
         ]
 
 
-async def _pulling(server: Server, name: str) -> AsyncGenerator[str, None]:
+async def _pull_progress(server: Server, name: str) -> AsyncGenerator[str, None]:
     """The progress of a download, a few times a second."""
     if known_name(server, name) not in server.models.names():
         if name not in server.pulls:
             server.pulls[name] = Pull(server, name)
         pull: Pull = server.pulls[name]
-        yield json_line(Status(status="pulling manifest"))
+        yield json_line(PullStatus(status="pulling manifest"))
         while not pull.task.done():
             await asyncio.wait([pull.task], timeout=0.3)
             for progress in pull.lines():
                 yield progress
         await pull.task
-    yield json_line(Status(status="success"))
+    yield json_line(PullStatus(status="success"))
 
 
-def _listed(name: str, path: Path) -> Listed:
+def _listed_model(name: str, path: Path) -> ListedModel:
     stat = path.stat()
     modified = datetime.fromtimestamp(stat.st_mtime, UTC).isoformat()
     digest = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
-    details = _details(path, stat.st_mtime_ns)
-    return Listed(
+    details = _model_details(path, stat.st_mtime_ns)
+    return ListedModel(
         name=name, model=name, modified_at=modified, size=stat.st_size, digest=digest, details=details
     )
 
 
 @lru_cache(maxsize=256)
-def _details(path: Path, _changed: int) -> Details:
+def _model_details(path: Path, _changed: int) -> ModelDetails:
     try:
         gguf = GGUF.open(path)
     except TandemError:  # a broken file must not hide the other models
-        return Details(
+        return ModelDetails(
             parent_model="",
             format="gguf",
             family="unknown",
@@ -255,7 +257,7 @@ def _details(path: Path, _changed: int) -> Details:
         count = sum(math.prod(tensor.shape) for tensor in gguf.tensors.values())
         size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
         quant = FILE_TYPES.get(gguf.get("general.file_type", -1), "unknown")
-        return Details(
+        return ModelDetails(
             parent_model="",
             format="gguf",
             family=family,
@@ -267,16 +269,16 @@ def _details(path: Path, _changed: int) -> Details:
         gguf.close()
 
 
-def _shown(name: str, path: Path) -> Shown:
-    listed = _listed(name, path)
+def _model_info(name: str, path: Path) -> ModelInfo:
+    listed = _listed_model(name, path)
     gguf = GGUF.open(path)
     try:
-        info = {key: _plain(gguf.get(key, None)) for key in gguf.metadata}
+        info = {key: _json_value(gguf.get(key, None)) for key in gguf.metadata}
         template = str(gguf.get("tokenizer.chat_template", ""))
     finally:
         gguf.close()
     thinking = ["thinking"] if "<think>" in template else []
-    return Shown(
+    return ModelInfo(
         modelfile=f"FROM {name}\n",
         parameters="",
         template=template,
@@ -287,7 +289,7 @@ def _shown(name: str, path: Path) -> Shown:
     )
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """A metadata value for JSON; None for arrays, long texts and non-finite numbers."""
     if isinstance(value, np.generic):
         value = value.item()
