@@ -198,7 +198,7 @@ def test_metrics_of_all_replicas_are_merged(server: Running) -> None:
 
         def is_whole() -> bool:
             found.update(server.ask("/live")[2]["models"]["tiny"])
-            return bool(found["device"].startswith("2 replicas")) and len(found["affinity"]["heaps"]) == 2
+            return bool(found["device"].startswith("2 replicas")) and len(found["memory"]["heaps"]) == 2
 
         wait_until(is_whole)
         return found
