@@ -100,8 +100,8 @@ def launch_us() -> dict[str, float]:
     leaves; of the others all that they take for one token, which is hardly for their bytes."""
     found = {"matmul": bytes_line().launch_us}
     for kernel in ("norm", "rope", "attention"):
-        groups = [g for g in _groups() if g["kernel"] == kernel]
-        count = sum(g["launches"] for g in groups)  # none where other launches do that work
+        groups = [g for g in _groups() if g["kernel"].partition("_")[0] == kernel]  # fused ones too
+        count = sum(g["launches"] for g in groups if g["kernel"] != "attention_prefetch")
         found[kernel] = sum(g["ms"] for g in groups) * 1e3 / count if count else 0.0
     return {**found, "other": measured_launch_us()}
 

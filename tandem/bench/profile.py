@@ -11,11 +11,7 @@ import numpy as np
 
 from tandem.bench.rounds import Bench, Workload
 from tandem.bench.step_cost import Step, added, step_costs
-from tandem.devices.device import Device
-from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.joining import SINGLE, find_joints
-from tandem.devices.vulkan.recording import bucket
-from tandem.engine.engine import StepSlot
+from tandem.engine.engine import Engine, StepSlot
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Chunk
 from tandem.kernels.kernel import Cost
@@ -46,15 +42,10 @@ class Group:
 def profile(bench: Bench, workload: Workload) -> list[Group]:
     """The first step of a round of `workload`, those that take most first."""
     step = next(iter(bench.steps(workload)))
-    program, seconds = bench.engine.program, launch_seconds(bench, workload, step)
-    costs, done_by_next = step_costs(program, step), left_to_next(program, bench.engine.device, step)
-    for i in sorted(done_by_next):
-        seconds[i + 1] += seconds[i]
-        costs[i + 1] = added(costs[i : i + 2])
+    program, seconds = program_of(bench.engine, step), launch_seconds(bench, workload, step)
     found: dict[tuple[str, str], list[tuple[float, Cost]]] = {}
-    for i, launch in enumerate(program.launches):
-        if i not in done_by_next:
-            found.setdefault((launch.kernel.name, value_name(launch)), []).append((seconds[i], costs[i]))
+    for launch, time, cost in zip(program.launches, seconds, step_costs(program, step), strict=True):
+        found.setdefault((launch.kernel.name, value_name(launch)), []).append((time, cost))
     groups = [
         Group(kernel, name, len(each), sum(s for s, _ in each), added(cost for _, cost in each))
         for (kernel, name), each in found.items()
@@ -62,16 +53,10 @@ def profile(bench: Bench, workload: Workload) -> list[Group]:
     return sorted(groups, key=lambda group: -group.seconds)
 
 
-def left_to_next(program: Program, device: Device, step: Step) -> set[int]:
-    """Launches that a GPU does not run in such a step, for the one after each does their work (joining.py there)."""
-    if not isinstance(device, VulkanDevice):
-        return set()
-    single = all(count == 1 for _, count in step)
-    sizes = {"tokens": sum(count for _, count in step), "rows": len(step), "work": len(step)}
-    counts = {name: bucket(size, program.max_counts[name]) for name, size in sizes.items()} | {SINGLE: single}
-    joints = find_joints(program, device)
-    both = {i: joint.dispatches(counts, device.capabilities) for i, joint in joints.items()}
-    return {i for i, of in both.items() if of and (of[0] is None or of[0].beside)}
+def program_of(engine: Engine, step: Step) -> Program:
+    """The launches that the engine's device runs in such a step: a GPU fuses some."""
+    counts = {"tokens": sum(count for _, count in step), "rows": len(step), "work": len(step)}
+    return engine.device.step_program(engine.program, counts, all(count == 1 for _, count in step))
 
 
 def value_name(launch: Launch) -> str:
@@ -80,7 +65,7 @@ def value_name(launch: Launch) -> str:
 
 
 def launch_seconds(bench: Bench, workload: Workload, step: Step) -> list[float]:
-    """Of each launch of a step, run alone. The engine must have nothing else to do."""
+    """Of each launch of `program_of` a step, run alone. The engine must have nothing else to do."""
     with step_written(bench, workload, step) as step_slot:
         step_slot.recording.replay()
         times = [step_slot.recording.replay_timed() for _ in range(REPEATS)]

@@ -13,6 +13,7 @@ from tandem.kernels.kv_layout import kv_bytes
 from tandem.program.program import Launch, Program
 
 Step = list[tuple[int, int]]  # (position, tokens) of each sequence
+ATTENTION = ("attention", "attention_rope")
 PRODUCTS = ("matmul", "attention")  # whose operations count: those of others are next to nothing
 
 
@@ -53,7 +54,7 @@ def weights_read(launch: Launch) -> float:
 
 def kv_read(launch: Launch, alike: Counter[tuple[int, int]]) -> float:
     """Bytes of keys and values. `alike`: how many sequences have this position and these tokens."""
-    if launch.kernel.name != "attention":
+    if launch.kernel.name not in ATTENTION:
         return 0.0
     s = launch.scalars
     window = int(s["window"]) or 1 << 30
@@ -63,7 +64,7 @@ def kv_read(launch: Launch, alike: Counter[tuple[int, int]]) -> float:
 
 def _launch_cost(launch: Launch, counts: dict[str, int], alike: Counter[tuple[int, int]]) -> Cost:
     cost, s = launch.cost(counts), launch.scalars
-    if launch.kernel.name != "attention":
+    if launch.kernel.name not in ATTENTION:
         return cost
     window = int(s["window"]) or 1 << 30
     pairs = sum(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tandem.devices.host_memory import host_memory as host_memory  # all devices ask for it
+from tandem.kernels.abi import COUNTS
+from tandem.kernels.kernel import Counts
 from tandem.program.program import Program, Tensor
+from tandem.program.validate import validate
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -39,7 +42,7 @@ class Recording(Protocol):
         """Runs launches [begin, end) with the StepInputs as they are now, and waits for them."""
 
     def replay_timed(self) -> list[float]:
-        """Seconds of each launch, run one at a time."""
+        """Seconds of each launch of the step's Program (Device.step_program), run one at a time."""
 
 
 class Device(Protocol):
@@ -88,6 +91,25 @@ class Device(Protocol):
     def repack(self, pieces: Sequence[Piece]) -> None:
         """Rows of the file into panels."""
 
+    def step_program(self, program: Program, counts: Counts, single: bool) -> Program:
+        """The launches that a step of these counts runs. `single`: every sequence of the step has one token. A device
+        may fuse launches then; one with no passes of its own returns the Program itself."""
+
     def record(self, program: Program, step_slot: int = 0) -> Recording: ...
 
     def close(self) -> None: ...
+
+
+def validate_on(device: Device, program: Program, given: Iterable[Tensor] = ()) -> None:
+    """Validates a Program and what the device's own passes make of it: for one token, for a token of each of two
+    sequences, and for the largest step. `given`: activations that are there before the first launch."""
+    given = list(given)
+    validate(program, given)
+    for counts, single in ((_count(1), True), (_count(2), True), (program.max_counts, False)):
+        step = device.step_program(program, counts, single)
+        if step is not program:
+            validate(step, given)
+
+
+def _count(tokens: int) -> Counts:
+    return dict.fromkeys(COUNTS, tokens)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tandem.devices.device import Device, Recording
+from tandem.devices.device import Device, Recording, validate_on
 from tandem.engine.batch import Batch
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.kv_plan import plan_kv
@@ -34,7 +34,6 @@ from tandem.program.fuse import PASSES, fuse
 from tandem.program.lower import KVPlan, lower
 from tandem.program.program import Program, Tensor, arena_in
 from tandem.program.step_inputs import MAX_BIASES, StepInputs, StepLayout, StepLimits
-from tandem.program.validate import validate
 from tandem.program.weight_plan import WeightPlan
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class Engine:
             config, limits, batch, model.nbytes, kv, device.free_memory(), kv_memory, device.step_slots
         )
         self.program: Program = lower(ops, plan, layout, KVPlan(kv_blocks, kv), passes)
-        validate(self.program)
+        validate_on(device, self.program)
         device.place(self.program)
         model.load(plan, device, context)
         self.cache = KVCache(config.windows, kv_blocks)

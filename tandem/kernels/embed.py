@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from tandem.kernels.abi import RESULT_INTS, TOKEN_ID, TOKEN_INTS, TOKEN_SOURCE
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.matmul import random_panels, unpack_panels
 from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
@@ -60,6 +61,11 @@ def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
         )
         label = f"{layout} T={tokens} {rows}x{columns}"
         yield Case(label, arrays, scalars, {"tokens": tokens, "rows": 3, "work": 0}, atol=1e-5, rtol=1e-5)
+
+
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """A thread 8 columns of a token."""
+    return Dispatch(-(-int(scalars["columns"]) // (8 * 64)), counts["tokens"])
 
 
 def _kernel(layout: str) -> Kernel:

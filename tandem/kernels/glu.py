@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tandem.kernels.abi import ACTIVATION_GELU, ACTIVATION_SILU
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store
 from tandem.kernels.rows import padded, rows_bytes
@@ -79,6 +80,11 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
             yield case(f"2x64 to size {size:g}", rng.uniform(-size, size, (2, 64)), activation, 0)
         yield case("every exponent", np.linspace(-95, 95, 1999)[None], activation, 0)
         yield case("1x2048", rng.standard_normal((1, 2048)), activation, 1)
+
+
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """A thread 4 columns of a token."""
+    return Dispatch(-(-int(scalars["dim"]) // (4 * 64)), counts["tokens"])
 
 
 KERNEL = Kernel(

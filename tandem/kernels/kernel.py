@@ -1,7 +1,8 @@
 """The declaration of a kernel, once for every device: buffers, scalars, grid, cost, NumPy reference and test cases.
 
 A kernel `name` has three files: `kernels/name.py` (the declaration), `kernels/name.c` (CPU) and `kernels/name.slang`
-(Vulkan). A launch passes buffers and scalars in the declared order; abi.py limits their number.
+(Vulkan). A fused kernel that only GPUs run has no C file. A launch passes buffers and scalars in the declared order;
+abi.py limits their number.
 """
 
 from __future__ import annotations
@@ -19,9 +20,17 @@ Scalars = Mapping[str, float]
 Counts = Mapping[str, int]  # the sizes of a step, by the names of abi.COUNTS: "tokens", "rows", "work"
 
 
+# The addresses that every launch on a GPU has at the same index.
+SCRATCH_ADDRESS, STEP_ADDRESS = 6, 7  # scratch memory, if the launch uses it, and StepInputs
+AFTER_SCALARS = 8  # this address does not fit among the first eight: it takes the two words after the scalars
+
+
 class Buffer(NamedTuple):
     name: str
     access: Literal["r", "w", "rw"]
+    address: int | None = (
+        None  # its index among the addresses of a GPU's launch; None: its place in the declaration
+    )
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,25 @@ class Kernel:
     cases: Callable[[np.random.Generator], Iterator[Case]]
     # (scalars, counts) -> bytes each bound buffer must have from its address on; what the null device checks
     extents: Callable[[Scalars, Counts], dict[str, int]]
+    # Further numbers of a launch, beside its scalars, that are not passed to the kernel: they decide its dispatch.
+    constants: tuple[str, ...] = ()
+    gpu_only: bool = (
+        False  # a fused kernel that a GPU's own pass over the Program makes; the CPU does not run it
+    )
 
     def __post_init__(self) -> None:
-        assert len(self.buffers) <= MAX_BUFFERS, f"{self.name}: more than {MAX_BUFFERS} buffers"
-        assert len(self.scalars) <= MAX_SCALARS, f"{self.name}: more than {MAX_SCALARS} scalars"
+        indices = [i for i, _ in self.addresses]
+        words = len(self.scalars) + 2 * (AFTER_SCALARS in indices)
+        assert len(set(indices)) == len(indices), f"{self.name}: two buffers have the same address"
+        assert max(indices) <= AFTER_SCALARS, f"{self.name}: more than {MAX_BUFFERS} buffers"
+        assert words <= MAX_SCALARS, f"{self.name}: more than {MAX_SCALARS} scalars"
+
+    @property
+    def addresses(self) -> list[tuple[int, str]]:
+        """(index among the addresses of a GPU's launch, buffer)."""
+        return [(i if b.address is None else b.address, b.name) for i, b in enumerate(self.buffers)]
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of a launch's scalars and constants."""
+        return (*(name for name, _ in self.scalars), *self.constants)

@@ -26,13 +26,17 @@ def _grid(s: Scalars) -> Grid:
     return Grid(-(-panels(int(s["rows"])) // int(s["panels_per_item"])))
 
 
-def _count(s: Scalars, counts: Counts) -> int:
+def token_count(s: Scalars, counts: Counts) -> int:
     return counts["rows" if s["count"] else "tokens"]
+
+
+def layout_of(s: Scalars) -> str:
+    return LAYOUT_NAMES[int(s["format"])]
 
 
 def _x_bytes(s: Scalars, n: int) -> int:
     columns = int(s["columns"])
-    quantised = LAYOUTS[LAYOUT_NAMES[int(s["format"])]].quantised
+    quantised = LAYOUTS[layout_of(s)].quantised
     return q8_bytes(n, columns) if quantised else 4 * ((n - 1) * int(s["x_stride"]) + columns)
 
 
@@ -42,8 +46,8 @@ def _out_bytes(s: Scalars, n: int) -> int:
 
 
 def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
-    n, rows = _count(s, counts), int(s["rows"])
-    layout = LAYOUTS[LAYOUT_NAMES[int(s["format"])]]
+    n, rows = token_count(s, counts), int(s["rows"])
+    layout = LAYOUTS[layout_of(s)]
     return {
         "x": _x_bytes(s, n),
         "weights": layout.matrix_bytes(rows, int(s["columns"])),
@@ -56,13 +60,13 @@ def _cost(s: Scalars, counts: Counts) -> Cost:
     extents = _extents(s, counts)
     return Cost(
         bytes=extents["x"] + extents["weights"] + extents["out"],
-        ops=2.0 * _count(s, counts) * int(s["rows"]) * int(s["columns"]),
+        ops=2.0 * token_count(s, counts) * int(s["rows"]) * int(s["columns"]),
     )
 
 
 def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[str, Array]:
-    n, rows, columns = _count(s, counts), int(s["rows"]), int(s["columns"])
-    layout = LAYOUT_NAMES[int(s["format"])]
+    n, rows, columns = token_count(s, counts), int(s["rows"]), int(s["columns"])
+    layout = layout_of(s)
     weights = unpack_panels(layout, arrays["weights"], rows, columns).astype(np.float64)
     if LAYOUTS[layout].quantised:
         x = q8_unpack(arrays["x"], n)
@@ -183,14 +187,14 @@ def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
         (2, 128, 1280, EPILOGUE_GELU_GLU, 1, False, 0.0),
         (4, 33, 512, EPILOGUE_STORE, 0, False, 0.0),
     ):
-        yield product_case(layout, tokens, rows, columns, epilogue, out_q8, rng, bias=bias, softcap=softcap)
+        yield make_case(layout, tokens, rows, columns, epilogue, out_q8, rng, bias=bias, softcap=softcap)
 
 
-def product_case(
+def make_case(
     layout: str, tokens: int, rows: int, columns: int, epilogue: int, out_q8: int, rng: np.random.Generator, *,
     bias: bool = False, softcap: float = 0.0,
 ) -> Case:  # fmt: skip
-    """A product of random weights and activations of any shape."""
+    """Random weights and activations of any shape."""
     x = rng.standard_normal((tokens, columns)).astype(np.float32)
     width = rows // (2 if epilogue else 1)
     out = q8_zeros(tokens, width) if out_q8 else np.zeros((tokens, width + 3), np.float32)

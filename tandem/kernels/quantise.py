@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store
 from tandem.kernels.rows import padded, rows_bytes
@@ -51,6 +52,12 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
     yield case("one large value", one_large)
     yield case("ties", np.concatenate([[127], np.arange(-15.5, 15.5)])[None])
     yield case("1x2048", rng.standard_normal((1, 2048)))
+
+
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """A thread a block of 32 columns; y walks the rows."""
+    blocks = int(scalars["dim"]) // 32
+    return Dispatch(-(-blocks // 64), counts["rows" if scalars["count_rows"] else "tokens"])
 
 
 KERNEL = Kernel(

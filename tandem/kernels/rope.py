@@ -26,6 +26,7 @@ from tandem.kernels.abi import (
     TOKEN_POSITION,
     TOKEN_SLOT,
 )
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.kv_layout import kv_bytes, kv_head_bytes, kv_store, kv_zeros
 from tandem.kernels.norm import rms_norm
@@ -195,6 +196,14 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         )
     yield make_case(rng, "very large head in q8", (2, 1, 1, 512, 512), PART_ROPE | PART_STORE, kv="q8")
     yield make_case(rng, "1x32x8x128", (1, 32, 8, 128, 128), everything)
+
+
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """A workgroup a head of a token: of q, k and v."""
+    shader = "rope_q8" if KV_TYPES[int(scalars["kv"])] == "q8" else "rope"
+    constants = tuple(int(scalars[name]) for name in ("head_dim", "parts", "kv"))
+    heads = int(scalars["q_heads"] + 2 * scalars["kv_heads"])
+    return Dispatch(heads, counts["tokens"], shader=shader, constants=constants)
 
 
 KERNEL = Kernel(

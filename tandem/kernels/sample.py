@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tandem.kernels.abi import LOGIT_ADJUSTMENT, MAX_TOP_LOGPROBS, SAMPLING_PARAMETERS, SAMPLING_RESULT
+from tandem.kernels.dispatch import ENOUGH_WORKGROUPS, Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.rows import padded, rows_bytes
 
@@ -238,6 +239,12 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
     yield make_case("300,000 tokens", big, [wanted[i] for i in (0, 1, 3, 7, 9, 15)])
     few = rng.random(300_000) < 1e-4
     yield make_case("300,000 tokens, few allowed", big, [{**wanted[i], "mask": few} for i in (0, 1, 3)])
+
+
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """A few workgroups a row: reading 1 MB takes no more than 16."""
+    parts = max(2, min(16, ENOUGH_WORKGROUPS.get(gpu.kind, 8) // 4 // max(1, counts["rows"])))
+    return Dispatch(parts, counts["rows"], scratch="w")
 
 
 KERNEL = Kernel(

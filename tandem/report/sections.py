@@ -26,13 +26,13 @@ from tandem.bench.rounds import Workload
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.grids import FEW_TOKENS, has_matrix_units
 from tandem.doctor import checks
 from tandem.doctor.gpu import capability_data
 from tandem.engine.engine import Engine
 from tandem.errors import DeviceLostError, DoesNotFitError, TandemError
 from tandem.kernels import matmul
 from tandem.kernels.kernel import Array
+from tandem.kernels.matmul_dispatch import MAX_DOT_TOKENS, has_coopmat
 from tandem.model.config import Rope
 from tandem.model.synthetic import SyntheticModel
 from tandem.settings import read_settings
@@ -187,7 +187,7 @@ def rates(device: AnyDevice) -> Data:
 
 def _products(device: AnyDevice, layout: str, tokens: int, rows: int) -> Iterator[Data]:
     """One on each path that the device has for it."""
-    case = matmul.product_case(layout, tokens, rows, COLUMNS, 0, 0, np.random.default_rng(0))
+    case = matmul.make_case(layout, tokens, rows, COLUMNS, 0, 0, np.random.default_rng(0))
     kernel = matmul.BY_LAYOUT[layout]
     cost = kernel.cost(case.scalars, case.counts)
     for path in _paths(device, layout, tokens):
@@ -202,8 +202,8 @@ def _products(device: AnyDevice, layout: str, tokens: int, rows: int) -> Iterato
 def _paths(device: AnyDevice, layout: str, tokens: int) -> list[str]:
     if layout == "f16":
         return [FLOAT]
-    if tokens > 1 and isinstance(device, VulkanDevice) and has_matrix_units(device.capabilities):
-        return [DOT, CHOSEN if tokens <= FEW_TOKENS else MATRIX]
+    if tokens > 1 and isinstance(device, VulkanDevice) and has_coopmat(device.capabilities):
+        return [DOT, CHOSEN if tokens <= MAX_DOT_TOKENS else MATRIX]
     return [DOT]
 
 

@@ -14,10 +14,10 @@ from tandem.devices.cpu import tuned as cpu
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.vulkan import tuned as vulkan
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.grids import has_matrix_units
 from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError
 from tandem.kernels.abi import Q8_BLOCK, Q8_TILE
 from tandem.kernels.kernel import Array, Case, Counts
+from tandem.kernels.matmul_dispatch import has_coopmat
 from tandem.kernels.q8_tiles import q8_unpack
 from tandem.program.program import Program
 from tandem.tune import cases
@@ -124,7 +124,7 @@ def _vulkan_rows(
     most = MOST_ROWS if shape.count == "rows" else SIZES[-1][-1]
     groups = [sizes for sizes in (QUICK_SIZES if quick else SIZES) if sizes[-1] <= most]
     bed = _bed(space, shape, groups[-1][-1], rng)
-    half = device.capabilities.register_coopmat or has_matrix_units(device.capabilities)
+    half = device.capabilities.register_coopmat or has_coopmat(device.capabilities)
     for sizes in groups:
         bound = MATRIX_ERROR if half and sizes[-1] > 1 else INTEGER_ERROR
         yield Task(

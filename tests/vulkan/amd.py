@@ -12,16 +12,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from tandem.devices.vulkan.capabilities import Capabilities
-from tandem.devices.vulkan.grids import GRIDS, Dispatch
-from tandem.devices.vulkan.joining import SINGLE, find_joints
+from tandem.devices.vulkan.fuse import SINGLE, step_program
 from tandem.devices.vulkan.pipelines import SPIRV, needed_features
 from tandem.devices.vulkan.recording import bucket
 from tandem.engine.engine import STEP_TOKENS
 from tandem.kernels.abi import KV_BLOCK
+from tandem.kernels.dispatch_rules import dispatch
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.config import Rope
 from tandem.model.synthetic import SHAPES, SyntheticModel
@@ -39,12 +37,6 @@ CONTEXT, BATCH, LAYERS = 4096, 64, 6
 SECONDS = 120  # at most, for all shaders of a driver
 
 STATISTICS = ("VGPRs", "Subgroups per SIMD", "LDS size", "Code size", "Instructions", "Inverse Throughput")
-
-# As much of a device as push constants take, all of it at address 0.
-NOWHERE = SimpleNamespace(address=lambda _: 0)
-ON_PAPER: Any = SimpleNamespace(
-    address=lambda *_: 0, scratch=SimpleNamespace(address=0), arenas={"step": NOWHERE}
-)
 
 Job = tuple[str, tuple[int, ...], int]  # shader, specialisation constants, subgroup
 
@@ -109,21 +101,15 @@ def lowered(model: SyntheticModel, passes: tuple[str, ...], kv: str = "f16") -> 
 
 
 def jobs_of(program: Program, device: Capabilities) -> Iterator[Job]:
-    """For each bucket: a prompt, and a token of each of several sequences; then those of launches that join."""
+    """The launches of each bucket: of a prompt, and of a token of each of several sequences, fused or not."""
     sizes = sorted({bucket(count, STEP_TOKENS) for count in range(1, STEP_TOKENS + 1)})
     prompts = [{"tokens": n, "rows": 1, "work": 1} for n in sizes]
     batches = [{"tokens": n, "rows": n, "work": n} for n in sizes if n <= BATCH]
-    for counts in prompts + batches:
-        for launch in program.launches:
-            dispatch: Dispatch | None = GRIDS[launch.kernel.name](launch.scalars, counts, device)
-            while dispatch:
-                yield dispatch.shader or launch.kernel.name, dispatch.constants, dispatch.subgroup
-                dispatch = dispatch.before
-    one = {"tokens": 1, "rows": 1, "work": 1, SINGLE: 1}
-    for joint in find_joints(program, ON_PAPER).values():
-        for dispatch in joint.dispatches(one, device) or ():
-            if dispatch:
-                yield dispatch.shader, dispatch.constants, dispatch.subgroup
+    single = [{**counts, SINGLE: 1} for counts in batches]
+    for counts in prompts + batches + single:
+        for launch in step_program(program, counts, device).launches:
+            found = dispatch(launch.kernel.name, launch.scalars, counts, device)
+            yield found.shader or launch.kernel.name, found.constants, found.subgroup
 
 
 def jobs() -> list[Job]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tandem.devices.vulkan.grids import GRIDS
+from tandem.kernels.dispatch_rules import DISPATCH_RULES
 from tests.vulkan import amd
 from tests.vulkan.amd import Compiled
 from tests.vulkan.mesa import Driver, backports_source, newer_driver, system_driver
@@ -66,5 +66,5 @@ def is_product(c: Compiled) -> bool:
 @pytest.mark.fast
 def test_the_table_in_the_docs_has_every_kernel() -> None:
     table = amd.DOCUMENT.read_text().partition(amd.BEGIN)[2].partition(amd.END)[0]
-    missing = [kernel for kernel in GRIDS if not re.search(rf"^\| {kernel}[_ ]", table, re.M)]
+    missing = [kernel for kernel in DISPATCH_RULES if not re.search(rf"^\| {kernel}[_ ]", table, re.M)]
     assert not missing, f"run `python -m tests.vulkan.amd`: docs/AMD.md has no {missing}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.devices.vulkan import compile_shaders, grids, joining, pipelines, tuned
-from tandem.devices.vulkan.capabilities import Capabilities
+from tandem.devices.vulkan import compile_shaders, pipelines, tuned
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.grids import GRIDS, Dispatch
-from tandem.kernels import attention, matmul
+from tandem.kernels import attention, attention_dispatch, attention_prefetch, attention_rope, expand, matmul
+from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
+from tandem.kernels.dispatch_rules import DISPATCH_RULES
 from tandem.kernels.kernel import Case, Counts, Scalars
-from tests.vulkan import turning
+from tests.vulkan import fused_pairs
 from tests.vulkan.harness import check_case, check_product, open_device
 
 SOFTWARE = Path(__file__).with_name("software_matrices.slang")
@@ -43,11 +43,12 @@ def in_software(text: str) -> str:
     return re.sub(rf"^ENTRIES\((?!{'|'.join(LAYOUTS)}\)).*\n", "", text, flags=re.M)
 
 
-def one_share(grid: Callable[[Scalars, Counts, Capabilities], Dispatch]) -> Callable[..., Dispatch]:
+def without_splits(rule: DispatchRule) -> DispatchRule:
     """The same dispatch, with one subgroup for all columns or keys of its rows: so that all take the same steps."""
 
-    def chosen(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
-        dispatch = grid(scalars, counts, device)
+    def chosen(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+        dispatch = rule(scalars, counts, gpu)
+        assert dispatch
         constants = list(dispatch.constants)
         if re.search(r"_[qx]u\dn\d$", dispatch.shader):
             constants[0], constants[1] = constants[0] // constants[1], 1
@@ -71,27 +72,27 @@ def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         compile_shaders.compile_modules(MODULES, shaders)
         patch.setattr(pipelines, "SPIRV", shaders)
         for name in ("attention", *(f"matmul_{layout}" for layout in LAYOUTS)):
-            patch.setitem(GRIDS, name, one_share(GRIDS[name]))
-        patch.setattr(grids, "attention", GRIDS["attention"])
-        patch.setattr(grids, "LANES_OF_HEAD", 8)  # a subgroup's, here
+            patch.setitem(DISPATCH_RULES, name, without_splits(DISPATCH_RULES[name]))
+        patch.setattr(attention_dispatch, "attention", DISPATCH_RULES["attention"])
+        patch.setattr(attention_dispatch, "HEAD_LANES", 8)  # a subgroup's, here
         opened = open_device(lavapipe)
         opened.capabilities = replace(opened.capabilities, register_coopmat=True, shared_memory=48 << 10)
         yield opened
         opened.close()
 
 
-def products() -> Iterator[Case]:
+def matmuls() -> Iterator[Case]:
     rng = np.random.default_rng(3)
     for layout, tokens, rows, columns, epilogue in (
         ("q4_0", 3, 4112, 64, 0), ("q4_0", 4, 128, 64, 1),  # the former in two pairs of panels
         ("q4_0", 5, 40, 512, 0), ("q4_0", 12, 128, 512, 2), ("q4_0", 30, 96, 64, 0), ("q4_0", 64, 80, 96, 0),
         ("q4_0", 100, 112, 256, 0), ("q4_0", 66, 4096, 32, 0), ("q4_k", 12, 48, 256, 0), ("q6_k", 5, 128, 512, 2),
     ):  # fmt: skip
-        yield matmul.product_case(layout, tokens, rows, columns, epilogue, 0, rng)
+        yield matmul.make_case(layout, tokens, rows, columns, epilogue, 0, rng)
 
 
-def test_products(device: VulkanDevice) -> None:
-    for case in products():
+def test_matmuls(device: VulkanDevice) -> None:
+    for case in matmuls():
         check_product(device, matmul.BY_LAYOUT[case.label.split()[0]], case)
 
 
@@ -101,30 +102,36 @@ def test_attention(device: VulkanDevice) -> None:
             check_case(device, attention.KERNEL, case)
 
 
-def test_attention_that_turns_queries_and_stores_keys(device: VulkanDevice) -> None:
-    for case in turning.cases((64,)):
-        turning.check(device, case)
+def test_activations_are_expanded(device: VulkanDevice) -> None:
+    for case in expand.COOPMAT_REG.cases(np.random.default_rng(1)):
+        check_case(device, expand.COOPMAT_REG, case)
 
 
-def test_attention_that_turns_is_right_with_what_the_tuner_chooses(device: VulkanDevice) -> None:
+def test_attention_with_rope(device: VulkanDevice) -> None:
+    """Launched by itself, and where it takes the place of two launches."""
+    for case in attention_rope.cases(np.random.default_rng(1), (64,)):
+        check_case(device, attention_rope.KERNEL, case)
+        fused_pairs.check_attention(device, case)
+
+
+def test_attention_with_rope_is_right_with_what_the_tuner_chooses(device: VulkanDevice) -> None:
     """It is not timed itself: what is found for attention alone holds for it too."""
-    case, gpu = turning.make_case("tuned", (6, 2, 64), [700]), device.capabilities
-    scalars, counts = case.attention.scalars, case.attention.counts
-    possible = {}
-    for choice in tuned.candidates("attention", scalars, counts, gpu):
+    case = attention_rope.make_case(np.random.default_rng(0), "tuned", (6, 2, 64), [700])
+    gpu, scalars, possible = device.capabilities, attention_rope.attention_scalars(case.scalars), {}
+    for choice in tuned.candidates("attention", scalars, case.counts, gpu):
         with gpu.choices.trying(choice):
-            if grids.attention_rope(case.rope.scalars, scalars, counts, gpu):
+            if DISPATCH_RULES["attention_rope"](case.scalars, case.counts, gpu):
                 possible[next(iter(choice))] = choice  # the farthest from the rule, of each number
     assert possible.keys() == {"workgroups", "key_splits", "rounds"}
     for choice in possible.values():
         with gpu.choices.trying(choice):
-            turning.check(device, case)
+            fused_pairs.check_attention(device, case)
 
 
-def test_what_is_asked_for_ahead_of_attention_changes_nothing(
+def test_a_prefetch_ahead_of_attention_changes_nothing(
     device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a single token, on a GPU with memory of its own; also where there are more keys than are asked for."""
+    """Of a single token, on a GPU with memory of its own; also where there are more keys than it reads."""
     monkeypatch.setattr(device, "capabilities", replace(device.capabilities, kind="discrete"))
     recorded: list[str] = []
     get = device.pipelines.get
@@ -134,18 +141,20 @@ def test_what_is_asked_for_ahead_of_attention_changes_nothing(
         return get(shader, *more)
 
     monkeypatch.setattr(device.pipelines, "get", noted)
-    for positions, window, most in (
+    for positions, window, max_bytes in (
         ([0], 0, 8 << 20),
         ([300], 100, 8 << 20),
         ([700], 0, 4096),
         ([5, 90], 0, 8 << 20),
     ):
-        case = turning.make_case("asked", (4, 2, 64), positions, window=window)
-        monkeypatch.setattr(grids, "PREFETCH_BYTES", most)
-        found = turning.check(device, case, after_product=True)
+        case = attention_rope.make_case(np.random.default_rng(0), "prefetch", (4, 2, 64), positions, window)
+        monkeypatch.setattr(attention_dispatch, "PREFETCH_BYTES", max_bytes)
+        found = fused_pairs.check_attention(device, case, after_matmul=True)
         assert recorded.count("attention_prefetch") == (len(positions) == 1)
         with monkeypatch.context() as patch:
-            patch.setattr(joining, "attention_prefetch", lambda *_: None)
-            plain = turning.check(device, case, after_product=True)
+            patch.setitem(DISPATCH_RULES, "attention_prefetch", lambda *_: None)
+            plain = fused_pairs.check_attention(device, case, after_matmul=True)
         assert all((found[name].view(np.uint8) == plain[name].view(np.uint8)).all() for name in found)
         recorded.clear()
+    for case in attention_prefetch.KERNEL.cases(np.random.default_rng(1)):
+        check_case(device, attention_prefetch.KERNEL, case)

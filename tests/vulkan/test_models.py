@@ -9,8 +9,9 @@ import pytest
 
 from tandem import LLM
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.grids import GRIDS, Dispatch
 from tandem.engine.engine import Engine
+from tandem.kernels.dispatch import Dispatch
+from tandem.kernels.dispatch_rules import DISPATCH_RULES
 from tandem.model.model import open_model
 from tests.models.test_reference import GOLDENS, NAMES, golden_prompts
 
@@ -18,7 +19,7 @@ from tests.models.test_reference import GOLDENS, NAMES, golden_prompts
 @pytest.fixture(autouse=True)
 def without_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests look at logits alone."""
-    monkeypatch.setitem(GRIDS, "sample", lambda scalars, counts, device: Dispatch(0))
+    monkeypatch.setitem(DISPATCH_RULES, "sample", lambda scalars, counts, gpu: Dispatch(0))
 
 
 def load(name: str, device: str, gpu_memory: float | None = None, kv: str = "f32") -> LLM:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tandem.devices.vulkan import compile_shaders
-from tandem.devices.vulkan.grids import GRIDS
 from tandem.devices.vulkan.pipelines import SPIRV
 from tandem.kernels import all_kernels
+from tandem.kernels.dispatch_rules import DISPATCH_RULES
 
 
 @pytest.mark.fast
@@ -23,8 +23,8 @@ def test_nothing_is_stale() -> None:
 
 
 @pytest.mark.fast
-def test_grids_are_those_of_kernels() -> None:
-    assert set(GRIDS) <= set(all_kernels())
+def test_dispatch_rules_are_those_of_kernels() -> None:
+    assert set(DISPATCH_RULES) == set(all_kernels())
 
 
 def test_compiling_again_gives_the_same_bytes(tmp_path: Path) -> None:

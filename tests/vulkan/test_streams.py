@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import streams
-from tandem.bench.profile import left_to_next
+from tandem.bench.profile import program_of
 from tandem.bench.rounds import Bench
 from tandem.devices.opening import open_device
 from tandem.engine.engine import Engine
@@ -20,8 +20,8 @@ def test_every_product_is_timed(lavapipe: str, monkeypatch: pytest.MonkeyPatch) 
     rows = streams.streams(Bench.on(engine))
     assert [row["name"] for row in rows] == ["q+k+v", "attn_out", "ffn_act", "ffn_out", "logits"]
     assert all(row["us"] > 0 for row in rows)
-    monkeypatch.setattr("tandem.devices.vulkan.joining.attention_rope", lambda *_: "done by attention")
-    ropes = [i for i, launch in enumerate(engine.program.launches) if launch.kernel.name == "rope"]
-    assert left_to_next(engine.program, device, [(100, 1)]) == set(ropes), "what a GPU does not run by itself"
-    assert left_to_next(engine.program, device, [(100, 2)]) == set()
+    names = [[launch.kernel.name for launch in program_of(engine, [(100, n)]).launches] for n in (1, 2)]
+    assert "norm_finish" in names[0] and "norm_finish" not in names[1], (
+        "a profile has the launches of the step"
+    )
     device.close()

@@ -12,9 +12,11 @@ from tandem.devices.choices import Choice, shape_of
 from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.grids import GRIDS, Dispatch
 from tandem.devices.vulkan.pipelines import SPIRV
+from tandem.kernels.dispatch import Dispatch, Gpu
+from tandem.kernels.dispatch_rules import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import Counts, Scalars
+from tandem.kernels.matmul_dispatch import COOPMAT_REG_SUMS
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned
 from tandem.program.program import Program
@@ -26,7 +28,7 @@ from tandem.tune.tasks import tasks
 from tandem.tune.trials import Bed, Space
 from tests.engine.tiny_models import write_model
 from tests.vulkan.machines import ALL_MAPPED
-from tests.vulkan.test_grids import MATRICES, MEETING
+from tests.vulkan.test_dispatch import MATRICES
 
 ONE = {"tokens": 1, "rows": 1, "work": 1}
 
@@ -68,13 +70,13 @@ def test_candidates_fit_gpus_with_matrix_units(program: Program, register_coopma
             continue
         for size in (1, 2, 4, 8, 16, 64, 512):
             counts = {"tokens": size, "rows": min(size, 64), "work": size if size < 64 else size // 16}
-            rule = GRIDS[launch.kernel.name](launch.scalars, counts, device)
+            rule = dispatch(launch.kernel.name, launch.scalars, counts, device)
             for choice in tuned.candidates(launch.kernel.name, launch.scalars, counts, device):
                 with device.choices.trying(choice):
-                    dispatch = GRIDS[launch.kernel.name](launch.scalars, counts, device)
-                assert dispatch != rule and (dispatch.shader or launch.kernel.name) in shaders
-                assert all(n > 0 for n in (dispatch.x, dispatch.y, dispatch.z))
-                fits(dispatch, device)
+                    tried = dispatch(launch.kernel.name, launch.scalars, counts, device)
+                assert tried != rule and (tried.shader or launch.kernel.name) in shaders
+                assert all(n > 0 for n in (tried.x, tried.y, tried.z))
+                fits(tried, device)
                 found += 1
     assert found > 200 if register_coopmat else found > 60
 
@@ -85,7 +87,7 @@ def fits(dispatch: Dispatch, device: Capabilities) -> None:
     if name.startswith("matmul") and name[-4] == "u" and name[-2] == "n":
         units = constants[0] // 32 // constants[1]
         each = 64 * int(name[-3]) * int(name[-1])
-        assert units > 0 and constants[1] // 2 * units * each <= MEETING and constants[0] <= 1024
+        assert units > 0 and constants[1] // 2 * units * each <= COOPMAT_REG_SUMS and constants[0] <= 1024
     elif "_t" in name and name.startswith("matmul"):
         assert 32 <= constants[0] <= 1024 and 4 * constants[2] < device.shared_memory
     elif name.startswith(("attention_coopmat", "attention_multi_subgroup")):
@@ -138,19 +140,20 @@ def test_a_planted_wrong_kernel_is_not_chosen(
 ) -> None:
     """It leaves out rows, and so would be by far the fastest. Results are the device's; times are told, for those of a
     busy machine say anything."""
-    own, planted = GRIDS["matmul_q4_0"], {"rows": 1}
+    planted = {"rows": 1}
+    own = DISPATCH_RULES["matmul_q4_0"]
 
     def seconds(bed: Bed, counts: Counts, launches: int, choice: Choice = {}) -> float:  # noqa: B006
         return 1e-6 if choice == planted else 1e-3
 
-    def grid(scalars: Scalars, counts: Counts, device: Capabilities) -> Dispatch:
-        dispatch, choice = own(scalars, counts, device), device.choices.of("matmul", scalars, 1)
-        return replace(dispatch, x=choice["rows"]) if "rows" in choice else dispatch
+    def rule(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
+        found, choice = own(scalars, counts, gpu), gpu.choices.of("matmul", scalars, 1)
+        return replace(found, x=choice["rows"]) if found and "rows" in choice else found
 
     def candidates(*_: object) -> list[Choice]:
         return [planted]
 
-    monkeypatch.setitem(GRIDS, "matmul_q4_0", grid)
+    monkeypatch.setitem(DISPATCH_RULES, "matmul_q4_0", rule)
     monkeypatch.setattr(tuned, "candidates", candidates)
     monkeypatch.setattr(Bed, "seconds", seconds)
     monkeypatch.setattr(tuning_tasks, "SIZES", ((1,),))
@@ -165,14 +168,14 @@ def test_what_is_kept_is_taken_at_the_next_start(
     launch = small.launches[2]
     key = shape_of("matmul", launch.scalars, 1)
     first = VulkanDevice(lavapipe, cache=tmp_path)
-    rule = GRIDS[launch.kernel.name](launch.scalars, ONE, first.capabilities)
+    rule = dispatch(launch.kernel.name, launch.scalars, ONE, first.capabilities)
     keep(first, [Finding("", "", "", [key], 1, 2.0, 1.0, {"threads": 128}, 1, [])], tmp_path)
     first.close()
     for tune, taken in (("1", True), ("0", False)):
         monkeypatch.setenv("TANDEM_TUNE", tune)
         device = VulkanDevice(lavapipe, cache=tmp_path)
-        dispatch = GRIDS[launch.kernel.name](launch.scalars, ONE, device.capabilities)
-        assert (dispatch != rule and dispatch.constants[0] == 128) == taken
+        found = dispatch(launch.kernel.name, launch.scalars, ONE, device.capabilities)
+        assert (found != rule and found.constants[0] == 128) == taken
         device.close()
 
 

@@ -16,6 +16,7 @@ from tandem.devices.device import Bytes, Piece, host_memory
 from tandem.devices.host_memory import touched_memory
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.kernels.abi import COUNTS
+from tandem.kernels.kernel import Counts
 from tandem.native import ffi
 from tandem.program.program import Program, Tensor, arena_in
 
@@ -82,6 +83,9 @@ class CPUDevice:
 
     def repack(self, pieces: Sequence[Piece]) -> None:
         repack_all([(piece, self.view(piece.tensor)[piece.begin :].ctypes.data) for piece in pieces])
+
+    def step_program(self, program: Program, counts: Counts, single: bool) -> Program:
+        return program
 
     def record(self, program: Program, step_slot: int = 0) -> Recording:
         return Recording(self, program, step_slot)

@@ -24,6 +24,7 @@ from tandem.devices.hybrid.recording import HybridRecording, SlotRecordings
 from tandem.devices.hybrid.segments import InFlightStep, SegmentRunner
 from tandem.errors import DeviceError
 from tandem.kernels.abi import COUNTS, Q8_COLUMNS
+from tandem.kernels.kernel import Counts
 from tandem.program.program import Launch, Program, Tensor, arena_in
 from tandem.program.weight_plan import align
 
@@ -197,6 +198,10 @@ class HybridDevice:
                     accelerator.load(index, constants)
 
     # ---- running
+
+    def step_program(self, program: Program, counts: Counts, single: bool) -> Program:
+        """Of the steps that the main device does alone."""
+        return self.main.step_program(program, counts, single)
 
     def record(self, program: Program, step_slot: int = 0) -> HybridRecording:
         if not self._slot_recordings:

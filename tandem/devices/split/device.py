@@ -7,18 +7,19 @@ The engine sees one device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from threading import Semaphore
 
 import numpy as np
 
-from tandem.devices.device import Bytes, Device, Piece
+from tandem.devices.device import Bytes, Device, Piece, validate_on
 from tandem.devices.split.balance import balance
 from tandem.devices.split.cut import OWN, Part, cut, layer_starts
 from tandem.devices.split.stage import InFlightStep, Stage, StepBuffers
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.interrupts import deferred
+from tandem.kernels.kernel import Counts
 from tandem.program.program import MAX_STEP_SLOTS, Program, Tensor, arena_in
-from tandem.program.validate import validate
 
 
 class SplitDevice:
@@ -71,7 +72,7 @@ class SplitDevice:
         parts = cut(program, starts, counts)
         self._check_fit(parts)
         for device, part in zip(self.devices, parts, strict=True):
-            validate(part.program, part.entering)
+            validate_on(device, part.program, part.entering)
             device.place(part.program)
         crossing = max(sum(tensor.nbytes for tensor in part.leaving) for part in parts)
         sizes = program.arena_bytes["step"], program.arena_bytes["results"], crossing
@@ -133,6 +134,12 @@ class SplitDevice:
         return [self.chain[-1 if tensor.arena == "output" else self.latest]]
 
     # ---- running
+
+    def step_program(self, program: Program, counts: Counts, single: bool) -> Program:
+        """The launches of all stages, one after the other."""
+        parts = [stage.device.step_program(stage.part.program, counts, single) for stage in self.chain]
+        launches = [launch for part in parts for launch in part.launches]
+        return replace(program, launches=launches) if launches else program
 
     def record(self, program: Program, step_slot: int = 0) -> SplitRecording:
         return SplitRecording(self, self._buffers[step_slot])

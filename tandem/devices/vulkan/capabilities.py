@@ -113,7 +113,7 @@ class Capabilities:
         False  # lanes hold a matrix's elements as coopmat_layout.py expects; asked when it is opened
     )
     carved_out: int = 0  # bytes that the firmware keeps for an integrated GPU: the host does not count them
-    choices: Choices = field(default_factory=Choices, compare=False, repr=False)  # what grids.py asks
+    choices: Choices = field(default_factory=Choices, compare=False, repr=False)  # what dispatch rules ask
 
     @property
     def int8_dot(self) -> bool:

@@ -20,7 +20,7 @@ from tandem.devices.vulkan.capabilities import (
     choose,
     read_capabilities,
 )
-from tandem.devices.vulkan.grids import SCRATCH_BYTES
+from tandem.devices.vulkan.fuse import SCRATCH, SINGLE, step_program
 from tandem.devices.vulkan.memory import (
     HOST_CACHED,
     HOST_READS,
@@ -37,10 +37,12 @@ from tandem.devices.vulkan.memory import (
 )
 from tandem.devices.vulkan.pipelines import Pipelines
 from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, TRANSFER_WRITES, Queue
-from tandem.devices.vulkan.recording import Recording
+from tandem.devices.vulkan.recording import Recording, bucket
 from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
 from tandem.devices.vulkan.tuned import tuned_file
 from tandem.kernels.abi import PANEL_ROWS
+from tandem.kernels.dispatch import SCRATCH_BYTES
+from tandem.kernels.kernel import Counts
 from tandem.kernels.panels import LAYOUTS
 from tandem.program.program import STEP_SLOTS, Program, Tensor, arena_in
 from tandem.settings import read_settings
@@ -201,6 +203,8 @@ class VulkanDevice:
         return Block(self.vk, self.handle, placed.type, placed.run.nbytes, closing)
 
     def address(self, tensor: Tensor, step_slot: int = 0) -> int:
+        if tensor.arena == SCRATCH:
+            return self.scratch.address + tensor.start
         return self.arenas[arena_in(step_slot, tensor.arena)].address(tensor.start)
 
     def memory(self, arena: str) -> Bytes:
@@ -249,6 +253,10 @@ class VulkanDevice:
             )
 
     # ---- running
+
+    def step_program(self, program: Program, counts: Counts, single: bool) -> Program:
+        sizes = {name: bucket(counts[name], limit) for name, limit in program.max_counts.items()}
+        return step_program(program, {**sizes, SINGLE: int(single)}, self.capabilities)
 
     def record(self, program: Program, step_slot: int = 0) -> Recording:
         return Recording(self, program, step_slot)

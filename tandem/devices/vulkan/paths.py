@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities
-from tandem.devices.vulkan.grids import FEW_TOKENS, TWO_TOKENS, has_matrix_units
 from tandem.devices.vulkan.pipelines import SPIRV, needed_features
+from tandem.kernels.matmul_dispatch import MAX_DOT_TOKENS, MAX_DOT_TOKENS_REG, has_coopmat
 
 
 def feature_paths(device: Capabilities) -> list[tuple[str, bool, str]]:
     """(feature, whether it is there, what that leads to)."""
-    few, matrices = TWO_TOKENS if device.register_coopmat else FEW_TOKENS, has_matrix_units(device)
+    few, matrices = MAX_DOT_TOKENS_REG if device.register_coopmat else MAX_DOT_TOKENS, has_coopmat(device)
     how = "and attention, all from registers" if device.register_coopmat else "through shared memory"
     optional = [
         ("matrix units", matrices, f"products of more than {few} tokens, {how}",

@@ -10,18 +10,19 @@ from pathlib import Path
 
 from tandem.devices.choices import NOTHING, Choice
 from tandem.devices.vulkan.capabilities import Capabilities
-from tandem.devices.vulkan.grids import GRIDS, Dispatch
 from tandem.devices.vulkan.pipelines import shader_sum
+from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
+from tandem.kernels.dispatch import Dispatch
+from tandem.kernels.dispatch_rules import dispatch
 from tandem.kernels.kernel import Counts, Scalars
-from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
+from tandem.kernels.matmul import layout_of, token_count
+from tandem.kernels.matmul_dispatch import COOPMAT_REG_SUMS
+from tandem.kernels.panels import LAYOUTS
 
 TUNED = ("matmul", "attention", "norm")
 THREADS = (32, 64, 128, 256, 512, 1024)
 SUBGROUPS = (16, 32, 64)
-MOST_FOR_DOT = 16  # tokens: with more, each weight is read too often where there are matrix units
-MEETING = 3072  # float4s of shared memory in which matmul_coopmat_reg.slang adds up sums
-MOST_QUERY_FLOATS = 2048  # of attention.slang
-KEY_SUBGROUPS = 4  # subgroups that take the same keys, of attention_multi_subgroup.slang
+MAX_DOT_TRIAL_TOKENS = 16  # with more, each weight is read too often where there are matrix units
 
 
 def tuned_file(folder: Path, device: Capabilities) -> Path:
@@ -32,14 +33,14 @@ def tuned_file(folder: Path, device: Capabilities) -> Path:
 
 def candidates(kernel: str, scalars: Scalars, counts: Counts, device: Capabilities) -> list[Choice]:
     """Choices that lead to dispatches other than the rule's, each to one of its own."""
-    grid, found = GRIDS[kernel], []
+    found: list[Choice] = []
     with device.choices.trying(NOTHING):
-        known = [grid(scalars, counts, device)]
+        known = [dispatch(kernel, scalars, counts, device)]
     for choice in _proposed(kernel.partition("_")[0], scalars, counts, device, known[0]):
         with device.choices.trying(choice):
-            dispatch = grid(scalars, counts, device)
-        if dispatch not in known and _possible(dispatch, device):
-            known.append(dispatch)
+            tried = dispatch(kernel, scalars, counts, device)
+        if tried not in known and _possible(tried, device):
+            known.append(tried)
             found.append(choice)
     return found
 
@@ -51,17 +52,17 @@ def _proposed(
         yield from ({"threads": n} for n in THREADS if 32 * n >= scalars["dim"])
     elif kind == "attention":
         yield from _of_attention(rule, int(scalars["head_dim"]))
-    elif not LAYOUTS[LAYOUT_NAMES[int(scalars["format"])]].quantised:
+    elif not LAYOUTS[layout_of(scalars)].quantised:
         yield from ({"threads": n} for n in THREADS if n <= 256)  # as matmul_float.slang has room for
     else:
-        yield from _of_product(scalars, counts["rows" if scalars["count"] else "tokens"], device, rule)
+        yield from _of_matmul(scalars, token_count(scalars, counts), device, rule)
 
 
 def _of_attention(rule: Dispatch, dim: int) -> Iterator[Choice]:
     """One number at a time: those that matter most differ from device to device, not from each other."""
     yield from ({"workgroups": 2**n} for n in range(3, 13))
     if rule.shader == "attention":
-        yield from ({"queries": n} for n in (1, 2, 4, 8) if n * dim <= MOST_QUERY_FLOATS)
+        yield from ({"queries": n} for n in (1, 2, 4, 8) if n * dim <= MAX_QUERY_FLOATS)
         return
     yield from ({"key_splits": n} for n in (1, 2, 4, 8, 16))
     yield {"queries": 16}
@@ -70,7 +71,7 @@ def _of_attention(rule: Dispatch, dim: int) -> Iterator[Choice]:
     yield from ({"multi_subgroup": 0, "key_splits": n} for n in (1, 2, 4))
 
 
-def _of_product(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispatch) -> Iterator[Choice]:
+def _of_matmul(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispatch) -> Iterator[Choice]:
     if tokens > 1:
         yield {"integer_dot": 0}
     if _path(rule) == "register_coopmat":
@@ -78,7 +79,7 @@ def _of_product(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispa
         split_k, units = ((1, 2, 4), (1, 2, 4)) if many else ((2, 4, 8, 16), (1, 2))
         for some in product((2,) if scalars["epilogue"] else (1, 2), split_k, units):
             yield dict(zip(("pairs", "split_k", "units"), some, strict=True))
-    if tokens > MOST_FOR_DOT and _path(rule) != "dot":
+    if tokens > MAX_DOT_TRIAL_TOKENS and _path(rule) != "dot":
         return
     dot = {} if _path(rule) == "dot" else {"integer_dot": 1}
     threads = [n for n in THREADS if n <= max(64, int(scalars["columns"]) // 2)]
@@ -91,7 +92,7 @@ def _of_product(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispa
 def _path(dispatch: Dispatch) -> str:
     if re.search(r"_[qx]u\dn\d$", dispatch.shader):
         return "register_coopmat"
-    return "matrix" if dispatch.before else "dot"
+    return "coopmat" if dispatch.expand else "dot"
 
 
 def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
@@ -101,20 +102,23 @@ def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
         pairs, tiles = map(int, found.groups())
         threads, split_k = constants[:2]
         units, each = threads // 32 // split_k, 64 * pairs * tiles  # float4s of a subgroup
-        fits = split_k // 2 * units * each <= MEETING and units * each // (2 if tiles == 8 else 1) <= MEETING
+        fits = (
+            split_k // 2 * units * each <= COOPMAT_REG_SUMS
+            and units * each // (2 if tiles == 8 else 1) <= COOPMAT_REG_SUMS
+        )
         return fits and threads <= min(512, device.workgroup_invocations)
     if re.search(r"_t\d(_glu)?$", dispatch.shader):
-        threads, glu, meeting = constants[:3]
+        threads, glu, partial_sums = constants[:3]
         panels = 4 if glu else 1
         own = threads // panels * (2 if dispatch.shader.endswith("_glu") else 1)  # threads of a panel
-        fits = 4 * meeting + 1024 <= device.shared_memory and own >= max(16, device.subgroup_max)
+        fits = 4 * partial_sums + 1024 <= device.shared_memory and own >= max(16, device.subgroup_max)
         return fits and threads % device.subgroup_max == 0 and threads <= device.workgroup_invocations
     if dispatch.shader.startswith(("attention_coopmat", "attention_multi_subgroup")):
         key_splits, threads = constants[3], constants[4]
         whole = (
-            key_splits % KEY_SUBGROUPS == 0 if "multi_subgroup" in dispatch.shader else True
-        )  # else a loop would not advance
+            key_splits % KEY_SUBGROUPS == 0 or "multi_subgroup" not in dispatch.shader
+        )  # else a loop never ends
         return key_splits > 0 and whole and threads <= device.workgroup_invocations
-    if dispatch.shader.startswith("attention") or dispatch.before:
+    if dispatch.shader.startswith("attention") or dispatch.expand:
         return True
     return device.subgroup_max <= constants[0] <= device.workgroup_invocations

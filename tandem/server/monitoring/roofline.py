@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.bench import bandwidth
-from tandem.bench.profile import launch_seconds
+from tandem.bench.profile import launch_seconds, program_of
 from tandem.bench.rounds import Bench, Workload
 from tandem.bench.step_cost import Step, step_costs
 from tandem.devices.opening import open_device
@@ -19,7 +19,7 @@ MIN_FREE_BYTES = 2 << 30  # of GPU memory, to measure its bandwidth
 
 def part_of(launch: Launch) -> str:
     """The part of the model that a launch belongs to."""
-    if launch.kernel.name == "attention":
+    if launch.kernel.name.startswith("attention"):
         return "attention"
     if not launch.kernel.name.startswith("matmul"):
         return "norms, rotation, sampling"
@@ -51,10 +51,10 @@ def measure_parts(llm: LLM) -> list[Part]:
     depth = min(DEPTH, llm.context // 2)
     step: Step = [(depth, 1)]
     bench, workload = Bench.on(llm.engine), Workload("decode", 1, depth=depth)
-    launches = llm.engine.program.launches
+    program = program_of(llm.engine, step)
     found: dict[str, tuple[float, float]] = {}
     timed = launch_seconds(bench, workload, step)
-    for launch, seconds, cost in zip(launches, timed, step_costs(llm.engine.program, step), strict=True):
+    for launch, seconds, cost in zip(program.launches, timed, step_costs(program, step), strict=True):
         before = found.get(part_of(launch), (0.0, 0.0))
         found[part_of(launch)] = before[0] + seconds, before[1] + cost.bytes
     parts = [Part(name, seconds, nbytes) for name, (seconds, nbytes) in found.items()]

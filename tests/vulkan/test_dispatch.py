@@ -12,16 +12,19 @@ import pytest
 from tandem.devices.choices import NOTHING
 from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.capabilities import Capabilities, MatrixShape
-from tandem.devices.vulkan.grids import GRIDS, Dispatch, attention_rope
+from tandem.devices.vulkan.compile_shaders import KERNELS
 from tandem.devices.vulkan.pipelines import SPIRV
-from tandem.kernels import all_kernels, matmul
+from tandem.kernels import all_kernels, attention_rope, matmul
 from tandem.kernels.abi import PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
+from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
+from tandem.kernels.dispatch import COUNTERS, Dispatch
+from tandem.kernels.dispatch_rules import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import Kernel, Scalars
+from tandem.kernels.matmul_dispatch import BLOCKS_IN_FLIGHT, COOPMAT_REG_SUMS
 from tandem.kernels.panels import LAYOUT_NAMES
 from tests.vulkan.machines import ALL_MAPPED
 
 pytestmark = pytest.mark.fast
-MEETING = 3072  # float4s of shared memory in which matmul_coopmat_reg.slang adds up sums
 SHAPES = (MatrixShape(16, 16, 16, "f16", "f16", "f32"), MatrixShape(16, 8, 16, "f16", "f16", "f32"))
 MATRICES = replace(ALL_MAPPED, subgroup_min=32, subgroup_max=32, matrix_shapes=SHAPES, shared_memory=48 << 10)
 COUNTS = [
@@ -31,12 +34,17 @@ COUNTS = [
 ]
 
 
-def dispatches(kernel: Kernel, device: Capabilities, more: list[Scalars]) -> list[Dispatch]:
+def dispatches(kernel: Kernel, device: Capabilities, more: list[Scalars]) -> list[tuple[str, Dispatch]]:
+    """(shader, dispatch) of each case and each count of tokens."""
     found = []
     for scalars in [case.scalars for case in kernel.cases(np.random.default_rng(0))] + more:
         for counts in COUNTS:
-            dispatch = GRIDS[kernel.name](scalars, counts, device)
-            found += [dispatch, *([dispatch.before] if dispatch.before else [])]
+            each = DISPATCH_RULES[kernel.name](scalars, counts, device)
+            assert each or kernel.gpu_only
+            if each:
+                found.append((each.shader or kernel.name, each))
+            if each and each.expand:
+                found.append((each.expand, dispatch(each.expand, scalars, counts, device)))
     return found
 
 
@@ -45,33 +53,31 @@ def test_dispatches_fit_a_gpu_with_matrix_units(register_coopmat: bool) -> None:
     device = replace(MATRICES, register_coopmat=register_coopmat)
     shaders = {path.stem for path in SPIRV.glob("*.spv")}
     rng = np.random.default_rng(0)
-    product = matmul.product_case("q4_0", 1, 64, 256, 0, 0, rng).scalars
+    product = matmul.make_case("q4_0", 1, 64, 256, 0, 0, rng).scalars
     large: list[Scalars] = [
         {**product, "rows": 8192, "columns": n, "epilogue": e} for n in (256, 5376) for e in (0, 2)
     ]
     for kernel in all_kernels().values():
-        for dispatch in dispatches(kernel, device, large if kernel.name == "matmul_q4_0" else []):
-            assert (dispatch.shader or kernel.name) in shaders
+        for shader, each in dispatches(kernel, device, large if kernel.name == "matmul_q4_0" else []):
+            assert shader in shaders
             assert all(
                 0 < n <= most
-                for n, most in zip((dispatch.x, dispatch.y, dispatch.z), device.workgroup_count, strict=True)
+                for n, most in zip((each.x, each.y, each.z), device.workgroup_count, strict=True)
             )
-            assert all(n >= 0 for n in dispatch.constants)
-            if named := re.search(r"_[qx]u(\d)n(\d)$", dispatch.shader):
+            assert all(n >= 0 for n in each.constants)
+            if named := re.search(r"_[qx]u(\d)n(\d)$", each.shader):
                 pairs, tiles = map(int, named.groups())
-                threads, shares = dispatch.constants
+                threads, split_k = each.constants
                 assert threads <= device.workgroup_invocations
-                units, each = threads // 32 // shares, 64 * pairs * tiles  # float4s of a subgroup
+                units, size = threads // 32 // split_k, 64 * pairs * tiles  # float4s of a subgroup
+                assert split_k // 2 * units * size <= COOPMAT_REG_SUMS
+                assert units * size // (2 if tiles == 8 else 1) <= COOPMAT_REG_SUMS
+            if "attention_coopmat" in each.shader or "multi_subgroup" in each.shader:
+                queries, dim, _, splits, threads = each.constants[:5]
                 assert (
-                    shares // 2 * units * each <= MEETING
-                    and units * each // (2 if tiles == 8 else 1) <= MEETING
+                    splits > 0 and threads == 32 * splits * -(-queries // 16) <= device.workgroup_invocations
                 )
-            if "attention_coopmat" in dispatch.shader or "multi_subgroup" in dispatch.shader:
-                queries, dim, _, shares, threads = dispatch.constants[:5]
-                assert (
-                    shares > 0 and threads == 32 * shares * -(-queries // 16) <= device.workgroup_invocations
-                )
-                assert 4 * shares * queries * dim < device.shared_memory
+                assert 4 * splits * queries * dim < device.shared_memory
 
 
 ONE = {"tokens": 1, "rows": 1, "work": 1}
@@ -85,24 +91,29 @@ def test_subgroups_attend_together_only_where_there_are_four() -> None:
     """On matrix units, with less shared memory than four need: with fewer the kernel would wait for ever."""
     device = replace(MATRICES, register_coopmat=True)
     found = [
-        GRIDS["attention"](ATTENTION, ONE, replace(device, shared_memory=kb << 10)).shader for kb in (48, 8)
+        dispatch("attention", ATTENTION, ONE, replace(device, shared_memory=kb << 10)).shader
+        for kb in (48, 8)
     ]
     assert found == ["attention_multi_subgroup_128", "attention_coopmat_128"]
 
 
-def test_attention_turns_queries_where_it_sees_stored_keys_and_has_the_shared_memory() -> None:
-    """With a window of 1 the block before the newest key may be gone, which attention would ask for."""
-    device, parts = replace(MATRICES, register_coopmat=True), PART_NORM | PART_ROPE | PART_STORE
-    for window, turns in ((0, True), (1, False), (2, True)):
+def with_rope(attention: Scalars, rot_dim: int, device: Capabilities) -> Dispatch | None:
+    parts = PART_NORM | PART_ROPE | PART_STORE
+    of_rope = {"parts": parts, "rot_dim": rot_dim, "interleaved": 0, "eps": 1e-6, "positions": 4096}
+    scalars = attention_rope.fused_scalars(of_rope, attention, 4096, 6144)
+    return DISPATCH_RULES["attention_rope"](scalars, ONE, device)
+
+
+def test_attention_is_fused_with_rope_where_it_sees_stored_keys_and_has_the_shared_memory() -> None:
+    """With a window of 1 the block before the newest key, which attention would read, may have been freed."""
+    device = replace(MATRICES, register_coopmat=True)
+    for window, fused in ((0, True), (1, False), (2, True)):
         scalars = {**ATTENTION, "window": window}
-        assert (
-            bool(attention_rope({"parts": parts, "rot_dim": 128, "interleaved": 0}, scalars, ONE, device))
-            == turns
-        )
+        assert bool(with_rope(scalars, 128, device)) == fused
     for dim, group, kb in product((64, 128, 256), range(1, 9), (48, 64, 100)):
         scalars = {**ATTENTION, "head_dim": dim, "q_heads": 2 * group, "kv_heads": 2}
         device = replace(device, shared_memory=kb << 10)
-        found = attention_rope({"parts": parts, "rot_dim": dim, "interleaved": 0}, scalars, ONE, device)
+        found = with_rope(scalars, dim, device)
         if found:
             queries, _, _, shares, threads, exchanged, _ = found.constants[:7]
             own = 4 * dim * (shares + 1) * queries + 8 * exchanged + 34 * dim + 8 * (shares + 2) * queries + 4
@@ -119,17 +130,17 @@ def test_whole_rounds_do_not_leave_a_gpu_idle() -> None:
     rng, device = np.random.default_rng(0), replace(MATRICES, register_coopmat=True)
     for rows, columns, threads in ((896, 4864, 512), (4096, 11008, 512), (5376, 21504, 384)):
         scalars = {
-            **matmul.product_case("q4_0", 1, 32, 32, 0, 0, rng).scalars,
+            **matmul.make_case("q4_0", 1, 32, 32, 0, 0, rng).scalars,
             "rows": rows,
             "columns": columns,
         }
-        assert GRIDS["matmul_q4_0"](scalars, ONE, device).constants[0] == threads
+        assert dispatch("matmul_q4_0", scalars, ONE, device).constants[0] == threads
 
 
 @pytest.mark.parametrize("least, most", [(8, 8), (16, 16), (32, 32), (64, 64), (8, 32), (32, 64)])
 def test_dot_products_fit_gpus_with_any_subgroups(least: int, most: int) -> None:
     """With the threads of the rule and with those the tuner tries, of few columns and many."""
-    small = matmul.product_case("q4_0", 1, 64, 256, 0, 0, np.random.default_rng(0)).scalars
+    small = matmul.make_case("q4_0", 1, 64, 256, 0, 0, np.random.default_rng(0)).scalars
     memory = 32 << 10 if least == 8 else 16 << 10  # 16: the least that Vulkan allows
     features = ALL_MAPPED.features | {"subgroupSizeControl"}
     shapes = [(40, 32), (64, 288), (576, 1536), (5376, 5376), (262208, 21504)]
@@ -146,7 +157,7 @@ def test_dot_products_fit_gpus_with_any_subgroups(least: int, most: int) -> None
             tried = tuned.candidates(kernel, scalars, counts, device) if threads == 1024 else []
             for choice in (NOTHING, *tried):
                 with device.choices.trying(choice):
-                    fits_dot_products(GRIDS[kernel](scalars, counts, device), device, tokens, columns)
+                    fits_dot_products(dispatch(kernel, scalars, counts, device), device, tokens, columns)
 
 
 def fits_dot_products(dispatch: Dispatch, device: Capabilities, tokens: int, columns: int) -> None:
@@ -162,3 +173,22 @@ def fits_dot_products(dispatch: Dispatch, device: Capabilities, tokens: int, col
         assert threads % lanes == share % lanes == share % PANEL_ROWS == 0
         assert panels * (share // lanes) * PANEL_ROWS * tokens <= meeting
     assert 4 * meeting + 1024 <= device.shared_memory
+
+
+def test_constants_are_those_of_the_shaders() -> None:
+    """What a dispatch rule counts with is what the shader has room for."""
+
+    def first(pattern: str, module: str) -> tuple[str, ...]:
+        found = re.search(pattern, (KERNELS / f"{module}.slang").read_text())
+        assert found, f"{module}.slang has no {pattern}"
+        return found.groups()
+
+    assert first(r"COUNTERS = (\d+);", "scratch") == (str(COUNTERS),)
+    assert first(r"groupshared float4 \w+\[(\d+)\];", "matmul_coopmat_reg") == (str(COOPMAT_REG_SUMS),)
+    assert first(r"QUERIES x HEAD_DIM is at most (\d+)", "attention") == (str(MAX_QUERY_FLOATS),)
+    assert first(
+        r"static const uint \w+ = (\d+);\n    public static uint units", "attention_multi_subgroup"
+    ) == (str(KEY_SUBGROUPS),)
+    for layout, (one, two) in BLOCKS_IN_FLIGHT.items():
+        entries = rf"ENTRIES\({layout}, (\d+), \d+, \d+, (\d+),"
+        assert first(entries, "matmul") == (str(one), str(two))

@@ -1,0 +1,185 @@
+"""The launches of a step on a GPU: a pass Program -> Program, for each bucket of counts.
+
+A Program has one launch an op. Here launches are fused where a step has one token a sequence, and bound to the scratch
+memory that their shaders use. The resulting launches are declared like all others: barriers follow from what they read
+and write, validate.py checks them, and `tandem inspect --program` and profiles show them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Literal
+
+from tandem.kernels import attention_prefetch, attention_rope, expand, matmul_norm_partials, norm_finish
+from tandem.kernels.dispatch import SCRATCH_BYTES, Gpu
+from tandem.kernels.dispatch_rules import DISPATCH_RULES, dispatch
+from tandem.kernels.kernel import SCRATCH_ADDRESS, Buffer, Counts, Kernel
+from tandem.kernels.matmul import layout_of
+from tandem.kernels.matmul_dispatch import rows_per_sum
+from tandem.kernels.matmul_norm_partials import partials_bytes
+from tandem.kernels.panels import LAYOUTS
+from tandem.program.hazards import Unordered
+from tandem.program.program import Launch, Program, Tensor
+
+SCRATCH = "scratch"  # the arena: the device's, beside those of the Program
+SINGLE = "single"  # beside COUNTS, of a bucket: 1 if every sequence of the step has one token
+
+
+def step_program(
+    program: Program, counts: Counts, gpu: Gpu, begin: int = 0, end: int | None = None
+) -> Program:
+    """The launches that a step of these counts, SINGLE among them, runs in place of launches [begin, end)."""
+    plain = program.launches[begin:end]
+    launches = list(fuse_single_token(plain, program.launches, counts, gpu)) if counts.get(SINGLE) else plain
+    launches = list(bind_scratch(launches, counts, gpu))
+    limits = {name: min(counts[name], most) for name, most in program.max_counts.items()}
+    sizes = {**program.arena_bytes, SCRATCH: SCRATCH_BYTES}
+    return Program(with_barriers(launches, set(plain)), limits, sizes)
+
+
+# ---- fusion, where every sequence of a step has one token
+
+
+def fuse_single_token(
+    launches: Sequence[Launch], whole: Sequence[Launch], counts: Counts, gpu: Gpu
+) -> Iterator[Launch]:
+    """`launches` with fused ones in place of pairs: `rope` and attention, and for a single token a matmul and the norm
+    of its result. `whole`: the launches of the Program, of which `launches` may be a part."""
+    reads = Counter(tensor.root for launch in whole for tensor in launch.touched("r"))
+    fused: list[Launch] = []
+    for first, second in pairwise([*launches, None]):
+        if fused:  # `first` is the second launch of a pair
+            yield from fused
+            fused = []
+        elif first is not None:
+            fused = _fuse(first, second, reads, counts, gpu) if second else []
+            if not fused:
+                yield first
+
+
+def _fuse(first: Launch, second: Launch, reads: Counter[Tensor], counts: Counts, gpu: Gpu) -> list[Launch]:
+    """What takes the place of two launches; empty: they stay."""
+    if (first.kernel.name, second.kernel.name) == ("rope", "attention"):
+        return _attention_rope(first, second, reads, counts, gpu)
+    if first.kernel.name.startswith("matmul_") and second.kernel.name == "norm" and counts["tokens"] == 1:
+        return _matmul_norm(first, second, reads, counts, gpu)
+    return []
+
+
+def _attention_rope(
+    rope: Launch, attention: Launch, reads: Counter[Tensor], counts: Counts, gpu: Gpu
+) -> list[Launch]:
+    """Attention with RoPE and the KV store, and ahead of it, if it pays, a prefetch of what it reads."""
+    q, k, v, cache = (rope.buffers[name] for name in ("q", "k", "v", "cache"))
+    if q is None or k is None or v is None or cache is None or cache is not attention.buffers["cache"]:
+        return []
+    qkv = q.root  # one matrix, which no other launch reads
+    together = qkv is k.root is v.root and q.stride == k.stride == v.stride == qkv.stride
+    if q is not attention.buffers["q"] or q.start != qkv.start or not together or reads[qkv] != 4:
+        return []
+    columns = ((t.start - qkv.start) // 4 for t in (k, v))
+    scalars = attention_rope.fused_scalars(rope.scalars, attention.scalars, *columns)
+    bound = {**rope.buffers, **attention.buffers, "qkv": qkv}
+    launches = []
+    for kernel, barrier in ((attention_prefetch.KERNEL, False), (attention_rope.KERNEL, attention.barrier)):
+        if DISPATCH_RULES[kernel.name](scalars, counts, gpu):
+            buffers = {buffer.name: bound[buffer.name] for buffer in kernel.buffers}
+            launches.append(Launch(kernel, buffers, scalars, attention.name, barrier))
+    return launches if launches and launches[-1].kernel is attention_rope.KERNEL else []
+
+
+def _matmul_norm(
+    matmul: Launch, norm: Launch, reads: Counter[Tensor], counts: Counts, gpu: Gpu
+) -> list[Launch]:
+    """A matmul that leaves partials, and the norm that finishes them. The matmul's result is not stored, so no other
+    launch may read it."""
+    s, n, out = matmul.scalars, norm.scalars, matmul.buffers["out"]
+    if out is None or norm.buffers["add"] is not out or norm.buffers["weight"] is None or reads[out.root] > 1:
+        return []
+    plain = not (n["use_rows"] or s["epilogue"] or s["count"]) and LAYOUTS[layout_of(s)].quantised
+    if not plain or s["rows"] != n["dim"] or n["dim"] % 32:
+        return []
+    per_sum = {"rows_per_sum": rows_per_sum(gpu)}
+    kernel, scalars = matmul_norm_partials.BY_LAYOUT[layout_of(s)], {**s, **per_sum}
+    if not DISPATCH_RULES[kernel.name](scalars, counts, gpu):
+        return []
+    partials = Tensor(
+        f"{out.name}.partials", SCRATCH, "f32", partials_bytes(n["dim"], per_sum["rows_per_sum"]), offset=0
+    )
+    of_norm = {name: norm.buffers[name] for name in ("weight", "post_weight")}
+    given = {name: matmul.buffers[name] for name in ("x", "weights", "bias")}
+    buffers = {**given, **of_norm, "residual": norm.buffers["x"], "partials": partials}
+    finished = {name: norm.buffers[name] for name in ("x", "post_weight", "out")} | {"partials": partials}
+    return [
+        Launch(kernel, buffers, scalars, matmul.name, matmul.barrier),
+        Launch(norm_finish.KERNEL, finished, {**n, **per_sum}, norm.name, norm.barrier),
+    ]
+
+
+# ---- scratch memory
+
+
+def bind_scratch(launches: Sequence[Launch], counts: Counts, gpu: Gpu) -> Iterator[Launch]:
+    """Binds the device's scratch memory to the launches whose shaders use it, and puts a launch that expands the
+    activations before each matmul that reads them from there, unless the norm before has written them."""
+    expanded: Tensor | None = None  # what the launch before has left in scratch memory,
+    of: Tensor | None = None  # and the activations that it holds
+    for launch in launches:
+        found = dispatch(launch.kernel.name, launch.scalars, counts, gpu)
+        if found.expand:
+            x, kernel = launch.buffers["x"], expand.BY_NAME[found.expand]
+            assert x is not None
+            if expanded is None or of is not x:
+                nbytes = expand.expanded_bytes(kernel.name, launch.scalars, counts)
+                expanded = Tensor(f"{x.name}.expanded", SCRATCH, "f16", nbytes, offset=0)
+                yield Launch(
+                    kernel, {"x": x, "expanded": expanded}, launch.scalars, expanded.name, launch.barrier
+                )
+            yield _with_scratch(launch, "r", expanded)
+            expanded = of = None
+        elif found.scratch:
+            scratch = Tensor(f"{launch.name}.scratch", SCRATCH, "", SCRATCH_BYTES, offset=0)
+            is_norm = launch.kernel.name == "norm"  # it writes its output there too, in registers' order
+            expanded, of = (scratch, launch.buffers["out"]) if is_norm else (None, None)
+            yield _with_scratch(launch, "w", scratch)
+        else:
+            expanded = of = None
+            yield launch
+
+
+def _with_scratch(launch: Launch, access: Literal["r", "w"], scratch: Tensor) -> Launch:
+    kernel = _scratch_kernel(launch.kernel, access)
+    return replace(launch, kernel=kernel, buffers={**launch.buffers, SCRATCH: scratch})
+
+
+@cache
+def _scratch_kernel(kernel: Kernel, access: Literal["r", "w"]) -> Kernel:
+    """The kernel as a GPU runs it, with scratch memory among its buffers."""
+
+    def extents(scalars: object, counts: Counts) -> dict[str, int]:
+        return {**kernel.extents(scalars, counts), SCRATCH: 0}  # type: ignore[arg-type]
+
+    buffers = (*kernel.buffers, Buffer(SCRATCH, access, SCRATCH_ADDRESS))
+    return replace(kernel, buffers=buffers, extents=extents)
+
+
+def with_barriers(launches: Sequence[Launch], plain: set[Launch]) -> list[Launch]:
+    """Each launch with the barrier that it had, or that what this pass has changed makes necessary.
+
+    `plain`: launches as they were planned, which have the barriers that they need among themselves.
+    """
+    since, changed_since, found = Unordered(), Unordered(), []
+    for launch in launches:
+        changed = launch not in plain
+        barrier = launch.barrier or (since if changed else changed_since).conflict(launch) is not None
+        if barrier:
+            since, changed_since = Unordered(), Unordered()
+        since.add(launch)
+        if changed:
+            changed_since.add(launch)
+        found.append(launch if launch.barrier == barrier else replace(launch, barrier=barrier))
+    return found

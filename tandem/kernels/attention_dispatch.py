@@ -1,0 +1,130 @@
+"""How attention is dispatched on a GPU, alone and with RoPE and the KV store in the same launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tandem.errors import DeviceError
+from tandem.kernels import attention_rope as rope_in_attention
+from tandem.kernels.abi import KV_BLOCK, KV_TYPES, PART_ROPE, PART_SHIFT, PART_STORE
+from tandem.kernels.dispatch import (
+    COUNTERS,
+    ENOUGH_WORKGROUPS,
+    SCRATCH_WORDS_BYTES,
+    Dispatch,
+    Gpu,
+    compiled_scalars,
+)
+from tandem.kernels.kernel import Counts, Scalars
+from tandem.kernels.kv_layout import kv_bytes
+
+MAX_KV_SPLITS = 64  # workgroups that share the keys of a query
+KEY_SUBGROUPS = (
+    4  # subgroups that take the same keys (attention_multi_subgroup.slang); with fewer a loop never ends
+)
+ENOUGH_MULTI_SUBGROUP = (
+    128  # workgroups with several subgroups: a large GPU's cores have room for about one each
+)
+MAX_QUERY_FLOATS = 2048  # of attention.slang, in shared memory
+HEAD_LANES = 32  # lanes that rotate a head of a single token
+PREFETCH_BYTES = (
+    8 << 20
+)  # of a layer's keys and values: more would not stay in cache until attention reads them
+
+
+def attention(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """A workgroup some queries of a work item and a KV head; where items are few, each with a part of the keys."""
+    kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
+    if kv_bytes(scalars["blocks"], kv_heads, dim, scalars["kv"]) >= 1 << 32:
+        raise DeviceError(
+            "a layer's keys and values take more than 4 GB: use a smaller --kv-memory or --context"
+        )
+    rows = 1 if counts["tokens"] <= counts["work"] else 16  # of an item, as a rule
+    together = 1 << (rows * int(scalars["q_heads"]) // kv_heads - 1).bit_length()
+    aligned = scalars["q_stride"] % 4 == 0 and dim in (64, 128, 256)
+    if gpu.register_coopmat and aligned and KV_TYPES[int(scalars["kv"])] != "f32":
+        return _attention_coopmat(scalars, counts, gpu, together, rows)
+    choice = gpu.choices.of("attention", scalars, counts["tokens"], counts["work"])
+    queries = min(choice.get("queries", 8 if dim <= 256 else 4), together)
+    enough = ENOUGH_WORKGROUPS.get(gpu.kind, 8)
+    slots = _workgroups(scalars, counts, gpu, -(-together // queries), queries, 64, enough)
+    loads = 2 if gpu.kind == "software" else 8  # at a time: longer code takes long to compile in software
+    constants = (queries, dim, int(scalars["kv"]), loads)
+    return Dispatch(kv_heads, counts["work"], slots, "attention", constants, scratch="w")
+
+
+def _attention_coopmat(scalars: Scalars, counts: Counts, gpu: Gpu, together: int, rows: int) -> Dispatch:
+    """On matrix units, 16 queries a subgroup, or for single tokens four subgroups together."""
+    kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
+    choice = gpu.choices.of("attention", scalars, counts["tokens"], counts["work"])
+    # Four subgroups together have the lowest latency, but a core has room for few such workgroups.
+    pairs, enough = max(1, kv_heads * counts["work"]), ENOUGH_WORKGROUPS.get(gpu.kind, 1024)
+    few = choice.get("multi_subgroup", int(4 * pairs <= enough))
+    multi_subgroup = rows == 1 and together <= 8 and together * dim <= 1024 and bool(few)
+    queries = min(choice.get("queries", 16), together)
+    tiles = -(-queries // 16)
+    # Subgroups with the same queries, each with a part of the keys, as shared memory allows.
+    filling = 8 // tiles if few else max(1, min(8 // tiles, enough // pairs))
+    if multi_subgroup and counts["work"] == 1 and dim <= 128:
+        filling = 3 * KEY_SUBGROUPS  # 192 keys at once, as registers allow
+    key_splits = choice.get("key_splits", 2 if rows > 1 else filling)
+    exchanged = 32 * queries if multi_subgroup else 0  # pairs of floats, for each of them
+    split_bytes = 4 * queries * (dim + 2) + 8 * exchanged
+    while key_splits * split_bytes + 32 * tiles * dim > gpu.shared_memory - 1024:
+        several = multi_subgroup and key_splits > KEY_SUBGROUPS
+        key_splits = key_splits - KEY_SUBGROUPS if several else key_splits // 2
+    multi_subgroup = multi_subgroup and key_splits >= KEY_SUBGROUPS and key_splits % KEY_SUBGROUPS == 0
+    rounds = choice.get(
+        "rounds", 4 if rows == 1 and not multi_subgroup else 1
+    )  # of a part, before parts combine
+    keys = 64 * rounds * (key_splits // KEY_SUBGROUPS if multi_subgroup else key_splits)
+    enough = ENOUGH_MULTI_SUBGROUP if multi_subgroup else enough
+    slots = _workgroups(scalars, counts, gpu, -(-together // queries), queries, keys, enough)
+    shader = f"attention_{'multi_subgroup' if multi_subgroup else 'coopmat'}_{dim}"
+    threads, pairs_exchanged = 32 * tiles * key_splits, max(1, exchanged * key_splits)
+    constants = (queries, dim, int(scalars["kv"]), key_splits, threads, pairs_exchanged, rounds)
+    return Dispatch(kv_heads, counts["work"], slots, shader, constants, subgroup=32, scratch="w")
+
+
+def _workgroups(
+    scalars: Scalars, counts: Counts, gpu: Gpu, tiles: int, queries: int, keys: int, enough: int
+) -> int:
+    """Workgroups of a work item and a KV head, for its tiles of queries and the parts of their keys, `keys` or more."""
+    pairs = max(1, int(scalars["kv_heads"]) * counts["work"])
+    choice = gpu.choices.of("attention", scalars, counts["tokens"], counts["work"])
+    wanted = max(2, choice.get("workgroups", enough) // pairs)
+    max_keys = min(int(scalars["window"]) or 1 << 30, KV_BLOCK * int(scalars["table_stride"]))
+    wanted = max(tiles, min(wanted, tiles * (max_keys // keys + 2)))
+    room = SCRATCH_WORDS_BYTES // (4 * queries * (int(scalars["head_dim"]) + 4))
+    return max(1, min(wanted, MAX_KV_SPLITS, min(room, COUNTERS) // pairs))
+
+
+def attention_rope(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
+    """As multi-subgroup attention for single tokens; None where that is not what attention alone would use, or where
+    there is more to do than its shader does."""
+    plain = attention(rope_in_attention.attention_scalars(scalars), counts, gpu)
+    parts, dim = int(scalars["parts"]), int(scalars["head_dim"])
+    if not plain.shader.startswith("attention_multi_subgroup") or KV_TYPES[int(scalars["kv"])] != "f16":
+        return None
+    queries, key_splits = plain.constants[0], plain.constants[3]
+    shared = (key_splits + 1) * 4 * queries * (dim + 2) + key_splits * 256 * queries + (32 + 2) * dim + 1024
+    whole = not parts & PART_ROPE or scalars["rot_dim"] % 4 == 0
+    alone = scalars["window"] == 1  # then no stored key is seen, and its block may have been freed
+    if not parts & PART_STORE or parts & PART_SHIFT or not whole or alone or shared > gpu.shared_memory:
+        return None
+    group = int(scalars["q_heads"] // scalars["kv_heads"])
+    if group > queries:
+        return None
+    constants = (*plain.constants, HEAD_LANES, parts, int(scalars["interleaved"]), group, plain.z, 1)
+    compiled = compiled_scalars(gpu, len(rope_in_attention.KERNEL.scalars))
+    return replace(plain, shader=f"attention_rope_{dim}", constants=constants, compiled_scalars=compiled)
+
+
+def attention_prefetch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
+    """For a single token on a GPU with memory of its own. Where the host shares the memory, caches are small, and all
+    would be read twice."""
+    if gpu.kind != "discrete" or counts["work"] > 1:
+        return None
+    kv_heads, dim, kv = (int(scalars[name]) for name in ("kv_heads", "head_dim", "kv"))
+    blocks = max(1, PREFETCH_BYTES // kv_bytes(1, kv_heads, dim, kv))
+    return Dispatch(kv_heads, 4, constants=(1, dim, kv, blocks, 256))

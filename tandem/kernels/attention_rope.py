@@ -1,0 +1,166 @@
+"""Attention with head norm, RoPE and the KV store in one launch: `rope`, then `attention`, for one token a sequence.
+
+For GPUs only (attention_rope.slang). It takes queries, keys and values as the matmul left them and does not change
+them. Each work item is one token, whose new key and value go to the cache; keys and values are float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tandem.kernels import attention, rope
+from tandem.kernels.abi import (
+    KV_BLOCK,
+    PART_NORM,
+    PART_ROPE,
+    PART_STORE,
+    TOKEN_INTS,
+    TOKEN_POSITION,
+    TOKEN_SLOT,
+)
+from tandem.kernels.kernel import AFTER_SCALARS, Array, Buffer, Case, Cost, Counts, Kernel, Scalars
+from tandem.kernels.kv_layout import kv_store
+from tandem.kernels.rows import rows_bytes
+
+
+def attention_scalars(scalars: Scalars) -> Scalars:
+    """Those of `attention`, which does the second half."""
+    return {name: scalars[name] for name, _ in attention.KERNEL.scalars}
+
+
+def rope_scalars(scalars: Scalars) -> Scalars:
+    """Those of `rope`, which does the first half: q, k and v are columns of one matrix."""
+    strides = dict.fromkeys(("q_stride", "k_stride", "v_stride"), scalars["q_stride"])
+    own = {**scalars, **strides, "slot_field": TOKEN_SLOT}
+    return {name: own[name] for name, _ in rope.KERNEL.scalars}
+
+
+def fused_scalars(of_rope: Scalars, of_attention: Scalars, k_column: int, v_column: int) -> Scalars:
+    own = {**of_rope, **of_attention, "k_column": k_column, "v_column": v_column}
+    return {name: own[name] for name in KERNEL.numbers}
+
+
+def cost(scalars: Scalars, counts: Counts) -> Cost:
+    """As of both: but queries and keys are neither written nor read again."""
+    both = [rope.cost(rope_scalars(scalars), counts), attention.cost(attention_scalars(scalars), counts)]
+    rotated = (scalars["q_heads"] + scalars["kv_heads"]) * scalars["head_dim"]
+    saved = counts["tokens"] * 8 * rotated if int(scalars["parts"]) & (PART_NORM | PART_ROPE) else 0
+    return Cost(sum(c.bytes for c in both) - saved, sum(c.ops for c in both))
+
+
+def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
+    columns = int(max(scalars["k_column"], scalars["v_column"]) + scalars["kv_heads"] * scalars["head_dim"])
+    of_rope, of_attention = rope_scalars(scalars), attention_scalars(scalars)
+    return {
+        **attention.extents(of_attention, counts),
+        **{name: rope.extents(of_rope, counts)[name] for name in ("vectors", "table")},
+        "qkv": rows_bytes(counts["tokens"], columns, scalars["q_stride"]),
+    }
+
+
+def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
+    tokens, of_rope = counts["tokens"], rope_scalars(scalars)
+    table = np.zeros((tokens, TOKEN_INTS), np.int32)
+    for row, _, sequence, position in arrays["work"][: counts["work"]]:
+        block = arrays["tables"][sequence, position // KV_BLOCK]
+        table[row, TOKEN_POSITION], table[row, TOKEN_SLOT] = position, block * KV_BLOCK + position % KV_BLOCK
+    given = {name: arrays[name] for name in ("cache", "table", "vectors") if name in arrays}
+    columns = {"q": 0, "k": int(scalars["k_column"]), "v": int(scalars["v_column"])}
+    heads = {name: arrays["qkv"][:, column:] for name, column in columns.items()}
+    rotated = rope.reference({**given, **heads, "tokens": table}, of_rope, counts)
+    seen = {**arrays, "q": rotated["q"], "cache": rotated["cache"]}
+    return {"cache": rotated["cache"], **attention.reference(seen, attention_scalars(scalars), counts)}
+
+
+def make_case(
+    rng: np.random.Generator,
+    label: str,
+    heads: tuple[int, int, int],
+    positions: Sequence[int],
+    window: int = 0,
+    parts: int = PART_NORM | PART_ROPE | PART_STORE,
+    rot_dim: int = 0,
+    interleaved: int = 0,
+) -> Case:
+    """`heads`: of queries, of keys, and their size. The place of the new token in the cache is NaN."""
+    (q_heads, kv_heads, dim), n = heads, len(positions)
+    rows = [(position, 1) for position in positions]
+    case = attention.make_case(rng, label, heads, rows, window, out_q8=1, q_gap=2 * kv_heads * dim)
+    slots = case.arrays["tables"][np.arange(n), np.array(positions) // KV_BLOCK] * KV_BLOCK
+    with np.errstate(invalid="ignore"):
+        nothing = np.full((n, kv_heads, dim), np.nan)
+        kv_store(case.arrays["cache"], slots + np.array(positions) % KV_BLOCK, nothing, nothing)
+    rot_dim = rot_dim or dim
+    angles = np.outer(np.arange(max(positions) + 1), 0.5 ** np.arange(rot_dim // 2))
+    arrays: dict[str, Any] = {
+        "qkv": rng.standard_normal((n, (q_heads + 2 * kv_heads) * dim)).astype(np.float32),
+        **{name: case.arrays[name] for name in ("cache", "tables", "work", "out")},
+        "table": np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32),
+    }
+    if parts & PART_NORM:
+        arrays["vectors"] = rng.uniform(0.5, 2, (2, dim)).astype(np.float32)
+    of_rope = {
+        "rot_dim": rot_dim,
+        "eps": 1e-6,
+        "interleaved": interleaved,
+        "parts": parts,
+        "positions": len(angles),
+    }
+    of_attention = {**case.scalars, "scale": dim**-0.5}
+    scalars = fused_scalars(of_rope, of_attention, q_heads * dim, (q_heads + kv_heads) * dim)
+    return Case(label, arrays, scalars, case.counts, atol=5e-5, rtol=5e-5)
+
+
+def cases(rng: np.random.Generator, dims: Sequence[int] = (64, 128, 256)) -> Iterator[Case]:
+    for dim in dims:
+        for group in (1, 2, 3) if dim < 256 else (2, 4):
+            positions = [0, 15, 16, 63, 64, 300 + dim + group]
+            yield make_case(rng, f"{dim}, {group} a head", (2 * group, 2, dim), positions)
+    dim, part = dims[0], dims[0] // 2
+    yield make_case(rng, "window", (4, 2, dim), [3, 100, 129, 1500], window=100)
+    yield make_case(rng, "window of 2, 7 a head", (7, 1, dim), [0, 1, 16, 17, 64, 65, 700], window=2)
+    yield make_case(rng, "interleaved, part of the head", (4, 2, dim), [7, 130], rot_dim=part, interleaved=1)
+    yield make_case(rng, "part of the head", (4, 2, dim), [7, 130], rot_dim=part)
+    yield make_case(rng, "without norm", (8, 1, dim), [9, 700], parts=PART_ROPE | PART_STORE)
+    yield make_case(rng, "deep", (4, 2, dim), [4100])
+
+
+KERNEL = Kernel(
+    name="attention_rope",
+    buffers=(
+        Buffer(
+            "qkv", "r"
+        ),  # float32 [T, q_stride]: heads of queries, and of keys and values from their columns on
+        Buffer("cache", "rw"),  # one layer's KV blocks, float16
+        Buffer("tables", "r"),  # int32 [sequences][table_stride], as of attention
+        Buffer("work", "r"),  # int32 [W][WORK_INTS], of one row each
+        Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]
+        Buffer("vectors", "r"),  # float32 [2][head_dim]: the weights of the head norms
+        Buffer("table", "r", AFTER_SCALARS),  # float32 [positions][rot_dim / 2][cos, sin]
+    ),
+    scalars=(
+        ("q_heads", "i"),
+        ("kv_heads", "i"),
+        ("k_column", "i"),  # of qkv: the first of the keys
+        ("q_stride", "i"),
+        ("out_stride", "i"),
+        ("table_stride", "i"),
+        ("window", "i"),
+        ("scale", "f"),
+        ("softcap", "f"),
+        ("v_column", "i"),  # of qkv: the first of the values
+        ("out_q8", "i"),
+        ("eps", "f"),
+        ("rot_dim", "i"),
+    ),
+    constants=("head_dim", "kv", "parts", "interleaved", "positions", "sequences", "blocks"),
+    grid=lambda scalars: attention.grid(attention_scalars(scalars)),
+    cost=cost,
+    extents=extents,
+    reference=reference,
+    cases=cases,
+    gpu_only=True,
+)

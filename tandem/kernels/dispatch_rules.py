@@ -1,0 +1,48 @@
+"""The dispatch rule of every kernel that runs on a GPU."""
+
+from __future__ import annotations
+
+from tandem.errors import DeviceError
+from tandem.kernels import (
+    attention_dispatch,
+    embed,
+    glu,
+    matmul_dispatch,
+    norm_dispatch,
+    quantise,
+    rope,
+    sample,
+)
+from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
+from tandem.kernels.kernel import Counts, Scalars
+from tandem.kernels.panels import LAYOUTS
+
+# By the kernel's name.
+DISPATCH_RULES: dict[str, DispatchRule] = {
+    "attention": attention_dispatch.attention,
+    "attention_prefetch": attention_dispatch.attention_prefetch,
+    "attention_rope": attention_dispatch.attention_rope,
+    **{f"embed_{layout}": embed.dispatch for layout in LAYOUTS},
+    "expand_coopmat": matmul_dispatch.expand_coopmat,
+    "expand_coopmat_reg": matmul_dispatch.expand_coopmat_reg,
+    "glu": glu.dispatch,
+    **{f"matmul_{layout}": matmul_dispatch.matmul for layout in LAYOUTS},
+    **{
+        f"matmul_norm_partials_{name}": matmul_dispatch.matmul_norm_partials
+        for name, layout in LAYOUTS.items()
+        if layout.quantised
+    },
+    "norm": norm_dispatch.norm,
+    "norm_finish": norm_dispatch.norm_finish,
+    "quantise": quantise.dispatch,
+    "rope": rope.dispatch,
+    "sample": sample.dispatch,
+}
+
+
+def dispatch(kernel: str, scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    rule = DISPATCH_RULES.get(kernel)
+    found = rule(scalars, counts, gpu) if rule else None
+    if found is None:
+        raise DeviceError(f"{gpu.name} does not run the kernel {kernel}: use the device cpu")
+    return found

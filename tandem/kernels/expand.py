@@ -1,0 +1,94 @@
+"""Quantised activations as float16 in scratch memory, in the order in which matmuls on cooperative matrices take them.
+
+For GPUs only, before such a matmul. `expand_coopmat` (matmul_coopmat.slang) writes float16 [tokens][columns], both
+padded to whole tiles; `expand_coopmat_reg` (matmul_coopmat_reg.slang) writes what each lane of a subgroup loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from tandem.kernels import matmul
+from tandem.kernels.dispatch import COUNTER_BYTES
+from tandem.kernels.kernel import SCRATCH_ADDRESS, Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
+from tandem.kernels.matmul import token_count
+from tandem.kernels.matmul_dispatch import REG_TOKENS, covered_tokens, padded_columns, reg_tiles
+from tandem.kernels.q8_tiles import q8_bytes
+
+SHRINK = np.float32(1 / 16)  # of panels.slang: what activations are multiplied by, so that sums fit float16
+BYTE_ORDER = (0, 2, 1, 3)  # four bytes become float16 in pairs of every second one
+
+
+def _halves(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts, rows: int, columns: int) -> Array:
+    """float16 [rows][columns / 4][4 in BYTE_ORDER]; 0 past the last token and column."""
+    blocks, tokens = arrays["x"], token_count(scalars, counts)
+    scale = (blocks["scale"] * SHRINK).astype(np.float16)
+    values = (blocks["q"].astype(np.float16) * scale[..., None]).swapaxes(1, 2)  # [tiles, TILE, K / 32, 32]
+    padded = np.zeros((rows, columns), np.float16)
+    padded[:tokens, : int(scalars["columns"])] = values.reshape(-1, int(scalars["columns"]))[:tokens]
+    return padded.reshape(rows, -1, 4)[..., BYTE_ORDER]
+
+
+def expanded_bytes(kernel: str, scalars: Scalars, counts: Counts) -> int:
+    tokens, columns = token_count(scalars, counts), int(scalars["columns"])
+    if kernel == COOPMAT_REG.name:
+        return COUNTER_BYTES + 2 * columns * REG_TOKENS * reg_tiles(tokens)
+    return COUNTER_BYTES + 2 * padded_columns(columns) * covered_tokens(tokens, bool(scalars["epilogue"]))
+
+
+def _store(arrays: Mapping[str, Array], halves: Array) -> dict[str, Array]:
+    expanded, begin = arrays["expanded"].copy(), COUNTER_BYTES // 2
+    expanded[begin : begin + halves.size] = halves.reshape(-1)
+    return {"expanded": expanded}
+
+
+def _coopmat(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
+    rows = covered_tokens(token_count(scalars, counts), bool(scalars["epilogue"]))
+    return _store(arrays, _halves(arrays, scalars, counts, rows, padded_columns(scalars["columns"])))
+
+
+def _coopmat_reg(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
+    """[block of 32 columns][tile of 8 tokens][token][t = 0..3][columns 4 t to 4 t + 3, then 16 more]."""
+    tiles = reg_tiles(token_count(scalars, counts))
+    halves = _halves(arrays, scalars, counts, REG_TOKENS * tiles, int(scalars["columns"]))
+    shape = (tiles, REG_TOKENS, -1, 2, 4, 4)  # [tile][token][block][low, high][t][4]
+    return _store(arrays, halves.reshape(shape).transpose(2, 0, 1, 4, 3, 5))
+
+
+def _kernel(name: str, reference: object) -> Kernel:
+    def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
+        x = q8_bytes(token_count(scalars, counts), int(scalars["columns"]))
+        return {"x": x, "expanded": expanded_bytes(name, scalars, counts)}
+
+    def cost(scalars: Scalars, counts: Counts) -> Cost:
+        sizes = extents(scalars, counts)
+        return Cost(bytes=float(sizes["x"] + sizes["expanded"] - COUNTER_BYTES), ops=0.0)
+
+    def cases(rng: np.random.Generator) -> Iterator[Case]:
+        for tokens, columns, epilogue in ((9, 512, 0), (16, 64, 0), (30, 96, 1), (64, 256, 2), (100, 256, 0)):
+            of_matmul = matmul.make_case("q4_0", tokens, 64, columns, epilogue, 0, rng)
+            halves = np.zeros(expanded_bytes(name, of_matmul.scalars, of_matmul.counts) // 2, np.float16)
+            arrays = {"x": of_matmul.arrays["x"], "expanded": halves}
+            yield Case(f"{tokens}x{columns}", arrays, of_matmul.scalars, of_matmul.counts)
+
+    return Kernel(
+        name=name,
+        buffers=(
+            Buffer("x", "r"),  # q8 [T, columns]
+            Buffer("expanded", "w", SCRATCH_ADDRESS),  # float16, after the counters
+        ),
+        scalars=matmul.BY_LAYOUT["q4_0"].scalars,  # those of the matmul
+        grid=lambda scalars: Grid(int(scalars["columns"]) // 32, "rows" if scalars["count"] else "tokens"),
+        cost=cost,
+        extents=extents,
+        reference=reference,  # type: ignore[arg-type]
+        cases=cases,
+        gpu_only=True,
+    )
+
+
+COOPMAT, COOPMAT_REG = _kernel("expand_coopmat", _coopmat), _kernel("expand_coopmat_reg", _coopmat_reg)
+KERNELS = [COOPMAT, COOPMAT_REG]
+BY_NAME = {kernel.name: kernel for kernel in KERNELS}

@@ -1,0 +1,167 @@
+"""The pass that fuses launches for single tokens: a matmul and the norm after it. RoPE inside attention needs matrix
+units: see test_matrices.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tandem.devices.vulkan import tuned
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.fuse import SINGLE, step_program
+from tandem.errors import ProgramError
+from tandem.kernels.dispatch_rules import dispatch
+from tandem.kernels.kernel import Buffer
+from tandem.kernels.matmul import make_case
+from tandem.model.synthetic import SyntheticModel
+from tandem.plan.predict import Planned
+from tandem.program.hazards import place_barriers
+from tandem.program.program import Launch, Program
+from tandem.program.validate import validate
+from tests.vulkan import fused_pairs
+from tests.vulkan.test_dispatch import MATRICES
+
+H200 = replace(MATRICES, register_coopmat=True)
+ONE = {**fused_pairs.ONE, SINGLE: 1}
+FUSED = {"attention_prefetch", "attention_rope", "matmul_norm_partials_q4_0", "norm_finish"}
+
+
+@pytest.mark.parametrize("layout", ["q4_0", "q4_k", "q6_k", "q8_0"])
+def test_a_norm_takes_the_partials_that_the_matmul_before_has_left(device: VulkanDevice, layout: str) -> None:
+    for dim, options in ((32, "post q8"), (512, "q8"), (1056, "post"), (5376, "post q8")):
+        fused_pairs.check_norm(device, layout, dim, options, np.random.default_rng(dim))
+
+
+def test_a_norm_is_right_after_a_matmul_with_any_choice_of_the_tuner(device: VulkanDevice) -> None:
+    gpu, case = device.capabilities, make_case("q4_0", 1, 1056, 512, 0, 0, np.random.default_rng(0))
+    choices = tuned.candidates("matmul_q4_0", case.scalars, fused_pairs.ONE, gpu)
+    assert choices
+    for choice in choices:
+        with gpu.choices.trying(choice):
+            fused_pairs.check_norm(device, "q4_0", 1056, "post q8", np.random.default_rng(0))
+
+
+def test_a_matmul_that_another_launch_reads_too_is_not_fused(device: VulkanDevice) -> None:
+    pair = fused_pairs.norm_pair(device, "q4_0", 32, "post q8", np.random.default_rng(0))
+    recording = fused_pairs.record(device, pair.given, fused_pairs.ONE)
+    assert "norm_finish" in fused_pairs.kernels_of(recording)
+    launches = recording.program.launches
+    recording.program = replace(recording.program, launches=[*launches, launches[-1]])
+    assert fused_pairs.kernels_of(recording) == ["matmul_q4_0", "norm", "norm"]
+    recording.program = replace(recording.program, launches=launches)
+    alone = step_program(recording.program, ONE, device.capabilities, begin=0, end=1)
+    assert [launch.kernel.name for launch in alone.launches] == ["matmul_q4_0"], "half of a pair"
+
+
+def test_scalars_that_are_compiled_in_are_those_of_the_launch(
+    device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU with memory of its own."""
+    monkeypatch.setattr(device, "capabilities", replace(device.capabilities, kind="discrete"))
+    pair = fused_pairs.norm_pair(device, "q4_0", 1056, "post q8", np.random.default_rng(0))
+    program = fused_pairs.record(device, pair.given, fused_pairs.ONE).program
+    launches = step_program(program, ONE, device.capabilities).launches
+    found = [dispatch(each.kernel.name, each.scalars, ONE, device.capabilities) for each in launches]
+    assert len(found) == 2 and all(each.compiled_scalars for each in found)
+    for dim, options in ((512, "q8"), (1056, "post q8")):
+        fused_pairs.check_norm(device, "q4_0", dim, options, np.random.default_rng(dim))
+
+
+# ---- fused launches are declared
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return Planned(SyntheticModel("gemma-3-27b:q4_0", layers=2), 64).program
+
+
+@pytest.mark.fast
+def test_fused_programs_are_valid(program: Program) -> None:
+    """Of one token, of several sequences with one each, and of prompts, with activations expanded or not."""
+    kernels = set()
+    for tokens, single in ((1, 1), (2, 1), (64, 1), (1, 0), (16, 0), (512, 0)):
+        counts = {"tokens": tokens, "rows": min(tokens, 16), "work": tokens if single else 1, SINGLE: single}
+        for gpu in (H200, MATRICES):
+            made = step_program(program, counts, gpu)
+            validate(made)
+            kernels |= {launch.kernel.name for launch in made.launches}
+    assert kernels >= FUSED | {"expand_coopmat", "expand_coopmat_reg", "rope", "attention", "norm"}
+
+
+@pytest.mark.fast
+def test_a_step_of_one_token_has_no_other_launches(program: Program) -> None:
+    names = [launch.kernel.name for launch in step_program(program, ONE, H200).launches]
+    layer = [
+        "matmul_q4_0",
+        "attention_prefetch",
+        "attention_rope",
+        "matmul_norm_partials_q4_0",
+        "norm_finish",
+        "matmul_q4_0",
+        "matmul_norm_partials_q4_0",
+        "norm_finish",
+    ]
+    assert names == [names[0], "norm", *layer, *layer[:-2], "matmul_q4_0", "norm", "matmul_q6_k", "sample"]
+    barriers = [launch.barrier for launch in step_program(program, ONE, H200).launches]
+    beside = [i for i, name in enumerate(names) if name == "attention_prefetch"]
+    assert [i for i, barrier in enumerate(barriers) if not barrier] == [0, *beside]
+
+
+UNWRITTEN, UNORDERED = "reads .*, but", "without a barrier"
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("tokens", "kernel", "buffer", "access", "why"),
+    [
+        (1, "matmul_norm_partials_q4_0", "partials", "w", UNWRITTEN),
+        (1, "norm_finish", "out", "w", UNWRITTEN),
+        (2, "attention_rope", "out", "w", UNWRITTEN),
+        (2, "attention_rope", "qkv", "r", UNORDERED),
+        (1, "attention_prefetch", "cache", "r", UNORDERED),
+        (16, "expand_coopmat_reg", "expanded", "w", UNWRITTEN),
+        (16, "norm", "scratch", "w", UNWRITTEN),
+        (16, "attention", "scratch", "w", UNORDERED),
+    ],
+)
+def test_the_validator_finds_a_missing_access(
+    program: Program, tokens: int, kernel: str, buffer: str, access: str, why: str
+) -> None:
+    """Of a kernel that is declared without one access: what it should have written is read, or the barriers that
+    follow from its declaration are too few for what it does."""
+    counts = {
+        "tokens": tokens,
+        "rows": tokens,
+        "work": tokens if tokens < 16 else 1,
+        SINGLE: int(tokens < 16),
+    }
+    step = step_program(program, counts, H200)
+    launches, given = step.launches, []
+    if kernel in ("attention_prefetch", "attention"):  # nothing but this access asks for a barrier here
+        first = next(i for i, launch in enumerate(launches) if launch.kernel.name == kernel)
+        launches = launches[first : first + 2]
+        given = [tensor for launch in launches[:1] for tensor in launch.touched("r")] + [
+            tensor for launch in launches[1:] for tensor in launch.touched("r") if tensor.name != "kv.0"
+        ]
+    declared = [
+        without(launch, buffer, access) if launch.kernel.name == kernel else launch for launch in launches
+    ]
+    place_barriers(declared)
+    barriers = [launch.barrier for launch in declared]
+    honest = [replace(launch, barrier=barrier) for launch, barrier in zip(launches, barriers, strict=True)]
+    with pytest.raises(ProgramError, match=why):
+        validate(replace(step, launches=declared if why == UNWRITTEN else honest), given)
+    place_barriers(honest)
+    validate(replace(step, launches=honest), given)
+
+
+def without(launch: Launch, name: str, access: str) -> Launch:
+    """The launch of a copy of its kernel that does not declare one access."""
+    declared = launch.kernel.buffers
+    assert any(b.name == name and access in b.access for b in declared)
+    buffers = [
+        Buffer(b.name, b.access.replace(access, ""), b.address) if b.name == name else b for b in declared
+    ]  # type: ignore[arg-type]
+    return replace(launch, kernel=replace(launch.kernel, buffers=tuple(buffers)))
