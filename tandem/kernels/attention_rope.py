@@ -54,8 +54,9 @@ def cost(scalars: Scalars, counts: Counts) -> Cost:
 def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     columns = int(max(scalars["k_column"], scalars["v_column"]) + scalars["kv_heads"] * scalars["head_dim"])
     of_rope, of_attention = rope_scalars(scalars), attention_scalars(scalars)
+    of_both = attention.extents(of_attention, counts)
     return {
-        **attention.extents(of_attention, counts),
+        **{name: of_both[name] for name in ("cache", "tables", "work", "out")},
         **{name: rope.extents(of_rope, counts)[name] for name in ("vectors", "table")},
         "qkv": rows_bytes(counts["tokens"], columns, scalars["q_stride"]),
     }
