@@ -286,7 +286,8 @@ class LLM:
 
     def program_text(self, *, tokens: int = 1) -> str:
         """The kernel launches of a step of `tokens` tokens, with the bytes and operations of each."""
-        return self.engine.program.text({"tokens": tokens, "rows": 1, "work": max(1, tokens // 16)})
+        counts = {"tokens": tokens, "rows": 1, "work": max(1, tokens // 16)}
+        return self.device.step_program(self.engine.program, counts, single=tokens == 1).text(counts)
 
     @property
     def nbytes(self) -> int:

@@ -104,13 +104,14 @@ class Program:
     def text(self, counts: Counts | None = None, seconds: list[float] | None = None) -> str:
         """One line a launch: what runs, over which memory, at what cost, and after a run how fast."""
         counts = counts or self.max_counts
+        width = max(14, *(len(launch.kernel.name) + 1 for launch in self.launches))
         lines = [
-            f"{'':5}{'kernel':14}{'value':26}{'items':>7}{'MB':>10}{'Mop':>10}"
+            f"{'':5}{'kernel':{width}}{'value':26}{'items':>7}{'MB':>10}{'Mop':>10}"
             + ("      us    GB/s" if seconds else "")
         ]
         for i, launch in enumerate(self.launches):
             cost = launch.cost(counts)
-            line = f"{i:4}{'|' if launch.barrier else ' '}{launch.kernel.name:14}{launch.name:26}"
+            line = f"{i:4}{'|' if launch.barrier else ' '}{launch.kernel.name:{width}}{launch.name:26}"
             line += f"{launch.grid.total(counts):7}{cost.bytes / 1e6:10.3f}{cost.ops / 1e6:10.2f}"
             if seconds:
                 line += f"{seconds[i] * 1e6:8.1f}{cost.bytes / max(seconds[i], 1e-9) / 1e9:8.1f}"
