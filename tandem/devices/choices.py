@@ -1,6 +1,6 @@
 """What was found fastest for a kernel and a shape on one device, and the file it is kept in (docs/TUNING.md).
 
-A choice is a few named numbers, such as {"threads": 256}: a device's rules for grids ask for those of a launch and take
+A choice is a few named numbers, such as {"threads": 256}: a device's dispatch rules ask for those of a launch and take
 their own for what is not there. `tandem tune` finds them; without its file nothing is chosen.
 """
 
