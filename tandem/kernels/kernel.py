@@ -19,7 +19,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Scalars = Mapping[str, float]
 Counts = Mapping[str, int]  # the sizes of a step, by the names of abi.COUNTS: "tokens", "rows", "work"
 
-
 # The addresses that every launch on a GPU has at the same index.
 SCRATCH_ADDRESS, STEP_ADDRESS = 6, 7  # scratch memory, if the launch uses it, and StepInputs
 AFTER_SCALARS = 8  # this address does not fit among the first eight: it takes the two words after the scalars
@@ -28,9 +27,8 @@ AFTER_SCALARS = 8  # this address does not fit among the first eight: it takes t
 class Buffer(NamedTuple):
     name: str
     access: Literal["r", "w", "rw"]
-    address: int | None = (
-        None  # its index among the addresses of a GPU's launch; None: its place in the declaration
-    )
+    # Its index among the addresses of a GPU's launch; None: its place in the declaration.
+    address: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,8 @@ class Kernel:
     extents: Callable[[Scalars, Counts], dict[str, int]]
     # Further numbers of a launch, beside its scalars, that are not passed to the kernel: they decide its dispatch.
     constants: tuple[str, ...] = ()
-    gpu_only: bool = (
-        False  # a fused kernel that a GPU's own pass over the Program makes; the CPU does not run it
-    )
+    # A kernel that a GPU's own pass over the Program makes (devices/vulkan/fuse.py); the CPU does not run it.
+    gpu_only: bool = False
 
     def __post_init__(self) -> None:
         indices = [i for i, _ in self.addresses]

@@ -1,6 +1,6 @@
-"""Which launches must wait for earlier ones: read after write, write after read, write after write, over bytes.
+"""Hazards between launches: read after write, write after read and write after write, over byte ranges.
 
-The memory plan lets buffers share bytes, so names do not tell; ranges do.
+The memory plan lets tensors share bytes, so hazards are found by ranges, not by names.
 """
 
 from __future__ import annotations

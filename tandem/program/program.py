@@ -78,7 +78,7 @@ class Launch:
         """The tensors read ("r") or written ("w")."""
         return self._read if access == "r" else self._written
 
-    # Asked for a dozen times while a Program is made and checked.
+    # Cached: read a dozen times while a Program is made and checked.
     @cached_property
     def _read(self) -> list[Tensor]:
         return self._bound("r")

@@ -53,9 +53,9 @@ def test_dispatches_fit_a_gpu_with_matrix_units(register_coopmat: bool) -> None:
     device = replace(MATRICES, register_coopmat=register_coopmat)
     shaders = {path.stem for path in SPIRV.glob("*.spv")}
     rng = np.random.default_rng(0)
-    product = matmul.make_case("q4_0", 1, 64, 256, 0, 0, rng).scalars
+    small = matmul.make_case("q4_0", 1, 64, 256, 0, 0, rng).scalars
     large: list[Scalars] = [
-        {**product, "rows": 8192, "columns": n, "epilogue": e} for n in (256, 5376) for e in (0, 2)
+        {**small, "rows": 8192, "columns": n, "epilogue": e} for n in (256, 5376) for e in (0, 2)
     ]
     for kernel in all_kernels().values():
         for shader, each in dispatches(kernel, device, large if kernel.name == "matmul_q4_0" else []):

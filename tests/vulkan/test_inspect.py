@@ -38,7 +38,7 @@ def test_lavapipe_on_one_screen(lavapipe: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.fast
 def test_a_phoenix_and_what_it_would_be_without() -> None:
     paths = {name: (there, path) for name, there, path in feature_paths(PHOENIX)}
-    assert paths["matrix units"] == (True, "products of more than 8 tokens, through shared memory")
+    assert paths["matrix units"] == (True, "matmuls of more than 8 tokens, through shared memory")
     assert paths["integer dot product"] == (
         False,
         "models do not run without it",
@@ -49,13 +49,13 @@ def test_a_phoenix_and_what_it_would_be_without() -> None:
         PHOENIX, features=PHOENIX.features | {"shaderIntegerDotProduct"}, register_coopmat=True
     )
     nvidia = {name: path for name, _, path in feature_paths(with_dots)}
-    assert nvidia["matrix units"] == "products of more than 2 tokens, and attention, all from registers"
-    assert nvidia["integer dot product"] == "products of up to 2 tokens"
+    assert nvidia["matrix units"] == "matmuls of more than 2 tokens, and attention, all from registers"
+    assert nvidia["integer dot product"] == "matmuls of up to 2 tokens"
     plain = {
         name: path
         for name, _, path in feature_paths(replace(with_dots, matrix_shapes=(), register_coopmat=False))
     }
-    assert plain["integer dot product"] == "products of any number of tokens"
+    assert plain["integer dot product"] == "matmuls of any number of tokens"
     heaps = _details(PHOENIX, [5.0 * GB, 10.0 * GB])["heaps"]
     assert [(h["device_local"], h["mapped"], h["free"]) for h in heaps] == [
         (False, True, 5 * GB),

@@ -283,7 +283,7 @@ class Vulkan:
         return int(handle[0])
 
     def listed(self, function: str, kind: str, *before: Any) -> list[Any]:
-        """What a function that fills a counted array gives: asked once for the count, once for the array."""
+        """The array that a counting function fills: called once for the count, once for the array."""
         count = ffi.new("uint32_t *")
         getattr(self, function)(*before, count, ffi.NULL)
         initial = {"sType": STRUCTURE_TYPES[kind]} if kind in STRUCTURE_TYPES else None

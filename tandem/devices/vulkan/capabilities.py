@@ -1,4 +1,4 @@
-"""What a Vulkan device can do, read once; and which of the machine's devices to open."""
+"""The capabilities of a Vulkan device, read once, and which of the machine's devices to open."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 from tandem.devices.choices import Choices
 from tandem.devices.vulkan.binding import Vulkan, ffi, new
 from tandem.errors import DeviceError
+from tandem.kernels.abi import LAUNCH_BYTES
 
 KINDS = {1: "integrated", 2: "discrete", 3: "virtual", 4: "software"}  # by VkPhysicalDeviceType
-PREFERENCE = ("discrete", "integrated", "virtual", "other")  # software runs only when it is named
+PREFERENCE = ("discrete", "integrated", "virtual", "other")  # software is used only if it is named
 VENDORS = {
     0x1002: "AMD",
     0x10DE: "NVIDIA",
@@ -23,7 +24,7 @@ VENDORS = {
 }
 LAVAPIPE = 13  # VkDriverId
 COMPUTE, GRAPHICS = 2, 1  # queue flags
-PUSH_BYTES = 128
+PUSH_BYTES = LAUNCH_BYTES
 
 # Feature structs: the Vulkan version whose core has them, else the extension, and the fields switched on if there.
 FEATURES: tuple[tuple[str, tuple[int, int], str, tuple[str, ...]], ...] = (
@@ -75,7 +76,7 @@ class Heap:
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """One product that a subgroup's matrix units do: C [m, n] += A [m, k] B [k, n]."""
+    """A cooperative matrix multiplication that a subgroup can do: C [m, n] += A [m, k] B [k, n]."""
 
     m: int
     n: int
@@ -96,7 +97,7 @@ class Capabilities:
     api: tuple[int, int, int]
     features: frozenset[str]  # the fields of FEATURES and PLAIN_FEATURES that are there and switched on
     extensions: tuple[str, ...]  # switched on
-    subgroup: int  # invocations of a subgroup if none is asked for
+    subgroup: int  # invocations of a subgroup by default
     subgroup_min: int
     subgroup_max: int
     matrix_shapes: tuple[MatrixShape, ...]
@@ -110,7 +111,7 @@ class Capabilities:
     queue_family: int
     cache_key: str  # changes with the driver: what a pipeline cache depends on
     register_coopmat: bool = (
-        False  # lanes hold a matrix's elements as coopmat_layout.py expects; asked when it is opened
+        False  # lanes hold a matrix's elements as coopmat_layout.py expects; tested when it is opened
     )
     carved_out: int = 0  # bytes that the firmware keeps for an integrated GPU: the host does not count them
     choices: Choices = field(default_factory=Choices, compare=False, repr=False)  # what dispatch rules ask

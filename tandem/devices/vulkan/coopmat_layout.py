@@ -1,7 +1,7 @@
-"""Whether a device spreads a matrix over the lanes of a subgroup as some kernels rely on.
+"""Whether a device spreads a cooperative matrix over the lanes of a subgroup as register kernels expect.
 
-They are matmul_coopmat_reg.slang and those that import attention_coopmat_common.slang. Vulkan leaves it open which lane
-holds which element, so a shader is asked once when the device is opened. NVIDIA's GPUs do it this way; elsewhere
+These are matmul_coopmat_reg.slang and those that import attention_coopmat_common.slang. Vulkan does not specify which
+lane holds which element, so a shader tests it once when the device is opened. NVIDIA's GPUs do it this way; on others,
 matrices go through shared memory (matmul_coopmat.slang).
 """
 
@@ -42,7 +42,7 @@ def may_fit(device: Capabilities) -> bool:
 
 
 def found(device: VulkanDevice, staging: Staging) -> bool:
-    """Asks the device; the answer is left in its scratch memory."""
+    """Runs the test on the device, which writes its result to scratch memory."""
     if not may_fit(device.capabilities):
         return False
     vk, want = device.vk, expected()

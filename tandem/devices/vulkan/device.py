@@ -48,9 +48,9 @@ from tandem.program.program import STEP_SLOTS, Program, Tensor, arena_in
 from tandem.settings import read_settings
 
 API_VERSION = 1 << 22 | 3 << 12  # 1.3: the newest this code knows
-TIMEOUT = 30.0  # seconds without an answer after which a GPU counts as lost
+TIMEOUT = 30.0  # seconds without an answer, after which the GPU is considered lost
 SOFTWARE_TIMEOUT = 900.0
-UNTOLD_SHARE = 0.9  # of a heap, where the driver does not say how much is free
+ASSUMED_FREE = 0.9  # share of a heap, if the driver does not say how much of it is free
 
 
 def create_instance(vk: Vulkan, closing: ExitStack) -> Any:
@@ -168,7 +168,7 @@ class VulkanDevice:
     def heaps_free(self) -> list[float]:
         """Bytes of each heap that can still be allocated."""
         if not self.capabilities.memory_budget:
-            return [UNTOLD_SHARE * heap.nbytes for heap in self.capabilities.heaps]
+            return [ASSUMED_FREE * heap.nbytes for heap in self.capabilities.heaps]
         budget = new("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
         self.vk.GetPhysicalDeviceMemoryProperties2(
             self._physical, new("VkPhysicalDeviceMemoryProperties2", pNext=budget)

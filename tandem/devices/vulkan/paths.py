@@ -1,4 +1,4 @@
-"""Which path each feature of a device leads to, for people."""
+"""What the engine does with each optional feature of a device, for `tandem inspect --device`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tandem.kernels.matmul_dispatch import MAX_DOT_TOKENS, MAX_DOT_TOKENS_REG, h
 
 
 def feature_paths(device: Capabilities) -> list[tuple[str, bool, str]]:
-    """(feature, whether it is there, what that leads to)."""
+    """(feature, whether the device has it, what the engine does then)."""
     few, matrices = MAX_DOT_TOKENS_REG if device.register_coopmat else MAX_DOT_TOKENS, has_coopmat(device)
     how = "and attention, all from registers" if device.register_coopmat else "through shared memory"
     optional = [
-        ("matrix units", matrices, f"products of more than {few} tokens, {how}",
-         "products of any number of tokens use integer dot products"),
+        ("matrix units", matrices, f"matmuls of more than {few} tokens, {how}",
+         "matmuls of any number of tokens use integer dot products"),
         ("subgroup size control", device.subgroup_size_control, "subgroups of 32 where matrix units need them",
          "subgroups have the driver's size"),
         ("memory budget", device.memory_budget, "the driver says what is free", "a tenth of each heap is left free"),
@@ -23,8 +23,8 @@ def feature_paths(device: Capabilities) -> list[tuple[str, bool, str]]:
     ]  # fmt: skip
     needed = [
         ("integer dot product", "shaderIntegerDotProduct",
-         f"products of {f'up to {few} tokens' if matrices else 'any number of tokens'}"),
-        ("float16 arithmetic", "shaderFloat16", "scales, and products on matrix units"),
+         f"matmuls of {f'up to {few} tokens' if matrices else 'any number of tokens'}"),
+        ("float16 arithmetic", "shaderFloat16", "scales, and matmuls on matrix units"),
         ("16-bit storage", "storageBuffer16BitAccess", "scales and the KV cache"),
         ("8-bit storage", "storageBuffer8BitAccess", "weights"),
         ("timeline semaphore", "timelineSemaphore", "steps in segments, each waited for on its own"),

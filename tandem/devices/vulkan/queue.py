@@ -10,7 +10,7 @@ from tandem.devices.vulkan.binding import TIMEOUT, Vulkan, ffi, new
 from tandem.errors import DeviceLostError
 
 RESETTABLE = 2  # command pool flag
-GRACE_NS = 2_000_000_000  # for a GPU that did not answer, before what it uses is given up
+GRACE_NS = 2_000_000_000  # for a GPU that did not answer, before its memory is abandoned
 # Ends of a memory barrier: (pipeline stage, accesses).
 Side = tuple[int, int]
 COMPUTE_WRITES, COMPUTE_TOUCHES = (0x800, 0x40), (0x800, 0x60)
@@ -51,7 +51,7 @@ class Queue:
         self.semaphore = vk.create("Semaphore", device, pNext=timeline)
         closing.callback(vk.DestroySemaphore, device, self.semaphore, ffi.NULL)
         self._stuck = False  # a wait has timed out
-        self._lost = ""  # what was said when the device stopped: nothing waits for it again
+        self._lost = ""  # the error with which the device stopped: later calls raise it too
         self.submitted = 0  # the timeline's value when all that was submitted is done
         self._wait_value = ffi.new("uint64_t[1]")
         self._wait = new("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=ffi.new("uint64_t[]", [self.semaphore]),
@@ -77,22 +77,22 @@ class Queue:
                 self.vk.QueueSubmit(self._queue, submission.count, submission.infos, 0)
                 self.submitted += submission.count
             except KeyboardInterrupt:
-                self._ask_timeline()  # it comes when the call is done, or before it began
+                self._read_timeline()  # an interrupt arrives before the call or after it
                 raise
         except DeviceLostError as error:
             self._lost = str(error)
             raise
         return self.submitted
 
-    def _ask_timeline(self) -> None:
-        """Waits for all that was submitted, and counts it."""
+    def _read_timeline(self) -> None:
+        """Waits for all that was submitted, and sets `submitted` to what the timeline says."""
         self.vk.DeviceWaitIdle(self.device)
         value = ffi.new("uint64_t *")
         self.vk.GetSemaphoreCounterValue(self.device, self.semaphore, value)
         self.submitted = value[0]
 
     def wait(self, value: int) -> None:
-        if self._lost:  # whoever comes later hears of it at once
+        if self._lost:  # a later call fails at once
             raise DeviceLostError(self._lost)
         self._wait_value[0] = value
         try:

@@ -47,6 +47,8 @@ def push_constants(launch: Launch, device: VulkanDevice, step_slot: int = 0) -> 
     for index, name in launch.kernel.addresses:
         tensor = launch.buffers[name]
         address = device.address(tensor, step_slot) if tensor else 0
+        if index == STEP_ADDRESS:
+            raise DeviceError(f"the kernel {launch.kernel.name} binds more than {index} buffers: report this")
         if index == AFTER_SCALARS:
             more += struct.pack("<Q", address)
         else:

@@ -26,7 +26,7 @@ Region = tuple[int, int, int]  # offset in the source, offset in the target, byt
 
 class Staging:
     def __init__(self, queue: Queue, blocks: Sequence[Block]) -> None:
-        self.queue, self._blocks, self._turn = queue, blocks, 0
+        self.queue, self._blocks, self._next = queue, blocks, 0
         self._submissions = [
             Submission([commands], queue.semaphore) for commands in queue.allocate(len(blocks))
         ]
@@ -35,29 +35,29 @@ class Staging:
 
     def buffer(self) -> Bytes:
         """Memory to fill, then to `upload`; waits until its last copy is done."""
-        self.queue.wait(self._values[self._turn])
-        mapped = self._blocks[self._turn].mapped
+        self.queue.wait(self._values[self._next])
+        mapped = self._blocks[self._next].mapped
         assert mapped is not None
         return mapped
 
     def upload(self, target: Block, regions: Sequence[Region]) -> None:
         """Copies from the buffer just filled. Returns at once; what is submitted later sees the bytes."""
-        turn, self._turn = self._turn, (self._turn + 1) % len(self._blocks)
-        self._copy(turn, self._blocks[turn], target, regions)
+        index, self._next = self._next, (self._next + 1) % len(self._blocks)
+        self._copy(index, self._blocks[index], target, regions)
 
     def download(self, source: Block, offset: int, nbytes: int) -> Bytes:
         """A copy of the device's bytes."""
         out = np.empty(nbytes, np.uint8)
         for begin in range(0, nbytes, STAGING_BYTES):
             count = min(STAGING_BYTES, nbytes - begin)
-            memory, turn = self.buffer(), self._turn
-            self._copy(turn, source, self._blocks[turn], [(offset + begin, 0, count)])
-            self.queue.wait(self._values[turn])
+            memory, index = self.buffer(), self._next
+            self._copy(index, source, self._blocks[index], [(offset + begin, 0, count)])
+            self.queue.wait(self._values[index])
             out[begin : begin + count] = memory[:count]
         return out
 
-    def _copy(self, turn: int, source: Block, target: Block, regions: Sequence[Region]) -> None:
-        commands, vk = self._commands[turn], self.queue.vk
+    def _copy(self, index: int, source: Block, target: Block, regions: Sequence[Region]) -> None:
+        commands, vk = self._commands[index], self.queue.vk
         vk.BeginCommandBuffer(commands, new("VkCommandBufferBeginInfo", flags=1))
         self.queue.barrier(commands, COMPUTE_WRITES, TRANSFER_TOUCHES)
         copies: Any = ffi.new("VkBufferCopy[]", list(regions))
@@ -65,4 +65,4 @@ class Staging:
         self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)
         self.queue.barrier(commands, TRANSFER_WRITES, HOST_READS)
         vk.EndCommandBuffer(commands)
-        self._values[turn] = self.queue.submit(self._submissions[turn])
+        self._values[index] = self.queue.submit(self._submissions[index])
