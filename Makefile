@@ -2,6 +2,7 @@
 # make test                 everything CI checks, with its own set-up
 # make check                lint, types and the tests that take seconds
 # make docs                 the figures of the docs again, from benchmarks/results/
+# make site                 the docs as a website, in build/site
 # make soak | bench | wheel the long tests | the comparison with peers (bench-serving: as servers) | a wheel in dist/
 
 PYTHON ?= python3
@@ -26,7 +27,7 @@ $(VENV)/installed: pyproject.toml
 	@touch $@
 
 $(VENV)/dev-installed: $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable '.[dev,peers,clients,ray]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable '.[dev,docs,peers,clients,ray]'
 	@touch $@
 
 core: tandem/native/libtandem.so
@@ -85,6 +86,11 @@ bench-serving: $(VENV)/dev-installed core $(if $(filter .venv-peer/%,$(SERVER)),
 docs: $(VENV)/dev-installed core
 	@$(BIN)/python -m benchmarks.write_performance
 	@$(BIN)/python -m benchmarks.plan_errors
+
+# The variable silences a notice that Material for MkDocs ends in 2027 (docs/DEPENDENCIES.md).
+site: $(VENV)/dev-installed
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 # What an earlier build left is deleted: it would be packed too, with modules that are gone.
 DIST ?= dist

@@ -232,37 +232,3 @@ def kv_table() -> str:
 @figure
 def quality_about() -> str:
     return about("quality", "python -m benchmarks.quality")
-
-
-# ---- the README's table
-
-
-@figure
-def readme_speed() -> str:
-    data, served = read(""), {model["name"]: model["rounds"] for model in read("serving")["models"]}
-    rows = []
-    for model in data["models"]:
-        found = {row["measure"]: row for row in model["rows"]}
-        decodes = [found[name] for name in ("decode", "decode, batch 8", "decode, batch 32")]
-        rows.append([TITLES[model["name"]], "prompt of 512", *_sides([found["prefill 512"]])])
-        rows.append(["", "decoding 1 / 8 / 32 sequences", *_sides(decodes)])
-        if model["name"] in served:
-            rates = [[each["16 clients"][side]["tokens_per_s"] for each in served[model["name"]]]
-                     for side in ("ours", "peer")]  # fmt: skip
-            ours, peer = map(median, rates)
-            rows.append(
-                ["", "its server with 16 clients", f"{ours:,.0f}", f"{peer:,.0f}", _ratio(ours / peer)]
-            )
-    machine, date = data["machine"], data["date"][:10]
-    where = f"on {machine['cores']} cores of an {machine['cpu']}, same files and threads"
-    title = f"**Speed**, in tokens a second, {where},\nmedians of rounds in turn, {date}:"
-    return f"{title}\n\n" + rows_of(["model", "", "Tandem", "llama.cpp", "ratio"], rows)
-
-
-def _sides(rows: list[result_table.Row]) -> list[str]:
-    sides = [" / ".join(f"{row[side]['median']:,.0f}" for row in rows) for side in ("ours", "peer")]
-    return [*sides, " / ".join(_ratio(row["ratio"]["value"]) for row in rows)]
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"

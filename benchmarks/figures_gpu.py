@@ -165,14 +165,11 @@ def h200_steady() -> str:
     return rows_of(head, lines)
 
 
-@figure
-def readme_gpu() -> str:
-    rows, peers = _rows(), {row["label"]: row for row in _targets()}
-    labels = [*(f"decode 64, batch {batch} at 128" for batch in (1, 8, 64)), "prefill 512"]
-    one, eight, many, prompt = (_rate(rows[label]) for label in labels)
-    theirs = ", ".join(f"{peers[label]['vulkan']:,.0f}" for label in labels)
-    return (
-        f"On an {read('h200')['device'].split(',')[0]} through Vulkan, the shape of Gemma 3 27B in Q4_0 (random "
-        f"weights): {one} tokens/s for one\nsequence, {eight} for 8, {many} for 64, prompts at {prompt} (llama.cpp's "
-        f"Vulkan back end: {theirs}):\nsee [docs/VULKAN.md](docs/VULKAN.md)."
-    )
+def rates_by_label() -> dict[str, float]:
+    """Tokens a second of each workload."""
+    return {label: row["tok_s"] for label, row in _rows().items() if "tok_s" in row}
+
+
+def peer_rates(backend: str) -> dict[str, float]:
+    """llama.cpp's, of its back end "cuda" or "vulkan"."""
+    return {row["label"]: row[backend] for row in _targets() if backend in row}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks import figures_gpu, figures_tune
+from benchmarks import figures_gpu, figures_readme, figures_tune
 from benchmarks.figures import FIGURES
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +24,7 @@ TEMPLATE = ROOT / "docs" / "templates" / "PERFORMANCE.md.in"
 PAGE = ROOT / "docs" / "PERFORMANCE.md"
 REGIONS = [ROOT / "README.md", ROOT / "docs" / "VULKAN.md", ROOT / "docs" / "TUNING.md"]
 NOTE = "<!-- Made by `make docs` from docs/templates/PERFORMANCE.md.in and benchmarks/results/: edit those. -->\n"
-__all__ = ["figures_gpu", "figures_tune"]  # imported for the figures they add
+__all__ = ["figures_gpu", "figures_readme", "figures_tune"]  # imported for the figures they add
 
 
 def made(name: str) -> str:

@@ -1,8 +1,8 @@
-"""Tandem: a local LLM engine for AMD APUs, any Vulkan GPU and plain CPUs.
+"""Tandem: LLM inference from GGUF files on x86-64 CPUs and Vulkan GPUs.
 
 from tandem import LLM
-with LLM("smollm2") as llm:
-    print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text)
+with LLM("qwen2.5-coder-0.5b") as llm:
+    print(llm.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
 """
 
 TYPE_CHECKING = (

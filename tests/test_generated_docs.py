@@ -55,7 +55,7 @@ def test_the_newest_date_is_published(results: Path) -> None:
     assert "| 170 |" in figures.FIGURES["h200_table"]()
     assert ">= 165, reached" in figures.FIGURES["h200_table"]()
     assert "decode, batch 1 (" not in figures.FIGURES["h200_missed"]()
-    assert "170 tokens/s for one" in figures.FIGURES["readme_gpu"]()
+    assert "| **170** / 106 |" in figures.FIGURES["readme_table"]()
 
 
 def test_launches_have_their_rates_where_the_run_kept_them(results: Path) -> None:
