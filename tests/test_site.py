@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -88,5 +90,8 @@ def test_the_api_reference_is_made_from_docstrings(pages: dict[Path, Page]) -> N
     [page] = [page for path, page in pages.items() if path.name == "API.html"]
     assert {f"tandem.{name}" for name in tandem.__all__} <= page.anchors
     assert {"tandem.LLM.chat", "tandem.LLM.stream", "tandem.AsyncLLM.generate"} <= page.anchors
-    assert "Answers a conversation" in page.text and "prompt_lookup" in page.text
+    assert "<li><code>prompt_lookup</code>: speculative decoding" in re.sub(r"\s+", " ", page.text)
+    for method in (tandem.LLM.stream, tandem.AsyncLLM.chat, tandem.SamplingParams):
+        first = re.split(r"[`.:]", inspect.getdoc(method) or "")[0].strip()
+        assert first and first in re.sub(r"\s+", " ", page.text), first
     assert "tandem.LLM._stream" not in page.anchors
