@@ -22,10 +22,10 @@ def part_of(launch: Launch) -> str:
     if launch.kernel.name.startswith("attention"):
         return "attention"
     if not launch.kernel.name.startswith("matmul"):
-        return "norms, rotation, sampling"
+        return "norms, RoPE, sampling"
     if "ffn" in launch.name:
         return "feed-forward"
-    return "head" if "logits" in launch.name else "projections"
+    return "LM head" if "logits" in launch.name else "projections"
 
 
 @dataclass(frozen=True)

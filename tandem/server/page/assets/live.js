@@ -97,7 +97,7 @@ export class Live {
       now.step_seconds ? `${(100 * now.between).toFixed(1)}% outside the engine` : "while requests run");
     const limit = roofline?.bandwidth;
     this.put("traffic", now.bytes_per_s ? rate(now.bytes_per_s) : "–",
-      limit ? `of ${rate(limit)} measured bandwidth` : "bandwidth is measured when idle");
+      limit ? `of ${rate(limit)} bandwidth` : "bandwidth is measured when idle");
     this.chart.draw(history.tokens);
     this.parts.roof.replaceChildren(...roof(roofline, now));
     this.parts.kv.replaceChildren(...kv.map(kvBar));
