@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.streams import streams
 from tandem.bench.bandwidth import measure_bandwidth
-from tandem.bench.host_overhead import steady
+from tandem.bench.host_overhead import measure_host_overhead
 from tandem.bench.kernel_checks import check_kernels, open_for_checks
 from tandem.bench.profile import profile
 from tandem.bench.rounds import Bench, Workload
@@ -33,7 +33,7 @@ from tandem.model.synthetic import SyntheticModel
 
 
 def check_all(device: Any) -> list[str]:
-    """Every kernel on its cases and the larger products that matrix units take; what failed."""
+    """Every kernel on its cases and the larger matmuls that matrix units take; what failed."""
     failures = []
     for checked in check_kernels(device):
         passed = checked.cases - len(checked.failures)
@@ -106,8 +106,8 @@ def time_steady(engine: Engine) -> list[dict[str, Any]]:
     for batch in (1, 8, 64):
         begun = time.perf_counter()
         while time.perf_counter() - begun < 1.5:  # a driver settles on a shader in its first second
-            steady(engine, batch=batch, steps=20)
-        found = steady(engine, batch=batch, steps=200)
+            measure_host_overhead(engine, batch=batch, steps=20)
+        found = measure_host_overhead(engine, batch=batch, steps=200)
         rows.append({"label": f"steady, batch {batch}", **dataclasses.asdict(found)})
         print(
             f"batch {batch:2}: step {found.step_us:.0f} us, {batch / found.step_us * 1e6:.0f} tok/s, "

@@ -12,7 +12,7 @@ from benchmarks.result_table import Row, Work, seconds_row, share_row, speed_row
 from tandem.bench.bandwidth import HostReads
 from tandem.bench.machine import DISTURBED
 from tandem.bench.peers.peer import SCRIPT
-from tandem.bench.peers.worker import Measured, Worker, in_turn
+from tandem.bench.peers.worker import Measured, Worker, alternating
 from tandem.bench.roofline import host_ops
 
 TEXT = HERE.parent / "tests" / "models" / "text.txt"
@@ -51,7 +51,7 @@ def alternate(
     taken: list[Pair] = []
     while len(taken) < MOST_TRIES * rounds and sum(pair.others <= DISTURBED for pair in taken) < rounds:
         speed = read()
-        taken.append(Pair(*in_turn(len(taken) + 1, ours, peer), speed))
+        taken.append(Pair(*alternating(len(taken) + 1, ours, peer), speed))
     kept = sorted(range(len(taken)), key=lambda i: taken[i].others)[:rounds]
     return [taken[i] for i in sorted(kept)]
 

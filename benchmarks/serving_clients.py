@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.bench.http_client import Answer, Client
+from tandem.bench.http_client import Client, StreamTimes
 
 PROMPTS, ANSWERS = (20, 150), (16, 80)  # tokens of requests under load, from and to
 ARRIVAL, PAUSE = 0.03, 0.05  # seconds on average until the next client comes, and from answer to next request
@@ -48,19 +48,19 @@ async def load(port: int, texts: Texts, clients: int, requests: int, seed: int) 
     """Clients who come at random times, and ask again some time after each answer."""
     chance = random.Random(seed)
     work = [(texts.take(chance.randint(*PROMPTS)), chance.randint(*ANSWERS)) for _ in range(requests)]
-    made, answers = sum(count for _, count in work), list[Answer]()
+    made, answers = sum(count for _, count in work), list[StreamTimes]()
 
     async def client(arrives: float, chance: random.Random) -> None:
         await asyncio.sleep(arrives)
         while work:
-            answers.append(await to(port).ask(*request(*work.pop())))
+            answers.append(await to(port).stream(*request(*work.pop())))
             await asyncio.sleep(chance.expovariate(1 / PAUSE))
 
     begun = time.perf_counter()
     arrivals = np.cumsum([chance.expovariate(1 / ARRIVAL) for _ in range(clients)])
     await asyncio.gather(*(client(at, random.Random(seed + i)) for i, at in enumerate(arrivals)))
     gaps = np.concatenate([np.diff(answer.times) for answer in answers])
-    first = [answer.first for answer in answers]
+    first = [answer.ttft for answer in answers]
     return {
         "tokens_per_s": made / (max(answer.times[-1] for answer in answers) - begun),
         "first_token_s": float(np.median(first)),
@@ -72,16 +72,16 @@ async def load(port: int, texts: Texts, clients: int, requests: int, seed: int) 
 
 async def disturbed(port: int, texts: Texts) -> dict[str, float]:
     """Streams, before and while a long prompt arrives."""
-    streams = [Answer(time.perf_counter()) for _ in range(STREAMS)]
+    streams = [StreamTimes(time.perf_counter()) for _ in range(STREAMS)]
 
-    async def read(answer: Answer) -> None:
+    async def read(answer: StreamTimes) -> None:
         async with aclosing(to(port).tokens(*request(texts.take(TAIL), MOST))) as stream:  # type: ignore[type-var]
             async for at in stream:
                 answer.times.append(at)
 
     reading = [asyncio.create_task(read(answer)) for answer in streams]
     await asyncio.sleep(QUIET)
-    long = await to(port).ask(*request(texts.take(LONG), 1))
+    long = await to(port).stream(*request(texts.take(LONG), 1))
     for task in reading:
         task.cancel()
     await asyncio.gather(*reading, return_exceptions=True)
@@ -98,7 +98,7 @@ async def disturbed(port: int, texts: Texts) -> dict[str, float]:
         "during_p99_s": float(np.percentile(during, 99)),
         "p99_of_during": float(np.percentile(during, 99) / np.median(during)),
         "p99_of_quiet": float(np.percentile(during, 99) / np.median(quiet)),
-        "first_token_s": long.first,
+        "first_token_s": long.ttft,
     }
 
 
@@ -107,7 +107,7 @@ async def shared(port: int, texts: Texts) -> dict[str, float]:
     cold, warm = [], []
     for _ in range(PREFIXES):
         prefix = texts.take(PREFIX)
-        cold.append((await to(port).ask(*request(prefix + texts.take(TAIL), 1))).first)
-        warm.append((await to(port).ask(*request(prefix + texts.take(TAIL), 1))).first)
+        cold.append((await to(port).stream(*request(prefix + texts.take(TAIL), 1))).ttft)
+        warm.append((await to(port).stream(*request(prefix + texts.take(TAIL), 1))).ttft)
     found = {"cold_s": float(np.median(cold)), "warm_s": float(np.median(warm))}
     return found | {"warm_of_cold": found["warm_s"] / found["cold_s"]}

@@ -1,4 +1,4 @@
-"""A whole run of `tandem bench`: limits, rounds of each workload (in turn with a peer's), profiles; as a Result."""
+"""A whole run of `tandem bench`: roofline limits, rounds of each workload (alternating with a peer's) and profiles."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from datetime import UTC, datetime
 from tandem import __version__
 from tandem.bench.machine import machine_facts
 from tandem.bench.peers.peer import LlamaCpp
-from tandem.bench.peers.worker import SETTLE, in_turn
+from tandem.bench.peers.worker import SETTLE, alternating
 from tandem.bench.profile import profile
 from tandem.bench.result import SCHEMA, Limits, Result
 from tandem.bench.roofline import computes_on_cpu, impossible, measure_limits, raised
 from tandem.bench.rounds import ROUNDS, Bench, Measured, Round, Workload
-from tandem.bench.rows import FEW, launches, make_row
+from tandem.bench.rows import MIN_ROUNDS, launches, make_row
 from tandem.bench.sensors import Reading, Sensors
 from tandem.devices.device import Device
 from tandem.model.model import Model
 
-AGAIN = 3  # times that limits are measured before a result counts as above them
+MAX_RETRIES = 3  # measurements of the limits before a result counts as above them
 
 
 def run(
@@ -27,7 +27,7 @@ def run(
     kv: str = "f16", profiled: bool = False, peer: Callable[[], LlamaCpp] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Result:  # fmt: skip
-    """`peer` opens it, once our own limits are known."""
+    """Runs all workloads. `peer` opens the peer, after the limits of the device are measured."""
     machine, sensors = machine_facts(), Sensors(gpu=not computes_on_cpu(device))
     tell("measuring the limits")
     limits = measure_limits(device, model.nbytes)
@@ -64,15 +64,19 @@ def run(
         "comparison": None,
         "notes": [
             *sensors.notes,
-            *([f"fewer than {FEW} rounds: the intervals are too narrow"] if rounds < FEW else []),
+            *(
+                [f"fewer than {MIN_ROUNDS} rounds: the intervals are too narrow"]
+                if rounds < MIN_ROUNDS
+                else []
+            ),
         ],
     }
 
 
 def checked(limits: Limits, measured: Measured, device: Device, nbytes: int) -> Limits:
-    """Measured again at once where a result is above them: memory that others slowed before may be free now."""
+    """Measures the limits again if a result exceeds them, for other processes may have slowed the first measurement."""
     rates = measured.gb_per_s * 1e9, measured.tflop_per_s * 1e12
-    for _ in range(AGAIN):
+    for _ in range(MAX_RETRIES):
         if impossible(*rates, limits):
             limits = raised(limits, device, nbytes)
     return limits
@@ -81,7 +85,7 @@ def checked(limits: Limits, measured: Measured, device: Device, nbytes: int) -> 
 def take(
     bench: Bench, workload: Workload, rounds: int, sensors: Sensors, peer: LlamaCpp | None = None
 ) -> tuple[Measured, list[Reading], list[float]]:
-    """Rounds of ours with what the sensors saw, and the seconds of the peer's."""
+    """Our rounds, the sensor readings of each, and the seconds of the peer's rounds."""
 
     def ours(i: int) -> tuple[Round, Reading]:
         if peer:
@@ -94,7 +98,7 @@ def take(
     found, theirs = list[tuple[Round, Reading]](), list[float]()
     for i in range(rounds):
         if peer:
-            both = in_turn(i, ours, lambda _: peer.round())
+            both = alternating(i, ours, lambda _: peer.round())
             found.append(both[0])
             theirs.append(both[1])
         else:

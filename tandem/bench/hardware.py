@@ -1,4 +1,4 @@
-"""Machines by name: what their memory and units give, from hardware.toml."""
+"""Known machines from hardware.toml: memory bandwidths, peak rates, and what share of them our kernels reach."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from tandem.errors import DeviceError
 
-GTT_SHARE = 0.5  # of an APU's memory that Linux lets its GPU map (docs/AMD.md)
-HOST_SHARE = 0.9  # of a CPU's memory: the rest is the system's
+GTT_SHARE = 0.5  # share of an APU's memory that Linux lets its GPU map by default (docs/AMD.md)
+HOST_SHARE = 0.9  # share of a CPU's memory that a model may use: the rest is the system's
 NOT_RUN = "estimate; not yet run"
 RAN = "estimate; calibrated by measurements on this hardware"
 PARTS = ("dot_memory", "dot_ops", "matrix_memory", "matrix_ops", "attention_memory", "attention_ops")
@@ -20,7 +20,7 @@ MEASURED = "estimate; from rates measured on this machine"
 
 @dataclass(frozen=True)
 class Calibration:
-    """What our kernels reach, on whatever machine: parts of its rates, and microseconds of a launch and of a step."""
+    """Kernel efficiency: the shares of a machine's rates that our kernels reach, and us of a launch and a step."""
 
     step_us: float
     launch_us: dict[str, float]
@@ -35,7 +35,7 @@ class Calibration:
     def __post_init__(self) -> None:
         if not all(0 < part <= 1 for part in self.parts.values()):
             raise DeviceError(
-                "kernels reach a part of what hardware gives: each must be above 0 and at most 1"
+                "a kernel's share of the hardware's rate must be above 0 and at most 1: correct the calibration"
             )
 
     @property
@@ -63,10 +63,10 @@ class Hardware:
     sources: dict[str, str]
     calibration: Calibration
     npu: dict[str, Any] | None = None
-    careful: str = ""  # of "this": what disturbed its measurement
+    careful: str = ""  # of "this" machine: what disturbed its measurement
 
     def __post_init__(self) -> None:
-        """Whatever is predicted from rates like these is below the limit that they give."""
+        """Refuses rates with which a prediction could exceed the roofline."""
         if not 0 < self.usual_gb_s <= self.read_gb_s <= self.pin_gb_s:
             raise DeviceError(f"{self.name}: usual_gb_s must be at most read_gb_s, and that at most pin_gb_s")
         if not all(0 < rate <= self.peak_top_s for rate in (self.matrix_tflop_s, self.dot_top_s)):
@@ -80,7 +80,7 @@ class Hardware:
 
     @property
     def heaps(self) -> dict[str, float]:
-        """Bytes that a model may take, the part to fill first before the others."""
+        """Bytes that a model may take in each heap, in the order in which heaps are filled."""
         total, carved = self.memory_gib * 2**30, self.carve_out_gib * 2**30
         if self.name == "this":
             return {"free": total}
@@ -90,17 +90,17 @@ class Hardware:
 
 
 def load_hardware(name: str, memory_gib: float | None = None) -> Hardware:
-    """`memory_gib`: instead of what is usual for it."""
+    """`memory_gib`: replaces the usual memory size."""
     data = {known: figures for known, figures in _read().items() if known != "calibration"}
     if name not in data:
-        raise DeviceError(f"no hardware {name!r} is known: use this, or one of {', '.join(data)}")
+        raise DeviceError(f"unknown hardware {name!r}: use this, or one of {', '.join(data)}")
     found = Hardware(name, calibration=calibration_of(data[name]["kind"]), **data[name])
     return found if memory_gib is None else with_memory(found, memory_gib)
 
 
 def with_memory(hardware: Hardware, gib: float) -> Hardware:
     if not 0 < gib < math.inf:
-        raise DeviceError(f"a memory of {gib:g} GiB is not possible: give the size of what there is")
+        raise DeviceError(f"a memory of {gib:g} GiB is not possible: give a size above 0")
     return replace(hardware, memory_gib=gib)
 
 

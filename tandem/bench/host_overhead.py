@@ -1,4 +1,4 @@
-"""What a step costs the host, and how long the device waits for it between steps."""
+"""Measures the host overhead of a step, and how long the device is idle between steps."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ WARM_UP = 8  # steps: recordings are made, caches filled
 
 
 @dataclass(frozen=True)
-class Steady:
+class HostOverhead:
+    """Microseconds a step, averaged over `steps` decode steps."""
+
     steps: int
-    host_us: float  # of this thread a step, without the calls that wait for the device or hand it the step
-    submit_us: float  # the driver's, to hand it over
-    step_us: float
-    idle: float | None  # share of the time without a step on the device, by its timestamps; None: it has none
+    host_us: float  # of this thread, without the calls that submit a step to the device or wait for it
+    submit_us: float  # of the driver call that submits a step
+    step_us: float  # wall time
+    idle: float | None  # share of the time that the device is idle, by its timestamps; None: it has none
 
 
-def steady(engine: Engine, *, batch: int = 1, steps: int = 200, depth: int = 16) -> Steady:
-    """Decodes `steps` tokens of each of `batch` sequences."""
+def measure_host_overhead(
+    engine: Engine, *, batch: int = 1, steps: int = 200, depth: int = 16
+) -> HostOverhead:
+    """Decodes `steps` tokens in each of `batch` sequences."""
     params = SamplingParams(max_tokens=steps + WARM_UP + 4, ignore_eos=True)
     for i in range(batch):
         engine.submit([1 + i] * depth, params)
@@ -50,11 +54,13 @@ def steady(engine: Engine, *, batch: int = 1, steps: int = 200, depth: int = 16)
     submit = sum(submits)
     host = thread - sum(watch.seconds for watch in watches) - submit
     spans = sorted(span for watch in watches for span in watch.spans)
-    return Steady(steps, host / steps * 1e6, submit / steps * 1e6, wall / steps * 1e6, _idle_share(spans))
+    return HostOverhead(
+        steps, host / steps * 1e6, submit / steps * 1e6, wall / steps * 1e6, _idle_share(spans)
+    )
 
 
 def _submits(device: Any, undo: ExitStack) -> list[float]:
-    """Seconds of this thread in each call that hands work to a driver, from now on."""
+    """A list to which the seconds of each submit call of this thread are appended from now on."""
     seconds: list[float] = []
     if not hasattr(device, "queue"):
         return seconds
@@ -73,7 +79,7 @@ def _submits(device: Any, undo: ExitStack) -> list[float]:
 
 
 class _Watch:
-    """Times what a recording's calls take of this thread, and on the device."""
+    """Measures the calls of a recording: seconds of this thread, and spans on the device."""
 
     def __init__(self, recording: Any, synchronous: bool, undo: ExitStack) -> None:
         self.recording, self.on_device = recording, hasattr(recording, "watched")

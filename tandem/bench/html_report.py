@@ -1,4 +1,4 @@
-"""A run of `tandem bench` as one HTML file with pictures: no server, no network, and the data in it."""
+"""Writes a run of `tandem bench` as one self-contained HTML file with plots: no server, no network."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tandem.bench.statistics import outliers
 
 PARTS = Path(__file__).parent / "page"
 SCRIPTS = ("draw.js", "roofline.js", "curves.js", "strips.js", "cards.js", "main.js")
-SHOWN_OUTLIERS = 40  # of the steps of a test: the farthest
+MAX_OUTLIERS = 40  # steps of a test that are marked, the farthest from the median first
 
 
 def write_html(path: Path, result: Mapping[str, Any], older: Mapping[str, Any] | None = None) -> None:
-    """`result` and `older` are what `--json` gives (result.py); rows of the same label are compared."""
+    """`result` and `older` are outputs of `--json` (result.py). Rows with the same label are compared."""
     path.write_text(page(cast(Result, result), cast(Result, older) if older else None), encoding="utf-8")
 
 
@@ -40,7 +40,7 @@ def page(result: Result, older: Result | None = None) -> str:
 
 
 def _as_script(data: Any) -> str:
-    """JSON that no HTML parser can take for an end of the script, whatever a model is called."""
+    """JSON without "<", so that no model name can end the script element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -54,12 +54,12 @@ def _data(result: Result, older: Result | None) -> dict[str, Any]:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    """As it is, but with fewer digits of each step, and what a picture of them marks."""
+    """The row with rounded step times, their outliers and their percentiles."""
     times = [float(f"{seconds:.4g}") for seconds in row["step_seconds"]]
     odd = sorted((times[i] for i in outliers(times)), reverse=True) if times else []
     marks = [(f"p{p}", float(np.percentile(times, p))) for p in (50, 90, 99)] if times else []
     shown = {key: value for key, value in row.items() if key not in ("step_seconds", "seconds")}
-    return shown | {"times": times, "odd": odd[:SHOWN_OUTLIERS], "marks": marks}
+    return shown | {"times": times, "odd": odd[:MAX_OUTLIERS], "marks": marks}
 
 
 def _with_older(result: Result, older: Result | None) -> list[dict[str, Any]]:
@@ -86,5 +86,5 @@ def _with_peer(result: Result) -> list[dict[str, Any]]:
     ]  # fmt: skip
     if not peer or not rows:
         return []
-    note = f"Rounds of both in turn. {peer['name']} {peer['version']}: {peer['build']}"
+    note = f"Rounds of both alternate. {peer['name']} {peer['version']}: {peer['build']}"
     return [{"id": "peer", "title": f"Against {peer['name']}", "note": note, "rows": rows}]

@@ -1,4 +1,4 @@
-"""A client of servers with OpenAI's API, and what it sees: token by token, with the time of each."""
+"""A streaming client of the OpenAI API that records the arrival time of each token."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from urllib.parse import urlsplit
 
 from tandem.errors import RequestError
 
-CHUNK = 1 << 16  # bytes read at a time, at most
+MAX_READ = 1 << 16  # bytes of one read from the socket
 
 
 @dataclass
-class Answer:
+class StreamTimes:
+    """When a request was due, and when the events of its response arrived (time.perf_counter)."""
+
     asked: float
-    times: list[float] = field(default_factory=list)  # of each event with text: a token, or a few
-    tokens: int = 0  # of the answer by the server's own count, if it tells
+    times: list[float] = field(default_factory=list)  # of each event with text: one token or more
+    tokens: int = 0  # completion tokens by the server's usage; 0: not reported
     prompt_tokens: int = 0
-    ended: float = 0.0  # 0: it was cut off
+    ended: float = 0.0  # 0: the response was cut off
 
     @property
-    def first(self) -> float:
+    def ttft(self) -> float:
         return self.times[0] - self.asked
 
 
@@ -33,7 +35,7 @@ UNAUTHORISED = 401
 
 
 class Refused(RequestError):
-    """The server answered with an error. `status` is HTTP's; 0: it closed the connection."""
+    """The server answered with an HTTP error. `status` 0: it closed the connection."""
 
     def __init__(self, status: int, body: bytes) -> None:
         try:
@@ -41,32 +43,30 @@ class Refused(RequestError):
         except (ValueError, KeyError, TypeError):
             text = body[:200].decode(errors="replace").strip()
             message = (
-                "see that the address is one of OpenAI's API"
+                "check that the address is one of the OpenAI API"
                 if text.startswith("<")
                 else text.partition("\n")[0]
             )
         if status == UNAUTHORISED:
-            message = "it wants a key, or another one: give it with --api-key"
-        said = (
+            message = "the API key is missing or wrong: give it with --api-key"
+        problem = (
             f"answered {status}: {message}"
             if status
             else "closed the connection without an answer: see its log"
         )
-        super().__init__(f"the server {said}")
+        super().__init__(f"the server {problem}")
         self.status = status
 
 
 class Unreadable(RequestError):
-    """What came is not HTTP, or not the events of OpenAI's API."""
+    """The response is not HTTP, or not a stream of the OpenAI API."""
 
     def __init__(self, problem: object) -> None:
-        super().__init__(
-            f"what the server answers is not OpenAI's API: see that the address is right ({problem})"
-        )
+        super().__init__(f"the server's response is not of the OpenAI API: check the address ({problem})")
 
 
 class Client:
-    """Each request has a connection of its own; one that is not read to its end closes it, as people do."""
+    """Opens a connection for each request, and closes it when the response is not read to its end."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         try:
@@ -85,29 +85,29 @@ class Client:
         if api_key:
             self._head += f"Authorization: Bearer {api_key}\r\n"
 
-    async def ask(self, path: str, body: dict[str, Any], asked: float | None = None) -> Answer:
-        """`asked`: when it was to be sent, if it may have been sent later."""
-        answer = Answer(time.perf_counter() if asked is None else asked)
-        async with aclosing(self.tokens(path, body, answer)) as stream:  # type: ignore[type-var]
+    async def stream(self, path: str, body: dict[str, Any], asked: float | None = None) -> StreamTimes:
+        """Sends a request and reads its whole response. `asked`: when it was due, if it may be sent later."""
+        times = StreamTimes(time.perf_counter() if asked is None else asked)
+        async with aclosing(self.tokens(path, body, times)) as stream:  # type: ignore[type-var]
             async for at in stream:
-                answer.times.append(at)
-        return answer
+                times.times.append(at)
+        return times
 
     async def tokens(
-        self, path: str, body: dict[str, Any], answer: Answer | None = None
+        self, path: str, body: dict[str, Any], times: StreamTimes | None = None
     ) -> AsyncIterator[float]:
-        """The time of each event with a text. The rest that is told goes to `answer`."""
-        answer = answer or Answer(0.0)
+        """Yields the arrival time of each event with text. Usage and the end of the stream go to `times`."""
+        times = times or StreamTimes(0.0)
         async with aclosing(self.lines("POST", path, body)) as lines:  # type: ignore[type-var]
             async for at, line in lines:
                 if not line.startswith(b"data:"):
                     continue
                 data = line[5:].strip()
                 if data == b"[DONE]":
-                    answer.ended = answer.ended or at
+                    times.ended = times.ended or at
                     continue
                 try:
-                    has_text = _take(json.loads(data), data, at, answer)
+                    has_text = _read_event(json.loads(data), data, at, times)
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
                     raise Unreadable(error) from None
                 if has_text:
@@ -118,7 +118,7 @@ class Client:
             return json.loads(b"\n".join([line async for _, line in lines]))
 
     async def lines(self, method: str, path: str, body: Any = None) -> AsyncIterator[tuple[float, bytes]]:
-        """Of the response, each with the time of its arrival."""
+        """Yields the lines of the response with their arrival times."""
         from httptools import HttpParserError, HttpResponseParser
 
         sent = b"" if body is None else json.dumps(body).encode()
@@ -128,7 +128,7 @@ class Client:
             writer.write(f"{method} {self._folder}{path} HTTP/1.1\r\n{self._head}{kind}\r\n".encode() + sent)
             received = _Received()
             parser, rest = HttpResponseParser(received), b""
-            while not received.complete and (data := await reader.read(CHUNK)):
+            while not received.complete and (data := await reader.read(MAX_READ)):
                 parser.feed_data(data)
                 if not received.body or parser.get_status_code() >= 400:
                     continue
@@ -148,7 +148,7 @@ class Client:
 
 
 class _Received:
-    """What httptools calls as it parses a response."""
+    """Callbacks of httptools' parser."""
 
     def __init__(self) -> None:
         self.body, self.begun, self.complete = b"", False, False
@@ -167,18 +167,18 @@ class _Received:
         self.complete = True
 
 
-def _take(event: dict[str, Any], data: bytes, at: float, answer: Answer) -> bool:
-    """What an event tells of the answer; whether it has a text."""
+def _read_event(event: dict[str, Any], data: bytes, at: float, times: StreamTimes) -> bool:
+    """Records the usage and the end that an event reports. True: it has text."""
     if "error" in event:
         raise Refused(event["error"].get("code") or 500, data)
     if usage := event.get("usage"):
-        answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+        times.tokens, times.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
     choices = event.get("choices", ())
     if any(choice.get("finish_reason") for choice in choices):
-        answer.ended = at
-    return any(map(_text, choices))
+        times.ended = at
+    return any(map(_has_text, choices))
 
 
-def _text(choice: dict[str, Any]) -> bool:
+def _has_text(choice: dict[str, Any]) -> bool:
     delta = choice.get("delta") or {}
     return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content"))

@@ -1,4 +1,4 @@
-"""Every kernel on its cases, on a device, compared with its NumPy reference: what tests and `tandem report` share."""
+"""Runs kernels on their cases on a device and compares them with NumPy references, for tests and `tandem report`."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ ARENA = "activations"
 ARENA_BYTES = 256 << 20
 STEP_BYTES = 64
 GUARD = 256  # bytes before and after each buffer
-# What guards hold. Inputs: NaN in every float format, so that reading it shows; outputs: no NaN's bits.
+# Bytes of the guards. Around inputs: NaN in every float format, so that a read outside shows; around outputs: not NaN.
 INPUT_GUARD, OUTPUT_GUARD = 0xFF, 0x5A
 LARGEST_COUNT = 512
-# GPUs divide and take roots to a few units in the last place, and may take numbers below 1e-38 for 0.
+# Extra tolerance for GPUs: division and roots are off by a few units in the last place, and denormals may become 0.
 MORE_RTOL, MORE_ATOL = 2e-6, 1.2e-38
-# On matrix units attention has queries and weights in float16: its error to that in float32, about.
+# Attention on matrix units has queries and weights in float16: the ratio of its error to that of float32, about.
 HALF_RATIO = 500.0
-ATTENTION_ERROR = 4e-6  # of attention in float32
-# The largest error of a product, of the result's own size: in float16 on matrix units, else in int8 and float32.
+ATTENTION_ERROR = 4e-6  # maximum error of attention in float32
+# Maximum error of a matmul relative to the RMS of the result: in float16 on matrix units, else in int8 and float32.
 MATRIX_ERROR, INTEGER_ERROR = 1e-2, 1e-4
-LARGER = "larger products"
+LARGER_MATMULS = "larger matmuls"
 
 
 class Mismatch(AssertionError):
@@ -61,14 +61,14 @@ class Checked:
 
 
 def check_kernels(device: AnyDevice) -> Iterator[Checked]:
-    """Each kernel on its cases, then products of the size that matrix units take."""
+    """Each kernel on its cases, then matmuls of the sizes that matrix units take."""
     for kernel in all_kernels().values():
         cases = [case for case in kernel.cases(np.random.default_rng(1)) if runs(device, kernel, case)]
         if cases:
             yield check_kernel(device, kernel.name, iter(cases))
         elif not kernel.gpu_only:
             yield Checked(kernel.name, 0, [f"{kernel.name}: no Vulkan version"], 0.0)
-    yield check_kernel(device, LARGER, large_products(np.random.default_rng(2)))
+    yield check_kernel(device, LARGER_MATMULS, large_matmuls(np.random.default_rng(2)))
 
 
 def runs(device: AnyDevice, kernel: Kernel, case: Case) -> bool:
@@ -80,18 +80,18 @@ def runs(device: AnyDevice, kernel: Kernel, case: Case) -> bool:
 
 
 def check_kernel(device: AnyDevice, name: str, cases: Iterator[Case]) -> Checked:
-    """`name`: a kernel's, or LARGER."""
+    """`name`: of a kernel, or LARGER_MATMULS."""
     begun, count, failures, kernels = time.perf_counter(), 0, [], all_kernels()
     on_matrix_units = isinstance(device, VulkanDevice) and (
         device.capabilities.register_coopmat or has_coopmat(device.capabilities)
     )
     for case in cases:
         count += 1
-        kernel = matmul.BY_LAYOUT[case.label.split()[0]] if name == LARGER else kernels[name]
+        kernel = matmul.BY_LAYOUT[case.label.split()[0]] if name == LARGER_MATMULS else kernels[name]
         in_half = on_matrix_units and name.startswith("matmul_") and case.counts["tokens"] > 1
         try:
-            if name == LARGER or in_half:
-                check_product(device, kernel, case, MATRIX_ERROR if on_matrix_units else INTEGER_ERROR)
+            if name == LARGER_MATMULS or in_half:
+                check_matmul(device, kernel, case, MATRIX_ERROR if on_matrix_units else INTEGER_ERROR)
             else:
                 check_case(device, kernel, case)
         except DeviceLostError:
@@ -101,7 +101,7 @@ def check_kernel(device: AnyDevice, name: str, cases: Iterator[Case]) -> Checked
     return Checked(name, count, failures, time.perf_counter() - begun)
 
 
-def large_products(rng: np.random.Generator) -> Iterator[Case]:
+def large_matmuls(rng: np.random.Generator) -> Iterator[Case]:
     """Shapes with whole and ragged tiles for the matrix units."""
     for layout in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k"):
         for tokens, rows, columns, epilogue, out_q8 in (
@@ -131,11 +131,11 @@ def check_case(device: AnyDevice, kernel: Kernel, case: Case) -> None:
     assert_matches(case, found, expected, gpu)
 
 
-def check_product(device: AnyDevice, kernel: Kernel, case: Case, bound: float = MATRIX_ERROR) -> None:
-    """Held to an error of the result's size: where a block of outputs is next to nothing, quants may differ."""
+def check_matmul(device: AnyDevice, kernel: Kernel, case: Case, bound: float = MATRIX_ERROR) -> None:
+    """Checks the error of a matmul relative to the RMS of its result: quants of tiny output blocks may differ."""
     expected = kernel.reference(case.arrays, case.scalars, case.counts)["out"]
     found = run_kernel(device, kernel, case)["out"]
-    step: Array = np.zeros(1, np.float32)  # a value may round to the neighbouring quant
+    step: Array = np.zeros(1, np.float32)  # tolerance: a value may round to the neighbouring quant
     if case.scalars["out_q8"]:
         expected, found = (q8_unpack(a, case.counts["tokens"]) for a in (expected, found))
         blocks = np.abs(expected).reshape(len(expected), -1, 32).max(axis=2, keepdims=True)
@@ -144,18 +144,18 @@ def check_product(device: AnyDevice, kernel: Kernel, case: Case, bound: float = 
         )
     size = max(float(np.sqrt(np.mean(expected**2))), 1e-9)
     error = (np.maximum(np.abs(expected - found) - step, 0) / size).max()
-    require(error < bound, f"error {error:.2e} of the result's size")
+    require(error < bound, f"error {error:.2e} relative to the result")
 
 
 # ---- one kernel on a device
 
 
 def open_for_checks(name: str, threads: int | None = None) -> AnyDevice:
-    """With room for any kernel's case."""
+    """Opens a device with arenas that are large enough for any kernel's case."""
     device = open_device(name, threads=threads, alone=False)
     if not isinstance(device, AnyDevice):
         device.close()
-        raise DeviceError(f"kernels are checked on one device at a time, and {name} is several: name one")
+        raise DeviceError(f"kernels are checked on one device at a time, and {name} is several: choose one")
     prepare(device)
     return device
 
@@ -166,7 +166,7 @@ def prepare(device: AnyDevice) -> None:
 
 
 def tensors_of(case: Case) -> dict[str, Tensor]:
-    """Aligned places for a case's arrays, with a guard zone on either side of each."""
+    """Aligned tensors for a case's arrays, with a guard on either side of each."""
     found, at = {}, GUARD
     for name, array in case.arrays.items():
         found[name] = Tensor(name, ARENA, str(array.dtype), array.nbytes, offset=at)
@@ -176,7 +176,7 @@ def tensors_of(case: Case) -> dict[str, Tensor]:
 
 
 def upload(device: AnyDevice, kernel: Kernel, case: Case, tensors: Mapping[str, Tensor]) -> Array:
-    """Writes the case's arrays, guards and counts; returns the bytes as they lie in the arena."""
+    """Writes the case's arrays, guards and counts; returns the bytes of the arena."""
     end = max(t.offset + -(-t.nbytes // GUARD) * GUARD for t in tensors.values()) + GUARD
     memory = np.empty(end, np.uint8)
     for buffer in kernel.buffers:
@@ -203,7 +203,7 @@ def record(
 
 
 def run_kernel(device: AnyDevice, kernel: Kernel, case: Case) -> dict[str, Array]:
-    """The outputs by name, after a check that nothing else was written."""
+    """The outputs by name. Raises if anything else was written."""
     tensors = tensors_of(case)
     before = upload(device, kernel, case, tensors)
     record(device, kernel, case, tensors).replay()
@@ -232,7 +232,7 @@ def where(at: int, tensors: Mapping[str, Tensor]) -> str:
 
 
 def time_case(device: AnyDevice, kernel: Kernel, case: Case, repeats: int = 20) -> float:
-    """The best time of a launch in seconds: each alone where the device can tell, else by the clock."""
+    """The best time of a launch in seconds: by the device's timestamps if it has them, else by the host's clock."""
     tensors = tensors_of(case)
     upload(device, kernel, case, tensors)
     recording = record(device, kernel, case, tensors, repeats)
@@ -253,7 +253,7 @@ def time_case(device: AnyDevice, kernel: Kernel, case: Case, repeats: int = 20) 
 def assert_matches(
     case: Case, got: Mapping[str, Array], expected: Mapping[str, Array], gpu: bool = False
 ) -> None:
-    """Within the case's bounds; `gpu`: with room for the arithmetic of GPUs."""
+    """Checks the case's tolerances; `gpu`: with the extra tolerance for GPUs."""
     require(set(got) == set(expected), "the reference returns every output that is present, and no other")
     atol, rtol = (case.atol + MORE_ATOL, case.rtol + MORE_RTOL) if gpu else (case.atol, case.rtol)
     for name, want in expected.items():
@@ -264,7 +264,7 @@ def assert_matches(
 
 
 def assert_array_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
-    """Within the case's bound, float16 within one unit more, integers equal; gaps between rows untouched."""
+    """Checks floats with the tolerance, float16 with one unit more, integers exactly, and the gaps between rows."""
     if "k_scale" in (want.dtype.names or ()):
         assert_kv_q8_matches(name, got, want, atol, rtol)
         return
@@ -285,13 +285,16 @@ def assert_array_matches(name: str, got: Array, want: Array, atol: float, rtol: 
 def assert_q8_matches(
     name: str, got: Array, want: Array, atol: float, rtol: float, gpu: bool = False
 ) -> None:
-    """Scales within the bound; quants equal, or 1 off in a few if values are inexact; sums exactly theirs."""
+    """Checks scales with the tolerance, quants as equal (a few may be off by 1 if values are inexact), and that sums
+    match the quants."""
     scale_atol = atol if gpu else atol / 127
     np.testing.assert_allclose(got["scale"], want["scale"], rtol, scale_atol, err_msg=f"{name}.scale")
     off = np.abs(got["q"].astype(int) - want["q"])
     exact = atol == 0 and rtol == 0
     require(off.max(initial=0) <= (0 if exact else 1), f"{name}: a quant is off by {off.max(initial=0)}")
-    few = max(0.002, 254 * rtol, 2 / off.size)  # an error of e steps makes about 2e of them round elsewhere
+    few = max(
+        0.002, 254 * rtol, 2 / off.size
+    )  # an error of e quantisation steps rounds about 2e of them differently
     require(off.mean() <= few, f"{name}: {off.sum()} of {off.size} quants differ")
     half, more = Q8_COLUMNS // 2, (MORE_RTOL, MORE_ATOL) if gpu else (0.0, 0.0)
     for field, columns in {"sum": slice(None), "low": slice(half), "high": slice(half, None)}.items():
@@ -300,7 +303,8 @@ def assert_q8_matches(
 
 
 def assert_kv_q8_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
-    """Scales within the bound and a unit of float16; quants equal, or 1 off in a few and where the scale is another."""
+    """Checks scales with the tolerance and a unit of float16; quants as equal, or off by 1 in a few and where the scale
+    differs."""
     for field, axis in (("k", -2), ("v", -1)):
         scales, wanted = got[f"{field}_scale"], want[f"{field}_scale"]
         assert_array_matches(f"{name}.{field}_scale", scales, wanted, atol / 127, rtol)

@@ -1,6 +1,7 @@
-"""`tandem bench serve`: requests that come at random times (Poisson), whether or not others are answered, as people do.
+"""`tandem bench serve`: an open-loop load generator with Poisson arrivals: requests do not wait for earlier responses.
 
-Times count from when a request was due, so that a server that holds everything up cannot hide it.
+Latencies count from the time when a request was due, so that a stalled server cannot hide its delay (no coordinated
+omission).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from tandem.bench.http_client import Answer, Client, Refused, Unreadable
+from tandem.bench.http_client import Client, Refused, StreamTimes, Unreadable
 from tandem.errors import DeadlineError, DeviceError, RequestError
 
 SCHEMA = 1
@@ -29,9 +30,9 @@ WORDS = (
     "part place case week company system program question work number night point home water room mother area money "
     "story fact month lot right study book eye job word business issue side kind head house service friend father"
 )
-GREW = 2.0  # times the first ones' wait: the server does not keep up
-FEWEST = 6  # answers: the waits of fewer may grow by chance
-ENOUGH = 100  # requests, for a 99th of a hundred
+GROWTH = 2.0  # ratio of the last to the first TTFTs, above which the server does not keep up
+MIN_FOR_GROWTH = 6  # responses needed to judge that
+MIN_FOR_P99 = 100  # requests
 
 
 class Percentiles(TypedDict):
@@ -44,21 +45,21 @@ class Percentiles(TypedDict):
 
 
 class ServeRow(TypedDict):
-    rate: float  # requests a second that were sent, on average
+    rate: float  # average requests sent a second
     requests: int
     answered: int
-    errors: dict[str, int]  # what went wrong: how often
+    errors: dict[str, int]  # count of each kind of error
     seconds: float  # from the first request to the last token
-    tokens_per_s: float  # of all answers, over those seconds
-    requests_per_s: float  # that were answered
-    prompt_tokens: int  # of all that were answered, by the server's count (0: it does not tell)
-    tokens: int  # of all answers
-    ttft: Percentiles | None  # None: nothing was answered
-    between_tokens: Percentiles | None  # as a reader sees them
-    whole: Percentiles | None  # from the request to its last token
-    ttft_seconds: list[float]  # of each answer
+    tokens_per_s: float  # tokens of all responses over those seconds
+    requests_per_s: float  # responses over those seconds
+    prompt_tokens: int  # of all answered requests, by the server's usage (0: not reported)
+    tokens: int  # of all responses
+    ttft: Percentiles | None  # time to first token; None: nothing was answered
+    between_tokens: Percentiles | None  # inter-token latency
+    whole: Percentiles | None  # end-to-end latency: from the request to its last token
+    ttft_seconds: list[float]  # of each response
     whole_seconds: list[float]
-    late: float  # seconds at most that this client was behind its own plan
+    late: float  # maximum seconds that this client sent a request late
     warnings: list[str]
 
 
@@ -78,8 +79,8 @@ class ServeResult(TypedDict):
 class Load:
     rate: float
     requests: int
-    prompt: int  # words on average: from half to one and a half times as many
-    generate: int  # tokens on average, alike
+    prompt: int  # average words: uniform from half to one and a half times as many
+    generate: int  # average tokens, likewise
     timeout: float
     seed: int = 0
 
@@ -90,54 +91,54 @@ class Server:
         self.more: dict[str, Any] = {"ignore_eos": True, "stream_options": {"include_usage": True}}
         self.notes: list[str] = []
 
-    async def meet(self, load: Load) -> None:
-        """Which model it has, and whether it knows all that we ask; the first request also warms it up. That takes as
-        long as any answer may, and no longer."""
+    async def probe(self, load: Load) -> None:
+        """Finds the model and the supported parameters with a first request, which also warms up the server. Raises if
+        that takes longer than `load.timeout`."""
         try:
             async with asyncio.timeout(load.timeout):
-                await self._meet(load)
+                await self._probe(load)
         except TimeoutError:
             raise DeadlineError(
                 f"the server at {self.url} did not answer a first request in {load.timeout:g} s: "
-                "see whether it works, or give it more with --timeout"
+                "check the server, or raise --timeout"
             ) from None
         except OSError as error:
             raise DeviceError(
                 f"there is no server at {self.url} ({_reason(error)}): start one with `tandem serve`"
             ) from None
 
-    async def _meet(self, load: Load) -> None:
+    async def _probe(self, load: Load) -> None:
         try:
             self.model = self.model or (await self.client.get("/v1/models"))["data"][0]["id"]
         except (ValueError, KeyError, IndexError, TypeError):
             raise RequestError(f"the server at {self.url} lists no models: name one with --model") from None
         chance = random.Random(-1)
         try:
-            await self.ask(words(chance, load.prompt), load.generate)
+            await self.stream(words(chance, load.prompt), load.generate)
         except Refused as error:
             if error.status not in (400, 422):
                 raise
             self.more = {}
-            self.notes.append("the server does not know ignore_eos: answers may be shorter than asked for")
-            await self.ask(words(chance, load.prompt), load.generate)
+            self.notes.append("the server does not support ignore_eos: answers may be shorter than requested")
+            await self.stream(words(chance, load.prompt), load.generate)
 
-    async def ask(self, text: str, tokens: int, due: float | None = None) -> Answer:
+    async def stream(self, text: str, tokens: int, due: float | None = None) -> StreamTimes:
         body = {
             "model": self.model, "messages": [{"role": "user", "content": text}], "max_tokens": tokens,
             "temperature": 0, "stream": True, **self.more,
         }  # fmt: skip
-        return await self.client.ask(CHAT, body, due)
+        return await self.client.stream(CHAT, body, due)
 
 
 def _few(requests: int) -> list[str]:
-    few = f"of {requests} requests p99 is about the slowest: more of them (--requests 200) tell what is usual"
-    return [few] if requests < ENOUGH else []
+    few = f"with {requests} requests p99 is about the slowest one: use more, such as --requests 200"
+    return [few] if requests < MIN_FOR_P99 else []
 
 
 def _reason(error: OSError) -> str:
-    """Without numbers and addresses."""
-    if said := getattr(error, "reason", ""):  # of TLS, whose numbers are its own
-        return str(said).replace("_", " ").lower()
+    """The reason of an error without numbers and addresses."""
+    if reason := getattr(error, "reason", ""):  # an error of TLS, which has its own numbers
+        return str(reason).replace("_", " ").lower()
     number = error.errno or 0
     return os.strerror(number) if number > 0 else error.strerror or "no connection"
 
@@ -146,7 +147,7 @@ def run(
     server: Server, loads: Sequence[Load], tell: Callable[[ServeRow], None] = lambda row: None
 ) -> ServeResult:
     async def all_of_them() -> list[ServeRow]:
-        await server.meet(loads[0])
+        await server.probe(loads[0])
         rows = []
         for load in loads:
             rows.append(await poisson(server, load))
@@ -179,19 +180,19 @@ async def poisson(server: Server, load: Load) -> ServeRow:
     errors, late = Counter[str](), 0.0
     begun = due = time.perf_counter()
 
-    async def one(text: str, tokens: int, due: float) -> Answer | None:
+    async def one(text: str, tokens: int, due: float) -> StreamTimes | None:
         nonlocal late
         await asyncio.sleep(due - time.perf_counter())
         late = max(late, time.perf_counter() - due)
         try:
             async with asyncio.timeout(load.timeout):
-                answer = await server.ask(text, tokens, due)
+                answer = await server.stream(text, tokens, due)
         except TimeoutError:
             errors[f"no answer in {load.timeout:g} s"] += 1
         except Refused as error:
             errors[f"HTTP {error.status}" if error.status else "closed"] += 1
         except Unreadable:
-            errors["not OpenAI's API"] += 1
+            errors["not the OpenAI API"] += 1
         except OSError as error:
             errors[f"no connection: {error.strerror or error}"] += 1
         else:
@@ -208,8 +209,10 @@ async def poisson(server: Server, load: Load) -> ServeRow:
     return summary(load, answers, dict(errors), begun, late)
 
 
-def summary(load: Load, answers: list[Answer], errors: dict[str, int], begun: float, late: float) -> ServeRow:
-    first = [answer.first for answer in answers]
+def summary(
+    load: Load, answers: list[StreamTimes], errors: dict[str, int], begun: float, late: float
+) -> ServeRow:
+    first = [answer.ttft for answer in answers]
     whole = [answer.times[-1] - answer.asked for answer in answers]
     events = sum(len(answer.times) for answer in answers)
     tokens = sum(answer.tokens or len(answer.times) for answer in answers)
@@ -242,23 +245,26 @@ def percentiles(seconds: Sequence[float]) -> Percentiles | None:
 
 
 def words(chance: random.Random, count: int) -> str:
-    """A text that no other begins like, of words that are about a token each."""
+    """Random words of about one token each. Random prompts share no prefix that a server could have cached."""
     return " ".join(chance.choices(WORDS.split(), k=count))
 
 
 def around(chance: random.Random, average: int) -> int:
+    """A random number from half to one and a half times `average`."""
     return chance.randint(max(1, average // 2), max(1, average + average // 2))
 
 
 def _warnings(first: list[float], events: int, tokens: int, late: float) -> list[str]:
-    """`first`: waits, in the order in which requests came."""
+    """`first`: TTFTs in the order of the requests."""
     found, third = [], len(first) // 3
-    if len(first) >= FEWEST and np.median(first[-third:]) > GREW * np.median(first[:third]) + 0.05:
-        found.append("requests came faster than they were answered: with more of them, times would be longer")
+    if len(first) >= MIN_FOR_GROWTH and np.median(first[-third:]) > GROWTH * np.median(first[:third]) + 0.05:
+        found.append(
+            "requests arrived faster than they were answered: with more of them, latencies would grow"
+        )
     if events < 0.9 * tokens:
         found.append(
-            f"{tokens} tokens came in {events} pieces: the time between tokens is that between pieces"
+            f"{tokens} tokens came in {events} events: the inter-token latency is that between events"
         )
     if late > 0.05:
-        found.append(f"this client was up to {late:.2f} s behind its plan: the machine is too busy to tell")
+        found.append(f"this client sent requests up to {late:.2f} s late: the machine is too busy to measure")
     return found

@@ -1,4 +1,4 @@
-"""The machine that something was measured on, and what else it did meanwhile."""
+"""Facts about the machine of a measurement, and the processor time that other processes took."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.bench.result import Machine
 
 STEAL = 8  # columns of /proc/stat: user nice system idle iowait irq softirq steal
 SYS = Path("/sys")
-DISTURBED = 0.05  # share of the machine's time that others may take in a round
+DISTURBED = 0.05  # share of the machine's processor time by other processes, above which a round is disturbed
 
 
 def machine_facts() -> Machine:
@@ -27,18 +27,18 @@ def machine_facts() -> Machine:
 
 
 def disturbed(others: float) -> str:
-    """What to say of the share that others took; nothing where it is little."""
+    """A warning if other processes took more than DISTURBED; else ""."""
     return f"other processes took {others:.0%} of the machine" if others > DISTURBED else ""
 
 
 def cpu_fields() -> dict[str, str]:
-    """Of /proc/cpuinfo, those of the last core."""
+    """The fields of the last core in /proc/cpuinfo."""
     with open("/proc/cpuinfo") as lines:
         return dict(line.strip().replace("\t", "").split(": ", 1) for line in lines if ": " in line)
 
 
 def busy_seconds() -> float:
-    """Processor time of everything on the machine, and what its host took away."""
+    """Processor seconds of all processes of the machine, and the time that a hypervisor stole."""
     with open("/proc/stat") as lines:
         fields = [int(field) for field in lines.readline().split()[1 : 1 + STEAL]]
     idle = fields[3] + fields[4]

@@ -1,4 +1,4 @@
-"""Where a step's time goes, launch by launch: each runs alone, so the sum is more than the step takes."""
+"""The time of each launch of a step. Launches are timed alone, so their sum exceeds the time of the step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Group:
 
 
 def profile(bench: Bench, workload: Workload) -> list[Group]:
-    """The first step of a round of `workload`, those that take most first."""
+    """Groups of launches of the first step of a round of `workload`, the longest first."""
     step = next(iter(bench.steps(workload)))
     program, seconds = program_of(bench.engine, step), launch_seconds(bench, workload, step)
     found: dict[tuple[str, str], list[tuple[float, Cost]]] = {}
@@ -60,12 +60,12 @@ def program_of(engine: Engine, step: Step) -> Program:
 
 
 def value_name(launch: Launch) -> str:
-    """Of the value that it makes, without its layer."""
+    """The name of the value that a launch writes, without its layer."""
     return re.sub(r"\bblk\.\d+\.|\.\d+$", "", launch.name)
 
 
 def launch_seconds(bench: Bench, workload: Workload, step: Step) -> list[float]:
-    """Of each launch of `program_of` a step, run alone. The engine must have nothing else to do."""
+    """Seconds of each launch of a step's Program, run alone. The engine must be idle."""
     with step_written(bench, workload, step) as step_slot:
         step_slot.recording.replay()
         times = [step_slot.recording.replay_timed() for _ in range(REPEATS)]
@@ -74,7 +74,7 @@ def launch_seconds(bench: Bench, workload: Workload, step: Step) -> list[float]:
 
 @contextmanager
 def step_written(bench: Bench, workload: Workload, step: Step) -> Iterator[StepSlot]:
-    """A step_slot with that step in its inputs, to run all of it or parts."""
+    """A step slot whose StepInputs hold that step, to run all of it or parts."""
     engine = bench.engine
     chunks: list[Chunk] = []
     try:

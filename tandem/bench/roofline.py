@@ -1,4 +1,5 @@
-"""The roofline: what a device gives at most, how near a result comes to it, and whether it can be true at all."""
+"""The roofline of a device: its peak bandwidth and operations, the share that a result reaches, and whether a result
+above it must be wrong."""
 
 from __future__ import annotations
 
@@ -16,20 +17,20 @@ from tandem.devices.split.device import SplitDevice
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.settings import read_settings
 
-OVER = 1.1  # of a limit: what is above was mismeasured, or the limit was
-TURNS, REPEATS = 1_000_000, 5
+MAX_SHARE = 1.1  # of a limit: above it, the result or the limit was measured wrongly
+LOOPS, REPEATS = 1_000_000, 5
 
 
 def measure_limits(device: Device, nbytes: int) -> Limits:
-    """Before a model of `nbytes` is loaded: a GPU's memory is taken for it, and given back."""
+    """Measures the limits for a model of `nbytes`. To be called before it is loaded: it uses a GPU's memory."""
     read, how = measure_bandwidth(device, nbytes)
     ops, source = _arithmetic(device)
     return {"bytes_per_s": read, "bytes_from": how, "ops_per_s": ops, "ops_from": source}
 
 
 def raised(limits: Limits, device: Device, nbytes: int) -> Limits:
-    """Measured once more, where that takes nothing away from a model that is loaded: a limit is the best that was seen,
-    and a virtual machine's neighbours may have been in the way before."""
+    """The limits after another measurement, on the CPU: a limit is the best rate seen, and other processes or virtual
+    machines may have slowed the first measurement. A GPU is not measured again, for its memory holds the model."""
     if not computes_on_cpu(device):
         return limits
     again = measure_limits(device, nbytes)
@@ -41,15 +42,15 @@ def raised(limits: Limits, device: Device, nbytes: int) -> Limits:
 
 
 def share(bytes_per_s: float, ops_per_s: float, limits: Limits) -> tuple[float, str]:
-    """Of the nearer limit, and which that is."""
+    """The share of the nearer limit that is reached, and the name of that limit."""
     memory = bytes_per_s / limits["bytes_per_s"], "memory"
     return max(memory, (ops_per_s / limits["ops_per_s"], "arithmetic")) if limits["ops_per_s"] else memory
 
 
 def impossible(bytes_per_s: float, ops_per_s: float, limits: Limits) -> str:
-    """Why a result cannot be: "" if it can."""
+    """Why a result cannot be right; "" if it can."""
     of, bound = share(bytes_per_s, ops_per_s, limits)
-    if of <= OVER:
+    if of <= MAX_SHARE:
         return ""
     most = limits["bytes_per_s"] if bound == "memory" else limits["ops_per_s"] or 0.0
     rate, unit = (bytes_per_s / 1e9, "GB/s") if bound == "memory" else (ops_per_s / 1e12, "TOP/s")
@@ -60,15 +61,15 @@ def impossible(bytes_per_s: float, ops_per_s: float, limits: Limits) -> str:
 
 
 def host_ops(threads: int) -> float:
-    """int8 operations a second of so many threads together; 0: not known for this instruction set. By the time that
-    each thread had a core: what others take of the machine does not lower a limit."""
+    """int8 operations a second of `threads` threads together; 0: not known for this instruction set. Measured by the
+    processor time of each thread, so that other processes do not lower the limit."""
     peak, isa = native.load().tandem_peak, native.best_isa().encode()
     rates = [[0.0] * threads for _ in range(REPEATS)]
 
     def work(i: int) -> None:
         for repeat in rates:
             begun = time.thread_time()
-            done = peak(isa, TURNS)
+            done = peak(isa, LOOPS)
             repeat[i] = done / max(time.thread_time() - begun, 1e-9)
 
     team = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
@@ -88,7 +89,7 @@ def _arithmetic(device: Device) -> tuple[float | None, str | None]:
             (sum(filter(None, each)), "the sum of the devices, the CPU once") if all(each) else (None, None)
         )
     if isinstance(device, HybridDevice):
-        return None, None  # its helpers' is not known
+        return None, None  # the accelerator's rate is not known
     if computes_on_cpu(device):
         threads = device.threads if isinstance(device, CPUDevice) else read_settings().threads
         ops = host_ops(threads)
@@ -100,7 +101,7 @@ def _arithmetic(device: Device) -> tuple[float | None, str | None]:
 
 
 def computes_on_cpu(device: Device) -> bool:
-    """As the CPU itself, or as a software renderer; of several devices, the main one."""
+    """Whether the device, or the main one of several, is the CPU or a software renderer."""
     device = device.main if isinstance(device, HybridDevice) else device
     return isinstance(device, CPUDevice) or (
         isinstance(device, VulkanDevice) and device.capabilities.kind == "software"

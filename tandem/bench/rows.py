@@ -1,4 +1,4 @@
-"""From rounds to the rows of a result (result.py), and what is to be said of them."""
+"""Turns rounds into the rows of a Result (result.py), with warnings, and compares two Results."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from tandem.bench.machine import disturbed
 from tandem.bench.profile import Group
 from tandem.bench.result import Clock, Compared, Energy, Launches, Limits, PeerRow, Result, Row
-from tandem.bench.roofline import OVER, impossible, share
+from tandem.bench.roofline import MAX_SHARE, impossible, share
 from tandem.bench.rounds import Measured
 from tandem.bench.sensors import Reading, Sensors
 from tandem.bench.statistics import drift, median_interval, outliers, ratio_of_medians, ratio_of_runs
 
-STEADY = 0.05  # share by which the last rounds may differ from the first
-AGREED = 0.6  # Kendall's tau from which that is no chance
-FEW = 5  # rounds, below which neither a drift nor an interval can be told
-SAME_CLOCK = 0.9  # of the highest, that the lowest may be
+MAX_DRIFT = 0.05  # relative difference of the last rounds from the first, above which there is a warning
+MIN_TAU = 0.6  # Kendall's tau above which a drift is not chance
+MIN_ROUNDS = 5  # below which a drift or an interval means little
+MIN_CLOCK_RATIO = 0.9  # of the lowest to the highest clock, below which there is a warning
 
 
 def make_row(
@@ -25,7 +25,7 @@ def make_row(
     limits: Limits,
     peer: list[float] | None = None,
 ) -> Row:
-    """`peer`: seconds of a peer's rounds, which were taken in turn with ours."""
+    """`peer`: seconds of the peer's rounds, which alternated with ours."""
     workload, samples = measured.workload, measured.samples
     rates = measured.gb_per_s * 1e9, measured.tflop_per_s * 1e12
     of, bound = share(*rates, limits)
@@ -42,7 +42,9 @@ def make_row(
         "samples": samples,
         "median": float(np.median(samples)),
         "interval": measured.interval,
-        "outliers": outliers(measured.seconds),  # a rate cannot show how slow a round was
+        "outliers": outliers(
+            measured.seconds
+        ),  # of times, for the rate of a slow round is close to the others
         "ttft": float(np.median(first)),
         "ttft_interval": median_interval(first),
         "step_seconds": [seconds for each in measured.rounds for seconds in each.steps],
@@ -70,34 +72,38 @@ def warnings(row: Row, throttled: int = 0) -> list[str]:
         f"round {i + 1} of {len(row['samples'])} is an outlier: {row['samples'][i]:,.1f} tokens/s"
         for i in row["outliers"]
     ]
-    if len(row["samples"]) >= FEW and abs(row["drift"]) > STEADY and abs(drift(row["samples"])[1]) > AGREED:
+    if (
+        len(row["samples"]) >= MIN_ROUNDS
+        and abs(row["drift"]) > MAX_DRIFT
+        and abs(drift(row["samples"])[1]) > MIN_TAU
+    ):
         found.append(
             f"the last rounds are {abs(row['drift']):.0%} {'faster' if row['drift'] > 0 else 'slower'} than the first"
         )
     clock = row["clock"]
-    if clock and clock["low_mhz"] < SAME_CLOCK * clock["high_mhz"]:
+    if clock and clock["low_mhz"] < MIN_CLOCK_RATIO * clock["high_mhz"]:
         found.append(f"the clock was between {clock['low_mhz']:,.0f} and {clock['high_mhz']:,.0f} MHz")
     if throttled:
-        found.append(f"the CPU was throttled {throttled} times: it is too hot")
+        found.append(f"the CPU was throttled {throttled} times, for it is too hot")
     peer = row["peer"]
-    if peer and peer["median"] / row["median"] * row["of_roofline"] > OVER:
-        found.append("the peer is above the roofline: it was mismeasured, or did less than we")
+    if peer and peer["median"] / row["median"] * row["of_roofline"] > MAX_SHARE:
+        found.append("the peer is above the roofline: it was measured wrongly, or did less work")
     if others := disturbed(row["others"]):
         found.append(others)
     return found
 
 
 def compare(new: Result, old: Result) -> list[Compared]:
-    """Rows of the same label; the others have nothing to be compared with."""
+    """Compares the rows that have the same label."""
     before = {row["label"]: row for row in old["rows"]}
     return [_compared(row, before[row["label"]]) for row in new["rows"] if row["label"] in before]
 
 
 def unlike(new: Result, old: Result) -> list[str]:
-    """In what the two differ besides the speed."""
+    """Notes on differences of model, device, machine and disturbance, which make a comparison doubtful."""
     was, now = dict(old), dict(new)
     found = [
-        f"the older result has another {name}: {was[name]}, not {now[name]}"
+        f"the older result has a different {name}: {was[name]}, not {now[name]}"
         for name in ("model", "device", "kv", "threads")
         if was[name] != now[name]
     ]
@@ -110,7 +116,7 @@ def unlike(new: Result, old: Result) -> list[str]:
         if row["label"] in labels and (others := disturbed(row["others"])):
             found.append(f"in the older result, during {row['label']}, {others}")
     if old["machine"]["cpu"] != new["machine"]["cpu"]:
-        found.append(f"the older result is of another machine: {old['machine']['cpu']}")
+        found.append(f"the older result is from a different machine: {old['machine']['cpu']}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a machine tells of itself while it works: energy, clocks, throttling, and the time that others take of it."""
+"""Sensor readings during a measurement: energy, clocks, throttling, and processor time of other processes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reading:
-    """Of one round."""
+    """The sensors during one round."""
 
     seconds: float
-    joules: float | None  # None: the machine does not tell
-    clocks: list[float]  # MHz, of the fastest core at each sample; empty: it does not tell
-    throttled: int  # times
-    others: float  # share of the machine's processor time that went to other processes
+    joules: float | None  # None: no sensor
+    clocks: list[float]  # MHz of the fastest core at each sample; empty: no sensor
+    throttled: int  # throttling events
+    others: float  # share of the machine's processor time that other processes took
 
 
 class Sensors:
-    """The CPU's (RAPL, cpufreq), or those of an AMD GPU (amdgpu's hwmon). `notes`: what is there but cannot be read."""
+    """Sensors of the CPU (RAPL, cpufreq) or of an AMD GPU (amdgpu's hwmon). `notes`: sensors that cannot be read."""
 
     def __init__(self, gpu: bool = False, root: Path = SYS) -> None:
         self.notes: list[str] = []
@@ -56,9 +56,7 @@ class Sensors:
             for file in files:
                 file.read_text()
         except PermissionError:
-            self.notes.append(
-                f"{name} is there, but not for this user to read: run as root to have the energy"
-            )
+            self.notes.append(f"{name} is only readable by root: run as root to measure energy")
         except OSError:
             pass
         else:
@@ -66,7 +64,7 @@ class Sensors:
         return []
 
     def during(self, run: Callable[[], T]) -> tuple[T, Reading]:
-        """What `run` returns, and what was seen meanwhile."""
+        """The result of `run`, and the reading during it."""
         watts, clocks, done = list[float](), list[float](), threading.Event()
 
         def sample() -> None:
@@ -89,7 +87,7 @@ class Sensors:
             done.set()
             if sampler.ident:
                 sampler.join()
-        sample()  # a short round has no other
+        sample()  # a short round may have no other sample
         others = busy_seconds() - busy - (time.process_time() - own)
         joules = sum(watts) / len(watts) * seconds if self._power else None
         if self._energy:
@@ -112,7 +110,7 @@ def _there(files: Iterable[Path]) -> list[Path]:
 
 
 def _number(file: Path) -> float:
-    """What a sensor says; 0 where it went away."""
+    """The value of a sensor; 0 if it has disappeared."""
     try:
         return float(file.read_text())
     except (OSError, ValueError):
@@ -120,6 +118,6 @@ def _number(file: Path) -> float:
 
 
 def _counted(counter: Path, since: float) -> float:
-    """Of a counter that begins again at 0 when it is full."""
+    """The increase of a counter that wraps around to 0."""
     more = _number(counter) - since
     return more if more >= 0 else more + _number(counter.with_name("max_energy_range_uj"))

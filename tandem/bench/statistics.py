@@ -1,4 +1,4 @@
-"""What rounds of a measurement say: the middle, the spread, what is odd among them, and how sure a ratio is."""
+"""Robust statistics of the rounds of a measurement: median, spread, outliers, drift, and bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 RESAMPLES = 4000
-SIGMA = 1.4826  # a normal distribution's standard deviation is so many times its median absolute deviation
-ODD = 3.5  # standard deviations from the median, by that account
+SIGMA = 1.4826  # ratio of the standard deviation to the median absolute deviation of a normal distribution
+MAX_DEVIATION = 3.5  # estimated standard deviations from the median, above which a value is an outlier
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
 class Summary:
     median: float
-    low: float  # the smallest
-    high: float  # the largest
-    mad: float  # median distance from the median: a spread that one odd round does not move
+    low: float  # minimum
+    high: float  # maximum
+    mad: float  # median absolute deviation
     rounds: int
 
 
@@ -33,14 +33,18 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def outliers(values: Sequence[float]) -> list[int]:
-    """Which are far from the median, by the spread that one odd round does not move (Iglewicz and Hoaglin)."""
+    """Indices of values far from the median, by the median absolute deviation (Iglewicz and Hoaglin)."""
     summary = summarise(values)
-    return [i for i, value in enumerate(values) if abs(value - summary.median) > ODD * SIGMA * summary.mad]
+    return [
+        i
+        for i, value in enumerate(values)
+        if abs(value - summary.median) > MAX_DEVIATION * SIGMA * summary.mad
+    ]
 
 
 def drift(values: Sequence[float]) -> tuple[float, float]:
-    """How much more the last round gives than the first as a share, by a line that odd rounds do not bend (Theil and
-    Sen), and whether the rounds agree on that (Kendall's tau: 1 they rise, -1 they fall, 0 by chance)."""
+    """The relative change from the first round to the last by the Theil-Sen line, which outliers do not bend, and
+    Kendall's tau (1: all rounds rise, -1: all fall, 0: no trend)."""
     pairs = [(i, j) for j in range(len(values)) for i in range(j)]
     if not pairs:
         return 0.0, 0.0
@@ -54,7 +58,7 @@ def drift(values: Sequence[float]) -> tuple[float, float]:
 def median_interval(
     values: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """A 95% bootstrap interval of the median. With few rounds it is coarse: at most as wide as the rounds are."""
+    """A 95% bootstrap interval of the median. With few rounds it is coarse, and never wider than their range."""
     if not len(values):
         raise ValueError("no rounds to summarise")
     return _middle_95(_medians(np.asarray(values, np.float64), np.random.default_rng(seed), resamples))
@@ -72,8 +76,8 @@ def ratio_of_medians(
 ) -> Ratio:
     """median(ours) / median(theirs) with a 95% bootstrap interval.
 
-    Round i of both was measured at about the same time, so rounds are drawn in pairs: what slows the machine for a
-    while slows both. With few rounds the interval is coarse, and at most as wide as the rounds themselves.
+    Round i of both was measured at about the same time, so rounds are resampled in pairs: what slows the machine for a
+    while slows both. With few rounds the interval is coarse, and never wider than their range.
     """
     if len(ours) != len(theirs) or not len(ours):
         raise ValueError(f"{len(ours)} and {len(theirs)} rounds do not make pairs")
@@ -86,20 +90,20 @@ def ratio_of_medians(
 def ratio_of_runs(
     new: Sequence[float], old: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Ratio:
-    """median(new) / median(old) with a 95% bootstrap interval, of rounds that were not taken together."""
+    """median(new) / median(old) with a 95% bootstrap interval, for rounds that were measured at different times."""
     rng, data = np.random.default_rng(seed), [np.asarray(values, np.float64) for values in (new, old)]
     if not all(map(len, data)):
         raise ValueError("no rounds to compare")
-    drawn = [_medians(values, rng, resamples) for values in data]
-    return Ratio(float(np.median(data[0]) / np.median(data[1])), *_middle_95(drawn[0] / drawn[1]))
+    sampled = [_medians(values, rng, resamples) for values in data]
+    return Ratio(float(np.median(data[0]) / np.median(data[1])), *_middle_95(sampled[0] / sampled[1]))
 
 
 def _medians(data: Array, rng: np.random.Generator, resamples: int) -> Array:
-    """Of rounds (the last axis), drawn again and again; the same rounds for each row."""
-    drawn = rng.integers(0, data.shape[-1], (resamples, data.shape[-1]))
-    return np.asarray(np.median(data[..., drawn], axis=-1))
+    """Medians of bootstrap samples of the rounds (the last axis); each sample has the same rounds in every row."""
+    sampled = rng.integers(0, data.shape[-1], (resamples, data.shape[-1]))
+    return np.asarray(np.median(data[..., sampled], axis=-1))
 
 
-def _middle_95(drawn: Array) -> tuple[float, float]:
-    low, high = np.percentile(drawn, [2.5, 97.5])
+def _middle_95(sampled: Array) -> tuple[float, float]:
+    low, high = np.percentile(sampled, [2.5, 97.5])
     return float(low), float(high)

@@ -14,28 +14,28 @@ from tandem.program.program import Launch, Program
 
 Step = list[tuple[int, int]]  # (position, tokens) of each sequence
 ATTENTION = ("attention", "attention_rope")
-PRODUCTS = ("matmul", "attention")  # whose operations count: those of others are next to nothing
+COUNTED_KERNELS = ("matmul", "attention")  # kernels whose operations count: those of others are negligible
 
 
 def step_costs(program: Program, step: Step, rows: int | None = None) -> list[Cost]:
-    """Of each launch: what it declares, and the keys and values that attention reads. `rows`: tokens that are sampled
-    after, where it is not one of each sequence."""
+    """The cost of each launch: what it declares, plus the keys and values that attention reads. `rows`: sampled rows,
+    if not one for each sequence."""
     tokens = sum(count for _, count in step)
     counts = {"tokens": tokens, "rows": rows or len(step), "work": len(step)}
     alike = Counter(step)
     return [_launch_cost(launch, counts, alike) for launch in program.launches]
 
 
-def least_cost(program: Program, step: Step, rows: int | None = None) -> Cost:
-    """What no engine is spared: weights, keys and values read once, and the products with them. Activations may stay in
-    caches. `rows`: as of step_costs."""
+def min_cost(program: Program, step: Step, rows: int | None = None) -> Cost:
+    """The cost that no engine can avoid: weights, keys and values read once, and the operations of matmuls and
+    attention. Activations do not count, for they may stay in caches. `rows`: as in step_costs."""
     costs, alike = step_costs(program, step, rows), Counter(step)
     return Cost(
         sum(weights_read(launch) + kv_read(launch, alike) for launch in program.launches),
         sum(
             cost.ops
             for launch, cost in zip(program.launches, costs, strict=True)
-            if launch.kernel.name.startswith(PRODUCTS)
+            if launch.kernel.name.startswith(COUNTED_KERNELS)
         ),
     )
 
@@ -46,14 +46,14 @@ def added(costs: Iterable[Cost]) -> Cost:
 
 
 def weights_read(launch: Launch) -> float:
-    """Bytes; a token's row of the embedding and of the RoPE table is next to nothing."""
+    """Bytes of weights. Rows of the embedding and of the RoPE table are negligible."""
     if not launch.kernel.name.startswith(("matmul", "norm")):
         return 0.0
     return sum(tensor.nbytes for tensor in launch.touched("r") if tensor.arena == "weights")
 
 
 def kv_read(launch: Launch, alike: Counter[tuple[int, int]]) -> float:
-    """Bytes of keys and values. `alike`: how many sequences have this position and these tokens."""
+    """Bytes of keys and values. `alike`: the number of sequences for each (position, tokens)."""
     if launch.kernel.name not in ATTENTION:
         return 0.0
     s = launch.scalars

@@ -14,9 +14,18 @@ from tandem.kernels.abi import KV_TYPES
 from tandem.model import registry
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SHAPES, SyntheticModel
-from tandem.plan.npu import npu_share, told
+from tandem.plan.npu import npu_lines, npu_share
 from tandem.plan.predict import Planned
-from tandem.plan.what_if import SCHEMA, TARGET_DEPTHS, Data, Wish, describe, experts, parameters, plan_of
+from tandem.plan.what_if import (
+    SCHEMA,
+    TARGET_DEPTHS,
+    Data,
+    PlanOptions,
+    describe,
+    experts,
+    parameters,
+    plan_of,
+)
 
 WHERE = {"device": "on the GPU", "memory": "of memory"}  # heaps of the data, as they are printed
 PARTS = {"keys and values": "KV cache"}  # parts of the data, as they are printed
@@ -29,7 +38,7 @@ HEADER = ("BATCH:", "DEPTH:", "LIMIT TOK/S:", "BY", "PREDICTED TOK/S:", "BY", "M
 
 
 def main(options: argparse.Namespace) -> int:
-    wish = _wish(options)
+    wanted = _plan_options(options)
     _check_used(options)
     _check_kv(options.kv)
     draft, asked = options.draft and _named(options.draft), _named(options.model)
@@ -39,9 +48,11 @@ def main(options: argparse.Namespace) -> int:
     for name, model in models.items():
         for kv in options.kv:
             planned = Planned(model, options.context, kv)
-            plans.append({"model": without_folder(name), **plan_of(planned, hardware, wish, drafts.get(kv))})
+            plans.append(
+                {"model": without_folder(name), **plan_of(planned, hardware, wanted, drafts.get(kv))}
+            )
             if options.npu:
-                plans[-1]["npu"] = npu_share(planned, hardware, wish.prompt, wish.depths[0])
+                plans[-1]["npu"] = npu_share(planned, hardware, wanted.prompt, wanted.depths[0])
     data: Data = {
         "schema": SCHEMA,
         "status": hardware.status,
@@ -54,7 +65,7 @@ def main(options: argparse.Namespace) -> int:
         "context": options.context,
         "draft": draft and without_folder(draft),
         "plans": plans,
-        "experts": _experts(wish.active, next(iter(models.values())), hardware) if wish.active else None,
+        "experts": _experts(wanted.active, next(iter(models.values())), hardware) if wanted.active else None,
     }
     if options.json:
         print_json(data)
@@ -80,17 +91,19 @@ def _hardware(options: argparse.Namespace) -> Hardware:
     return found if options.memory is None else with_memory(found, options.memory)
 
 
-def _wish(options: argparse.Namespace) -> Wish:
+def _plan_options(options: argparse.Namespace) -> PlanOptions:
     """By default, depths are a short text and one that fills the context."""
     last = options.context - 1
     depths = options.depth or sorted({min(128, last), last})
     prompt = options.prompt or max(1, min(512, last))
     active = options.active and options.active * 1e9
-    chances = options.acceptance or Wish.acceptance
+    rates = options.acceptance or PlanOptions.acceptance
     targets = sorted({*TARGET_DEPTHS, *(options.depth or ())})
-    wish = Wish(options.context, options.batch, depths, prompt, chances, options.target, targets, active)
-    wish.check()
-    return wish
+    wanted = PlanOptions(
+        options.context, options.batch, depths, prompt, rates, options.target, targets, active
+    )
+    wanted.check()
+    return wanted
 
 
 def _check_used(options: argparse.Namespace) -> None:
@@ -189,7 +202,7 @@ def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
     if plan["target"]:
         _print_target(plan["target"])
     if "npu" in plan:
-        print("\n" + "\n".join(told(plan["npu"])))
+        print("\n" + "\n".join(npu_lines(plan["npu"])))
 
 
 def _verdict(memory: Data, hardware: Hardware) -> str:

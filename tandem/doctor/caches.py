@@ -1,4 +1,4 @@
-"""`tandem doctor`: what is kept on the disk: models, compiled pipelines, tuned choices; and what of it is damaged."""
+"""Checks of `tandem doctor`: models and caches on the disk (compiled pipelines, tuned choices, measured rates)."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def models(_: Place) -> Iterator[Finding]:
     size = sum(model.size for model in found)
     parts = list(read_settings().cache.glob("models--*--*/blobs/*.incomplete"))
     data = {"models": len(found), "bytes": size, "damaged": len(damaged), "unfinished": len(parts)}
-    told = (
+    found_text = (
         f"{len(found)} on this machine, {size / 1e9:.1f} GB"
         if found
-        else f"none yet: `tandem pull {DEFAULT_MODEL}` fetches one"
+        else f"none yet: `tandem pull {DEFAULT_MODEL}` downloads one"
     )
     if damaged:
         fix = "`tandem rm` it, then `tandem pull` it again (or delete it in the program it belongs to)"
         names = tuple(model.name for model in damaged)
-        yield Finding("models", "fail", f"{told}; {len(damaged)} damaged", fix, data, names)
+        yield Finding("models", "fail", f"{found_text}; {len(damaged)} damaged", fix, data, names)
     elif parts:
-        fix = "`tandem pull` the model again to go on"
-        yield Finding("models", "warn", f"{told}; {len(parts)} downloads were not finished", fix, data)
+        fix = "`tandem pull` the model again to resume"
+        yield Finding("models", "warn", f"{found_text}; {len(parts)} unfinished downloads", fix, data)
     else:
-        yield Finding("models", "pass", told, data=data)
+        yield Finding("models", "pass", found_text, data=data)
 
 
-def kept(_: Place) -> Iterator[Finding]:
-    """What Tandem made itself. It does without what is damaged, so that costs time alone."""
+def caches(_: Place) -> Iterator[Finding]:
+    """Cached files of Tandem. A damaged one is ignored and made again, so it only costs time."""
     folder = read_settings().pipelines
     kinds = {"*.pipelines": is_pipeline_cache, "*.tuned": is_tuned, "*.json": is_json}
     files = {pattern: sorted(folder.glob(pattern)) for pattern in kinds}
@@ -60,23 +60,23 @@ def kept(_: Place) -> Iterator[Finding]:
         "bytes": sum(path.stat().st_size for paths in files.values() for path in paths),
         "damaged": len(damaged),
     }
-    told = (
-        f"files of compiled pipelines: {data['pipelines']}, of tuning: {data['tuned']}, of measured rates: "
-        f"{data['measured']}; {data['bytes'] / 1e6:.1f} MB"
+    found_text = (
+        f"{data['pipelines']} files of compiled pipelines, {data['tuned']} of tuning, {data['measured']} of measured "
+        f"rates; {data['bytes'] / 1e6:.1f} MB"
     )
     if damaged:
         names = tuple(map(str, damaged))
-        fix = "delete what is damaged: it is made anew"
-        yield Finding("caches", "warn", f"{told}; {len(damaged)} damaged", fix, data, names)
+        fix = "delete the damaged files: they are made again"
+        yield Finding("caches", "warn", f"{found_text}; {len(damaged)} damaged", fix, data, names)
     elif not os.access(next(p for p in (folder, *folder.parents) if p.exists()), os.W_OK):
-        fix = "let it be written, or set XDG_CACHE_HOME: every start compiles anew"
-        yield Finding("caches", "warn", "the cache's folder may not be written", fix, data, (str(folder),))
+        fix = "make it writable, or set XDG_CACHE_HOME: without it every start compiles the pipelines"
+        yield Finding("caches", "warn", "the cache folder is not writable", fix, data, (str(folder),))
     else:
-        yield Finding("caches", "pass", told, data=data)
+        yield Finding("caches", "pass", found_text, data=data)
 
 
 def is_pipeline_cache(path: Path) -> bool:
-    """Its header names the driver that its file name does."""
+    """Whether the header has the driver's UUID that the file name begins with."""
     try:
         head = path.read_bytes()[:HEADER_BYTES]
     except OSError:
@@ -85,10 +85,10 @@ def is_pipeline_cache(path: Path) -> bool:
 
 
 def is_tuned(path: Path) -> bool:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as found_text:
         warnings.simplefilter("always")
         read_choices(path)
-    return not told
+    return not found_text
 
 
 def is_json(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""`tandem doctor`: what works on this machine and what to do about the rest. A check is a function of a Place."""
+"""Runs the checks of `tandem doctor`. A check is a function that takes a Place and yields Findings."""
 
 from __future__ import annotations
 
@@ -11,33 +11,30 @@ from collections.abc import Iterator
 from typing import Any
 
 from tandem import __version__
-from tandem.doctor import caches as doctor_caches
-from tandem.doctor import gpu as doctor_gpu
-from tandem.doctor import host as doctor_host
-from tandem.doctor import npu as doctor_npu
+from tandem.doctor import caches, gpu, host, npu
 from tandem.doctor.finding import Check, Finding, Place, from_error
 from tandem.errors import TandemError
 from tandem.settings import home_folder
 
 SCHEMA = 1
 CHECKS: tuple[Check, ...] = (
-    doctor_host.versions,
-    doctor_host.cpu,
-    doctor_host.memory,
-    doctor_host.bandwidth,
-    doctor_gpu.kernel,
-    doctor_gpu.vulkan,
-    doctor_gpu.devices,
-    doctor_gpu.gpu_memory,
-    doctor_gpu.chosen,
-    doctor_npu.npu,
-    doctor_caches.models,
-    doctor_caches.kept,
+    host.versions,
+    host.cpu,
+    host.memory,
+    host.bandwidth,
+    gpu.kernel,
+    gpu.vulkan,
+    gpu.devices,
+    gpu.gpu_memory,
+    gpu.chosen,
+    npu.npu,
+    caches.models,
+    caches.caches,
 )
 
 
 def examine(place: Place | None = None) -> Iterator[Finding]:
-    """Every check; one that cannot be made is a finding, too."""
+    """Runs every check. A check that raises becomes a finding."""
     place = place or Place()
     for check in CHECKS:
         try:
@@ -47,7 +44,7 @@ def examine(place: Place | None = None) -> Iterator[Finding]:
 
 
 def as_data(findings: list[Finding]) -> dict[str, Any]:
-    """For JSON: without what is for the screen alone, and without names."""
+    """The findings for JSON, without names of users, hosts and folders."""
     counts = Counter(finding.status for finding in findings)
     keys = ("name", "status", "found", "fix", "data")
     data = {
@@ -61,12 +58,10 @@ def as_data(findings: list[Finding]) -> dict[str, Any]:
 
 
 def without_names(data: Any) -> Any:
-    """The same data, fit for JSON that strangers read: no home folder, user or host, no numbers that JSON lacks.
-
-    None of them should be in it; but a driver's or the system's error may quote anything.
-    """
+    """The same data without home folder, user and host names, which an error of a driver or the system may quote, and
+    without numbers that JSON lacks."""
     home, names = str(home_folder()), {_user(), socket.gethostname(), socket.gethostname().split(".")[0]}
-    names -= {"root", "localhost"}  # nobody's, and a word of ours
+    names -= {"root", "localhost"}  # not personal
     words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if name)
     pattern = re.compile(rf"(?<![\w.-])(?:{words})(?![\w-])") if words else None
 
@@ -86,5 +81,5 @@ def without_names(data: Any) -> Any:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user that has no name
+    except (KeyError, OSError):  # a user id without a name
         return ""

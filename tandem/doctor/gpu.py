@@ -1,4 +1,4 @@
-"""`tandem doctor`: GPUs: the kernel's driver, rights, Vulkan's loader and drivers, each device, and memory."""
+"""Checks of `tandem doctor` for GPUs: kernel driver, permissions, Vulkan loader and drivers, devices, and memory."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ VULKAN_FIX = {
     "NVIDIA": "install NVIDIA's own driver with its Vulkan part (Debian: nvidia-vulkan-icd)",
     "Intel": "install Mesa's driver (Debian, Ubuntu: mesa-vulkan-drivers; Arch: vulkan-intel)",
 }
-MATRIX_FIX = {"AMD": "RDNA3 has matrix units, and Mesa 23.3 and newer shows them: update Mesa"}
+MATRIX_FIX = {"AMD": "RDNA3 has matrix units, which Mesa reports from 23.3 on: update Mesa"}
 PAGE = 4096
-ENOUGH = 20 << 30  # bytes: Gemma 3 27B in 4 bits with a long context
-SHARE = 0.75  # of an APU's memory that its GPU may safely have
+MEMORY_WANTED = 20 << 30  # bytes: Gemma 3 27B in 4 bits with a long context
+MAX_GPU_SHARE = 0.75  # of an APU's memory that its GPU can safely use
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def nodes(place: Place) -> list[Path]:
 
 
 def kernel(place: Place) -> Iterator[Finding]:
-    """What the kernel knows of GPUs, and whether we may open them (/dev/kfd is not needed)."""
+    """The GPUs that the kernel lists, and whether this user may open them (/dev/kfd is not needed)."""
     there, opened = Counter(cards(place)), nodes(place)
     for card, count in there.items():
         title, data = f"{card.vendor} GPU {card.id}", {**asdict(card), "count": count}
@@ -70,8 +70,8 @@ def kernel(place: Place) -> Iterator[Finding]:
     if opened:
         yield _rights(place, opened)
     elif there:
-        fix = "in a container, pass it on (--device /dev/dri); else look for errors in `sudo dmesg`"
-        yield Finding("gpu rights", "warn", "no /dev/dri/renderD* to open it by", fix)
+        fix = "in a container, pass the device (--device /dev/dri); else look for errors in `sudo dmesg`"
+        yield Finding("gpu rights", "warn", "there is no /dev/dri/renderD* node", fix)
     else:
         yield Finding("gpu", "pass", "none: models run on the CPU")
 
@@ -91,27 +91,27 @@ def _group(node: Path) -> str:
         name = grp.getgrgid(node.stat().st_gid).gr_name
     except (KeyError, OSError):
         return "render"
-    return name if name in ("render", "video") else "render"  # any other is no group to join
+    return name if name in ("render", "video") else "render"  # users should not join any other group
 
 
 def vulkan(place: Place) -> Iterator[Finding]:
-    """The loader, the drivers that are installed, and whether each GPU has one."""
-    answer, wanted = place.vulkan, bool(nodes(place))
-    bad: Status = "fail" if wanted else "warn"  # without a GPU, nothing is lost
+    """The Vulkan loader, the installed drivers, and whether each GPU has one."""
+    probe, wanted = place.vulkan, bool(nodes(place))
+    bad: Status = "fail" if wanted else "warn"  # without a GPU, Vulkan is not needed
     drivers = sorted({path.stem.split("_icd")[0] for path in place.files("*/share/vulkan/icd.d/*.json")}
                      | {path.stem.split("_icd")[0] for path in place.files("etc/vulkan/icd.d/*.json")})  # fmt: skip
-    data = {"loader": answer.loader, "drivers": drivers}
-    if not answer.loader:
-        yield from_error("vulkan", DeviceError(answer.problem), bad)
+    data = {"loader": probe.loader, "drivers": drivers}
+    if not probe.loader:
+        yield from_error("vulkan", DeviceError(probe.problem), bad)
         return
-    found = f"loader {answer.loader}, drivers: {', '.join(drivers) or 'none in the usual folders'}"
-    if answer.problem:
-        problem, _, fix = answer.problem.partition(": ")
+    found = f"loader {probe.loader}, drivers: {', '.join(drivers) or 'none in the usual folders'}"
+    if probe.problem:
+        problem, _, fix = probe.problem.partition(": ")
         yield Finding("vulkan", bad, f"{found}; {problem}", fix, data)
         return
     yield Finding("vulkan", "pass", found, data=data)
     for vendor in sorted({card.vendor for card in cards(place) if card.driver and wanted}):
-        if not any(device.vendor == vendor for device in answer.devices):
+        if not any(device.vendor == vendor for device in probe.devices):
             yield Finding(
                 "vulkan driver", "fail", f"no Vulkan device for the {vendor} GPU", VULKAN_FIX[vendor]
             )
@@ -132,7 +132,7 @@ def device_finding(device: Capabilities) -> Finding:
     name, title = f"vulkan:{device.index}", f"{device.name} ({device.kind}, {device.driver})"
     if not device.heaps:
         fix = "unset RADV_FORCE_FAMILY: this is Mesa's null device, for compiling only"
-        return Finding(name, "warn", f"{title} has no memory and runs nothing", fix, data)
+        return Finding(name, "warn", f"{title} has no memory and cannot run kernels", fix, data)
     lacking = sorted(features_of_all_models() - device.features)
     try:
         check_usable(device)
@@ -141,17 +141,17 @@ def device_finding(device: Capabilities) -> Finding:
     except DeviceError as error:
         return Finding(name, "fail", f"{title}: {error}", "update its driver, or use another device", data)
     if device.kind == "software":
-        return Finding(name, "pass", f"{title}: slow, used only when it is named", data=data)
+        return Finding(name, "pass", f"{title}: slow, used only when named", data=data)
     size = sum(heap.nbytes for heap in device.heaps if heap.device_local)
     found = f"{title}, {size / 2**30:.1f} GiB: uses {', '.join(used)}"
     if "matrix units" in missed:
-        fix = MATRIX_FIX.get(device.vendor, "a newer driver may show some")
-        return Finding(name, "warn", f"{title} shows no matrix units: prompts take longer", fix, data)
+        fix = MATRIX_FIX.get(device.vendor, "a newer driver may report some")
+        return Finding(name, "warn", f"{title} reports no matrix units: prompts take longer", fix, data)
     return Finding(name, "pass", found + (f"; without {', '.join(missed)}" if missed else ""), data=data)
 
 
 def capability_data(device: Capabilities) -> dict[str, Any]:
-    """All there is to know of a device, as JSON has it."""
+    """The capabilities of a device for JSON."""
     left_out = ("choices", "cache_key", "index")
     data = {key: value for key, value in vars(device).items() if key not in left_out}
     data |= {
@@ -164,20 +164,20 @@ def capability_data(device: Capabilities) -> dict[str, Any]:
 
 
 def chosen(place: Place) -> Iterator[Finding]:
-    """What `--device auto` takes."""
+    """The device that `--device auto` selects."""
     if not nodes(place):
-        yield Finding("device", "pass", "auto is the CPU")
+        yield Finding("device", "pass", "auto selects the CPU")
         return
     from tandem.devices.vulkan.capabilities import choose
 
     try:
-        yield Finding("device", "pass", f"auto is {choose(place.vulkan.devices, 'vulkan').name}")
+        yield Finding("device", "pass", f"auto selects {choose(place.vulkan.devices, 'vulkan').name}")
     except DeviceError as error:
-        yield Finding("device", "warn", f"auto is the CPU: {error}", "see the lines above")
+        yield Finding("device", "warn", f"auto selects the CPU: {error}", "see the lines above")
 
 
 def gpu_memory(place: Place) -> Iterator[Finding]:
-    """What amdgpu lets a GPU have: of its own (VRAM), and of the machine's (GTT)."""
+    """The memory that amdgpu lets a GPU use: its own (VRAM) and the machine's (GTT)."""
     settings = {
         "amdgpu.gttsize": place.number("sys/module/amdgpu/parameters/gttsize"),
         "ttm.pages_limit": place.number("sys/module/ttm/parameters/pages_limit"),
@@ -191,11 +191,11 @@ def gpu_memory(place: Place) -> Iterator[Finding]:
         pages = settings["ttm.pages_limit"]
         mapped = min(gtt, pages * PAGE) if pages else gtt
         data = {"vram_bytes": vram, "gtt_bytes": gtt, "limit_bytes": vram + mapped, "settings": settings}
-        told = ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
+        shown = ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
         found = (
-            f"{vram / 2**30:.1f} GiB VRAM, {mapped / 2**30:.1f} GiB GTT of {total / 2**30:.1f} GiB ({told})"
+            f"{vram / 2**30:.1f} GiB VRAM, {mapped / 2**30:.1f} GiB GTT of {total / 2**30:.1f} GiB ({shown})"
         )
-        wanted = int(min(SHARE * total, ENOUGH))
+        wanted = int(min(MAX_GPU_SHARE * total, MEMORY_WANTED))
         if integrated and vram + mapped < wanted:
             limit = -(-(wanted - vram) // PAGE)
             fix = f"for larger models boot with ttm.pages_limit={limit} (older kernels: amdgpu.gttsize={limit >> 8})"

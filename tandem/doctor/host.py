@@ -1,4 +1,4 @@
-"""`tandem doctor`: versions, the CPU, and memory."""
+"""Checks of `tandem doctor` for the host: versions, CPU, memory and its bandwidth."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from tandem.devices.host_memory import host_memory
 from tandem.doctor.finding import Finding, Place, Status
 from tandem.settings import read_settings
 
-# Flags of /proc/cpuinfo that kernels use, by the instruction set they are compiled for (devices/cpu/isa.c) ...
+# Flags of /proc/cpuinfo that kernels use, by the instruction set they are compiled for (devices/cpu/isa.c)
 USED = {
     "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
     "avx2": ("avx2", "fma", "f16c", "bmi2"),
     "plain": (),
 }
-UNUSED = ("avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")  # ... and some they could
-NEEDED = ("cffi",)  # packages that nothing runs without, but for NumPy; and those that some commands need
+UNUSED = (
+    "avx_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_int8",
+    "amx_bf16",
+)  # flags that kernels do not use yet
+NEEDED = ("cffi",)  # packages that every command needs, besides NumPy
 PACKAGES = (*NEEDED, "fastapi", "uvicorn", "llguidance", "jinja2", "regex", "rich", "prometheus_client")
-LITTLE = 2e9  # bytes free: not enough for any but the smallest models
-BUSY = 0.5  # of the cores, by others: what reads reach then is too low
+LITTLE = 2e9  # bytes free: enough only for the smallest models
+BUSY = 0.5  # share of the cores used by other processes, above which the measured bandwidth is too low
 GOOD_SHARE = 0.6  # of the modules' rate: reads usually reach 0.75 to 0.95
 MEMORY_DEVICE, END_OF_TABLE = 17, 127  # DMI structures
 MEMORY_TYPES = {0x18: "DDR3", 0x1A: "DDR4", 0x1E: "LPDDR4", 0x22: "DDR5", 0x23: "LPDDR5"}
@@ -72,7 +78,7 @@ def cpu(place: Place) -> Iterator[Finding]:
     if isa != best:
         yield Finding("cpu", "warn", f"{found}, though it has {best}", "unset TANDEM_ISA", data)
     elif isa == "plain":
-        fix = "expect a tenth of the usual speed: AVX2 is in CPUs since 2013 (a virtual machine may hide it)"
+        fix = "use a CPU with AVX2 (since 2013; a virtual machine may hide it): this is a tenth of the usual speed"
         yield Finding("cpu", "warn", f"{found}: it has no AVX2", fix, data)
     else:
         missed = f" (no {', '.join(data['features_missed'])})" if data["features_missed"] else ""
@@ -96,7 +102,7 @@ def memory_total(place: Place) -> int:
 
 
 def bandwidth(place: Place) -> Iterator[Finding]:
-    """Channels and their rate where the firmware's table may be read, and what reads reach."""
+    """The measured read bandwidth, and the memory's channels and peak if the firmware's table is readable."""
     load = float((place.text("proc/loadavg") or "0").split()[0])  # before our own reads
     modules, rate = memory_modules(place), place.read_rate()
     channels, peak = channels_of(modules)
@@ -108,12 +114,14 @@ def bandwidth(place: Place) -> Iterator[Finding]:
         "modules": [{"type": m.type, "mt_s": m.speed, "bits": m.bits, "bytes": m.nbytes} for m in modules],
     }
     found = f"{rate / 1e9:.1f} GB/s read"
-    busy = " while others keep the machine busy" if load > BUSY * len(os.sched_getaffinity(0)) else ""
+    busy = (
+        " while other processes keep the machine busy" if load > BUSY * len(os.sched_getaffinity(0)) else ""
+    )
     if not peak:
-        told = "the firmware does not tell its channels"
-        if os.path.exists(place.root / DMI):  # Path.exists raises where the folder may not be looked into
-            told = "channels not read: `sudo dmidecode -t memory` shows them"
-        yield Finding("bandwidth", "pass", f"{found}{busy}; {told}", data=data)
+        channels_text = "the firmware does not list the memory channels"
+        if os.path.exists(place.root / DMI):  # Path.exists raises if the folder is not readable
+            channels_text = "channels not readable: `sudo dmidecode -t memory` shows them"
+        yield Finding("bandwidth", "pass", f"{found}{busy}; {channels_text}", data=data)
         return
     found += (
         f" of {peak / 1e9:.1f} ({channels} x {modules[0].bits} bits {modules[0].type}-{modules[0].speed})"
@@ -145,7 +153,7 @@ class Module:
 
 
 def memory_modules(place: Place) -> list[Module]:
-    """None where the table is not there, or only for an administrator."""
+    """The installed modules; empty if the table does not exist or only root may read it."""
     try:
         table = (place.root / DMI).read_bytes()
     except OSError:
@@ -180,11 +188,11 @@ def _module(fields: bytes, texts: list[bytes]) -> Module | None:
 
 
 def by_channel(modules: list[Module]) -> dict[str, Module]:
-    """Two modules on a channel are no faster than one."""
+    """One module of each channel: two modules on a channel are no faster than one."""
     return {module.channel: module for module in modules}
 
 
 def channels_of(modules: list[Module]) -> tuple[int, float]:
-    """(channels, bytes a second of all of them)."""
+    """(number of channels, their total bytes a second)."""
     channels = by_channel(modules)
     return len(channels), sum(m.bits / 8 * m.speed * 1e6 for m in channels.values())

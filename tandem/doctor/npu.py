@@ -1,4 +1,4 @@
-"""`tandem doctor`: the NPU, where there is one."""
+"""Checks of `tandem doctor` for the NPU, if there is one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.errors import CompilerError
 
 
 def npu(place: Place) -> Iterator[Finding]:
-    """Models do not need it: what is missing is a warning."""
+    """Models run without an NPU, so what is missing is only a warning."""
     found = detect(place.root)
     if not found.hardware:
         yield Finding("npu", "pass", f"{found.checks[0].found}: none is needed")

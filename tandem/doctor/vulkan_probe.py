@@ -1,4 +1,4 @@
-"""Asks for the Vulkan devices in a process of its own: a driver that crashes or hangs takes only that one along."""
+"""Lists the Vulkan devices in a separate process, so that a driver that crashes or hangs does not stop the others."""
 
 from __future__ import annotations
 
@@ -13,41 +13,43 @@ from tandem.errors import DeviceError
 if TYPE_CHECKING:
     from tandem.devices.vulkan.capabilities import Capabilities
 
-SECONDS = 60.0
+TIMEOUT = 60.0  # seconds
 UPDATE = "update your GPU's Vulkan driver, or uninstall the one you do not need"
 
 
 @dataclass(frozen=True)
-class VulkanAnswer:
-    loader: str = ""  # the loader's version; "": there is none
+class VulkanProbe:
+    """What the probe found."""
+
+    loader: str = ""  # version of the loader; "": there is none
     devices: list[Capabilities] = field(default_factory=list)
     problem: str = ""  # why there are no devices
 
 
-def ask_vulkan() -> VulkanAnswer:
+def probe_vulkan() -> VulkanProbe:
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender,), daemon=True)
+    process = context.Process(target=_probe, args=(sender,), daemon=True)
     process.start()
-    sender.close()  # so that the child's end is the only one, and its death is seen
+    sender.close()  # leaves the child's end as the only one, so that its death is an EOFError here
     loader = ""
     try:
-        while receiver.poll(SECONDS):
-            answer = receiver.recv()
-            if isinstance(answer, VulkanAnswer):
-                return answer
-            loader = answer
-        return VulkanAnswer(loader, [], f"a Vulkan driver hangs when it is asked for its devices: {UPDATE}")
+        while receiver.poll(TIMEOUT):
+            message = receiver.recv()
+            if isinstance(message, VulkanProbe):
+                return message
+            loader = message
+        return VulkanProbe(loader, [], f"a Vulkan driver hangs when it lists its devices: {UPDATE}")
     except EOFError:
-        return VulkanAnswer(loader, [], f"a Vulkan driver crashes when it is asked for its devices: {UPDATE}")
+        return VulkanProbe(loader, [], f"a Vulkan driver crashes when it lists its devices: {UPDATE}")
     finally:
         process.kill()
         process.join()
 
 
-def _answer(sender: Connection) -> None:
-    """Sends the loader's version, then all there is to say."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # drivers talk
+def _probe(sender: Connection) -> None:
+    """Runs in the child: sends the loader's version, then a VulkanProbe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # drivers print to stderr
     loader = ""
     try:
         from tandem.devices.vulkan.binding import Vulkan, ffi
@@ -58,8 +60,8 @@ def _answer(sender: Connection) -> None:
         Vulkan().EnumerateInstanceVersion(number)
         loader = ".".join(map(str, version(number[0])))
         sender.send(loader)
-        sender.send(VulkanAnswer(loader, devices()))
+        sender.send(VulkanProbe(loader, devices()))
     except DeviceError as error:
-        sender.send(VulkanAnswer(loader, [], str(error)))
+        sender.send(VulkanProbe(loader, [], str(error)))
     except ImportError as error:
-        sender.send(VulkanAnswer(loader, [], f"{error}: install what is missing with pip"))
+        sender.send(VulkanProbe(loader, [], f"{error}: install the missing package with pip"))

@@ -1,7 +1,8 @@
-"""What the NPU of a Phoenix would add to its iGPU, from published rates: every figure is an estimate; not yet run.
+"""Predicts what the NPU of a Phoenix would add to its iGPU, from published rates: an estimate, not yet run.
 
-A share of a matmul takes `dispatch + max(operations / rate, bytes / bandwidth)` on either device, and all shares
-together no less than their bytes at the memory's rate, which both read (devices/hybrid/cost.py divides the columns).
+A partition of a matmul takes `dispatch + max(operations / rate, bytes / bandwidth)` on either device, and all
+partitions together at least their bytes over the bandwidth of the shared memory
+(devices/hybrid/cost.py divides the columns).
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from tandem.program.program import Launch, Program
 
 Data = dict[str, Any]
 STATUS = "emulated; not yet run on a Phoenix"
-INT32_TOP_S = 4.57  # published, with results in 32 bits, as our runtime has them
-GOOD_SHADER = 0.55  # of the matrix units' peak: what a good one reaches, assumed
+INT32_TOP_S = 4.57  # published rate with int32 results, which our runtime uses
+GOOD_SHADER = 0.55  # assumed share of the matrix units' peak that a good shader reaches
 PROMPTS = (16, 32, 64, 128, 256, 512)
 BATCHES = (1, 8)
 
 
 def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> Data:
-    """With columns of matmuls divided between both; `depth`: of the sequences that decode."""
+    """The prediction with the columns of matmuls divided between iGPU and NPU. `depth`: of decoding sequences."""
     if hardware.npu is None:
-        raise DeviceError(f"no NPU is known of {hardware.name}: leave --npu out, or use phoenix-780m")
+        raise DeviceError(f"{hardware.name} has no known NPU: leave --npu out, or use phoenix-780m")
     copy = _copy_bytes(planned.program)
     npu, kinds = _npu(planned, hardware, copy), _Kinds(planned.program)
     needed = planned.memory(hardware).needed + copy
@@ -68,13 +69,13 @@ def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> 
 
 
 def _copy_bytes(program: Program) -> float:
-    """Of its own weights in int8, of all matmuls that it may take columns of: each is multiplied and added once."""
+    """Bytes of the NPU's int8 copy of the weights of all matmuls that can be divided."""
     one = {"tokens": 1, "rows": 1, "work": 1}
     return sum(launch.cost(one).ops / 2 for launch in program.launches if is_divisible(launch))
 
 
 def _npu(planned: Planned, hardware: Hardware, copy: float) -> Rates:
-    """Its weights are int8: in most formats more bytes than those of the iGPU."""
+    """The NPU's rates. Its weights are int8: more bytes than most formats on the iGPU."""
     assert hardware.npu
     igpu = sum(weights_read(launch) for launch in planned.program.launches if is_divisible(launch))
     return Rates(
@@ -87,7 +88,7 @@ def _launch(hardware: Hardware) -> float:
 
 
 class _Kinds:
-    """A step's launches, one of each kind and how many there are: layers are alike."""
+    """One launch of each kind in a step, and how many of each there are: layers are alike."""
 
     def __init__(self, program: Program) -> None:
         kinds: dict[tuple[object, ...], Launch] = {}
@@ -118,14 +119,13 @@ class _Kinds:
 
 
 def _good_prompt(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware, npu: Rates) -> Data:
-    """Beside a shader that reads at the memory's usual rate."""
+    """Prefill with a good shader on the iGPU."""
     rate = hardware.matrix_tflop_s * 1e12 * GOOD_SHADER
     return _prompt(planned, kinds, tokens, hardware, npu, rate)
 
 
 def _our_prompt(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware, npu: Rates) -> Data:
-    """Beside our kernels, as they are predicted: what their matmuls do in a second with their reads counted, and all
-    that a prompt takes without the NPU."""
+    """Prefill with our kernels on the iGPU: the predicted rate of matmuls, and the predicted total time."""
     ops = seconds = total = 0.0
     for step in planned.prompt_steps(tokens):
         costs, each = step_costs(planned.program, step), planned.predict_each(hardware, step)
@@ -161,7 +161,7 @@ def _prompt(
 
 
 def _decode(kinds: _Kinds, batch: int, depth: int, hardware: Hardware, npu: Rates) -> Data:
-    """With kernels that read at the memory's usual rate: what the NPU reads, the iGPU does not."""
+    """Decode with kernels that read at the memory's usual rate. Both devices share that bandwidth."""
     memory = hardware.usual_gb_s * 1e9
     igpu = Rates(hardware.dot_top_s * 1e12, memory, _launch(hardware))
     counts = {"tokens": batch, "rows": batch, "work": batch}
@@ -170,7 +170,7 @@ def _decode(kinds: _Kinds, batch: int, depth: int, hardware: Hardware, npu: Rate
 
 
 def _attention(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware, npu: Rates) -> Data:
-    """Attention alone on the NPU, as the project's founding reports proposed."""
+    """Only attention on the NPU."""
     memory = hardware.usual_gb_s * 1e9
     igpu = Rates(hardware.matrix_tflop_s * 1e12 * GOOD_SHADER, memory, _launch(hardware))
     counts = {"tokens": min(tokens, planned.step_tokens), "rows": 1, "work": tokens}
@@ -178,8 +178,8 @@ def _attention(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware,
     return {"depth": planned.context - 1, **kinds.summed([found], counts["tokens"])}
 
 
-def told(share: Data) -> list[str]:
-    """The sum in words, a line each."""
+def npu_lines(share: Data) -> list[str]:
+    """The lines that `tandem plan --npu` prints."""
     rates, memory, best = share["rates"], share["memory"], share["prefill"][0]
     lines = [
         f"with the NPU ({share['status']}): int8 at {rates['int8_top_s']:.2f} TOP/s, {rates['gb_s']:.0f} GB/s of the "

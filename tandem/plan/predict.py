@@ -1,8 +1,8 @@
-"""What a model would do on a machine: the Program that would run there, counted launch by launch, over its rates.
+"""Predicts the time of a step on a machine from the Program that would run there.
 
-Two times are given for a step. Its limit: the weights, keys and values it must read over the best bandwidth measured,
-or its operations over the peak rate, whichever is longer; no engine can be faster. And a prediction: what our kernels
-take, by what they reach of those rates where they have run (`calibration` in hardware.toml).
+The limit of a step is its roofline: the weights, keys and values that it must read over the best measured bandwidth, or
+its operations over the peak rate, whichever is longer. No engine can be faster. The prediction is the time of our
+kernels, from the shares of those rates that they reach where they have run (`calibration` in hardware.toml).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tandem.bench.hardware import Hardware
-from tandem.bench.step_cost import PRODUCTS, Step, least_cost, step_costs, weights_read
+from tandem.bench.step_cost import COUNTED_KERNELS, Step, min_cost, step_costs, weights_read
 from tandem.engine.engine import STEP_TOKENS
 from tandem.engine.kv_plan import HEADROOM, plan_kv
 from tandem.errors import RequestError
@@ -27,14 +27,14 @@ from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.validate import validate
 from tandem.program.weight_plan import WeightPlan
 
-EVERYTHING = (1e18, 1e18)  # bytes free: how much there is does not matter
-MOST_ROWS = 64
+UNLIMITED = (1e18, 1e18)  # bytes free
+MAX_ROWS = 64  # sampled rows of a step
 KERNELS = ("matmul", "norm", "rope", "attention")
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of a step, by what takes them."""
+    """Seconds of a step by cause."""
 
     memory: float
     arithmetic: float
@@ -49,7 +49,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of each part, and of each heap; a heap is filled before the next."""
+    """Bytes of each part, and of each heap. Heaps are filled in order."""
 
     parts: dict[str, float]
     heaps: dict[str, float]
@@ -72,7 +72,7 @@ class Memory:
 
 
 class Planned:
-    """A model with its Program, as the engine would make it for `context`."""
+    """A model with the Program that the engine would make for `context`."""
 
     def __init__(self, model: Model, context: int, kv: str = "f16") -> None:
         if not 1 <= context <= model.config.trained_context:
@@ -90,13 +90,13 @@ class Planned:
 
     def _limits(self, context: int) -> StepLimits:
         blocks, groups = -(-context // KV_BLOCK), len(self.config.windows)
-        return StepLimits(self.step_tokens, MOST_ROWS, MOST_ROWS + 1, blocks, groups, self.config.vocab)
+        return StepLimits(self.step_tokens, MAX_ROWS, MAX_ROWS + 1, blocks, groups, self.config.vocab)
 
     def _kv_blocks(self, context: int, sequences: int) -> tuple[int, ...]:
-        return plan_kv(self.config, self._limits(context), sequences, self.model.nbytes, self.kv, EVERYTHING)
+        return plan_kv(self.config, self._limits(context), sequences, self.model.nbytes, self.kv, UNLIMITED)
 
     def kv_bytes(self, context: int, sequences: int) -> int:
-        """Of the cache for so many sequences of that length."""
+        """Bytes of a KV cache for so many sequences of that length."""
         c, kv = self.config, KV_TYPES.index(self.kv)
         return sum(
             blocks * kv_bytes(c.layer_window.count(window), c.kv_heads, c.head_dim, kv)
@@ -123,23 +123,23 @@ class Planned:
 
     @cached_property
     def _weights(self) -> list[float]:
-        """Of each launch."""
+        """Bytes of each launch."""
         return [weights_read(launch) for launch in self.program.launches]
 
     def limit(self, hardware: Hardware, step: Step, rows: int | None = None) -> Seconds:
-        """The least a step can take."""
-        cost = least_cost(self.program, step, rows)
+        """The minimum time of a step."""
+        cost = min_cost(self.program, step, rows)
         memory = cost.bytes / (hardware.read_gb_s * 1e9)
         arithmetic = cost.ops / (hardware.peak_top_s * 1e12)
         return Seconds(memory, arithmetic, 0.0, max(memory, arithmetic))
 
     def predict(self, hardware: Hardware, step: Step, rows: int | None = None) -> Seconds:
-        """What our kernels would take."""
+        """The predicted time of a step with our kernels."""
         host = hardware.calibration.step_us * 1e-6
         return added([*self.predict_each(hardware, step, rows), Seconds(0.0, 0.0, host, host)])
 
     def predict_each(self, hardware: Hardware, step: Step, rows: int | None = None) -> list[Seconds]:
-        """Of each launch."""
+        """The predicted time of each launch."""
         matrix = sum(count for _, count in step) >= hardware.matrix_from
         return [
             _predict(hardware, launch, cost, weights, matrix)
@@ -164,7 +164,7 @@ def _kind(launch: Launch) -> str:
 
 def _predict(hardware: Hardware, launch: Launch, cost: Cost, weights: float, matrix: bool) -> Seconds:
     found, name = hardware.calibration, _kind(launch)
-    if name == "matmul":  # what it reads of activations comes from caches
+    if name == "matmul":  # activations come from caches
         nbytes = weights
         memory, ops = (found.matrix_memory, found.matrix_ops) if matrix else (found.dot_memory, found.dot_ops)
     else:
@@ -174,7 +174,7 @@ def _predict(hardware: Hardware, launch: Launch, cost: Cost, weights: float, mat
             memory = found.matrix_memory
     peak = hardware.matrix_tflop_s if matrix else hardware.dot_top_s
     moved = nbytes / (hardware.usual_gb_s * 1e9 * memory)
-    computed = cost.ops / (peak * 1e12 * ops) if name in PRODUCTS else 0.0
+    computed = cost.ops / (peak * 1e12 * ops) if name in COUNTED_KERNELS else 0.0
     launched = found.launch_us[name if name in KERNELS else "other"] * 1e-6
     both = moved + computed if matrix else max(moved, computed)
     return Seconds(moved, computed, launched, launched + both)

@@ -1,9 +1,8 @@
-"""`--hardware this`: the machine at hand, measured through our own kernels and kept in a file.
+"""`--hardware this`: measures the machine at hand with our own kernels, and saves the result in a file.
 
-Measured are reads of its memory, a prompt, and a CPU's peak; what is free is asked each time. The rate that predictions
-take is the one that explains the prompt, given what part of it our kernels reach where both are known (`calibration` in
-hardware.toml). Where the peak is not known it is taken to be that rate: then the limit by arithmetic is an
-estimate; the one by memory is not.
+It measures the read bandwidth, the prefill of a prompt, and a CPU's peak; free memory is read each time. The peak rate
+for predictions is the one that explains the prefill time, given the share that our kernels reach (`calibration` in
+hardware.toml). If the true peak is not known, that rate stands for it, and the arithmetic limit is an estimate.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ SHAPE, LAYERS, PROMPT = "qwen2.5-1.5b:q4_0", 4, 512
 SMALL, FEW_LAYERS, FEW = "smollm2-135m:q4_0", 2, 32  # for Vulkan in software, which would take minutes
 READ_BYTES = 512 << 20
 ROUNDS = 3
-NEVER = 1_000_000  # tokens of a step from which a CPU would have matrix units
+NEVER = 1_000_000  # tokens of a step: a CPU has no matrix units
 
 
 def this_machine(again: bool = False, device: str = "auto", folder: Path | None = None) -> Hardware:
-    """As measured before, unless that was with another device or by other factors, or `again`."""
+    """The saved measurement; a new one if `again`, or if the device or the calibration has changed."""
     file = (folder or read_settings().pipelines) / "this-machine.json"
     opened = open_device(device)
     try:
@@ -45,7 +44,7 @@ def this_machine(again: bool = False, device: str = "auto", folder: Path | None 
         found = measure(opened)
     finally:
         opened.close()
-    with suppress(OSError):  # where nothing can be kept it is measured each time
+    with suppress(OSError):  # if it cannot be saved, it is measured each time
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(found), indent=1))
     return found
@@ -76,7 +75,7 @@ def measure(device: Device) -> Hardware:
             "carve_out_gib": "in memory_gib",
         },
         calibration_of(kind),
-        careful=disturbed(seen.others) and f"{disturbed(seen.others)} when it was measured: --measure when it is idle",
+        careful=disturbed(seen.others) and f"{disturbed(seen.others)} during it: repeat with --measure",
     )  # fmt: skip
     return _with_rate(unknown, Planned(model, prompt), prompt, seconds, peak and peak / 1e12)
 
@@ -94,12 +93,12 @@ def _kind(device: Device) -> str:
 def _with_rate(
     unknown: Hardware, planned: Planned, prompt: int, seconds: float, peak: float | None
 ) -> Hardware:
-    """With the rate at which the prompt is predicted to take so many seconds, and no more than the peak."""
+    """The hardware with the rate, at most the peak, for which the predicted prefill takes the measured seconds."""
     found = unknown
-    for _ in range(4):  # what memory hides of it depends on the rate
+    for _ in range(4):  # a fixed point: the part hidden behind memory depends on the rate
         now = planned.predict(found, [(0, prompt)])
         left = seconds - (now.total - now.arithmetic)
-        # Where memory alone would explain it, it is not known well.
+        # A lower bound, for the rate cannot be told if memory alone explains the time.
         rate = found.dot_top_s * now.arithmetic / max(left, seconds / 10)
         rate = min(rate, peak or rate)
         found = replace(unknown, matrix_tflop_s=rate, peak_top_s=peak or rate, dot_top_s=rate)

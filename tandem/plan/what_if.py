@@ -1,6 +1,6 @@
-"""What `tandem plan` says, as data: memory, decoding, prompts, speculation, a rate to reach, and experts.
+"""The data of `tandem plan`: memory, decode, prefill, speculative decoding, a target rate, and mixtures of experts.
 
-The fields are documented in docs/PLAN.md; a change that takes one away or alters its meaning raises SCHEMA.
+The fields are documented in docs/PLAN.md. SCHEMA is raised when one is removed or changes its meaning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tandem.errors import RequestError
 from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.model import Model
-from tandem.plan.predict import MOST_ROWS, Planned, Seconds, added
+from tandem.plan.predict import MAX_ROWS, Planned, Seconds, added
 
 SCHEMA = 1
 MAX_DRAFT_TOKENS = 8
@@ -24,8 +24,8 @@ Data = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What is asked of a plan."""
+class PlanOptions:
+    """The options of a plan."""
 
     context: int = 4096
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
@@ -34,7 +34,7 @@ class Wish:
     acceptance: Sequence[float] = (0.6, 0.7, 0.8)  # acceptance rates of draft tokens: assumed
     target: float | None = None  # tokens a second of all sequences together
     target_depths: Sequence[int] = TARGET_DEPTHS
-    active: float | None = None  # parameters of a mixture of experts that a token takes
+    active: float | None = None  # active parameters of a mixture of experts
 
     def check(self) -> None:
         if max((*self.depths, self.prompt)) >= self.context:
@@ -42,20 +42,20 @@ class Wish:
                 f"a depth or prompt of {max((*self.depths, self.prompt))} leaves no room in a context of "
                 f"{self.context}: use a larger --context"
             )
-        if not 1 <= min(self.batches) <= max(self.batches) <= MOST_ROWS:
-            wrong = next(batch for batch in self.batches if not 1 <= batch <= MOST_ROWS)
-            raise RequestError(f"a batch of {wrong} sequences is not planned for: use 1 to {MOST_ROWS}")
+        if not 1 <= min(self.batches) <= max(self.batches) <= MAX_ROWS:
+            wrong = next(batch for batch in self.batches if not 1 <= batch <= MAX_ROWS)
+            raise RequestError(f"a batch size of {wrong} is not possible: use 1 to {MAX_ROWS}")
         if not all(0 <= chance < 1 for chance in self.acceptance):
-            raise RequestError("an acceptance rate is a chance: give numbers from 0 to below 1, such as 0.7")
+            raise RequestError("an acceptance rate must be from 0 to below 1: give one such as 0.7")
 
 
 def describe(hardware: Hardware) -> Data:
     return {**dataclasses.asdict(hardware), "status": hardware.status, "heaps": hardware.heaps}
 
 
-def plan_of(planned: Planned, hardware: Hardware, wish: Wish, draft: Planned | None = None) -> Data:
-    """All that is known of one model in one format, with one kind of keys and values."""
-    prompt, memory = _prompt(planned, hardware, wish.prompt), planned.memory(hardware)
+def plan_of(planned: Planned, hardware: Hardware, wanted: PlanOptions, draft: Planned | None = None) -> Data:
+    """The plan for one model in one weight format with one KV cache type."""
+    prompt, memory = _prompt(planned, hardware, wanted.prompt), planned.memory(hardware)
     room = sum(memory.heaps.values()) - memory.needed
     return {
         "kv": planned.kv,
@@ -71,11 +71,11 @@ def plan_of(planned: Planned, hardware: Hardware, wish: Wish, draft: Planned | N
             "sequences": 1 + int(room / planned.kv_bytes(planned.context, 1)) if memory.fits else 0,
         },
         "decode": [
-            _decode(planned, hardware, batch, depth) for depth in wish.depths for batch in wish.batches
+            _decode(planned, hardware, batch, depth) for depth in wanted.depths for batch in wanted.batches
         ],
         "prefill": prompt,
-        "speculation": _speculation(planned, draft, hardware, wish.acceptance, wish.depths[0]) if draft else None,
-        "target": _target(planned, hardware, wish.target, wish.target_depths) if wish.target else None,
+        "speculation": _speculation(planned, draft, hardware, wanted.acceptance, wanted.depths[0]) if draft else None,
+        "target": _target(planned, hardware, wanted.target, wanted.target_depths) if wanted.target else None,
     }  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def _speculation(
 
 
 def _check_vocabularies(planned: Planned, draft: Planned) -> None:
-    """A shape has no tokens to compare, but how many; models of one family pad them by less than a hundredth."""
+    """Compares the sizes of the vocabularies. Models of one family pad them by less than 1%."""
     ours, its = planned.config.vocab, draft.config.vocab
     if abs(ours - its) > 0.01 * ours:
         raise RequestError(
@@ -149,27 +149,27 @@ def _check_vocabularies(planned: Planned, draft: Planned) -> None:
 
 
 def _target(planned: Planned, hardware: Hardware, target: float, depths: Sequence[int]) -> Data:
-    """The smallest batch that gives so many tokens a second in all, at some depths."""
+    """The smallest batch that reaches `target` tokens a second in total, at some depths."""
     rows = []
     for depth in depths:
         if depth >= planned.context:
             continue
         row: Data = {"depth": depth}
         for how in ("limit", "predict"):
-            batch = _least_batch(planned, hardware, how, depth, target)
+            batch = _min_batch(planned, hardware, how, depth, target)
             fits = batch is not None and planned.memory(hardware, depth + 1, batch).fits
             row["limit" if how == "limit" else "predicted"] = {"batch": batch, "fits": fits}
         rows.append(row)
-    return {"tokens_per_s": target, "most_batch": MOST_ROWS, "rows": rows}
+    return {"tokens_per_s": target, "most_batch": MAX_ROWS, "rows": rows}
 
 
-def _least_batch(planned: Planned, hardware: Hardware, how: str, depth: int, target: float) -> int | None:
+def _min_batch(planned: Planned, hardware: Hardware, how: str, depth: int, target: float) -> int | None:
     def enough(batch: int) -> bool:
         seconds: Seconds = getattr(planned, how)(hardware, [(depth, 1)] * batch)
         return batch / seconds.total >= target
 
-    # More sequences give more tokens, but where other kernels take over there may be a step down.
-    for low, high in ((0, min(hardware.matrix_from - 1, MOST_ROWS)), (hardware.matrix_from - 1, MOST_ROWS)):
+    # Throughput grows with the batch, but may drop where matrix units take over: each side is searched.
+    for low, high in ((0, min(hardware.matrix_from - 1, MAX_ROWS)), (hardware.matrix_from - 1, MAX_ROWS)):
         if high > low and enough(high):
             while high - low > 1:
                 middle = (low + high) // 2
@@ -179,8 +179,8 @@ def _least_batch(planned: Planned, hardware: Hardware, how: str, depth: int, tar
 
 
 def experts(active: float, layout: str, hardware: Hardware) -> Data:
-    """One sequence of a mixture of experts by arithmetic alone: what a token takes of its weights, read once. We have
-    no such model; routing, attention and launches are not in it."""
+    """A mixture of experts at batch 1, from its active weights alone: read once for each token. Routing, attention and
+    launches are not counted; the engine runs no such model yet."""
     each, reached = LAYOUTS[layout], hardware.calibration
     nbytes, ops = active * each.chunk_bytes / (each.span * PANEL_ROWS), 2 * active
     limit = max(nbytes / (hardware.read_gb_s * 1e9), ops / (hardware.peak_top_s * 1e12))
@@ -197,7 +197,7 @@ def experts(active: float, layout: str, hardware: Hardware) -> Data:
 
 
 def parameters(model: Model) -> Data:
-    """Weights of matrices: in the layers, in the embedding, and in a head of its own."""
+    """Matrix parameters in the layers, the embedding, and the head (0 if tied to the embedding)."""
     shapes = model.architecture.tensors(model.config)
     sizes = {name: shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2}
     embedding, head = sizes.pop("token_embd.weight", 0), sizes.pop("output.weight", 0)

@@ -1,4 +1,4 @@
-"""`tandem report --npu`: what the NPU does by itself, and prompts with and without its help."""
+"""`tandem report --npu`: tests of the NPU by itself, and prefill with and without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS = 5
 
 
 def collect(root: Path = Path("/"), model: Model | None = None, prompt: int = PROMPT, **how: Any) -> Data:
-    """All that `tandem.devices.npu.report` collects; if an NPU is there, prompts as well."""
+    """The data of `tandem.devices.npu.report` and, if there is an NPU, prefill rates."""
     data = report.collect(root, **how)
     if data["missing"]:
         return data

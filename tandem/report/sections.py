@@ -1,7 +1,7 @@
-"""`tandem report`: what a machine that we do not have can tell us, as one file without personal data (docs/DOCTOR.md).
+"""`tandem report`: the sections of one file about a machine, without personal data (docs/DOCTOR.md).
 
-Sections are made one after the other and the file is written after each, so that a driver that hangs or crashes leaves
-all that was found before it, and the name of the section that it did not live through.
+The file is written after each section. If a driver hangs or crashes, it has all sections before that, and the name of
+the section that failed (`during`).
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from tandem.model.config import Rope
 from tandem.model.synthetic import SyntheticModel
 from tandem.settings import read_settings
 
-SCHEMA = 1
+SCHEMA = 2  # 2: rates.products became rates.matmuls
 READ_BYTES = 256 << 20
 ROUNDS = 5
-ON_DEVICE = ("rates", "kernels", "models", "bench")  # sections
+ON_DEVICE = ("rates", "kernels", "models", "bench")  # sections that need the device
 
 Data = dict[str, Any]
 Say = Callable[[str], None]
 
 
 class Report:
-    """Sections by name, in the order in which they are made."""
+    """Makes the sections, in the order of `sections()`."""
 
     def __init__(
         self, device: str, *, full: bool = False, npu: bool = False, threads: int | None = None
@@ -68,20 +68,20 @@ class Report:
         return made
 
     def write(self, file: Path, say: Say = lambda _: None) -> Data:
-        """All sections, as far as they can be made; `problems` says in sentences what is wrong."""
+        """Makes all sections and writes the file. `problems` lists what failed, in sentences."""
         data: Data = {
             "schema": SCHEMA, "version": __version__, "date": datetime.now(UTC).isoformat(timespec="minutes"),
             "asked_for": self.name, "full": self.full, "during": "", "seconds": {}, "problems": [],
         }  # fmt: skip
         for name, section in self.sections().items():
             if name in ON_DEVICE and "error" in data["device"]:
-                continue  # it was said once
+                continue  # the error is in the section `device`
             say(name)
             data["during"], begun = name, time.perf_counter()
             _save(file, data)
             try:
                 data[name] = section(say)
-            except Exception as error:  # a mistake of ours on hardware that we do not have is news, too
+            except Exception as error:  # a bug that only shows on this hardware belongs in the report
                 data[name] = {"error": sentence(error)}
             data["seconds"][name] = time.perf_counter() - begun
             data["problems"] += problems(name, data[name])
@@ -91,7 +91,7 @@ class Report:
         return _save(file, data)
 
     def _with_device(self, section: Callable[[AnyDevice, Say], Any]) -> Callable[[Say], Any]:
-        """On a device of its own: what one section does cannot disturb the next."""
+        """Opens the device anew for a section, so that sections do not disturb each other."""
 
         def run(say: Say) -> Any:
             device = open_for_checks(self.name, self.threads)
@@ -114,10 +114,10 @@ def sentence(error: Exception) -> str:
 
 def _save(file: Path, data: Data) -> Data:
     clean: Data = checks.without_names(data)
-    whole = file.exists() and not file.is_file()  # a pipe or /dev/null is written to, not replaced
-    partial = file if whole else file.with_name(f"{file.name}.part")
+    special = file.exists() and not file.is_file()  # a pipe or /dev/null is written to, not replaced
+    partial = file if special else file.with_name(f"{file.name}.part")
     partial.write_text(json.dumps(clean, indent=1, allow_nan=False) + "\n")
-    if not whole:
+    if not special:
         partial.replace(file)
     return clean
 
@@ -152,24 +152,24 @@ def describe(device: AnyDevice, name: str) -> Data:
     return data
 
 
-PRODUCTS = ("q4_0", "q8_0", "q4_k", "q6_k", "f16")  # layouts
-TOKENS_OF_PRODUCTS, COLUMNS = (1, 8, 64, 512), 4096
-ROWS = {"cpu": 4096, "software": 512}  # on slow devices; on others:
-MANY_ROWS = 16384
+LAYOUTS = ("q4_0", "q8_0", "q4_k", "q6_k", "f16")  # of the timed matmuls
+MATMUL_TOKENS, COLUMNS = (1, 8, 64, 512), 4096
+ROWS = {"cpu": 4096, "software": 512}  # on slow devices
+MANY_ROWS = 16384  # on others
 DOT, MATRIX, FLOAT, CHOSEN = "int8 dot products", "matrix units", "float", "as chosen"  # paths
 
 
 def rates(device: AnyDevice) -> Data:
-    """Reads, and what products reach in our own kernels: of one token (memory), some, and a step of a prompt."""
+    """The read bandwidth, and the rates of our matmul kernels for one token, some, and a step of a prompt."""
     read, how = measure_bandwidth(device, READ_BYTES)
     prepare(device)
     kind = kind_of(device)
     few = kind == "software"
     found = [
-        product
-        for layout in PRODUCTS[: 1 if few else None]
-        for tokens in TOKENS_OF_PRODUCTS[: -1 if few else None]
-        for product in _products(device, layout, tokens, ROWS.get(kind, MANY_ROWS))
+        timed
+        for layout in LAYOUTS[: 1 if few else None]
+        for tokens in MATMUL_TOKENS[: -1 if few else None]
+        for timed in _matmuls(device, layout, tokens, ROWS.get(kind, MANY_ROWS))
     ]
     best = {
         path: max((p["ops_per_s"] for p in found if p["path"] == path), default=None)
@@ -181,12 +181,12 @@ def rates(device: AnyDevice) -> Data:
         "int8_ops_per_s": best[DOT],
         "fp16_matrix_ops_per_s": best[MATRIX],
         "float_ops_per_s": best[FLOAT],
-        "products": found,
+        "matmuls": found,
     }
 
 
-def _products(device: AnyDevice, layout: str, tokens: int, rows: int) -> Iterator[Data]:
-    """One on each path that the device has for it."""
+def _matmuls(device: AnyDevice, layout: str, tokens: int, rows: int) -> Iterator[Data]:
+    """A matmul timed on each path that the device has for it."""
     case = matmul.make_case(layout, tokens, rows, COLUMNS, 0, 0, np.random.default_rng(0))
     kernel = matmul.BY_LAYOUT[layout]
     cost = kernel.cost(case.scalars, case.counts)
@@ -209,7 +209,7 @@ def _paths(device: AnyDevice, layout: str, tokens: int) -> list[str]:
 
 @contextmanager
 def _dot_products_only(device: AnyDevice, only: bool) -> Iterator[None]:
-    """As if the device had no matrix units."""
+    """Hides the matrix units of the device if `only`."""
     if only and isinstance(device, VulkanDevice):
         kept = device.capabilities
         device.capabilities = replace(kept, matrix_shapes=(), register_coopmat=False)
@@ -222,7 +222,7 @@ def _dot_products_only(device: AnyDevice, only: bool) -> Iterator[None]:
 
 
 def kernels(device: AnyDevice, say: Say) -> list[Data]:
-    """Every kernel against its NumPy reference."""
+    """Checks every kernel against its NumPy reference."""
     found = []
     for checked in check_kernels(device):
         say(f"{checked.kernel}: {checked.cases - len(checked.failures)} of {checked.cases} cases agree")
@@ -230,8 +230,8 @@ def kernels(device: AnyDevice, say: Say) -> list[Data]:
     return found
 
 
-# Whose layers tiny models are made of, and the largest error of their logits, on average and of the logits' size. Where
-# activations become int8, what rounds otherwise takes other quants, and differs by as much as int8 costs.
+# Shapes of the tiny models, and the maximum error of their logits (RMS, relative). With int8 activations, rounding
+# gives different quants, and errors as large as those of int8 itself.
 TINY = {
     "gemma-3-27b:f16": 0.01,
     "qwen2.5-7b:f16": 0.01,
@@ -245,7 +245,7 @@ TOKENS = 40
 
 
 def models(device: AnyDevice, say: Say) -> list[Data]:
-    """Logits of tiny models with random weights, against those of kernels in plain C: at once, and token by token."""
+    """Compares the logits of tiny random models with those of plain C kernels: as one prompt, and token by token."""
     found, plain = [], CPUDevice(read_settings().threads)
     plain.isa = "plain"
     for name, bound in TINY.items():
@@ -271,8 +271,8 @@ def models(device: AnyDevice, say: Say) -> list[Data]:
 
 
 def tiny_model(name: str) -> SyntheticModel:
-    """A few narrow layers of a published family. Their attention is even: one that random weights make sharp would turn
-    what rounds otherwise into another answer."""
+    """A few narrow layers of a published family. Attention scores are scaled down: sharp attention from random weights
+    would amplify rounding differences."""
     model = SyntheticModel(name, 6 if name.startswith("gemma") else 3)
     old, dim = model.config, 64
     model.config = replace(
@@ -287,8 +287,8 @@ def _logits(model: SyntheticModel, device: Device, ids: list[int], batch: int) -
     return Engine(model, device, context=64, batch=batch, kv="f32").logits(ids)
 
 
-SMALL = {"cpu": "gemma-3-270m:q4_0", "software": "smollm2-135m:q4_0"}  # on slow devices; on others:
-USUAL = "gemma-3-1b:q4_0"
+SMALL = {"cpu": "gemma-3-270m:q4_0", "software": "smollm2-135m:q4_0"}  # models on slow devices
+USUAL = "gemma-3-1b:q4_0"  # the model on others
 LARGER = ("gemma-3-4b:q4_0", "llama-3-8b:q4_k", "gemma-3-27b:q4_0")
 WORKLOADS = (
     Workload("prefill", 512),
@@ -316,7 +316,7 @@ def bench(device: AnyDevice, full: bool, say: Say) -> list[Data]:
 
 
 def npu(_: Say) -> Any:
-    """What the NPU does by itself, and with its help."""
+    """Tests of the NPU."""
     from tandem.report.npu import collect
 
     return collect()

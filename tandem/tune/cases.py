@@ -1,4 +1,4 @@
-"""The launches of a model that `tandem tune` times: each shape once, as cases of the size that a step has."""
+"""Builds the cases that `tandem tune` times: each shape of a Program's launches once, at the sizes of steps."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
 from tandem.kernels.q8_tiles import q8_pack, q8_zeros
 from tandem.program.program import Launch, Program
 
-PATTERN_BYTES = 8 << 20  # of random weights, repeated
+PATTERN_BYTES = 8 << 20  # of random weights, which are repeated
 PANELS_OF_GLU = 4
-CHECKED_ROWS, CHECKED_COLUMNS = 256, 1024  # of a product that NumPy computes too
-MOST_KEYS = 4096  # of all sequences together
+MAX_CHECKED_ROWS, MAX_CHECKED_COLUMNS = 256, 1024  # of a matmul that NumPy computes too
+MAX_KEYS = 4096  # of all sequences together
 ROWS_PER_ITEM, QUERIES_PER_ITEM = 16, 64  # of attention, as engine/batch.py cuts prompts
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Launches that are alike but for their memory."""
+    """Launches that differ only in their buffers."""
 
     launch: Launch
     name: str  # of what it computes, without the layer
@@ -42,7 +42,7 @@ class Shape:
 
     @property
     def count(self) -> str:
-        """Which of the counts its size is."""
+        """The count that its size is: "tokens" or "rows"."""
         s = self.launch.scalars
         return "rows" if s.get("count") or s.get("use_rows") else "tokens"
 
@@ -51,7 +51,7 @@ class Shape:
 
 
 def shapes(program: Program, kinds: Iterable[str]) -> list[Shape]:
-    """Of the kernels of `kinds`; those that move most bytes for one token first."""
+    """The shapes of the kernels of `kinds`, those with the most bytes for one token first."""
     one, found = {"tokens": 1, "rows": 1, "work": 1}, dict[str, list[Launch]]()
     for launch in program.launches:
         kind = launch.kernel.name.partition("_")[0]
@@ -66,27 +66,27 @@ def shapes(program: Program, kinds: Iterable[str]) -> list[Shape]:
     ]
 
 
-# ---- products
+# ---- matmuls
 
 
-def product(shape: Shape, tokens: int, most_bytes: int, rng: np.random.Generator) -> Case:
-    """Of so many tokens or fewer; with fewer rows where the weights would be more than `most_bytes`."""
+def matmul_case(shape: Shape, tokens: int, max_bytes: int, rng: np.random.Generator) -> Case:
+    """A matmul of up to `tokens`, with fewer rows if the weights would exceed `max_bytes`."""
     s = shape.launch.scalars
     layout, columns, rows = LAYOUT_NAMES[int(s["format"])], int(s["columns"]), int(s["rows"])
     group = LAYOUTS[layout].matrix_bytes(PANEL_ROWS * PANELS_OF_GLU, columns)
-    if LAYOUTS[layout].matrix_bytes(rows, columns) > most_bytes:
-        rows = PANEL_ROWS * PANELS_OF_GLU * (most_bytes // group)
-    return _product(shape, layout, tokens, rows, columns, rng)
+    if LAYOUTS[layout].matrix_bytes(rows, columns) > max_bytes:
+        rows = PANEL_ROWS * PANELS_OF_GLU * (max_bytes // group)
+    return _matmul_case(shape, layout, tokens, rows, columns, rng)
 
 
-def small_product(shape: Shape, tokens: int, rng: np.random.Generator) -> Case:
-    """One that NumPy can compute too."""
+def small_matmul(shape: Shape, tokens: int, rng: np.random.Generator) -> Case:
+    """A matmul that is small enough for NumPy."""
     s = shape.launch.scalars
-    rows, columns = min(CHECKED_ROWS, int(s["rows"])), min(CHECKED_COLUMNS, int(s["columns"]))
-    return _product(shape, LAYOUT_NAMES[int(s["format"])], tokens, rows, columns, rng)
+    rows, columns = min(MAX_CHECKED_ROWS, int(s["rows"])), min(MAX_CHECKED_COLUMNS, int(s["columns"]))
+    return _matmul_case(shape, LAYOUT_NAMES[int(s["format"])], tokens, rows, columns, rng)
 
 
-def _product(
+def _matmul_case(
     shape: Shape, layout: str, tokens: int, rows: int, columns: int, rng: np.random.Generator
 ) -> Case:
     s, has = dict(shape.launch.scalars), shape.launch.buffers
@@ -111,7 +111,7 @@ def _product(
 # ---- norms and attention
 
 
-def normed(shape: Shape, tokens: int, rng: np.random.Generator) -> Case:
+def norm_case(shape: Shape, tokens: int, rng: np.random.Generator) -> Case:
     s, has = shape.launch.scalars, shape.launch.buffers
     options = {
         "add": has["add"], "post": has["post_weight"], "q8": s["out_q8"], "rows": s["use_rows"],
@@ -122,29 +122,29 @@ def normed(shape: Shape, tokens: int, rng: np.random.Generator) -> Case:
     return Case(case.label, case.arrays, case.scalars, shape.counts(tokens), case.atol, case.rtol)
 
 
-def answering(shape: Shape, sequences: int, keys: int, rng: np.random.Generator) -> Case:
-    """Attention of one token of each of some sequences, after so many keys."""
-    return _attended(shape, [(max(0, keys - 1 - 7 * i % 16), 1) for i in range(sequences)], rng)
+def decode_attention(shape: Shape, sequences: int, keys: int, rng: np.random.Generator) -> Case:
+    """Attention of one token in each of `sequences`, over `keys` keys."""
+    return _attention_case(shape, [(max(0, keys - 1 - 7 * i % 16), 1) for i in range(sequences)], rng)
 
 
-def prompted(shape: Shape, tokens: int, rng: np.random.Generator) -> Case:
-    """Attention of a part of one prompt, its beginning."""
-    return _attended(shape, [(0, tokens)], rng)
+def prefill_attention(shape: Shape, tokens: int, rng: np.random.Generator) -> Case:
+    """Attention of the first tokens of a prompt."""
+    return _attention_case(shape, [(0, tokens)], rng)
 
 
-def _attended(shape: Shape, rows: list[tuple[int, int]], rng: np.random.Generator) -> Case:
+def _attention_case(shape: Shape, rows: list[tuple[int, int]], rng: np.random.Generator) -> Case:
     s = shape.launch.scalars
     heads = (int(s["q_heads"]), int(s["kv_heads"]), int(s["head_dim"]))
-    most = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM * heads[1] // heads[0]))
+    max_rows = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM * heads[1] // heads[0]))
     return attention.make_case(
         rng, f"T={sum(new for _, new in rows)}", heads, rows, int(s["window"]), s["softcap"],
-        KV_TYPES[int(s["kv"])], int(s["out_q8"]), most, q_gap=0,
+        KV_TYPES[int(s["kv"])], int(s["out_q8"]), max_rows, q_gap=0,
     )  # fmt: skip
 
 
 def depths(sequences: int, context: int) -> Iterator[int]:
-    """Keys that each of so many sequences has: few, and as many as cost little to make."""
-    few, many = 64, min(context, MOST_KEYS // sequences)
+    """Numbers of keys of each sequence: few, and as many as are cheap to make."""
+    few, many = 64, min(context, MAX_KEYS // sequences)
     yield few
     if many > 2 * few:
         yield many

@@ -1,8 +1,8 @@
-"""Finds the fastest of the choices for each kernel and shape of a model on a device (docs/TUNING.md).
+"""Finds the fastest choice for each kernel and shape of a model on a device (docs/TUNING.md).
 
-Choices are timed in turn, some rounds of all. The fastest is compared with the rule's own results, and if it is right,
-timed against the rule alone. It is taken if those rounds, which had no part in finding it, show it to be faster by more
-than they differ among each other.
+All candidates are timed in alternating rounds. The results of the fastest are compared with those of the default; if
+they are correct, it is timed against the default in new rounds. It is chosen if these show that it is faster by more
+than the noise.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tandem.errors import DeviceError, DeviceLostError
 from tandem.kernels.kernel import Counts
 from tandem.program.program import Program
 from tandem.tune.tasks import Task, tasks, thread_task
-from tandem.tune.trials import Space, Trial, is_gpu
+from tandem.tune.trials import Trial, TrialMemory, is_gpu
 
-MARGIN = 0.03  # by which a choice must be faster
-SLOWER = 0.02  # by which it may be slower at one of several sizes that share a choice
-SCREENING, ROUNDS = 3, 9
-GPU_SECONDS, CPU_SECONDS = 4e-3, 20e-3  # of a round of one choice, at least
-MOST_LAUNCHES = 256
-SLOW = 0.3  # seconds of a launch: not tuned, nor what is larger
+MIN_GAIN = 0.03  # relative gain that a choice must have
+MAX_LOSS = 0.02  # relative loss that is allowed at one of several sizes that share a choice
+SCREENING, ROUNDS = 3, 9  # rounds of all candidates, and of the best against the default
+GPU_SECONDS, CPU_SECONDS = 4e-3, 20e-3  # minimum of a round of one choice
+MAX_LAUNCHES = 256
+MAX_LAUNCH_SECONDS = 0.3  # slower launches, and larger sizes of them, are not tuned
 WARM_UP, QUICK_WARM_UP = 1.0, 0.3  # seconds: a GPU that was idle runs slower for a while
-LIMIT, QUICK_LIMIT = 140.0, 3.0  # seconds, for all
+LIMIT, QUICK_LIMIT = 140.0, 3.0  # seconds of a whole run
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Finding:
     shape: str
     size: str
     keys: list[str]
-    launches: int  # of a step that are alike
-    before: float  # seconds of a launch by the rule: the geometric mean where there are several sizes
-    after: float  # and with the choice
-    choice: Choice  # what is chosen; nothing: the rule
-    tried: int
-    wrong: list[Choice]  # seemed faster, but their results are not the rule's; or the driver refuses them
+    launches: int  # equal launches in a step
+    before: float  # seconds of a launch with the default: the geometric mean of several sizes
+    after: float  # seconds with the choice
+    choice: Choice  # empty: the default
+    tried: int  # number of candidates
+    wrong: list[Choice]  # candidates with wrong results, or refused by the driver
 
     @property
     def gain(self) -> float:
@@ -61,26 +61,26 @@ def tune(
     device: AnyDevice, program: Program, *, context: int, quick: bool = False, limit: float | None = None,
     threads: bool = False,
 ) -> Iterator[Finding]:  # fmt: skip
-    """Findings for the launches of a Program as they come, until `limit` seconds are over; what comes after stays as it
-    is. `threads`: also how many the CPU should have."""
+    """Yields a finding for each task of a Program until `limit` seconds are over; the rest keeps its defaults.
+    `threads`: also tunes the number of CPU threads."""
     seconds = (GPU_SECONDS if is_gpu(device) else CPU_SECONDS) / (2 if quick else 1)
-    space, slow = Space(device, quick=quick), set[str]()
+    space, slow = TrialMemory(device, quick=quick), set[str]()
     if isinstance(device, VulkanDevice):
         prepare(device)
     begun = time.perf_counter()
     until = begun + (limit or (QUICK_LIMIT if quick else LIMIT))
     warm = begun + (QUICK_WARM_UP if quick else WARM_UP) if is_gpu(device) else begun
     for i, task in enumerate(tasks(space, program, context, quick)):
-        if i and time.perf_counter() > until:  # the first is looked at, however long it took to make
+        if i and time.perf_counter() > until:  # the first task always runs, however long its set-up took
             break
         name = f"{task.kernel} {task.shape}"
         if not task.candidates or name in slow:
             continue
-        if any(_is_slow(trial, counts) for trial, counts in task.spots):
+        if any(_is_slow(trial, counts) for trial, counts in task.timed):
             slow.add(name)
             continue
         while time.perf_counter() < warm:
-            task.spots[0][0].seconds(task.spots[0][1], MOST_LAUNCHES // 4)
+            task.timed[0][0].seconds(task.timed[0][1], MAX_LAUNCHES // 4)
         yield choose(task, seconds, until)
     if threads and isinstance(device, CPUDevice):
         with thread_task(program, device.threads) as team:
@@ -89,20 +89,20 @@ def tune(
 
 
 def _undisturbed(team: Task, seconds: float, until: float) -> Finding:
-    """How many threads; the rule's where others had part of the machine: fewer are as fast then, and only then."""
+    """The number of threads; the default if other processes took part of the machine, for fewer are as fast then."""
     finding, seen = Sensors().during(lambda: choose(team, seconds, until))
     return replace(finding, after=finding.before, choice=NOTHING) if disturbed(seen.others) else finding
 
 
 def _is_slow(trial: Trial, counts: Counts) -> bool:
-    """The first run does not tell: it may be compiled then."""
-    return trial.seconds(counts, 1) > SLOW and trial.seconds(counts, 1) > SLOW
+    """Times a second run too, since the first may include compiling."""
+    return trial.seconds(counts, 1) > MAX_LAUNCH_SECONDS and trial.seconds(counts, 1) > MAX_LAUNCH_SECONDS
 
 
 def choose(task: Task, run_seconds: float, until: float = np.inf) -> Finding:
-    """The fastest of the right choices, or the rule. Candidates that come up after `until` are not looked at."""
-    once = [trial.seconds(counts, 2) for trial, counts in task.spots]
-    task.launches = [min(MOST_LAUNCHES, 1 + int(run_seconds / max(t, 1e-7))) for t in once]
+    """The fastest correct choice, or the default. Candidates after the time `until` are skipped."""
+    once = [trial.seconds(counts, 2) for trial, counts in task.timed]
+    task.launches = [min(MAX_LAUNCHES, 1 + int(run_seconds / max(t, 1e-7))) for t in once]
     runs: list[Choice] = []
     wrong: list[Choice] = []
     for choice in task.candidates:
@@ -111,10 +111,10 @@ def choose(task: Task, run_seconds: float, until: float = np.inf) -> Finding:
     tried, screened = len(runs) + len(wrong), _rounds(task, [NOTHING, *runs], SCREENING)
     costs = [float(np.median(_costs(rounds))) for rounds in screened]
     best = NOTHING
-    for i in np.argsort(costs[1:]):  # fastest first: mostly one is to be compared
-        if costs[1 + i] > (1 - MARGIN / 2) * costs[0]:
+    for i in np.argsort(costs[1:]):  # fastest first, so that usually only one is checked
+        if costs[1 + i] > (1 - MIN_GAIN / 2) * costs[0]:
             break
-        if task.right(runs[i]):
+        if task.is_correct(runs[i]):
             best = runs[i]
             break
         wrong.append(runs[i])
@@ -131,7 +131,7 @@ def choose(task: Task, run_seconds: float, until: float = np.inf) -> Finding:
 
 
 def _runs(task: Task, choice: Choice) -> bool:
-    """Once, so that it is compiled before it is timed; False: the driver refuses it."""
+    """Runs a choice once, so that it is compiled before it is timed. False: the driver refuses it."""
     try:
         task.seconds(choice)
     except DeviceLostError:
@@ -141,11 +141,11 @@ def _runs(task: Task, choice: Choice) -> bool:
     return True
 
 
-Rounds = list[list[float]]  # [round][spot]: seconds of a launch
+Rounds = list[list[float]]  # [round][size]: seconds of a launch
 
 
 def _rounds(task: Task, choices: Sequence[Choice], rounds: int) -> list[Rounds]:
-    """Of each choice, in turn, forwards and backwards: what slows the machine for a while slows all."""
+    """Alternating rounds of each choice, forwards and backwards: what slows the machine for a while slows all."""
     found: list[Rounds] = [[] for _ in choices]
     for i in range(rounds):
         order = range(len(choices))
@@ -159,11 +159,13 @@ def _costs(rounds: Rounds) -> list[float]:
 
 
 def _is_faster(ours: Rounds, theirs: Rounds) -> bool:
-    """By more than the margin, surely, and not at the cost of one of the sizes."""
+    """Whether ours is faster by MIN_GAIN with separate intervals, and no size is slower than MAX_LOSS allows."""
     costs, their_costs = _costs(ours), _costs(theirs)
     apart = median_interval(costs)[1] < median_interval(their_costs)[0]
     worst = float((np.median(ours, axis=0) / np.median(theirs, axis=0)).max())
-    return bool(apart and np.median(costs) <= (1 - MARGIN) * np.median(their_costs) and worst <= 1 + SLOWER)
+    return bool(
+        apart and np.median(costs) <= (1 - MIN_GAIN) * np.median(their_costs) and worst <= 1 + MAX_LOSS
+    )
 
 
 def tuned_file(device: AnyDevice, folder: Path) -> Path:
@@ -173,7 +175,7 @@ def tuned_file(device: AnyDevice, folder: Path) -> Path:
 
 
 def keep(device: AnyDevice, findings: Iterable[Finding], folder: Path) -> Path:
-    """Adds the findings to those of the device's file, in place of older ones for the same shapes."""
+    """Saves the findings in the device's file, replacing older ones for the same shapes."""
     file = tuned_file(device, folder)
     choices = read_choices(file)
     for finding in findings:

@@ -1,4 +1,4 @@
-"""What `tandem tune` chooses for: each kernel and shape of a Program, with the candidates of the device."""
+"""The tasks of `tandem tune`: one for each kernel and shape of a Program, with candidates and a check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tandem.bench.kernel_checks import INTEGER_ERROR, MATRIX_ERROR, check_case, check_product
+from tandem.bench.kernel_checks import INTEGER_ERROR, MATRIX_ERROR, check_case, check_matmul
 from tandem.devices.choices import Choice, shape_of
 from tandem.devices.cpu import tuned as cpu
 from tandem.devices.cpu.device import CPUDevice
@@ -22,17 +22,15 @@ from tandem.kernels.q8_tiles import q8_unpack
 from tandem.program.program import Program
 from tandem.tune import cases
 from tandem.tune.cases import Shape
-from tandem.tune.trials import Bed, Space, Threads, Trial
+from tandem.tune.trials import KernelTrial, ThreadsTrial, Trial, TrialMemory
 
 Sizes = tuple[tuple[int, ...], ...]
-# Tokens of a step, by the buckets that GPUs record: those together share a choice.
+# Tokens of a step, by the buckets that GPUs record. Those in one group share a choice.
 SIZES: Sizes = ((1,), (2,), (4,), (8,), (16,), (32,), (64,), (128, 256, 512))
-SEQUENCES = (
-    (1,),
-    (2, 4),
-)  # of more, a trial cannot make as many keys as they may have: few would decide for many
+# Decode batch sizes. Larger ones are not tuned: a trial cannot hold as many keys as they may have.
+SEQUENCES = ((1,), (2, 4))
 PROMPT = 512
-MOST_ROWS = 64  # that are sampled in a step
+MAX_ROWS = 64  # sampled in a step
 QUICK_SIZES: Sizes = ((1,), (8,))
 QUICK_SHAPES = 4
 CPU_SIZES, CPU_SEQUENCES, CPU_KEYS = (1, 16, 128), (1, 8), 1024
@@ -41,26 +39,26 @@ Check = Callable[[Choice], None]
 
 @dataclass
 class Task:
-    """One thing to choose for: a shape, at one size or at several that share the choice."""
+    """A choice to make: for a kernel and shape, at one size or at several that share the choice."""
 
     kernel: str
     shape: str
     size: str
-    keys: list[str]  # what the choice is filed under
-    each: int  # launches of a step that are alike
-    spots: Sequence[tuple[Trial, Counts]]  # what is timed
+    keys: list[str]  # under which the choice is saved
+    each: int  # equal launches in a step
+    timed: Sequence[tuple[Trial, Counts]]  # one for each size
     candidates: list[Choice]
-    check: Check | None = None  # against NumPy, where bits may differ; None: they may not
-    bound: float = 0.0  # of the difference from the rule's results, of their own size
-    launches: list[int] = field(default_factory=list)  # of a round, at each spot
-    _rule: list[dict[str, Array]] = field(default_factory=list)
+    check: Check | None = None  # against NumPy, if bits may differ; None: they must not
+    bound: float = 0.0  # of the difference from the default's results, relative to their RMS
+    launches: list[int] = field(default_factory=list)  # of a round, for each size
+    _default: list[dict[str, Array]] = field(default_factory=list)
 
-    def right(self, choice: Choice) -> bool:
-        """Whether a choice gives the rule's bits or, where it may differ, what NumPy does within the kernel's error."""
-        self._rule = self._rule or [trial.results(counts) for trial, counts in self.spots]
+    def is_correct(self, choice: Choice) -> bool:
+        """Whether a choice gives the default's bits or, if bits may differ, NumPy's within the kernel's error."""
+        self._default = self._default or [trial.results(counts) for trial, counts in self.timed]
         try:
-            found = [trial.results(counts, choice) for trial, counts in self.spots]
-            pairs = [(got[n], want[n]) for got, want in zip(found, self._rule, strict=True) for n in want]
+            found = [trial.results(counts, choice) for trial, counts in self.timed]
+            pairs = [(got[n], want[n]) for got, want in zip(found, self._default, strict=True) for n in want]
             if all(got.tobytes() == want.tobytes() for got, want in pairs):
                 return True
             if self.check is None or any(difference(*pair) > self.bound for pair in pairs):
@@ -73,17 +71,17 @@ class Task:
         return True
 
     def seconds(self, choice: Choice) -> list[float]:
-        """Of a launch, at each spot."""
-        spots = zip(self.spots, self.launches, strict=True)
-        return [trial.seconds(counts, n, choice) for (trial, counts), n in spots]
+        """Seconds of a launch, for each size."""
+        sizes = zip(self.timed, self.launches, strict=True)
+        return [trial.seconds(counts, n, choice) for (trial, counts), n in sizes]
 
     def done(self) -> None:
-        for trial, _ in self.spots:
-            trial.forget()
+        for trial, _ in self.timed:
+            trial.free()
 
 
 def difference(got: Array, want: Array) -> float:
-    """The largest difference, of the size of `want`; a quant may be the neighbouring one."""
+    """The maximum difference relative to the RMS of `want`; quants may be off by one."""
     room = np.zeros((), np.float32)
     if want.dtype == Q8_BLOCK:
         got, want = (q8_unpack(a, Q8_TILE * len(a)) for a in (got, want))
@@ -99,8 +97,8 @@ def difference(got: Array, want: Array) -> float:
     return float(np.maximum(np.abs(got - want) - room, 0).max(initial=0.0)) / size
 
 
-def tasks(space: Space, program: Program, context: int, quick: bool) -> Iterator[Task]:
-    """Those that take most of a step of one token first. `quick`: only some of them."""
+def tasks(space: TrialMemory, program: Program, context: int, quick: bool) -> Iterator[Task]:
+    """The tasks, those with the most bytes in a step of one token first. `quick`: only a few of them."""
     device, rng = space.device, np.random.default_rng(0)
     kinds = ("matmul",) if quick else cpu.TUNED if isinstance(device, CPUDevice) else vulkan.TUNED
     found = cases.shapes(program, kinds)
@@ -114,24 +112,24 @@ def tasks(space: Space, program: Program, context: int, quick: bool) -> Iterator
             else:
                 yield from _vulkan_rows(space, device, shape, quick, rng)
         except DoesNotFitError:
-            continue  # it stays as it is
+            continue  # the default stays
 
 
 def _vulkan_rows(
-    space: Space, device: VulkanDevice, shape: Shape, quick: bool, rng: np.random.Generator
+    space: TrialMemory, device: VulkanDevice, shape: Shape, quick: bool, rng: np.random.Generator
 ) -> Iterator[Task]:
-    """Products and norms: a choice for each number of tokens, or for a few."""
-    most = MOST_ROWS if shape.count == "rows" else SIZES[-1][-1]
+    """Matmuls and norms: a choice for each number of tokens, or for a group of them."""
+    most = MAX_ROWS if shape.count == "rows" else SIZES[-1][-1]
     groups = [sizes for sizes in (QUICK_SIZES if quick else SIZES) if sizes[-1] <= most]
-    bed = _bed(space, shape, groups[-1][-1], rng)
+    trial = _kernel_trial(space, shape, groups[-1][-1], rng)
     half = device.capabilities.register_coopmat or has_coopmat(device.capabilities)
     for sizes in groups:
         bound = MATRIX_ERROR if half and sizes[-1] > 1 else INTEGER_ERROR
         yield Task(
             shape.kernel.name, described(shape), _many(sizes, shape.count[:-1]),
             [shape_of(shape.kind, shape.launch.scalars, size) for size in sizes], shape.launches,
-            [(bed, shape.counts(size)) for size in sizes],
-            vulkan.candidates(shape.kernel.name, bed.case.scalars, shape.counts(sizes[-1]), device.capabilities),
+            [(trial, shape.counts(size)) for size in sizes],
+            vulkan.candidates(shape.kernel.name, trial.case.scalars, shape.counts(sizes[-1]), device.capabilities),
             _check(device, shape, sizes[-1], bound), 2 * bound,
         )  # fmt: skip
 
@@ -145,30 +143,34 @@ def _check(device: VulkanDevice, shape: Shape, size: int, bound: float) -> Check
         rng = np.random.default_rng(size)
         with device.choices.trying(choice):
             if shape.kind == "norm":
-                check_case(device, shape.kernel, cases.normed(shape, size, rng))
+                check_case(device, shape.kernel, cases.norm_case(shape, size, rng))
             else:
-                check_product(device, shape.kernel, cases.small_product(shape, size, rng), bound)
+                check_matmul(device, shape.kernel, cases.small_matmul(shape, size, rng), bound)
 
     return check
 
 
 def _vulkan_attention(
-    space: Space, device: VulkanDevice, shape: Shape, context: int, rng: np.random.Generator
+    space: TrialMemory, device: VulkanDevice, shape: Shape, context: int, rng: np.random.Generator
 ) -> Iterator[Task]:
-    """A choice for some numbers of sequences that answer, at two depths, and one for prompts."""
+    """Attention: a choice for each of some decode batch sizes, at two depths, and one for prefill."""
     bound = MATRIX_ERROR if device.capabilities.register_coopmat else INTEGER_ERROR
     for sizes in (*SEQUENCES, ()):
         space.clear()
         if sizes:
-            timed = [cases.answering(shape, n, keys, rng) for n in sizes for keys in cases.depths(n, context)]
+            timed = [
+                cases.decode_attention(shape, n, keys, rng)
+                for n in sizes
+                for keys in cases.depths(n, context)
+            ]
         else:
-            timed = [cases.prompted(shape, PROMPT, rng)]
+            timed = [cases.prefill_attention(shape, PROMPT, rng)]
         counts = [case.counts for case in timed]
         keys = [shape_of(shape.kind, shape.launch.scalars, c["tokens"], c["work"]) for c in counts]
         yield Task(
             shape.kernel.name, described(shape), _many(sizes, "sequence") if sizes else f"{PROMPT} tokens",
             list(dict.fromkeys(keys)), shape.launches,
-            [(Bed(space, shape.kernel, case, "cache"), case.counts) for case in timed],
+            [(KernelTrial(space, shape.kernel, case, "cache"), case.counts) for case in timed],
             vulkan.candidates(shape.kernel.name, timed[-1].scalars, counts[-1], device.capabilities),
             _check_attention(device, shape, min(sizes[-1], 4) if sizes else 0), 2 * bound,
         )  # fmt: skip
@@ -177,52 +179,60 @@ def _vulkan_attention(
 def _check_attention(device: VulkanDevice, shape: Shape, sequences: int) -> Check:
     def check(choice: Choice) -> None:
         rng = np.random.default_rng(sequences)
-        small = cases.answering(shape, sequences, 333, rng) if sequences else cases.prompted(shape, 70, rng)
+        small = (
+            cases.decode_attention(shape, sequences, 333, rng)
+            if sequences
+            else cases.prefill_attention(shape, 70, rng)
+        )
         with device.choices.trying(choice):
             check_case(device, shape.kernel, small)
 
     return check
 
 
-def _cpu_task(space: Space, shape: Shape, context: int, quick: bool, rng: np.random.Generator) -> Task:
-    """One choice for all sizes: a recording has one, and a request's bits must not depend on the batch."""
-    spots: Sequence[tuple[Trial, Counts]]
+def _cpu_task(space: TrialMemory, shape: Shape, context: int, quick: bool, rng: np.random.Generator) -> Task:
+    """One choice for all sizes, because a request's bits must not depend on the batch."""
+    timed: Sequence[tuple[Trial, Counts]]
     if shape.kind == "attention":
-        timed: list[Case] = [cases.answering(shape, n, min(context, CPU_KEYS), rng) for n in CPU_SEQUENCES]
-        timed.append(cases.prompted(shape, CPU_SIZES[-1], rng))
-        spots = [(Bed(space, shape.kernel, case, "cache"), case.counts) for case in timed]
+        attended: list[Case] = [
+            cases.decode_attention(shape, n, min(context, CPU_KEYS), rng) for n in CPU_SEQUENCES
+        ]
+        attended.append(cases.prefill_attention(shape, CPU_SIZES[-1], rng))
+        timed = [(KernelTrial(space, shape.kernel, case, "cache"), case.counts) for case in attended]
     else:
         sizes = CPU_SIZES[:2] if quick or shape.count == "rows" else CPU_SIZES
-        bed = _bed(space, shape, max(sizes), rng)
-        spots = [(bed, shape.counts(size)) for size in sizes]
+        trial = _kernel_trial(space, shape, max(sizes), rng)
+        timed = [(trial, shape.counts(size)) for size in sizes]
     return Task(
         shape.kernel.name, described(shape), "all", [shape_of(shape.kind, shape.launch.scalars)], shape.launches,
-        spots, cpu.candidates(shape.launch.scalars),
+        timed, cpu.candidates(shape.launch.scalars),
     )  # fmt: skip
 
 
-def _bed(space: Space, shape: Shape, size: int, rng: np.random.Generator) -> Bed:
+def _kernel_trial(space: TrialMemory, shape: Shape, size: int, rng: np.random.Generator) -> KernelTrial:
     if shape.kind == "norm":
-        return Bed(space, shape.kernel, cases.normed(shape, size, rng), "weight")
-    return Bed(space, shape.kernel, cases.product(shape, size, space.most, rng), "weights")
+        return KernelTrial(space, shape.kernel, cases.norm_case(shape, size, rng), "weight")
+    return KernelTrial(
+        space, shape.kernel, cases.matmul_case(shape, size, space.max_array_bytes, rng), "weights"
+    )
 
 
 @contextmanager
 def thread_task(program: Program, threads: int) -> Iterator[Task | None]:
-    """How many threads the CPU's largest product is best done by, of a prompt too; None: nothing to choose."""
+    """The number of threads for the largest matmul on the CPU; None: there is no choice."""
     candidates = cpu.candidate_threads(threads)
     found = [shape for shape in cases.shapes(program, ("matmul",)) if shape.count == "tokens"]
     if not candidates or not found:
         yield None
         return
-    sizes, beds = CPU_SIZES, {}
+    sizes, trials = CPU_SIZES, {}
     with ExitStack() as closing:
         for n in (threads, *(choice["threads"] for choice in candidates)):
             device = CPUDevice(n)
             closing.callback(device.close)
-            beds[n] = _bed(Space(device), found[0], max(sizes), np.random.default_rng(0))
-        spots = [(Threads(beds, threads), found[0].counts(size)) for size in sizes]
-        yield Task("threads", described(found[0]), "all", [cpu.DEVICE], 1, spots, candidates)
+            trials[n] = _kernel_trial(TrialMemory(device), found[0], max(sizes), np.random.default_rng(0))
+        timed = [(ThreadsTrial(trials, threads), found[0].counts(size)) for size in sizes]
+        yield Task("threads", described(found[0]), "all", [cpu.DEVICE], 1, timed, candidates)
 
 
 def described(shape: Shape) -> str:

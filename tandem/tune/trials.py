@@ -1,4 +1,4 @@
-"""A kernel on one case in a device's memory, with any choice of its numbers: what it gives, and how long it takes."""
+"""Runs a kernel on a case with any choice of its tunable parameters: its results, and its time."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from tandem.kernels.kernel import Array, Case, Counts, Kernel
 from tandem.program.program import Launch, Program, Tensor
 
 ARENA = "trials"
-MOST_BYTES = 2 << 30  # for cases
-COLD_BYTES = 256 << 20  # what is read again only after so much else: no cache has it then
-MOST_COPIES = 32
+MAX_BYTES = 2 << 30  # of the arrays of all cases
+COLD_BYTES = 256 << 20  # bytes to read before the same bytes again, so that no cache still holds them
+MAX_COPIES = 32
 ALIGNMENT = 256
-LARGEST_COUNT = 4096
+MAX_COUNT = 4096
 
 
 def is_gpu(device: AnyDevice) -> TypeGuard[VulkanDevice]:
     return isinstance(device, VulkanDevice) and device.capabilities.kind != "software"
 
 
-class Space:
-    """Memory of a device in which cases are put one after the other; `most`: bytes that the arrays of one may have."""
+class TrialMemory:
+    """An arena of a device for the arrays of cases. `max_array_bytes`: for the arrays of one case."""
 
     def __init__(self, device: AnyDevice, *, quick: bool = False) -> None:
         self.device, self._at = device, 0
         few = quick or (isinstance(device, VulkanDevice) and not is_gpu(device))
-        end = min(MOST_BYTES // (4 if few else 1), int(device.free_memory()[0]) // 4) + 2 * COLD_BYTES
+        end = min(MAX_BYTES // (4 if few else 1), int(device.free_memory()[0]) // 4) + 2 * COLD_BYTES
         if isinstance(device, VulkanDevice):
             end = min(end, device.capabilities.largest_allocation)
-        self.most, self._end = end // 2, end
+        self.max_array_bytes, self._end = end // 2, end
         device.allocate(ARENA, end)
         device.allocate("step", STEP_BYTES)
 
@@ -49,42 +49,43 @@ class Space:
         self._at = 0
 
     def copies(self, nbytes: int) -> int:
-        """How often bytes are to lie there again so that no cache has them when they come again, if there is room."""
+        """Further copies of `nbytes`, as far as they fit, with which reading them in turn always misses the cache."""
         room = (self._end - self._at) // (nbytes + ALIGNMENT)
-        return max(0, min(COLD_BYTES // max(1, nbytes), MOST_COPIES, room) - 1)
+        return max(0, min(COLD_BYTES // max(1, nbytes), MAX_COPIES, room) - 1)
 
     def place(self, name: str, array: Array) -> Tensor:
         tensor = Tensor(name, ARENA, str(array.dtype), array.nbytes, offset=self._at)
         self._at += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         if self._at > self._end:
-            raise DoesNotFitError(f"{name} of {array.nbytes} bytes is too large to try: use a smaller model")
+            raise DoesNotFitError(f"{name} of {array.nbytes} bytes is too large to tune: use a smaller model")
         self.device.write(tensor, array.reshape(-1).view(np.uint8))
         return tensor
 
 
 class Trial(Protocol):
-    """Something that does the same with any choice, faster or slower."""
+    """Something to time with different choices, which must all give the same results."""
 
     def results(self, counts: Counts, choice: Choice = NOTHING) -> dict[str, Array]:
-        """What a launch writes, as far as it is declared to write."""
+        """The declared outputs of a launch."""
 
     def seconds(self, counts: Counts, launches: int, choice: Choice = NOTHING) -> float:
-        """Of a launch, the mean of so many, one after the other."""
+        """The mean seconds of a launch, over `launches` in a row."""
 
-    def forget(self) -> None:
-        """Gives back what was kept to time again what was timed before."""
+    def free(self) -> None:
+        """Frees the recordings that are kept for further timing."""
 
 
-class Bed:
-    """A case's arrays on a device. `cold`: the array that a step reads from memory, such as weights."""
+class KernelTrial:
+    """A kernel with a case's arrays on a device. `cold`: the array that a step reads from memory, such as weights; it
+    is copied so often that no cache holds it."""
 
-    def __init__(self, space: Space, kernel: Kernel, case: Case, cold: str) -> None:
+    def __init__(self, space: TrialMemory, kernel: Kernel, case: Case, cold: str) -> None:
         self.device, self.kernel, self.case = space.device, kernel, case
         self._tensors = {name: space.place(name, array) for name, array in case.arrays.items()}
         copies = space.copies(case.arrays[cold].nbytes)
         more = [space.place(cold, case.arrays[cold]) for _ in range(copies)]
         self._cold = [{**self._tensors, cold: tensor} for tensor in [self._tensors[cold], *more]]
-        self._next = 0  # of them
+        self._next = 0  # index of the next copy
         self._kept: dict[object, tuple[VulkanRecording, ExitStack]] = {}
 
     def results(self, counts: Counts, choice: Choice = NOTHING) -> dict[str, Array]:
@@ -119,7 +120,7 @@ class Bed:
             return (time.perf_counter() - begun) / launches
 
     def _seconds_again(self, counts: Counts, launches: int, choice: Choice) -> float:
-        """On a GPU: recorded once, so that the host does not keep it waiting; it would run slower."""
+        """For a GPU: records once and reuses the recording, since a GPU that waits for the host lowers its clock."""
         launches = -(-launches // len(self._cold)) * len(self._cold)
         key = (launches, *sorted(counts.items()), *sorted(choice.items()))
         with self.device.choices.trying(choice):
@@ -134,7 +135,7 @@ class Bed:
         begin, end = recording.times()
         return (end - begin) / launches
 
-    def forget(self) -> None:
+    def free(self) -> None:
         for _, closing in self._kept.values():
             closing.close()
         self._kept.clear()
@@ -147,24 +148,24 @@ class Bed:
             Launch(self.kernel, self._bound(tensors), self.case.scalars, self.kernel.name, barrier=True)
             for tensors in over
         ]
-        most = dict.fromkeys(COUNTS, LARGEST_COUNT)
+        most = dict.fromkeys(COUNTS, MAX_COUNT)
         return cast(Recording, self.device.record(Program(launches, most, {})))
 
     def _bound(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         return {b.name: tensors.get(b.name) for b in self.kernel.buffers}
 
 
-class Threads:
-    """The same case on devices with more threads and fewer."""
+class ThreadsTrial:
+    """The same kernel and case on CPU devices with different numbers of threads."""
 
-    def __init__(self, beds: Mapping[int, Bed], rule: int) -> None:
-        self._beds, self._rule = beds, rule
+    def __init__(self, trials: Mapping[int, KernelTrial], rule: int) -> None:
+        self._trials, self._rule = trials, rule
 
     def results(self, counts: Counts, choice: Choice = NOTHING) -> dict[str, Array]:
-        return self._beds[choice.get("threads", self._rule)].results(counts)
+        return self._trials[choice.get("threads", self._rule)].results(counts)
 
     def seconds(self, counts: Counts, launches: int, choice: Choice = NOTHING) -> float:
-        return self._beds[choice.get("threads", self._rule)].seconds(counts, launches)
+        return self._trials[choice.get("threads", self._rule)].seconds(counts, launches)
 
-    def forget(self) -> None:
+    def free(self) -> None:
         pass

@@ -24,11 +24,11 @@ from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.benchmark import take
 from tandem.bench.profile import profile
 from tandem.bench.result import Result, Row
-from tandem.bench.roofline import OVER, measure_limits
+from tandem.bench.roofline import MAX_SHARE, measure_limits
 from tandem.bench.rounds import Bench, Workload
 from tandem.bench.rows import make_row
 from tandem.bench.sensors import Sensors
-from tandem.bench.step_cost import added, least_cost, step_costs
+from tandem.bench.step_cost import added, min_cost, step_costs
 from tandem.cli.bench import read_result
 from tandem.cli.terminal import without_folder
 from tandem.devices.cpu.device import CPUDevice
@@ -51,7 +51,7 @@ def bench() -> Iterator[Bench]:
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "WARM_UP", 0.0)
-    monkeypatch.setattr(bandwidth, "ENOUGH", 0.01)
+    monkeypatch.setattr(bandwidth, "MIN_SECONDS", 0.01)
 
 
 @pytest.mark.fast
@@ -106,11 +106,11 @@ def test_a_window_bounds_what_attention_reads() -> None:
 def test_the_least_that_the_27b_reads_and_computes_a_token() -> None:
     """As tandem plan has it, and by hand: the weights of layers and head; a key and a value a layer."""
     planned = Planned(SyntheticModel("gemma-3-27b:q4_0"), 4096)
-    token = least_cost(planned.program, [(0, 1)])
+    token = min_cost(planned.program, [(0, 1)])
     keys = 62 * 2 * 16 * 128 * 2
     assert token.bytes == pytest.approx(15.57e9, rel=2e-3) and token.bytes == planned.weights_read + keys
     assert token.ops == pytest.approx(2 * (25.598e9 + 1.410e9), rel=1e-3)
-    deep = least_cost(planned.program, [(3000, 1)] * 8)
+    deep = min_cost(planned.program, [(3000, 1)] * 8)
     assert deep.bytes - token.bytes == pytest.approx(8 * (52 * 1024 + 10 * 3001) * keys / 62 - keys)
 
 
@@ -185,7 +185,7 @@ def test_more_sequences_than_there_is_memory_for(bench: Bench, monkeypatch: pyte
         return len(calls) < 20 and reserve(tables, tokens)
 
     monkeypatch.setattr(cache, "reserve", refuse_the_last)
-    with pytest.raises(DoesNotFitError, match="no room for the keys and values of 3 sequences of 105 tokens"):
+    with pytest.raises(DoesNotFitError, match="KV cache of 3 sequences of 105 tokens does not fit"):
         bench.round(Workload("decode", 4, 3, 100))
     assert len(calls) == 20 and cache.free_blocks == cache.blocks, "what the others had is given back"
 
@@ -226,7 +226,7 @@ def test_the_table_and_the_data(small: list[str], capsys: pytest.CaptureFixture[
         assert row.keys() == Row.__annotations__.keys()
         assert len(row["seconds"]) == 5 and len(row["step_seconds"]) == 5 * row["steps"]
         assert 0 < row["ttft"] <= max(row["seconds"]) and row["of_roofline"] > 0
-        assert row["valid"] == (row["of_roofline"] <= OVER)
+        assert row["valid"] == (row["of_roofline"] <= MAX_SHARE)
     assert set(data["profiles"]) == {row["label"] for row in data["rows"]}
     assert data["limits"]["ops_per_s"] and data["command"].startswith("tandem bench --synthetic")
 
@@ -295,7 +295,7 @@ def test_a_clock_that_lies_is_found_out(
         (["--synthetic", "gemma-3-1b", "--html", "/proc/x.html"], "/proc/x.html cannot be written: name"),
         (
             ["no-such-model", "--against", "llama.cpp", "--peer", "/no/python"],
-            "/no/python does not run: give --peer",
+            "/no/python cannot be run: give --peer",
         ),
     ],
 )

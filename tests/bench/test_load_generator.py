@@ -185,7 +185,7 @@ def drive(made_up: MadeUp, load: Load = LOAD, model: str | None = None) -> tuple
         async with await asyncio.start_server(made_up, "127.0.0.1", 0) as listening:
             port = listening.sockets[0].getsockname()[1]
             server = Server(f"http://127.0.0.1:{port}/v1", model, None)
-            await server.meet(load)
+            await server.probe(load)
             return await poisson(server, load), server
 
     return asyncio.run(main())
@@ -214,7 +214,7 @@ def test_arrivals_are_poissons() -> None:
     asked: list[float] = []
 
     class Silent(Server):
-        async def ask(self, text: str, tokens: int, due: float | None = None) -> Any:
+        async def stream(self, text: str, tokens: int, due: float | None = None) -> Any:
             asked.append(due or 0.0)
             raise ConnectionRefusedError(111, "refused")
 
@@ -234,7 +234,7 @@ def test_arrivals_are_poissons() -> None:
 
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("full", "HTTP 429"), ("gone", "closed"), ("cut", "cut off"), ("babble", "not OpenAI's API")],
+    [("full", "HTTP 429"), ("gone", "closed"), ("cut", "cut off"), ("babble", "not the OpenAI API")],
 )
 def test_errors_are_counted(how: str, said: str) -> None:
     row, _ = drive(MadeUp(3, how))
@@ -249,22 +249,22 @@ def test_a_server_that_is_strict_about_options() -> None:
     made_up = MadeUp(how="strict")
     row, server = drive(made_up, model="two")
     assert row["answered"] == 12 and server.model == "two"
-    assert server.notes == ["the server does not know ignore_eos: answers may be shorter than asked for"]
+    assert server.notes == ["the server does not support ignore_eos: answers may be shorter than requested"]
 
 
 def test_a_server_that_does_not_keep_up_or_sends_pieces() -> None:
     def answers(waits: list[float], tokens: int) -> list[Any]:
-        return [clients.Answer(0.0, [wait, wait + 1], tokens, 5, wait + 1) for wait in waits]
+        return [clients.StreamTimes(0.0, [wait, wait + 1], tokens, 5, wait + 1) for wait in waits]
 
     row = summary(LOAD, answers([0.1, 0.1, 0.5, 1.0, 2.0, 2.5], 2), {}, 0.0, 0.2)
     assert [warning.partition(":")[0] for warning in row["warnings"]] == [
-        "requests came faster than they were answered",
-        "this client was up to 0.20 s behind its plan",
+        "requests arrived faster than they were answered",
+        "this client sent requests up to 0.20 s late",
     ]
     assert row["tokens_per_s"] == pytest.approx(12 / 3.5) and row["requests_per_s"] == pytest.approx(6 / 3.5)
     assert not summary(LOAD, answers([0.1, 0.1, 0.5], 2), {}, 0.0, 0.0)["warnings"], "three tell nothing"
     row = summary(LOAD, answers([0.1] * 6, 9), {}, 0.0, 0.0)
-    assert row["warnings"] == ["54 tokens came in 12 pieces: the time between tokens is that between pieces"]
+    assert row["warnings"] == ["54 tokens came in 12 events: the inter-token latency is that between events"]
     assert percentiles([1.0, 2.0, 3.0]) == {
         "p50": 2.0,
         "p90": pytest.approx(2.8),
@@ -276,9 +276,9 @@ def test_a_server_that_does_not_keep_up_or_sends_pieces() -> None:
 @pytest.mark.parametrize(
     ("said", "options", "message"),
     [
-        (b"", ["--timeout", "0.2"], "did not answer a first request in 0.2 s: see whether it works, or"),
+        (b"", ["--timeout", "0.2"], "did not answer a first request in 0.2 s: check the server, or"),
         (b"", ["--timeout", "0.2", "--model", "m"], "did not answer a first request in 0.2 s"),
-        (b"220 mail.example ESMTP\r\n", [], "is not OpenAI's API: see that the address is right"),
+        (b"220 mail.example ESMTP\r\n", [], "is not of the OpenAI API: check the address"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", [], "lists no models: name one with --model"),
     ],
 )

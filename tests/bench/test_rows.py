@@ -73,7 +73,7 @@ def test_clocks_throttling_and_others_are_noticed() -> None:
     found = row([1.0, 1.0], Cost(1e9, 1e9), seen)
     assert found["warnings"] == [
         "the clock was between 3,000 and 4,000 MHz",
-        "the CPU was throttled 2 times: it is too hot",
+        "the CPU was throttled 2 times, for it is too hot",
         "other processes took 20% of the machine",
     ]
     assert found["energy"] and (found["energy"]["joules_per_token"], found["energy"]["watts"]) == (3.0, 30.0)
@@ -126,7 +126,7 @@ def test_sensors_that_are_not_for_us(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Path, "read_text", refuse)  # root may read all
     found = Sensors(root=tmp_path)
-    assert found.notes == ["RAPL is there, but not for this user to read: run as root to have the energy"]
+    assert found.notes == ["RAPL is only readable by root: run as root to measure energy"]
     assert found.during(lambda: 1)[1].joules is None
 
 
@@ -168,8 +168,8 @@ def test_an_older_run_is_faster_slower_or_the_same() -> None:
     ]
     said = unlike(result(1.0), result(1.0, kv="q8", machine={"cpu": "other"}))
     assert said == [
-        "the older result has another kv: q8, not f16",
-        "the older result is of another machine: other",
+        "the older result has a different kv: q8, not f16",
+        "the older result is from a different machine: other",
     ]
 
 
@@ -227,7 +227,7 @@ def test_there_is_no_such_peer(tmp_path: Path) -> None:
         LlamaCpp(str(tmp_path / "python"), tmp_path, 2, gpu=False, kv="f16", vocab=100)
     without = subprocess.run([sys.executable, "-c", peers.FIND], check=False).returncode
     if without:
-        with pytest.raises(DeviceError, match="there is no llama_cpp to compare with"):
+        with pytest.raises(DeviceError, match="llama_cpp is not installed"):
             LlamaCpp(sys.executable, tmp_path, 2, gpu=False, kv="f16", vocab=100)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.bench.host_overhead import steady
+from tandem.bench.host_overhead import measure_host_overhead
 from tandem.devices.cpu.device import CPUDevice
 from tandem.engine.params import SamplingParams
 from tests.engine.test_batch_invariance import Request, requests
@@ -33,7 +33,7 @@ def loop() -> float:
 def test_the_hosts_part_of_a_step(path: Path, batch: int) -> None:
     """The best of some tries: others may use this core. A slower machine may take longer by as much."""
     with opened(path, threads=1, batch=64) as engine:
-        best = min(steady(engine, batch=batch, steps=50).host_us for _ in range(4))
+        best = min(measure_host_overhead(engine, batch=batch, steps=50).host_us for _ in range(4))
     slower = max(1.0, min(loop() for _ in range(20)) / LOOP_US)
     print(f"{batch} sequences: {best:.0f} us of the host a step; the machine is {slower:.2f} times slower")
     assert best < MOST_US[batch] * slower

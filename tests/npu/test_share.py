@@ -10,9 +10,9 @@ from tandem.bench.hardware import load_hardware
 from tandem.cli import main
 from tandem.errors import DeviceError
 from tandem.model.synthetic import SyntheticModel
-from tandem.plan.npu import GOOD_SHADER, INT32_TOP_S, npu_share, told
+from tandem.plan.npu import GOOD_SHADER, INT32_TOP_S, npu_lines, npu_share
 from tandem.plan.predict import Planned
-from tandem.plan.what_if import Wish, plan_of
+from tandem.plan.what_if import PlanOptions, plan_of
 
 PHOENIX = load_hardware("phoenix-780m")
 
@@ -30,7 +30,7 @@ def test_prompts_gain_and_decoding_does_not(planned: Planned) -> None:
     most = 1 + INT32_TOP_S / (PHOENIX.matrix_tflop_s * GOOD_SHADER)
     assert 0.9 * most < good["speedup"] < most
     assert ours["alone_tokens_per_s"] < good["alone_tokens_per_s"]
-    predicted = plan_of(planned, PHOENIX, Wish(batches=(1,)))["prefill"]["predicted"]["tokens_per_s"]
+    predicted = plan_of(planned, PHOENIX, PlanOptions(batches=(1,)))["prefill"]["predicted"]["tokens_per_s"]
     assert ours["alone_tokens_per_s"] == pytest.approx(predicted), (
         "one figure for our kernels without the NPU"
     )
@@ -52,19 +52,19 @@ def test_its_copy_of_the_weights_takes_memory(planned: Planned) -> None:
     found = npu_share(planned, PHOENIX, 512, 128)
     assert found["memory"]["copy"] == pytest.approx(weights) and found["memory"]["fits"]
     assert found["rates"]["weights"] == pytest.approx(32 / 18, rel=0.001), "of q4_0"
-    assert "25.6 GB more" in told(found)[1] and told(found)[1].endswith(": fits")
+    assert "25.6 GB more" in npu_lines(found)[1] and npu_lines(found)[1].endswith(": fits")
     little = npu_share(planned, load_hardware("phoenix-780m", 32), 512, 128)
-    assert not little["memory"]["fits"] and "DOES NOT FIT" in told(little)[1]
+    assert not little["memory"]["fits"] and "DOES NOT FIT" in npu_lines(little)[1]
 
 
 def test_every_figure_says_that_it_was_not_run(planned: Planned) -> None:
-    lines = told(npu_share(planned, PHOENIX, 512, 128))
+    lines = npu_lines(npu_share(planned, PHOENIX, 512, 128))
     assert "estimate; not yet run" in lines[0] and "emulated; not yet run on a Phoenix" in lines[0]
     assert "at most about 1.5x for prompts against a good shader, and nothing for decoding" in lines[-1]
 
 
 def test_hardware_without_an_npu(planned: Planned) -> None:
-    with pytest.raises(DeviceError, match="no NPU is known of h200"):
+    with pytest.raises(DeviceError, match="h200 has no known NPU"):
         npu_share(planned, load_hardware("h200"), 512, 128)
 
 

@@ -20,7 +20,7 @@ from tandem.cli import main
 from tandem.errors import DeviceError, ModelNotFoundError, RequestError
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned
-from tandem.plan.what_if import Wish, experts, parameters, plan_of
+from tandem.plan.what_if import PlanOptions, experts, parameters, plan_of
 from tests.cli.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.fast
@@ -41,7 +41,7 @@ PHOENIX = load_hardware("phoenix-780m")
 
 
 def plan(planned: Planned, hardware: Hardware = PHOENIX, **wishes: Any) -> dict[str, Any]:
-    return plan_of(planned, hardware, Wish(context=8192, **wishes))
+    return plan_of(planned, hardware, PlanOptions(context=8192, **wishes))
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_a_target_is_looked_for_at_the_depths_asked_for_too(capsys: pytest.Captu
 
 def test_speculation_counts_the_draft() -> None:
     draft = Planned(SyntheticModel("gemma-3-1b:q4_0"), 8192)
-    wish = Wish(context=8192, acceptance=(0.0, 0.7))
+    wish = PlanOptions(context=8192, acceptance=(0.0, 0.7))
     never, often = plan_of(gemma(), PHOENIX, wish, draft)["speculation"]
     plain = gemma().predict(PHOENIX, [(128, 1)]).total
     assert never["draft_tokens"] == 1 and never["predicted"]["seconds"] > plain
@@ -226,7 +226,7 @@ def test_unknown_names_are_refused() -> None:
         (["gemma-3-1b", "--hardware", "abacus"], "phoenix-780m"),
         (["gemma-3-1b", "--hardware", "h200", "-b", "65"], "64"),
         (["gemma-3-1b", "--hardware", "h200", "-d", "5000"], "--context"),
-        (["gemma-3-1b", "--hardware", "h200", "--acceptance", "1"], "chance"),
+        (["gemma-3-1b", "--hardware", "h200", "--acceptance", "1"], "must be from 0 to below 1"),
         (["gemma-3-1b", "--hardware", "h200", "--draft", "smollm2-135m"], "same family"),
         (["gemma-3-1b", "--hardware", "h200", "--memory", "0"], "memory"),
         (["gemma-3-1b", "--hardware", "h200", "-b", "0,1"], "batch"),

@@ -16,7 +16,7 @@ from tandem.kernels.abi import KV_TYPES
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.synthetic import SyntheticModel, _gemma3, _plain
 from tandem.plan.predict import KERNELS, Planned
-from tandem.plan.what_if import TARGET_DEPTHS, Wish, experts, plan_of
+from tandem.plan.what_if import TARGET_DEPTHS, PlanOptions, experts, plan_of
 
 CONTEXT = 1024
 LAYOUTS = ("q4_0", "q4_1", "q5_0", "q8_0", "f16")
@@ -72,7 +72,7 @@ def test_nothing_is_above_the_limit(
     depths = data.draw(st.lists(st.integers(1, CONTEXT - 1), min_size=1, max_size=2))
     chances = data.draw(st.lists(st.floats(0, 0.99), min_size=1, max_size=2))
     target = data.draw(rate)
-    wish = Wish(CONTEXT, batches, depths, data.draw(st.integers(1, CONTEXT - 1)), chances, target)
+    wish = PlanOptions(CONTEXT, batches, depths, data.draw(st.integers(1, CONTEXT - 1)), chances, target)
     wish.check()
     found = plan_of(model, machine, wish, draft)
     within(found["prefill"])

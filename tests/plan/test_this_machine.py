@@ -48,7 +48,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr("tandem.bench.rounds.WARM_UP", 0.0)
-    monkeypatch.setattr("tandem.bench.bandwidth.ENOUGH", 0.01)
+    monkeypatch.setattr("tandem.bench.bandwidth.MIN_SECONDS", 0.01)
 
 
 def test_it_is_measured_once(measured: list[str], tmp_path: Path) -> None:

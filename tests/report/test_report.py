@@ -39,10 +39,10 @@ from tandem.doctor import checks
 from tandem.report import sections
 from tandem.kernels import all_kernels
 kernel_checks.all_kernels = lambda: {"norm": all_kernels()["norm"]}
-kernel_checks.large_products = lambda rng: iter(())
-bandwidth.ENOUGH = rounds.WARM_UP = 0.0
+kernel_checks.large_matmuls = lambda rng: iter(())
+bandwidth.MIN_SECONDS = rounds.WARM_UP = 0.0
 doctor_finding.host_read_rate = lambda: 2e10
-sections.READ_BYTES, sections.ROUNDS, sections.ROWS, sections.PRODUCTS = 1 << 24, 2, {"cpu": 256}, ("q4_0", "f16")
+sections.READ_BYTES, sections.ROUNDS, sections.ROWS, sections.LAYOUTS = 1 << 24, 2, {"cpu": 256}, ("q4_0", "f16")
 sections.TINY = {"gemma-3-27b:f16": 0.01, "qwen3-8b:q8_0": 0.1}
 sections.SMALL = {"cpu": "smollm2-135m:q4_0"}
 sections.WORKLOADS = (sections.Workload("prefill", 8), sections.Workload("decode", 2, 2, 16))
@@ -94,7 +94,7 @@ def test_its_fields_are_documented(made: tuple[dict[str, Any], str, str]) -> Non
     data, document = made[0], DOCUMENT.read_text()
     keys = set(data) | {key for name in ("device", "rates") for key in data[name]}
     keys |= {key for name in ("kernels", "models") for key in data[name][0]}
-    keys |= set(data["rates"]["products"][0])
+    keys |= set(data["rates"]["matmuls"][0])
     assert not [key for key in keys if f"`{key}`" not in document]
 
 
@@ -124,12 +124,12 @@ def test_a_wrong_kernel_is_a_problem(
     wrong = replace(kernels["embed_f32"], reference=doubled)
     planted = {"embed_f32": wrong, "embed_f16": kernels["embed_f16"]}
     monkeypatch.setattr(kernel_checks, "all_kernels", lambda: planted)
-    monkeypatch.setattr(kernel_checks, "large_products", lambda _: iter(()))
+    monkeypatch.setattr(kernel_checks, "large_matmuls", lambda _: iter(()))
     monkeypatch.setattr(sections, "check_kernels", check_kernels)
     assert main(["report", "--device", "cpu", "--output", str(tmp_path / "r.json")]) == 1
     data = json.loads((tmp_path / "r.json").read_text())
     failures = {checked["kernel"]: len(checked["failures"]) for checked in data["kernels"]}
-    assert failures == {"embed_f32": 2, "embed_f16": 0, "larger products": 0}
+    assert failures == {"embed_f32": 2, "embed_f16": 0, "larger matmuls": 0}
     assert len(data["problems"]) == 2 and "problem: embed_f32: " in capsys.readouterr().out
 
 

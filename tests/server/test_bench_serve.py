@@ -16,7 +16,7 @@ def test_our_own_server(tiny: Running, capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main([*arguments, "--json"]) == 0
     data: ServeResult = json.loads(capsys.readouterr().out)
     assert data.keys() == ServeResult.__annotations__.keys()
-    few = "of 6 requests p99 is about the slowest: more of them (--requests 200) tell what is usual"
+    few = "with 6 requests p99 is about the slowest one: use more, such as --requests 200"
     assert data["notes"] == [few], "nothing else: it knows all that is asked"
     assert [row["rate"] for row in data["rows"]] == [20, 40]
     for row in data["rows"]:

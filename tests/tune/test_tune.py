@@ -30,7 +30,7 @@ from tandem.tune import search as tuning
 from tandem.tune import tasks as tuning_tasks
 from tandem.tune.search import Finding, choose, keep, tune, tuned_file
 from tandem.tune.tasks import Task, difference, tasks
-from tandem.tune.trials import Bed, Space
+from tandem.tune.trials import KernelTrial, TrialMemory
 from tests.engine.test_batch_invariance import requests
 from tests.engine.tiny_models import opened, write_model
 
@@ -54,13 +54,13 @@ class Pretended:
         deviation = self._deviations[self._calls % len(self._deviations)]
         return self._seconds.get(choice.get("threads", 0), 1e-3) * (1 + deviation)
 
-    def forget(self) -> None:
+    def free(self) -> None:
         pass
 
 
 def task(*trials: Pretended, check: Any = None, bound: float = 0.0) -> Task:
-    spots = [(trial, COUNTS) for trial in trials]
-    return Task("k", "s", "1 token", ["key"], 1, spots, [FAST, WRONG, SAME], check, bound)
+    timed = [(trial, COUNTS) for trial in trials]
+    return Task("k", "s", "1 token", ["key"], 1, timed, [FAST, WRONG, SAME], check, bound)
 
 
 @pytest.mark.fast
@@ -168,18 +168,18 @@ def test_a_planted_wrong_kernel_is_not_chosen_on_the_cpu(
     a busy machine say anything."""
     planted: list[Choice] = [{"rows": 16}, {"panels_per_item": 4}]
 
-    def seconds(bed: Bed, counts: Counts, launches: int, choice: Choice = {}) -> float:  # noqa: B006
+    def seconds(trial: KernelTrial, counts: Counts, launches: int, choice: Choice = {}) -> float:  # noqa: B006
         return 1e-6 if choice == planted[0] else 1e-3
 
     monkeypatch.setattr(cpu, "candidates", lambda scalars: planted)
-    monkeypatch.setattr(Bed, "seconds", seconds)
+    monkeypatch.setattr(KernelTrial, "seconds", seconds)
     (found,) = tune(device, of_one_product(program), context=64)
     assert found.wrong == [planted[0]] and not found.choice and found.tried == 2
 
 
 def test_times_are_those_of_launches(device: CPUDevice, program: Program) -> None:
-    (task,) = tasks(Space(device), of_one_product(program), 64, quick=False)
-    [(trial, counts), *_] = task.spots
+    (task,) = tasks(TrialMemory(device), of_one_product(program), 64, quick=False)
+    [(trial, counts), *_] = task.timed
     found = [trial.seconds(counts, launches) for launches in (*[1] * 300, 4)]
     assert all(1e-6 < each < 10 for each in found), "no thread begins before the clock"
 

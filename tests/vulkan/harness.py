@@ -13,14 +13,14 @@ import zlib
 
 import numpy as np
 
-from tandem.bench.kernel_checks import check_case, check_product, prepare, run_kernel, runs, time_case
+from tandem.bench.kernel_checks import check_case, check_matmul, prepare, run_kernel, runs, time_case
 from tandem.devices.vulkan import compile_shaders
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.kernels import all_kernels
 from tandem.kernels.dispatch_rules import DISPATCH_RULES
 from tandem.kernels.kernel import Case, Kernel
 
-__all__ = ["cases_of", "check_case", "check_product", "open_device", "run_kernel", "runs"]
+__all__ = ["cases_of", "check_case", "check_matmul", "open_device", "run_kernel", "runs"]
 DEVICE = os.environ.get("TANDEM_TEST_DEVICE", "vulkan:lavapipe")
 
 

@@ -108,7 +108,7 @@ def test_a_model_too_large_is_refused_with_what_would_fit(
     advice: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(VulkanDevice, "free_memory", lambda device: (free, free))
-    monkeypatch.setattr(bandwidth, "ENOUGH", 0.01)
+    monkeypatch.setattr(bandwidth, "MIN_SECONDS", 0.01)
     assert cli.main(["bench", "--synthetic", shape, "--device", lavapipe]) == 1
     message = capsys.readouterr().err
     size = "28.7" if "q8_0" in shape else "15.6"
@@ -120,7 +120,7 @@ def test_bench(
     lavapipe: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "WARM_UP", 0.0)
-    monkeypatch.setattr(bandwidth, "ENOUGH", 0.01)
+    monkeypatch.setattr(bandwidth, "MIN_SECONDS", 0.01)
     options = ["-p", "20", "-n", "2", "-b", "1,9", "-d", "20", "-r", "2", "--profile", "--json"]
     assert cli.main(["bench", str(tiny), "--device", lavapipe, *options]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -133,7 +133,7 @@ def test_bench(
 
 def test_the_bandwidth_of_a_gpu_is_that_of_reads(lavapipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = VulkanDevice(lavapipe)
-    monkeypatch.setattr(bandwidth, "ENOUGH", 0.01)
+    monkeypatch.setattr(bandwidth, "MIN_SECONDS", 0.01)
     for size in (16 << 20, 1 << 20):
         assert 1e8 < bandwidth.device_reads(device, size) < 1e14
     assert not device.arenas

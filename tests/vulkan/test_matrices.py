@@ -23,7 +23,7 @@ from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
 from tandem.kernels.dispatch_rules import DISPATCH_RULES
 from tandem.kernels.kernel import Case, Counts, Scalars
 from tests.vulkan import fused_pairs
-from tests.vulkan.harness import check_case, check_product, open_device
+from tests.vulkan.harness import check_case, check_matmul, open_device
 
 SOFTWARE = Path(__file__).with_name("software_matrices.slang")
 TYPES = {"Weights": "SoftwareA", "Tokens": "SoftwareB", "Keys": "SoftwareB", "Sums": "SoftwareC"}
@@ -93,7 +93,7 @@ def matmuls() -> Iterator[Case]:
 
 def test_matmuls(device: VulkanDevice) -> None:
     for case in matmuls():
-        check_product(device, matmul.BY_LAYOUT[case.label.split()[0]], case)
+        check_matmul(device, matmul.BY_LAYOUT[case.label.split()[0]], case)
 
 
 def test_attention(device: VulkanDevice) -> None:

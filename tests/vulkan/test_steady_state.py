@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.bench.host_overhead import steady
+from tandem.bench.host_overhead import measure_host_overhead
 from tandem.devices.vulkan.binding import Vulkan
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.engine.engine import Engine
@@ -76,7 +76,7 @@ def test_nothing_grows(engine: Engine, monkeypatch: pytest.MonkeyPatch, steps: i
 def test_the_hosts_part_of_a_step(engine: Engine) -> None:
     """The best of some tries: lavapipe, and whatever else runs here, take the host's core and caches. What the engine
     needs of them is in tests/engine/test_steady_state.py."""
-    tries = [steady(engine, steps=20) for _ in range(4)]
+    tries = [measure_host_overhead(engine, steps=20) for _ in range(4)]
     host, idle = min(one.host_us for one in tries), min(one.idle or 0.0 for one in tries)
     print(f"host {host:.0f} us of a step of {tries[0].step_us:.0f} us; device idle {idle:.1%}")
     assert all(one.idle is not None and one.idle >= 0 for one in tries) and idle < 0.5

@@ -25,7 +25,7 @@ from tandem.tune import tasks as tuning_tasks
 from tandem.tune import trials
 from tandem.tune.search import Finding, choose, keep
 from tandem.tune.tasks import tasks
-from tandem.tune.trials import Bed, Space
+from tandem.tune.trials import KernelTrial, TrialMemory
 from tests.engine.tiny_models import write_model
 from tests.vulkan.machines import ALL_MAPPED
 from tests.vulkan.test_dispatch import MATRICES
@@ -35,7 +35,7 @@ ONE = {"tokens": 1, "rows": 1, "work": 1}
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "MOST_BYTES", 256 << 20)
+    monkeypatch.setattr(trials, "MAX_BYTES", 256 << 20)
     monkeypatch.setattr(trials, "COLD_BYTES", 4 << 20)
 
 
@@ -128,9 +128,9 @@ def test_all_candidates_are_right(
     monkeypatch.setattr(tuning_tasks, "SEQUENCES", ((1,),))
     monkeypatch.setattr(tuning_tasks, "PROMPT", 20)
     looked_at = 0
-    for task in tasks(Space(device), small, 512, quick=False):
+    for task in tasks(TrialMemory(device), small, 512, quick=False):
         for choice in task.candidates:
-            assert task.right(choice), f"{task.kernel} {task.shape}, {task.size}: {choice}"
+            assert task.is_correct(choice), f"{task.kernel} {task.shape}, {task.size}: {choice}"
             looked_at += 1
     assert looked_at > 20
 
@@ -143,7 +143,7 @@ def test_a_planted_wrong_kernel_is_not_chosen(
     planted = {"rows": 1}
     own = DISPATCH_RULES["matmul_q4_0"]
 
-    def seconds(bed: Bed, counts: Counts, launches: int, choice: Choice = {}) -> float:  # noqa: B006
+    def seconds(trial: KernelTrial, counts: Counts, launches: int, choice: Choice = {}) -> float:  # noqa: B006
         return 1e-6 if choice == planted else 1e-3
 
     def rule(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
@@ -155,9 +155,9 @@ def test_a_planted_wrong_kernel_is_not_chosen(
 
     monkeypatch.setitem(DISPATCH_RULES, "matmul_q4_0", rule)
     monkeypatch.setattr(tuned, "candidates", candidates)
-    monkeypatch.setattr(Bed, "seconds", seconds)
+    monkeypatch.setattr(KernelTrial, "seconds", seconds)
     monkeypatch.setattr(tuning_tasks, "SIZES", ((1,),))
-    (task,) = tasks(Space(device), replace(small, launches=small.launches[2:3]), 512, quick=False)
+    (task,) = tasks(TrialMemory(device), replace(small, launches=small.launches[2:3]), 512, quick=False)
     found = choose(task, 1e-3)
     assert found.wrong == [planted] and not found.choice
 

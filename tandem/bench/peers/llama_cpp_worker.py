@@ -20,7 +20,7 @@ from typing import Any
 
 
 def bindings(whole: bool) -> Any:
-    """The package as its users import it, or the C interface alone, which is nearer to a program in C."""
+    """The whole package, or only its C bindings, which are closer to a program in C."""
     if not whole:
         spec = importlib.util.find_spec("llama_cpp")
         assert spec is not None and spec.submodule_search_locations, "this Python has no llama_cpp"
@@ -32,8 +32,8 @@ def bindings(whole: bool) -> Any:
 
 llama: Any = bindings(whole="--first-token" in sys.argv)
 quiet = llama.llama_log_callback(lambda level, text, data: None)
-MOST = 512  # tokens of a batch
-KV_TYPES = {"f16": 1, "q8": 8}  # numbers of ggml's
+MAX_BATCH = 512  # tokens
+KV_TYPES = {"f16": 1, "q8": 8}  # ggml type numbers
 
 
 class Model:
@@ -52,7 +52,7 @@ class Model:
     def context(self, tokens: int, sequences: int = 1, flash: bool | None = None, kv: str = "f16") -> Any:
         params = llama.llama_context_default_params()
         params.n_ctx, params.n_seq_max = tokens * sequences, sequences
-        params.n_batch = params.n_ubatch = MOST
+        params.n_batch = params.n_ubatch = MAX_BATCH
         params.type_k = params.type_v = KV_TYPES[kv]
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_AUTO if flash is None else int(flash)
@@ -81,9 +81,9 @@ class Side:
         import numpy as np
 
         self.np, self.model, self.room = np, model, room
-        self.batch = llama.llama_batch_init(MOST, 0, 1)
+        self.batch = llama.llama_batch_init(MAX_BATCH, 0, 1)
         names = ("token", "pos", "n_seq_id", "logits")
-        self.fields = {name: np.ctypeslib.as_array(getattr(self.batch, name), (MOST,)) for name in names}
+        self.fields = {name: np.ctypeslib.as_array(getattr(self.batch, name), (MAX_BATCH,)) for name in names}
         self.context: Any = None
 
     def info(self) -> dict[str, str]:
@@ -136,9 +136,9 @@ class Side:
 
     def read(self, tokens: list[int], begin: int, owner: int) -> Any:
         """Runs a prompt; the likeliest token after it."""
-        for at in range(0, len(tokens), MOST):
-            some = tokens[at : at + MOST]
-            last = at + MOST >= len(tokens)
+        for at in range(0, len(tokens), MAX_BATCH):
+            some = tokens[at : at + MAX_BATCH]
+            last = at + MAX_BATCH >= len(tokens)
             positions = range(begin + at, begin + at + len(some))
             found = self.feed(some, positions, [owner] * len(some), [len(some) - 1] if last else [])
         return found

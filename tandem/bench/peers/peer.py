@@ -1,4 +1,4 @@
-"""llama.cpp as a peer of `tandem bench`: the same workloads, in rounds that alternate with ours."""
+"""llama.cpp as a peer of `tandem bench`: the same workloads in alternating rounds."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from tandem.errors import DeviceError
 SCRIPT = Path(__file__).with_name("llama_cpp_worker.py")
 FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec('llama_cpp') is None)"
 ALL_LAYERS = 999
-BLOCK = 256  # tokens: contexts are of whole ones
+BLOCK = 256  # tokens: llama.cpp rounds contexts up to multiples of this
 
 
 def check_peer(python: str) -> None:
-    """Whether that Python has llama.cpp: also to be asked before a model is loaded to be compared."""
+    """Raises if that Python has no llama_cpp. Called before a model is loaded."""
     try:
         there = subprocess.run([python, "-c", FIND], check=False).returncode == 0
     except OSError as error:
         raise DeviceError(
-            f"{python} does not run: give --peer a Python that has llama_cpp ({error})"
+            f"{python} cannot be run: give --peer a Python that has llama_cpp ({error})"
         ) from None
     if not there:
         raise DeviceError(
-            "there is no llama_cpp to compare with: pip install llama-cpp-python, or name a Python that has it "
-            "with --peer"
+            "llama_cpp is not installed: pip install llama-cpp-python, or name a Python that has it with --peer"
         )
 
 
 class LlamaCpp:
-    """A model in a process of the peer's own Python, which sleeps while we work."""
+    """A model in a process of the peer's own Python, which sleeps during our rounds."""
 
     def __init__(self, python: str, model: Path, threads: int, gpu: bool, kv: str, vocab: int) -> None:
         check_peer(python)
@@ -50,7 +49,7 @@ class LlamaCpp:
         }
 
     def prepare(self, workload: Workload) -> bool:
-        """Comes to the workload's depth, with the kind of attention that is faster there; whether it is flash."""
+        """Fills the KV cache to the workload's depth, with flash attention if that is faster there. Returns which."""
         best = {}
         for flash in (False, True) if self._kv == "f16" else (True,):
             self._open(workload, flash)
@@ -61,7 +60,7 @@ class LlamaCpp:
         return flash
 
     def round(self) -> float:
-        """Seconds."""
+        """Seconds of a round."""
         assert self._workload
         self._worker.ask("rewind")
         time.sleep(SETTLE)

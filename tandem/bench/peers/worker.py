@@ -1,11 +1,11 @@
-"""The sides of a comparison as processes that take commands.
+"""Worker processes that run one side of a comparison.
 
-A worker reads one JSON object a line and answers each with one; its first line tells what it is. Commands:
-  open {prompts}     start a sequence a prompt (an empty list: only get ready for prefill)
-  steps {count}      let each sequence grow by so many tokens -> {seconds}
+A worker reads a JSON object a line and answers each with one. The first line that it prints describes it. Commands:
+  open {prompts}     start a sequence for each prompt (an empty list: only prepare for prefill)
+  steps {count}      generate `count` tokens in each sequence -> {seconds}
   prefill {tokens}   compute a prompt up to its first sampled token -> {seconds}
-  close {}           forget the sequences
-Each answer has `cpu`, the seconds of processor time it took, so that the time of other processes can be told.
+  close {}           drop the sequences
+Each answer has `cpu`, the processor seconds of the command, from which the time of other processes follows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ B = TypeVar("B")
 class Measured:
     seconds: float
     others: float  # share of the machine's processor time that went to other processes
-    inside: float  # seconds in the compiled core, where the worker tells
+    inside: float  # seconds in the compiled core, if the worker reports them
 
 
 class Worker:
@@ -59,12 +59,14 @@ class Worker:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
-            raise DeviceError(f"a worker ended with status {self._process.wait()}: its message is above")
+            raise DeviceError(
+                f"a worker process failed with status {self._process.wait()}: see its message above"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:
-        self._process.communicate()  # which closes its stdin: that ends it
+        self._process.communicate()  # closes its stdin, which ends the worker
 
     def __enter__(self) -> Self:
         return self
@@ -75,8 +77,8 @@ class Worker:
         self.close()
 
 
-def in_turn(i: int, ours: Callable[[int], A], peer: Callable[[int], B]) -> tuple[A, B]:
-    """Round `i` of both, a different one first each time."""
+def alternating(i: int, ours: Callable[[int], A], peer: Callable[[int], B]) -> tuple[A, B]:
+    """Round `i` of both sides; which is first alternates."""
     if i % 2:
         return ours(i), peer(i)
     theirs = peer(i)
