@@ -2,11 +2,11 @@
 
     python -m benchmarks.speculation [--parts prompt_lookup,draft] [--batches 1,4,16] [--rounds 7] [--output FILE]
 
-Prompt lookup: editing code (answers repeat their prompts) and telling stories, drawn at temperature 1 (nothing
-repeats). A draft model: questions about programming, for 1, 4 and 16 at a time, as the engine chooses and with
-drafts at every step, whether they pay or not: so the acceptance rate is seen where it would make none. Each round asks
-something new, so that neither model has read its prompts before; what the draft model takes to read them counts. Times
-are of whole requests, and of the tokens that come once all have their first.
+Prompt lookup: code edits (answers repeat their prompts) and stories sampled at temperature 1 (nothing repeats). A draft
+model: questions about programming, with batches of 1, 4 and 16. The draft length is the engine's choice, or fixed at
+every step: this shows the acceptance rate where the engine would not speculate. Each round has new prompts, so that
+neither model has them in its cache; the draft model's prefill counts. Times are of whole requests, and of the tokens
+after the first token of all.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from benchmarks.pairs import HERE
 from tandem import LLM, SamplingParams
 from tandem.bench.statistics import ratio_of_medians, summarise
 from tandem.engine.sequence import Sequence
-from tandem.engine.speculation import Proposer, RequestAcceptance, Speculator
+from tandem.engine.speculation import Proposer, Speculator
 from tandem.engine.speculation_cost import SpeculationCostModel
 from tests.packages import model_path
 
 LOOKUP_MODELS = ("qwen2.5-coder-1.5b", "smollm2")
 DRAFT, DRAFTED = "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
 TOKENS = {"qwen2.5-coder-1.5b": 96, "smollm2": 256}  # of an answer
-LEAST = 0.95  # of the speed without speculation, where the engine chooses
-ALWAYS = 3  # tokens of each sequence, where it does not
+MIN_SPEED = (
+    0.95  # minimum speed with speculation as a fraction of that without, if the engine chooses the length
+)
+ALWAYS = 3  # draft tokens of each sequence, if it does not
 CODE = '''class {Noun}Store:
     """Keeps {noun}s by name, and knows which were used last."""
 
@@ -92,27 +94,26 @@ def question(n: int) -> str:
     return f"Write a Python function that {ASKED[n % len(ASKED)].format(noun)}, and explain it."
 
 
-class Unconcerned(SpeculationCostModel):
-    def knows(self, sequences: int) -> bool:
+class AnyCost(SpeculationCostModel):
+    def is_measured(self, batch_size: int) -> bool:
         return True
 
 
 class Always(Speculator):
-    """As many tokens at every step, whether they pay or not."""
+    """The same draft length at every step, whether it pays or not."""
 
     def __init__(self, proposer: Proposer) -> None:
-        super().__init__(proposer, Unconcerned(proposer.cost_coefficient))
+        super().__init__(proposer, AnyCost(proposer.cost_coefficient))
 
-    def _lengths(
+    def _draft_lengths(
         self,
         sequences: list[Sequence],
-        acceptances: list[RequestAcceptance],
         rooms: list[int],
-        unread: list[int],
+        uncached: list[int],
         batch_size: int,
-        most: int,
+        max_tokens: int,
     ) -> list[int]:
-        return [max(0, min(ALWAYS, room, most // len(rooms))) for room in rooms]
+        return [min(ALWAYS, room, max_tokens // len(rooms)) for room in rooms]
 
     def should_wait(self, sequence: Sequence) -> bool:
         return True
@@ -134,7 +135,7 @@ class Rounds:
         self.scheduler.share = False  # each round computes its prompts
 
     def run(self, number: int, speculate: bool) -> tuple[float, float, list[list[int]]]:
-        """Seconds in all, tokens a second once all have their first, and what was answered."""
+        """Total seconds, tokens per second after the first token of all, and the tokens of the answers."""
         self.scheduler.speculator = self.speculator if speculate else None
         sequences = []
         begun = time.perf_counter()
@@ -154,7 +155,7 @@ class Rounds:
         return end - begun, speed, [[s.id for s in sequence.generated] for sequence in sequences]
 
     def measure(self, rounds: int) -> dict[str, Any]:
-        """Rounds in turn, each with and without, a different one first each time, after one to warm up."""
+        """A warm-up, then rounds with and without speculation in alternating order."""
         assert self.speculator
         self.run(0, True)
         drafted, accepted = self.speculator.drafted, self.speculator.accepted
@@ -228,7 +229,7 @@ def line(row: dict[str, Any]) -> str:
     whole = ratio_of_medians(row["without_seconds"], row["with_seconds"])
     off, on = summarise(row["without_tokens_per_s"]), summarise(row["with_tokens_per_s"])
     share = f"{100 * row['accepted'] / row['drafted']:.0f}%" if row["drafted"] else "none"
-    verdict = "" if speed.value >= LEAST or row.get("always") else " (slower than allowed)"
+    verdict = "" if speed.value >= MIN_SPEED or row.get("always") else " (slower than allowed)"
     return (
         f"| {row['model']} | {row['proposer']} | {row['task']} | {row['batch']} | {off.median:.1f} ±{off.mad:.1f} "
         f"| {on.median:.1f} ±{on.mad:.1f} | {speed.value:.2f} ({speed.low:.2f}-{speed.high:.2f}){verdict} "

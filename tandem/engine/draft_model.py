@@ -1,7 +1,7 @@
-"""Draft tokens of a smaller model with the same vocabulary.
+"""Drafts by a smaller model with the same vocabulary.
 
-It has an engine of its own with a sequence for each text, which pauses between drafts and goes on from where the text
-and its draft differ.
+The draft model has its own engine. For each sequence of the main model it has a draft sequence, which pauses between
+drafts, and resumes from the last token that both have in common.
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ from tandem.model.model import Model
 
 
 class DraftModel:
-    cost_coefficient = 0.4
+    """Proposes the likeliest tokens of a draft model."""
+
+    cost_coefficient = 0.4  # typical of a model with a third of the weights
 
     def __init__(self, engine: Engine, vocab: int) -> None:
-        """`vocab`: of the model it drafts for."""
+        """`vocab`: vocabulary size of the main model."""
         self.engine, self.vocab = engine, vocab
-        self._drafts: dict[Sequence, Sequence] = {}  # of each text that has one
+        self._drafts: dict[Sequence, Sequence] = {}  # main sequence: draft sequence
 
-    def unread(self, sequence: Sequence) -> int:
+    def uncached(self, sequence: Sequence) -> int:
         draft = self._drafts.get(sequence)
         return max(0, len(sequence.tokens) - (draft.computed if draft else 0))
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        goals = {}  # draft: tokens that it shall have
+        goals = {}  # draft sequence: number of tokens to reach
         try:
             for sequence, count in wanted:
                 if count and (draft := self._begin(sequence, count)):
                     goals[draft] = len(sequence.tokens) + count
             self._run(goals)
-        except BaseException:  # those that are on their way would be begun a second time
+        except BaseException:  # else a sequence that is running would be resumed again
             for sequence, _ in wanted:
                 self.forget(sequence)
             raise
         found = []
         for sequence, count in wanted:
             tokens = self._drafts[sequence].tokens[len(sequence.tokens) :] if sequence in self._drafts else []
-            # Up to a token that only the draft model has: one that pads its vocabulary.
+            # A draft ends before a token that the main model does not have: padding of the vocabulary.
             found.append(list(takewhile(lambda token: token < self.vocab, tokens[:count])))
         return found
 
@@ -53,23 +55,22 @@ class DraftModel:
             self.engine.cancel(draft)
 
     def _begin(self, sequence: Sequence, count: int) -> Sequence | None:
-        """Its draft, with the text as it is now."""
+        """Submits or resumes the draft sequence with the current tokens; None if the draft model cannot take them."""
         tokens, draft = sequence.tokens, self._drafts.get(sequence)
         if len(tokens) + count >= self.engine.context or max(tokens) >= self.engine.model.config.vocab:
-            self.forget(sequence)  # too long, or with a token that only the main model has
+            self.forget(sequence)  # too long, or a token that the draft model does not have
             return None
         if draft and self.engine.scheduler.resume(draft, tokens):
             return draft
         self.forget(sequence)
         draft = self.engine.submit(tokens, SamplingParams(max_tokens=self.engine.context, ignore_eos=True))
-        draft.always_needs_sampled_token = draft.needs_sampled_token = (
-            True  # not a token further than asked for
-        )
+        # Without a step in flight ahead: it would compute more tokens than wanted.
+        draft.always_needs_sampled_token = draft.needs_sampled_token = True
         self._drafts[sequence] = draft
         return draft
 
     def _run(self, goals: dict[Sequence, int]) -> None:
-        """Until each has come to its goal, and pauses there."""
+        """Runs steps until each draft sequence reaches its goal, and pauses it there."""
         scheduler = self.engine.scheduler
         while goals:
             before = [draft.computed for draft in goals]
@@ -77,11 +78,11 @@ class DraftModel:
             for draft in [draft for draft, goal in goals.items() if len(draft.tokens) >= goal]:
                 scheduler.pause(draft)
                 del goals[draft]
-            if stuck:  # those that pause have all the memory, or all the places
+            if stuck:  # paused sequences hold all KV blocks or all table rows
                 self._make_room(goals)
 
     def _make_room(self, goals: dict[Sequence, int]) -> None:
-        """Forgets those that pause; if there are none, those that wait for memory get no draft."""
+        """Frees the paused sequences; if there are none, gives up the drafts that wait for memory."""
         pausing = [sequence for sequence, draft in self._drafts.items() if draft not in goals]
         for sequence in pausing or list(self._drafts):
             self.forget(sequence)

@@ -1,25 +1,25 @@
-"""Prompt lookup (n-grams): the draft is what followed the last time that the context ended as it does now. No model."""
+"""Prompt lookup: drafts the tokens behind the last occurrence of the n-gram that ends the text. Needs no model."""
 
 from __future__ import annotations
 
 from tandem.engine.sequence import Sequence
 
-LENGTHS = (4, 3, 2)  # of the endings that are looked up
+LENGTHS = (4, 3, 2)  # of n-grams, tried in this order
 
 
 class NgramIndex:
-    """Where each ending of a text was followed by something, the last time."""
+    """The position behind the last occurrence of each n-gram in a text. It grows with the text."""
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], int] = {}
-        self._read = 0  # tokens that are in it
+        self._indexed = 0  # number of indexed tokens
 
     def propose(self, tokens: list[int], count: int) -> list[int]:
-        for end in range(max(self._read, LENGTHS[-1]), len(tokens)):
+        for end in range(max(self._indexed, LENGTHS[-1]), len(tokens)):
             for length in LENGTHS:
                 if length <= end:
                     self._after[tuple(tokens[end - length : end])] = end
-        self._read = len(tokens)
+        self._indexed = len(tokens)
         for length in LENGTHS:
             at = self._after.get(tuple(tokens[-length:]))
             if at is not None:
@@ -28,13 +28,15 @@ class NgramIndex:
 
 
 class PromptLookup:
-    cost_coefficient = 0.0  # a draft takes microseconds
+    """Proposes tokens that followed the same n-gram earlier in the request's own text."""
+
+    cost_coefficient = 0.0  # a lookup takes microseconds
 
     def __init__(self) -> None:
         self._indices: dict[Sequence, NgramIndex] = {}
 
-    def unread(self, sequence: Sequence) -> int:
-        return 0  # an index takes microseconds a token, once
+    def uncached(self, sequence: Sequence) -> int:
+        return 0  # indexing a token takes microseconds
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [

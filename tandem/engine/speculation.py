@@ -1,148 +1,78 @@
-"""Speculative decoding: draft tokens are proposed, and one step verifies several.
+"""Speculative decoding: a proposer drafts tokens, and one step of the model verifies them all.
 
 A step computes the draft tokens of a sequence behind its last token, and samples a token at each of these positions as
-it would without speculation; samples are kept as long as they equal the draft. So the tokens are those that the same
-seed gives without speculation, greedy and sampled alike. The cost of draft tokens is learned from the times of steps
-(speculation_cost.py), the acceptance rate from the request itself; where speculation does not pay, it stops, and is
-tried again from time to time.
+it would without a draft; samples are kept up to the first that differs from the draft. So the tokens are those that the
+same seed gives without speculation, greedy and sampled alike.
+
+In the terms of Leviathan et al. (2023): the draft length gamma of a sequence maximises the expected tokens per second,
+given its acceptance rate alpha and the measured times of steps and draft steps (speculation_cost.py). If speculation
+does not pay, gamma is 0, and a draft is tried again from time to time, within an exploration budget.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from operator import add
 from typing import Protocol
 
 from tandem.engine.sequence import Sequence
-from tandem.engine.speculation_cost import SpeculationCostModel
+from tandem.engine.speculation_cost import EXPECTED_TOKENS, MIN_PREFILL, RETRY, WINDOW, SpeculationCostModel
 
-MAX_DRAFT_TOKENS = 8  # tokens of a request
-PRIOR_RATE = 0.7  # acceptance rate before anything is known
-SURE = 0.95  # acceptance rate: where not even that would pay, nothing is tried
-EVEN = 0.5  # acceptance rate above which the next step waits for the host
-BELIEF = 8  # draft tokens that the prior counts as
-MEMORY, LONG_MEMORY = 16, 64  # draft tokens in the average: of a request, of all
-PATIENCE, MOST_PATIENCE = 32, 512  # tokens without a draft after which a request is tried again
-TRIAL = 3  # tokens of such a try
-LOOK = 8  # tokens a request gets a step ahead of the host before a draft is tried again
-FEW = 16  # tokens that a text grows by between drafts, where there is one at each step
-LIKELY = 128  # tokens that an answer still has, if it may; as many again as it had, if those are more
-ODDS = 2  # times what reading a text takes must be likely to be saved
+MAX_DRAFT_TOKENS = 8  # of a sequence in a step
+PRIOR_RATE = 0.7  # acceptance rate assumed before the first draft, and for exploration
+REPLAN = 8  # tokens without a draft after which the draft lengths are chosen again
 
 
 class Proposer(Protocol):
     """A source of draft tokens: prompt_lookup.py, draft_model.py."""
 
-    cost_coefficient: float  # time of a draft step by that of a step, until it is measured
+    cost_coefficient: float  # time of a draft step divided by that of a step, until it is measured
 
-    def unread(self, sequence: Sequence) -> int:
-        """Tokens that have to be read before the next draft."""
+    def uncached(self, sequence: Sequence) -> int:
+        """The number of tokens to prefill before the next draft."""
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        """At most so many draft tokens for each sequence."""
+        """Draft tokens for each sequence, at most as many as wanted."""
 
     def forget(self, sequence: Sequence) -> None:
-        """It has ended."""
+        """Frees what is kept for a sequence that has ended."""
 
 
 class AcceptanceRate:
-    """How often a draft token is accepted: the prior, then a running average."""
+    """The acceptance rate alpha: a running average of accepted (1) and rejected (0) tokens, starting from a prior."""
 
-    def __init__(self, expected: float, memory: int) -> None:
-        self.rate, self._seen, self._memory = expected, BELIEF, memory
+    def __init__(self, prior: float) -> None:
+        self.rate, self._seen = prior, WINDOW // 2  # the weight of the prior, in tokens
 
     def learn(self, drafted: int, accepted: int, weight: int = 1) -> None:
-        for hit in [True] * accepted + [False] * (accepted < drafted):
-            self._seen = min(self._seen + 1, self._memory)
+        """Updates the rate. Tokens behind the first rejected one do not count: they were not verified."""
+        for hit in [1] * accepted + [0] * (accepted < drafted):
+            self._seen = min(self._seen + 1, WINDOW)
             self.rate += (hit - self.rate) * min(1.0, weight / self._seen)
 
 
 class RequestAcceptance(AcceptanceRate):
-    """The acceptance rate of a request's drafts, and when to try again."""
+    """The acceptance rate of a request, and an exponential back-off for retries."""
 
-    def __init__(self, expected: float) -> None:
-        super().__init__(expected, MEMORY)
-        self.idle = 0  # tokens since the last draft
-        self.patience = PATIENCE
-        self.known = False  # from drafts of its own
-        self._rejected = 0  # drafts in a row
+    def __init__(self, prior: float) -> None:
+        super().__init__(prior)
+        self.known = False  # whether the request has had drafts; else the rate is the prior
+        self._rejected = 0  # number of consecutive drafts of which no token was accepted
+        self.idle = 0  # tokens since its last draft
+        self.patience = RETRY  # tokens without a draft until a retry; doubles with each retry, up to 16-fold
 
     def tried(self) -> None:
         if self.idle >= self.patience:
-            self.patience = min(2 * self.patience, MOST_PATIENCE)
+            self.patience = min(2 * self.patience, 16 * RETRY)
         self.idle = 0
 
     def learn(self, drafted: int, accepted: int, weight: int = 1) -> None:
-        """The more drafts are rejected in a row, the more each of them counts: the text has become another."""
+        """Consecutive rejected drafts have increasing weights, so that the rate falls fast when the text changes."""
         self.known = True
         self._rejected = 0 if accepted else self._rejected + 1
         super().learn(drafted, accepted, max(weight, self._rejected - 1))
         if accepted:
-            self.patience = PATIENCE
-
-
-@dataclass
-class Choice:
-    """What a step may draft. `unread`: tokens of each text that have to be read before; `left`: likely to come."""
-
-    costs: SpeculationCostModel
-    batch_size: int  # sequences that the step serves
-    most: int  # draft tokens in all
-    rates: list[float]
-    rooms: list[int]  # draft tokens that each may have
-    unread: list[int]
-    left: list[int]
-    whole: float  # seconds that the longest of the requests takes without speculation
-
-    def known(self) -> list[int]:
-        """The best lengths for texts that have been read."""
-        return self._best(
-            [0 if tokens else room for tokens, room in zip(self.unread, self.rooms, strict=True)]
-        )
-
-    def after_reading(self, lengths: list[int]) -> list[int]:
-        """Better lengths than these, if reading what they take is likely to pay in what is left."""
-        rooms, purse, tokens = self.rooms.copy(), self.costs.purse(self.whole), 0
-        for i in self._shortest_first():
-            tokens += self.unread[i]
-            if self.unread[i] and self._reading(tokens) > purse:
-                rooms[i] = 0
-        better = self._best(rooms)
-        gain = (self._seconds_per_token(lengths) - self._seconds_per_token(better)) * sum(self.left)
-        tokens = sum(tokens for tokens, length in zip(self.unread, better, strict=True) if length)
-        return better if gain > ODDS * self._reading(tokens) else lengths
-
-    def trial(self, idle: list[bool]) -> list[int]:
-        """Short drafts where there has been none for long, if good ones would pay and the account does."""
-        lengths, tokens = [0] * len(idle), 0
-        if not any(best_lengths([SURE] * len(idle), self.rooms, self.costs, self.batch_size, self.most)):
-            return lengths
-        plain = self.costs.seconds(self.batch_size, lengths)
-        for i in self._shortest_first():
-            if idle[i]:
-                tokens += self.unread[i]
-                lengths[i] = max(0, min(TRIAL, self.rooms[i], self.most - sum(lengths)))
-                cost = self.costs.seconds(self.batch_size, lengths) - plain + self._reading(tokens)
-                if not self.costs.affords(cost, self.whole):
-                    lengths[i] = 0
-                    break
-        return lengths
-
-    def _best(self, rooms: list[int]) -> list[int]:
-        return best_lengths(self.rates, rooms, self.costs, self.batch_size, self.most)
-
-    def _shortest_first(self) -> list[int]:
-        return sorted(range(len(self.unread)), key=self.unread.__getitem__)
-
-    def _reading(self, tokens: int) -> float:
-        return self.costs.reading(self.batch_size, tokens)
-
-    def _seconds_per_token(self, lengths: list[int]) -> float:
-        pairs = zip(self.rates, lengths, strict=True)
-        accepted = sum(rate**n for rate, length in pairs for n in range(1, length + 1))
-        return self.costs.seconds(self.batch_size, lengths) / (self.batch_size + accepted)
+            self.patience = RETRY
 
 
 class Speculator:
@@ -154,105 +84,60 @@ class Speculator:
     ) -> None:
         self.proposer, self.clock = proposer, clock
         self.cost_model = cost_model or SpeculationCostModel(proposer.cost_coefficient)
-        self.steps = self.drafted = self.accepted = 0  # steps with drafts; draft tokens, of all requests
-        self._prior = AcceptanceRate(PRIOR_RATE, LONG_MEMORY)  # for the next request, from those before
-        self._plan: list[int] = []  # draft tokens of each sequence, as it was chosen last
-        self._planned: list[int] = []  # numbers of these sequences
+        self.steps = self.drafted = self.accepted = 0  # steps with drafts, draft tokens, accepted ones
+        self._prior = AcceptanceRate(PRIOR_RATE)  # of all requests: the prior of the next one
+        self._lengths: list[int] = []  # the last chosen draft lengths
+        self._numbers: list[int] = []  # the numbers of their sequences
 
-    def propose(self, sequences: list[Sequence], batch_size: int, most: int) -> list[list[int]]:
-        """Draft tokens for each, `most` at most in all. `batch_size`: sequences that the step serves."""
+    def propose(self, sequences: list[Sequence], batch_size: int, max_tokens: int) -> list[list[int]]:
+        """Draft tokens for each sequence, `max_tokens` at most in all. `batch_size`: sequences in the step."""
         acceptances = [self._acceptance(sequence) for sequence in sequences]
-        if not sequences or most < 1 or not self.cost_model.knows(batch_size):
-            self._planned = []
+        if not sequences or max_tokens < 1 or not self.cost_model.is_measured(batch_size):
+            self._numbers = []
             return [[]] * len(sequences)
-        # While nobody has come and no draft was made, it stays as it is: to choose takes a while.
+        # Choosing lengths takes tens of microseconds: lengths of 0 are kept for a few tokens.
         numbers = [sequence.number for sequence in sequences]
-        looks = numbers != self._planned or any(found.idle % LOOK == 1 for found in acceptances)
-        if not looks and not any(self._plan):
+        replan = numbers != self._numbers or any(found.idle % REPLAN == 1 for found in acceptances)
+        if not replan and not any(self._lengths):
             return [[]] * len(sequences)
-        rooms = [min(MAX_DRAFT_TOKENS, s.max_tokens - len(s.generated) - 1) for s in sequences]
-        unread = [self._unread(sequence) for sequence in sequences]
-        if looks or sum(self._plan) > most:
-            self._plan = self._lengths(sequences, acceptances, rooms, unread, batch_size, most)
-            self._planned = numbers
-        lengths = [max(0, min(pair)) for pair in zip(self._plan, rooms, strict=True)]
+        rooms = [max(0, min(MAX_DRAFT_TOKENS, s.max_tokens - len(s.generated) - 1)) for s in sequences]
+        uncached = [self._uncached(sequence) for sequence in sequences]
+        if replan or sum(self._lengths) > max_tokens:
+            self._lengths = self._draft_lengths(sequences, rooms, uncached, batch_size, max_tokens)
+            self._numbers = numbers
+        lengths = list(map(min, self._lengths, rooms))
         if not any(lengths):
             return [[]] * len(sequences)
-        wanted = list(zip(sequences, lengths, strict=True))
         begun = self.clock()
-        drafts = self.proposer.propose(wanted)
-        read = sum(tokens for tokens, draft in zip(unread, drafts, strict=True) if draft)
+        drafts = self.proposer.propose(list(zip(sequences, lengths, strict=True)))
+        prefilled = sum(tokens for tokens, draft in zip(uncached, drafts, strict=True) if draft)
         made = [length if draft else 0 for length, draft in zip(lengths, drafts, strict=True)]
-        self.cost_model.observe_drafting(made, read, self.clock() - begun)
-        allowed = []
-        for (sequence, length), acceptance, draft in zip(wanted, acceptances, drafts, strict=True):
-            possible = draft
-            if sequence.constraint and length:
-                possible = sequence.constraint.possible(sequence.constraint.forced()[:length] or draft)
-            if draft or possible:
+        self.cost_model.observe_drafting(made, prefilled, self.clock() - begun)
+        for i, (sequence, acceptance) in enumerate(zip(sequences, acceptances, strict=True)):
+            draft = drafts[i]
+            if sequence.constraint and lengths[i]:
+                drafts[i] = sequence.constraint.possible(sequence.constraint.forced()[: lengths[i]] or draft)
+            if draft or drafts[i]:
                 acceptance.tried()
-            if draft and not possible:  # made in vain
+            if draft and not drafts[i]:  # the constraint rejects it
                 acceptance.learn(1, 0)
-            allowed.append(possible)
-        return allowed
-
-    def _unread(self, sequence: Sequence) -> int:
-        """Tokens to read beyond those that there are at each draft."""
-        tokens = self.proposer.unread(sequence)
-        return tokens if tokens > FEW else 0
-
-    def _lengths(
-        self,
-        sequences: list[Sequence],
-        acceptances: list[RequestAcceptance],
-        rooms: list[int],
-        unread: list[int],
-        batch_size: int,
-        most: int,
-    ) -> list[int]:
-        """The number of draft tokens of each."""
-        done = [len(sequence.generated) for sequence in sequences]
-        left = [min(s.max_tokens - n, max(LIKELY, n)) for s, n in zip(sequences, done, strict=True)]
-        choice = Choice(
-            self.cost_model, batch_size, most, [found.rate for found in acceptances], rooms, unread, left,
-            max(map(add, done, left)) * self.cost_model.seconds(batch_size, []),
-        )  # fmt: skip
-        lengths = choice.known()
-        if any(unread):
-            lengths = choice.after_reading(lengths)
-        idle = [found.idle >= found.patience for found in acceptances]
-        return lengths if any(lengths) or not any(idle) else choice.trial(idle)
-
-    def _acceptance(self, sequence: Sequence) -> RequestAcceptance:
-        if sequence.acceptance is None:
-            sequence.acceptance = RequestAcceptance(self._prior.rate)
-        elif not sequence.acceptance.known:
-            sequence.acceptance.rate = self._prior.rate
-        sequence.acceptance.idle += 1
-        return sequence.acceptance
+        return drafts
 
     def should_wait(self, sequence: Sequence) -> bool:
-        """Whether to let a request's next step wait for its token, so that a draft can go on from there: where that has
-        been good for something lately, and else from time to time."""
+        """Whether the next step of a request waits until the host has its last token and can propose a draft: while
+        most of its draft tokens are accepted, and otherwise every few tokens."""
         found = sequence.acceptance
-        if found is None or found.idle % LOOK == 0:
+        if found is None or found.idle % REPLAN == 0:
             return True
-        return found.known and found.rate > EVEN and found.idle < PATIENCE
+        return found.known and found.rate > 0.5 and found.idle < RETRY
 
-    def observe(self, sequences: int, drafted: int, seconds: float, prompts: int = 0) -> None:
-        """What a step took, with so many tokens of prompts."""
+    def observe(self, batch_size: int, drafted: int, seconds: float, prompts: int = 0) -> None:
+        """Records the time of a step with this many draft tokens and tokens of prompts."""
         self.steps += drafted > 0
-        self.cost_model.observe(sequences, drafted, seconds, prompts)
-
-    @property
-    def statistics(self) -> dict[str, float]:
-        """Of all requests: steps with draft tokens, draft tokens, accepted draft tokens, and the seconds saved,
-        by the times of steps without."""
-        counts = {"steps": self.steps, "drafted": self.drafted, "accepted": self.accepted}
-        return {**counts, "saved_seconds": self.cost_model.saved}
+        self.cost_model.observe(batch_size, drafted, seconds, prompts)
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Of a step that was observed."""
+        """Records the result of a draft in the step observed last."""
         self.drafted += drafted
         self.accepted += accepted
         self.cost_model.credit(accepted)
@@ -260,24 +145,101 @@ class Speculator:
             sequence.acceptance.learn(drafted, accepted)
             self._prior.learn(drafted, accepted)
 
+    @property
+    def statistics(self) -> dict[str, float]:
+        """Totals: steps with drafts, draft tokens, accepted draft tokens, and the estimated seconds saved."""
+        counts = {"steps": self.steps, "drafted": self.drafted, "accepted": self.accepted}
+        return {**counts, "saved_seconds": self.cost_model.saved}
+
+    def _acceptance(self, sequence: Sequence) -> RequestAcceptance:
+        found = sequence.acceptance
+        if found is None:
+            found = sequence.acceptance = RequestAcceptance(self._prior.rate)
+        elif not found.known:
+            found.rate = self._prior.rate
+        found.idle += 1
+        return found
+
+    def _uncached(self, sequence: Sequence) -> int:
+        tokens = self.proposer.uncached(sequence)
+        return tokens if tokens > MIN_PREFILL else 0
+
+    def _draft_lengths(
+        self,
+        sequences: list[Sequence],
+        rooms: list[int],
+        uncached: list[int],
+        batch_size: int,
+        max_tokens: int,
+    ) -> list[int]:
+        """The draft length of each sequence: at most `rooms`, with a prefill of `uncached` tokens before the draft."""
+        costs, found = self.cost_model, [s.acceptance for s in sequences if s.acceptance]
+        rates = [acceptance.rate for acceptance in found]
+
+        def best(rates: list[float], rooms: list[int]) -> list[int]:
+            return best_lengths(rates, rooms, costs, batch_size, max_tokens)
+
+        lengths = best(rates, [0 if n else room for n, room in zip(uncached, rooms, strict=True)])
+        if not any(uncached) and (any(lengths) or all(a.idle < a.patience for a in found)):
+            return lengths
+        done = [len(sequence.generated) for sequence in sequences]
+        left = [min(s.max_tokens - n, max(EXPECTED_TOKENS, n)) for s, n in zip(sequences, done, strict=True)]
+        longest = max(map(sum, zip(done, left, strict=True)))
+        request_seconds = longest * costs.seconds(batch_size, [])  # without drafts
+        order = sorted(range(len(uncached)), key=uncached.__getitem__)
+        if any(uncached):  # let the draft model prefill more texts if the expected gain is twice the cost
+            allowed, tokens = rooms.copy(), 0
+            for i in order:
+                tokens += uncached[i]
+                cost = costs.prefill_seconds(batch_size, tokens)
+                if uncached[i] and cost > costs.max_cost(request_seconds):
+                    allowed[i] = 0
+            better = best(rates, allowed)
+            tokens = sum(n for n, length in zip(uncached, better, strict=True) if length)
+            now, then = (seconds_per_token(rates, each, costs, batch_size) for each in (lengths, better))
+            if (now - then) * sum(left) > 2 * costs.prefill_seconds(batch_size, tokens):
+                return better
+        if any(lengths):
+            return lengths
+        # Exploration: retries with the lengths that would be best at the prior rate, as far as the budget allows.
+        hoped = best([PRIOR_RATE if a.idle >= a.patience else 0.0 for a in found], rooms)
+        tokens, plain = 0, costs.seconds(batch_size, lengths)
+        for i in order:
+            if hoped[i]:
+                tokens, lengths[i] = tokens + uncached[i], hoped[i]
+                cost = costs.seconds(batch_size, lengths) - plain + costs.prefill_seconds(batch_size, tokens)
+                if not costs.can_explore(cost, request_seconds):
+                    lengths[i] = 0
+                    break
+        return lengths
+
+
+def seconds_per_token(
+    rates: list[float], lengths: list[int], costs: SpeculationCostModel, batch_size: int
+) -> float:
+    """Seconds of a step divided by its expected tokens: per sequence 1 + alpha + alpha^2 + ... + alpha^gamma."""
+    accepted = sum(rate**n for rate, gamma in zip(rates, lengths, strict=True) for n in range(1, gamma + 1))
+    return costs.seconds(batch_size, lengths) / (batch_size + accepted)
+
 
 def best_lengths(
-    rates: list[float], rooms: list[int], costs: SpeculationCostModel, batch_size: int, most: int
+    rates: list[float], rooms: list[int], costs: SpeculationCostModel, batch_size: int, max_tokens: int
 ) -> list[int]:
-    """The draft lengths that give the most tokens a second, by each sequence's acceptance rate."""
+    """The draft lengths with the most expected tokens per second. The n-th token of a draft is accepted with
+    probability alpha^n; draft tokens are added in descending order of this probability."""
     lengths, best = [0] * len(rates), [0] * len(rates)
     next_rates = [rate if room > 0 else 0.0 for rate, room in zip(rates, rooms, strict=True)]
-    expected, speed = (
-        float(batch_size),
-        costs.bar(batch_size) * batch_size / costs.seconds(batch_size, lengths),
-    )
-    for _ in range(min(most, costs.reach(batch_size))):
-        i = max(range(len(rates)), key=next_rates.__getitem__)
-        if not next_rates[i]:
+    expected = float(batch_size)  # tokens of the step
+    speed = costs.min_speedup(batch_size) * expected / costs.seconds(batch_size, lengths)
+    for _ in range(min(max_tokens, costs.max_estimated(batch_size))):
+        likeliest = max(next_rates, default=0.0)
+        if not likeliest:
             break
+        i = next_rates.index(likeliest)
         lengths[i] += 1
-        expected += next_rates[i]
-        next_rates[i] = next_rates[i] * rates[i] if lengths[i] < rooms[i] else 0.0
-        if expected / costs.seconds(batch_size, lengths) > speed:
-            speed, best = expected / costs.seconds(batch_size, lengths), lengths.copy()
+        expected += likeliest
+        next_rates[i] = likeliest * rates[i] if lengths[i] < rooms[i] else 0.0
+        found = expected / costs.seconds(batch_size, lengths)
+        if found > speed:
+            speed, best = found, lengths.copy()
     return best

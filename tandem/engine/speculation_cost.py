@@ -1,175 +1,186 @@
-"""Whether speculation pays: the cost of drafting and of verifying, and an account of the time it has saved or lost.
+"""The cost model of speculation: the time of steps with draft tokens, and a budget for exploration.
 
-A try is a draft that is not known to be good: a request's first, for which a draft model has to read its text, or
-another after bad ones. It is paid for in advance, out of a small share of the time, which becomes smaller while tries
-are in vain. Only what is likely to pay for itself may run up a debt: a small share of the time to come. Drafts that
-have been good go on where they save time.
-So trying costs no more than these shares, whatever the texts and the machine are.
+The cost table holds the seconds of a step by batch size and number of draft tokens. A draft model also has the seconds
+of a draft step (divided by those of a step: the cost coefficient c of Leviathan et al.) and of a prefilled token.
+
+Exploration is speculation that is not known to pay, such as a retry after rejected drafts. Its budget is a small
+fraction of all time, plus the time that speculation has saved, minus the time that it has lost. The fraction halves
+after each step in which speculation loses time, and doubles after each in which it saves time. So exploration takes at
+most this fraction of the time, for any text and machine.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
-SHARE = 0.2  # of a new measurement in an average
-ALLOWANCE, LEAST_ALLOWANCE = 0.02, 0.0025  # of the time may go to tries
-DEBT = 0.04  # of the time to come may be lost before it has come
-CREDIT = 4  # steps: what has been saved beyond that counts no more, so that bad times are noticed soon
-CLEARLY = 1.1  # so much faster
-LAST = (
-    16  # steps without drafts, of which the middle half counts: others on this machine's cores hold some up
+WINDOW = 16  # number of last samples in an average, of times and of acceptance
+PRIOR_TOKEN_COST = (
+    0.05  # time that a draft token adds to a step, as a fraction of the step, until it is measured
 )
-SURELY = 0.9  # no noise: so much faster with drafts than without means that it has become so for both
-RECHECK = 32  # steps with drafts, after which one without shows again what it would take
-TYPICAL_COST = 0.05  # of a step, for a draft token in it, until it has been measured
-FEW = 16  # tokens of prompts, from which on what each takes can be told
+MIN_PREFILL = 16  # tokens; the time of longer prefills is measured, that of shorter ones is part of a step
+MIN_BATCH_SPEEDUP = 1.1  # expected speedup that drafts must have if several sequences are in the batch
+MAX_EXPLORATION, MIN_EXPLORATION = 0.02, 0.0025  # fraction of all time added to the exploration budget
+MAX_REGRET = 0.04  # time that a request may lose by speculation, as a fraction of its expected time without
+EXPECTED_TOKENS = 128  # minimum of the tokens that an answer is expected to have left
+RETRY = 32  # steps with drafts until one without is measured again, and tokens without a draft until one is tried again
+
+
+class Average:
+    """The interquartile mean of the last samples, which ignores steps that other processes delay."""
+
+    def __init__(self) -> None:
+        self.value, self.count = 0.0, 0
+        self._last = deque[float](maxlen=WINDOW)
+
+    def add(self, seconds: float) -> None:
+        self._last.append(seconds)
+        self.count = len(self._last)
+        middle = sorted(self._last)[self.count // 4 : self.count - self.count // 4]
+        self.value = sum(middle) / len(middle)
 
 
 class SpeculationCostModel:
     def __init__(self, cost_coefficient: float = 0.0) -> None:
-        """`cost_coefficient`: of a step, for a draft token of each sequence, until it has been measured; 0: so little
-        that it does not count."""
-        self.saved = 0.0  # seconds, in all
-        self.account = 0.0  # seconds that may be lost
-        self._allowance = ALLOWANCE
-        self._wish = 0.0  # seconds of a try that the account was too small for
+        """`cost_coefficient`: c until it is measured; 0: drafting takes no time."""
+        self.saved = 0.0  # seconds, minus those lost
+        self.budget = 0.0  # seconds available for exploration
+        self._fraction = MAX_EXPLORATION
+        self._wanted = 0.0  # seconds of exploration that the budget was too small for
         self._cost_coefficient = cost_coefficient
-        self._plain: dict[int, float] = {}  # sequences: seconds of a step without drafts
-        self._last: dict[int, deque[float]] = {}  # sequences: what these come from
-        self._extra: dict[int, dict[int, float]] = {}  # sequences: draft tokens: seconds that they add
-        self._draft_steps: dict[int, float] = {}  # sequences: seconds for drafting a token of each
-        self._reading = 0.0  # seconds for a token that is read before
-        self._prompt = 0.0  # seconds for a token of a prompt in a step
-        self._made = 0.0  # seconds for drafting in the last step
-        self._drafting = 0  # steps since one without
-        self._token = 0.0  # seconds that a token of the step measured last would have taken without drafts
-        self._gain = 0.0  # seconds that the last drafts saved
+        self._measured: dict[int, dict[int, Average]] = {}  # batch size: draft tokens: seconds of a step
+        self._table: dict[int, list[float]] = {}  # batch size: seconds of a step with 0, 1, ... draft tokens
+        self._draft_steps: dict[int, Average] = {}  # sequences: seconds of a draft step
+        self._draft_prefill, self._prefill = Average(), Average()  # seconds per token
+        self._drafting = 0.0  # seconds of drafting for the next step
+        self._steps_with_drafts = 0  # since the last step without drafts
+        self._token_seconds = 0.0  # seconds per token of the last step, if it had no drafts
+        self._gain = 0.0  # seconds saved by the drafts of the last step
 
-    def knows(self, sequences: int) -> bool:
-        """What a step of so many takes without drafts, as of lately."""
-        return sequences in self._plain and self._drafting < RECHECK
+    def is_measured(self, batch_size: int) -> bool:
+        """Whether there is a recent sample of a step without drafts. The first samples are taken more often."""
+        plain = self._measured.get(batch_size, {}).get(0)
+        return plain is not None and self._steps_with_drafts < min(RETRY, 2 * plain.count)
 
-    def reach(self, sequences: int) -> int:
-        """Draft tokens of which something can be said: twice as many as have been measured."""
-        return 2 * max(self._extra.get(sequences, {}), default=sequences)
+    def max_estimated(self, batch_size: int) -> int:
+        """The largest number of draft tokens in the cost table."""
+        return len(self._row(batch_size)) - 1
 
-    def bar(self, sequences: int) -> float:
-        """How many times as fast as without drafts a step of so many must be. Of several, some have less luck than
-        others, and wait for the drafts of all."""
-        return 1.0 if sequences == 1 else CLEARLY
+    def min_speedup(self, batch_size: int) -> float:
+        """The minimum expected speedup. In a batch it has a margin: a rejected draft delays all sequences."""
+        return 1.0 if batch_size == 1 else MIN_BATCH_SPEEDUP
 
-    def seconds(self, sequences: int, lengths: list[int]) -> float:
-        """What a step of so many takes with drafts of these lengths."""
-        draft_step = self._draft_step(sum(length > 0 for length in lengths), self._plain[sequences])
-        return self._computing(sequences, sum(lengths)) + draft_step * max(lengths, default=0)
+    def seconds(self, batch_size: int, lengths: list[int]) -> float:
+        """The expected seconds of a step with drafts of these lengths: drafting and verifying."""
+        verifying, longest = self._verifying(batch_size, sum(lengths)), max(lengths, default=0)
+        if not longest or not self._cost_coefficient:
+            return verifying
+        count = len(lengths) - lengths.count(0)
+        return verifying + longest * self._draft_step(count, self._row(batch_size)[0])
 
-    def reading(self, sequences: int, tokens: int) -> float:
-        """What it takes to read so many before there can be a draft, in a step of so many sequences."""
-        return tokens * (self._reading or self._cost_coefficient * (self._prompt or self._plain[sequences]))
+    def prefill_seconds(self, batch_size: int, tokens: int) -> float:
+        """The expected seconds of a prefill by the draft model: until it is measured, c times that of the model."""
+        prefill = self._prefill.value or self._row(batch_size)[0]
+        return tokens * (self._draft_prefill.value or self._cost_coefficient * prefill)
 
-    def affords(self, seconds: float, whole: float) -> bool:
-        """Whether the account has as much for a try, in requests that take `whole` seconds; if not, it is saved for."""
-        may = seconds <= DEBT * whole
-        self._wish = seconds if may and seconds > self.account else 0.0
-        return may and not self._wish
+    def can_explore(self, seconds: float, request_seconds: float) -> bool:
+        """Whether the budget allows exploration of so many seconds in requests of `request_seconds`. If only the budget
+        is too small, it may grow to this amount."""
+        allowed = seconds <= MAX_REGRET * request_seconds
+        self._wanted = seconds if allowed and seconds > self.budget else 0.0
+        return allowed and not self._wanted
 
-    def purse(self, whole: float) -> float:
-        """Seconds for what is likely to pay for itself in requests that take `whole` seconds."""
-        return self.account + DEBT * whole
+    def max_cost(self, request_seconds: float) -> float:
+        """The maximum seconds of a prefill that is expected to pay for itself in requests of `request_seconds`."""
+        return self.budget + MAX_REGRET * request_seconds
 
-    def observe_drafting(self, lengths: list[int], read: int, seconds: float) -> None:
-        """What it took to make drafts of these lengths, after reading so many tokens; there may be none after all."""
+    def observe_drafting(self, lengths: list[int], prefilled: int, seconds: float) -> None:
+        """Records the time of drafting for the next step, with a prefill of `prefilled` tokens before it."""
         if not self._cost_coefficient:
             return
-        count, longest = sum(length > 0 for length in lengths), max(lengths)
-        self._made = seconds
-        if not longest:
-            return
-        if not read:
-            self._draft_steps[count] = _average(self._draft_steps.get(count), seconds / longest)
-        else:
-            rest = seconds - self._draft_step(count, 0.0) * longest
-            self._reading = _average(self._reading, max(0.0, rest) / read)
+        count, longest = len(lengths) - lengths.count(0), max(lengths)
+        self._drafting = seconds
+        if longest and not prefilled:
+            self._draft_steps.setdefault(count, Average()).add(seconds / longest)
+        elif longest:
+            self._draft_prefill.add(max(0.0, seconds - longest * self._draft_step(count, 0.0)) / prefilled)
 
-    def observe(self, sequences: int, drafted: int, seconds: float, prompts: int = 0) -> None:
-        """What a step took, with the making of its drafts. With tokens of prompts, what the drafts took cannot be
-        told; it is taken to be what it was."""
-        plain, made, self._made = self._plain.get(sequences), self._made, 0.0
-        if made >= seconds:
-            made = 0.0  # for a step that nobody came to see
-        self._judge_last()
-        if prompts > FEW and not drafted and not made:
-            self._prompt = _average(self._prompt, max(0.0, seconds - (plain or 0.0)) / prompts)
-        if not drafted and not prompts and not made:  # nor were drafts made in vain
-            plain = self._see_plain(sequences, seconds)
-            self._drafting = 0
-        elif drafted and plain is not None:
-            self._drafting += 1
-            computing = self._computing(sequences, drafted) if prompts else seconds - made
-            if computing < SURELY * plain:
-                self._see_plain(sequences, computing)
-            plain = min(plain, computing)  # it takes no longer without
-            if not prompts:
-                self._see_extra(sequences, drafted, max(0.0, computing - plain))
-            self._token = plain / sequences
-            self._add(plain - computing)
-        self._add(-made)
-        if plain is not None:
-            most = max(CREDIT * plain, self._wish)
-            self.account = min(self.account + self._allowance * seconds, most)
+    def observe(self, batch_size: int, drafted: int, seconds: float, prompts: int = 0) -> None:
+        """Records the time of a step, including its drafting. With tokens of prompts in the step, the time of verifying
+        is unknown, and the expected time is used."""
+        drafting, self._drafting = self._drafting, 0.0
+        if drafting >= seconds:
+            drafting = 0.0  # it was for a step that failed to start
+        self._update_fraction()
+        known = batch_size in self._measured
+        if prompts > MIN_PREFILL and not drafted and not drafting:
+            self._prefill.add(max(0.0, seconds - (self._row(batch_size)[0] if known else 0.0)) / prompts)
+        if not prompts and (known if drafted else not drafting):
+            self._add_sample(batch_size, drafted, seconds - drafting)
+            known = True
+            if not drafted:
+                self._steps_with_drafts = 0
+        if known and drafted:
+            self._steps_with_drafts += 1
+            verifying = self._verifying(batch_size, drafted) if prompts else seconds - drafting
+            plain = min(self._measured[batch_size][0].value, verifying)
+            self._token_seconds = plain / batch_size
+            self._add_gain(plain - verifying)
+        self._add_gain(-drafting)
+        if known:
+            limit = max(MAX_REGRET * EXPECTED_TOKENS * self._measured[batch_size][0].value, self._wanted)
+            self.budget = min(self.budget + self._fraction * seconds, limit)
 
     def credit(self, accepted: int) -> None:
-        """Of the step observed last, so many draft tokens were accepted."""
-        self._add(accepted * self._token)
+        """Records accepted draft tokens of the step observed last."""
+        self._add_gain(accepted * self._token_seconds)
 
-    def _add(self, seconds: float) -> None:
+    def _add_gain(self, seconds: float) -> None:
         self.saved += seconds
-        self.account += seconds
+        self.budget += seconds
         self._gain += seconds
 
-    def _judge_last(self) -> None:
-        """Tries become rarer while drafts are in vain."""
+    def _update_fraction(self) -> None:
+        """Exploration becomes rarer while speculation loses time."""
         if self._gain:
-            self._allowance *= 2 if self._gain > 0 else 0.5
-            self._allowance = min(max(self._allowance, LEAST_ALLOWANCE), ALLOWANCE)
+            fraction = self._fraction * (2 if self._gain > 0 else 0.5)
+            self._fraction = min(max(fraction, MIN_EXPLORATION), MAX_EXPLORATION)
         self._gain = 0.0
 
-    def _see_plain(self, sequences: int, seconds: float) -> float:
-        last = self._last.setdefault(sequences, deque(maxlen=LAST))
-        last.append(seconds)
-        cut = len(last) // 4
-        middle = sorted(last)[cut : len(last) - cut]
-        self._plain[sequences] = plain = sum(middle) / len(middle)
-        return plain
+    def _add_sample(self, batch_size: int, drafted: int, seconds: float) -> None:
+        measured = self._measured.setdefault(batch_size, {})
+        average = measured.get(drafted) or Average()
+        if (
+            drafted and not average.count
+        ):  # the first sample may be an outlier, so the estimate counts as one, too
+            average.add(self._verifying(batch_size, drafted))
+        average.add(seconds)
+        measured[drafted] = average
+        self._table.pop(batch_size, None)
 
-    def _see_extra(self, sequences: int, drafted: int, seconds: float) -> None:
-        expected = self._computing(sequences, drafted) - self._plain[sequences]
-        known = self._extra.setdefault(sequences, {})
-        # What was expected counts, too, the first time: that may have been held up.
-        known[drafted] = (
-            _average(known[drafted], seconds) if drafted in known else (expected + 2 * seconds) / 3
-        )
+    def _verifying(self, batch_size: int, drafted: int) -> float:
+        """The expected seconds of a step without its drafting."""
+        row = self._row(batch_size)
+        beyond = drafted - len(row) + 1
+        return row[drafted] if beyond <= 0 else row[-1] + beyond * (row[-1] - row[-2])
+
+    def _row(self, batch_size: int) -> list[float]:
+        """A row of the cost table: interpolated between measured numbers of draft tokens, and extrapolated to twice the
+        largest. Steps with more draft tokens do not take less time, so an average is at most the next one."""
+        if (row := self._table.get(batch_size)) is not None:
+            return row
+        points = sorted((n, average.value) for n, average in self._measured[batch_size].items())
+        for i in range(len(points) - 2, -1, -1):
+            points[i] = points[i][0], min(points[i][1], points[i + 1][1])
+        (last, end), plain, row = points[-1], points[0][1], list[float]()
+        for (n, low), (above, high) in pairwise(points):
+            row += [low + (high - low) * i / (above - n) for i in range(above - n)]
+        each = (end - plain) / last if last else plain * PRIOR_TOKEN_COST
+        row += [end + each * i for i in range((last or 2 * batch_size) + 1)]
+        self._table[batch_size] = row
+        return row
 
     def _draft_step(self, count: int, plain: float) -> float:
-        return self._draft_steps.get(count) or self._cost_coefficient * plain
-
-    def _computing(self, sequences: int, drafted: int) -> float:
-        """What a step takes with so many draft tokens, by what was measured of the next smaller and larger number;
-        beyond them, each token adds as much as those before."""
-        plain, known = self._plain[sequences], self._extra.get(sequences, {})
-        if drafted in known:  # one that was held up took longer than more tokens do
-            return plain + min(extra for n, extra in known.items() if n >= drafted)
-        below = max((n for n in known if n < drafted), default=0)
-        above = min((n for n in known if n > drafted), default=0)
-        base = known[below] if below else 0.0
-        if above:
-            return plain + base + (known[above] - base) * (drafted - below) / (above - below)
-        each = base / below if below else plain * TYPICAL_COST
-        return plain + base + each * (drafted - below)
-
-
-def _average(old: float | None, new: float) -> float:
-    """One odd step, with others on this machine's cores, does not throw it off."""
-    if not old:
-        return new
-    return old + SHARE * (min(new, 4 * old) - old)
+        """The expected seconds of a draft step of `count` sequences; `plain`: of a step without drafts."""
+        measured = self._draft_steps.get(count)
+        return measured.value if measured else self._cost_coefficient * plain

@@ -49,32 +49,32 @@ def expected(prompt: list[int], count: int, windows: tuple[int, ...], repeats: b
     return tokens[len(prompt) :]
 
 
-class Willing(SpeculationCostModel):
-    """Speculates, whatever it takes, as if each draft token took so much of a step."""
+class FixedCost(SpeculationCostModel):
+    """A step takes 1 s, and `cost` more for each draft token; exploration is free."""
 
     def __init__(self, cost: float) -> None:
         super().__init__()
         self.cost = cost
 
-    def knows(self, sequences: int) -> bool:
+    def is_measured(self, batch_size: int) -> bool:
         return True
 
-    def reach(self, sequences: int) -> int:
+    def max_estimated(self, batch_size: int) -> int:
         return 99
 
-    def bar(self, sequences: int) -> float:
+    def min_speedup(self, batch_size: int) -> float:
         return 1.0
 
-    def affords(self, seconds: float, whole: float) -> bool:
+    def can_explore(self, seconds: float, request_seconds: float) -> bool:
         return True
 
-    def purse(self, whole: float) -> float:
+    def max_cost(self, request_seconds: float) -> float:
         return math.inf
 
-    def reading(self, sequences: int, tokens: int) -> float:
+    def prefill_seconds(self, batch_size: int, tokens: int) -> float:
         return 0.0
 
-    def seconds(self, sequences: int, lengths: list[int]) -> float:
+    def seconds(self, batch_size: int, lengths: list[int]) -> float:
         return 1 + self.cost * sum(lengths)
 
 
@@ -91,7 +91,7 @@ class SimulatedEngine(Engine):
         limits = StepLimits(tokens, rows, batch, -(-context // KV_BLOCK), len(windows))
         layout = StepLayout(limits)
         self.cache = KVCache(windows, blocks)
-        speculator = Speculator(PromptLookup(), Willing(0.25)) if draft_tokens else None
+        speculator = Speculator(PromptLookup(), FixedCost(0.25)) if draft_tokens else None
         self.scheduler = Scheduler(limits, self.cache, speculator=speculator)
         self.kv = [np.full((n * KV_BLOCK, 2), -1) for n in blocks]
         self.steps = self.tokens_computed = 0

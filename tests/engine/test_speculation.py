@@ -1,4 +1,4 @@
-"""Draft tokens change how fast an answer comes, and nothing else."""
+"""Speculation changes the speed of a request, and none of its tokens."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from tandem.engine.params import SamplingParams
 from tandem.engine.prompt_lookup import NgramIndex, PromptLookup
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sampled, Sequence
-from tandem.engine.speculation import PATIENCE, AcceptanceRate, Speculator, best_lengths
+from tandem.engine.speculation import AcceptanceRate, Speculator, best_lengths
+from tandem.engine.speculation_cost import RETRY
 from tandem.errors import DoesNotFitError, RequestError
 from tests.cli.tiny_model import write_tiny_model
-from tests.engine.simulation import SimulatedEngine, Willing, expected
+from tests.engine.simulation import FixedCost, SimulatedEngine, expected
 from tests.engine.test_batch_invariance import Request, requests
 from tests.engine.tiny_models import opened, write_model
 
 CONTEXT = 256
-FEW = {token: 60.0 for token in (5, 6, 7)}  # tokens, so that a text of them repeats itself
+FEW = {token: 60.0 for token in (5, 6, 7)}  # biases of three tokens, so that texts repeat themselves
 
 
-def test_what_followed_is_looked_up() -> None:
+def test_prompt_lookup() -> None:
     index, text = NgramIndex(), [1, 2, 3, 4, 5, 6, 7, 1, 2, 9, 9]
     assert index.propose(text, 4) == []
-    assert index.propose([*text, 1, 2], 3) == [9, 9, 1], "the last time counts"
-    assert index.propose([*text, 1, 2, 3], 3) == [4, 5, 6], "the longest ending counts"
+    assert index.propose([*text, 1, 2], 3) == [9, 9, 1], "the last occurrence"
+    assert index.propose([*text, 1, 2, 3], 3) == [4, 5, 6], "the longest n-gram"
     assert index.propose([*text, 1, 2, 3, 4, 5], 9) == [6, 7, 1, 2, 9, 9, 1, 2, 3]
     assert NgramIndex().propose([1], 3) == NgramIndex().propose([1, 1], 3) == []
 
@@ -43,38 +44,40 @@ def test_what_followed_is_looked_up() -> None:
 @pytest.mark.fast
 def test_the_draft_length() -> None:
     def length(rate: float, cost: float, batch_size: int, most: int) -> int:
-        return best_lengths([rate], [most], Willing(cost), batch_size, 8)[0]
+        return best_lengths([rate], [most], FixedCost(cost), batch_size, 8)[0]
 
     assert length(0.9, 0.05, 1, 8) == 8
     assert length(0.9, 0.05, 1, 3) == 3
     assert length(0.5, 0.25, 1, 8) == 1
     assert length(0.2, 0.25, 1, 8) == 0
-    assert length(0.9, 0.25, 64, 8) == 0, "among many the step is full"
+    assert length(0.9, 0.25, 64, 8) == 0, "the draft is too expensive for a large batch"
     assert length(0.9, 0.001, 64, 8) == 8
-    assert best_lengths([0.9, 0.5, 0.0], [8, 8, 8], Willing(0.05), 3, 8) == [7, 1, 0], "the likeliest first"
+    assert best_lengths([0.9, 0.5, 0.0], [8, 8, 8], FixedCost(0.05), 3, 8) == [7, 1, 0], (
+        "in order of probability"
+    )
 
 
-def test_rejected_drafts_end_and_are_tried_again() -> None:
-    speculator = Speculator(PromptLookup(), Willing(0.25))
+def test_rejected_drafts_stop_and_are_retried() -> None:
+    speculator = Speculator(PromptLookup(), FixedCost(0.25))
     engine = SimulatedEngine(windows=(0,), blocks=(99,), context=CONTEXT, batch=1, tokens=64, draft_tokens=8)
     sequence = engine.prepare([1, 2, 3] * 9, SamplingParams(max_tokens=200))
     tried = []
-    for _ in range(8 * PATIENCE):
+    for _ in range(8 * RETRY):
         [draft] = speculator.propose([sequence], 1, 8)
         tried.append(bool(draft))
         if draft:
             speculator.learn(sequence, len(draft), 0)
     assert all(tried[:2]) and 3 < sum(tried) < 10
-    assert not any(tried[10:PATIENCE]) and any(tried[PATIENCE:])
-    assert sequence.acceptance and sequence.acceptance.patience > PATIENCE
+    assert not any(tried[10:RETRY]) and any(tried[RETRY:])
+    assert sequence.acceptance and sequence.acceptance.patience > RETRY
 
 
-class Seer:
-    """Drafts as many tokens as are wanted."""
+class Drafter:
+    """Proposes as many tokens as are wanted."""
 
     cost_coefficient = 0.0
 
-    def unread(self, sequence: Sequence) -> int:
+    def uncached(self, sequence: Sequence) -> int:
         return 0
 
     def forget(self, sequence: Sequence) -> None:
@@ -85,9 +88,9 @@ class Seer:
 
 
 def times(steps: int, rates: list[float], cost: float, sequences: int, random: Random) -> tuple[float, float]:
-    """Seconds of as many tokens with speculation and without: steps take 1 s, more by chance, and `cost` more for each
-    draft token. The acceptance rate changes while it goes on."""
-    speculator, taken, made = Speculator(Seer()), 0.0, 0
+    """Seconds of the same number of tokens with speculation and without: a step takes 1 s with some noise, and `cost`
+    more for each draft token. The acceptance rate takes each of `rates` in turn."""
+    speculator, taken, made = Speculator(Drafter()), 0.0, 0
     engine = SimulatedEngine(windows=(0,), blocks=(9,), context=CONTEXT, batch=1, tokens=64, draft_tokens=8)
     running = [engine.prepare([1], SamplingParams(max_tokens=10**6)) for _ in range(sequences)]
     for step in range(steps):
@@ -116,16 +119,16 @@ def test_speculation_never_costs_much(cost: float, sequences: int) -> None:
 
 
 @pytest.mark.fast
-def test_accepted_drafts_are_used() -> None:
+def test_speculation_pays_if_drafts_are_accepted() -> None:
     with_drafts, without = times(1000, [0.9], 0.05, 1, Random(0))
     assert with_drafts < 0.3 * without
     with_drafts, without = times(3000, [0.0, 0.9], 0.05, 1, Random(0))
-    assert with_drafts < 0.7 * without, "also where they were bad for long"
+    assert with_drafts < 0.7 * without, "also after many rejected drafts"
 
 
 @pytest.mark.parametrize("step_slots", [1, 2])
 @pytest.mark.parametrize("windows", [(0,), (0, 20), (5, 33)])
-def test_a_text_that_repeats_itself_takes_fewer_steps(windows: tuple[int, ...], step_slots: int) -> None:
+def test_a_repeating_text_takes_fewer_steps(windows: tuple[int, ...], step_slots: int) -> None:
     prompt = [1, 4, 6, 5, 2]
     for drafts in (1, 8):
         engine = SimulatedEngine(
@@ -145,7 +148,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(windows: tuple[int, ...], 
 def tokens(path: Path, wanted: list[Request], prompt_lookup: bool) -> tuple[list[list[int]], int]:
     with opened(path, threads=1, proposer=PromptLookup() if prompt_lookup else None) as engine:
         if engine.scheduler.speculator:
-            engine.scheduler.speculator.cost_model = Willing(0.01)
+            engine.scheduler.speculator.cost_model = FixedCost(0.01)
         sequences = [engine.submit(prompt, params, frozenset(range(0, 320, 16))) for prompt, params in wanted]
         while any(sequence.finish_reason is None for sequence in sequences):
             engine.step()
@@ -154,8 +157,8 @@ def tokens(path: Path, wanted: list[Request], prompt_lookup: bool) -> tuple[list
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
-def test_the_same_tokens_greedy_or_drawn(temperature: float, tmp_path: Path) -> None:
-    """Draws depend on the seed and their number alone, so not even they change."""
+def test_the_same_tokens_greedy_or_sampled(temperature: float, tmp_path: Path) -> None:
+    """A sample depends only on the seed and its position, so sampled tokens are the same, too."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     wanted = [
         (
@@ -167,16 +170,16 @@ def test_the_same_tokens_greedy_or_drawn(temperature: float, tmp_path: Path) -> 
     without, _ = tokens(path, wanted, False)
     with_drafts, accepted = tokens(path, wanted, True)
     assert with_drafts == without
-    assert accepted > 10, "no draft token was accepted, so nothing is shown"
+    assert accepted > 10, "or the test shows nothing"
 
 
 def endings(path: Path, count: int, prompt_lookup: bool, first_seed: int) -> Counter[tuple[int, ...]]:
-    """How often each ending comes out of the same short prompt, which invites drafts. Seeds are given, so that a run
-    is like every other, and differ, so that samples are independent."""
+    """The number of times that each ending follows the same short prompt, which has drafts. Seeds are fixed, so that
+    runs are reproducible, and different, so that samples are independent."""
     found: Counter[tuple[int, ...]] = Counter()
     with opened(path, threads=1, batch=64, proposer=PromptLookup() if prompt_lookup else None) as engine:
         if engine.scheduler.speculator:
-            engine.scheduler.speculator.cost_model = Willing(0.001)
+            engine.scheduler.speculator.cost_model = FixedCost(0.001)
         params = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True, logit_bias=FEW)
         for begin in range(first_seed, first_seed + count, 64):
             sequences = [
@@ -190,13 +193,13 @@ def endings(path: Path, count: int, prompt_lookup: bool, first_seed: int) -> Cou
 
 
 def chi_square(one: Counter[tuple[int, ...]], other: Counter[tuple[int, ...]]) -> float:
-    """Of two samples of the same size; endings too rare to tell are left out."""
+    """The statistic of two samples of the same size, without rare endings."""
     both = [(one[key], other[key]) for key in one.keys() | other.keys() if one[key] + other[key] >= 20]
-    assert 8 < len(both) <= 27, "too few endings to say anything"
+    assert 8 < len(both) <= 27, "too few endings for a statistic"
     return sum((a - b) ** 2 / (a + b) for a, b in both)
 
 
-MOST = 54.05  # what 26 degrees of freedom exceed once in a thousand times
+MAX_CHI_SQUARE = 54.05  # p = 0.001 with 26 degrees of freedom
 
 
 @pytest.mark.parametrize("count", [1920, pytest.param(99_968, marks=pytest.mark.soak)])
@@ -205,14 +208,16 @@ def test_the_distribution_is_that_without_speculation(
 ) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     without = endings(path, count, False, 0)
-    assert chi_square(without, endings(path, count, True, count)) < MOST
+    assert chi_square(without, endings(path, count, True, count)) < MAX_CHI_SQUARE
     monkeypatch.setattr(Sequence, "extend", always_accepted)
-    monkeypatch.setattr(AcceptanceRate, "learn", lambda *args: None)  # or many draws would end the drafts
-    assert chi_square(without, endings(path, count, True, 2 * count)) > MOST, "a wrong rule goes unnoticed"
+    monkeypatch.setattr(AcceptanceRate, "learn", lambda *args: None)  # or rejections would stop the drafts
+    assert chi_square(without, endings(path, count, True, 2 * count)) > MAX_CHI_SQUARE, (
+        "a wrong rule goes unnoticed"
+    )
 
 
 def always_accepted(sequence: Sequence, drawn: list[Sampled], draft: list[int]) -> int:
-    """A rule that is wrong: takes the draft for what was sampled."""
+    """A wrong rule: accepts every draft token."""
     for token in [Sampled(id) for id in draft] or drawn[:1]:
         if sequence.finish_reason is None:
             sequence.append(token)
@@ -220,7 +225,7 @@ def always_accepted(sequence: Sequence, drawn: list[Sampled], draft: list[int]) 
 
 
 def test_a_draft_model(tmp_path: Path) -> None:
-    """Of the model itself every draft token is accepted, of another one fewer; the tokens are the same."""
+    """Most drafts are accepted if the model is its own draft model; the tokens are the same with any draft model."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     other = write_model(tmp_path / "other.gguf", "Q8_0")
     wanted = [
@@ -234,7 +239,7 @@ def test_a_draft_model(tmp_path: Path) -> None:
         ):
             speculator = engine.scheduler.speculator
             assert speculator
-            speculator.cost_model = Willing(0.01)
+            speculator.cost_model = FixedCost(0.01)
             sequences = [engine.submit(prompt, params) for prompt, params in wanted]
             while any(sequence.finish_reason is None for sequence in sequences):
                 engine.step()
@@ -249,7 +254,7 @@ def test_a_draft_model(tmp_path: Path) -> None:
             assert small.cache.free_blocks == small.cache.blocks
 
 
-def test_a_draft_model_computes_a_text_once(tmp_path: Path) -> None:
+def test_a_draft_model_prefills_a_text_once(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     prompt, params = list(range(40, 90)), SamplingParams(max_tokens=60, ignore_eos=True)
     with (
@@ -263,18 +268,18 @@ def test_a_draft_model_computes_a_text_once(tmp_path: Path) -> None:
         )  # type: ignore[method-assign, assignment, func-returns-value]
         speculator = engine.scheduler.speculator
         assert speculator
-        speculator.cost_model = Willing(0.01)
+        speculator.cost_model = FixedCost(0.01)
         engine.run((prompt, params))
         assert sum(computed) < 50 + 1.4 * speculator.drafted + 16
 
 
-def test_a_draft_model_drafts_texts_that_begin_alike(tmp_path: Path) -> None:
+def test_a_draft_model_with_texts_of_the_same_prefix(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     with opened(path, threads=1) as small:
         draft = DraftModel(small, 320)
         texts = [small.prepare([*range(40, 80), i], SamplingParams(max_tokens=9)) for i in range(3)]
         assert [len(draft) for draft in draft.propose([(text, 2) for text in texts])] == [2, 2, 2]
-        assert [draft.unread(text) for text in texts] == [0, 0, 0]
+        assert [draft.uncached(text) for text in texts] == [0, 0, 0]
         for text in texts:
             draft.forget(text)
         assert small.cache.free_blocks == small.cache.blocks
@@ -283,7 +288,7 @@ def test_a_draft_model_drafts_texts_that_begin_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_a_draft_model_with_little_memory(architecture: str, batch: int, tmp_path: Path) -> None:
-    """It has fewer places than there are texts: some of them get no drafts, and none waits for ever."""
+    """The draft model has room for fewer sequences: some get no drafts, and none waits forever."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
     wanted = [(prompt, SamplingParams(max_tokens=40, ignore_eos=True)) for prompt, _ in requests(5)]
     with (
@@ -292,7 +297,7 @@ def test_a_draft_model_with_little_memory(architecture: str, batch: int, tmp_pat
     ):
         speculator = engine.scheduler.speculator
         assert speculator
-        speculator.cost_model = Willing(0.01)
+        speculator.cost_model = FixedCost(0.01)
         sequences = [engine.submit(prompt, params) for prompt, params in wanted]
         while any(sequence.finish_reason is None for sequence in sequences):
             engine.step()
@@ -304,10 +309,10 @@ def test_a_draft_model_with_little_memory(architecture: str, batch: int, tmp_pat
 
 
 @pytest.mark.parametrize("step_slots", [1, 2])
-def test_a_draft_model_whose_memory_those_that_pause_have(
+def test_a_draft_model_whose_memory_paused_sequences_hold(
     step_slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts grow beyond it while others pause, and some are put back while their last step runs."""
+    """Texts outgrow the memory while others pause, and some are preempted while their last step runs."""
     path, random = write_model(tmp_path / "tiny.gguf", "Q4_0"), Random(1)
     monkeypatch.setattr(cpu.CPUDevice, "step_slots", step_slots)
     with opened(path, threads=1) as small:
@@ -319,7 +324,7 @@ def test_a_draft_model_whose_memory_those_that_pause_have(
         def counted() -> list[Sequence]:
             nonlocal steps
             steps += 1
-            assert steps < 1000, "it waits for ever"
+            assert steps < 1000, "it waits forever"
             return step()
 
         small.step = counted  # type: ignore[method-assign]
@@ -343,7 +348,7 @@ def test_a_draft_model_whose_memory_those_that_pause_have(
         assert made > 300
 
 
-def test_a_draft_model_that_fails_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_recovers_from_a_failed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(write_model(tmp_path / "tiny.gguf", "Q4_0"), threads=1) as small:
         draft = DraftModel(small, 320)
         texts = [small.prepare([*range(40, 80), i], SamplingParams(max_tokens=9)) for i in range(3)]
@@ -369,7 +374,7 @@ def tokens_without_stops(path: Path, wanted: list[Request]) -> list[list[int]]:
         return [ids for ids, _ in engine.run(*wanted)]
 
 
-def test_a_draft_model_shares_the_memory_for_keys_and_values(tmp_path: Path) -> None:
+def test_a_draft_model_shares_the_kv_memory(tmp_path: Path) -> None:
     main = write_tiny_model(tmp_path / "main.gguf", layers=3)
     draft = write_tiny_model(tmp_path / "draft.gguf")
     one = (
@@ -379,14 +384,14 @@ def test_a_draft_model_shares_the_memory_for_keys_and_values(tmp_path: Path) -> 
     with LLM(main, kv_memory=3 * 4 * one, **options) as llm:
         assert llm._draft
         blocks = llm.engine.cache.blocks[0], llm._draft.engine.cache.blocks[0]
-        assert blocks == (12, 12), "room for the same texts"
+        assert blocks == (12, 12), "both caches hold the same number of tokens"
     with LLM(main, **options) as llm:
         assert llm._draft and llm._draft.engine.cache.blocks == llm.engine.cache.blocks == (16,)
     with pytest.raises(DoesNotFitError, match="allow more, or use a smaller context"):
         LLM(main, kv_memory=3 * one, **options)
 
 
-def test_a_draft_model_leaves_the_model_its_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_leaves_room_for_a_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf")
     options: dict[str, Any] = {"threads": 1, "context": 4096, "batch": 1, "device": "cpu"}
     with LLM(path, **options) as llm:
@@ -409,14 +414,14 @@ def test_a_draft_model_with_a_padded_vocabulary(main: int, draft: int, tmp_path:
     with LLM(path, **options) as alone, LLM(path, draft=other, **options) as llm:
         speculator = llm.engine.scheduler.speculator
         assert speculator
-        speculator.cost_model = Willing(0.01)
+        speculator.cost_model = FixedCost(0.01)
         assert (
             llm.generate("hello", max_tokens=40).token_ids == alone.generate("hello", max_tokens=40).token_ids
         )
         assert speculator.drafted > 0
 
 
-def test_vocabularies_that_differ_are_refused() -> None:
+def test_different_vocabularies_are_rejected() -> None:
     check_vocabularies(["a", "b", "c"], ["a", "b", "c", "<pad>"])
     check_vocabularies(["a", "b", "c", "<pad>"], ["a", "b", "c"])
     with pytest.raises(RequestError, match="another vocabulary: use one of the same family"):

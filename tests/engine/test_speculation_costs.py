@@ -1,4 +1,4 @@
-"""Speculation pays or stops: requests by the clock of a simulated machine, whose times are those of a real one."""
+"""Speculation never loses much time: a simulated clock with the step times of a real machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.speculation import Speculator
-from tandem.engine.speculation_cost import ALLOWANCE, DEBT, LEAST_ALLOWANCE, SURELY, SpeculationCostModel
+from tandem.engine.speculation_cost import MAX_EXPLORATION, MAX_REGRET, MIN_EXPLORATION, SpeculationCostModel
 from tests.engine.simulation import SimulatedEngine
 
 pytestmark = pytest.mark.fast
-# Seconds of steps by their tokens: a 1.5B model on two cores, its draft model of 0.5B, and both reading prompts.
+# Seconds of steps by number of tokens: a 1.5B model on two cores and its 0.5B draft model. Seconds per prefilled token.
 STEP = ((1, 0.0325), (4, 0.0345), (6, 0.039), (8, 0.049), (12, 0.070), (16, 0.092), (32, 0.190))
 DRAFT_STEP = ((1, 0.0104), (4, 0.013), (8, 0.019), (16, 0.032))
 READ, DRAFT_READ = 0.0051, 0.0015
@@ -29,20 +29,20 @@ def at(table: tuple[tuple[int, float], ...], tokens: int) -> float:
 
 
 class Machine:
-    """Requests of `tokens` each, `batch` at a time. A draft token is accepted with probability `rate`; without `draft`,
-    drafts come from prompt lookup, and are found with probability `found`."""
+    """Serves batches of requests with `tokens` tokens. A draft token is accepted with probability `rate`. With `draft`,
+    drafts come from a draft model, else from prompt lookup, which finds one with probability `found`."""
 
     def __init__(self, batch: int, tokens: int, rate: float, *, prompt: int = 45, draft: bool = True) -> None:
         self.batch, self.tokens, self.rate, self.prompt, self.draft = batch, tokens, rate, prompt, draft
         self.cost_coefficient, self.found = (0.4, 1.0) if draft else (0.0, 0.5)
-        self.now, self.random, self.texts_read = 0.0, Random(batch + tokens), 0
+        self.now, self.random, self.texts_prefilled = 0.0, Random(batch + tokens), 0
         self.speculator = Speculator(self, clock=lambda: self.now)
         self.engine = SimulatedEngine(
             windows=(0,), blocks=(9,), context=4096, batch=1, tokens=64, draft_tokens=8
         )
         self._read: dict[Sequence, int] = {}
 
-    def unread(self, sequence: Sequence) -> int:
+    def uncached(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - self._read.get(sequence, 0) if self.draft else 0
 
     def forget(self, sequence: Sequence) -> None:
@@ -53,15 +53,15 @@ class Machine:
             return [[1] * count * (self.random.random() < self.found) for _, count in wanted]
         for sequence, count in wanted:
             if count:
-                self.texts_read += sequence not in self._read
-                self.now += DRAFT_READ * (self.unread(sequence) - 1)
+                self.texts_prefilled += sequence not in self._read
+                self.now += DRAFT_READ * (self.uncached(sequence) - 1)
                 self._read[sequence] = len(sequence.tokens)
         for n in range(max(count for _, count in wanted)):
             self.now += at(DRAFT_STEP, sum(count > n for _, count in wanted))
         return [[1] * count for _, count in wanted]
 
     def slower(self) -> float:
-        """Serves a batch of requests; times that it takes of what it would without drafts."""
+        """Serves a batch of requests; returns its time divided by that without speculation."""
         running = [
             self.engine.prepare([1] * self.prompt, SamplingParams(max_tokens=self.tokens))
             for _ in range(self.batch)
@@ -79,8 +79,8 @@ class Machine:
         begun = self.now
         drafts = self.speculator.propose(running, len(running), 16 + self.batch - len(running))
         drafted = sum(map(len, drafts))
-        held_up = 1.5 if self.random.random() < 0.02 else 1.0
-        self.now += at(STEP, len(running) + drafted) * held_up * self.random.gauss(0.99, 0.03)
+        delay = 1.5 if self.random.random() < 0.02 else 1.0
+        self.now += at(STEP, len(running) + drafted) * delay * self.random.gauss(0.99, 0.03)
         self.speculator.observe(len(running), drafted, self.now - begun)
         for sequence, draft in zip(running, drafts, strict=True):
             accepted = len(list(takewhile(lambda _: self.random.random() < self.rate, draft)))
@@ -103,31 +103,31 @@ def test_requests_are_never_much_slower(batch: int, rate: float, draft: bool) ->
         times = [machine.slower() for _ in range(6)]
         assert median(times) < 1.03, (prompt, tokens, times)
         assert sum(times) / len(times) < 1.03, (prompt, tokens, times)
-        assert max(times) < 1.07, "not even the one in which it was tried"
+        assert max(times) < 1.07, "also the request with the first draft"
 
 
 @pytest.mark.parametrize(("rate", "gain"), [(0.75, 1.15), (0.9, 1.35)])
-def test_a_draft_model_pays_for_one_at_a_time(rate: float, gain: float) -> None:
+def test_a_draft_model_pays_with_batches_of_one(rate: float, gain: float) -> None:
     machine = Machine(1, 96, rate)
     times = [machine.slower() for _ in range(6)]
     assert median(times) < 1 / gain
-    assert machine.texts_read >= 5, "also the first or the second time"
+    assert machine.texts_prefilled >= 5, "of the first or the second request"
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.9])
-def test_texts_are_not_read_where_that_cannot_pay(rate: float) -> None:
-    """Of four, a step with a draft token of each takes half as long again, and drafting them a third."""
+def test_texts_are_not_prefilled_if_that_cannot_pay(rate: float) -> None:
+    """With a batch of four, verifying a draft token of each adds half of a step, and drafting them a third."""
     machine = Machine(4, 96, rate)
     for _ in range(10):
         machine.slower()
-    assert machine.texts_read <= 1
-    machine = Machine(1, 24, rate, prompt=800)  # an answer that is short beside its prompt
+    assert machine.texts_prefilled <= 1
+    machine = Machine(1, 24, rate, prompt=800)  # a short answer to a long prompt
     for _ in range(10):
         machine.slower()
-    assert machine.texts_read == 0
+    assert machine.texts_prefilled == 0
 
 
-class Other:
+class Unmet:
     """A constraint that no draft meets."""
 
     ended = False
@@ -142,33 +142,36 @@ class Other:
         return True
 
 
-def test_drafts_that_the_constraint_rejects_are_given_up() -> None:
-    """Each takes its time to make, and no step shows that it was rejected."""
+def test_drafts_that_a_constraint_rejects_are_given_up() -> None:
+    """Drafting takes time, but no step verifies the drafts."""
     machine = Machine(1, 256, 0.9)
     prepare = machine.engine.prepare
     machine.slower()
     before = machine.speculator.cost_model.seconds(1, [])
-    machine.engine.prepare = lambda prompt, params: prepare(prompt, params, constraint=Other())  # type: ignore[method-assign, assignment, arg-type, misc]
+    machine.engine.prepare = lambda prompt, params: prepare(prompt, params, constraint=Unmet())  # type: ignore[method-assign, assignment, arg-type, misc]
     times = [machine.slower() for _ in range(6)]
     assert max(times) < 1.07 and sum(times) / len(times) < 1.05, times
-    assert machine.speculator.cost_model.seconds(1, []) < 1.1 * before, "steps do not take longer for that"
+    assert machine.speculator.cost_model.seconds(1, []) < 1.1 * before, (
+        "the time of steps without drafts is unchanged"
+    )
 
 
-def test_a_text_that_cannot_be_read_says_nothing_of_others() -> None:
-    """One that is longer than the draft model's context, say."""
+def test_missing_drafts_do_not_change_the_costs() -> None:
+    """For example of a text that is longer than the draft model's context."""
     machine = Machine(1, 96, 0.9)
     for _ in range(3):
         machine.slower()
     costs = machine.speculator.cost_model
-    before, making = costs.reading(1, 1000), costs.seconds(1, [4])
+    before, expected = costs.prefill_seconds(1, 1000), costs.seconds(1, [4])
     machine.propose = lambda wanted: [[] for _ in wanted]  # type: ignore[method-assign]
     machine._read.clear()
     machine.slower()
-    assert costs.reading(1, 1000) == before and costs.seconds(1, [4]) == pytest.approx(making, rel=0.1)
+    assert costs.prefill_seconds(1, 1000) == before
+    assert costs.seconds(1, [4]) == pytest.approx(expected, rel=0.1)
 
 
-def test_what_was_chosen_for_one_is_not_taken_for_another() -> None:
-    """Parts of a batch take turns where layers are split over devices."""
+def test_lengths_are_not_reused_for_other_sequences() -> None:
+    """If layers are split over devices, parts of a batch alternate."""
     machine = Machine(1, 96, 0.9)
     machine.slower()
     good, bad = (machine.engine.prepare([1] * 45, SamplingParams(max_tokens=96)) for _ in range(2))
@@ -181,46 +184,48 @@ def test_what_was_chosen_for_one_is_not_taken_for_another() -> None:
         assert machine.speculator.propose([bad], 1, 16) == [[]]
 
 
-def test_tries_become_rarer_while_they_are_in_vain() -> None:
+def test_exploration_becomes_rarer_while_it_loses_time() -> None:
     machine = Machine(1, 256, 0.05)
     for _ in range(10):
         machine.slower()
-    early = machine.texts_read
+    early = machine.texts_prefilled
     for _ in range(20):
         machine.slower()
-    assert early > 0 and machine.texts_read - early <= early
-    assert machine.speculator.cost_model._allowance < ALLOWANCE
+    assert early > 0 and machine.texts_prefilled - early <= early
+    assert machine.speculator.cost_model._fraction < MAX_EXPLORATION
 
 
-def test_a_try_is_paid_for_in_advance() -> None:
+def test_exploration_needs_a_budget() -> None:
     costs = SpeculationCostModel()
     costs.observe(1, 0, 1.0)
-    assert not costs.affords(0.1, whole=100.0), "nothing has been put aside"
+    assert not costs.can_explore(0.1, request_seconds=100.0), "the budget is empty"
     for _ in range(9):
         costs.observe(1, 0, 1.0)
-    assert costs.affords(0.1, whole=100.0)
-    assert not costs.affords(0.1, whole=0.1 / DEBT - 0.01), "too much for so short a request"
-    assert costs.purse(100.0) == pytest.approx(costs.account + 4.0)
+    assert costs.can_explore(0.1, request_seconds=100.0)
+    assert not costs.can_explore(0.1, request_seconds=0.1 / MAX_REGRET - 0.01), (
+        "too much for so short a request"
+    )
+    assert costs.max_cost(100.0) == pytest.approx(costs.budget + 4.0)
     for _ in range(9):  # drafts that are all rejected
         costs.observe(1, 1, 1.5)
         costs.credit(0)
-    before = costs.account
+    before = costs.budget
     costs.observe(1, 0, 1.0)
-    assert costs.account - before == pytest.approx(LEAST_ALLOWANCE)
+    assert costs.budget - before == pytest.approx(MIN_EXPLORATION)
     for _ in range(9):
         costs.observe(1, 1, 1.5)
         costs.credit(1)
-    before = costs.account
+    before = costs.budget
     costs.observe(1, 0, 1.0)
-    assert costs.account - before == pytest.approx(ALLOWANCE)
+    assert costs.budget - before == pytest.approx(MAX_EXPLORATION)
 
 
-def test_costs_of_drafting_verifying_and_reading_are_told_apart() -> None:
+def test_drafting_verifying_and_prefill_are_measured_apart() -> None:
     costs = SpeculationCostModel(0.5)
     costs.observe(0, 0, 4.0, prompts=40)
     costs.observe(2, 0, 1.0)
-    assert costs.reading(2, 10) == pytest.approx(0.5), "half of what the model itself takes to read"
-    assert costs.seconds(2, [1, 1]) == pytest.approx(1.0 + 2 * 0.05 + 0.5), "until it is known"
+    assert costs.prefill_seconds(2, 10) == pytest.approx(0.5), "half of the model's own prefill"
+    assert costs.seconds(2, [1, 1]) == pytest.approx(1.0 + 2 * 0.05 + 0.5), "until it is measured"
     for _ in range(40):
         costs.observe_drafting([2, 1], 0, 0.4)
         costs.observe(2, 3, 1.7)
@@ -228,16 +233,16 @@ def test_costs_of_drafting_verifying_and_reading_are_told_apart() -> None:
         costs.observe(2, 2, 2.4)
         costs.observe(2, 0, 1.0)
     assert costs.seconds(2, [2, 1]) == pytest.approx(1.0 + 0.3 + 0.4, abs=0.01)
-    assert costs.reading(2, 20) == pytest.approx(1.2 - 0.2, abs=0.01)
+    assert costs.prefill_seconds(2, 20) == pytest.approx(1.2 - 0.2, abs=0.01)
     assert costs.seconds(2, [1, 1]) == pytest.approx(1.0 + 0.2 + 0.2, abs=0.01)
 
 
-def test_a_machine_that_becomes_faster_is_not_taken_for_accepted_drafts() -> None:
-    """Others were on its cores when steps without drafts were measured, and are gone."""
+def test_a_faster_machine_does_not_count_as_saved_time() -> None:
+    """Other processes used its cores only while steps without drafts were measured."""
     costs = SpeculationCostModel()
     for _ in range(9):
         costs.observe(4, 0, 2.0)
     for _ in range(20):
         costs.observe(4, 2, 1.1)
         costs.credit(0)
-    assert SURELY * costs.seconds(4, []) < 1.101 and costs.saved <= 0
+    assert costs.seconds(4, []) < 1.101 and costs.saved <= 0

@@ -18,7 +18,7 @@ from tandem import LLM, SamplingParams
 from tandem.engine.structured_output import ConstraintCompiler
 from tandem.errors import RequestError
 from tests.cli.tiny_model import write_tiny_model
-from tests.engine.simulation import Willing
+from tests.engine.simulation import FixedCost
 from tests.models.test_reference import GOLDENS
 
 pytestmark = pytest.mark.fast
@@ -104,7 +104,7 @@ def test_drafts_keep_to_the_form(llm: LLM, path: Path, temperature: float) -> No
     with LLM(path, threads=1, context=512, batch=8, device="cpu", prompt_lookup=True) as other:
         speculator = other.engine.scheduler.speculator
         assert speculator
-        speculator.cost_model = Willing(0.01)
+        speculator.cost_model = FixedCost(0.01)
         for form in forms:
             common = {"temperature": temperature, "seed": 5, "max_tokens": 80, **form}
             prompt = "abcdabcd dcba 0123012301230123"
@@ -149,7 +149,7 @@ def test_a_form_that_meets_a_limit_fails_its_request_alone(
 
     with LLM(path, threads=1, context=512, batch=8, device="cpu", prompt_lookup=prompt_lookup) as other:
         if speculator := other.engine.scheduler.speculator:
-            speculator.cost_model = Willing(0.01)
+            speculator.cost_model = FixedCost(0.01)
         beside = other.stream("one", max_tokens=30)
         first = next(beside).text
         monkeypatch.setattr("llguidance.LLMatcher", Impatient)

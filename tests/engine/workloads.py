@@ -13,7 +13,7 @@ from tandem.engine.prefill_budget import PrefillBudget
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sequence
 from tandem.kernels.abi import KV_BLOCK
-from tests.engine.simulation import Willing
+from tests.engine.simulation import FixedCost
 from tests.engine.tiny_models import VOCAB
 
 CONTEXT = 256
@@ -72,7 +72,7 @@ def prepare(engine: Engine, workload: Workload) -> None:
     engine.cache = KVCache(windows, blocks)
     speculator = engine.scheduler.speculator
     if speculator:
-        speculator.cost_model = Willing(0.01)
+        speculator.cost_model = FixedCost(0.01)
     engine.scheduler = Scheduler(
         limits, engine.cache, prefill_budget=PrefillBudget() if workload.paced else None, speculator=speculator,
         stages=engine.scheduler.stages,
