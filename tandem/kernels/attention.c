@@ -1,19 +1,21 @@
-// Attention over the paged KV cache. One item: one KV head, a few consecutive rows of one sequence, all their heads.
+// Attention over the paged KV cache. One item: one KV head, a few consecutive tokens of one sequence, and all query heads
+// that share the KV head. A query is one token's head.
 //
-// A query's bits do not depend on what shares its item. Keys are taken in chunks at fixed absolute positions; in
-// a chunk every (query, 16 keys) sums over the head in order, every (query, 16 columns) over keys in order, and a
-// masked key adds exactly 0. Chunks of a split (512 positions) share one running maximum; splits start afresh and
-// are folded in order by one formula, so that they may also run apart and be folded afterwards.
+// The bits of a query's result do not depend on the other queries of its item. Keys are processed in chunks that begin at
+// fixed positions. In a chunk, every (query, 16 keys) sums over the head in order, every (query, 16 columns) sums over
+// keys in order, and a masked key adds exactly 0. The chunks of a split (512 positions) share one running maximum. Splits
+// are independent and are combined in order by one formula, so they could also run in parallel.
 #include "kv_layout.h"
 #include "q8_tiles.h"
 #include "rows.h"
 
 enum {
-    CHUNK = 64, CHUNK_BLOCKS = CHUNK / KV_BLOCK, SPLIT = 512,
-    MAX_QUERIES = 64,     // taken together; an item with more is walked several times
-    MAX_STATE = 64 * (256 + LANES),  // floats of queries taken together; room to keep rows a line apart
-    // Up to TILE_QUERIES have their sums in registers: 8 are enough to hide an FMA's latency. Up to FEW_QUERIES convert
-    // float16 and int8 wherever they use them; more have that done once for all.
+    CHUNK = 64, SPLIT = 512,           // positions
+    CHUNK_BLOCKS = CHUNK / KV_BLOCK, CHUNK_VECTORS = CHUNK / LANES,
+    MAX_QUERIES = 64,                  // processed together; an item with more takes several passes over its keys
+    MAX_STATE = 64 * (256 + LANES),    // floats of queries processed together; LANES more keep rows a cache line apart
+    // Queries of a tile have their sums in registers: 8 are enough to hide an FMA's latency. Up to FEW_QUERIES convert
+    // float16 and int8 at every use; with more, keys and values are converted ("staged") once for all queries.
 #if defined(ISA_avx512)
     TILE_QUERIES = 8, FEW_QUERIES = MAX_QUERIES,
 #elif defined(ISA_avx2)
@@ -23,36 +25,40 @@ enum {
 #endif
 };
 
-static const float NOTHING_YET = -1e30f;  // the maximum before any key: finite, so that differences are not NaN
+_Static_assert(KV_BLOCK % LANES == 0, "keys of a block are loaded as whole vectors");
+_Static_assert(CHUNK % KV_BLOCK == 0 && SPLIT % CHUNK == 0, "chunks have whole blocks, splits whole chunks");
+_Static_assert(CHUNK_VECTORS == 4, "weigh() adds the vectors of a chunk as two pairs");
+
+static const float NO_MAXIMUM = -1e30f;  // the maximum before any key: finite, so that differences are not NaN
 
 typedef struct {
     const char *cache;  // this KV head in block 0
     size_t block_bytes;
     const int32_t *table;
-    const float *q;  // first row, first head of the group
+    const float *q;  // first token, first query head of the group
     int32_t kv, head_dim, group, q_stride, position, window;
     float scale, softcap, base;  // a weight is 2^(score * base)
 } item_view;
 
-// The queries taken together and what is known of them after the keys seen so far.
+// The queries that are processed together, and their running sums (online softmax).
 typedef struct {
     int32_t count, stride;  // queries; floats from row to row of queries and sums
     int32_t position[MAX_QUERIES];
-    float highest[MAX_QUERIES], total[MAX_QUERIES], rescale[MAX_QUERIES];  // of the split
-    float all_highest[MAX_QUERIES], all_total[MAX_QUERIES];                 // of the splits before it
-    float scores[MAX_QUERIES][CHUNK];                                        // then weights
+    float highest[MAX_QUERIES], total[MAX_QUERIES], rescale[MAX_QUERIES];  // of the current split
+    float all_highest[MAX_QUERIES], all_total[MAX_QUERIES];                // of the splits before it
+    float scores[MAX_QUERIES][CHUNK];                                      // then weights
     float queries[MAX_STATE], sums[MAX_STATE], all_sums[MAX_STATE];
-    float stage[MAX_HEAD_DIM * LANES];  // keys of a block or 16 columns of a chunk's values, as float32
-    float scaled[MAX_QUERIES][CHUNK];   // weights times the scales that int8 values have in 32 columns
+    float stage[MAX_HEAD_DIM * LANES];  // 16 keys of a block, or 16 columns of a chunk's values, as float32
+    float scaled[MAX_QUERIES][CHUNK];   // weights times the scales of int8 values in 32 columns
 } state;
 
-// The keys of a chunk that some query sees, counted from its beginning, and their blocks.
+// The keys of a chunk that some query sees, numbered from the chunk's first position, and their blocks.
 typedef struct {
     int first_block, end_block, first_key, end_key;
-    const char *blocks[CHUNK_BLOCKS], *ahead[CHUNK_BLOCKS];  // of this chunk and of the next
+    const char *blocks[CHUNK_BLOCKS], *next[CHUNK_BLOCKS];  // of this chunk and of the next one, to prefetch
 } chunk_view;
 
-// 2^x for x <= 0, to 1e-7; below -126.5 exactly 0, which 2^-127 turns into by its bits.
+// 2^x for x <= 0, to 1e-7; exactly 0 below -126.5: the bits of 2^-127 are those of 0.
 ALWAYS_INLINE f32x16 exp2_negative(f32x16 x) {
     x = f_max(x, f_set(-127.0f));
     i32x16 n = f_round(x);
@@ -82,34 +88,34 @@ ALWAYS_INLINE f32x16 load(const void *base, size_t index, int kv) {
     return kv == KV_F32 ? f_load(p) : kv == KV_F16 ? f_from_half(p) : f_from_int(i_from_bytes(p));
 }
 
-// The scales of 16 keys or values of int8, for the 32 elements of the head from `d` on.
-ALWAYS_INLINE f32x16 scales_at(const char *block, int head_dim, int values, int d) {
+// The int8 scales of the 16 keys or values from `token` of a block on, for the 32 elements of the head that contain `d`.
+ALWAYS_INLINE f32x16 scales_at(const char *block, int head_dim, int values, int d, int token) {
     const half *scales = (const half *)(block + (size_t)2 * KV_BLOCK * head_dim);
-    return f_from_half(scales + (values * kv_scales(head_dim) + d / KV_SCALED) * KV_BLOCK);
+    return f_from_half(scales + (values * kv_scales(head_dim) + d / KV_SCALED) * KV_BLOCK + token);
 }
 
-// Asks memory for a row of 16 elements ahead of its use, a line at a time: a row has 32 bytes or 16.
-ALWAYS_INLINE void ask_for(const char *block, int row, int kv) {
-    if ((kv == KV_F16 && row % 2 == 0) || (kv == KV_Q8 && row % 4 == 0))
+// Prefetches row `row` of KV_BLOCK elements if it begins a cache line. float32 streams fast enough without.
+ALWAYS_INLINE void prefetch_row(const char *block, int row, int kv) {
+    if (kv != KV_F32 && row * KV_BLOCK * (kv == KV_F16 ? 2 : 1) % 64 == 0)
         __builtin_prefetch(element(block, (size_t)row * KV_BLOCK, kv), 0, 2);
 }
 
-// Copies rows of 16 elements to s->stage from its row `to` on; of each only the first `n` exist, the rest are zeros.
-// But what follows in int8 are scales, which may be read: nobody looks at those columns. Asks for as many rows of the
-// block `next` from its row `wanted` on.
+// Copies rows of 16 elements as float32 to s->stage, from its row `to` on. Only the first `n` elements of a row exist; the
+// others become 0, except that int8 reads the scales that follow: nothing uses those columns. Also prefetches as many
+// rows of the block `next`, from its row `wanted` on.
 static void stage(state *s, int to, const void *from, int stride, int rows, int n, int kv, const char *next, int wanted) {
     float *out = s->stage + (size_t)to * LANES;
     if (kv == KV_Q8) {
         for (int i = 0; i < rows; i++) {
             f_store(out + i * LANES, load(from, (size_t)i * stride, KV_Q8));
-            ask_for(next, wanted + i, KV_Q8);
+            prefetch_row(next, wanted + i, KV_Q8);
         }
     } else if (n >= LANES && kv == KV_F32) {
         for (int i = 0; i < rows; i++) f_store(out + i * LANES, load(from, (size_t)i * stride, KV_F32));
     } else if (n >= LANES) {
         for (int i = 0; i < rows; i++) {
             f_store(out + i * LANES, load(from, (size_t)i * stride, KV_F16));
-            ask_for(next, wanted + i, KV_F16);
+            prefetch_row(next, wanted + i, KV_F16);
         }
     } else {
         for (int i = 0; i < rows * LANES; i++) {
@@ -119,7 +125,8 @@ static void stage(state *s, int to, const void *from, int stride, int rows, int 
     }
 }
 
-// The queries of the next tile when `left` remain: two of about a size, since one of few waits for its own sums.
+// The number of queries in the next tile when `left` remain. The last two tiles get about the same size: a tile of few
+// queries would wait for its own sums.
 ALWAYS_INLINE int tile_size(int left) {
     return left <= TILE_QUERIES ? left : left < 2 * TILE_QUERIES ? (left + 1) / 2 : TILE_QUERIES;
 }
@@ -138,21 +145,23 @@ ALWAYS_INLINE int tile_size(int left) {
 #define FOR_TILE(q, n) _Pragma("GCC unroll 8") for (int q = 0; q < n; q++)
 #endif
 
-// scores[q][lane] = sum over d of queries[q][d] * keys[d][lane]; in int8 the sums of 32 d each are scaled and added.
-// `keys` are those of the block or staged, as `kv` says. Values follow keys in memory and are wanted next.
+// scores[q][lane] = sum over d of queries[q][d] * keys[d][lane], for the 16 keys from `token` of the block on. In int8 the
+// sums of 32 d each are scaled and added. `keys` are staged if `kv` is KV_F32, else those of the block. Also prefetches
+// the block's values, which follow its keys in memory.
 ALWAYS_INLINE void score_tile(int n, int kv, int q8, const float *queries, int stride, const void *keys, const char *block,
-                              int head_dim, float (*scores)[CHUNK]) {
+                              int token, int head_dim, float (*scores)[CHUNK]) {
+    const int key_stride = kv == KV_F32 ? LANES : KV_BLOCK;
     for (int begin = 0, end; begin < head_dim; begin = end) {
         f32x16 sum[8];
         FOR_TILE(q, n) sum[q] = f_zero();
         end = q8 && begin + KV_SCALED < head_dim ? begin + KV_SCALED : head_dim;
         for (int d = begin; d < end; d++) {
-            f32x16 k = load(keys, (size_t)d * KV_BLOCK, kv);
-            ask_for(block, head_dim + d, kv);
+            f32x16 k = load(keys, (size_t)d * key_stride, kv);
+            prefetch_row(block, head_dim + d, kv);
             FOR_TILE(q, n) sum[q] = f_fma(f_set(queries[q * stride + d]), k, sum[q]);
         }
         if (q8) {
-            const f32x16 scale = scales_at(block, head_dim, 0, begin);
+            const f32x16 scale = scales_at(block, head_dim, 0, begin, token);
             FOR_TILE(q, n) sum[q] = begin ? f_fma(sum[q], scale, f_load(scores[q])) : f_mul(sum[q], scale);
         }
         FOR_TILE(q, n) f_store(scores[q], sum[q]);
@@ -168,19 +177,19 @@ ALWAYS_INLINE void value_tile(int n, int kv, const float (*weights)[CHUNK], cons
         const int b = key / KV_BLOCK, i = key % KV_BLOCK;
         f32x16 x = kv == KV_F32 ? f_load(s->stage + key * LANES)
                                 : load(c->blocks[b], (size_t)(KV_BLOCK + i) * head_dim + column, kv);
-        ask_for(c->ahead[b], column + i, kv);
+        prefetch_row(c->next[b], column + i, kv);
         FOR_TILE(q, n) sum[q] = f_fma(f_set(weights[q][key]), x, sum[q]);
     }
     FOR_TILE(q, n) f_store(sums + q * s->stride, sum[q]);
 }
 
-// Scores to weights: the mask, the running maximum and total, and by how much older sums shrink.
+// Turns scores into weights: applies the mask and updates the running maximum, the total and the factor of older sums.
 ALWAYS_INLINE void weigh(state *s, const item_view *item, int q, int chunk, int masked, int capped) {
     static const float lane[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    f32x16 x[CHUNK_BLOCKS], highest = f_set(NOTHING_YET), none = f_set(-__builtin_inff());
+    f32x16 x[CHUNK_VECTORS], highest = f_set(NO_MAXIMUM), none = f_set(-__builtin_inff());
     f32x16 first = f_set((float)(item->window ? s->position[q] - item->window + 1 - chunk : 0));
     f32x16 last = f_set((float)(s->position[q] - chunk));
-    FOR_TILE(v, CHUNK_BLOCKS) {
+    FOR_TILE(v, CHUNK_VECTORS) {
         x[v] = f_load(s->scores[q] + v * LANES);
         if (capped) {  // cap * tanh(x / cap)
             f32x16 e = f_exp(f_mul(x[v], f_set(2.0f * item->scale / item->softcap)));
@@ -195,8 +204,8 @@ ALWAYS_INLINE void weigh(state *s, const item_view *item, int q, int chunk, int 
     }
     float before = s->highest[q], now = f_reduce_max(highest);
     now = now > before ? now : before;
-    FOR_TILE(v, CHUNK_BLOCKS) x[v] = exp2_negative(f_fma(x[v], f_set(item->base), f_set(-now * item->base)));
-    FOR_TILE(v, CHUNK_BLOCKS) f_store(s->scores[q] + v * LANES, x[v]);
+    FOR_TILE(v, CHUNK_VECTORS) x[v] = exp2_negative(f_fma(x[v], f_set(item->base), f_set(-now * item->base)));
+    FOR_TILE(v, CHUNK_VECTORS) f_store(s->scores[q] + v * LANES, x[v]);
     s->rescale[q] = before == now ? 1.0f : exp2_scalar((before - now) * item->base);
     s->highest[q] = now;
     s->total[q] = s->total[q] * s->rescale[q] + f_reduce_add(f_add(f_add(x[0], x[1]), f_add(x[2], x[3])));
@@ -211,16 +220,15 @@ static void weigh_all(state *s, const item_view *item, int chunk) {
         for (int q = 0; q < s->count; q++) weigh(s, item, q, chunk, 0, 0);
 }
 
-// The weights of a chunk, each times the scale of the value in the 32 columns from `column` on.
+// s->scaled = the weights of a chunk times the scales of its int8 values in the 32 columns from `column` on.
 static void scale_weights(state *s, const chunk_view *c, int column, int head_dim) {
-    for (int b = c->first_block; b < c->end_block; b++) {
-        const f32x16 scale = scales_at(c->blocks[b], head_dim, 1, column);
-        for (int q = 0; q < s->count; q++)
-            f_store(s->scaled[q] + b * KV_BLOCK, f_mul(f_load(s->scores[q] + b * KV_BLOCK), scale));
+    for (int key = c->first_block * KV_BLOCK; key < c->end_block * KV_BLOCK; key += LANES) {
+        const f32x16 scale = scales_at(c->blocks[key / KV_BLOCK], head_dim, 1, column, key % KV_BLOCK);
+        for (int q = 0; q < s->count; q++) f_store(s->scaled[q] + key, f_mul(f_load(s->scores[q] + key), scale));
     }
 }
 
-ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int first_key, int end_key, int staged, int q8) {
+ALWAYS_INLINE void attend_chunk(state *s, const item_view *item, int chunk, int first_key, int end_key, int staged, int q8) {
     chunk_view c;
     const int head_dim = item->head_dim, last_block = (end_key - 1) / KV_BLOCK;
     const int kv = staged ? KV_F32 : q8 ? KV_Q8 : KV_F16;
@@ -229,17 +237,21 @@ ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int fi
     c.end_key = end_key - chunk < CHUNK ? end_key - chunk : CHUNK;
     c.end_block = (c.end_key + KV_BLOCK - 1) / KV_BLOCK;
     for (int b = c.first_block; b < c.end_block; b++) {
-        int block = chunk / KV_BLOCK + b, ahead = block + CHUNK_BLOCKS < last_block ? block + CHUNK_BLOCKS : last_block;
+        int block = chunk / KV_BLOCK + b, next = block + CHUNK_BLOCKS < last_block ? block + CHUNK_BLOCKS : last_block;
         c.blocks[b] = item->cache + (size_t)item->table[block] * item->block_bytes;
-        c.ahead[b] = item->cache + (size_t)item->table[ahead] * item->block_bytes;
+        c.next[b] = item->cache + (size_t)item->table[next] * item->block_bytes;
         for (int i = 0; q8 && !staged && i < kv_scales(head_dim); i++)
-            __builtin_prefetch(c.ahead[b] + (size_t)(head_dim + i * 2) * 2 * KV_BLOCK, 0, 2);  // scales: a line each
-        if (staged) stage(s, 0, c.blocks[b], KV_BLOCK, head_dim, LANES, item->kv, c.blocks[b], head_dim);
-        for (int q = 0, size; q < s->count; q += size) {
-            size = tile_size(s->count - q);
-            const void *keys = staged ? (const void *)s->stage : c.blocks[b];
-            float (*scores)[CHUNK] = (float (*)[CHUNK])(s->scores[q] + b * KV_BLOCK);
-            FOR_SIZE(size, score_tile, kv, q8, s->queries + q * s->stride, s->stride, keys, c.blocks[b], head_dim, scores)
+            __builtin_prefetch(c.next[b] + (size_t)(head_dim + i * 2) * 2 * KV_BLOCK, 0, 2);  // scales: a line each
+        for (int token = 0; token < KV_BLOCK; token += LANES) {
+            const void *keys = element(c.blocks[b], token, item->kv);
+            if (staged) stage(s, 0, keys, KV_BLOCK, head_dim, LANES, item->kv, c.blocks[b], head_dim);
+            if (staged) keys = s->stage;
+            for (int q = 0, size; q < s->count; q += size) {
+                size = tile_size(s->count - q);
+                const float *queries = s->queries + q * s->stride;
+                float (*scores)[CHUNK] = (float (*)[CHUNK])(s->scores[q] + b * KV_BLOCK + token);
+                FOR_SIZE(size, score_tile, kv, q8, queries, s->stride, keys, c.blocks[b], token, head_dim, scores)
+            }
         }
     }
     weigh_all(s, item, chunk);
@@ -247,7 +259,7 @@ ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int fi
         if (q8 && column % KV_SCALED == 0) scale_weights(s, &c, column, head_dim);
         for (int b = c.first_block; staged && b < c.end_block; b++)
             stage(s, b * KV_BLOCK, element(c.blocks[b], (size_t)KV_BLOCK * head_dim + column, item->kv), head_dim,
-                  KV_BLOCK, head_dim - column, item->kv, c.ahead[b], column);
+                  KV_BLOCK, head_dim - column, item->kv, c.next[b], column);
         for (int q = 0, size; q < s->count; q += size) {
             size = tile_size(s->count - q);
             const float (*weights)[CHUNK] = (const float (*)[CHUNK])(q8 ? s->scaled : s->scores) + q;
@@ -256,8 +268,8 @@ ALWAYS_INLINE void take_chunk(state *s, const item_view *item, int chunk, int fi
     }
 }
 
-// The finished split into the splits before it; a split with nothing visible changes no bit.
-static void fold_split(state *s, const item_view *item) {
+// Combines the finished split with the splits before it. A split without visible keys changes no bit.
+static void combine_split(state *s, const item_view *item) {
     for (int q = 0; q < s->count; q++) {
         float before = s->all_highest[q], split = s->highest[q], now = split > before ? split : before;
         float old = exp2_scalar((before - now) * item->base), new = exp2_scalar((split - now) * item->base);
@@ -276,9 +288,9 @@ ALWAYS_INLINE void attend(state *s, const item_view *item, int staged, int q8) {
         int chunk = split > first_key ? split : first_key / CHUNK * CHUNK;
         int end = split + SPLIT < end_key ? split + SPLIT : end_key;
         memset(s->sums, 0, sizeof(float) * s->count * s->stride);
-        for (int q = 0; q < s->count; q++) s->highest[q] = NOTHING_YET, s->total[q] = 0.0f;
-        for (; chunk < end; chunk += CHUNK) take_chunk(s, item, chunk, first_key, end_key, staged, q8);
-        fold_split(s, item);
+        for (int q = 0; q < s->count; q++) s->highest[q] = NO_MAXIMUM, s->total[q] = 0.0f;
+        for (; chunk < end; chunk += CHUNK) attend_chunk(s, item, chunk, first_key, end_key, staged, q8);
+        combine_split(s, item);
     }
 }
 
@@ -287,16 +299,16 @@ static void attend_directly(state *s, const item_view *item) { attend(s, item, 0
 static void attend_staged_q8(state *s, const item_view *item) { attend(s, item, 1, 1); }
 static void attend_directly_q8(state *s, const item_view *item) { attend(s, item, 0, 1); }
 
-// Queries `first` to first + count - 1 of the item; a query is row * group + head.
-static void take_queries(state *s, const item_view *item, int first, int count) {
+// Loads queries `first` to first + count - 1 of the item; query i is head i % group of token i / group.
+static void load_queries(state *s, const item_view *item, int first, int count) {
     s->count = count;
     for (int i = 0; i < count; i++) {
-        int query = first + i, row = query / item->group, head = query % item->group;
-        memcpy(s->queries + i * s->stride, item->q + (size_t)row * item->q_stride + (size_t)head * item->head_dim,
+        int query = first + i, token = query / item->group, head = query % item->group;
+        memcpy(s->queries + i * s->stride, item->q + (size_t)token * item->q_stride + (size_t)head * item->head_dim,
                sizeof(float) * item->head_dim);
-        s->position[i] = item->position + row;
+        s->position[i] = item->position + token;
         s->rescale[i] = 1.0f;
-        s->all_highest[i] = NOTHING_YET;
+        s->all_highest[i] = NO_MAXIMUM;
         s->all_total[i] = 0.0f;
     }
     memset(s->all_sums, 0, sizeof(float) * count * s->stride);
@@ -319,12 +331,12 @@ KERNEL(attention) {
         .position = work[WORK_POSITION], .window = args->scalar[6].i,
         .scale = scale, .softcap = softcap, .base = 1.44269504f * (softcap > 0.0f ? 1.0f : scale),
     };
-    state s;  // 250 KB: parts are cleared where they are used
+    state s;  // 250 KB: cleared in parts, where they are used
     s.stride = (head_dim + LANES - 1) / LANES * LANES + LANES;  // not a power of two: rows fall in different cache sets
     const int32_t room = MAX_STATE / s.stride / 8 * 8, together = room < MAX_QUERIES ? room : MAX_QUERIES;
     const int32_t queries = work[WORK_ROWS] * group;
     for (int first = 0; first < queries; first += together) {
-        take_queries(&s, &view, first, queries - first < together ? queries - first : together);
+        load_queries(&s, &view, first, queries - first < together ? queries - first : together);
         const int staged = kv == KV_F32 || s.count > FEW_QUERIES || head_dim % LANES;
         if (kv == KV_Q8) (staged ? attend_staged_q8 : attend_directly_q8)(&s, &view);
         else (staged ? attend_staged : attend_directly)(&s, &view);

@@ -1,27 +1,28 @@
 // out[t, n] = sum over k of weights[n, k] * x[t, k] (+ bias[n]), then an epilogue. One item is `panels_per_item`
-// panels of 16 rows, for all tokens of the step.
+// panels of 16 rows, for all tokens of the step: a GEMV for one token, a GEMM for many.
 //
-// A row is a lane and columns are walked in order, in one chain a (row, token): the sum does not depend on how
-// many tokens share a register tile, which is what makes the engine's output independent of batching.
+// A row is a lane, and each (row, token) adds its columns in order. So the sum does not depend on the number of tokens in
+// a register tile, and the engine's output does not depend on batching.
 #include "activation_functions.h"
 #include "panels.h"
 
 enum { X, WEIGHTS, BIAS, OUT };
 enum { FORMAT, ROWS, COLUMNS, X_STRIDE, OUT_STRIDE, PANELS_PER_ITEM, COUNT, EPILOGUE, OUT_Q8, SOFTCAP };
-#define FINE_ZERO 32.0f  // of the one format with a scale per 16 columns, q6_k
+enum { GLU_PANELS = 2 * GLU_ROWS / PANEL_ROWS };  // GLU_ROWS rows of gate, then as many of up
+#define FINE_ZERO 32.0f  // zero point of q6_k, the one format with a scale for every 16 columns
 
 #if defined(ISA_avx512)
-#define WIDEST 16  // tokens a register tile: 16 sums + 8 weights + scales fill the 32 registers
+#define MAX_TILE_TOKENS 16  // tokens of a register tile: 16 sums + 8 weights + scales fill the 32 registers
 #else
-#define WIDEST 4
+#define MAX_TILE_TOKENS 4
 #endif
 
-#define AHEAD 5120  // bytes: what a core reads while memory answers
+#define PREFETCH_BYTES 5120  // distance of prefetches: the bytes that a core reads during a memory access
 
 typedef void quants_fn(const uint8_t *, int, i32x16 *);
 typedef void scales_fn(const uint8_t *, f32x16 *, f32x16 *);
 typedef struct {
-    int span, bytes, fine, small;  // columns and bytes a chunk; a scale per 16 columns; quants fit in 7 bits
+    int span, bytes, fine, small;  // columns and bytes of a chunk; 1: a scale per 16 columns; 1: quants fit in 7 bits
     quants_fn *quants;
     scales_fn *scales;
 } format;
@@ -34,7 +35,7 @@ ALWAYS_INLINE i32x16 dot16(int small, i32x16 sum, const i32x16 *w, const int8_t 
 // sums[t] += 16 rows x all columns, for `tokens` (a constant) tokens from `first` of the tile at x.
 ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, const q8_block *x, int first, int columns,
                                     f32x16 *sums) {
-    f32x16 acc[WIDEST];
+    f32x16 acc[MAX_TILE_TOKENS];
 #pragma GCC unroll 16
     for (int t = 0; t < tokens; t++) acc[t] = f_zero();
     for (int column = 0; column < columns; column += f.span, panel += f.bytes) {
@@ -44,15 +45,15 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
         for (int block = 0; block < f.span / 32; block++, x++) {
             i32x16 w[8];
             f.quants(panel, block, w);
-            // Weights come from memory once an item: ask for what comes next, or each line would be waited for.
+            // Weights are read from memory once: without prefetches, every cache line would stall the core.
             for (int line = 0; line < f.bytes * 32 / f.span; line += 64)
-                __builtin_prefetch(panel + block * (f.bytes * 32 / f.span) + AHEAD + line);
+                __builtin_prefetch(panel + block * (f.bytes * 32 / f.span) + PREFETCH_BYTES + line);
 #pragma GCC unroll 16
             for (int t = 0; t < tokens; t++) {
                 const int8_t *q = x->q[first + t];
                 f32x16 x_scale = f_set(x->scale[first + t]);
                 if (f.fine) {
-                    // The zero point is taken off before the scale: 16 columns need no minimum of their own.
+                    // Subtracts the zero point before it scales, so that 16 columns need no minimum of their own.
                     f32x16 low = f_from_int(dot16(f.small, i_zero(), w, q));
                     f32x16 high = f_from_int(dot16(f.small, i_zero(), w + 4, q + 16));
                     low = f_fma(low, x_scale, f_set(-FINE_ZERO * x->low[first + t]));
@@ -70,22 +71,22 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
     for (int t = 0; t < tokens; t++) sums[t] = acc[t];
 }
 
-// Calls tile(constant number of tokens, ...) for the next of those left: each number is compiled with its sums in
-// registers, and unpacks the weights once.
-#define CASE_TOKENS(n, most, tile) case n: if (n <= most) tile(n); break;
-#define FOR_TOKENS(count, most, tile) \
+// Calls tile(count) with a constant: each number of tokens is compiled with its sums in registers, and unpacks the
+// weights once.
+#define CASE_TOKENS(n, max, tile) case n: if (n <= max) tile(n); break;
+#define FOR_TOKENS(count, max, tile) \
     switch (count) { \
-    CASE_TOKENS(1, most, tile) CASE_TOKENS(2, most, tile) CASE_TOKENS(3, most, tile) CASE_TOKENS(4, most, tile) \
-    CASE_TOKENS(5, most, tile) CASE_TOKENS(6, most, tile) CASE_TOKENS(7, most, tile) CASE_TOKENS(8, most, tile) \
-    CASE_TOKENS(9, most, tile) CASE_TOKENS(10, most, tile) CASE_TOKENS(11, most, tile) CASE_TOKENS(12, most, tile) \
-    CASE_TOKENS(13, most, tile) CASE_TOKENS(14, most, tile) CASE_TOKENS(15, most, tile) CASE_TOKENS(16, most, tile) \
+    CASE_TOKENS(1, max, tile) CASE_TOKENS(2, max, tile) CASE_TOKENS(3, max, tile) CASE_TOKENS(4, max, tile) \
+    CASE_TOKENS(5, max, tile) CASE_TOKENS(6, max, tile) CASE_TOKENS(7, max, tile) CASE_TOKENS(8, max, tile) \
+    CASE_TOKENS(9, max, tile) CASE_TOKENS(10, max, tile) CASE_TOKENS(11, max, tile) CASE_TOKENS(12, max, tile) \
+    CASE_TOKENS(13, max, tile) CASE_TOKENS(14, max, tile) CASE_TOKENS(15, max, tile) CASE_TOKENS(16, max, tile) \
     }
 
 ALWAYS_INLINE void quantised_panel(format f, const uint8_t *panel, const q8_block *x, int tokens, int columns, f32x16 *sums) {
     for (int first = 0, count; first < tokens; first += count) {
-        count = tokens - first < WIDEST ? tokens - first : WIDEST;
+        count = tokens - first < MAX_TILE_TOKENS ? tokens - first : MAX_TILE_TOKENS;
 #define QUANTISED_TILE(n) panel_times_tile(f, n, panel, x, first, columns, sums + first)
-        FOR_TOKENS(count, WIDEST, QUANTISED_TILE)
+        FOR_TOKENS(count, MAX_TILE_TOKENS, QUANTISED_TILE)
     }
 }
 
@@ -136,9 +137,9 @@ static void store(const launch_args *args, int panel, int token, int tokens, con
     }
 }
 
-// sums: [4 panels][Q8_TILE tokens]: 32 rows of gate, then 32 of up.
+// sums: [GLU_PANELS][Q8_TILE tokens]: 32 rows of gate, then 32 of up.
 static void store_glu(const launch_args *args, int panel, int token, int tokens, const f32x16 *sums) {
-    int column = panel / 4 * 32, outputs = args->scalar[ROWS].i / 2, gelu = args->scalar[EPILOGUE].i == EPILOGUE_GELU_GLU;
+    int column = panel / GLU_PANELS * GLU_ROWS, outputs = args->scalar[ROWS].i / 2, gelu = args->scalar[EPILOGUE].i == EPILOGUE_GELU_GLU;
     for (int t = 0; t < tokens; t++) {
         f32x16 v[2];
         for (int i = 0; i < 2; i++) {
@@ -154,31 +155,36 @@ static void store_glu(const launch_args *args, int panel, int token, int tokens,
     }
 }
 
-// Walks the item's panels for each tile of tokens: a tile's activations stay in L2 for all panels of the item,
-// and the item's weights for all tiles.
-#define WALK(panel_bytes, multiply) \
-    int panels = (args->scalar[ROWS].i + LANES - 1) / LANES, columns = args->scalar[COLUMNS].i; \
-    int begin = item * args->scalar[PANELS_PER_ITEM].i, end = begin + args->scalar[PANELS_PER_ITEM].i; \
-    if (end > panels) end = panels; \
-    int total = step[args->scalar[COUNT].i], glu = args->scalar[EPILOGUE].i != EPILOGUE_STORE; \
-    for (int token = 0; token < total; token += Q8_TILE) { \
-        int tokens = total - token < Q8_TILE ? total - token : Q8_TILE; \
-        f32x16 sums[4 * Q8_TILE]; \
-        for (int p = begin; p < end; p++) { \
-            const uint8_t *panel = (const uint8_t *)args->buffer[WEIGHTS] + (size_t)p * (panel_bytes); \
-            f32x16 *mine = sums + (glu ? p % 4 * Q8_TILE : 0); \
-            multiply; \
-            if (!glu) store(args, p, token, tokens, mine); \
-            else if (p % 4 == 3) store_glu(args, p - 3, token, tokens, sums); \
-        } \
+// Multiplies one panel by `tokens` tokens from `token` on: sums[t] has the panel's 16 rows of token t.
+typedef void panel_fn(const launch_args *args, const uint8_t *panel, int token, int tokens, int columns, f32x16 *sums);
+
+// One item: its panels for each tile of tokens. A tile's activations stay in L2 for all panels of the item, and the
+// item's weights for all tiles. `multiply` is a constant and gets inlined.
+ALWAYS_INLINE void multiply_panels(const launch_args *args, int32_t item, const int32_t *step, size_t panel_bytes, panel_fn *multiply) {
+    int panels = (args->scalar[ROWS].i + LANES - 1) / LANES, columns = args->scalar[COLUMNS].i;
+    int begin = item * args->scalar[PANELS_PER_ITEM].i, end = begin + args->scalar[PANELS_PER_ITEM].i;
+    if (end > panels) end = panels;
+    int total = step[args->scalar[COUNT].i], glu = args->scalar[EPILOGUE].i != EPILOGUE_STORE;
+    for (int token = 0; token < total; token += Q8_TILE) {
+        int tokens = total - token < Q8_TILE ? total - token : Q8_TILE;
+        f32x16 sums[GLU_PANELS * Q8_TILE];
+        for (int p = begin; p < end; p++) {
+            const uint8_t *panel = (const uint8_t *)args->buffer[WEIGHTS] + (size_t)p * panel_bytes;
+            f32x16 *panel_sums = sums + (glu ? p % GLU_PANELS * Q8_TILE : 0);
+            multiply(args, panel, token, tokens, columns, panel_sums);
+            if (!glu) store(args, p, token, tokens, panel_sums);
+            else if (p % GLU_PANELS == GLU_PANELS - 1) store_glu(args, p - (GLU_PANELS - 1), token, tokens, sums);
+        }
     }
+}
 
 #define QUANTISED(name, small) \
-    KERNEL(matmul_##name) { \
+    ALWAYS_INLINE void name##_panel(const launch_args *args, const uint8_t *panel, int token, int tokens, int columns, f32x16 *sums) { \
         const format f = {name##_SPAN, name##_BYTES, name##_FINE, small, name##_quants, name##_scales}; \
-        WALK((size_t)columns / f.span * f.bytes, \
-             const q8_block *x = q8_at(args->buffer[X], columns, token, 0); \
-             quantised_panel(f, panel, x, tokens, columns, mine)) \
+        quantised_panel(f, panel, q8_at(args->buffer[X], columns, token, 0), tokens, columns, sums); \
+    } \
+    KERNEL(matmul_##name) { \
+        multiply_panels(args, item, step, (size_t)args->scalar[COLUMNS].i / name##_SPAN * name##_BYTES, name##_panel); \
     }
 QUANTISED(q4_0, 1)
 QUANTISED(q4_1, 1)
@@ -189,12 +195,13 @@ QUANTISED(q4_k, 1)
 QUANTISED(q5_k, 1)
 QUANTISED(q6_k, 1)
 
-#define FLOAT(name, bytes) \
-    KERNEL(matmul_##name) { \
-        WALK((size_t)columns * (bytes), \
-             const float *x = (const float *)args->buffer[X] + (size_t)token * args->scalar[X_STRIDE].i; \
-             float_panel(load_##name, bytes, panel, x, args->scalar[X_STRIDE].i, tokens, columns, mine)) \
-    }
-FLOAT(f32, 64)
-FLOAT(f16, 32)
-FLOAT(bf16, 32)
+#define FLOAT(name) \
+    ALWAYS_INLINE void name##_panel(const launch_args *args, const uint8_t *panel, int token, int tokens, int columns, f32x16 *sums) { \
+        int x_stride = args->scalar[X_STRIDE].i; \
+        const float *x = (const float *)args->buffer[X] + (size_t)token * x_stride; \
+        float_panel(load_##name, name##_BYTES, panel, x, x_stride, tokens, columns, sums); \
+    } \
+    KERNEL(matmul_##name) { multiply_panels(args, item, step, (size_t)args->scalar[COLUMNS].i * name##_BYTES, name##_panel); }
+FLOAT(f32)
+FLOAT(f16)
+FLOAT(bf16)
