@@ -100,10 +100,11 @@ def test_keys_outside_the_window_change_no_bit(isa: str, kv: str) -> None:
     """What a row does not see may be anything finite: here large values in the blocks it shares with what it sees."""
     case = make_case(np.random.default_rng(6), "", (2, 1, 32), [(200, 3)], window=20, kv=kv)
     tables, cache = case.arrays["tables"], case.arrays["cache"].copy()
-    block = tables[0, 181 // 16]  # the window of the first row begins at 181 = 11 * 16 + 5
+    block, first = tables[0, 181 // KV_BLOCK], 181 % KV_BLOCK  # the window of the first token begins at 181
     fields = ("k_scale", "v_scale") if kv == "q8" else ("k", "v")
-    cache[fields[0]][block, ..., :5] = 60000.0
-    cache[fields[1]][(block, ..., slice(5)) if kv == "q8" else (block, slice(None), slice(5))] = -60000.0
+    cache[fields[0]][block, ..., :first] = 60000.0
+    hidden = slice(first)
+    cache[fields[1]][(block, ..., hidden) if kv == "q8" else (block, slice(None), hidden)] = -60000.0
     assert cache.tobytes() != case.arrays["cache"].tobytes()
     changed = replace(case, arrays={**case.arrays, "cache": cache})
     before, after = (run_once(KERNEL, isa, c, False)["out"] for c in (case, changed))
