@@ -72,7 +72,7 @@ PROFILED = [Workload("decode", 1, batch, 160) for batch in (1, 8, 32)] + [Worklo
 
 def time_model(name: str, device: Any) -> list[dict[str, Any]]:
     model = SyntheticModel(name)
-    bandwidth, how = measure_bandwidth(device, model.nbytes)
+    bandwidth, how = measure_bandwidth(device, model.nbytes(device.weight_layout))
     print(f"bandwidth: {how}, {bandwidth / 1e9:.0f} GB/s")
     begun = time.perf_counter()
     bench = Bench(model, device, WORKLOADS)

@@ -66,12 +66,13 @@ class Row:
 class _Mixed(SyntheticModel):
     """As files called Q4_K_M are made: values and the way down take Q6_K in half of the layers."""
 
-    def layouts(self) -> dict[str, str]:
-        found = super().layouts()
+    def matrices(self) -> dict[str, tuple[str, int, int]]:
+        found = super().matrices()
         for i in range(self.config.layers):
             eighth = self.config.layers // 8
             if i < eighth or i >= 7 * eighth or (i - eighth) % 3 == 2:
-                found |= dict.fromkeys((f"blk.{i}.attn_v.weight", f"blk.{i}.ffn_down.weight"), "q6_k")
+                for name in (f"blk.{i}.attn_v.weight", f"blk.{i}.ffn_down.weight"):
+                    found[name] = ("q6_k", *found[name][1:])
         return found
 
 

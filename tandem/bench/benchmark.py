@@ -30,26 +30,27 @@ def run(
     """Runs all workloads. `peer` opens the peer, after the limits of the device are measured."""
     machine, sensors = machine_facts(), Sensors(gpu=not computes_on_cpu(device))
     tell("measuring the limits")
-    limits = measure_limits(device, model.nbytes)
+    weights_bytes = model.nbytes(device.weight_layout)
+    limits = measure_limits(device, weights_bytes)
     tell("loading")
     bench, other = Bench(model, device, workloads, kv), peer() if peer else None
     try:
         taken = []
         for workload in workloads:
             taken.append(take(bench, workload, rounds, sensors, other))
-            limits = checked(limits, taken[-1][0], device, model.nbytes)
+            limits = checked(limits, taken[-1][0], device, weights_bytes)
             tell(f"{workload.label}: {taken[-1][0].tokens_per_s:,.1f} tokens/s")
     finally:
         if other:
             other.close()
-    limits = raised(limits, device, model.nbytes)
+    limits = raised(limits, device, weights_bytes)
     return {
         "schema": SCHEMA,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "command": command,
         "model": name,
-        "weights_bytes": model.nbytes,
+        "weights_bytes": weights_bytes,
         "device": device.describe(),
         "kv": kv,
         "threads": getattr(device, "threads", None),

@@ -12,6 +12,7 @@ from tandem.cli.loading import model_file
 from tandem.cli.run import open_llm
 from tandem.cli.terminal import human_size, print_json, print_table
 from tandem.errors import RequestError
+from tandem.kernels.layout import Layout
 
 
 def main(options: argparse.Namespace) -> int:
@@ -23,10 +24,11 @@ def main(options: argparse.Namespace) -> int:
         return inspect_device.main(options)
     if options.program:
         return _program(options)
+    from tandem.kernels.panels import panel_layout
     from tandem.model.model import open_model
 
     model = open_model(model_file(options.model))
-    layouts = model.layouts()
+    layouts = model.layouts(panel_layout)
     config = dataclasses.asdict(model.config)
     tensors = [_tensor(info, layouts.get(name)) for name, info in model.gguf.tensors.items()]
     if options.json:
@@ -52,13 +54,13 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tensor(info: Any, layout: str | None) -> dict[str, Any]:
+def _tensor(info: Any, layout: Layout | None) -> dict[str, Any]:
     """A row of the table. `layout`: the panel layout of a matrix on the device; None for a vector."""
     if layout is None:
         path = "f32 vector"
     else:
-        converted = "" if layout == info.format.name.lower() else f" (converted from {info.format.name})"
-        path = f"matmul {layout}{converted}"
+        converted = "" if layout.name == info.format.name.lower() else f" (converted from {info.format.name})"
+        path = f"matmul {layout.name}{converted}"
     return {
         "name": info.name,
         "shape": list(info.shape),

@@ -1,4 +1,4 @@
-"""What the engine asks of a device; devices/cpu and devices/vulkan obey it."""
+"""The interface between the engine and a device. devices/opening.py lists the devices that implement it."""
 
 from __future__ import annotations
 
@@ -7,42 +7,43 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tandem.devices.host_memory import host_memory as host_memory  # all devices ask for it
+from tandem.devices.host_memory import host_memory as host_memory  # used by all devices
 from tandem.kernels.abi import COUNTS
 from tandem.kernels.kernel import Counts
+from tandem.kernels.layout import Layout
 from tandem.program.program import Program, Tensor
 from tandem.program.validate import validate
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class Piece(NamedTuple):
-    """Rows of a matrix of the file, on their way to panels: panel p goes to place p // run * period + p % run."""
+class WeightRows(NamedTuple):
+    """Rows of a weight matrix to repack: group of rows g goes to place g // run * period + g % run of a tensor."""
 
-    tensor: Tensor  # where they go
-    begin: int  # bytes into it, to place 0
-    rows: Bytes  # [rows, row bytes]: blocks of the tensor's layout
+    tensor: Tensor
+    begin: int  # byte of the tensor at which place 0 begins
+    rows: Bytes  # [rows, row bytes]: GGUF blocks of the tensor's layout
     columns: int
-    first: int  # which panel of the matrix the rows begin
+    first: int  # group of the first row
     run: int
     period: int
 
 
 class Recording(Protocol):
-    """A Program made ready to run in one step slot. Replaying it allocates nothing."""
+    """A Program that is ready to run in one step slot. Replaying it allocates nothing."""
 
     def start(self) -> None:
-        """Runs all launches, after those of earlier steps, with the StepInputs as they are now. May return before
-        they are done: StepInputs must not change, nor this Recording start again, before `finish`."""
+        """Runs all launches with the current StepInputs, after those of earlier steps. May return before they are
+        done: do not change StepInputs and do not start this Recording again before `finish`."""
 
     def finish(self) -> None:
-        """Waits for the step that `start` began; its results may be read then."""
+        """Waits for the step that `start` began. Its results may be read afterwards."""
 
     def replay(self, begin: int = 0, end: int | None = None) -> None:
-        """Runs launches [begin, end) with the StepInputs as they are now, and waits for them."""
+        """Runs launches [begin, end) with the current StepInputs, and waits for them."""
 
     def replay_timed(self) -> list[float]:
-        """Seconds of each launch of the step's Program (Device.step_program), run one at a time."""
+        """Runs the launches of the step's Program (Device.step_program) one at a time; returns the seconds of each."""
 
 
 class Device(Protocol):
@@ -51,51 +52,55 @@ class Device(Protocol):
 
     @property
     def step_slots(self) -> int:
-        """Steps that may be in flight at a time: 1 where the host has nothing to gain from a second."""
+        """Steps that may be in flight at a time: 1 if a second one would not make the host faster."""
 
     @property
     def stages(self) -> int:
-        """Devices that a step goes through one after the other, so that as many steps are in flight: 1 but for a model
-        that is split (devices/split/)."""
+        """Devices that a step passes through one after the other (pipeline parallelism, devices/split/); else 1."""
 
     @property
     def shares_memory(self) -> bool:
-        """Whether its memory is the host's."""
+        """Whether the device uses the host's memory."""
 
     @property
     def loaders(self) -> int:
-        """Threads that may call `repack` at a time."""
+        """Threads that may call `repack` at the same time."""
 
     @property
     def workers(self) -> int:
-        """Items that run at a time, where a launch of fewer would leave some idle and may be cut finer; else 1."""
+        """Work items that run at a time, if a launch with fewer items should be cut finer to use them all; else 1."""
 
     def describe(self) -> str:
-        """For people: the device, and which of its paths is in use."""
+        """The device and the code path in use, for people."""
+
+    def weight_layout(self, format: str, rows: int, columns: int) -> Layout:
+        """The layout in which the device stores a matrix of a GGUF format (in lower case), and with it the data type of
+        the activations that it multiplies. Asked before anything is allocated."""
 
     def free_memory(self) -> tuple[float, float]:
-        """Bytes that can be allocated: (in memory of the device's own speed, in all)."""
+        """Bytes that can be allocated: (in the device's fastest memory, in all)."""
 
     def place(self, program: Program) -> None:
-        """Allocates all arenas of a Program, zeroed, or none of them."""
+        """Allocates and clears all arenas of a Program, or none of them."""
 
     def memory(self, arena: str) -> Bytes:
-        """The bytes of "step" and "results", of either step slot, for the host to write and read."""
+        """The bytes of "step" or "results", of either step slot, for the host to write and read."""
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of any tensor as they are now; a view or a copy, so use it before the next replay."""
+        """The bytes of any tensor. May be a view: use it before the next replay."""
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Bytes to the begin of a tensor."""
+        """Writes bytes to the beginning of a tensor."""
 
-    def repack(self, pieces: Sequence[Piece]) -> None:
-        """Rows of the file into panels."""
+    def repack(self, rows: Sequence[WeightRows]) -> None:
+        """Writes rows of GGUF blocks to their tensors, in the layout that `weight_layout` chose."""
 
     def step_program(self, program: Program, counts: Counts, single: bool) -> Program:
         """The launches that a step of these counts runs. `single`: every sequence of the step has one token. A device
         may fuse launches then; one with no passes of its own returns the Program itself."""
 
-    def record(self, program: Program, step_slot: int = 0) -> Recording: ...
+    def record(self, program: Program, step_slot: int = 0) -> Recording:
+        """Prepares a Program that was placed for replay in a step slot."""
 
     def close(self) -> None: ...
 

@@ -1,27 +1,88 @@
-"""Opens a device by its name: cpu, vulkan, vulkan:<index>, vulkan:<part of a name>, auto, or several of them."""
+"""The registry of devices, and opening a device by its name.
+
+A name is `cpu`, `vulkan`, `vulkan:<index>`, `vulkan:<part of a name>` or `auto`, or several names with commas between
+them. Another back end adds itself with `register`; nothing else needs to know it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from glob import glob
 
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.cpu.tuned import tuned_choices, tuned_threads
 from tandem.devices.device import Device
 from tandem.errors import DeviceError
-from tandem.settings import read_settings
+from tandem.settings import Settings, read_settings
 
-# Files that the kernel shows where there is a GPU; without one, `auto` is spared loading Vulkan.
+# Device files that the kernel creates for a GPU. Without one, `auto` does not load Vulkan.
 GPU_NODES = ("/dev/dri/renderD*", "/dev/nvidiactl", "/dev/dxg")
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    threads: int  # of the CPU
+    gpu_memory: float | None = None  # bytes of a GPU's own memory to use at most
+    alone: bool = True  # no other device reads its activations
+    settings: Settings = field(default_factory=read_settings)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A kind of device. Its functions import the back end's modules: only the devices that are used get imported."""
+
+    usage: str  # the names that it opens, for messages
+    open: Callable[[str, OpenOptions], Device]  # by name
+    check: Callable[[Sequence[str]], None] = lambda names: (
+        None
+    )  # refuses the names that `open` would, opening nothing
+    present: Callable[[], bool] = lambda: False  # whether `auto` should try it; must be quick
+
+
+BACKENDS: dict[str, Backend] = {}  # by the part of a name before ":"
+
+
+def register(name: str, backend: Backend) -> None:
+    """Adds a back end: `name` and `name:<anything>` open its devices. `auto` tries back ends in this order."""
+    BACKENDS[name] = backend
 
 
 def has_gpu() -> bool:
     return any(glob(pattern) for pattern in GPU_NODES)
 
 
-class CPUInstead(CPUDevice):
-    """The CPU where a GPU is there but does not work; it says so."""
+def _open_cpu(name: str, options: OpenOptions) -> Device:
+    return CPUDevice(options.threads, tuned_choices(options.settings, options.threads))
+
+
+def _open_vulkan(name: str, options: OpenOptions) -> Device:
+    from tandem.devices.vulkan.device import VulkanDevice  # the import takes a tenth of a second
+
+    device = VulkanDevice(name, gpu_memory=options.gpu_memory, cache=options.settings.pipelines)
+    device.pipelines.q8_sums = not options.alone
+    return device
+
+
+def _check_vulkan(names: Sequence[str]) -> None:
+    from tandem.devices.vulkan.capabilities import choose
+    from tandem.devices.vulkan.device import devices
+
+    found = devices()
+    for name in names:
+        choose(found, name)
+
+
+register("cpu", Backend("cpu", _open_cpu))
+register(
+    "vulkan",
+    Backend("vulkan, vulkan:<index>, vulkan:<part of its name>", _open_vulkan, _check_vulkan, has_gpu),
+)
+
+
+class FallbackCPU(CPUDevice):
+    """The CPU in place of a GPU that does not work; its description says why."""
 
     def __init__(self, threads: int, problem: DeviceError) -> None:
         super().__init__(threads)
@@ -32,25 +93,21 @@ class CPUInstead(CPUDevice):
 
 
 def check_device(name: str, split: Sequence[int] | None = None, placement: str = "layers") -> None:
-    """What `open_device` would refuse is refused, and nothing opened: before a model is fetched for it."""
+    """Refuses what `open_device` would refuse, without opening anything: before a model is downloaded."""
     _check_names(name, split, placement)
-    wanted = [each for each in name.split(",") if each.startswith("vulkan")]
-    if wanted:
-        from tandem.devices.vulkan.capabilities import choose
-        from tandem.devices.vulkan.device import devices
-
-        found = devices()
-        for each in wanted:
-            choose(found, each)
+    names = name.split(",")
+    for kind, backend in BACKENDS.items():
+        wanted = [each for each in names if each.partition(":")[0] == kind]
+        if wanted:
+            backend.check(wanted)
 
 
 def _check_names(name: str, split: Sequence[int] | None, placement: str) -> None:
     names = name.split(",")
     for each in names:
-        if each not in ("auto", "cpu") and each.partition(":")[0] != "vulkan":
-            raise DeviceError(
-                f"no device {each!r}: use cpu, vulkan, vulkan:<index>, vulkan:<part of its name> or auto"
-            )
+        if each != "auto" and (each.partition(":")[0] not in BACKENDS or each.startswith("cpu:")):
+            known = ", ".join(backend.usage for backend in BACKENDS.values())
+            raise DeviceError(f"no device {each!r}: use {known} or auto")
     if len(names) > 1:
         if "auto" in names:
             raise DeviceError("auto chooses one device: name each of several")
@@ -73,43 +130,47 @@ def open_device(
     placement: str = "layers",
     alone: bool = True,
 ) -> Device:
-    """`threads`: of the CPU. `gpu_memory`: bytes of a GPU's own memory to use at most. `placement`: what several
-    devices divide (PLACEMENTS of hybrid/device.py). `split`: how many of a model's layers each has, or which share of
-    a matmul's columns; None: by what it does in a second. `alone`: no other device reads its activations."""
+    """Opens a device, or several as one. `threads`, `gpu_memory` and `alone`: see OpenOptions. `placement`: how several
+    devices divide the work (PLACEMENTS of hybrid/device.py). `split`: the number of layers, or the fraction of each
+    matmul's columns, of each device; None: by measured speed."""
     _check_names(name, split, placement)
     settings = read_settings()
-    threads = threads or tuned_threads(settings)
+    options = OpenOptions(threads or tuned_threads(settings), gpu_memory, alone, settings)
     if "," in name:
-        return _open_several(name.split(","), threads, gpu_memory, split, placement)
-    if name == "cpu" or (name == "auto" and not has_gpu()):
-        return CPUDevice(threads, tuned_choices(settings, threads))
-    from tandem.devices.vulkan.device import VulkanDevice  # costs a tenth of a second
+        return _open_several(name.split(","), options, split, placement)
+    if name == "auto":
+        return _open_best(options)
+    return BACKENDS[name.partition(":")[0]].open(name, options)
 
-    try:
-        wanted = "vulkan" if name == "auto" else name  # which is the best GPU, and never a software one
-        device = VulkanDevice(wanted, gpu_memory=gpu_memory, cache=settings.pipelines)
-        device.pipelines.q8_sums = not alone
-        return device
-    except DeviceError as error:
-        if name != "auto":
-            raise
-        return CPUInstead(threads, error)
+
+def _open_best(options: OpenOptions) -> Device:
+    """The first back end besides the CPU that is present; the CPU if there is none or if it does not work."""
+    for name, backend in BACKENDS.items():
+        if backend.present():
+            try:
+                return backend.open(name, options)
+            except DeviceError as error:
+                return FallbackCPU(options.threads, error)
+    return _open_cpu("cpu", options)
 
 
 def _open_several(
-    names: list[str], threads: int, gpu_memory: float | None, split: Sequence[int] | None, placement: str
+    names: list[str], options: OpenOptions, split: Sequence[int] | None, placement: str
 ) -> Device:
-    from tandem.devices.hybrid.opening import open_hybrid
-    from tandem.devices.split.device import SplitDevice
-
-    share = max(1, threads // max(1, names.count("cpu")))
+    threads = max(1, options.threads // max(1, names.count("cpu")))
     with ExitStack() as undo:
         devices = []
         for name in names:
-            devices.append(open_device(name, threads=share, gpu_memory=gpu_memory, alone=False))
+            devices.append(open_device(name, threads=threads, gpu_memory=options.gpu_memory, alone=False))
             undo.callback(devices[-1].close)
-        found = (
-            SplitDevice(devices, split) if placement == "layers" else open_hybrid(devices, placement, split)
-        )
+        device: Device
+        if placement == "layers":
+            from tandem.devices.split.device import SplitDevice
+
+            device = SplitDevice(devices, split)
+        else:
+            from tandem.devices.hybrid.opening import open_hybrid
+
+            device = open_hybrid(devices, placement, split)
         undo.pop_all()
-    return found
+    return device

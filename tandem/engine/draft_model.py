@@ -15,6 +15,7 @@ from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import DoesNotFitError, RequestError
 from tandem.kernels.abi import KV_BLOCK
+from tandem.kernels.layout import ChooseLayout
 from tandem.model.model import Model
 
 
@@ -98,20 +99,22 @@ def kv_shares(
     batch: int,
     free: tuple[float, float],
     wanted: float | None,
+    choose: ChooseLayout,
 ) -> tuple[float | None, float]:
     """Bytes of KV cache for a model and for its draft model: room for the same texts, out of the `wanted` bytes for
     both, or out of what both leave free, where the model then takes what there is. The draft model, which comes first,
-    leaves it a context in any case."""
+    leaves it a context in any case. `choose`: the device's `weight_layout`."""
     one, other = (
         context_bytes(m.config, -(-min(context, m.config.trained_context) // KV_BLOCK), STEP_TOKENS, kv)
         for m in (model, draft)
     )
     if wanted is not None:
         return wanted * one / (one + other), wanted * other / (one + other)
-    fast, every = (nbytes - model.nbytes - draft.nbytes - HEADROOM for nbytes in free)
+    weights, draft_weights = model.nbytes(choose), draft.nbytes(choose)
+    fast, every = (nbytes - weights - draft_weights - HEADROOM for nbytes in free)
     if every < one + other:
         raise DoesNotFitError(
-            f"the model ({model.nbytes / 1e9:.1f} GB), its draft model ({draft.nbytes / 1e9:.1f} GB) and a context "
+            f"the model ({weights / 1e9:.1f} GB), its draft model ({draft_weights / 1e9:.1f} GB) and a context "
             f"of {context} for both ({(one + other) / 1e9:.1f} GB) do not fit in the {free[1] / 1e9:.1f} GB that are "
             "free: use no draft model, or a smaller context",
             missing=one + other - every,

@@ -73,10 +73,11 @@ class Engine:
         rows = batch + (ROWS_FOR_DRAFTS if proposer else 0)
         limits = StepLimits(tokens, rows, batch + 1, blocks, len(config.windows), config.vocab)
         layout = StepLayout(limits)
-        plan = WeightPlan(model.layouts())
-        ops = fuse(model.ops(context), lambda matrix: plan.layouts[matrix.name], passes)
+        plan = WeightPlan(model.layouts(device.weight_layout))
+        ops = fuse(model.ops(context), plan.layouts, passes)
+        weight_bytes = model.nbytes(device.weight_layout)
         kv_blocks = plan_kv(
-            config, limits, batch, model.nbytes, kv, device.free_memory(), kv_memory, device.step_slots
+            config, limits, batch, weight_bytes, kv, device.free_memory(), kv_memory, device.step_slots
         )
         self.program: Program = lower(ops, plan, layout, KVPlan(kv_blocks, kv), passes)
         validate_on(device, self.program)

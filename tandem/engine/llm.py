@@ -117,7 +117,7 @@ class LLM:
             context = min(self.context, small.config.trained_context)
             kv_memory, draft_kv_memory = kv_shares(
                 self._model, small, options.kv, self.context, options.batch, self.device.free_memory(),
-                options.kv_memory,
+                options.kv_memory, self.device.weight_layout,
             )  # fmt: skip
         first = options.device.partition(",")[0]  # a draft model is small: one device is enough
         llm = LLM(

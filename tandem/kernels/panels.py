@@ -1,24 +1,17 @@
-"""Weight layouts of panels (panels.h): PANEL_ROWS rows interleaved, with exactly the bytes of the GGUF file."""
+"""Panels (panels.h): the weight layouts of the CPU and of Vulkan, with PANEL_ROWS rows interleaved."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from tandem.kernels.abi import PANEL_FORMATS, PANEL_ROWS
-
-
-class Layout(NamedTuple):
-    name: str
-    span: int  # columns of a chunk
-    chunk_bytes: int  # bytes of a chunk of PANEL_ROWS rows
-    quantised: bool  # multiplied by int8 activations, otherwise by float32
-
-    def matrix_bytes(self, rows: int, columns: int) -> int:
-        return -(-rows // PANEL_ROWS) * (columns // self.span) * self.chunk_bytes
-
+from tandem.kernels.abi import GLU_ROWS, PANEL_FORMATS, PANEL_ROWS
+from tandem.kernels.layout import Layout
 
 LAYOUTS = {
-    name: Layout(name, panel.span, panel.bytes, bool(panel.quantised))
+    name: Layout(name, panel.span, panel.bytes, "q8" if panel.quantised else "f32", PANEL_ROWS, GLU_ROWS)
     for name, panel in PANEL_FORMATS.items()
 }
 LAYOUT_NAMES = tuple(LAYOUTS)  # a kernel's scalar `format` is an index
+
+
+def panel_layout(format: str, rows: int, columns: int) -> Layout:
+    """The panels of a GGUF format. A format without panels is converted to q8_0 at load (model/weights.py)."""
+    return LAYOUTS.get(format, LAYOUTS["q8_0"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -11,10 +12,11 @@ from tandem.devices.device import Device
 from tandem.errors import UnsupportedModelError
 from tandem.gguf.file import GGUF
 from tandem.kernels.kernel import Array
+from tandem.kernels.layout import ChooseLayout, Layout
 from tandem.kernels.rope import rotate
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.config import Metadata, ModelConfig, key_mean_name
-from tandem.model.weights import device_bytes, load_weights, matrix_layouts, vector
+from tandem.model.weights import load_weights, vector
 from tandem.program.graph import Builder, Op
 from tandem.program.weight_plan import WeightPlan
 
@@ -39,13 +41,20 @@ class Model:
         """The constants that the ops name but the file does not have."""
         return {f"rope.{i}": rope.table(context) for i, rope in enumerate(self.config.ropes)}
 
-    def layouts(self) -> dict[str, str]:
-        return matrix_layouts(self.gguf)
+    def matrices(self) -> dict[str, tuple[str, int, int]]:
+        """The GGUF format in lower case, rows and columns of each matrix, by name."""
+        tensors = self.gguf.tensors.items()
+        return {name: (i.format.name.lower(), *i.shape) for name, i in tensors if len(i.shape) == 2}
 
-    @property
-    def nbytes(self) -> int:
-        """Of the weights on the device: more than in the file where a format is converted."""
-        return device_bytes(self.gguf)
+    def layouts(self, choose: ChooseLayout) -> dict[str, Layout]:
+        """The layout of each matrix by name. `choose`: a device's `weight_layout`."""
+        return {name: choose(*matrix) for name, matrix in self.matrices().items()}
+
+    def nbytes(self, choose: ChooseLayout) -> int:
+        """Bytes of the weights on a device, which may be more than in the file: some formats are converted."""
+        matrices = self.matrices()
+        vectors = sum(4 * math.prod(i.shape) for name, i in self.gguf.tensors.items() if name not in matrices)
+        return vectors + sum(choose(*matrix).matrix_bytes(*matrix[1:]) for matrix in matrices.values())
 
     def load(self, plan: WeightPlan, device: Device, context: int) -> None:
         """Fills the device's "weights" arena."""

@@ -12,6 +12,7 @@ from tandem.devices.device import Device
 from tandem.errors import ModelNotFoundError
 from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.kernel import Array
+from tandem.kernels.layout import ChooseLayout
 from tandem.kernels.matmul import random_panels
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.architectures import ARCHITECTURES, gemma3
@@ -93,13 +94,13 @@ class SyntheticModel(Model):
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.layout = layout
 
-    def layouts(self) -> dict[str, str]:
+    def matrices(self) -> dict[str, tuple[str, int, int]]:
         head = HEAD_LAYOUT if self.config.dim % LAYOUTS[HEAD_LAYOUT].span == 0 else "q8_0"
         head = self.layout if self.layout in WIDER else head
         heads = ("token_embd.weight", "output.weight")
         shapes = self.architecture.tensors(self.config)
         return {
-            name: head if name in heads else self._layout(shape[1])
+            name: (head if name in heads else self._layout(shape[1]), *shape)
             for name, shape in shapes.items()
             if len(shape) == 2
         }
@@ -108,10 +109,8 @@ class SyntheticModel(Model):
         """As published files do: a format of 256 columns a block gives way where a row is no multiple of it."""
         return self.layout if columns % LAYOUTS[self.layout].span == 0 else "q8_0"
 
-    @property
-    def nbytes(self) -> int:
-        shapes, layouts = self.architecture.tensors(self.config), self.layouts()
-        return sum(LAYOUTS[layout].matrix_bytes(*shapes[name]) for name, layout in layouts.items())
+    def nbytes(self, choose: ChooseLayout) -> int:
+        return sum(choose(*matrix).matrix_bytes(*matrix[1:]) for matrix in self.matrices().values())
 
     def load(self, plan: WeightPlan, device: Device, context: int) -> None:
         rng, patterns, tables = np.random.default_rng(0), dict[tuple[str, int], Array](), self.tables(context)

@@ -1,54 +1,39 @@
-"""From the file into the device's layout: matrices are repacked as they are read, and read pages given back.
+"""Loads weights: reads matrices from the file, repacks them into the device's layouts, and frees the pages it has read.
 
-A format with panels of its own keeps every bit. The others become 8 bits with a scale per 32 (q8_0), which
-loses less than a hundredth of what their own quantisation did; `tandem inspect` shows which tensor takes which path.
+A format with a layout of its own keeps every bit. Other formats are converted, in panels to 8 bits with a scale per 32
+(q8_0), which adds less than a hundredth of their own quantisation error; `tandem inspect` shows each tensor's path.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from tandem.devices.device import Device, Piece
+from tandem.devices.device import Device, WeightRows
 from tandem.gguf import formats
 from tandem.gguf.file import GGUF, TensorInfo
-from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.kernel import Array
-from tandem.kernels.panels import LAYOUTS
 from tandem.program.graph import Vector
 from tandem.program.weight_plan import PackedMatrix, PackedVector, WeightPlan
 from tandem.threads import each
 
-READ_BYTES = 8 << 20  # of the file in work at a time, by all loaders together
-FLOATS = 8  # times the bytes of the file that a conversion takes on its way, at least
-Rows = tuple[PackedMatrix, int, int, int]  # of one of its parts: the first row and the one after the last
+READ_BYTES = 8 << 20  # bytes of the file that all loader threads together work on at a time
+CONVERSION_FACTOR = 8  # a conversion needs at least this many times the bytes of the file
 
 
-def layout_of(format: formats.Format) -> str:
-    """The layout a format of the file becomes on the CPU."""
-    name = format.name.lower()
-    return name if name in LAYOUTS else "q8_0"
+class _Rows(NamedTuple):
+    """Rows [row, end) of one part of a matrix."""
 
-
-def matrix_layouts(gguf: GGUF) -> dict[str, str]:
-    return {name: layout_of(info.format) for name, info in gguf.tensors.items() if len(info.shape) == 2}
-
-
-def device_bytes(gguf: GGUF) -> int:
-    """What the file's tensors take on a device."""
-    matrices = matrix_layouts(gguf)
-    return sum(
-        LAYOUTS[matrices[name]].matrix_bytes(info.shape[0], info.shape[1])
-        if name in matrices
-        else 4 * math.prod(info.shape)
-        for name, info in gguf.tensors.items()
-    )
+    packed: PackedMatrix
+    part: int
+    row: int
+    end: int
 
 
 def load_weights(gguf: GGUF, plan: WeightPlan, device: Device, tables: Mapping[str, Array]) -> None:
-    """Fills the device's "weights" arena; `tables` are the constants that are not in the file."""
+    """Fills the device's "weights" arena. `tables`: the constants that are not in the file."""
     groups = _groups(gguf, plan, READ_BYTES // device.loaders)
     each(lambda group: _load(gguf, device, group), groups, device.loaders)
     for packed in plan.vectors.values():
@@ -56,43 +41,46 @@ def load_weights(gguf: GGUF, plan: WeightPlan, device: Device, tables: Mapping[s
     gguf.forget()
 
 
-def _groups(gguf: GGUF, plan: WeightPlan, most: int) -> Iterator[list[Rows]]:
-    """All matrices: large ones cut, small ones gathered, to about `most` bytes at a time."""
-    group: list[Rows] = []
+def _groups(gguf: GGUF, plan: WeightPlan, max_bytes: int) -> Iterator[list[_Rows]]:
+    """The rows of all matrices, in lists of about `max_bytes`: large matrices are cut, small ones collected."""
+    group: list[_Rows] = []
     nbytes = 0
     for packed in plan.matrices.values():
         for index, part in enumerate(packed.parts):
             info = gguf.tensor(part.name)
-            row_bytes = info.row_bytes * (1 if _same(packed, info) else FLOATS)
-            step = max(1, most // (row_bytes * PANEL_ROWS)) * PANEL_ROWS
+            row_bytes = info.row_bytes * (1 if _same(packed, info) else CONVERSION_FACTOR)
+            together = packed.layout.group_rows
+            step = max(1, max_bytes // (row_bytes * together)) * together
             for row in range(0, part.rows, step):
                 end = min(row + step, part.rows)
-                group.append((packed, index, row, end))
+                group.append(_Rows(packed, index, row, end))
                 nbytes += (end - row) * row_bytes
-                if nbytes >= most:
+                if nbytes >= max_bytes:
                     yield group
                     group, nbytes = [], 0
     yield group
 
 
-def _load(gguf: GGUF, device: Device, group: list[Rows]) -> None:
-    pieces = [_piece(gguf, *rows) for rows in group]
-    device.repack(pieces)
-    gguf.done_with(sum(piece.rows.nbytes for piece in pieces))  # else the file would be in memory too
+def _load(gguf: GGUF, device: Device, group: list[_Rows]) -> None:
+    read = [_read(gguf, rows) for rows in group]
+    device.repack(read)
+    gguf.done_with(sum(each.rows.nbytes for each in read))  # else the file's pages would stay in memory
 
 
-def _piece(gguf: GGUF, packed: PackedMatrix, index: int, row: int, end: int) -> Piece:
-    part, layout = packed.parts[index], packed.tensor.dtype
-    info, rows = gguf.tensor(part.name), gguf.raw(part.name)[row:end]
-    first, run, period = packed.placement(index)
-    begin = first * LAYOUTS[layout].matrix_bytes(PANEL_ROWS, part.columns)
-    converted = rows if _same(packed, info) else _converted(rows, info.format, layout)
-    return Piece(packed.tensor, begin, converted, part.columns, row // PANEL_ROWS, run, period)
+def _read(gguf: GGUF, wanted: _Rows) -> WeightRows:
+    packed, part, layout = wanted.packed, wanted.packed.parts[wanted.part], wanted.packed.layout
+    info, rows = gguf.tensor(part.name), gguf.raw(part.name)[wanted.row : wanted.end]
+    first, run, period = packed.placement(wanted.part)
+    begin = first * layout.matrix_bytes(layout.group_rows, part.columns)
+    converted = rows if _same(packed, info) else _converted(rows, info.format, layout.name)
+    return WeightRows(
+        packed.tensor, begin, converted, part.columns, wanted.row // layout.group_rows, run, period
+    )
 
 
 def _same(packed: PackedMatrix, info: TensorInfo) -> bool:
-    """Whether the file has the blocks of the layout."""
-    return info.format.name.lower() == packed.tensor.dtype
+    """Whether the layout has the file's own blocks, so that nothing is converted."""
+    return info.format.name.lower() == packed.layout.name
 
 
 def _converted(rows: Array, format: formats.Format, layout: str) -> Array:

@@ -19,6 +19,7 @@ from tandem.errors import RequestError
 from tandem.kernels.abi import KV_BLOCK, KV_TYPES
 from tandem.kernels.kernel import Cost
 from tandem.kernels.kv_layout import kv_bytes
+from tandem.kernels.panels import panel_layout
 from tandem.model.model import Model
 from tandem.program.fuse import fuse
 from tandem.program.lower import KVPlan, lower
@@ -82,8 +83,8 @@ class Planned:
         self.model, self.context, self.kv = model, context, kv
         self.config = model.config
         self.step_tokens = min(STEP_TOKENS, -(-context // KV_BLOCK) * KV_BLOCK)
-        weights = WeightPlan(model.layouts())
-        ops = fuse(model.ops(context), lambda matrix: weights.layouts[matrix.name])
+        weights = WeightPlan(model.layouts(panel_layout))
+        ops = fuse(model.ops(context), weights.layouts)
         layout = StepLayout(self._limits(context))
         self.program: Program = lower(ops, weights, layout, KVPlan(self._kv_blocks(context, 1), kv))
         validate(self.program)
@@ -93,7 +94,8 @@ class Planned:
         return StepLimits(self.step_tokens, MAX_ROWS, MAX_ROWS + 1, blocks, groups, self.config.vocab)
 
     def _kv_blocks(self, context: int, sequences: int) -> tuple[int, ...]:
-        return plan_kv(self.config, self._limits(context), sequences, self.model.nbytes, self.kv, UNLIMITED)
+        weights = self.model.nbytes(panel_layout)
+        return plan_kv(self.config, self._limits(context), sequences, weights, self.kv, UNLIMITED)
 
     def kv_bytes(self, context: int, sequences: int) -> int:
         """Bytes of a KV cache for so many sequences of that length."""

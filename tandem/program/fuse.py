@@ -1,26 +1,26 @@
-"""Rewrites a model's op list into fewer, larger ops. Each pass can be switched off; results agree.
+"""Fusion: rewrites a model's op list into fewer, larger ops. Each pass can be switched off without changing results.
 
-`quantise` is listed here for completeness: with it, norms, GLUs and attention write int8 tiles themselves
-(program/lower.py asks); without it a launch of its own does.
+The pass `quantise` takes place in program/lower.py: with it, norm, GLU and attention kernels write int8 tiles
+themselves; without it, a separate launch quantises their results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
-from tandem.kernels.abi import GLU_ROWS
-from tandem.program.graph import Matrix, Op, Value
+from tandem.kernels.layout import Layout
+from tandem.program.graph import Op, Value
 
 PASSES = ("merge_matmuls", "glu", "residual_norm", "heads", "quantise")
-LayoutOf = Callable[[Matrix], str]
 
 
-def fuse(ops: list[Op], layout_of: LayoutOf, passes: Iterable[str] = PASSES) -> list[Op]:
+def fuse(ops: list[Op], layouts: Mapping[str, Layout], passes: Iterable[str] = PASSES) -> list[Op]:
+    """`layouts`: the layout of each matrix, by its name."""
     wanted = set(passes)
     if "merge_matmuls" in wanted:
-        ops = merge_matmuls(ops, layout_of)
+        ops = merge_matmuls(ops, layouts)
     if "glu" in wanted:
-        ops = glu_into_matmul(ops, layout_of)
+        ops = glu_into_matmul(ops, layouts)
     if "residual_norm" in wanted:
         ops = residual_norm(ops)
     if "heads" in wanted:
@@ -28,18 +28,19 @@ def fuse(ops: list[Op], layout_of: LayoutOf, passes: Iterable[str] = PASSES) -> 
     return ops
 
 
-def merge_matmuls(ops: list[Op], layout_of: LayoutOf) -> list[Op]:
-    """Q, K and V, and gate and up, read the same input: one matmul each where the weights have one layout."""
+def merge_matmuls(ops: list[Op], layouts: Mapping[str, Layout]) -> list[Op]:
+    """Matmuls of the same input become one where their weights have the same layout: Q, K and V; gate and up."""
     out: list[Op] = []
-    open_ops: dict[tuple[int, str], Op] = {}
+    open_ops: dict[tuple[int, Layout], Op] = {}
     for op in ops:
         if op.kind != "matmul" or op.attrs["softcap"]:
             out.append(op)
             continue
-        key = (id(op.inputs[0]), layout_of(op.attrs["matrices"][0]))
+        layout = layouts[op.attrs["matrices"][0].name]
+        key = (id(op.inputs[0]), layout)
         first = open_ops.get(key)
-        # Stacking moves a part's first row; only whole panels can be moved.
-        if first is not None and all(m.rows % 16 == 0 for m in first.attrs["matrices"]):
+        # Matrices are stacked by whole groups of rows.
+        if first is not None and all(m.rows % layout.group_rows == 0 for m in first.attrs["matrices"]):
             first.attrs["matrices"] += op.attrs["matrices"]
             first.attrs["biases"] += op.attrs["biases"]
             first.outputs += op.outputs
@@ -49,8 +50,8 @@ def merge_matmuls(ops: list[Op], layout_of: LayoutOf) -> list[Op]:
     return out
 
 
-def glu_into_matmul(ops: list[Op], layout_of: LayoutOf) -> list[Op]:
-    """activation(gate) * up as the epilogue of the matmul that makes both."""
+def glu_into_matmul(ops: list[Op], layouts: Mapping[str, Layout]) -> list[Op]:
+    """activation(gate) * up becomes the epilogue of the matmul that computes both."""
     maker = {id(op.outputs[0]): op for op in ops if op.kind == "matmul" and len(op.outputs) == 2}
     out: list[Op] = []
     for op in ops:
@@ -58,7 +59,7 @@ def glu_into_matmul(ops: list[Op], layout_of: LayoutOf) -> list[Op]:
         if (
             source
             and source.outputs == op.inputs
-            and op.inputs[0].width % GLU_ROWS == 0
+            and op.inputs[0].width % layouts[source.attrs["matrices"][0].name].glu_rows == 0
             and not any(source.attrs["biases"])
         ):
             source.outputs = op.outputs
@@ -69,7 +70,7 @@ def glu_into_matmul(ops: list[Op], layout_of: LayoutOf) -> list[Op]:
 
 
 def residual_norm(ops: list[Op]) -> list[Op]:
-    """x += norm(y); h = norm(x): one op, as is common between the halves of a layer."""
+    """x += norm(y) and h = norm(x) become one op: they follow each other between the halves of a layer."""
     readers = consumers(ops)
     out: list[Op] = []
     for op in ops:
@@ -84,7 +85,7 @@ def residual_norm(ops: list[Op]) -> list[Op]:
             and last
             and last.kind == "add_norm"
             and last.outputs == op.inputs
-            and last.attrs["eps"] in (0.0, op.attrs["eps"])  # the kernel has one for both norms
+            and last.attrs["eps"] in (0.0, op.attrs["eps"])  # the kernel has one eps for both norms
         ):
             last.outputs = [*last.outputs, *op.outputs]
             last.attrs |= {"weight": op.attrs["weight"], "eps": op.attrs["eps"]}
@@ -94,7 +95,7 @@ def residual_norm(ops: list[Op]) -> list[Op]:
 
 
 def heads(ops: list[Op]) -> list[Op]:
-    """Head norm, RoPE and the KV store of a layer in one op, which works on q and k in place."""
+    """Head norm, RoPE and the KV store of a layer become one op, which changes q and k in place."""
     out: list[Op] = []
     for op in ops:
         last = out[-1] if out else None

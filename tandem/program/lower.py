@@ -1,4 +1,4 @@
-"""Ops to launches: picks the kernel of each op, its buffers and scalars, and who quantises activations."""
+"""Lowering: turns ops into launches. Picks each op's kernel, buffers and scalars, and the launches that quantise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tandem.kernels.abi import (
     EPILOGUE_SILU_GLU,
     EPILOGUE_STORE,
     KV_TYPES,
-    PANEL_ROWS,
     PART_NORM,
     PART_ROPE,
     PART_SHIFT,
@@ -23,7 +22,7 @@ from tandem.kernels.abi import (
 )
 from tandem.kernels.kernel import Kernel
 from tandem.kernels.kv_layout import kv_bytes
-from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS, Layout
+from tandem.kernels.panels import LAYOUT_NAMES
 from tandem.kernels.q8_tiles import q8_bytes
 from tandem.kernels.rows import rows_bytes
 from tandem.program.fuse import PASSES, consumers
@@ -90,8 +89,8 @@ class _Lowering:
     # ---- tensors
 
     def _rows(self, value: Value, arena: str = "activations") -> Tensor:
-        """A new float32 tensor for a value; rows start on a vector."""
-        stride = -(-value.width // PANEL_ROWS) * PANEL_ROWS
+        """A new float32 tensor for a value; every row is aligned."""
+        stride = align(4 * value.width) // 4
         size = rows_bytes(self.counts[value.count], value.width, stride)
         self.f32[value] = Tensor(value.name, arena, "f32", size, stride)
         return self.f32[value]
@@ -102,9 +101,9 @@ class _Lowering:
         return self.q8[value]
 
     def _output(self, value: Value, unit: int = 32) -> tuple[Tensor, bool]:
-        """Where a kernel that can quantise writes: int8 tiles if nobody reads float32.
+        """The output of a kernel that can quantise: int8 tiles if all readers are matmuls of int8 activations.
 
-        `unit` columns are written by one work item; a tile's scale covers 32. Returns (tensor, is q8).
+        One work item writes `unit` columns; it must write all 32 that share a scale. Returns (tensor, is q8).
         """
         readers = self.consumers.get(value, [])
         whole = value.width % 32 == 0 and unit % 32 == 0
@@ -113,10 +112,7 @@ class _Lowering:
         return self._rows(value), False
 
     def _reads_q8(self, op: Op) -> bool:
-        return op.kind == "matmul" and self._layout(op.attrs["matrices"][0]).quantised
-
-    def _layout(self, matrix: Matrix) -> Layout:
-        return LAYOUTS[self.plan.layouts[matrix.name]]
+        return op.kind == "matmul" and self.plan.layouts[op.attrs["matrices"][0].name].activations == "q8"
 
     def _view(self, base: Tensor, value: Value, column: int) -> None:
         size = rows_bytes(self.counts[value.count], value.width, base.stride)
@@ -205,7 +201,7 @@ class _Lowering:
 
     def _matmul(self, op: Op) -> None:
         matrices: list[Matrix] = op.attrs["matrices"]
-        x, layout = op.inputs[0], self._layout(matrices[0])
+        x, layout = op.inputs[0], self.plan.layouts[matrices[0].name]
         rows, columns = sum(m.rows for m in matrices), matrices[0].columns
         activation = op.attrs.get("activation")
         epilogue = GLU_EPILOGUES[activation] if activation else EPILOGUE_STORE
@@ -220,7 +216,7 @@ class _Lowering:
             self._host_tensor(out)
         biases = op.attrs["biases"]
         parts = [b or m.rows for b, m in zip(biases, matrices, strict=True)]
-        x_tensor = self._quantised(x) if layout.quantised else self.f32[x]
+        x_tensor = self._quantised(x) if layout.activations == "q8" else self.f32[x]
         self._launch(
             matmul.BY_LAYOUT[layout.name], "+".join(v.name for v in op.outputs),
             {"x": x_tensor, "weights": self.plan.matrix(matrices, glu=bool(activation)),

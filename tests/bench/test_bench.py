@@ -33,6 +33,7 @@ from tandem.cli.bench import read_result
 from tandem.cli.terminal import without_folder
 from tandem.devices.cpu.device import CPUDevice
 from tandem.errors import DoesNotFitError, ModelNotFoundError, RequestError
+from tandem.kernels.panels import panel_layout
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned
 from tests.bench.data import result
@@ -69,7 +70,7 @@ def test_shapes_have_the_parameters_of_the_published_models(name: str, billions:
 
 @pytest.mark.fast
 def test_the_27b_in_q4_0_has_the_bytes_of_its_file() -> None:
-    assert SyntheticModel("gemma-3-27b:q4_0").nbytes == pytest.approx(
+    assert SyntheticModel("gemma-3-27b:q4_0").nbytes(panel_layout) == pytest.approx(
         25.598e9 * 4.5 / 8 + 1.410e9 * 6.5625 / 8, rel=1e-3
     )
 
@@ -84,7 +85,7 @@ def test_unknown_shapes_and_formats(name: str) -> None:
 def test_bytes_and_operations_are_those_of_a_hand_count(bench: Bench) -> None:
     program, config = bench.engine.program, bench.engine.model.config
     one, deep = (added(step_costs(program, [(depth, 1)])) for depth in (0, 1000))
-    matrices = bench.engine.model.nbytes
+    matrices = bench.engine.model.nbytes(panel_layout)
     assert matrices < one.bytes < 1.03 * matrices
     weights = LAYERS * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576) + 49152 * 576
     assert one.ops == pytest.approx(2 * weights, rel=0.01)

@@ -16,8 +16,10 @@ from tandem.errors import DoesNotFitError
 from tandem.gguf.file import GGUF, TensorInfo
 from tandem.gguf.formats import by_name
 from tandem.kernels.abi import KV_BLOCK
+from tandem.kernels.panels import panel_layout
+from tandem.model.architectures import ARCHITECTURES
 from tandem.model.config import ModelConfig, Rope
-from tandem.model.weights import device_bytes
+from tandem.model.model import Model
 from tandem.program.step_inputs import StepLimits
 from tests.gguf_files import write
 
@@ -175,4 +177,5 @@ def test_what_weights_take_is_known_before_they_are_read(tmp_path: Path, format:
         blocks = by_name(format)
         gguf.tensors["m"] = TensorInfo("m", blocks, (48, 512), 0, 48 * blocks.row_bytes(512), gguf.path)
         gguf.tensors["v"] = TensorInfo("v", by_name("F16"), (100,), 0, 200, gguf.path)
-        assert device_bytes(gguf) == 48 * 512 * bits / 8 + 400
+        model = Model(gguf, config((0,)), ARCHITECTURES["llama"])
+        assert model.nbytes(panel_layout) == 48 * 512 * bits / 8 + 400

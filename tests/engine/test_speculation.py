@@ -23,6 +23,7 @@ from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.speculation import AcceptanceRate, Speculator, best_lengths
 from tandem.engine.speculation_cost import RETRY
 from tandem.errors import DoesNotFitError, RequestError
+from tandem.kernels.panels import panel_layout
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.simulation import FixedCost, SimulatedEngine, expected
 from tests.engine.test_batch_invariance import Request, requests
@@ -395,7 +396,7 @@ def test_a_draft_model_leaves_room_for_a_context(tmp_path: Path, monkeypatch: py
     path = write_tiny_model(tmp_path / "tiny.gguf")
     options: dict[str, Any] = {"threads": 1, "context": 4096, "batch": 1, "device": "cpu"}
     with LLM(path, **options) as llm:
-        alone, kv, weights = llm.nbytes, llm.engine.program.arena_bytes["kv"], llm._model.nbytes
+        alone, kv, weights = llm.nbytes, llm.engine.program.arena_bytes["kv"], llm._model.nbytes(panel_layout)
     monkeypatch.setattr(cpu, "touched_memory", lambda: 0)
     monkeypatch.setattr(cpu, "host_memory", lambda: HEADROOM + 2 * alone + kv)
     with LLM(path, draft=path, **options) as llm:

@@ -36,7 +36,7 @@ from tests.engine.simulation import SimulatedEngine, expected
 from tests.engine.tiny_models import opened, write_model
 from tests.engine.workloads import CONTEXT, Workload, random_workload, serve
 from tests.models.test_reference import GOLDENS
-from tests.program.programs import PASS_SETS, build, golden, layouts_of, real_config
+from tests.program.programs import PASS_SETS, build, formats_of, golden, real_config
 
 GOLDEN = GOLDENS / "gemma3-pattern3.gguf"  # four layers
 STOPS = frozenset(range(0, 320, 20))
@@ -85,7 +85,7 @@ def test_parts_are_programs_of_their_own(name: str, passes: tuple[str, ...]) -> 
 @pytest.mark.fast
 def test_little_crosses_and_nothing_is_there_twice() -> None:
     config = real_config("Gemma 3 27B")
-    program = build(config, layouts_of(config, mixed=True), tokens=1, rows=1)
+    program = build(config, formats_of(config, mixed=True), tokens=1, rows=1)
     parts = cut(program, layer_starts(program), [20, 42])
     crossing = sum(tensor.nbytes for tensor in parts[0].leaving)
     assert crossing <= 5376 * 4 + 16 * 5376 * 1.5  # the residual of a token, and a tile of its norm
@@ -119,7 +119,7 @@ def test_layers_go_where_they_are_computed_fastest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     config = real_config("Gemma 3 27B")
-    program = build(config, layouts_of(config, mixed=False), tokens=64, rows=rows)
+    program = build(config, formats_of(config, mixed=False), tokens=64, rows=rows)
     found = iter(rates)
     monkeypatch.setattr(balance, "_rate", lambda *args: next(found))
     devices = [Card(nbytes) for nbytes in free]

@@ -11,7 +11,7 @@ import pytest
 from tandem.devices.hybrid.balance import Line
 from tandem.devices.hybrid.cost import Rates, divide, gain, place_attention, place_columns
 from tandem.kernels.kernel import Cost
-from tests.program.programs import build, layouts_of, real_config
+from tests.program.programs import build, formats_of, real_config
 
 pytestmark = pytest.mark.fast
 
@@ -65,7 +65,7 @@ def test_who_does_not_help_gets_nothing() -> None:
 def test_a_prompt_gains_and_decoding_does_not() -> None:
     """Gemma 3 27B on a Phoenix, by the issue's figures."""
     config = real_config("Gemma 3 27B")
-    program = build(config, layouts_of(config, mixed=False), tokens=512, rows=1)
+    program = build(config, formats_of(config, mixed=False), tokens=512, rows=1)
     prompt = place_columns(program, {"tokens": 512, "rows": 1, "work": 512}, [IGPU, NPU], MEMORY, keys=256)
     decode = place_columns(program, {"tokens": 1, "rows": 1, "work": 1}, [IGPU, NPU], MEMORY, keys=512)
     assert prompt.pays and 1.35 < prompt.alone / prompt.together < 1.6
@@ -76,7 +76,7 @@ def test_a_prompt_gains_and_decoding_does_not() -> None:
 
 def test_attention_alone_on_the_npu_loses() -> None:
     config = real_config("Gemma 3 27B")
-    program = build(config, layouts_of(config, mixed=False), tokens=512, rows=1, context=8192)
+    program = build(config, formats_of(config, mixed=False), tokens=512, rows=1, context=8192)
     for tokens, keys in ((1, 8000), (512, 8000)):
         counts = {"tokens": tokens, "rows": 1, "work": tokens}
         found = place_attention(program, counts, [IGPU, NPU], MEMORY, keys=keys)

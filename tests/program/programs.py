@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.kernel import Buffer, Cost, Grid, Kernel
+from tandem.kernels.layout import ChooseLayout
+from tandem.kernels.panels import panel_layout
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.config import ModelConfig, Rope
 from tandem.model.model import open_model
@@ -24,16 +26,18 @@ PASS_SETS: dict[str, tuple[str, ...]] = {
     "no pass": (),
 }
 
-Layouts = dict[str, str]
+Formats = dict[str, str]  # GGUF format of each matrix, in lower case
 
 
 def build(
-    config: ModelConfig, layouts: Layouts, passes: Iterable[str] = PASSES, *, tokens: int = 512, rows: int = 64,
-    context: int = 2048, kv: str = "f16",
+    config: ModelConfig, formats: Formats, passes: Iterable[str] = PASSES, *, tokens: int = 512, rows: int = 64,
+    context: int = 2048, kv: str = "f16", choose: ChooseLayout = panel_layout,
 ) -> Program:  # fmt: skip
     builder = Builder()
     ARCHITECTURES[config.architecture].build(builder, config, context)
-    ops = fuse(builder.ops, lambda matrix: layouts[matrix.name], passes)
+    shapes = ARCHITECTURES[config.architecture].tensors(config)
+    layouts = {name: choose(format, *shapes[name]) for name, format in formats.items()}
+    ops = fuse(builder.ops, layouts, passes)
     blocks = -(-context // KV_BLOCK)
     limits = StepLimits(tokens, rows, rows, blocks, len(config.windows))
     plan = KVPlan(tuple(blocks + group for group in range(len(config.windows))), kv)
@@ -42,8 +46,9 @@ def build(
 
 def golden(name: str, passes: Iterable[str] = PASSES, tokens: int = 512, rows: int = 64) -> Program:
     model = open_model(GOLDENS[name])
+    formats = {matrix: format for matrix, (format, *_) in model.matrices().items()}
     try:
-        return build(model.config, model.layouts(), passes, tokens=tokens, rows=rows, context=128, kv="f32")
+        return build(model.config, formats, passes, tokens=tokens, rows=rows, context=128, kv="f32")
     finally:
         model.gguf.close()
 
@@ -97,7 +102,7 @@ REAL: dict[str, Callable[[], ModelConfig]] = {
 }
 
 
-def layouts_of(config: ModelConfig, mixed: bool) -> Layouts:
+def formats_of(config: ModelConfig, mixed: bool) -> Formats:
     """Every matrix in q4_0, or mixed as in Q4_K_M files: V, down and the head in more bits than the rest."""
     shapes = ARCHITECTURES[config.architecture].tensors(config)
     matrices = [name for name, shape in shapes.items() if len(shape) == 2]

@@ -14,7 +14,7 @@ from tandem.errors import ProgramError
 from tandem.program.fuse import PASSES
 from tandem.program.program import Launch, Program, Tensor
 from tandem.program.validate import validate
-from tests.program.programs import GOLDENS, PASS_SETS, REAL, build, golden, layouts_of, real_config
+from tests.program.programs import GOLDENS, PASS_SETS, REAL, build, formats_of, golden, real_config
 
 pytestmark = pytest.mark.fast
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.fast
 @cache
 def real(name: str, mixed: bool, passes: tuple[str, ...]) -> Program:
     config = real_config(name)
-    return build(config, layouts_of(config, mixed), passes)
+    return build(config, formats_of(config, mixed), passes)
 
 
 @pytest.mark.parametrize("passes", PASS_SETS.values(), ids=PASS_SETS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.errors import ProgramError
+from tandem.kernels.panels import LAYOUTS
 from tandem.program.graph import Builder, Heads, Matrix, Value, Vector
 from tandem.program.lower import KVPlan, lower
 from tandem.program.program import Tensor
@@ -199,4 +200,4 @@ def test_a_value_that_is_changed_in_place_but_needed_later() -> None:
     with pytest.raises(
         ProgramError, match=r"first = add\(embedded, h\) changes embedded in place, but second = "
     ):
-        lower(b.ops, WeightPlan({"table": "f32"}), StepLayout(StepLimits(4, 1, 1, 1)), KVPlan((1,)))
+        lower(b.ops, WeightPlan({"table": LAYOUTS["f32"]}), StepLayout(StepLimits(4, 1, 1, 1)), KVPlan((1,)))

@@ -20,7 +20,7 @@ from tandem.devices.vulkan.recording import bucket
 from tandem.engine.engine import STEP_TOKENS
 from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.dispatch_rules import dispatch
-from tandem.kernels.panels import LAYOUTS
+from tandem.kernels.panels import LAYOUTS, panel_layout
 from tandem.model.config import Rope
 from tandem.model.synthetic import SHAPES, SyntheticModel
 from tandem.program.fuse import PASSES, fuse
@@ -93,10 +93,10 @@ def programs() -> Iterator[Program]:
 def lowered(model: SyntheticModel, passes: tuple[str, ...], kv: str = "f16") -> Program:
     blocks, groups = CONTEXT // KV_BLOCK, len(model.config.windows)
     plan, step = (
-        WeightPlan(model.layouts()),
+        WeightPlan(model.layouts(panel_layout)),
         StepLayout(StepLimits(STEP_TOKENS, BATCH, BATCH, blocks, groups)),
     )
-    ops = fuse(model.ops(CONTEXT), lambda matrix: plan.layouts[matrix.name], passes)
+    ops = fuse(model.ops(CONTEXT), plan.layouts, passes)
     return lower(ops, plan, step, KVPlan((blocks,) * groups, kv), passes)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.device import Piece
+from tandem.devices.device import WeightRows
 from tandem.devices.vulkan import recording
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.recording import bucket
@@ -169,7 +169,7 @@ def test_repacked_panels_are_those_of_the_cpu(
     for run, period in ((panels, panels), (2, 4)):
         for device in (cpu, small):
             begin = 2 * LAYOUTS[layout].matrix_bytes(16, columns)
-            device.repack([Piece(tensor, begin, packed, columns, 1, run, period)])
+            device.repack([WeightRows(tensor, begin, packed, columns, 1, run, period)])
         assert (small.read(tensor) == cpu.read(tensor)).all()
     cpu.close()
 

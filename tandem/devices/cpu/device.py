@@ -12,20 +12,22 @@ import numpy as np
 from tandem import native
 from tandem.devices.choices import Choices
 from tandem.devices.cpu.repacker import repack_all
-from tandem.devices.device import Bytes, Piece, host_memory
+from tandem.devices.device import Bytes, WeightRows, host_memory
 from tandem.devices.host_memory import touched_memory
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.kernels.abi import COUNTS
 from tandem.kernels.kernel import Counts
+from tandem.kernels.layout import Layout
+from tandem.kernels.panels import panel_layout
 from tandem.native import ffi
 from tandem.program.program import Program, Tensor, arena_in
 
-MOST_LAUNCHES = 4096
+MAX_LAUNCHES = 4096
 
 
 class CPUDevice:
     name = "cpu"
-    step_slots = 1  # a step takes every core, so that a host working beside it would only slow it down
+    step_slots = 1  # a step uses all cores: a host that works at the same time would only slow it down
     _open: ClassVar[WeakSet[CPUDevice]] = WeakSet()
     stages = 1
     shares_memory = True
@@ -36,7 +38,7 @@ class CPUDevice:
         self.isa = native.best_isa()
         self.threads = self.loaders = self.workers = threads
         self._arenas: dict[str, tuple[mmap.mmap, Bytes]] = {}
-        pool = self._library.tandem_pool_create(threads, MOST_LAUNCHES)
+        pool = self._library.tandem_pool_create(threads, MAX_LAUNCHES)
         if pool == ffi.NULL:
             raise DeviceError(f"cannot start {threads} threads: ask for between 1 and 256")
         self._pool = ffi.gc(pool, self._library.tandem_pool_destroy)
@@ -45,26 +47,29 @@ class CPUDevice:
     def describe(self) -> str:
         return f"the CPU: {self.isa}, {self.threads} thread{'s' * (self.threads > 1)}"
 
+    def weight_layout(self, format: str, rows: int, columns: int) -> Layout:
+        return panel_layout(format, rows, columns)
+
     def free_memory(self) -> tuple[float, float]:
-        """Without what other models in this process have been given but not touched yet."""
+        """Without the memory that other models of this process have allocated but not touched yet."""
         given = sum(len(memory) for device in CPUDevice._open for memory, _ in device._arenas.values())
         free = host_memory() - (max(0, given - touched_memory()) if given else 0)
         return free, free
 
     def place(self, program: Program) -> None:
-        self._arenas.clear()  # gives back what the Program before it had
+        self._arenas.clear()  # frees those of the Program before
         for arena, nbytes in program.arena_bytes.items():
             self.allocate(arena, nbytes)
 
     def allocate(self, arena: str, nbytes: int) -> Bytes:
-        """Memory for an arena, zeroed and not yet resident: pages cost nothing until they are touched."""
+        """Allocates zeroed memory for an arena. Its pages are not resident until they are touched."""
         try:
             memory = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise DoesNotFitError(
                 f"{nbytes / 1e9:.1f} GB for {arena} is more than this machine has: use a smaller context or model"
             ) from error
-        if arena == "weights":  # read front to back each step: large pages spare the TLB
+        if arena == "weights":  # read in order at each step: huge pages need fewer TLB entries
             memory.madvise(mmap.MADV_HUGEPAGE)
         self._arenas[arena] = memory, np.frombuffer(memory, np.uint8)
         return self._arenas[arena][1]
@@ -81,14 +86,14 @@ class CPUDevice:
     def write(self, tensor: Tensor, data: Bytes) -> None:
         self.view(tensor)[: len(data)] = data
 
-    def repack(self, pieces: Sequence[Piece]) -> None:
-        repack_all([(piece, self.view(piece.tensor)[piece.begin :].ctypes.data) for piece in pieces])
+    def repack(self, rows: Sequence[WeightRows]) -> None:
+        repack_all([(each, self.view(each.tensor)[each.begin :].ctypes.data) for each in rows])
 
     def step_program(self, program: Program, counts: Counts, single: bool) -> Program:
         return program
 
-    def record(self, program: Program, step_slot: int = 0) -> Recording:
-        return Recording(self, program, step_slot)
+    def record(self, program: Program, step_slot: int = 0) -> CPURecording:
+        return CPURecording(self, program, step_slot)
 
     def address(self, tensor: Tensor | None, step_slot: int = 0) -> Any:
         if tensor is None:
@@ -100,11 +105,11 @@ class CPUDevice:
             raise DeviceError("the CPU device is closed: open the model again")
         if self._library.tandem_pool_run(self._pool, launches, count, step, seconds):
             raise DeviceError(
-                f"a Program of {count} launches is more than {MOST_LAUNCHES}: report this as a bug"
+                f"a Program of {count} launches is more than {MAX_LAUNCHES}: report this as a bug"
             )
 
     def close(self) -> None:
-        """Ends the threads and gives the memory back: views of it read zeros from then on."""
+        """Stops the threads and frees the memory; views of it read zeros afterwards."""
         if self._pool == ffi.NULL:
             return
         CPUDevice._open.discard(self)
@@ -114,8 +119,8 @@ class CPUDevice:
             memory.madvise(mmap.MADV_DONTNEED)
 
 
-class Recording:
-    """A Program's launches as C structs. Replaying them allocates nothing."""
+class CPURecording:
+    """The launches of a Program as C structs (launch.h)."""
 
     def __init__(self, device: CPUDevice, program: Program, step_slot: int = 0) -> None:
         self.device, self.program = device, program
@@ -139,19 +144,19 @@ class Recording:
                     out.args.scalar[i].i = int(scalars[name])
 
     def start(self) -> None:
-        """Runs the step; there is nothing to wait for afterwards."""
+        """Runs the step and waits for it: `finish` has nothing to do."""
         self.device.run(self._launches, len(self.program.launches), self._step, ffi.NULL)
 
     def finish(self) -> None:
         pass
 
     def replay(self, begin: int = 0, end: int | None = None) -> None:
-        """Runs launches [begin, end) with the StepInputs as they are now."""
+        """Runs launches [begin, end) with the current StepInputs."""
         count = (len(self.program.launches) if end is None else end) - begin
         self.device.run(self._launches + begin, count, self._step, ffi.NULL)
 
     def replay_timed(self) -> list[float]:
-        """Seconds of each launch, run one at a time."""
+        """Runs the launches one at a time; returns the seconds of each."""
         ffi.memmove(self._seconds, b"\0" * ffi.sizeof(self._seconds), ffi.sizeof(self._seconds))
         self.device.run(self._launches, len(self.program.launches), self._step, self._seconds)
         return list(self._seconds)

@@ -1,4 +1,4 @@
-"""Weights from the file's rows to panels (repack.c), over several threads; every device keeps the same panels."""
+"""Repacks rows of GGUF blocks into panels (repack.c), for every device that stores weights in panels."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from functools import cache
 from typing import Any
 
 from tandem import native
-from tandem.devices.device import Bytes, Piece
+from tandem.devices.device import Bytes, WeightRows
 from tandem.errors import DeviceError
 from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.panels import LAYOUTS
 from tandem.native import ffi
 
-REPACK_BYTES = 1 << 20  # a thread's share: large enough to hide the call, small enough to balance
+REPACK_BYTES = (
+    1 << 20
+)  # bytes that a thread repacks at a time: large enough to hide the call, small enough to balance
 
 
-def repack_all(pieces: Sequence[tuple[Piece, int]]) -> None:
-    """Pieces and the addresses of their place 0, in one call and this thread: others may call it at the same time."""
-    jobs = ffi.new("repack_job[]", len(pieces))
-    for job, (piece, address) in zip(jobs, pieces, strict=True):
-        job.layout, job.rows, job.columns = _name(piece.tensor.dtype), len(piece.rows), piece.columns
-        job.file = ffi.cast("uint8_t *", piece.rows.ctypes.data)
+def repack_all(rows: Sequence[tuple[WeightRows, int]]) -> None:
+    """Repacks rows to the addresses of their place 0, in one C call on this thread. Several threads may call it."""
+    jobs = ffi.new("repack_job[]", len(rows))
+    for job, (each, address) in zip(jobs, rows, strict=True):
+        job.layout, job.rows, job.columns = _name(each.tensor.dtype), len(each.rows), each.columns
+        job.file = ffi.cast("uint8_t *", each.rows.ctypes.data)
         job.out = ffi.cast("uint8_t *", address)
-        job.first_panel, job.run, job.period = piece.first, piece.run, piece.period
-    if native.load().tandem_repack_all(jobs, len(pieces)):
-        raise DeviceError(f"no panels for {pieces[0][0].tensor.dtype}: report this as a bug")
+        job.first_panel, job.run, job.period = each.first, each.run, each.period
+    if native.load().tandem_repack_all(jobs, len(rows)):
+        raise DeviceError(f"no panels for {rows[0][0].tensor.dtype}: report this as a bug")
 
 
 @cache
@@ -35,7 +37,9 @@ def _name(layout: str) -> Any:
 
 class Repacker:
     def __init__(self, threads: int) -> None:
-        from concurrent.futures import ThreadPoolExecutor  # takes 4 ms, and the CPU device does without it
+        from concurrent.futures import (
+            ThreadPoolExecutor,  # the import takes 4 ms, and the CPU device does not need it
+        )
 
         self._library = native.load()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="repack")
@@ -43,7 +47,7 @@ class Repacker:
     def repack(
         self, layout: str, rows: Bytes, columns: int, target: Bytes, first: int, run: int, period: int
     ) -> None:
-        """One piece into memory of the host's, over several threads."""
+        """Repacks rows into host memory, on several threads."""
         step = max(1, REPACK_BYTES // LAYOUTS[layout].matrix_bytes(PANEL_ROWS, columns)) * PANEL_ROWS
         source, out = rows.ctypes.data, ffi.cast("uint8_t *", target.ctypes.data)
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from tandem.devices import device as devices
-from tandem.devices.device import Bytes, Device, Piece
+from tandem.devices.device import Bytes, Device, WeightRows
 from tandem.devices.hybrid.accelerator import KEPT, Accelerator, DeviceAccelerator, Partition, rows_bytes
 from tandem.devices.hybrid.balance import Balance, Fixed
 from tandem.devices.hybrid.cut import Gemm, Work, attentions, gemms, moved_activations, put_columns
@@ -25,6 +25,7 @@ from tandem.devices.hybrid.segments import InFlightStep, SegmentRunner
 from tandem.errors import DeviceError
 from tandem.kernels.abi import COUNTS, Q8_COLUMNS
 from tandem.kernels.kernel import Counts
+from tandem.kernels.layout import Layout
 from tandem.program.program import Launch, Program, Tensor, arena_in
 from tandem.program.weight_plan import align
 
@@ -112,6 +113,9 @@ class HybridDevice:
 
     # ---- memory
 
+    def weight_layout(self, format: str, rows: int, columns: int) -> Layout:
+        return self.main.weight_layout(format, rows, columns)
+
     def free_memory(self) -> tuple[float, float]:
         return self.main.free_memory()
 
@@ -178,8 +182,8 @@ class HybridDevice:
         here = accelerator.here(tensor)
         return (accelerator, here) if here else None
 
-    def repack(self, pieces: Sequence[Piece]) -> None:
-        self.main.repack(pieces)
+    def repack(self, rows: Sequence[WeightRows]) -> None:
+        self.main.repack(rows)
 
     def _load(self) -> None:
         """Copies the weights of each Work from the main device to its accelerators."""

@@ -12,13 +12,14 @@ from threading import Semaphore
 
 import numpy as np
 
-from tandem.devices.device import Bytes, Device, Piece, validate_on
+from tandem.devices.device import Bytes, Device, WeightRows, validate_on
 from tandem.devices.split.balance import balance
 from tandem.devices.split.cut import OWN, Part, cut, layer_starts
 from tandem.devices.split.stage import InFlightStep, Stage, StepBuffers
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.interrupts import deferred
 from tandem.kernels.kernel import Counts
+from tandem.kernels.layout import Layout
 from tandem.program.program import MAX_STEP_SLOTS, Program, Tensor, arena_in
 
 
@@ -52,6 +53,15 @@ class SplitDevice:
         )
 
     # ---- memory
+
+    def weight_layout(self, format: str, rows: int, columns: int) -> Layout:
+        """The layout of all devices: they run parts of one Program."""
+        layout, *others = (device.weight_layout(format, rows, columns) for device in self.devices)
+        if any(other != layout for other in others):
+            raise DeviceError(
+                f"{self.name} store {format} weights in different layouts: use one kind of device"
+            )
+        return layout
 
     def free_memory(self) -> tuple[float, float]:
         """The devices' own memory, plus the host memory counted once."""
@@ -115,12 +125,12 @@ class SplitDevice:
         for stage in self._having(tensor):
             stage.device.write(stage.part.here(tensor), data)
 
-    def repack(self, pieces: Sequence[Piece]) -> None:
+    def repack(self, rows: Sequence[WeightRows]) -> None:
         for stage, loading in zip(self.chain, self._loading, strict=True):
             mine = [
-                piece._replace(tensor=stage.part.here(piece.tensor))
-                for piece in pieces
-                if piece.tensor.root in stage.part.moved
+                each._replace(tensor=stage.part.here(each.tensor))
+                for each in rows
+                if each.tensor.root in stage.part.moved
             ]
             if mine:
                 with loading:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.devices.choices import read_choices
 from tandem.devices.cpu.repacker import Repacker
-from tandem.devices.device import Bytes, Piece, host_memory
+from tandem.devices.device import Bytes, WeightRows, host_memory
 from tandem.devices.vulkan import coopmat_layout
 from tandem.devices.vulkan.binding import Vulkan, ffi, new, strings
 from tandem.devices.vulkan.capabilities import (
@@ -43,7 +43,8 @@ from tandem.devices.vulkan.tuned import tuned_file
 from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.dispatch import SCRATCH_BYTES
 from tandem.kernels.kernel import Counts
-from tandem.kernels.panels import LAYOUTS
+from tandem.kernels.layout import Layout
+from tandem.kernels.panels import LAYOUTS, panel_layout
 from tandem.program.program import STEP_SLOTS, Program, Tensor, arena_in
 from tandem.settings import read_settings
 
@@ -162,6 +163,9 @@ class VulkanDevice:
 
     # ---- memory
 
+    def weight_layout(self, format: str, rows: int, columns: int) -> Layout:
+        return panel_layout(format, rows, columns)
+
     def free_memory(self) -> tuple[float, float]:
         return usable(self.capabilities, self.heaps_free(), host_memory(), self.gpu_memory)
 
@@ -229,9 +233,9 @@ class VulkanDevice:
             self._staging.buffer()[: len(part)] = part
             self._staging.upload(block, [(0, offset + begin, len(part))])
 
-    def repack(self, pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            self._repack(*piece)
+    def repack(self, rows: Sequence[WeightRows]) -> None:
+        for each in rows:
+            self._repack(*each)
 
     def _repack(
         self, tensor: Tensor, begin: int, rows: Bytes, columns: int, first: int, run: int, period: int
