@@ -19,7 +19,7 @@ from tandem.kernels.abi import PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
 from tandem.kernels.dispatch import COUNTERS, Dispatch
 from tandem.kernels.dispatch_rules import DISPATCH_RULES, dispatch
-from tandem.kernels.kernel import Kernel, Scalars
+from tandem.kernels.kernel import SCRATCH_ADDRESS, STEP_ADDRESS, Kernel, Scalars
 from tandem.kernels.matmul_dispatch import BLOCKS_IN_FLIGHT, COOPMAT_REG_SUMS
 from tandem.kernels.panels import LAYOUT_NAMES
 from tests.vulkan.machines import ALL_MAPPED
@@ -183,6 +183,8 @@ def test_constants_are_those_of_the_shaders() -> None:
         assert found, f"{module}.slang has no {pattern}"
         return found.groups()
 
+    assert first(r"STEP = (\d+);", "common") == (str(STEP_ADDRESS),)
+    assert first(r"SCRATCH = (\d+);", "scratch") == (str(SCRATCH_ADDRESS),)
     assert first(r"COUNTERS = (\d+);", "scratch") == (str(COUNTERS),)
     assert first(r"groupshared float4 \w+\[(\d+)\];", "matmul_coopmat_reg") == (str(COOPMAT_REG_SUMS),)
     assert first(r"QUERIES x HEAD_DIM is at most (\d+)", "attention") == (str(MAX_QUERY_FLOATS),)
