@@ -1,4 +1,4 @@
-"""How far `tandem plan` is off: its predictions beside what was measured, as the tables of docs/PLAN.md.
+"""Compares the predictions of `tandem plan` with measurements: writes the tables of docs/PLAN.md and its appendix.
 
 python -m benchmarks.plan_errors
 """
@@ -30,16 +30,17 @@ from tandem.bench.hardware import calibration_of, load_hardware
 from tandem.cli import main
 from tandem.plan.predict import KERNELS
 
-DOCS = Path(__file__).parents[1] / "docs" / "PLAN.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = (DOCS / "PLAN.md", DOCS / "appendix" / "PLAN_TABLES.md")
 QUESTION = (
     "gemma-3-27b:q4_0 --hardware phoenix-780m --kv f16,q8 -c 32768 -d 512,4096 -b 1,8,16,32,64 "
     "--draft gemma-3-1b:q4_0 --target 81 --active 3"
 )
-DECODING, PROMPTS = 0.15, 0.25  # how far off predictions aim to be at most
+DECODING, PROMPTS = 0.15, 0.25  # aims: maximum relative errors
 
 
 class Checked(NamedTuple):
-    """A row with its errors: by the factors in hardware.toml, and by such as were fitted without it."""
+    """A row with its errors: by the calibration in hardware.toml, and by ones that were fitted without the row."""
 
     row: Row
     error: float
@@ -52,7 +53,7 @@ class Checked(NamedTuple):
 
 @cache
 def checked_cpu() -> list[Checked]:
-    """Without its model, and without the row itself."""
+    """Held out: its model, and the row itself."""
     rows = cpu_rows()
     alone = held_out(rows, CPU, lambda row: f"{row.run} {row.model} {row.test}")
     return _checked(rows, [held_out(rows, CPU, lambda row: row.model), alone])
@@ -78,7 +79,7 @@ def _checked(rows: Sequence[Row], without: Sequence[Iterable[float]]) -> list[Ch
 
 
 class Published(NamedTuple):
-    """A rate of llama.cpp, another engine, beside what is predicted of Tandem."""
+    """A published rate of llama.cpp, and the prediction for Tandem."""
 
     told: dict[str, Any]
     test: str
@@ -108,7 +109,7 @@ def published() -> list[Published]:
 
 def _published(told: dict[str, Any], decodes: bool, tokens: int, rate: float) -> Published:
     hardware = load_hardware(told["hardware"])
-    if nbytes := told.get("file_bytes"):  # the shape is not one of ours: what each token reads, and no more
+    if nbytes := told.get("file_bytes"):  # an unknown shape: a token reads the whole file
         limit = hardware.read_gb_s * 1e9 / nbytes
         predicted = hardware.usual_gb_s * 1e9 * hardware.calibration.dot_memory / nbytes
         return Published(told, "decode, batch 1, by bytes alone", rate, predicted, limit)
@@ -121,7 +122,7 @@ def _published(told: dict[str, Any], decodes: bool, tokens: int, rate: float) ->
 
 def cpu_table() -> str:
     heads = (
-        "run", "model", "test", "GB/s", "measured", "predicted", "off", "without its model", "without it", "limit",
+        "run", "model", "test", "GB/s", "measured", "predicted", "off", "held-out model", "held-out row", "limit",
     )  # fmt: skip
     found = checked_cpu()
     rows = [
@@ -140,7 +141,7 @@ def lavapipe_table() -> str:
 
 
 def _table_of(found: Sequence[Checked]) -> str:
-    heads = ("model", "test", "measured", "predicted", "off", "without this row", "limit")
+    heads = ("model", "test", "measured", "predicted", "off", "held-out row", "limit")
     rows = [(c.row.model, c.row.test, *_figures(c), f"{c.row.limit:,.0f}") for c in found]
     return f"{table(heads, rows)}\n\n{summary(found)}"
 
@@ -159,24 +160,24 @@ def _off(error: float, aim: float) -> str:
 
 
 def summary(rows: Sequence[Checked]) -> str:
-    """How many are within the aim, by the factors in use and by the worst of those fitted without the row."""
+    """How many rows are within the aim, by the calibration in use and by the worst of those fitted without the row."""
 
     def within(chosen: Sequence[Checked], off: Callable[[Checked], float]) -> str:
         errors = [abs(off(c)) for c in chosen]
         good = sum(error <= c.aim for error, c in zip(errors, chosen, strict=True))
-        return f"{good} of {len(chosen)} within {chosen[0].aim:.0%} (the middle one {median(errors):.0%})"
+        return f"{good} of {len(chosen)} within {chosen[0].aim:.0%} (median {median(errors):.0%})"
 
     parts = []
     for name, chosen in (
-        ("Decoding", [c for c in rows if c.row.decodes]), ("Prompts", [c for c in rows if not c.row.decodes])
+        ("Decode", [c for c in rows if c.row.decodes]), ("Prefill", [c for c in rows if not c.row.decodes])
     ):  # fmt: skip
         held = within(chosen, lambda c: max(c.without, key=abs))
-        parts.append(f"{name}: {within(chosen, lambda c: c.error)}; left out of the fit: {held}.")
+        parts.append(f"{name}: {within(chosen, lambda c: c.error)}; held out: {held}.")
     return " ".join(parts)
 
 
 def published_table() -> str:
-    heads = ("hardware", "model", "test", "engine", "measured", "predicted of Tandem", "apart", "limit")
+    heads = ("hardware", "model", "test", "engine", "measured", "predicted for Tandem", "difference", "limit")
     found = published()
     rows = [
         (p.told["hardware"], p.told["model"], p.test, f"[{p.told['engine']}]({p.told['source']})", f"{p.measured:,.1f}",
@@ -191,7 +192,7 @@ def _published_summary(rows: Sequence[Published]) -> str:
     lines = []
     for name in dict.fromkeys(p.told["hardware"] for p in rows):
         parts = []
-        for aim, tests in ((DECODING, "decoding"), (PROMPTS, "prompts")):
+        for aim, tests in ((DECODING, "decode"), (PROMPTS, "prefill")):
             errors = [abs(p.error) for p in rows if p.told["hardware"] == name and p.aim == aim]
             good = sum(error <= aim for error in errors)
             parts.append(f"{tests} {good} of {len(errors)} within {aim:.0%}")
@@ -200,7 +201,7 @@ def _published_summary(rows: Sequence[Published]) -> str:
 
 
 def answer() -> str:
-    """The question this project began with, answered by the command."""
+    """The output of the command for Gemma 3 27B on a Radeon 780M."""
     printed = StringIO()
     with redirect_stdout(printed):
         main(["plan", *QUESTION.split()])
@@ -208,15 +209,15 @@ def answer() -> str:
 
 
 def factors_table() -> str:
-    """Of hardware.toml's calibrations: what our kernels reach of a machine's rates."""
+    """The calibrations of hardware.toml: the shares of a machine's rates that our kernels reach."""
     kinds = {"GPU (from the H200)": "gpu", "APU (not measured)": "apu", "CPU": "cpu", "lavapipe": "software"}
     found = {title: calibration_of(kind) for title, kind in kinds.items()}
     names = {
-        "dot_memory": "bandwidth, in products of few tokens",
-        "matrix_memory": "bandwidth, in products on matrix units",
+        "dot_memory": "bandwidth, in matmuls of few tokens",
+        "matrix_memory": "bandwidth, in matmuls on matrix units",
         "attention_memory": "bandwidth, in attention",
-        "dot_ops": "int8 dot products' peak",
-        "matrix_ops": "matrix units' peak",
+        "dot_ops": "peak of int8 dot products",
+        "matrix_ops": "peak of matrix units",
         "attention_ops": "that peak, in attention",
     }
     rows = [[said, *(f"{each.parts[name]:.1%}" for each in found.values())] for name, said in names.items()]
@@ -224,10 +225,17 @@ def factors_table() -> str:
         [f"us a launch: {kernel}", *(f"{each.launch_us[kernel]:g}" for each in found.values())]
         for kernel in KERNELS
     ]
-    return table(["part of", *found], [*rows, *us])
+    return table(["share of", *found], [*rows, *us])
+
+
+def accuracy() -> str:
+    """How many rows are within the aim, by machine."""
+    found = {"Two cores of an EPYC": checked_cpu(), "H200": checked_gpu(), "lavapipe": checked_lavapipe()}
+    return "\n".join(f"- {name}. {summary(rows)}" for name, rows in found.items())
 
 
 MADE = {
+    "accuracy": accuracy,
     "factors": factors_table,
     "answer": answer,
     "cpu": cpu_table,
@@ -241,16 +249,14 @@ MADE = {
 
 
 def with_figures(text: str) -> str:
-    """docs/PLAN.md with what is between its markers computed again."""
+    """A page with the regions between its markers computed again."""
     for name, made in MADE.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        if begin not in text or end not in text:
-            raise SystemExit(
-                f"the page has no place for {name}: write {begin.strip()} and {end} in lines of their own"
-            )
-        text = f"{text.partition(begin)[0]}{begin}{made()}\n{end}{text.partition(end)[2]}"
+        if begin in text:
+            text = f"{text.partition(begin)[0]}{begin}{made()}\n{end}{text.partition(end)[2]}"
     return text
 
 
 if __name__ == "__main__":
-    DOCS.write_text(with_figures(DOCS.read_text()))
+    for page in PAGES:
+        page.write_text(with_figures(page.read_text()))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.plan_errors import (
-    DOCS,
     MADE,
+    PAGES,
     Checked,
     checked_cpu,
     checked_gpu,
@@ -29,7 +29,7 @@ from benchmarks.plan_profile import (
 )
 from benchmarks.plan_rows import cpu_rows
 
-# Rows that miss the aim, and why; docs/PLAN.md says more. (run, beginning of the model's name, beginning of the test's)
+# (run, start of the model's name, start of the test's) of rows that miss the aim, and why
 EXPLAINED = {
     (
         "2026-11-15T21:59",
@@ -112,7 +112,7 @@ def test_a_run_with_slower_memory_needs_no_other_factors() -> None:
 
 
 def test_published_figures_have_sources_and_decoding_is_near_them() -> None:
-    """Of the APUs that this project is for; the one that misses is explained in docs/PLAN.md."""
+    """Of the APUs that this project is for; the one that misses is explained in docs/appendix/PLAN_TABLES.md."""
     rows = published()
     assert all(p.told["source"].startswith("https://") for p in rows)
     for name in ("phoenix-780m", "strix-point-890m", "strix-halo-8060s"):
@@ -163,7 +163,12 @@ def test_time_times_bandwidth_is_at_least_the_bytes_counted() -> None:
         assert p.row_us and p.is_read_in(p.row_us, best), p
 
 
-def test_the_page_is_as_it_is_made() -> None:
-    text = DOCS.read_text()
-    assert all(f"<!-- {name} -->\n" in text and f"\n<!-- /{name} -->" in text for name in MADE)
-    assert with_figures(text) == text, "run `make docs`: PLAN.md is not as it is made"
+def test_the_pages_are_as_they_are_made() -> None:
+    texts = {page: page.read_text() for page in PAGES}
+    for name in MADE:
+        places = [
+            text for text in texts.values() if f"<!-- {name} -->\n" in text and f"\n<!-- /{name} -->" in text
+        ]
+        assert len(places) == 1, f"{name} must be in one of the pages"
+    for page, text in texts.items():
+        assert with_figures(text) == text, f"run `make docs`: {page.name} is not as it is made"
