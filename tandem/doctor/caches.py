@@ -61,7 +61,7 @@ def caches(_: Place) -> Iterator[Finding]:
         "damaged": len(damaged),
     }
     found_text = (
-        f"{data['pipelines']} files of compiled pipelines, {data['tuned']} of tuning, {data['measured']} of measured "
+        f"files: {data['pipelines']} of compiled pipelines, {data['tuned']} of tuning, {data['measured']} of measured "
         f"rates; {data['bytes'] / 1e6:.1f} MB"
     )
     if damaged:
