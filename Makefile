@@ -30,6 +30,10 @@ $(VENV)/dev-installed: $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable '.[dev,docs,peers,clients,ray]'
 	@touch $@
 
+$(VENV)/docs-installed: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable '.[docs]'
+	@touch $@
+
 core: tandem/native/libtandem.so
 tandem/native/libtandem.so: $(SOURCES) setup.py $(VENV)/installed
 	@$(BIN)/python -c "import setup; from pathlib import Path; setup.compile_core(Path('build/core'), Path('$@'))"
@@ -88,7 +92,7 @@ docs: $(VENV)/dev-installed core
 	@$(BIN)/python -m benchmarks.plan_errors
 
 # The variable silences a notice that Material for MkDocs ends in 2027 (docs/DEPENDENCIES.md).
-site: $(VENV)/dev-installed
+site: $(VENV)/docs-installed
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo build/site/index.html
 
