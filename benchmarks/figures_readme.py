@@ -35,7 +35,7 @@ def readme_table() -> str:
     return (
         f"{rows_of(head, rows)}\n\nTokens a second: **Tandem** / llama.cpp, with the same model and threads. "
         f"CPU: {cpu}.\n"
-        f"{gpu}: Tandem through Vulkan, llama.cpp through CUDA, {read('h200')['date']}."
+        f"{gpu}: Tandem through Vulkan, {read('h200')['date']}; llama.cpp through CUDA, measured before."
     )
 
 
