@@ -59,11 +59,12 @@ class RequestAcceptance(AcceptanceRate):
         self.known = False  # whether the request has had drafts; else the rate is the prior
         self._rejected = 0  # number of consecutive drafts of which no token was accepted
         self.idle = 0  # tokens since its last draft
-        self.patience = RETRY  # tokens without a draft until a retry; doubles with each retry, up to 16-fold
+        self.retry_after = RETRY  # tokens without a draft; doubles with each retry, up to 16-fold
 
     def tried(self) -> None:
-        if self.idle >= self.patience:
-            self.patience = min(2 * self.patience, 16 * RETRY)
+        """Records that the next step has a draft."""
+        if self.idle >= self.retry_after:
+            self.retry_after = min(2 * self.retry_after, 16 * RETRY)
         self.idle = 0
 
     def learn(self, drafted: int, accepted: int, weight: int = 1) -> None:
@@ -72,10 +73,12 @@ class RequestAcceptance(AcceptanceRate):
         self._rejected = 0 if accepted else self._rejected + 1
         super().learn(drafted, accepted, max(weight, self._rejected - 1))
         if accepted:
-            self.patience = RETRY
+            self.retry_after = RETRY
 
 
 class Speculator:
+    """Chooses the draft lengths of each step, and learns from its time and its accepted tokens."""
+
     def __init__(
         self,
         proposer: Proposer,
@@ -180,7 +183,7 @@ class Speculator:
             return best_lengths(rates, rooms, costs, batch_size, max_tokens)
 
         lengths = best(rates, [0 if n else room for n, room in zip(uncached, rooms, strict=True)])
-        if not any(uncached) and (any(lengths) or all(a.idle < a.patience for a in found)):
+        if not any(uncached) and (any(lengths) or all(a.idle < a.retry_after for a in found)):
             return lengths
         done = [len(sequence.generated) for sequence in sequences]
         left = [min(s.max_tokens - n, max(EXPECTED_TOKENS, n)) for s, n in zip(sequences, done, strict=True)]
@@ -202,7 +205,7 @@ class Speculator:
         if any(lengths):
             return lengths
         # Exploration: retries with the lengths that would be best at the prior rate, as far as the budget allows.
-        hoped = best([PRIOR_RATE if a.idle >= a.patience else 0.0 for a in found], rooms)
+        hoped = best([PRIOR_RATE if a.idle >= a.retry_after else 0.0 for a in found], rooms)
         tokens, plain = 0, costs.seconds(batch_size, lengths)
         for i in order:
             if hoped[i]:

@@ -70,7 +70,7 @@ def test_rejected_drafts_stop_and_are_retried() -> None:
             speculator.learn(sequence, len(draft), 0)
     assert all(tried[:2]) and 3 < sum(tried) < 10
     assert not any(tried[10:RETRY]) and any(tried[RETRY:])
-    assert sequence.acceptance and sequence.acceptance.patience > RETRY
+    assert sequence.acceptance and sequence.acceptance.retry_after > RETRY
 
 
 class Drafter:
