@@ -120,7 +120,7 @@ def time_steady(engine: Engine) -> list[dict[str, Any]]:
 def steady_run(options: argparse.Namespace) -> None:
     """Each part is kept as soon as it is there."""
     model, device = SyntheticModel(options.model), open_device(options.device)
-    engine = Engine(model, device, context=4096, batch=64, share=False)
+    engine = Engine.load(model, device, context=4096, batch=64, prefix_caching=False)
     steady_rows = time_steady(engine)
     if options.out:
         keep(options.out, {"steady": steady_rows})

@@ -57,7 +57,7 @@ class Measured:
         )
         closing.callback(device.close)
         self.selected: frozenset[str] | None = None  # while weights are loaded: all
-        self.engine = Engine(model, device, context=tokens, batch=STEP)
+        self.engine = Engine.load(model, device, context=tokens, batch=STEP)
         self.works = [work for work in device.works if isinstance(work, Gemm)]
         self.ids = Tokenizer.from_gguf(model.gguf).encode(TEXT.read_text())[: tokens + 1]
         self.truth = truth(path, tuple(self.ids[:-1]))

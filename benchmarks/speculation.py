@@ -132,7 +132,7 @@ class Rounds:
         )
         self.scheduler = llm.engine.scheduler
         self.speculator = self.scheduler.speculator
-        self.scheduler.share = False  # each round computes its prompts
+        self.scheduler.prefix_caching = False  # each round computes its prompts
 
     def run(self, number: int, speculate: bool) -> tuple[float, float, list[list[int]]]:
         """Total seconds, tokens per second after the first token of all, and the tokens of the answers."""

@@ -23,7 +23,7 @@ class Side:
         self.llm, self.engine = llm, llm.engine
         self.sequences: list[Sequence] = []
         self.inside = 0.0  # seconds in the C core so far
-        self.engine.scheduler.share = False  # every round computes its prompts
+        self.engine.scheduler.prefix_caching = False  # every round computes its prompts
         recording: Any = self.engine.step_slots[0].recording
         self._start, recording.start = recording.start, self._timed_start
 

@@ -80,12 +80,12 @@ def step_written(bench: Bench, workload: Workload, step: Step) -> Iterator[StepS
     try:
         for slot, (begin, count) in enumerate(step):
             sequence = bench.sequence(workload, SamplingParams(temperature=0))
-            sequence.table_row = slot
+            sequence.state.table_row = slot
             chunks.append(Chunk(sequence, begin, count, True))
-            engine.cache.reserve(sequence.tables, begin + count)
+            engine.cache.reserve(sequence.kv.tables, begin + count)
         step_slot = engine.step_slots[0]
         step_slot.batch.write(chunks)
         yield step_slot
     finally:
         for chunk in chunks:
-            engine.cache.free(chunk.sequence.tables)
+            engine.cache.free(chunk.sequence.kv.tables)

@@ -107,7 +107,9 @@ class Bench:
         workloads = list(workloads)
         blocks = -(-max(w.end for w in workloads) // KV_BLOCK)
         batch = max(w.batch for w in workloads)
-        self._use(Engine(model, device, context=blocks * KV_BLOCK, batch=batch, kv=kv, share=False))
+        self._use(
+            Engine.load(model, device, context=blocks * KV_BLOCK, batch=batch, kv=kv, prefix_caching=False)
+        )
 
     @classmethod
     def on(cls, engine: Engine) -> Self:
@@ -143,7 +145,7 @@ class Bench:
                 sequences.append(self.sequence(workload, params))
         except DoesNotFitError:
             for sequence in sequences:
-                engine.cache.free(sequence.tables)
+                engine.cache.free(sequence.kv.tables)
             raise
         times, first = [time.perf_counter()], 0.0
         for sequence in sequences:
@@ -164,12 +166,12 @@ class Bench:
         new = 1 if workload.kind == "decode" else workload.tokens
         ids = self._random.integers(0, self.engine.model.config.vocab, workload.depth + new).tolist()
         sequence, cache = self.engine.prepare(ids, params), self.engine.cache
-        while sequence.computed < workload.depth:
-            sequence.computed = min(workload.depth, sequence.computed + KV_BLOCK)
-            if not cache.reserve(sequence.tables, sequence.computed):
-                cache.free(sequence.tables)
+        while sequence.state.computed < workload.depth:
+            sequence.state.computed = min(workload.depth, sequence.state.computed + KV_BLOCK)
+            if not cache.reserve(sequence.kv.tables, sequence.state.computed):
+                cache.free(sequence.kv.tables)
                 raise self._too_many(workload)
-            cache.free_outside_window(sequence.tables, sequence.computed)
+            cache.free_outside_window(sequence.kv.tables, sequence.state.computed)
         return sequence
 
     def _too_many(self, workload: Workload) -> DoesNotFitError:

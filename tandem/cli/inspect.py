@@ -85,7 +85,7 @@ def _plain(value: Any) -> str:
 def _program(options: argparse.Namespace) -> int:
     with open_llm(options) as llm:
         counts = {"tokens": 1, "rows": 1, "work": 1}
-        program = llm.device.step_program(llm.engine.program, counts, single=True)
+        program = llm.device.step_program(llm.program, counts, single=True)
         if options.json:
             print_json(
                 [

@@ -129,20 +129,18 @@ def stream(
 
 def statistic(llm: LLM | RemoteLLM, usage: Usage) -> str:
     """Token counts and speeds of prompt and answer in one line."""
-    one, engine = {"tokens": 1, "rows": 1, "work": 1}, getattr(llm, "engine", None)  # a server keeps its own
+    engine = getattr(llm, "engine", None)  # None: a server runs the model
     decoded, seconds = usage.completion_tokens - 1, usage.decode_seconds
     parts = [f"prompt {usage.prompt_tokens} tokens, {usage.prompt_tokens / usage.first_token_seconds:.0f}/s"]
     parts.append(f"answer {usage.completion_tokens} tokens")
     if decoded and seconds:
         parts[-1] += f", {decoded / seconds:.0f}/s"
         if engine:
-            bytes_per_token = sum(launch.cost(one).bytes for launch in engine.program.launches)
-            parts[-1] += f", {decoded / seconds * bytes_per_token / 1e9:.1f} GB/s"
+            parts[-1] += f", {decoded / seconds * engine.step_bytes(1, 1) / 1e9:.1f} GB/s"
     parts.append(f"first after {usage.first_token_seconds:.2f} s")
-    if engine and (speculator := engine.scheduler.speculator):
-        found = speculator.statistics
-        parts.append(f"{found['accepted']} of {found['drafted']} draft tokens accepted")
-        parts[-1] += f" in {found['steps']} steps, {found['saved_seconds']:.2f} s saved"
+    if engine and (found := engine.stats().speculation):
+        parts.append(f"{found.accepted} of {found.drafted} draft tokens accepted")
+        parts[-1] += f" in {found.steps} steps, {found.saved_seconds:.2f} s saved"
     return " · ".join(parts)
 
 

@@ -31,7 +31,7 @@ class DraftModel:
 
     def uncached(self, sequence: Sequence) -> int:
         draft = self._drafts.get(sequence)
-        return max(0, len(sequence.tokens) - (draft.computed if draft else 0))
+        return max(0, len(sequence.tokens) - (draft.state.computed if draft else 0))
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         goals = {}  # draft sequence: number of tokens to reach
@@ -66,7 +66,7 @@ class DraftModel:
         self.forget(sequence)
         draft = self.engine.submit(tokens, SamplingParams(max_tokens=self.engine.context, ignore_eos=True))
         # Without a step in flight ahead: it would compute more tokens than wanted.
-        draft.always_needs_sampled_token = draft.needs_sampled_token = True
+        draft.state.always_needs_sampled_token = draft.state.needs_sampled_token = True
         self._drafts[sequence] = draft
         return draft
 
@@ -74,8 +74,8 @@ class DraftModel:
         """Runs steps until each draft sequence reaches its goal, and pauses it there."""
         scheduler = self.engine.scheduler
         while goals:
-            before = [draft.computed for draft in goals]
-            stuck = not self.engine.step() and before == [draft.computed for draft in goals]
+            before = [draft.state.computed for draft in goals]
+            stuck = not self.engine.step() and before == [draft.state.computed for draft in goals]
             for draft in [draft for draft, goal in goals.items() if len(draft.tokens) >= goal]:
                 scheduler.pause(draft)
                 del goals[draft]

@@ -62,7 +62,7 @@ class Driver:
         It never waits. A stream may be collected as garbage anywhere, also in a thread that holds the lock."""
         for output in outputs:
             # One that has finished is still running if an interrupt came before the scheduler removed it.
-            if output.sequence.finish_reason is None or output.sequence.table_row >= 0:
+            if output.sequence.finish_reason is None or output.sequence.state.table_row >= 0:
                 self._abandoned.append(output)
         if self.lock.acquire(blocking=False):
             try:

@@ -40,7 +40,7 @@ class InputProcessor:
         if n is not None and not (isinstance(n, int) and 1 <= n <= MAX_COMPLETIONS):
             raise RequestError(f"n={n!r}: give a number of answers, 1 to {MAX_COMPLETIONS}")
         first = self._prepare(ids, params)
-        seed = first.sequence.params.seed
+        seed = first.sequence.request.params.seed
         seeds = [{} if seed is None else {"seed": seed + i} for i in range(1, n or 1)]
         return [first, *(self._prepare(ids, params | own) for own in seeds)]
 

@@ -20,11 +20,13 @@ from tandem.engine.input_processor import InputProcessor, Message, as_items
 from tandem.engine.load_options import LoadOptions
 from tandem.engine.output import RequestOutput, Result, Token, TokenLogprob, Usage
 from tandem.engine.speculation import Proposer
+from tandem.engine.stats import EngineStats
 from tandem.errors import RequestError, TandemError
 from tandem.interrupts import deferred
 from tandem.kernels.kernel import Array
 from tandem.model.model import Model, open_model
 from tandem.model.registry import resolve
+from tandem.program.program import Program
 from tandem.threads import Beside
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ class LLM:
                 opened.callback(self._draft.close)
             text = Beside(_open_text, self._model.gguf)  # reads the vocabulary while weights are repacked
             opened.callback(text.join)
-            self.engine = Engine(
+            self.engine = Engine.load(
                 self._model, self.device, context=self.context, batch=batch, kv=kv, kv_memory=kv_memory,
                 proposer=self._proposer(options),
             )  # fmt: skip
@@ -259,7 +261,7 @@ class LLM:
     @property
     def intermediates(self) -> list[str]:
         """Names of the activations that `capture` can return."""
-        return list(self.engine.program.values)
+        return list(self.program.values)
 
     # ---- conversations on disk
 
@@ -269,7 +271,7 @@ class LLM:
         from tandem.engine import kv_state
 
         kv_state.check_path(path)  # before the work
-        tokens = self.prepare(prompt).sequence.prompt
+        tokens = self.prepare(prompt).sequence.request.prompt
         self.generate(tokens, max_tokens=1)
         with self.driver.lock, deferred():
             return kv_state.save(self.engine, tokens, path)
@@ -284,15 +286,34 @@ class LLM:
 
     # ---- the loaded model
 
+    def stats(self) -> EngineStats:
+        """Counters of the engine: requests, steps, KV blocks, prefix cache, speculative decoding."""
+        return self.engine.stats()
+
+    @property
+    def program(self) -> Program:
+        """The kernel launches of a step."""
+        return self.engine.program
+
     def program_text(self, *, tokens: int = 1) -> str:
         """The kernel launches of a step of `tokens` tokens, with the bytes and operations of each."""
         counts = {"tokens": tokens, "rows": 1, "work": max(1, tokens // 16)}
-        return self.device.step_program(self.engine.program, counts, single=tokens == 1).text(counts)
+        return self.device.step_program(self.program, counts, single=tokens == 1).text(counts)
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated on the device, including the draft model's."""
-        return sum(self.engine.program.arena_bytes.values()) + (self._draft.nbytes if self._draft else 0)
+        return sum(self.program.arena_bytes.values()) + (self._draft.nbytes if self._draft else 0)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights on the device."""
+        return self._model.nbytes(self.device.weight_layout)
+
+    @property
+    def trained_context(self) -> int:
+        """The context that the model was trained for, in tokens."""
+        return self._model.config.trained_context
 
     @property
     def config(self) -> dict[str, Any]:

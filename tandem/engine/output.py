@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tandem.engine.sequence import Sampled, Sequence
+from tandem.engine.sampling import Sampled
+from tandem.engine.sequence import Sequence
 from tandem.errors import DeadlineError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class RequestOutput:
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self.sequence, self._tokenizer = sequence, tokenizer
-        self.detokenizer = Detokenizer(tokenizer, sequence.params.stop)
+        self.detokenizer = Detokenizer(tokenizer, sequence.request.params.stop)
         self.texts: list[str] = []  # of each token that was read
 
     @property
@@ -118,11 +119,9 @@ class RequestOutput:
         """Reads the next token. At a stop string the output is done, and the caller must cancel the sequence."""
         sequence, detokenizer = self.sequence, self.detokenizer
         sampled = sequence.generated[len(self.texts)]
-        self.texts.append("" if sampled.id in sequence.stop_ids else detokenizer.push(sampled.id))
+        self.texts.append("" if sampled.id in sequence.request.stop_ids else detokenizer.push(sampled.id))
         if detokenizer.stopped:
-            sequence.finish("stop")
-            sequence.finish_reason = "stop"
-            del sequence.generated[len(self.texts) :]  # sampled before the stop string was seen
+            sequence.stop_after(len(self.texts))
         logprob = self._logprob(sampled) if sampled.logprob is not None else None
         scores = self.prompt_logprobs() if len(self.texts) == 1 else None
         if sequence.finish_reason is None or self.has_new_tokens:
@@ -136,14 +135,14 @@ class RequestOutput:
             raise self.sequence.error
         if self.sequence.finish_reason == "timeout":
             raise DeadlineError(
-                f"the request was not done in {self.sequence.params.timeout:g} s, {len(self.texts)} tokens of its "
-                "answer were: allow more time or ask for less"
+                f"the request was not done in {self.sequence.request.params.timeout:g} s, {len(self.texts)} tokens of "
+                "its answer were: allow more time or ask for less"
             )
 
     def result(self) -> Result:
         self.check()
         sequence = self.sequence
-        wanted = sequence.params.logprobs is not None
+        wanted = sequence.request.params.logprobs is not None
         return Result(
             text="".join(self.texts),
             token_ids=[sampled.id for sampled in sequence.generated],
@@ -155,7 +154,7 @@ class RequestOutput:
 
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
         """Log-probabilities of the prompt tokens, if they were asked for. Complete once a token was sampled."""
-        if self.sequence.params.prompt_logprobs is None:
+        if self.sequence.request.params.prompt_logprobs is None:
             return None
         return [None, *map(self._logprob, self.sequence.prompt_scores)]
 
@@ -163,11 +162,11 @@ class RequestOutput:
         sequence = self.sequence
         first = sequence.first_token or time.perf_counter()
         return Usage(
-            prompt_tokens=len(sequence.prompt),
+            prompt_tokens=len(sequence.request.prompt),
             completion_tokens=len(sequence.generated),
-            first_token_seconds=first - sequence.submitted,
+            first_token_seconds=first - sequence.request.submitted,
             decode_seconds=max(0.0, (sequence.finished or first) - first),
-            cached_tokens=sequence.cached_prompt_tokens,
+            cached_tokens=sequence.state.cached_prompt_tokens,
         )
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob:

@@ -1,8 +1,10 @@
-"""What the next step computes. There is no prefill and no decode phase: each running sequence has tokens whose keys
-and values are not computed yet (a whole prompt, or the one token just sampled), and a step lets them catch up.
+"""Continuous batching: chooses the tokens of each step, and which sequences run.
 
-Steps run in the order in which they are scheduled. So what a step computes counts as computed from then on, and blocks
-given back may be used by the next step, while those before are still in flight.
+Prefill and decode are not separate phases. A running sequence has tokens whose keys and values are not computed yet: a
+whole prompt (prefill), or the one token just sampled (decode). A step computes such tokens of any mix of sequences.
+
+Steps run in the order in which they are scheduled. So the tokens of a step count as computed as soon as it is
+scheduled, and the next step may use blocks that were freed, while steps are still in flight.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from bisect import insort
 
 from tandem.engine.kv_cache import KVCache, extend_block_hashes
 from tandem.engine.prefill_budget import PrefillBudget
-from tandem.engine.sequence import Chunk, Sequence
+from tandem.engine.sequence import Chunk, SchedulerState, Sequence
 from tandem.engine.speculation import Speculator
 from tandem.errors import QueueFullError
 from tandem.kernels.abi import KV_BLOCK
@@ -22,287 +24,345 @@ from tandem.program.step_inputs import StepLimits
 
 class Scheduler:
     def __init__(
-        self, limits: StepLimits, cache: KVCache, *, prefill_budget: PrefillBudget | None = None,
-        queue: int | None = None, share: bool = True, speculator: Speculator | None = None, stages: int = 1,
-    ) -> None:  # fmt: skip
-        """`prefill_budget`: None computes prompts in the largest chunks. `queue`: requests that may wait. `share`:
-        requests begin with what others have computed. `speculator`: proposes drafts. `stages`: devices that steps go
-        through one behind the other; so many are in flight, and each has its part of the sequences."""
-        self.limits, self.cache, self.prefill_budget, self.queue, self.share = (
-            limits,
-            cache,
-            prefill_budget,
-            queue,
-            share,
-        )
-        self.speculator, self.stages = speculator, stages
-        self.waiting: list[Sequence] = []  # both in the order of their turn: priority, then age
+        self,
+        limits: StepLimits,
+        cache: KVCache,
+        *,
+        prefill_budget: PrefillBudget | None = None,
+        queue: int | None = None,
+        prefix_caching: bool = True,
+        speculator: Speculator | None = None,
+        stages: int = 1,
+    ) -> None:
+        """`prefill_budget`: None computes prompts in the largest chunks. `queue`: maximum number of waiting requests.
+        `prefix_caching`: requests reuse cached KV blocks. `stages`: devices that a step passes one after the other;
+        that many steps are in flight, and each has a part of the sequences."""
+        self.limits, self.cache, self.prefill_budget, self.queue = limits, cache, prefill_budget, queue
+        self.prefix_caching, self.speculator, self.stages = prefix_caching, speculator, stages
+        self.waiting: list[Sequence] = []  # both lists are sorted by priority, then arrival
         self.running: list[Sequence] = []
+        self.preemptions = self.prompt_tokens = self.cached_prompt_tokens = 0  # of all requests so far
         self._free_table_rows = list(range(limits.sequences - 1, -1, -1))
-        self._deadline = math.inf  # no request's is sooner
+        self._deadline = math.inf  # the earliest of all requests, or earlier
 
     def add(self, sequence: Sequence) -> None:
         if self.queue is not None and len(self.waiting) >= self.queue:
             raise QueueFullError(f"{len(self.waiting)} requests are waiting already: try again later")
         insort(self.waiting, sequence, key=_order)
-        self._deadline = min(self._deadline, sequence.deadline)
+        self._deadline = min(self._deadline, sequence.request.deadline)
+
+    # ---- one step
 
     def schedule(self) -> list[Chunk]:
-        """One token of each sequence that answers comes first, then prompts in order, under the budget of tokens."""
+        """Returns the chunks of the next step; none if there is nothing to compute.
+
+        Every decoding sequence gets its one token first. Prompts share what is left of the step's tokens, in order of
+        priority and arrival, within the prefill budget."""
         if self._deadline < math.inf:
             self._expire()
         for sequence in self.running:
-            if sequence.computed >= sequence.maintain_blocks_at:
+            if sequence.state.computed >= sequence.kv.maintain_at:
                 self._maintain_blocks(sequence)
         if self.waiting:
             self._admit()
         chunks: list[Chunk] = []
+        prompts = self._schedule_decodes(chunks)
+        budget = self.limits.tokens - len(chunks)
+        drafted = self._schedule_drafts(self.speculator, chunks, budget) if self.speculator else 0
+        if prompts:
+            self._schedule_prompts(prompts, chunks, budget - drafted, drafted)
+        return self._commit(chunks)
+
+    def _schedule_decodes(self, chunks: list[Chunk]) -> list[tuple[Sequence, int]]:
+        """Adds a chunk of one token for each decoding sequence; returns the prompts and their uncomputed tokens."""
         prompts: list[tuple[Sequence, int]] = []
-        stages, most = self.stages, self.limits.tokens
-        if stages > 1:
-            most = min(most, -(-len(self.running) // stages))
-        for sequence in self.running.copy():  # some may be put back
-            if stages > 1 and sequence.in_flight_tokens:
-                continue
-            count = sequence.pending
-            if count > 1:
-                prompts.append((sequence, count))
-            elif count and len(chunks) < most:
-                if sequence.computed < sequence.maintain_blocks_at:
-                    chunks.append(Chunk(sequence, sequence.computed, 1, True))
+        max_decodes = self.limits.tokens
+        if self.stages > 1:
+            max_decodes = min(max_decodes, -(-len(self.running) // self.stages))
+        for sequence in self.running.copy():  # some may be preempted
+            state = sequence.state
+            pending, in_flight = len(sequence.tokens) - state.computed, state.in_flight_tokens
+            if in_flight:
+                if self.stages > 1 or not _can_follow(sequence, state):
+                    continue
+                pending += in_flight
+            if pending > 1:
+                prompts.append((sequence, pending))
+            elif pending and len(chunks) < max_decodes:
+                if state.computed < sequence.kv.maintain_at:
+                    chunks.append(Chunk(sequence, state.computed, 1, True))
                 else:
                     self._add_chunk(sequence, 1, 1, chunks)
-        budget = self.limits.tokens - len(chunks)
-        drafted = self._speculate(self.speculator, chunks, budget) if self.speculator else 0
-        budget -= drafted
-        if prompts and chunks and self.prefill_budget:
-            budget = min(budget, self.prefill_budget.tokens(len(prompts), len(chunks)))
-        rows = self.limits.rows - len(self.running) - drafted  # that nobody may want
-        for sequence, count in prompts:
-            most = budget
-            if sequence.params.prompt_logprobs is not None:
-                most = min(most, rows + 1)
-                rows -= most - 1
-            if budget:
-                budget -= self._add_chunk(sequence, min(count, most), count, chunks)
-        for chunk in chunks:
-            sequence = chunk.sequence
-            if sequence.table_row < 0:  # it was put back meanwhile
-                chunks = [chunk for chunk in chunks if chunk.sequence is not sequence]
-                continue
-            sequence.computed += chunk.count
-            sequence.in_flight_tokens += chunk.sampled
-            if chunk.count > 1:
-                sequence.maintain_blocks_at = 0
-        return chunks
+        return prompts
 
-    def _speculate(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> int:
-        """Adds draft tokens where rows, tokens and KV blocks are to spare; returns their number."""
-        most = min(self.limits.rows - len(self.running), budget)
-        free = [chunk for chunk in chunks if not chunk.sequence.params.logits_processor]
-        known = [chunk for chunk in free if chunk.begin < len(chunk.sequence.tokens)]
-        drafts = speculator.propose([chunk.sequence for chunk in known], len(chunks), most)
+    def _schedule_drafts(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> int:
+        """Adds draft tokens where tokens, rows and KV blocks are to spare; returns how many."""
+        max_drafted = min(self.limits.rows - len(self.running), budget)
+        eligible = [chunk for chunk in chunks if not chunk.sequence.request.params.logits_processor]
+        known = [chunk for chunk in eligible if chunk.begin < len(chunk.sequence.tokens)]
+        drafts = speculator.propose([chunk.sequence for chunk in known], len(chunks), max_drafted)
         for chunk, draft in zip(known, drafts, strict=True):
-            if draft and self.cache.reserve(chunk.sequence.tables, chunk.begin + 1 + len(draft)):
+            if draft and self.cache.reserve(chunk.sequence.kv.tables, chunk.begin + 1 + len(draft)):
                 chunk.draft_tokens = draft
-        for chunk in free:
+        for chunk in eligible:
             sequence = chunk.sequence
             if chunk not in known and sequence.acceptance:  # its token is still being sampled
                 sequence.acceptance.idle += 1
-            if not sequence.always_needs_sampled_token:
-                sequence.needs_sampled_token = bool(chunk.draft_tokens) or speculator.should_wait(sequence)
+            if not sequence.state.always_needs_sampled_token:
+                sequence.state.needs_sampled_token = bool(chunk.draft_tokens) or speculator.should_wait(
+                    sequence
+                )
         return sum(len(chunk.draft_tokens) for chunk in known)
 
-    def undo(self, chunks: list[Chunk]) -> None:
-        """As if these, which were scheduled last, had not been."""
-        for chunk in chunks:
-            chunk.sequence.computed -= chunk.count
-            chunk.sequence.in_flight_tokens -= chunk.sampled
-            chunk.sequence.result_row = chunk.row
+    def _schedule_prompts(
+        self, prompts: list[tuple[Sequence, int]], chunks: list[Chunk], budget: int, drafted: int
+    ) -> None:
+        """Adds chunks of prompts (chunked prefill)."""
+        if chunks and self.prefill_budget:
+            budget = min(budget, self.prefill_budget.tokens(len(prompts), len(chunks)))
+        spare_rows = self.limits.rows - len(self.running) - drafted
+        for sequence, pending in prompts:
+            count = min(pending, budget)
+            if sequence.request.params.prompt_logprobs is not None:  # a row for each token but the last
+                max_count = min(budget, spare_rows + 1)
+                spare_rows -= max_count - 1
+                count = min(pending, max_count)
+            if budget:
+                budget -= self._add_chunk(sequence, count, pending, chunks)
 
-    def observe(self, chunks: list[Chunk], seconds: float) -> None:
-        """What a step took."""
-        prompts = ones = drafted = 0
+    def _commit(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Counts the tokens of the chunks as computed; drops chunks of sequences that were preempted meanwhile."""
         for chunk in chunks:
+            sequence, state = chunk.sequence, chunk.sequence.state
+            if state.table_row < 0:
+                chunks = [chunk for chunk in chunks if chunk.sequence is not sequence]
+                continue
+            state.computed += chunk.count
+            state.in_flight_tokens += chunk.sampled
+            if chunk.count > 1:
+                sequence.kv.maintain_at = 0
+        return chunks
+
+    def undo(self, chunks: list[Chunk]) -> None:
+        """Reverts `schedule`, which returned these chunks last: the step could not be started."""
+        for chunk in chunks:
+            chunk.sequence.state.computed -= chunk.count
+            chunk.sequence.state.in_flight_tokens -= chunk.sampled
+
+    def complete(self, chunks: list[Chunk], seconds: float | None) -> None:
+        """Notes that a step is done. `seconds`: its duration; None if that is not known."""
+        prompt_tokens = decodes = drafted = 0
+        for chunk in chunks:
+            chunk.sequence.state.in_flight_tokens -= chunk.sampled
             if chunk.count == 1 and chunk.sampled:
-                ones += 1
+                decodes += 1
             else:
-                prompts += chunk.count
+                prompt_tokens += chunk.count
             drafted += len(chunk.draft_tokens)
+        if seconds is None:
+            return
         if self.prefill_budget and not drafted:
-            self.prefill_budget.observe(prompts, ones, seconds)
+            self.prefill_budget.observe(prompt_tokens, decodes, seconds)
         if self.speculator:
-            self.speculator.observe(ones, drafted, seconds, prompts)
+            self.speculator.observe(decodes, drafted, seconds, prompt_tokens)
 
     def accept(self, chunk: Chunk, accepted: int) -> None:
-        """The first `accepted` draft tokens were those sampled."""
+        """Counts the first `accepted` draft tokens as computed."""
         if chunk.draft_tokens and self.speculator:
             self.speculator.learn(chunk.sequence, len(chunk.draft_tokens), accepted)
-            # If it was not put back meanwhile.
-            if chunk.sequence.table_row >= 0 and chunk.admissions == chunk.sequence.admissions:
-                chunk.sequence.computed += accepted
+            state = chunk.sequence.state
+            if (
+                state.table_row >= 0 and chunk.admissions == state.admissions
+            ):  # else it was preempted meanwhile
+                state.computed += accepted
 
-    def pause(self, sequence: Sequence) -> None:
-        """Takes it out of the steps; its slot and blocks stay, if it was not put back while its last step ran."""
-        (self.running if sequence.table_row >= 0 else self.waiting).remove(sequence)
-
-    def resume(self, sequence: Sequence, tokens: list[int]) -> bool:
-        """Goes on with a text that begins like that of a sequence which pauses; False if blocks that others may have,
-        or that were given back, would have to be computed again."""
-        pairs = enumerate(zip(sequence.tokens, tokens, strict=False))
-        same = next((i for i, (one, other) in pairs if one != other), len(tokens))
-        computed = min(sequence.computed, same, len(tokens) - 1)
-        if sequence.table_row < 0 or self.cache.slides or computed < sequence.tables[0].cached * KV_BLOCK:
-            return False
-        del sequence.block_hashes[computed // KV_BLOCK :]
-        sequence.tokens[:], sequence.computed, sequence.maintain_blocks_at = tokens, computed, 0
-        sequence.generated.clear()
-        insort(self.running, sequence, key=_order)
-        return True
+    # ---- sequences
 
     def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out, running or waiting, and frees its KV blocks."""
         if self.speculator:
             self.speculator.proposer.forget(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
-        if sequence.table_row >= 0:
+        if sequence.state.table_row >= 0:
             self._free(sequence)
         else:
             self._free_blocks(sequence)
 
-    # ---- guests: sequences that are computed between steps
+    def pause(self, sequence: Sequence) -> None:
+        """Takes a sequence out of the steps. It keeps its table row and KV blocks, unless it has been preempted."""
+        (self.running if sequence.state.table_row >= 0 else self.waiting).remove(sequence)
+
+    def resume(self, sequence: Sequence, tokens: list[int]) -> bool:
+        """Continues a paused sequence with these tokens, from the first that differs. Returns False if blocks would
+        have to be computed again that are in the prefix cache or were freed."""
+        state, kv = sequence.state, sequence.kv
+        pairs = enumerate(zip(sequence.tokens, tokens, strict=False))
+        same = next((i for i, (one, other) in pairs if one != other), len(tokens))
+        computed = min(state.computed, same, len(tokens) - 1)
+        if state.table_row < 0 or self.cache.slides or computed < kv.tables[0].cached * KV_BLOCK:
+            return False
+        del kv.block_hashes[computed // KV_BLOCK :]
+        state.computed, kv.maintain_at = computed, 0
+        sequence.restart(tokens)
+        insort(self.running, sequence, key=_order)
+        return True
+
+    # ---- out-of-band forwards: sequences that are computed between steps
 
     def reserve_table_row(self) -> int:
-        """A slot that no sequence of the steps will have."""
+        """Takes a table row away from the sequences of the steps."""
         return self._free_table_rows.pop(0)
 
     def max_out_of_band_tokens(self) -> int:
         """Tokens that may be computed at a time between steps."""
-        others, most = len(self.running), self.limits.tokens
-        return (
-            min(most, max(1, self.prefill_budget.tokens(1, others)))
-            if self.prefill_budget and others
-            else most
-        )
+        running, max_tokens = len(self.running), self.limits.tokens
+        if not self.prefill_budget or not running:
+            return max_tokens
+        return min(max_tokens, max(1, self.prefill_budget.tokens(1, running)))
 
     def reserve_out_of_band(self, sequence: Sequence, tokens: int) -> None:
-        """Blocks for `tokens` positions, at the expense of the last that run."""
-        while not self.cache.reserve(sequence.tables, tokens):
+        """Allocates blocks for positions below `tokens`; preempts running sequences, the last first, if need be."""
+        while not self.cache.reserve(sequence.kv.tables, tokens):
             if not self.running:
                 raise QueueFullError("another text has the KV cache for itself: try again later")
             self._preempt(self.running[-1])
 
-    # ---- who runs
+    # ---- admission and preemption
 
     def _expire(self) -> None:
+        """Ends the requests whose deadline has passed."""
         now = time.perf_counter()
         if now < self._deadline:
             return
-        for sequence in [s for s in (*self.running, *self.waiting) if s.deadline < now]:
+        for sequence in [s for s in (*self.running, *self.waiting) if s.request.deadline < now]:
             sequence.finish("timeout")
             self.remove(sequence)
-        self._deadline = min((s.deadline for s in (*self.running, *self.waiting)), default=math.inf)
+        deadlines = (s.request.deadline for s in (*self.running, *self.waiting))
+        self._deadline = min(deadlines, default=math.inf)
 
     def _admit(self) -> None:
-        """Lets sequences in, in order, while there are slots and blocks."""
-        # Blocks that will be computed: how urgent the most urgent of those is who will.
-        coming: dict[bytes, int] = {}
+        """Admits waiting sequences in order, while there are table rows and KV blocks."""
+        uncomputed: dict[bytes, int] = {}  # block hash -> best priority of the sequences about to compute it
         for sequence in self.running:
-            _add_uncomputed(coming, sequence)
-        # A long queue costs a step no more than a short one.
+            _add_uncomputed(uncomputed, sequence)
+        # Looks at a part of the queue only: a long queue costs a step no more than a short one.
         for sequence in self.waiting[: 2 * self.limits.sequences]:
-            if not self._free_table_rows and not self._outranks_last(sequence):
+            if not self._free_table_rows and not self._can_preempt_last(sequence):
                 return
-            if self.share and not sequence.computed and not self._attach_prefix(sequence, coming):
+            looks_up = self.prefix_caching and not sequence.state.computed
+            if looks_up and not self._attach_prefix(sequence, uncomputed):
                 continue
             if not self._admit_one(sequence):
                 return
-            _add_uncomputed(coming, sequence)
+            _add_uncomputed(uncomputed, sequence)
 
-    def _attach_prefix(self, sequence: Sequence, coming: dict[bytes, int]) -> bool:
-        """Begins it with what others have computed; not yet if one of them, no less urgent, is just about to compute
-        more of it. Nobody waits for those who may have to wait longer."""
-        usable = (len(sequence.tokens) - 1) // KV_BLOCK  # one token at least is left, for its logits
-        if sequence.params.prompt_logprobs is not None:
+    def _attach_prefix(self, sequence: Sequence, uncomputed: dict[bytes, int]) -> bool:
+        """Starts a sequence with the cached blocks of its prompt. Returns False, and attaches none, if a running
+        sequence of the same or better priority is about to compute more of this prefix: waiting for it is cheaper."""
+        kv, request = sequence.kv, sequence.request
+        usable = (
+            len(sequence.tokens) - 1
+        ) // KV_BLOCK  # the last token is computed in any case, for its logits
+        if request.params.prompt_logprobs is not None:
             usable = len(sequence.prompt_scores) // KV_BLOCK
-        extend_block_hashes(sequence.block_hashes, sequence.tokens)
-        shared = self.cache.find_prefix(sequence.block_hashes[:usable])
-        if shared < usable and coming.get(sequence.block_hashes[shared], math.inf) <= sequence.priority:
+        extend_block_hashes(kv.block_hashes, sequence.tokens)
+        cached = self.cache.find_prefix(kv.block_hashes[:usable])
+        if cached < usable and uncomputed.get(kv.block_hashes[cached], math.inf) <= request.priority:
             return False
-        self.cache.attach_prefix(sequence.tables, sequence.block_hashes[:shared])
-        sequence.computed = shared * KV_BLOCK
-        if not sequence.admissions:  # else it is its own work that it finds
-            sequence.cached_prompt_tokens = sequence.computed
+        self.cache.attach_prefix(kv.tables, kv.block_hashes[:cached])
+        sequence.state.computed = cached * KV_BLOCK
+        if not sequence.state.admissions:  # after a preemption, it finds blocks that it computed itself
+            sequence.state.cached_prompt_tokens = sequence.state.computed
         return True
 
     def _admit_one(self, sequence: Sequence) -> bool:
-        """A slot, and blocks for the first chunk: those of less urgent sequences, if need be."""
-        first = min(len(sequence.tokens), sequence.computed + self.limits.tokens)
-        while not self._free_table_rows or not self.cache.reserve(sequence.tables, first):
-            if not self._outranks_last(sequence):
+        """Gives a sequence a table row and blocks for its first chunk; preempts less urgent ones if need be."""
+        first_chunk = min(len(sequence.tokens), sequence.state.computed + self.limits.tokens)
+        while not self._free_table_rows or not self.cache.reserve(sequence.kv.tables, first_chunk):
+            if not self._can_preempt_last(sequence):
                 self._free_blocks(sequence)
                 return False
             self._preempt(self.running[-1])
         self.waiting.remove(sequence)
-        sequence.table_row = self._free_table_rows.pop()
-        sequence.admissions += 1
+        if not sequence.state.admissions:
+            self.prompt_tokens += len(sequence.request.prompt)
+            self.cached_prompt_tokens += sequence.state.cached_prompt_tokens
+        sequence.state.table_row = self._free_table_rows.pop()
+        sequence.state.admissions += 1
         insort(self.running, sequence, key=_order)
         return True
 
-    def _outranks_last(self, sequence: Sequence) -> bool:
-        """Whether the last of those that run is less urgent."""
-        return bool(self.running) and sequence.priority < self.running[-1].priority
+    def _can_preempt_last(self, sequence: Sequence) -> bool:
+        """Whether the last running sequence is less urgent."""
+        return bool(self.running) and sequence.request.priority < self.running[-1].request.priority
 
     def _add_chunk(self, sequence: Sequence, count: int, pending: int, chunks: list[Chunk]) -> int:
-        """Adds a chunk if there are blocks for it; returns its tokens."""
-        if sequence.table_row < 0 or not self._reserve_blocks(sequence, sequence.computed + count):
+        """Adds a chunk of `count` of the `pending` tokens if there are blocks for it; returns its tokens."""
+        begin = sequence.state.computed
+        if sequence.state.table_row < 0 or not self._reserve_blocks(sequence, begin + count):
             return 0
-        chunk = Chunk(sequence, sequence.computed, count, count == pending)
-        if sequence.params.prompt_logprobs is not None:  # the last one's successor is not known
-            chunk.scores = max(0, min(count, len(sequence.prompt) - 1 - chunk.begin))
+        chunk = Chunk(sequence, begin, count, count == pending)
+        if (
+            sequence.request.params.prompt_logprobs is not None
+        ):  # the last prompt token has no successor to score
+            chunk.scores = max(0, min(count, len(sequence.request.prompt) - 1 - begin))
         chunks.append(chunk)
         return count
 
     def _reserve_blocks(self, sequence: Sequence, tokens: int) -> bool:
-        """Blocks for `tokens` positions; the last other sequence waits again, to be recomputed, if there are none."""
-        while not self.cache.reserve(sequence.tables, tokens):
+        """Allocates blocks for positions below `tokens`; preempts running sequences, the last first, if need be."""
+        while not self.cache.reserve(sequence.kv.tables, tokens):
             last = self.running[-1]
             if last is sequence:
                 return False
             self._preempt(last)
-        sequence.maintain_blocks_at = -(-tokens // KV_BLOCK) * KV_BLOCK
+        sequence.kv.maintain_at = -(-tokens // KV_BLOCK) * KV_BLOCK
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        """Frees a running sequence's blocks and puts it back into the queue. It is recomputed later."""
         self._free(sequence)
         insort(self.waiting, sequence, key=_order)
+        self.preemptions += 1
 
     def _free(self, sequence: Sequence) -> None:
+        """Takes a sequence off the running ones; frees its blocks and its table row."""
         self._maintain_blocks(sequence)
-        if sequence in self.running:  # else it pauses
+        if sequence in self.running:  # else it is paused
             self.running.remove(sequence)
         self._free_blocks(sequence)
-        row, sequence.table_row = sequence.table_row, -1
+        row, sequence.state.table_row = sequence.state.table_row, -1
         self._free_table_rows.append(row)
 
     def _free_blocks(self, sequence: Sequence) -> None:
-        sequence.computed = sequence.maintain_blocks_at = 0  # first: an interrupt may have this done again
-        self.cache.free(sequence.tables)
+        sequence.state.computed = sequence.kv.maintain_at = 0  # first: after an interrupt this may run again
+        self.cache.free(sequence.kv.tables)
 
     def _maintain_blocks(self, sequence: Sequence) -> None:
-        """After steps were started: offers full blocks to others, and gives back what has left a window."""
-        full = min(sequence.computed, len(sequence.tokens)) // KV_BLOCK
-        if self.share and full > sequence.tables[0].cached:
-            extend_block_hashes(sequence.block_hashes, sequence.tokens)
-            self.cache.publish(sequence.tables, sequence.block_hashes[:full])
+        """Publishes full blocks to the prefix cache; frees blocks outside the window."""
+        kv, computed = sequence.kv, sequence.state.computed
+        full = min(computed, len(sequence.tokens)) // KV_BLOCK
+        if self.prefix_caching and full > kv.tables[0].cached:
+            extend_block_hashes(kv.block_hashes, sequence.tokens)
+            self.cache.publish(kv.tables, kv.block_hashes[:full])
         if self.cache.slides:
-            self.cache.free_outside_window(sequence.tables, sequence.computed)
+            self.cache.free_outside_window(kv.tables, computed)
+
+
+def _can_follow(sequence: Sequence, state: SchedulerState) -> bool:
+    """Whether a token in flight can be computed in the next step, before the host knows it: not if that step depends
+    on its id, or if it is the last token."""
+    if state.needs_sampled_token:
+        return False
+    return len(sequence.generated) + state.in_flight_tokens < sequence.request.max_tokens
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.priority, sequence.number
+    return sequence.request.priority, sequence.request.number
 
 
-def _add_uncomputed(coming: dict[bytes, int], sequence: Sequence) -> None:
-    for key in sequence.block_hashes[sequence.computed // KV_BLOCK :]:
-        coming[key] = min(sequence.priority, coming.get(key, sequence.priority))
+def _add_uncomputed(uncomputed: dict[bytes, int], sequence: Sequence) -> None:
+    priority = sequence.request.priority
+    for hash in sequence.kv.block_hashes[sequence.state.computed // KV_BLOCK :]:
+        uncomputed[hash] = min(priority, uncomputed.get(hash, priority))

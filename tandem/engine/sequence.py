@@ -1,6 +1,15 @@
-"""A request as the engine sees it: its tokens, how many of them are computed, and what has been sampled.
+"""A request inside the engine, and the chunks of it that steps compute.
 
-A step is scheduled while the one before it runs, so a sequence may be one sampled token ahead of what the host knows.
+Each part of a Sequence is changed by one owner:
+
+    request      Request           nobody: what was asked for
+    state        SchedulerState    Scheduler: how far it has come, and whether it runs
+    kv           SequenceKV        KVCache and Scheduler: its KV blocks
+    sampling     SamplingState     Batch: its sampling parameters and logit adjustments
+    acceptance   RequestAcceptance Speculator: the acceptance rate of its draft tokens
+    the rest                       Sequence's own methods: its tokens, and how it ended
+
+A step is scheduled while the one before it runs, so a sequence may have tokens in flight that the host does not know.
 """
 
 from __future__ import annotations
@@ -9,18 +18,13 @@ import itertools
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from tandem.engine.kv_cache import BlockTable
+from tandem.engine.kv_cache import BlockTable, SequenceKV
 from tandem.engine.params import SamplingParams
+from tandem.engine.sampling import Sampled, SamplingState
 from tandem.errors import RequestError, TandemError
-from tandem.kernels.abi import ADJUSTMENT_INTS
-from tandem.program.step_inputs import Ints
 
 if TYPE_CHECKING:
     from tandem.engine.speculation import RequestAcceptance
@@ -29,116 +33,128 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 
-class Sampled(NamedTuple):
-    """One sampled token."""
+class Request:
+    """What was asked for. It never changes."""
 
-    id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens and their log-probabilities
+    __slots__ = (
+        "constraint", "deadline", "end_ids", "max_tokens", "number", "params", "priority", "prompt", "seed",
+        "stop_ids", "submitted",
+    )  # fmt: skip
 
-
-@dataclass(eq=False, slots=True, weakref_slot=True)
-class Sequence:
-    prompt: list[int]
-    params: SamplingParams
-    stop_ids: frozenset[int]
-    tables: list[BlockTable]
-    max_tokens: int = 2**31  # tokens that may be generated
-    tokens: list[int] = field(default_factory=list)  # prompt and generated
-    computed: int = 0  # tokens whose keys and values are in the cache, or will be after the steps in flight
-    maintain_blocks_at: int = 0  # its blocks want looking after when so many are computed
-    in_flight_tokens: int = 0  # tokens that steps in flight are sampling
-    needs_sampled_token: bool = False  # for them: what comes next depends on what the host does with them
-    result_row: int = -1  # of the results of the last step that sampled it
-    admissions: int = 0  # how often it was let in
-    cached_prompt_tokens: int = 0  # tokens of the prompt that others had computed
-    acceptance: RequestAcceptance | None = None  # of its draft tokens
-    constraint: Constraint | None = None  # what its tokens must obey
-    block_hashes: list[bytes] = field(default_factory=list)  # of its full KV blocks
-    table_row: int = -1  # row of the block tables while running
-    generated: list[Sampled] = field(default_factory=list)
-    prompt_scores: list[Sampled] = field(
-        default_factory=list
-    )  # the prompt's from the second on, if asked for
-    finish_reason: str | None = None  # "stop", "length", "cancelled", "timeout", "error"
-    error: TandemError | None = None
-    param_row: Any = None  # the sampling parameters as StepInputs has them, made once
-    submitted: float = field(default_factory=time.perf_counter)
-    first_token: float = 0.0
-    finished: float = 0.0
-    number: int = field(default_factory=lambda: next(_numbers))  # first come, first served
-    priority: int = field(init=False)
-    always_needs_sampled_token: bool = field(init=False)
-    deadline: float = field(init=False)
-    seed: int = field(init=False)
-    end_ids: frozenset[int] = field(init=False)  # tokens that end it
-    counts_tokens: bool = field(init=False)  # how often it had each token: penalties want to know
-    adjustments: Ints = field(init=False)
-    adjusted: bool = field(init=False)  # some of its logits are
-    _early_adjustments: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        params = self.params
-        self.tokens = list(self.prompt)
-        self.priority, self.counts_tokens = params.priority, params.uses_history
-        self.always_needs_sampled_token = self.needs_sampled_token = bool(
-            self.counts_tokens or self.constraint or params.logits_processor
-        )
-        self.deadline = self.submitted + (math.inf if params.timeout is None else params.timeout)
-        self.max_tokens = min(self.max_tokens, params.max_tokens)
+    def __init__(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        max_tokens: int,
+        constraint: Constraint | None,
+    ) -> None:
+        self.prompt, self.params = prompt, params
+        self.stop_ids = stop_ids  # end-of-sequence tokens of the model; they have no text
+        self.end_ids = frozenset[int]() if params.ignore_eos else stop_ids  # tokens that end the request
+        self.max_tokens = min(max_tokens, params.max_tokens)  # tokens to generate
+        self.constraint = constraint  # of structured output
         self.seed = int.from_bytes(os.urandom(8)) if params.seed is None else int(params.seed) & (2**64 - 1)
-        self.end_ids = frozenset() if params.ignore_eos else self.stop_ids
-        self.adjustments = self._early_adjustments = _adjustments(params, self.prompt)
-        if params.min_tokens:
-            no_end = {**params.logit_bias, **dict.fromkeys(self.stop_ids, -math.inf)}
-            self._early_adjustments = _adjustments(replace(params, logit_bias=no_end), self.prompt)
-        self.adjusted = self.counts_tokens or len(self._early_adjustments) > 0
+        self.number = next(_numbers)  # order of arrival
+        self.priority = params.priority
+        self.submitted = time.perf_counter()
+        self.deadline = self.submitted + (math.inf if params.timeout is None else params.timeout)
 
-    @property
-    def pending(self) -> int:
-        """Tokens that the next step can compute: also the one that is being sampled, unless its successor depends on
-        what only the host does with it, or there will be none."""
-        if not self.in_flight_tokens:
-            return len(self.tokens) - self.computed
-        if self.needs_sampled_token or len(self.generated) + self.in_flight_tokens >= self.max_tokens:
-            return 0
-        return len(self.tokens) + self.in_flight_tokens - self.computed
 
-    def extend(self, sampled_tokens: list[Sampled], draft: Items[int]) -> int:
-        """Appends what was sampled, up to the first that differs from the draft; returns the accepted draft tokens."""
-        self.append(sampled_tokens[0])
-        accepted = 0
-        while (
-            accepted < len(draft)
-            and sampled_tokens[accepted].id == draft[accepted]
-            and self.finish_reason is None
-        ):
-            accepted += 1
-            self.append(sampled_tokens[accepted])
-        return accepted
+class SchedulerState:
+    """How far a sequence has come."""
+
+    __slots__ = (
+        "admissions", "always_needs_sampled_token", "cached_prompt_tokens", "computed", "in_flight_tokens",
+        "needs_sampled_token", "table_row",
+    )  # fmt: skip
+
+    def __init__(self, needs_sampled_token: bool, table_row: int) -> None:
+        self.computed = 0  # tokens whose keys and values are cached, or will be after the steps in flight
+        self.in_flight_tokens = 0  # tokens that steps in flight are sampling
+        # The next step depends on the sampled token's id, and cannot be scheduled before the host knows it.
+        self.needs_sampled_token = self.always_needs_sampled_token = needs_sampled_token
+        self.table_row = table_row  # its row in the block tables; -1: it does not run
+        self.admissions = 0  # times it was admitted: more than 1 after a preemption
+        self.cached_prompt_tokens = 0  # prompt tokens found in the prefix cache at its first admission
+
+
+class Sequence:
+    __slots__ = (
+        "__weakref__", "acceptance", "error", "finish_reason", "finished", "first_token", "generated", "kv",
+        "prompt_scores", "request", "sampling", "state", "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        tables: list[BlockTable],
+        max_tokens: int = 2**31,
+        *,
+        constraint: Constraint | None = None,
+        table_row: int = -1,
+    ) -> None:
+        """`max_tokens`: that the context has room for."""
+        self.request = request = Request(prompt, params, stop_ids, max_tokens, constraint)
+        self.sampling = SamplingState(params, prompt, stop_ids, request.seed, constraint is not None)
+        waits = self.sampling.counts_tokens or constraint is not None or params.logits_processor is not None
+        self.state = SchedulerState(waits, table_row)
+        self.kv = SequenceKV(tables)
+        self.acceptance: RequestAcceptance | None = None
+        self.tokens = list(prompt)  # prompt and output
+        self.generated: list[Sampled] = []
+        self.prompt_scores: list[Sampled] = []  # of prompt tokens from the second on, if asked for
+        self.finish_reason: str | None = None  # "stop", "length", "cancelled", "timeout", "error"
+        self.error: TandemError | None = None
+        self.first_token = self.finished = 0.0  # times
 
     def append(self, sampled: Sampled) -> None:
+        """Appends a token, and ends the request if it was the last."""
+        request = self.request
         if not self.generated:
             self.first_token = time.perf_counter()
-        if self.constraint and not self.constraint.accept(sampled.id):
-            self.fail(RequestError(self.constraint.problem))
+        constraint = request.constraint
+        if constraint and not constraint.accept(sampled.id):
+            self.fail(RequestError(constraint.problem))
             return
         self.generated.append(sampled)
         self.tokens.append(sampled.id)
-        if self.counts_tokens:
-            self.adjustments = _counted(self.adjustments, sampled.id)
-            self._early_adjustments = _counted(self._early_adjustments, sampled.id)
-        if sampled.id in self.end_ids or (self.constraint and self.constraint.ended):
+        if self.sampling.counts_tokens:
+            self.sampling.count(sampled.id)
+        if sampled.id in request.end_ids or (constraint and constraint.ended):
             self.finish("stop")
-        elif len(self.generated) >= self.max_tokens:
+        elif len(self.generated) >= request.max_tokens:
             self.finish("length")
 
-    def adjustments_at(self, index: int, draft: Items[int] = ()) -> Ints:
-        """The logit adjustments of the n-th generated token, after draft tokens: no stop token before min_tokens."""
-        adjustments = self._early_adjustments if index < self.params.min_tokens else self.adjustments
-        for token in draft if self.counts_tokens else ():
-            adjustments = _counted(adjustments, token)
-        return adjustments
+    def append_verified(self, sampled: list[Sampled], draft_tokens: Items[int]) -> int:
+        """Appends sampled tokens up to the first that differs from the draft; returns the accepted draft tokens."""
+        self.append(sampled[0])
+        accepted = 0
+        while (
+            accepted < len(draft_tokens)
+            and sampled[accepted].id == draft_tokens[accepted]
+            and self.finish_reason is None
+        ):
+            accepted += 1
+            self.append(sampled[accepted])
+        return accepted
+
+    def score_prompt(self, begin: int, scores: list[Sampled]) -> None:
+        """Sets the log-probabilities of the prompt tokens after `begin`."""
+        self.prompt_scores[begin:] = scores
+
+    def restart(self, tokens: list[int]) -> None:
+        """Replaces the tokens, as if all of them were a prompt."""
+        self.tokens[:] = tokens
+        self.generated.clear()
+
+    def stop_after(self, count: int) -> None:
+        """Ends the output after `count` tokens, whatever was sampled beyond: a stop string was found."""
+        self.finish("stop")
+        self.finish_reason = "stop"
+        del self.generated[count:]
 
     def fail(self, error: TandemError) -> None:
         self.error = error
@@ -151,43 +167,32 @@ class Sequence:
 
 
 class Chunk:
-    """`count` tokens of a sequence from `begin` on; `sampled` if the last of all is among them. `draft_tokens` come on
-    top, each with a row of results. The first `scores` tokens have rows for their successors."""
+    """The tokens of one sequence in one step: `count` tokens from `begin` on.
 
-    __slots__ = ("admissions", "begin", "count", "draft_tokens", "row", "sampled", "scores", "sequence")
+    `sampled`: the last of them is the sequence's last token, so the next token is sampled.
+    `draft_tokens`: computed behind them; each has a row of results.
+    `scores`: the first so many tokens are of the prompt, and each has a row that scores its successor."""
+
+    __slots__ = (
+        "admissions",
+        "begin",
+        "count",
+        "draft_tokens",
+        "result_row",
+        "sampled",
+        "scores",
+        "sequence",
+    )
 
     def __init__(self, sequence: Sequence, begin: int, count: int, sampled: bool) -> None:
         self.sequence, self.begin, self.count, self.sampled = sequence, begin, count, sampled
         self.draft_tokens: Items[int] = ()
         self.scores = 0
-        self.admissions, self.row = (
-            sequence.admissions,
-            sequence.result_row,
-        )  # as they were when it was scheduled
+        self.admissions = (
+            sequence.state.admissions
+        )  # when it was scheduled: tells whether it was preempted since
+        self.result_row = sequence.sampling.result_row  # of the step before
 
     @property
     def total(self) -> int:
         return self.count + len(self.draft_tokens)
-
-
-def _counted(adjustments: Ints, token: int) -> Ints:
-    """The adjustments after one more use of a token."""
-    at = int(np.searchsorted(adjustments[:, 0], token))
-    if at == len(adjustments) or adjustments[at, 0] != token:
-        adjustments = np.insert(adjustments, at, (token, 0, 0, 0), axis=0)
-    else:
-        adjustments = adjustments.copy()
-    adjustments[at, 1] += 1
-    return adjustments
-
-
-def _adjustments(params: SamplingParams, prompt: list[int]) -> Ints:
-    """Tokens whose logits change, as StepInputs has them: int32 [n, 4] of token, uses so far, bias (float32), 0;
-    by token, for the kernel looks them up."""
-    used = Counter(prompt) if params.uses_history else Counter[int]()
-    tokens = sorted(used.keys() | params.logit_bias.keys())
-    adjustments = np.zeros((len(tokens), ADJUSTMENT_INTS), np.int32)
-    adjustments[:, 0] = tokens
-    adjustments[:, 1] = [used[token] for token in tokens]
-    adjustments.view(np.float32)[:, 2] = [params.logit_bias.get(token, 0.0) for token in tokens]
-    return adjustments

@@ -99,11 +99,13 @@ class Speculator:
             self._numbers = []
             return [[]] * len(sequences)
         # Choosing lengths takes tens of microseconds: lengths of 0 are kept for a few tokens.
-        numbers = [sequence.number for sequence in sequences]
+        numbers = [sequence.request.number for sequence in sequences]
         replan = numbers != self._numbers or any(found.idle % REPLAN == 1 for found in acceptances)
         if not replan and not any(self._lengths):
             return [[]] * len(sequences)
-        rooms = [max(0, min(MAX_DRAFT_TOKENS, s.max_tokens - len(s.generated) - 1)) for s in sequences]
+        rooms = [
+            max(0, min(MAX_DRAFT_TOKENS, s.request.max_tokens - len(s.generated) - 1)) for s in sequences
+        ]
         uncached = [self._uncached(sequence) for sequence in sequences]
         if replan or sum(self._lengths) > max_tokens:
             self._lengths = self._draft_lengths(sequences, rooms, uncached, batch_size, max_tokens)
@@ -118,8 +120,10 @@ class Speculator:
         self.cost_model.observe_drafting(made, prefilled, self.clock() - begun)
         for i, (sequence, acceptance) in enumerate(zip(sequences, acceptances, strict=True)):
             draft = drafts[i]
-            if sequence.constraint and lengths[i]:
-                drafts[i] = sequence.constraint.possible(sequence.constraint.forced()[: lengths[i]] or draft)
+            if sequence.request.constraint and lengths[i]:
+                drafts[i] = sequence.request.constraint.possible(
+                    sequence.request.constraint.forced()[: lengths[i]] or draft
+                )
             if draft or drafts[i]:
                 acceptance.tried()
             if draft and not drafts[i]:  # the constraint rejects it
@@ -186,7 +190,10 @@ class Speculator:
         if not any(uncached) and (any(lengths) or all(a.idle < a.retry_after for a in found)):
             return lengths
         done = [len(sequence.generated) for sequence in sequences]
-        left = [min(s.max_tokens - n, max(EXPECTED_TOKENS, n)) for s, n in zip(sequences, done, strict=True)]
+        left = [
+            min(s.request.max_tokens - n, max(EXPECTED_TOKENS, n))
+            for s, n in zip(sequences, done, strict=True)
+        ]
         longest = max(map(sum, zip(done, left, strict=True)))
         request_seconds = longest * costs.seconds(batch_size, [])  # without drafts
         order = sorted(range(len(uncached)), key=uncached.__getitem__)

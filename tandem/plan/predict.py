@@ -8,7 +8,7 @@ kernels, from the shares of those rates that they reach where they have run (`ca
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tandem.bench.hardware import Hardware
@@ -94,8 +94,9 @@ class Planned:
         return StepLimits(self.step_tokens, MAX_ROWS, MAX_ROWS + 1, blocks, groups, self.config.vocab)
 
     def _kv_blocks(self, context: int, sequences: int) -> tuple[int, ...]:
+        limits = replace(self._limits(context), sequences=sequences + 1)
         weights = self.model.nbytes(panel_layout)
-        return plan_kv(self.config, self._limits(context), sequences, weights, self.kv, UNLIMITED)
+        return plan_kv(self.config, limits, self.kv, weights=weights, free=UNLIMITED)
 
     def kv_bytes(self, context: int, sequences: int) -> int:
         """Bytes of a KV cache for so many sequences of that length."""

@@ -284,7 +284,7 @@ def tiny_model(name: str) -> SyntheticModel:
 
 
 def _logits(model: SyntheticModel, device: Device, ids: list[int], batch: int) -> Array:
-    return Engine(model, device, context=64, batch=batch, kv="f32").logits(ids)
+    return Engine.load(model, device, context=64, batch=batch, kv="f32").logits(ids)
 
 
 SMALL = {"cpu": "gemma-3-270m:q4_0", "software": "smollm2-135m:q4_0"}  # models on slow devices

@@ -11,6 +11,7 @@ import math
 import zlib
 from collections import deque
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -85,15 +86,15 @@ class SimulatedEngine(Engine):
         self, *, windows: tuple[int, ...], blocks: tuple[int, ...], context: int, batch: int, tokens: int,
         step_slots: int = 2, draft_tokens: int = 0,
     ) -> None:  # fmt: skip
-        self.context, self.windows, self.repeats = context, windows, draft_tokens > 0
-        self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB, trained_context=context))  # type: ignore[assignment]
+        self.windows, self.repeats = windows, draft_tokens > 0
+        model: Any = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB, trained_context=context))
         rows = batch + draft_tokens
-        limits = StepLimits(tokens, rows, batch, -(-context // KV_BLOCK), len(windows))
+        limits = StepLimits(tokens, rows, batch + 1, -(-context // KV_BLOCK), len(windows))
         layout = StepLayout(limits)
-        self.cache = KVCache(windows, blocks)
+        cache = KVCache(windows, blocks)
         speculator = Speculator(PromptLookup(), FixedCost(0.25)) if draft_tokens else None
-        self.scheduler = Scheduler(limits, self.cache, speculator=speculator)
-        self.kv = [np.full((n * KV_BLOCK, 2), -1) for n in blocks]
+        scheduler = Scheduler(limits, cache, speculator=speculator)
+        self.cells = [np.full((n * KV_BLOCK, 2), -1) for n in blocks]  # (token, position) of each KV slot
         self.steps = self.tokens_computed = 0
         self.pending: deque[SimulatedRecording] = deque()
         self.recordings: list[SimulatedRecording] = []
@@ -103,9 +104,9 @@ class SimulatedEngine(Engine):
                 SimulatedRecording(self, step_slot, StepInputs(layout, memory), memory, results)
             )
         self.inputs = self.recordings[0].inputs
-        self._use_step_slots(
-            [StepSlot(Batch(r.step_slot, r.inputs, r.results, 4), r) for r in self.recordings]
-        )
+        slots = [StepSlot(Batch(r.step_slot, r.inputs, r.results, 4), r) for r in self.recordings]
+        nothing: Any = None
+        super().__init__(model, nothing, nothing, cache, scheduler, slots, context)
 
     def run(self, *sequences: Sequence) -> None:
         """Until these are finished; a step that does nothing would be a deadlock."""
@@ -118,7 +119,7 @@ class SimulatedEngine(Engine):
         """Nothing is held when nothing runs."""
         assert self.cache.free_blocks == self.cache.blocks
         assert not self.scheduler.running and not self.scheduler.waiting
-        assert len(self.scheduler._free_table_rows) == self.scheduler.limits.sequences
+        assert len(self.scheduler._free_table_rows) == self.max_sequences
 
 
 class SimulatedRecording:
@@ -137,7 +138,7 @@ class SimulatedRecording:
             memory,
             results,
         )
-        self.kv, self.windows = engine.kv, engine.windows
+        self.kv, self.windows = engine.cells, engine.windows
 
     def start(self) -> None:
         assert self not in self.engine.pending, "a step is started while its step_slot is in flight"

@@ -25,21 +25,21 @@ WINDOWS = [(0,), (7,), (0, 20), (16, 33), (0, 5, 40)]
 
 def check_pools(engine: SimulatedEngine) -> None:
     for group, pool in enumerate(engine.cache.pools):
-        tables = [s.tables[group] for s in (*engine.scheduler.running, *engine.scheduler.waiting)]
+        tables = [s.kv.tables[group] for s in (*engine.scheduler.running, *engine.scheduler.waiting)]
         used = Counter(block for table in tables for block in table.blocks if block != NO_BLOCK)
         assert pool.references == [used[block] for block in range(len(pool.references))]
         blocks = [*used, *pool._free, *pool._evictable]
         assert sorted(blocks) == list(range(len(pool.references))), "a block is lost, or in two places"
-        assert pool.cached == {key: block for block, key in enumerate(pool.keys) if key is not None}
-        assert all(pool.keys[block] is None for block in pool._free)
-        assert all(pool.keys[block] is not None for block in pool._evictable)
+        assert pool.cached == {key: block for block, key in enumerate(pool.hashes) if key is not None}
+        assert all(pool.hashes[block] is None for block in pool._free)
+        assert all(pool.hashes[block] is not None for block in pool._evictable)
     for sequence in engine.scheduler.running:
-        for table, window in zip(sequence.tables, engine.windows, strict=True):
-            first = max(0, sequence.computed - window + 1) if window else 0
-            assert all(table.blocks[p // KV_BLOCK] != NO_BLOCK for p in range(first, sequence.computed))
+        for table, window in zip(sequence.kv.tables, engine.windows, strict=True):
+            first = max(0, sequence.state.computed - window + 1) if window else 0
+            assert all(table.blocks[p // KV_BLOCK] != NO_BLOCK for p in range(first, sequence.state.computed))
             assert all(block == NO_BLOCK for block in table.blocks[: table.freed])
     for sequence in engine.scheduler.waiting:
-        assert not any(table.blocks for table in sequence.tables)
+        assert not any(table.blocks for table in sequence.kv.tables)
 
 
 class Blocks(RuleBasedStateMachine):
@@ -101,8 +101,10 @@ class Blocks(RuleBasedStateMachine):
         self.engine.run(*self.alive)
         for sequence in self.alive:
             ids = [sampled.id for sampled in sequence.generated]
-            assert ids == expected(sequence.prompt, len(ids), self.engine.windows, self.engine.repeats)
-            assert len(ids) == sequence.max_tokens
+            assert ids == expected(
+                sequence.request.prompt, len(ids), self.engine.windows, self.engine.repeats
+            )
+            assert len(ids) == sequence.request.max_tokens
         check_pools(self.engine)
         self.engine.check_idle()
 
@@ -176,10 +178,10 @@ def test_copies_of_a_request_compute_its_prompt_once() -> None:
         other = engine.submit([3] * 20, SamplingParams(max_tokens=4))
         engine.step()
         assert len(other.generated) == 1, "a request waits behind copies that wait for their prompt"
-        computed = [sequence.computed for sequence in copies]
+        computed = [sequence.state.computed for sequence in copies]
         engine.run(*copies, other)
         assert computed[0] >= 100
-        shared = [set(s.block_hashes[: 96 // KV_BLOCK]) for s in copies]
+        shared = [set(s.kv.block_hashes[: 96 // KV_BLOCK]) for s in copies]
         assert all(one == shared[0] for one in shared)
         assert engine.tokens_computed <= 100 + 4 * 4 + 4 * (4 + 4) + 24 + 8, "the prompt was computed again"
         for sequence in copies:

@@ -64,6 +64,6 @@ def test_others_are_served_meanwhile() -> None:
             engine.step()
         assert [([s.id for s in each.generated], engine.seen[each]) for each in sequences] == alone
         assert engine.cache.free_blocks == engine.cache.blocks
-        assert max(sequence.admissions for sequence in sequences) > 1, (
+        assert max(sequence.state.admissions for sequence in sequences) > 1, (
             "there is room for all: use a smaller cache"
         )

@@ -115,13 +115,13 @@ def config(windows: tuple[int, ...]) -> ModelConfig:
 def test_as_many_sequences_as_fit(windows: tuple[int, ...], free: float, blocks: tuple[int, ...]) -> None:
     limits = StepLimits(256, 8, 9, 64, len(set(windows)))
     free += HEADROOM + step_bytes(limits, 1)
-    assert plan_kv(config(windows), limits, 8, 0, "f16", (free, free)) == blocks
+    assert plan_kv(config(windows), limits, "f16", weights=0, free=(free, free)) == blocks
 
 
 @pytest.mark.parametrize("wanted", [None, 1e12])
 def test_a_layer_has_no_more_than_shaders_can_reach(wanted: float | None) -> None:
-    limits = StepLimits(256, 8, 9, 1 << 16, 1)  # of 2**16 blocks: 512 MB a layer and sequence
-    (blocks,) = plan_kv(config((0, 0)), limits, 64, 0, "f16", (1e14, 1e14), wanted)
+    limits = StepLimits(256, 64, 65, 1 << 16, 1)  # of 2**16 blocks: 512 MB a layer and sequence
+    (blocks,) = plan_kv(config((0, 0)), limits, "f16", weights=0, free=(1e14, 1e14), wanted=wanted)
     assert blocks * 8192 < 1 << 32 <= (blocks + 1) * 8192
 
 
@@ -133,18 +133,18 @@ def test_a_context_that_does_not_fit_says_which_would(kv: str, advice: str) -> N
     with pytest.raises(
         DoesNotFitError, match=r"\(1.0 GB\) with a context of 1024 .* at most \d+" + advice
     ) as error:
-        plan_kv(config((0, 0)), limits, 8, weights, kv, (free, free))
+        plan_kv(config((0, 0)), limits, kv, weights=weights, free=(free, free))
     largest = int(re.findall(r"a context of at most (\d+)", str(error.value))[0]) // 16
     assert largest >= (10 if kv == "f16" else 18)
-    assert plan_kv(config((0, 0)), replace(limits, blocks=largest), 8, weights, kv, (free, free))
+    assert plan_kv(config((0, 0)), replace(limits, blocks=largest), kv, weights=weights, free=(free, free))
     with pytest.raises(DoesNotFitError):
-        plan_kv(config((0, 0)), replace(limits, blocks=largest + 1), 8, weights, kv, (free, free))
+        plan_kv(config((0, 0)), replace(limits, blocks=largest + 1), kv, weights=weights, free=(free, free))
 
 
 def test_a_model_that_does_not_fit_says_which_would() -> None:
     weights = int(1e9)
     with pytest.raises(DoesNotFitError, match=r"1.0 GB that are free: .* a file of at most 0.8 GB"):
-        plan_kv(config((0, 0)), StepLimits(256, 1, 2, 64), 8, weights, "f16", (weights, weights))
+        plan_kv(config((0, 0)), StepLimits(256, 1, 2, 64), "f16", weights=weights, free=(weights, weights))
 
 
 @pytest.mark.parametrize("spare", [0, 16])
@@ -157,17 +157,19 @@ def test_what_steps_need_for_a_batch_counts(spare: int) -> None:
     assert inputs == pytest.approx(adjustments + logits, rel=0.1) and inputs > adjustments + logits
     one = blocks * 16384
     free = weights + HEADROOM + one + inputs
-    assert plan_kv(config((0, 0)), limits, batch, weights, "f16", (free, free), step_slots=2) == (blocks,)
+    assert plan_kv(config((0, 0)), limits, "f16", weights=weights, free=(free, free), step_slots=2) == (
+        blocks,
+    )
     half = weights + HEADROOM + one + inputs / 2
     with pytest.raises(DoesNotFitError, match=r"a context of 131072 .* a batch of 512 need") as error:
-        plan_kv(config((0, 0)), limits, batch, weights, "f16", (half, half), step_slots=2)
+        plan_kv(config((0, 0)), limits, "f16", weights=weights, free=(half, half), step_slots=2)
     assert error.value.missing == pytest.approx(inputs / 2)
     most = int(re.findall(r"a batch of at most (\d+)", str(error.value))[0])
     assert 200 < most < 260
     fits = [StepLimits(512, n + spare, n + 1, blocks, 1, 150_000) for n in (most, most + 1)]
-    assert plan_kv(config((0, 0)), fits[0], most, weights, "f16", (half, half), step_slots=2)
+    assert plan_kv(config((0, 0)), fits[0], "f16", weights=weights, free=(half, half), step_slots=2)
     with pytest.raises(DoesNotFitError):
-        plan_kv(config((0, 0)), fits[1], most + 1, weights, "f16", (half, half), step_slots=2)
+        plan_kv(config((0, 0)), fits[1], "f16", weights=weights, free=(half, half), step_slots=2)
 
 
 @pytest.mark.parametrize(("format", "bits"), [("Q4_0", 4.5), ("Q2_K", 8.5), ("IQ1_S", 8.5)])

@@ -25,7 +25,7 @@ def computed(llm: LLM, prompt: list[int]) -> tuple[list[int], int]:
     reply = llm.prepare(prompt, max_tokens=9)
     llm.engine.enqueue(reply.sequence)
     llm.engine.scheduler._admit()
-    shared = reply.sequence.computed
+    shared = reply.sequence.state.computed
     while reply.sequence.finish_reason is None:
         llm.engine.step()
     return [sampled.id for sampled in reply.sequence.generated], len(prompt) - shared

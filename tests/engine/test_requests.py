@@ -124,7 +124,7 @@ def test_the_same_seed_is_written_whatever_its_sign_or_size() -> None:
         sequence = engine.submit([2, 3], SamplingParams(seed=seed))  # type: ignore[arg-type]
         engine.step()
         low, high = engine.inputs.params[1, 7:9].astype("uint32").tolist()
-        assert high << 32 | low == int(seed) % 2**64 == sequence.seed
+        assert high << 32 | low == int(seed) % 2**64 == sequence.request.seed
 
 
 def test_history_and_bias_of_every_row_have_room() -> None:

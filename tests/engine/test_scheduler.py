@@ -105,7 +105,7 @@ def test_requests_come_and_go_at_any_time(data: st.DataObject) -> None:
                 sequence, *_ = alive.pop(data.draw(st.integers(0, len(alive) - 1)))
                 engine.cancel(sequence)
                 assert sequence.finish_reason in ("cancelled", "length")
-                assert all(not table.blocks for table in sequence.tables)
+                assert all(not table.blocks for table in sequence.kv.tables)
             case _:
                 engine.step()
     engine.run(*(sequence for sequence, *_ in alive))
@@ -141,12 +141,12 @@ def test_without_blocks_the_newest_request_waits_and_starts_over() -> None:
     first, second = (submit(engine, prompt, 40) for prompt in prompts([40, 40]))
     engine.step()
     assert len(first.generated) == len(second.generated) == 1
-    while second.table_row >= 0:
+    while second.state.table_row >= 0:
         engine.step()
-    assert first.finish_reason is None and second.computed == 0 and len(second.generated) > 1
+    assert first.finish_reason is None and second.state.computed == 0 and len(second.generated) > 1
     engine.run(first, second)
     for sequence in (first, second):
-        assert ids(sequence) == expected(sequence.prompt, 40, (0,))
+        assert ids(sequence) == expected(sequence.request.prompt, 40, (0,))
     engine.check_idle()
 
 
@@ -188,10 +188,10 @@ def test_the_urgent_go_first_and_take_the_place_of_others() -> None:
     urgent = engine.submit([1, 2, 3], SamplingParams(max_tokens=3, priority=-1))
     while urgent.finish_reason is None:
         engine.step()
-    assert usual[0].table_row >= 0 and usual[1].table_row < 0, "the youngest makes room"
+    assert usual[0].state.table_row >= 0 and usual[1].state.table_row < 0, "the youngest makes room"
     engine.run(*usual)
     for sequence in usual:
-        assert ids(sequence) == expected(sequence.prompt, 20, (0,))
+        assert ids(sequence) == expected(sequence.request.prompt, 20, (0,))
     engine.check_idle()
 
 
@@ -206,7 +206,7 @@ def test_the_urgent_do_not_wait_for_others_to_compute_what_they_share() -> None:
     engine.step()
     urgent = engine.submit(prompt, SamplingParams(max_tokens=2, priority=-5))
     engine.step()
-    assert urgent.table_row >= 0 and usual.computed < 2 * KV_BLOCK
+    assert urgent.state.table_row >= 0 and usual.state.computed < 2 * KV_BLOCK
     while urgent.finish_reason is None:
         engine.step()
     assert usual.finish_reason is None
@@ -252,8 +252,8 @@ def test_a_cancelled_request_is_gone_within_two_steps() -> None:
     for _ in range(2):
         assert gone not in engine.step()
     assert (
-        all(not table.blocks for table in gone.tables)
-        and not gone.in_flight_tokens
+        all(not table.blocks for table in gone.kv.tables)
+        and not gone.state.in_flight_tokens
         and len(gone.generated) == known
     )
     assert all(flight.chunks[0].sequence is stays for flight in engine._in_flight)
@@ -262,7 +262,7 @@ def test_a_cancelled_request_is_gone_within_two_steps() -> None:
 def test_a_step_that_nobody_waited_for_is_not_measured() -> None:
     """It was done when the last request left, and is read when the next one comes."""
     engine, measured = make(), list[float]()
-    engine.watch = lambda chunks, seconds: measured.append(seconds)
+    engine.on_step = lambda chunks, seconds: measured.append(seconds)
     gone = submit(engine, [1, 2, 3], 50)
     engine.step()
     engine.cancel(gone)

@@ -210,7 +210,7 @@ def test_the_distribution_is_that_without_speculation(
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     without = endings(path, count, False, 0)
     assert chi_square(without, endings(path, count, True, count)) < MAX_CHI_SQUARE
-    monkeypatch.setattr(Sequence, "extend", always_accepted)
+    monkeypatch.setattr(Sequence, "append_verified", always_accepted)
     monkeypatch.setattr(AcceptanceRate, "learn", lambda *args: None)  # or rejections would stop the drafts
     assert chi_square(without, endings(path, count, True, 2 * count)) > MAX_CHI_SQUARE, (
         "a wrong rule goes unnoticed"

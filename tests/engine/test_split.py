@@ -46,7 +46,7 @@ STOPS = frozenset(range(0, 320, 20))
 def split_engine(path: Path, *split: int, **options: Any) -> Iterator[Engine]:
     model, device = open_model(path), SplitDevice([CPUDevice(1) for _ in split], split)
     try:
-        yield Engine(model, device, **{"context": CONTEXT, "batch": 8, **options})
+        yield Engine.load(model, device, **{"context": CONTEXT, "batch": 8, **options})
     finally:
         device.close()
         model.gguf.close()
@@ -159,7 +159,7 @@ def test_workloads_get_the_tokens_of_one_device(
     workloads = [random_workload(rng, requests=8, prompt=90, answer=20) for _ in range(6)]
     proposer = PromptLookup() if prompt_lookup else None
     with (
-        opened(path, context=CONTEXT, batch=8, kv=kv, share=False) as one,
+        opened(path, context=CONTEXT, batch=8, kv=kv, prefix_caching=False) as one,
         split_engine(path, *split, kv=kv, proposer=proposer) as engine,
     ):
         for workload in workloads:
@@ -281,7 +281,7 @@ def test_each_step_has_its_part_of_the_sequences(seed: int) -> None:
         engine.step()
     for sequence in sequences:
         ids = [sampled.id for sampled in sequence.generated]
-        assert ids == expected(sequence.prompt, len(ids), windows, engine.repeats)
+        assert ids == expected(sequence.request.prompt, len(ids), windows, engine.repeats)
     while engine._in_flight:
         engine.step()
     engine.check_idle()

@@ -38,7 +38,7 @@ def test_a_draft_of_a_sequence_that_was_put_back_counts_for_nothing(seed: int) -
     engine.run(*sequences)
     for sequence in sequences:
         ids = [sampled.id for sampled in sequence.generated]
-        assert ids == expected(sequence.prompt, len(ids), windows, True)
+        assert ids == expected(sequence.request.prompt, len(ids), windows, True)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -64,4 +64,4 @@ def test_a_step_that_does_not_start_leaves_no_trace(seed: int, monkeypatch: pyte
             engine.step()
     for sequence in sequences:
         ids = [sampled.id for sampled in sequence.generated]
-        assert ids == expected(sequence.prompt, len(ids), (0,), False)
+        assert ids == expected(sequence.request.prompt, len(ids), (0,), False)

@@ -65,7 +65,7 @@ def test_tokens_are_those_of_the_request_alone(
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
     rng, events = np.random.default_rng(step_slots), Events(monkeypatch)
     kv = KV[architecture, step_slots]
-    with opened(path, threads=1, context=CONTEXT, share=False, kv=kv) as one:
+    with opened(path, threads=1, context=CONTEXT, prefix_caching=False, kv=kv) as one:
         monkeypatch.setattr(CPUDevice, "step_slots", step_slots)
         with opened(
             path,

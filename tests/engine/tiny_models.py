@@ -80,7 +80,7 @@ def opened(
 ) -> Iterator[WatchedEngine]:
     model, device = open_model(path), CPUDevice(threads)
     try:
-        yield WatchedEngine(model, device, context=context, batch=batch, **options)
+        yield WatchedEngine.load(model, device, context=context, batch=batch, **options)
     finally:
         device.close()
         model.gguf.close()

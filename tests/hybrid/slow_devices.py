@@ -93,7 +93,7 @@ def hybrid_engine(
     model = open_model(path)
     device = HybridDevice(main, accelerators, placement, fractions)  # type: ignore[arg-type]
     try:
-        yield Engine(model, device, **{"context": 256, "batch": 8, **options})
+        yield Engine.load(model, device, **{"context": 256, "batch": 8, **options})
     finally:
         device.close()
         model.gguf.close()

@@ -60,7 +60,7 @@ def test_workloads_get_the_bits_of_one_device(
     kv = options.get("kv", "f16")
     accelerators = cpus(len(fractions) - 1 if fractions else 1)
     with (
-        opened(path, context=CONTEXT, batch=8, share=False, kv=kv) as one,
+        opened(path, context=CONTEXT, batch=8, prefix_caching=False, kv=kv) as one,
         hybrid_engine(
             path, CPUDevice(1), accelerators, placement, fractions=fractions, context=CONTEXT, **options
         ) as many,

@@ -72,7 +72,7 @@ class Int8Engine:
         fractions = None if placement == "npu-attention" else (1 - fraction, fraction)
         self.device = HybridDevice(CPUDevice(1), [Int8Accelerator(block)], placement, fractions, self.chosen)
         try:
-            self.engine = Engine(self.model, self.device, context=256, batch=64)
+            self.engine = Engine.load(self.model, self.device, context=256, batch=64)
         except BaseException:
             self.close()
             raise
@@ -122,7 +122,7 @@ def test_three_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     npu = Picky(None)
     device = HybridDevice(CPUDevice(1), [DeviceAccelerator(CPUDevice(1))]).with_accelerator(npu)
     model = open_model(path)
-    engine = Engine(model, device, context=256, batch=32)
+    engine = Engine.load(model, device, context=256, batch=32)
     found = [engine.logits(ids) for _ in range(6)]
     for gemm in device.works:
         assert isinstance(gemm, Gemm)

@@ -44,7 +44,7 @@ def test_the_same_tokens(
         open_device(order.format(lavapipe), threads=1, placement=placement, split=split),
     )
     with opened(path, context=CONTEXT, batch=8, kv="f32") as one:
-        engine = Engine(model, device, context=CONTEXT, batch=8, kv="f32")
+        engine = Engine.load(model, device, context=CONTEXT, batch=8, kv="f32")
         found, expected = (tokens_of(serve(e, workload, frozenset()), workload) for e in (engine, one))
         assert found == expected
     device.close()
@@ -59,10 +59,10 @@ def test_quantised_tokens_are_those_of_one_devices_logits(
     workload = random_workload(np.random.default_rng(3), requests=4, prompt=60, answer=8, penalties=0)
     model = open_model(path)
     device = open_device(order.format(lavapipe), threads=1, placement=placement, split=[1, 1])
-    engine = Engine(model, device, context=CONTEXT, batch=8)
+    engine = Engine.load(model, device, context=CONTEXT, batch=8)
     sequences = serve(engine, workload, frozenset())
     with opened(path, context=CONTEXT, batch=8) as one:
-        greedy = [s for s in sequences if s.generated and not s.params.temperature]
+        greedy = [s for s in sequences if s.generated and not s.request.params.temperature]
         assert greedy and max(below(one, sequence) for sequence in greedy) < NEAR
     device.close()
     model.gguf.close()

@@ -36,7 +36,7 @@ def logits(accelerator: Any, name: str) -> np.ndarray[Any, Any]:
     device = HybridDevice(CPUDevice(1), [accelerator], fractions=(1, 2))
     try:
         with open_model(GOLDENS[name]) as model:
-            return Engine(model, device, context=64, batch=4).logits(IDS)
+            return Engine.load(model, device, context=64, batch=4).logits(IDS)
     finally:
         device.close()
 

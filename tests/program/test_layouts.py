@@ -53,7 +53,7 @@ def test_another_device_loads_and_computes_in_its_own_layout(tmp_path: Path) -> 
     logits = []
     for device in (CPUDevice(1), FloatDevice(1)):
         with open_model(path) as model:
-            engine = Engine(model, device, context=64, batch=1)
+            engine = Engine.load(model, device, context=64, batch=1)
             logits.append(engine.logits([3, 1, 4, 1, 5]))
             floats = model.nbytes(lambda *_: LAYOUTS["f32"])
             assert (model.nbytes(device.weight_layout) == floats) == (device.name == "float")

@@ -234,8 +234,12 @@ def test_a_pipeline_refused_between_two_requests(lavapipe: str, balance: Balance
 
 def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody(lavapipe: str, tmp_path: Path) -> None:
     device = VulkanDevice(lavapipe)
-    engine = Engine(
-        open_model(write_model(tmp_path / "tiny.gguf", "Q4_0")), device, context=256, batch=4, share=False
+    engine = Engine.load(
+        open_model(write_model(tmp_path / "tiny.gguf", "Q4_0")),
+        device,
+        context=256,
+        batch=4,
+        prefix_caching=False,
     )
 
     def answer() -> list[int]:

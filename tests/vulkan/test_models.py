@@ -65,7 +65,7 @@ def test_the_planned_barriers_are_enough(lavapipe: str, name: str) -> None:
     """As many barriers as launches change no bit. Lavapipe runs launches in order anyway; GPUs do not."""
     [*_, (ids, _)] = golden_prompts(name)
     model, device = open_model(GOLDENS / f"{name}.gguf"), VulkanDevice(lavapipe)
-    engine = Engine(
+    engine = Engine.load(
         model, device, context=128, batch=8, kv="f32", passes=()
     )  # unfused: some run side by side
     planned, program = engine.logits(ids), engine.program

@@ -38,7 +38,7 @@ def test_the_same_tokens(lavapipe: str, order: str, mapped: bool, tmp_path: Path
     workloads = [random_workload(rng, requests=6, prompt=60, answer=8, paced=0) for _ in range(2)]
     model, device = open_model(path), open_device(order.format(lavapipe), threads=1)
     with opened(path, context=CONTEXT, batch=8, kv="f32") as one:
-        engine = Engine(model, device, context=CONTEXT, batch=8, kv="f32")
+        engine = Engine.load(model, device, context=CONTEXT, batch=8, kv="f32")
         for _, block in [] if mapped else device.devices[0].arenas["activations"].parts:  # type: ignore[attr-defined]
             block.mapped = None
         for workload in workloads:
@@ -51,7 +51,7 @@ def test_the_same_tokens(lavapipe: str, order: str, mapped: bool, tmp_path: Path
 def test_both_are_at_work(lavapipe: str) -> None:
     """When the stages began and ended is measured; neither begins a step without the other, however fast it is."""
     device = open_device(f"{lavapipe},cpu", threads=1)
-    engine = Engine(SyntheticModel("smollm2-135m", layers=6), device, context=64, batch=8)
+    engine = Engine.load(SyntheticModel("smollm2-135m", layers=6), device, context=64, batch=8)
     stages = device.chain  # type: ignore[attr-defined]
 
     def answer(count: int) -> None:
@@ -77,7 +77,7 @@ def test_quantised_tokens_are_those_of_one_devices_logits(lavapipe: str, order: 
     )
     model, device = open_model(path), open_device(order.format(lavapipe), threads=1, split=[2, 1])
     device.step_slots = 1  # type: ignore[misc]
-    engine = Checked(model, device, context=CONTEXT, batch=8)
+    engine = Checked.load(model, device, context=CONTEXT, batch=8)
     sequences = serve(engine, workload, frozenset())
     assert len(engine.below) > 5 and max(engine.below) == 0.0
     with opened(path, context=CONTEXT, batch=8) as one:
@@ -88,7 +88,7 @@ def test_quantised_tokens_are_those_of_one_devices_logits(lavapipe: str, order: 
 
 def below(engine: Engine, sequence: Sequence) -> float:
     """By how much the logits of a request's tokens are less than the highest, at most."""
-    logits = engine.logits(sequence.tokens)[len(sequence.prompt) - 1 : -1]
+    logits = engine.logits(sequence.tokens)[len(sequence.request.prompt) - 1 : -1]
     chosen = logits[np.arange(len(logits)), [sampled.id for sampled in sequence.generated]]
     return float((logits.max(axis=1) - chosen).max())
 

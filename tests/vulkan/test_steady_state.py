@@ -23,7 +23,7 @@ MAKES = ("Create", "Allocate", "Map", "Begin", "Destroy", "Free")
 @pytest.fixture
 def engine(lavapipe: str) -> Iterator[Engine]:
     model, device = open_model(GOLDENS / "gemma3-pattern3.gguf"), VulkanDevice(lavapipe)
-    yield Engine(model, device, context=128, batch=4)
+    yield Engine.load(model, device, context=128, batch=4)
     device.close()
     model.gguf.close()
 

@@ -16,7 +16,9 @@ def test_every_product_is_timed(lavapipe: str, monkeypatch: pytest.MonkeyPatch) 
     for name, value in (("LEAST_BYTES", 1.0), ("ROUNDS", 2), ("SECONDS", 0.0)):
         monkeypatch.setattr(streams, name, value)
     device = open_device(lavapipe)
-    engine = Engine(SyntheticModel("smollm2-135m:q8_0", 1), device, context=256, batch=1, share=False)
+    engine = Engine.load(
+        SyntheticModel("smollm2-135m:q8_0", 1), device, context=256, batch=1, prefix_caching=False
+    )
     rows = streams.streams(Bench.on(engine))
     assert [row["name"] for row in rows] == ["q+k+v", "attn_out", "ffn_act", "ffn_out", "logits"]
     assert all(row["us"] > 0 for row in rows)

@@ -65,7 +65,7 @@ def test_every_token_is_that_of_its_logits(
         model, device = open_model(path), VulkanDevice(lavapipe)
         monkeypatch.setattr(VulkanDevice, "step_slots", step_slots)
         kind, proposer = Checked if step_slots == 1 else Engine, PromptLookup() if prompt_lookup else None
-        engine = kind(model, device, context=CONTEXT, batch=4, kv=kv, proposer=proposer)
+        engine = kind.load(model, device, context=CONTEXT, batch=4, kv=kv, proposer=proposer)
         found.append(
             [
                 [sampled.id for sampled in sequence.generated]

@@ -131,7 +131,7 @@ class Server:
                 f"the prompt is too long: {count} input tokens exceed the configured limit of {limit}: shorten it"
             )
         if count >= model.context:
-            trained = model.engine.model.config.trained_context
+            trained = model.trained_context
             raise ContextError(
                 f"the prompt is too long: this model's maximum context length is {model.context} tokens, and it has "
                 f"{count}: shorten it, or serve the model with a larger context (up to {trained})"

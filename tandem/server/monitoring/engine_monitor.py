@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter
 
-from tandem.bench.step_cost import added
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.llm import LLM
 from tandem.engine.models import Models
@@ -60,11 +59,11 @@ class EngineMonitor:
         self.requests = 0
         self.roofline: Roofline | None = None
         self._lock = threading.Lock()
-        self._last = self._drafts_accepted = 0.0
+        self._last, self._drafts_accepted = 0.0, 0
         self._served: set[Sequence] = set()  # by the last step
         self._kv = _kv_bytes_per_position(llm)
         self._step_bytes: dict[tuple[int, int], float] = {}
-        self.engine.watch = self.on_step
+        self.engine.on_step = self.on_step
 
     def on_step(self, chunks: list[Chunk], seconds: float) -> None:
         """Called by the engine after each step."""
@@ -77,7 +76,7 @@ class EngineMonitor:
             if chunk.sampled:
                 rows += 1 + len(chunk.draft_tokens)
                 if chunk.sequence.first_token > self._last:
-                    first.append(chunk.sequence.first_token - chunk.sequence.submitted)
+                    first.append(chunk.sequence.first_token - chunk.sequence.request.submitted)
             if chunk.count > 1:
                 prompt += chunk.count
             end = chunk.begin + total
@@ -86,7 +85,7 @@ class EngineMonitor:
         sampled = sum(chunk.sampled for chunk in chunks) + self._accepted()
         served = {chunk.sequence for chunk in chunks}
         waited = not served.isdisjoint(self._served)  # otherwise the engine may have been idle
-        between = max(0.0, self.engine.begun - self._last) if waited else 0.0
+        between = max(0.0, self.engine.step_called - self._last) if waited else 0.0
         self._last, self._served = now, served
         with self._lock:
             self.first_tokens.extend(first)
@@ -105,9 +104,8 @@ class EngineMonitor:
 
     def _accepted(self) -> int:
         """Draft tokens that were accepted since the last step."""
-        speculator = self.engine.scheduler.speculator
-        before, self._drafts_accepted = self._drafts_accepted, speculator.accepted if speculator else 0
-        return int(self._drafts_accepted - before)
+        before, self._drafts_accepted = self._drafts_accepted, self.engine.accepted_draft_tokens
+        return self._drafts_accepted - before
 
     def _second(self) -> StepCounts:
         now = int(time.time())
@@ -126,8 +124,8 @@ class EngineMonitor:
                 self.roofline = found
 
     def _is_busy(self) -> bool:
-        waiting = bool(self.engine.scheduler.running or self.engine.scheduler.waiting)
-        return waiting or time.perf_counter() < self._last + IDLE_SECONDS
+        stats = self.llm.stats()
+        return stats.running + stats.waiting > 0 or time.perf_counter() < self._last + IDLE_SECONDS
 
     def _measure(self) -> Roofline | None:
         try:
@@ -147,12 +145,12 @@ class EngineMonitor:
         history = [
             by_time.get(at, StepCounts(at)) for at in range(now - HISTORY_SECONDS, now)
         ]  # without the current second
-        scheduler, speculator = self.engine.scheduler, self.engine.scheduler.speculator
+        stats = self.llm.stats()
         return {
             "device": self.llm.device.describe(),
             "context": self.llm.context,
-            "running": len(scheduler.running),
-            "waiting": len(scheduler.waiting),
+            "running": stats.running,
+            "waiting": stats.waiting,
             "now": self._now(history),
             "history": {
                 "until": now,
@@ -169,8 +167,8 @@ class EngineMonitor:
                 "busy": self.totals.busy,
                 "between": self.totals.between,
             },
-            "speculation": speculator.statistics if speculator else None,
-            "kv": self._kv_blocks(),
+            "speculation": asdict(stats.speculation) if stats.speculation else None,
+            "kv": [asdict(group) for group in stats.kv],
             "memory": _memory(self.llm),
             "roofline": asdict(self.roofline) if self.roofline else None,
         }
@@ -199,28 +197,14 @@ class EngineMonitor:
     def _bytes(self, tokens: int, rows: int) -> float:
         """Memory traffic of a step in bytes, without reading the KV cache."""
         if (tokens, rows) not in self._step_bytes:
-            counts = {"tokens": tokens, "rows": rows, "work": rows}
-            cost = added(launch.cost(counts) for launch in self.engine.program.launches)
-            self._step_bytes[tokens, rows] = cost.bytes
+            self._step_bytes[tokens, rows] = self.engine.step_bytes(tokens, rows)
         return self._step_bytes[tokens, rows]
-
-    def _kv_blocks(self) -> list[dict[str, int]]:
-        cache = self.engine.cache
-        return [
-            {
-                "window": window,
-                "blocks": blocks,
-                "used": blocks - pool.num_free,
-                "cached": len(pool.cached),
-            }
-            for window, blocks, pool in zip(cache.windows, cache.blocks, cache.pools, strict=True)
-        ]
 
 
 def _kv_bytes_per_position(llm: LLM) -> list[tuple[int, float]]:
     """(window, KV bytes that a step reads for each position) of each group of layers with the same window."""
     found: Counter[int] = Counter()
-    for launch in llm.engine.program.launches:
+    for launch in llm.program.launches:
         if launch.kernel.name == "attention":
             s = launch.scalars
             found[int(s["window"])] += kv_bytes(1, s["kv_heads"], s["head_dim"], s["kv"]) // KV_BLOCK
@@ -234,7 +218,7 @@ def _memory(llm: LLM) -> dict[str, Any]:
     device: Any = llm.device
     if not hasattr(device, "heaps_free"):
         free, _ = llm.device.free_memory()
-        for arena, nbytes in llm.engine.program.arena_bytes.items():
+        for arena, nbytes in llm.program.arena_bytes.items():
             arenas[arena if arena in arenas else "other"] += nbytes
         heaps.append({"name": "main memory", "free": free, **arenas})
     else:

@@ -70,7 +70,7 @@ def measure_bandwidth(llm: LLM) -> float | None:
     except TandemError:
         return None
     try:
-        return bandwidth.measure_bandwidth(device, llm.engine.model.nbytes(device.weight_layout))[0]
+        return bandwidth.measure_bandwidth(device, llm.weight_bytes)[0]
     except TandemError:
         return None
     finally:
