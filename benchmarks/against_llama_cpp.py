@@ -1,4 +1,4 @@
-"""Tandem against llama.cpp on this machine: same files, same threads, rounds in turn."""
+"""Compares Tandem with llama.cpp on this machine: same files, same threads, alternating rounds."""
 
 from __future__ import annotations
 

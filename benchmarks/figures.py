@@ -1,4 +1,4 @@
-"""The figures that pages show, each made from a file in benchmarks/results/ and asked for by name."""
+"""Figures and tables of the docs, made from the files in benchmarks/results/."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The figures of the GPU that pages show: what benchmarks.gpu wrote, beside benchmarks/results/h200-targets.json and
-the limits of `tandem plan`."""
+"""Figures of the GPU for the docs: results of benchmarks.gpu, with the targets in benchmarks/results/h200-targets.json
+and the limits of `tandem plan`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def h200_about() -> str:
 
 
 def _rate(row: Data) -> str:
-    """Tokens a second, rounded down: what is short of an aim must not look as if it reached it."""
+    """Tokens a second, rounded down, so that a missed target does not look reached."""
     return f"{math.floor(row['tok_s']):,}"
 
 

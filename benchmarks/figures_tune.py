@@ -1,4 +1,4 @@
-"""What `tandem tune` gave, for docs/TUNING.md.
+"""Results of `tandem tune`, for docs/TUNING.md.
 
 From benchmarks/results/DATE-tune-h200.json, -tune-lavapipe.json and -tune-cpu.json, which
 `tandem tune ... --output FILE` wrote.
@@ -31,12 +31,12 @@ def tuned(kind: str, title: str) -> str:
         f"{len(findings)} are faster; {sum(len(f['wrong']) for f in findings)} candidates were wrong or refused."
     )
     if data["busy"]:
-        head += " **Others kept the machine busy meanwhile.**"
+        head += " **Other processes kept the machine busy.**"
     return "\n\n".join([head, _steps(findings), *([_chosen(chosen)] if chosen else [])])
 
 
 def _steps(findings: list[dict[str, Any]]) -> str:
-    """Of those steps of which all shapes were tuned."""
+    """Sums of those steps whose shapes were all tuned."""
     rows, shapes = [], {size: _shapes(findings, sizes) for size, sizes in STEPS.items()}
     for step, sizes in STEPS.items():
         if shapes[step] != max(shapes.values(), key=len):
@@ -48,7 +48,7 @@ def _steps(findings: list[dict[str, Any]]) -> str:
         )
         if before:
             rows.append([step, f"{before:,.2f}", f"{after:,.2f}", f"{before / after - 1:+.1%}"])
-    return rows_of(["what was tuned of a step", "ms by the rules", "ms tuned", "gain"], rows)
+    return rows_of(["tuned launches of a step", "ms with defaults", "ms tuned", "gain"], rows)
 
 
 def _shapes(findings: list[dict[str, Any]], sizes: tuple[str, ...]) -> set[tuple[str, str]]:
@@ -57,7 +57,7 @@ def _shapes(findings: list[dict[str, Any]], sizes: tuple[str, ...]) -> set[tuple
 
 def _chosen(findings: list[dict[str, Any]]) -> str:
     return rows_of(
-        ["kernel", "shape", "size", "us by the rule", "us tuned", "gain", "choice"],
+        ["kernel", "shape", "size", "us by default", "us tuned", "gain", "choice"],
         [
             [
                 f["kernel"], f["shape"], f["size"], f"{f['before_us']:,.1f}", f"{f['after_us']:,.1f}",

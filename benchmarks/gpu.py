@@ -5,7 +5,7 @@
 Checks: every kernel on its cases, the matrix-unit paths on larger shapes, the golden models. Times: a synthetic model
 (no file) at decode batches 1 to 64, prompts, and depths; with GB/s, TFLOP/s and the profile of each kernel. With
 `--steady` only: the host's part of a step and how long the device waits for it, as the engine serves requests, and
-products in a row without barriers (streams.py). FILE gets what was found; a second run, such as one with `--steady`,
+matmuls in a row without barriers (streams.py). FILE gets what was found; a second run, such as one with `--steady`,
 adds to it.
 """
 

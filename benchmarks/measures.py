@@ -1,4 +1,4 @@
-"""What is measured of a model: prefill, decoding 1, 8 and 32 sequences, Python's share, the time to the first token."""
+"""The measurements of a model: prefill, decode at batch sizes 1, 8 and 32, Python's share of a step, and TTFT."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = {
     8: 8,
     32: 4,
 }  # sequences: steps a round; rounds are short, for the machine may change by the second
-MOST_TRIES = 3  # rounds run for each that counts, while others disturb them
+MAX_TRIES = 3  # rounds for each that counts, while other processes disturb them
 PYTHON_SHARE = 0.03  # of a decode step, at most
 
 # model: ratios to reach in prefill and in decoding 1, 8 and 32 sequences
@@ -49,7 +49,7 @@ def alternate(
     ours(0)
     peer(0)
     taken: list[Pair] = []
-    while len(taken) < MOST_TRIES * rounds and sum(pair.others <= DISTURBED for pair in taken) < rounds:
+    while len(taken) < MAX_TRIES * rounds and sum(pair.others <= DISTURBED for pair in taken) < rounds:
         speed = read()
         taken.append(Pair(*alternating(len(taken) + 1, ours, peer), speed))
     kept = sorted(range(len(taken)), key=lambda i: taken[i].others)[:rounds]
@@ -57,7 +57,7 @@ def alternate(
 
 
 class HostLimits:
-    """Both limits over all threads together.
+    """Read bandwidth and int8 rate of all threads together.
 
     `nbytes` are read again and again, as a model's weights are: what stays in the caches between steps counts.
     """
@@ -89,7 +89,7 @@ class Comparison:
     def rows(self) -> Iterator[Row]:
         self.path.read_bytes()  # into the page cache
         room = (
-            -(-(OPENING + STEPS[1] * (MOST_TRIES * self.rounds + 1) + PREFILL) // 256) * 256
+            -(-(OPENING + STEPS[1] * (MAX_TRIES * self.rounds + 1) + PREFILL) // 256) * 256
         )  # tokens a sequence
         with (
             Worker(sys.executable, HERE / "tandem_worker.py", self.path, self.threads, room) as self.ours,

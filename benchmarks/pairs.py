@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 class Pair(NamedTuple):
-    """A round: both sides, one right after the other, and what the memory gave just before."""
+    """A round: both sides, one right after the other, and the read bandwidth just before."""
 
     ours: Measured
     peer: Measured

@@ -1,10 +1,10 @@
-"""The planner's factors from what was measured, and how well they hold where they were not taken from.
+"""Fits the planner's calibration to measured rows, and cross-validates it.
 
-A predicted time is launches plus, for each factor, what the work would take at the whole rate, over that factor: so
-the factors' reciprocals are found by linear least squares of relative errors, near those in use: run it again until
-they stay. Rows that fit nothing count less (their weight falls from 10% on), and no factor may be above 1.
+A predicted time is the launch overhead plus, for each kind of work, its time at the full rate divided by the share that
+kernels reach. So the reciprocals of the shares follow from linear least squares of relative errors, linearised at those
+in use: repeat it until they stay. Rows with errors above 10% have a lower weight, and no share may exceed 1.
 
-python -m benchmarks.plan_fit     prints them for hardware.toml
+python -m benchmarks.plan_fit     prints the calibration for hardware.toml
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SOFTWARE: Kinds = (
     ("matrix_memory", "attention_memory"),
     ("dot_ops", "matrix_ops", "attention_ops"),
 )
-TOLERATED = 0.1  # relative error from which a row counts less
-TURNS = 30
-LITTLE = 1e-3  # by which a rate is changed to see what depends on it
+TOLERATED = 0.1  # relative error above which a row has a lower weight
+ITERATIONS = 30
+LITTLE = 1e-3  # relative change of a rate for a numerical derivative
 
 
 def shares(rows: Sequence[Row], kinds: Kinds) -> Floats:
@@ -66,7 +66,7 @@ def fit(shares: Floats) -> Floats:
     """The factor of each kind of work that explains the rows best."""
     launches, works = shares[:, 0], shares[:, 1:]
     weights, slower = np.ones(len(shares)), np.ones(works.shape[1])
-    for _ in range(TURNS):
+    for _ in range(ITERATIONS):
         slower = _solve(works * weights[:, None], (1 - launches) * weights)
         off = launches + works @ slower - 1
         weights = (1 + (off / TOLERATED) ** 2) ** -0.25

@@ -1,4 +1,4 @@
-"""The null device's bytes against the times of the H200's profiles, a check of the counts: tables of docs/PLAN.md."""
+"""Checks the bytes that launches declare against the times of the H200's profiles (docs/appendix/PLAN_TABLES.md)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Profiled(NamedTuple):
 
 
 def profiled() -> Iterator[Profiled]:
-    """Products and attention of the H200's profiles, with the bytes of the null device."""
+    """Matmuls and attention of the H200's profiles, with the bytes that they declare."""
     program = planned(GPU_MODEL).program
     for row in figures.read("h200")["rows"]:
         step = _step(row["label"])
@@ -45,22 +45,20 @@ def profiled() -> Iterator[Profiled]:
 
 
 ONE_TOKEN = "profile decode 1, batch 1 at 160", [(160, 1)]
-WITHIN = 0.1  # of the bytes counted, that a time x bandwidth should be
+WITHIN = 0.1  # maximum relative difference of time x bandwidth from the bytes counted
 
 
-class Product(NamedTuple):
-    """A product of a step for one token: what is counted of a launch, and its microseconds on the H200."""
+class Matmul(NamedTuple):
+    """A matmul of a step for one token: the bytes of a launch, and its microseconds on the H200."""
 
     kernel: str
     name: str
     nbytes: float
     us: float  # alone: between barriers
-    row_us: (
-        float | None
-    )  # in a row, none of which waits for the one before; None: that run did not measure it
+    row_us: float | None  # in a row without barriers; None: that run did not measure it
 
     def read(self, us: float, gb_s: float) -> float:
-        """What could be read in that time, of what is counted: 1 if the count and the bandwidth are right."""
+        """Ratio of the bytes that could be read in that time to those counted: 1 if count and bandwidth are right."""
         return us * gb_s * 1e3 / self.nbytes
 
     def is_read_in(self, us: float, gb_s: float) -> bool:
@@ -72,8 +70,8 @@ def _groups() -> list[dict[str, Any]]:
     return next(cast(list[dict[str, Any]], row["groups"]) for row in rows if row["label"] == ONE_TOKEN[0])
 
 
-def products() -> list[Product]:
-    """Those that read most first."""
+def matmuls() -> list[Matmul]:
+    """The matmuls of a step for one token, those that read most first."""
     program = planned(GPU_MODEL).program
     counted = {
         value_name(launch): cost.bytes
@@ -81,23 +79,21 @@ def products() -> list[Product]:
     }
     rows = {row["name"]: row["us"] for row in figures.read("h200").get("streams", ())}
     found = [
-        Product(
-            g["kernel"], g["name"], counted[g["name"]], g["ms"] * 1e3 / g["launches"], rows.get(g["name"])
-        )
+        Matmul(g["kernel"], g["name"], counted[g["name"]], g["ms"] * 1e3 / g["launches"], rows.get(g["name"]))
         for g in _groups()
         if g["kernel"].startswith("matmul")
     ]
-    return sorted(found, key=lambda product: -product.nbytes)
+    return sorted(found, key=lambda each: -each.nbytes)
 
 
 def measured_launch_us() -> float:
-    """Of a launch that moves next to nothing: the embedding of one token."""
+    """Microseconds of a launch that moves almost nothing: the embedding of one token."""
     return next(float(g["ms"]) * 1e3 / g["launches"] for g in _groups() if g["kernel"].startswith("embed"))
 
 
 def launch_us() -> dict[str, float]:
-    """For hardware.toml: of launches whatever their size, by kernel. Of products what the line through their bytes
-    leaves; of the others all that they take for one token, which is hardly for their bytes."""
+    """Launch overhead by kernel, for hardware.toml: of matmuls the intercept of the line through their bytes; of others
+    their whole time for one token."""
     found = {"matmul": bytes_line().launch_us}
     for kernel in ("norm", "rope", "attention"):
         groups = [g for g in _groups() if g["kernel"].partition("_")[0] == kernel]  # fused ones too
@@ -118,8 +114,8 @@ class Line(NamedTuple):
 
 
 def bytes_line() -> Line:
-    """Of the layers' products for one token, each shape timed alone: one counted wrongly would be off the line."""
-    rows = [(p.name, p.nbytes, p.us) for p in products() if p.kernel == "matmul_q4_0"]
+    """Fits the layers' matmuls for one token, each timed alone. A shape counted wrongly would be off the line."""
+    rows = [(p.name, p.nbytes, p.us) for p in matmuls() if p.kernel == "matmul_q4_0"]
     nbytes, us = np.array([row[1:] for row in rows]).T
     launch, each = np.linalg.lstsq(np.column_stack([1 / us, nbytes / us]), np.ones(len(us)), rcond=None)[0]
     return Line(float(launch), float(1e-3 / each), rows)
@@ -133,7 +129,7 @@ def _step(label: str) -> Step | None:
 
 
 def gpu_read_gb_s() -> float:
-    """What a launch that only reads reached there, where the file tells; else what hardware.toml has."""
+    """The rate of a kernel that only reads, if the file has it; else that of hardware.toml."""
     rows = figures.read("h200")["rows"]
     return next((row["GB_s"] for row in rows if row["label"] == "read"), load_hardware("h200").read_gb_s)
 
@@ -144,7 +140,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def profile_table() -> str:
-    heads = ("step", "kernel", "launches", "MB each", "ms in all", "GB/s", "of what reads reach")
+    heads = ("step", "kernel", "launches", "MB each", "ms in total", "GB/s", "share of read bandwidth")
     best = gpu_read_gb_s()
     rows = [
         (p.step, p.kernel, str(p.launches), f"{p.nbytes / p.launches / 1e6:,.1f}", f"{p.seconds * 1e3:.2f}",
@@ -155,31 +151,31 @@ def profile_table() -> str:
 
 
 def counted_table() -> str:
-    """Time x bandwidth beside the bytes counted, of every product for one token."""
-    best, launch, found = gpu_read_gb_s(), measured_launch_us(), products()
+    """Time x bandwidth beside the bytes counted, for every matmul of one token."""
+    best, launch, found = gpu_read_gb_s(), measured_launch_us(), matmuls()
     ways = {"alone": [p.us for p in found], f"less {launch:.1f} us": [p.us - launch for p in found]}
     in_a_row = [p.row_us for p in found if p.row_us]
     if len(in_a_row) == len(found):
         ways["in a row"] = in_a_row
-    heads = ["what it makes", "MB counted", *(f"{way}: us x {best:,.0f} GB/s" for way in ways)]
+    heads = ["value", "MB counted", *(f"{way}: us x {best:,.0f} GB/s" for way in ways)]
     rows = [
         [p.name, f"{p.nbytes / 1e6:,.1f}", *(_time_as_bytes(p, us[i], best) for us in ways.values())]
         for i, p in enumerate(found)
     ]
     near = {way: sum(p.is_read_in(us, best) for p, us in zip(found, ways[way], strict=True)) for way in ways}
     said = ", ".join(f"{count} of {len(found)} {way}" for way, count in near.items())
-    missing = "" if "in a row" in ways else " That run did not time products in a row."
+    missing = "" if "in a row" in ways else " That run did not time matmuls in a row."
     return f"{table(heads, rows)}\n\nWithin {WITHIN:.0%} of the bytes counted: {said}.{missing}"
 
 
-def _time_as_bytes(product: Product, us: float, gb_s: float) -> str:
-    mark = "" if product.is_read_in(us, gb_s) else "**"
-    return f"{us:,.1f} us: {us * gb_s / 1e3:,.1f} MB, {mark}{product.read(us, gb_s) - 1:+.0%}{mark}"
+def _time_as_bytes(found: Matmul, us: float, gb_s: float) -> str:
+    mark = "" if found.is_read_in(us, gb_s) else "**"
+    return f"{us:,.1f} us: {us * gb_s / 1e3:,.1f} MB, {mark}{found.read(us, gb_s) - 1:+.0%}{mark}"
 
 
 def bytes_table() -> str:
     line, best = bytes_line(), gpu_read_gb_s()
-    heads = ("what it makes", "MB counted", "us", "by the line", "off")
+    heads = ("value", "MB counted", "us", "by the line", "off")
     rows = [
         (
             name,

@@ -1,4 +1,4 @@
-"""What was measured, as the planner sees it: models, steps, and hardware with the limits of the same rounds."""
+"""Measured rows for the planner: models, steps, and hardware with the limits of the same rounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GPU_MODEL = "gemma-3-27b:q4_0"
 
 @dataclass(frozen=True)
 class Row:
-    """A rate in tokens a second, with what it was measured of."""
+    """A measured rate in tokens a second, with its model, hardware and steps."""
 
     run: str
     hardware: Hardware

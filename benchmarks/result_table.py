@@ -17,7 +17,7 @@ Row = dict[str, Any]
 COLUMNS = (
     "model", "measure", "Tandem", "llama.cpp", "ratio (95%)", "target", "", "GB/s", "GOP/s", "of the limit"
 )  # fmt: skip
-OVER = 1.1  # a speed this far above the measured limits is a mistake in one of the two
+MAX_SHARE = 1.1  # of a measured limit: above it, the result or the limit is wrong
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def speed_row(measure: str, work: Work, pairs: Sequence[Pair], target: float, in
 
 
 def seconds_row(measure: str, pairs: Sequence[Pair], target: float) -> Row:
-    """The ratio says how many times sooner we are."""
+    """A row of seconds; the ratio is the peer's time over ours."""
     ours, peer = [pair.ours.seconds for pair in pairs], [pair.peer.seconds for pair in pairs]
     return _row(measure, "s", pairs, target, ours, peer) | {"ratio": asdict(ratio_of_medians(peer, ours))}
 
@@ -155,7 +155,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
                 notes.append(
                     f"Warning: other processes took up to {max(row['others']):.0%} of the machine in {where}."
                 )
-            if any(row.get(side, {}).get("of_limit", 0) > OVER for side in ("ours", "peer")):
+            if any(row.get(side, {}).get("of_limit", 0) > MAX_SHARE for side in ("ours", "peer")):
                 notes.append(f"Wrong: {where} is above a limit: one of the two was mismeasured.")
     return notes
 

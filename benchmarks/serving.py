@@ -1,4 +1,4 @@
-"""Tandem's server against llama.cpp's on this machine: same files, threads and requests, rounds in turn.
+"""Compares `tandem serve` with llama-server on this machine: same files, threads and requests, alternating rounds.
 
     python -m benchmarks.serving --peer LLAMA_SERVER [MODEL ...]
 
@@ -96,7 +96,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The rounds of a model: for each measure what both sides had, a different one first each time."""
+    """The rounds of a model: for each measure the results of both sides, which alternate."""
     with GGUF.open(model) as gguf:
         texts = clients.Texts(Tokenizer.from_gguf(gguf).encode(TEXT.read_text())[1:])
     rounds, flash = [], prefers_flash(model, texts, options)
@@ -135,7 +135,7 @@ def prefers_flash(model: Path, texts: clients.Texts, options: argparse.Namespace
 
 
 def timed(server: servers.Server, measure: Coroutine[Any, Any, dict[str, float]]) -> dict[str, float]:
-    """What a measure finds, and the share of the machine that went to others meanwhile."""
+    """The result of a measure, and the share of the machine that other processes took."""
     busy, own, began = busy_seconds(), time.process_time() + server.cpu_seconds, time.perf_counter()
     found = asyncio.run(measure)
     seconds = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What clients of a server's /v1/completions ask in the comparison of servers, and how long they wait.
+"""The clients of the comparison of servers: their requests to /v1/completions, and their latencies.
 
 Requests are token ids, greedy, and run to their full length, so that every server has the same work.
 """
@@ -21,7 +21,7 @@ ARRIVAL, PAUSE = 0.03, 0.05  # seconds on average until the next client comes, a
 STREAMS, LONG = 4, 2000  # those that are disturbed, and the tokens of the prompt that does
 QUIET = 2.0  # seconds before it
 PREFIX, TAIL, PREFIXES = 1000, 20, 2  # tokens that prompts share, tokens after them, and how many such pairs
-MOST = 3600  # tokens of a stream that is stopped before
+MAX_STREAM = 3600  # tokens of a stream, which is stopped earlier
 
 
 class Texts:
@@ -45,7 +45,7 @@ def to(port: int) -> Client:
 
 
 async def load(port: int, texts: Texts, clients: int, requests: int, seed: int) -> dict[str, float]:
-    """Clients who come at random times, and ask again some time after each answer."""
+    """Closed-loop clients that arrive at random times, and pause after each response."""
     chance = random.Random(seed)
     work = [(texts.take(chance.randint(*PROMPTS)), chance.randint(*ANSWERS)) for _ in range(requests)]
     made, answers = sum(count for _, count in work), list[StreamTimes]()
@@ -71,11 +71,11 @@ async def load(port: int, texts: Texts, clients: int, requests: int, seed: int) 
 
 
 async def disturbed(port: int, texts: Texts) -> dict[str, float]:
-    """Streams, before and while a long prompt arrives."""
+    """Inter-token latency of streams, before and while a long prompt arrives."""
     streams = [StreamTimes(time.perf_counter()) for _ in range(STREAMS)]
 
     async def read(answer: StreamTimes) -> None:
-        async with aclosing(to(port).tokens(*request(texts.take(TAIL), MOST))) as stream:  # type: ignore[type-var]
+        async with aclosing(to(port).tokens(*request(texts.take(TAIL), MAX_STREAM))) as stream:  # type: ignore[type-var]
             async for at in stream:
                 answer.times.append(at)
 
@@ -103,7 +103,7 @@ async def disturbed(port: int, texts: Texts) -> dict[str, float]:
 
 
 async def shared(port: int, texts: Texts) -> dict[str, float]:
-    """First tokens of prompts, new ones and those that begin like one before."""
+    """TTFT of new prompts, and of prompts that share a prefix with an earlier one."""
     cold, warm = [], []
     for _ in range(PREFIXES):
         prefix = texts.take(PREFIX)

@@ -1,7 +1,7 @@
-"""What products read, told by their time alone: launches of one shape in a row, of which none waits for the one before.
+"""Times matmul launches of one shape in a row without barriers, to check the bytes that they declare.
 
-A launch between barriers takes longer than its bytes: cores run empty at its end and fill again after it. In a row
-without barriers only the bytes are left, so that time x bandwidth can be set beside what the null device counts.
+A launch between barriers takes longer than its bytes need: the GPU drains at its end and fills again after it. Without
+barriers only the bytes count, so that time x bandwidth can be compared with the declared bytes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ LEAST_BYTES = 4e9  # of a row, so that its beginning and end do not count, and n
 
 
 def streams(bench: Bench) -> list[dict[str, Any]]:
-    """Of each product of a step for one token: microseconds of a launch in such a row, the shortest of many: whatever
-    else goes on can only make it longer."""
+    """Microseconds of a launch in such a row, for each matmul of a step for one token: the minimum of many rows."""
     program, step = bench.engine.program, next(iter(bench.steps(STREAMED)))
     shapes: dict[tuple[str, str], list[Launch]] = {}
     for launch in program.launches:
@@ -44,7 +43,7 @@ def streams(bench: Bench) -> list[dict[str, Any]]:
 
 
 class _Row:
-    """Launches without a barrier. What they write is not used: all may write the same place at the same time."""
+    """Launches without barriers. Their outputs are not used, so all may write to the same place at the same time."""
 
     def __init__(self, bench: Bench, launches: Sequence[Launch]) -> None:
         device, whole = bench.engine.device, bench.engine.program

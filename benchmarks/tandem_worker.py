@@ -15,7 +15,7 @@ from typing import Any
 from tandem import LLM, SamplingParams
 from tandem.engine.sequence import Sequence
 
-MOST_SEQUENCES = 32
+MAX_SEQUENCES = 32
 
 
 class Side:
@@ -59,7 +59,7 @@ class Side:
         self.sequences = []
 
     def info(self) -> dict[str, Any]:
-        """What a step reads and computes, so that speeds can be put beside the machine's limits."""
+        """Bytes and parameters of a step, for the comparison with the machine's limits."""
         matrices = {
             name: tensor for name, tensor in self.llm._model.gguf.tensors.items() if len(tensor.shape) > 1
         }
@@ -67,7 +67,7 @@ class Side:
         embedding = matrices.pop("token_embd.weight")
         head = matrices.pop("output.weight", embedding)
         one = {"tokens": 1, "rows": 1, "work": 1}
-        products = [
+        matmuls = [
             launch for launch in self.engine.program.launches if launch.kernel.name.startswith("matmul")
         ]
         return {
@@ -75,7 +75,7 @@ class Side:
             "body_parameters": sum(math.prod(tensor.shape) for tensor in matrices.values()),
             "head_parameters": math.prod(head.shape),
             "file_bytes": sum(tensor.nbytes for tensor in [*matrices.values(), head]),
-            "bytes": sum(launch.cost(one).bytes for launch in products),
+            "bytes": sum(launch.cost(one).bytes for launch in matmuls),
         }
 
 
@@ -98,7 +98,7 @@ def main(path: str, threads: str, room: str, *prompt: str) -> None:
             for token in llm.stream(prompt[0], max_tokens=1):
                 print(token.text, end="", flush=True)
     else:
-        serve(Side(LLM(path, device="cpu", threads=int(threads), context=int(room), batch=MOST_SEQUENCES)))
+        serve(Side(LLM(path, device="cpu", threads=int(threads), context=int(room), batch=MAX_SEQUENCES)))
 
 
 if __name__ == "__main__":

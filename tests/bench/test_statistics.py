@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.measures import MOST_TRIES, alternate
+from benchmarks.measures import MAX_TRIES, alternate
 from tandem.bench.peers.worker import Measured
 from tandem.bench.statistics import (
     drift,
@@ -154,4 +154,4 @@ def test_rounds_alternate_after_a_warm_up() -> None:
 def test_disturbed_rounds_are_replaced_but_not_for_ever() -> None:
     assert rounds({1, 3}, 3)[1] == [2, 4, 5]
     order, kept = rounds(set(range(100)), 3)
-    assert len(kept) == 3 and len(order) == 2 * (1 + 3 * MOST_TRIES)
+    assert len(kept) == 3 and len(order) == 2 * (1 + 3 * MAX_TRIES)

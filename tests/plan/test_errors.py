@@ -23,8 +23,8 @@ from benchmarks.plan_fit import CPU, errors, fit, shares
 from benchmarks.plan_profile import (
     bytes_line,
     gpu_read_gb_s,
+    matmuls,
     measured_launch_us,
-    products,
     profiled,
 )
 from benchmarks.plan_rows import cpu_rows
@@ -134,7 +134,7 @@ def test_bytes_of_the_null_device_fit_the_time_of_the_gpu() -> None:
     assert all(row.gb_s < best for row in rows)
     head = max((row for row in rows if "batch 1 " in row.step), key=lambda row: row.nbytes / row.launches)
     assert head.launches == 1 and head.nbytes == pytest.approx(262208 * 5376 * 210 / 256, rel=2e-3)
-    in_a_row = next(p.row_us for p in products() if p.kernel == head.kernel)
+    in_a_row = next(p.row_us for p in matmuls() if p.kernel == head.kernel)
     assert in_a_row and head.nbytes / in_a_row / 1e3 > 0.95 * best > head.gb_s > 0.85 * best
 
 
@@ -149,7 +149,7 @@ def test_time_is_a_launch_and_the_bytes_counted() -> None:
 
 def test_time_times_bandwidth_is_at_least_the_bytes_counted() -> None:
     """However a product is timed, it cannot have read more; in a row, where only its bytes take time, also not less."""
-    found, best = products(), gpu_read_gb_s()
+    found, best = matmuls(), gpu_read_gb_s()
     assert [p.kernel for p in found].count("matmul_q4_0") == 4 and found[0].kernel == "matmul_q6_k"
     by_hand = {
         "ffn_act": 2 * 21504 * 5376,
