@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.dispatch import SCRATCH_WORDS_BYTES, Dispatch, Gpu, compiled_scalars
@@ -13,6 +14,7 @@ from tandem.kernels.matmul import layout_of, token_count
 from tandem.kernels.panels import LAYOUTS
 
 Choice = Mapping[str, int]
+Path = Literal["float", "integer_dot", "coopmat_reg", "coopmat"]
 
 MAX_DOT_TOKENS = (
     8  # up to here integer dot products are faster than cooperative matrices through shared memory,
@@ -29,26 +31,38 @@ BLOCKS_IN_FLIGHT = {
 
 def matmul(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     """Few tokens: a workgroup a panel of 16 rows; with GLU one for the four panels that make 32 outputs."""
-    layout = layout_of(scalars)
-    tokens = token_count(scalars, counts)
+    layout, tokens = layout_of(scalars), token_count(scalars, counts)
     panels = -(-int(scalars["rows"]) // PANEL_ROWS)
-    choice = gpu.choices.of("matmul", scalars, tokens)  # "integer_dot": not on matrix units
-    if not LAYOUTS[layout].quantised:
-        return Dispatch(
-            panels // 4 if scalars["epilogue"] else panels, constants=(choice.get("threads", 128),)
-        )
-    columns = int(scalars["columns"])
-    tiles = coopmat_reg_tiles(columns, tokens, gpu)
-    dot_in_registers = choice.get("integer_dot", tokens <= MAX_DOT_TOKENS_REG)
-    if gpu.register_coopmat and (tiles or tokens <= MAX_DOT_TOKENS) and not dot_in_registers:
+    choice = gpu.choices.of("matmul", scalars, tokens)
+    path = matmul_path(scalars, counts, gpu)
+    if path == "float":
+        workgroups = panels // 4 if scalars["epilogue"] else panels
+        return Dispatch(workgroups, constants=(choice.get("threads", 128),))
+    if path == "coopmat_reg":
+        tiles = coopmat_reg_tiles(int(scalars["columns"]), tokens, gpu)
         return _matmul_coopmat_reg(layout, scalars, panels, tokens, tiles, choice)
-    fits = 2 * (tokens + 127) * (columns + 63) < SCRATCH_WORDS_BYTES
-    fits = (
-        fits and LAYOUTS[layout].matrix_bytes(PANEL_ROWS * panels, columns) < 1 << 32
-    )  # as its shader's offsets
-    if not choice.get("integer_dot", tokens <= MAX_DOT_TOKENS) and fits and has_coopmat(gpu):
+    if path == "coopmat":
         return _matmul_coopmat(layout, scalars, panels, tokens)
     return _matmul_dots(layout, scalars, panels, tokens, gpu, choice)
+
+
+def matmul_path(scalars: Scalars, counts: Counts, gpu: Gpu) -> Path:
+    """Which shader does a matmul: for float weights, by integer dot products, or by cooperative matrices, with weights
+    in registers or through shared memory."""
+    layout, tokens, columns = layout_of(scalars), token_count(scalars, counts), int(scalars["columns"])
+    if not LAYOUTS[layout].quantised:
+        return "float"
+    choice = gpu.choices.of("matmul", scalars, tokens)  # "integer_dot": not on matrix units
+    in_registers = coopmat_reg_tiles(columns, tokens, gpu) or tokens <= MAX_DOT_TOKENS
+    if gpu.register_coopmat and in_registers and not choice.get("integer_dot", tokens <= MAX_DOT_TOKENS_REG):
+        return "coopmat_reg"
+    fits = 2 * (tokens + 127) * (columns + 63) < SCRATCH_WORDS_BYTES
+    fits = (
+        fits and LAYOUTS[layout].matrix_bytes(int(scalars["rows"]), columns) < 1 << 32
+    )  # as its shader's offsets
+    if not choice.get("integer_dot", tokens <= MAX_DOT_TOKENS) and fits and has_coopmat(gpu):
+        return "coopmat"
+    return "integer_dot"
 
 
 def has_coopmat(gpu: Gpu) -> bool:
@@ -103,11 +117,10 @@ def _ends_with_row(layout: str, columns: int, threads: int, glu: bool, tokens: i
 
 def matmul_norm_partials(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
     """As the matmul of one token; None where that is not done by integer dot products."""
-    layout = layout_of(scalars)
     own = {name: value for name, value in scalars.items() if name != "rows_per_sum"}
-    plain = matmul(own, counts, gpu)
-    if counts["tokens"] > 1 or plain.shader != f"matmul_{layout}_t1":
+    if counts["tokens"] > 1 or scalars["epilogue"] or matmul_path(own, counts, gpu) != "integer_dot":
         return None
+    plain = matmul(own, counts, gpu)
     constants = (*plain.constants, int(scalars["rows_per_sum"]))
     return replace(plain, shader=f"{plain.shader}_sums", constants=constants)
 
