@@ -1,7 +1,7 @@
-"""What was found fastest for a kernel and a shape on one device, and the file it is kept in (docs/TUNING.md).
+"""Tuned parameters: the fastest settings of a kernel and shape on one device, and the file that stores them.
 
-A choice is a few named numbers, such as {"threads": 256}: a device's dispatch rules ask for those of a launch and take
-their own for what is not there. `tandem tune` finds them; without its file nothing is chosen.
+A choice is a few named numbers, such as {"threads": 256}. A device's dispatch rules look up the choice of a launch and
+use their defaults for missing numbers. `tandem tune` (docs/TUNING.md) writes the file; without it, all are defaults.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 Choice = Mapping[str, int]
 NOTHING: Choice = {}
-# Of a launch's scalars, those that do not make it faster or slower, or that the context sets.
+# Scalars that do not influence the speed of a launch, or that depend on the context.
 IRRELEVANT = frozenset(
     {"blocks", "sequences", "positions", "slot_field", "panels_per_item", "adjustments", "mask_words"}
 )
 
 
 def shape_of(kernel: str, scalars: Mapping[str, float], *sizes: int) -> str:
-    """The name of a kernel's shape: whole scalars that matter, and counts by the power of two that holds them."""
+    """The name of a kernel's shape: its relevant integer scalars, and each size rounded up to a power of two."""
     shape = " ".join(
         f"{name}={int(value)}"
         for name, value in scalars.items()
@@ -34,7 +34,7 @@ def shape_of(kernel: str, scalars: Mapping[str, float], *sizes: int) -> str:
 
 
 class Choices:
-    """Choices by `shape_of`."""
+    """Choices by the name of their shape (`shape_of`)."""
 
     def __init__(self, found: Mapping[str, Choice] | None = None) -> None:
         self.found = dict(found or {})
@@ -47,7 +47,7 @@ class Choices:
 
     @contextmanager
     def trying(self, choice: Choice) -> Iterator[None]:
-        """Every launch that is recorded inside takes this choice."""
+        """Uses this choice for every launch that is recorded inside the context."""
         self._trial = choice
         try:
             yield
@@ -56,7 +56,7 @@ class Choices:
 
 
 def read_choices(file: Path) -> Choices:
-    """Those of a file that `write_choices` wrote; none, with a warning, if it is damaged."""
+    """Reads a file that `write_choices` wrote; returns no choices, with a warning, if it is damaged."""
     try:
         text = file.read_text()
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def read_choices(file: Path) -> Choices:
 
 
 def write_choices(file: Path, choices: Choices, about: Mapping[str, str]) -> None:
-    """All at once, so that nobody reads a half of it. `about`: for people who look into it."""
+    """Writes the file atomically. `about`: further fields for people who read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     found = {shape: dict(choice) for shape, choice in sorted(choices.found.items())}
     partial = file.with_suffix(f".{os.getpid()}")

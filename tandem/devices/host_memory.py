@@ -1,4 +1,4 @@
-"""How much memory this process may still take: what the machine has, and what its control groups (containers) allow."""
+"""The memory that this process may still allocate: limited by the machine and by its control groups (containers)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# Of the versions 2 and 1 of control groups: files with the limit and the use, and lines of memory.stat that count
-# what is used for files only and would be given up.
+# Control groups of version 2 and 1: the files with the limit and the usage, and the lines of memory.stat that count the
+# page cache, which the kernel frees on demand.
 VERSIONS = (
     ("memory.max", "memory.current", ("inactive_file", "active_file")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
@@ -16,7 +16,7 @@ VERSIONS = (
 
 
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes of memory that are free, or used for files only."""
+    """Bytes of memory that are free or page cache."""
     fields = dict(line.split(":") for line in (proc / "meminfo").read_text().splitlines())
     page_cache_aware = fields.get("MemAvailable", fields["MemFree"])
     free = int(page_cache_aware.split()[0]) * 1024.0
@@ -25,13 +25,13 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
 
 
 def touched_memory(proc: Path = Path("/proc")) -> int:
-    """Bytes of memory that this process has in use, but for files."""
+    """Bytes of anonymous memory of this process that are resident."""
     fields = dict(line.split(":", 1) for line in (proc / "self" / "status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) * 1024
 
 
 def _groups(proc: Path, root: Path) -> Iterator[Path]:
-    """The folders of the process's groups and of those above them, each of which may have a limit.
+    """The folders of the process's groups and of their parents, each of which may have a limit.
 
     A container often sees its own group as the root, whatever path its processes are told.
     """
@@ -47,12 +47,12 @@ def _groups(proc: Path, root: Path) -> Iterator[Path]:
 
 
 def _free_in(group: Path) -> float:
-    """Bytes a group leaves; infinite where it has no limit."""
+    """Bytes that a group may still allocate; infinite if it has no limit."""
     for limit, use, files in VERSIONS:
         try:
-            most, used = (int((group / name).read_text()) for name in (limit, use))
+            limited, used = (int((group / name).read_text()) for name in (limit, use))
             counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):  # no such file, or "max"
             continue
-        return max(0, most - used + sum(int(counts.get(name, 0)) for name in files))
+        return max(0, limited - used + sum(int(counts.get(name, 0)) for name in files))
     return math.inf

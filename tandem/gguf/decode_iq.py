@@ -1,4 +1,4 @@
-"""Blocks of the codebook formats (IQ1 to IQ4) to float32, as in formats_decode.
+"""Blocks of the codebook formats (IQ1 to IQ4) to float32, as in decode.py.
 
 An index names a point of a codebook: 8 (or 4) small numbers. A codebook is a chosen set of points of the
 lattice levels ** width, in the lattice's order (first coordinate fastest): a bitmap of the lattice holds it.

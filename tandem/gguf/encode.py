@@ -22,7 +22,7 @@ def _rounded_half(values: Array) -> Array:
 
 
 def _pack(fields: Array, bits: int, group: int) -> Array:
-    """The inverse of `formats_decode.planes`."""
+    """The inverse of `decode.planes`."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     grouped = fields.astype(np.uint8).reshape(len(fields), -1, 8 // bits, group) << shifts
     packed: Array = np.bitwise_or.reduce(grouped, axis=2).reshape(len(fields), -1)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 HEADER_BYTES = 24  # magic, version, count of tensors, count of keys: where metadata begins
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
-MOST_READ = 8 << 20  # bytes of tensors that are kept in memory after they were read
+MAX_READ = 8 << 20  # bytes of tensors that may stay in memory after they were read
 SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 KINDS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
@@ -167,13 +167,13 @@ class GGUF:
         return flat.reshape(-1, info.row_bytes)
 
     def done_with(self, nbytes: int) -> None:
-        """So many bytes of tensors were read; their memory is given back once it is much, since that has its price."""
+        """Counts the bytes of tensors that were read, and frees their pages after MAX_READ bytes: freeing is slow."""
         self._read += nbytes
-        if self._read >= MOST_READ:
+        if self._read >= MAX_READ:
             self.forget()
 
     def forget(self) -> None:
-        """Gives back the memory that reading took; tensors can be read again, from the file."""
+        """Frees the pages of the file that were read; tensors can be read again."""
         self._read = 0
         for data in self._maps.values():
             data.madvise(mmap.MADV_DONTNEED)

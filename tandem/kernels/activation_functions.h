@@ -1,4 +1,4 @@
-// The activation functions of gated layers, to 1e-6 of the result; GELU's left tail (below -3) to 1e-8.
+// The activation functions of gated layers, with a relative error of 1e-6; in GELU's left tail (below -3) 1e-8 absolute.
 #pragma once
 #include "simd.h"
 
@@ -17,7 +17,7 @@ ALWAYS_INLINE f32x16 f_activate(f32x16 x, int32_t activation) {
     return activation == ACTIVATION_GELU ? f_gelu(x) : f_silu(x);
 }
 
-// tanh to about 1e-7 absolute: enough for soft caps, whose results are added to numbers of order 1.
+// tanh with an absolute error of about 1e-7: enough for soft caps, whose results are added to numbers of order 1.
 ALWAYS_INLINE f32x16 f_tanh(f32x16 x) {
     f32x16 e = f_exp(f_add(x, x));
     return f_sub(f_set(1.0f), f_div(f_set(2.0f), f_add(e, f_set(1.0f))));

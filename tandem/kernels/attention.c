@@ -96,7 +96,8 @@ ALWAYS_INLINE f32x16 scales_at(const char *block, int head_dim, int values, int 
 
 // Prefetches row `row` of KV_BLOCK elements if it begins a cache line. float32 streams fast enough without.
 ALWAYS_INLINE void prefetch_row(const char *block, int row, int kv) {
-    if (kv != KV_F32 && row * KV_BLOCK * (kv == KV_F16 ? 2 : 1) % 64 == 0)
+    const int row_bytes = KV_BLOCK * (kv == KV_F16 ? 2 : 1), rows_per_line = row_bytes < 64 ? 64 / row_bytes : 1;
+    if (kv != KV_F32 && row % rows_per_line == 0)
         __builtin_prefetch(element(block, (size_t)row * KV_BLOCK, kv), 0, 2);
 }
 
@@ -222,10 +223,12 @@ static void weigh_all(state *s, const item_view *item, int chunk) {
 
 // s->scaled = the weights of a chunk times the scales of its int8 values in the 32 columns from `column` on.
 static void scale_weights(state *s, const chunk_view *c, int column, int head_dim) {
-    for (int key = c->first_block * KV_BLOCK; key < c->end_block * KV_BLOCK; key += LANES) {
-        const f32x16 scale = scales_at(c->blocks[key / KV_BLOCK], head_dim, 1, column, key % KV_BLOCK);
-        for (int q = 0; q < s->count; q++) f_store(s->scaled[q] + key, f_mul(f_load(s->scores[q] + key), scale));
-    }
+    for (int b = c->first_block; b < c->end_block; b++)
+        for (int token = 0; token < KV_BLOCK; token += LANES) {
+            const f32x16 scale = scales_at(c->blocks[b], head_dim, 1, column, token);
+            const int key = b * KV_BLOCK + token;
+            for (int q = 0; q < s->count; q++) f_store(s->scaled[q] + key, f_mul(f_load(s->scores[q] + key), scale));
+        }
 }
 
 ALWAYS_INLINE void attend_chunk(state *s, const item_view *item, int chunk, int first_key, int end_key, int staged, int q8) {

@@ -1,9 +1,9 @@
 """Causal attention over the paged KV cache, with grouped heads, a sliding window and a soft cap on scores.
 
-The work list says what to compute: each entry is some consecutive rows of one sequence, and each (entry, KV head)
-is one item. About 64 queries (rows times heads of the group) an entry are best; a query's bits do not depend on how
-rows are cut into entries. A row's own key and value are in the cache already. Table entries of blocks before the
-window of an entry's first row are not looked at.
+An entry of the work list is a run of consecutive tokens of one sequence; each (entry, KV head) is one item. Entries
+of about 64 queries (tokens times query heads per KV head) are fastest, but the bits of a result do not depend on how
+tokens are divided into entries. The keys and values of the entry's own tokens must be in the cache already. Blocks
+before the window of an entry's first token are not read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def grid(scalars: Scalars) -> Grid:
 
 
 def cost(scalars: Scalars, counts: Counts) -> Cost:
-    """Queries and results alone: how many keys a row sees is in the work list, not in scalars or counts."""
+    """Of queries and results only: the number of keys is in the work list, not in scalars or counts."""
     columns = scalars["q_heads"] * scalars["head_dim"]
     return Cost(bytes=counts["tokens"] * columns * (4 + (1.5 if scalars["out_q8"] else 4)), ops=0)
 
@@ -43,7 +43,7 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
 
 
 def attend(q: Array, keys: Array, values: Array, position: int, scalars: Scalars) -> Array:
-    """One row: q [q_heads, head_dim] over keys and values [n, kv_heads, head_dim], the last of which is its own."""
+    """One token: q [q_heads, head_dim] over keys and values [n, kv_heads, head_dim], the last of which are its own."""
     group = q.shape[0] // keys.shape[1]
     keys, values = (np.repeat(x.astype(np.float64), group, axis=1) for x in (keys, values))
     scores = np.einsum("hd,nhd->hn", q.astype(np.float64), keys) * scalars["scale"]
@@ -197,7 +197,9 @@ KERNEL = Kernel(
     buffers=(
         Buffer("q", "r"),  # float32 [T, q_stride], heads of head_dim
         Buffer("cache", "r"),  # one layer's KV blocks (kv_layout.h)
-        Buffer("tables", "r"),  # int32 [sequences][table_stride]: the block of positions 16 i to 16 i + 15
+        Buffer(
+            "tables", "r"
+        ),  # int32 [sequences][table_stride]: entry i is the block of positions i * KV_BLOCK on
         Buffer("work", "r"),  # int32 [W][first row, rows, sequence, position of the first row]
         Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]
     ),
@@ -208,12 +210,12 @@ KERNEL = Kernel(
         ("q_stride", "i"),
         ("out_stride", "i"),
         ("table_stride", "i"),
-        ("window", "i"),  # keys a query sees, its own included; 0: all
+        ("window", "i"),  # number of keys that a query sees, its own included; 0: all
         ("scale", "f"),
-        ("softcap", "f"),  # c: scores s become c tanh(s / c); 0: as they are
-        ("kv", "i"),  # what keys and values are stored as, of KV_TYPES
+        ("softcap", "f"),  # c: a score s becomes c tanh(s / c); 0: off
+        ("kv", "i"),  # data type of the cache, an index into KV_TYPES
         ("out_q8", "i"),  # head_dim is then a multiple of 32
-        ("sequences", "i"),  # rows of `tables`, and blocks of the cache: their sizes, for the null device
+        ("sequences", "i"),  # rows of `tables`, and blocks of the cache: their sizes, for the validator
         ("blocks", "i"),
     ),
     grid=grid,

@@ -4,14 +4,14 @@
 enum { TOKENS, TABLE, SAMPLED, OUT };
 enum { FORMAT, ROWS, COLUMNS, OUT_STRIDE, SCALE };
 
-// A token's row of the table: its id, or what the step before sampled.
+// A token's row of the table: its id, or the token that the previous step sampled.
 ALWAYS_INLINE int row_of(const launch_args *args, int32_t item) {
     const int32_t *token = (const int32_t *)args->buffer[TOKENS] + item * TOKEN_INTS;
     int source = token[TOKEN_SOURCE];
     return source ? ((const sampling_result *)args->buffer[SAMPLED])[source - 1].token : token[TOKEN_ID];
 }
 
-// Unpacks 16 rows to use one: a token's row is a millionth of the step's weights.
+// Unpacks 16 rows to use one of them: a token's row is a millionth of the weights that a step reads.
 #define QUANTISED(name) \
     KERNEL(embed_##name) { \
         (void)step; \

@@ -1,4 +1,4 @@
-"""Token ids to rows of the embedding table, times a scale. The table is in panels: it is often the head too.
+"""Embedding: a row of the table for each token, times a scale. The table is in panels: often it is the LM head too.
 
 If TOKEN_SOURCE is not 0, the id is in row TOKEN_SOURCE - 1 of `sampled`: the results of the previous step.
 """

@@ -1,4 +1,4 @@
-"""The gate of a feed-forward layer: out = activation(gate) * up, as float32 rows or quantised."""
+"""GLU, the gate of a feed-forward layer: out = activation(gate) * up, as float32 rows or int8 tiles."""
 
 from __future__ import annotations
 
@@ -67,9 +67,8 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         }
         full_label = f"{label} {('silu', 'gelu')[activation]}{' q8' * out_q8}"
         counts = {"tokens": n, "rows": 1, "work": 0}
-        return Case(
-            full_label, arrays, scalars, counts, atol=2e-8, rtol=2e-6
-        )  # 2e-8: ACTIVATION_GELU's left tail
+        # 2e-8: the left tail of GELU
+        return Case(full_label, arrays, scalars, counts, atol=2e-8, rtol=2e-6)
 
     for activation in (ACTIVATION_SILU, ACTIVATION_GELU):
         for n, dim, gap in ((1, 1, 0), (2, 17, 3), (5, 48, 0), (16, 100, 4), (17, 256, 0), (33, 31, 1)):

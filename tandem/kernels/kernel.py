@@ -70,7 +70,7 @@ class Kernel:
     # (arrays by name, scalars, counts) -> the outputs by name, each of the array's full shape
     reference: Callable[[Mapping[str, Array], Scalars, Counts], dict[str, Array]]
     cases: Callable[[np.random.Generator], Iterator[Case]]
-    # (scalars, counts) -> bytes each bound buffer must have from its address on; what the null device checks
+    # (scalars, counts) -> bytes each bound buffer must have from its address on; the validator checks it
     extents: Callable[[Scalars, Counts], dict[str, int]]
     # Further numbers of a launch, beside its scalars, that are not passed to the kernel: they decide its dispatch.
     constants: tuple[str, ...] = ()

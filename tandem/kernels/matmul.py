@@ -1,4 +1,4 @@
-"""out = x weightsᵀ (+ bias), with GLU, soft cap and re-quantisation as epilogues. The bulk of every step."""
+"""Matmul: out = x weightsᵀ (+ bias), with soft cap, GLU and quantisation of the result as epilogues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def panels(rows: int) -> int:
 
 
 def panels_per_item(rows: int, glu: bool) -> int:
-    """Enough items to balance threads, enough panels an item to reuse a tile of activations."""
+    """Few enough to have items for all threads, enough to reuse a tile of activations."""
     return 4 if glu else max(1, min(4, panels(rows) // 32))
 
 
@@ -97,7 +97,7 @@ def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[
 
 
 def unpack_panels(layout: str, packed: Array, rows: int, columns: int) -> Array:
-    """The weights of a packed matrix as float32 [rows, columns]: the NumPy reading of panels.h."""
+    """The weights of a packed matrix as float32 [rows, columns]: panels.h in NumPy."""
     info, count = LAYOUTS[layout], panels(rows)
     chunks = packed.reshape(-1).view(np.uint8)[: info.matrix_bytes(rows, columns)]
     chunks = chunks.reshape(count, columns // info.span, info.chunk_bytes)
@@ -213,7 +213,7 @@ def make_case(
     return Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0}, atol=2e-4, rtol=1e-4)
 
 
-# Standard deviation of random quants, with the scales' bytes and less the minima where there are such.
+# Standard deviation of random quants, times their quantised scales and less their minima where a format has these.
 SPREADS = {
     "q4_0": 4.6, "q4_1": 4.6, "q5_0": 9.2, "q5_1": 9.2, "q8_0": 74.0, "q4_k": 257.0, "q5_k": 523.0, "q6_k": 1367.0
 }  # fmt: skip
@@ -222,9 +222,9 @@ SPREADS = {
 def random_panels(
     layout: str, rows: int, columns: int, rng: np.random.Generator, size: float | None = None
 ) -> Array:
-    """Random bytes with sane float16 scales, so that sums are of order 1 to 100 (weights are of order `size`), and
-    minima that make weights 0 on average: else every sum would be that of the activations, and what rounds otherwise
-    could turn its sign."""
+    """Random bytes with float16 scales that give sums of order 1 to 100 (weights of order `size`), and with minima that
+    make the mean weight 0: else every sum would be close to that of the activations, and rounding could change its
+    sign."""
     info = LAYOUTS[layout]
     count = panels(rows)
     if not info.quantised:

@@ -1,10 +1,10 @@
-// How the CPU keeps weights: panels of 16 rows, so that a row is a lane and the columns are walked in order.
+// Weights in panels of 16 rows: a row is a lane, and columns are processed in order.
 //
-// A panel is chunks of SPAN columns x 16 rows, of exactly the bytes the GGUF file has for them. Inside, the
-// quants of 32 columns are 8 vectors w[s]: byte 4*row + j of w[s] is the (unsigned) quant of column 4*s + j.
-// Four bits a weight are stored as 4 vectors: low nibbles are w[0..3], high nibbles w[4..7].
-// A weight is  scale * quant + minimum;  formats with a zero point z use minimum = -z * scale.
-// tandem/devices/cpu/repack.c writes these from the file's blocks.
+// A panel consists of chunks of SPAN columns x 16 rows, each with exactly the bytes that the GGUF file has for them. In a
+// chunk, the quants of 32 columns are 8 vectors w[s]: byte 4*row + j of w[s] is the (unsigned) quant of column 4*s + j.
+// With 4 bits per weight, these are 4 vectors in memory: low nibbles are w[0..3], high nibbles w[4..7].
+// A weight is  scale * quant + minimum;  formats with a zero point z have minimum = -z * scale.
+// tandem/devices/cpu/repack.c makes panels from the blocks of the file.
 #pragma once
 #include "q8_tiles.h"
 
@@ -119,7 +119,7 @@ ALWAYS_INLINE void q6_k_scales(const uint8_t *chunk, f32x16 *scale, f32x16 *mini
     }
 }
 
-// X(name): every quantised format that has panels. Float panels are [columns][16 rows] and need no unpacking.
+// X(name) for every quantised format with panels. Float panels are [columns][16 rows] and need no unpacking.
 #define EACH_PANEL_FORMAT(X) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q4_k) X(q5_k) X(q6_k)
 
 ALWAYS_INLINE f32x16 f_from_bf16(const uint16_t *p) {  // a bfloat16 is the upper half of a float32

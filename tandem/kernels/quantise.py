@@ -1,4 +1,4 @@
-"""Rows of float32 to int8 blocks of 32 with a scale and sums (layouts.h): what the int8 matmuls read."""
+"""Quantises rows of float32 to int8 tiles (q8_tiles.h), the input of matmuls with quantised weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Head normalisation, rotary positions and the KV store of one token; see rope.py.
+// Head norm, RoPE and the KV store of one token; see rope.py.
 #include "kv_layout.h"
 #include "rows.h"
 

@@ -1,11 +1,11 @@
-"""Head normalisation, rotary positions and the KV store: what q, k and v go through before attention.
+"""Head norm, RoPE and the KV store: the operations on q, k and v before attention.
 
-`parts` says which of the three run: fused Programs do all in one launch, others one by one. q and k change in
-place. A token whose slot is negative is not stored. Absent q, k, v, vectors: address 0, stride 0.
+The bits of `parts` (PART_*) select them: a fused Program does all three in one launch. q and k change in place. A token
+with a negative slot is not stored. Absent buffers (q, k, v, vectors) have address 0 and stride 0.
 
-With SHIFT, which int8 has, keys are stored less a vector that is the same at all positions. Attention does not see
-that: each of a query's scores changes alike. It is worth much, for what keys have in common can be 100 times what tells
-them apart (models with a bias on K).
+With PART_SHIFT, which is for int8, a vector that is the same at all positions is subtracted from keys before they are
+stored. That does not change attention, since all scores of a query change by the same number. It saves precision: in
+models with a bias on K, the common part of keys can be 100 times their differences.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
 
 
 def rotate(heads: Array, angles: Array, interleaved: bool) -> Array:
-    """heads [T, H, D]; angles [T, pairs, (cos, sin)]. Columns from 2 * pairs on stay."""
+    """Rotates heads [T, H, D] by angles [T, pairs, (cos, sin)]. Columns from 2 * pairs on do not change."""
     pairs = angles.shape[1]
     first = np.arange(pairs) * (2 if interleaved else 1)
     second = first + (1 if interleaved else pairs)
@@ -230,9 +230,9 @@ KERNEL = Kernel(
         ("eps", "f"),
         ("interleaved", "i"),  # 1: pairs (2i, 2i + 1); 0: pairs (i, i + rot_dim / 2)
         ("slot_field", "i"),  # the column of `tokens` with the KV slot
-        ("kv", "i"),  # what keys and values are stored as, of KV_TYPES
+        ("kv", "i"),  # data type of the cache, an index into KV_TYPES
         ("parts", "i"),
-        ("positions", "i"),  # rows of `table`, and blocks of the cache: their sizes, for the null device
+        ("positions", "i"),  # rows of `table`, and blocks of the cache: their sizes, for the validator
         ("blocks", "i"),
     ),
     grid=lambda scalars: Grid(1, "tokens"),

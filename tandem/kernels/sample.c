@@ -1,9 +1,9 @@
-// Picks a token from a row of logits. One item: one row.
+// Samples a token from a row of logits. One item: one row.
 //
-// What the filters keep is always the beginning of one order (logit down, then id up), so it is described by the last
-// token kept. Finding that takes no sort: logits are counted or weighed in bins of their leading bits, then those of
-// the bin at the edge by the following bits. The highest logit of every group of blocks is known, so that passes
-// after the first touch few blocks. The draw walks kept tokens in order of id.
+// The filters keep the first tokens of one order (logit descending, then id ascending), so the last kept token describes
+// the result. It is found without sorting: logits are counted or weighed in bins of their leading bits, then those of the
+// last bin in bins of the next bits. The highest logit of every group of blocks is stored, so that passes after the
+// first read few blocks. Sampling goes through the kept tokens in order of id.
 #include <math.h>
 
 #include "simd.h"
@@ -23,7 +23,7 @@ typedef struct {
 typedef struct { float edge; int32_t last; } kept_set;
 static const kept_set EVERYTHING = {-INFINITY, INT32_MAX};
 
-// 0 <= u < 1 from 53 bits that depend on the request's seed and its number of draws alone (splitmix64's mixer).
+// 0 <= u < 1 from 53 bits that depend only on the request's seed and counter (the mixer of splitmix64).
 static uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
@@ -39,7 +39,7 @@ ALWAYS_INLINE f32x16 clean(f32x16 x) {
     return f_add(f_min(f_max(x, f_set(-INFINITY)), f_set(3.40282347e38f)), f_zero());
 }
 
-// As llama.cpp: the bias, then the repeat penalty, then frequency and presence.
+// As in llama.cpp: the bias, then the repeat penalty, then frequency and presence penalties.
 static float adjusted(const sampling_parameters *p, float x, const logit_adjustment *e) {
     x += e->bias;
     if (e->count > 0) {
@@ -83,7 +83,7 @@ static void open_row(row_view *r) {
     }
 }
 
-// The first block from `block` on that may hold a logit of at least `least`.
+// The first block from `block` on that may have a logit of at least `least`.
 ALWAYS_INLINE int next_block(const row_view *r, int block, float least) {
     while (block < r->blocks && r->group_highest[block >> r->shift] < least)
         block = ((block >> r->shift) + 1) << r->shift;
@@ -107,7 +107,7 @@ ALWAYS_INLINE void weigh(const row_view *r, kept_set kept, float inverse, int bl
                          float w[BLOCK]) {
     for (int i = 0; i < BLOCK; i += LANES)
         f_store(w + i, f_exp(f_mul(f_sub(f_load(x + i), f_set(r->highest)), f_set(inverse))));
-    if (kept.edge == -INFINITY) return;  // what is left out then weighs nothing
+    if (kept.edge == -INFINITY) return;  // excluded tokens have weight 0 already
     for (int i = 0; i < BLOCK; i++)
         if (x[i] < kept.edge || (x[i] == kept.edge && block * BLOCK + i > kept.last)) w[i] = 0.0f;
 }
@@ -200,8 +200,8 @@ static kept_set cut(const row_view *r, kept_set kept, int32_t count, double shar
     return (kept_set){least, least == kept.edge && last > kept.last ? kept.last : last};
 }
 
-// The first token, in order of id, up to which the kept ones weigh more than the drawn share of all.
-static int32_t draw(const row_view *r, kept_set kept, float inverse) {
+// The first token, in order of id, up to which the weights of kept tokens exceed a random fraction of their total.
+static int32_t sample_token(const row_view *r, kept_set kept, float inverse) {
     double groups[MAX_GROUPS], left = weigh_all(r, kept, inverse, groups) * uniform(r->p);
     int32_t token = 0;
     int last = ((r->blocks - 1) >> r->shift), group = 0;
@@ -223,7 +223,7 @@ static int32_t draw(const row_view *r, kept_set kept, float inverse) {
 
 static int32_t pick(const row_view *r) {
     const sampling_parameters *p = r->p;
-    if (r->highest == -INFINITY) return 0;  // everything is banned
+    if (r->highest == -INFINITY) return 0;  // all tokens are banned
     if (!(p->temperature > 0.0f)) return nth_equal(r, r->highest, 1);
     kept_set kept = EVERYTHING;
     if (p->top_k > 0 && p->top_k < r->vocab) kept = cut(r, kept, p->top_k, 0.0);
@@ -232,10 +232,10 @@ static int32_t pick(const row_view *r) {
         float least = r->highest + logf(p->min_p < 1.0f ? p->min_p : 1.0f);
         if (least > kept.edge) kept = (kept_set){least, INT32_MAX};
     }
-    return draw(r, kept, 1.0f / fminf(fmaxf(p->temperature, 1e-30f), 1e30f));
+    return sample_token(r, kept, 1.0f / fminf(fmaxf(p->temperature, 1e-30f), 1e30f));
 }
 
-// Of the logits as they came: the log-probability of `token`, and the best few with theirs.
+// From the unadjusted logits: the log-probability of `token`, and the most likely tokens with theirs.
 static void write_logprobs(const row_view *row, int32_t token, sampling_result *out) {
     double groups[MAX_GROUPS];
     row_view r = *row;

@@ -1,4 +1,4 @@
-"""Picks a token from each row of logits, with the filters of llama.cpp in its order.
+"""Samples a token from each row of logits, with the filters of llama.cpp in the same order.
 
 The order is: logit adjustments (bias, then penalties), token mask, top_k, top_p, min_p, temperature, sampling. At
 temperature 0 the highest logit wins. Of equal logits the lower id wins. NaN counts as -inf; if all logits are -inf, the
@@ -51,7 +51,7 @@ def clean(logits: Array) -> Array:
 
 
 def adjusted(logits: Array, p: Any, adjustments: Array) -> Array:
-    """Float32 throughout, as the kernel, so that what is equal there is equal here."""
+    """In float32 like the kernel, so that equal logits are equal here too."""
     x = clean(logits).astype(np.float32)
     for token, count, bias, _ in adjustments:
         value = x[token] + bias
@@ -63,7 +63,7 @@ def adjusted(logits: Array, p: Any, adjustments: Array) -> Array:
 
 
 def kept(x: Array, p: Any) -> Array:
-    """The ids that the filters leave."""
+    """The ids that pass the filters, ascending."""
     order = np.argsort(-x, kind="stable")
     if 0 < p["top_k"] < len(x):
         order = order[: p["top_k"]]

@@ -1,7 +1,7 @@
-// Sixteen lanes of float32 or int32, on AVX-512, AVX2 and plain C. Kernels are written once in these words.
+// Vectors of sixteen float32 or int32 lanes, on AVX-512, AVX2 and plain C. Kernels are written once with these functions.
 //
-// There is no sum across lanes on purpose, except where a reduction is over a fixed width: kernels put rows or
-// keys in lanes and walk the summed dimension in order, so a result does not depend on batch size or threads.
+// Kernels put rows or keys in lanes and process the summed dimension in order, so that a result does not depend on batch
+// size or threads. The only sums across lanes are reductions over a fixed width.
 #pragma once
 #include "core.h"
 #if defined(ISA_avx512) || defined(ISA_avx2)

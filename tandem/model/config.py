@@ -11,7 +11,7 @@ from tandem.gguf.formats import dequantise
 from tandem.kernels.kernel import Array
 from tandem.program.graph import Heads, Matrix, Vector
 
-FINE = 64  # positions of a table that are one coarse turn and a fine one each
+FINE = 64  # consecutive positions of a table that share a coarse rotation
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Rope:
         frequency = frequency / self.linear
         if self.yarn:
             frequency, magnitude = self._yarn(frequency, *self.yarn)
-        # By products of turns in float64, which is 15 times as fast as a cosine and a sine for each
+        # Multiplies rotations in float64: 15 times as fast as a cosine and a sine for each position.
         steps = [np.arange(0, positions, FINE), np.arange(FINE)]
         coarse, fine = (np.exp(1j * np.outer(positions, frequency)) for positions in steps)
-        turns: Array = np.empty((len(coarse), FINE, half), np.complex64)
-        np.multiply(coarse[:, None], magnitude * fine, out=turns, casting="same_kind")
-        return turns.view(np.float32).reshape(-1, half, 2)[:positions]
+        rotations: Array = np.empty((len(coarse), FINE, half), np.complex64)
+        np.multiply(coarse[:, None], magnitude * fine, out=rotations, casting="same_kind")
+        return rotations.view(np.float32).reshape(-1, half, 2)[:positions]
 
     def _yarn(
         self, frequency: Array, factor: float, context: float, fast: float, slow: float, magnitude: float
@@ -99,7 +99,7 @@ class ModelConfig:
         )  # fmt: skip
 
     def _key_mean(self, layer: int) -> Vector | None:
-        """Of keys with a bias; but a soft cap would not let the scores change alike."""
+        """For keys with a bias, unless there is a soft cap: with one, scores would not change by the same number."""
         size = self.kv_heads * self.head_dim
         return Vector(key_mean_name(layer), size) if self.qkv_bias and not self.attention_softcap else None
 

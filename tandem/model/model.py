@@ -1,4 +1,4 @@
-"""A model opened from its file and checked: everything that is known before memory is spent."""
+"""A model that was opened from its file and checked, before its weights are loaded."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tandem.model.weights import load_weights, vector
 from tandem.program.graph import Builder, Op
 from tandem.program.weight_plan import WeightPlan
 
-# Whatever the context is, so that a saved conversation can be restored with another. Of pairs that turn fast little is
-# left; those that hardly turn in so many positions are the ones with large biases.
+# Positions over which the rotated key bias is averaged. Independent of the context, so that a saved conversation can be
+# restored with another one. Pairs that RoPE rotates fast average to nearly 0; those with large biases rotate slowly.
 MEAN_POSITIONS = 4096
 
 
@@ -38,7 +38,7 @@ class Model:
         return builder.ops
 
     def tables(self, context: int) -> dict[str, Array]:
-        """The constants that the ops name but the file does not have."""
+        """The constants that ops name but the file does not have."""
         return {f"rope.{i}": rope.table(context) for i, rope in enumerate(self.config.ropes)}
 
     def matrices(self) -> dict[str, tuple[str, int, int]]:
@@ -61,14 +61,14 @@ class Model:
         load_weights(self.gguf, plan, device, self.tables(context) | self._key_means(plan))
 
     def _key_means(self, plan: WeightPlan) -> dict[str, Array]:
-        """What the keys of a layer have of their bias on average over positions, if the plan asks for it."""
+        """The mean over positions of each layer's rotated key bias, for the layers whose plan asks for it."""
         c, wanted = self.config, plan.vector_names()
         layers = [layer for layer in range(c.layers) if key_mean_name(layer) in wanted]
-        turns = [rope.table(MEAN_POSITIONS).mean(axis=0) for rope in c.ropes] if layers else []
+        rotations = [rope.table(MEAN_POSITIONS).mean(axis=0) for rope in c.ropes] if layers else []
         found = {}
         for layer in layers:
             bias = vector(self.gguf, f"blk.{layer}.attn_k.bias").reshape(1, c.kv_heads, c.head_dim)
-            found[key_mean_name(layer)] = rotate(bias, turns[c.layer_rope[layer]][None], c.interleaved)
+            found[key_mean_name(layer)] = rotate(bias, rotations[c.layer_rope[layer]][None], c.interleaved)
         return found
 
     def __enter__(self) -> Self:

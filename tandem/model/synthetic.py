@@ -1,7 +1,7 @@
-"""Models of published shapes with random weights, made straight in device memory: for measuring, with no file.
+"""Models of published shapes with random weights, generated in device memory without a file: for benchmarks.
 
-`gemma-3-27b:q4_0` has every matrix in q4_0 but the embedding, which is also the head and stays q6_k as in
-published files. Speed does not depend on what the weights are; the text such a model writes means nothing.
+`gemma-3-27b:q4_0` has every matrix in q4_0 except the embedding, which is also the LM head and is q6_k as in published
+files. Speed does not depend on the weights; the text of such a model is random.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tandem.program.graph import Vector
 from tandem.program.program import Tensor
 from tandem.program.weight_plan import WeightPlan
 
-PATTERN_BYTES = 16 << 20  # of random weights a layout; repeated over each matrix
-HEAD_LAYOUT = "q6_k"  # in published files, but for those of
+PATTERN_BYTES = 16 << 20  # random bytes for each layout, repeated over its matrices
+HEAD_LAYOUT = "q6_k"  # of the head in published files, except in files of the WIDER formats
 WIDER = ("q8_0", "f16", "bf16", "f32")
 
 
@@ -78,7 +78,7 @@ SHAPES = {
 
 
 class SyntheticModel(Model):
-    """`name`: SHAPE or SHAPE:LAYOUT. `layers`: only the first so many, for tests."""
+    """`name`: SHAPE or SHAPE:LAYOUT. `layers`: the number of layers to keep, for tests."""
 
     def __init__(self, name: str, layers: int | None = None) -> None:
         shape, _, layout = name.lower().partition(":")  # formats are written both ways
@@ -106,7 +106,7 @@ class SyntheticModel(Model):
         }
 
     def _layout(self, columns: int) -> str:
-        """As published files do: a format of 256 columns a block gives way where a row is no multiple of it."""
+        """As in published files: q8_0 replaces a format whose blocks do not divide the row."""
         return self.layout if columns % LAYOUTS[self.layout].span == 0 else "q8_0"
 
     def nbytes(self, choose: ChooseLayout) -> int:
@@ -130,7 +130,7 @@ class SyntheticModel(Model):
 
 
 def _fill(device: Device, tensor: Tensor, pattern: Array) -> None:
-    """The pattern again and again: the host never has more than one of it."""
+    """Repeats the pattern over a tensor, so that the host holds only one copy of it."""
     for begin in range(0, tensor.nbytes, len(pattern)):
         size = min(len(pattern), tensor.nbytes - begin)
         part = Tensor(tensor.name, tensor.arena, tensor.dtype, size, offset=begin, base=tensor)

@@ -23,7 +23,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer
 HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # say nothing unless asked for
 MAX_TEXT = 64 << 20  # bytes; merging takes up to 52 times that
 MAX_SPECIAL = 4 << 20  # bytes of all special tokens; Gemma, which has most, has 0.1 MB
-MOST_SHOWN = 8192  # tokens whose bytes are kept for streams
+MAX_SHOWN = 8192  # tokens whose bytes are kept for streams
 
 # Tokens that end an answer, whatever the file says of them.
 ENDS = (
@@ -154,7 +154,7 @@ class Tokenizer:
         """The same without control tokens, which `decode` leaves out."""
         found = self._shown.get(id)
         if found is None:
-            if len(self._shown) >= MOST_SHOWN:
+            if len(self._shown) >= MAX_SHOWN:
                 self._shown = {}
             found = self._shown[id] = b"" if self.is_hidden(id) else self.token_bytes(id)
         return found

@@ -13,7 +13,7 @@ ISAS = ("avx512", "avx2", "plain")  # best first
 LIBRARY = Path(__file__).with_name("libtandem.so")
 
 try:
-    from tandem.native import _core  # written by setup.py from exports.h
+    from tandem.native import _core  # written by setup.py from launch.h and exports.h
 except ImportError as error:
     raise DeviceError("the C core is not built: run `make core` in the source tree") from error
 

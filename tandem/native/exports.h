@@ -6,11 +6,11 @@ int tandem_isa_supported(const char *name);
 kernel_fn *tandem_kernel(const char *symbol);
 
 // peak.c
-int64_t tandem_peak(const char *isa, int64_t turns);
+int64_t tandem_peak(const char *isa, int64_t rounds);
 
 // pool.c
 typedef struct pool pool;
-pool *tandem_pool_create(int32_t threads, int32_t most_launches);
+pool *tandem_pool_create(int32_t threads, int32_t max_launches);
 void tandem_pool_destroy(pool *p);
 int tandem_pool_run(pool *p, const launch *launches, int32_t count, const int32_t *step, double *seconds);
 

@@ -1,7 +1,7 @@
-"""A model as a flat list of named operations, before any device: what architectures/* build and fuse.py rewrites.
+"""A model as a flat list of ops, independent of devices: architectures/* build it and fuse.py rewrites it.
 
-Values have one row per token of the step ("tokens") or per sampled row ("rows"). `SHAPES` below is the op
-vocabulary; each entry checks its inputs and gives the width of its outputs.
+A value has one row per token of the step ("tokens") or per sampled token ("rows"). `SHAPES` lists the ops; each entry
+checks the inputs and returns the widths of the outputs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Heads(NamedTuple):
     scale: float
     softcap: float = 0.0
     eps: float = 1e-6
-    key_mean: Vector | None = None  # what keys are stored less in int8 (rope.py): [kv_heads][head_dim]
+    key_mean: Vector | None = None  # subtracted from keys in int8 (rope.py): [kv_heads][head_dim]
 
 
 def _same(op: Op) -> list[int]:
@@ -88,14 +88,18 @@ def _pair(op: Op) -> list[int]:
 
 
 def _heads(op: Op) -> list[int]:
-    """Two inputs: q and k, of which `store` has k and v instead."""
+    """Two inputs: q and k, or k and v for `store`."""
     heads: Heads = op.attrs["heads"]
     first = heads.kv_heads if op.kind == "store" else heads.q_heads
     widths = [first * heads.head_dim, heads.kv_heads * heads.head_dim]
     _require(op, [v.width for v in op.inputs] == widths, f"widths are not heads x head size, {widths}")
     for weight in op.attrs.get("weights", ()):
         _require(op, weight.size == heads.head_dim, f"{weight.name} is not as long as a head")
-    _require(op, heads.rot_dim % 2 == 0 and heads.rot_dim <= heads.head_dim, "RoPE turns more than a head")
+    _require(
+        op,
+        heads.rot_dim % 2 == 0 and heads.rot_dim <= heads.head_dim,
+        "RoPE rotates more columns than a head has",
+    )
     return [] if op.kind == "store" else widths
 
 

@@ -39,14 +39,14 @@ GLU_EPILOGUES = {"silu": EPILOGUE_SILU_GLU, "gelu": EPILOGUE_GELU_GLU}
 
 @dataclass(frozen=True)
 class KVPlan:
-    """How much KV cache there is: blocks of KV_BLOCK tokens for each group of layers."""
+    """The size of the KV cache: blocks of KV_BLOCK tokens for each KV group."""
 
     blocks: tuple[int, ...]  # per group
-    kv: str = "f16"  # what keys and values are stored as, one of KV_TYPES
+    kv: str = "f16"  # data type of keys and values, one of KV_TYPES
 
     @property
     def index(self) -> int:
-        """As kernels are told."""
+        """The scalar `kv` of kernels."""
         return KV_TYPES.index(self.kv)
 
     def block_bytes(self, heads: Heads) -> int:
@@ -82,7 +82,7 @@ class _Lowering:
         self.values: dict[str, tuple[int, Tensor]] = {}
         self.f32: dict[Value, Tensor] = {}
         self.q8: dict[Value, Tensor] = {}
-        self.selected: dict[Value, Value] = {}  # rows of -> the value they are selected from
+        self.selected: dict[Value, Value] = {}  # selected rows -> the value they are selected from
         self.caches: dict[int, Tensor] = {}  # layer -> KV cache
         self.kv_bytes = self.output_bytes = 0
 
@@ -134,7 +134,7 @@ class _Lowering:
         return tensor
 
     def _in_place(self, op: Op, value: Value, output: Value) -> None:
-        """The output takes the bytes of an input that nobody needs any more."""
+        """Gives an output the tensor of an input that no later op reads."""
         last = self.consumers[value][-1]
         if last is not op:
             raise ProgramError(f"{op} changes {value.name} in place, but {last} still reads it")
@@ -147,13 +147,13 @@ class _Lowering:
         )
 
     def _done(self, *values: Value) -> None:
-        """Values complete with the last launch: what `capture` reads."""
+        """Notes that the last launch completes these values, for `capture`."""
         for value in values:
             tensor = self.f32.get(value) or self.q8.get(value)
             if tensor is not None:
                 self.values[value.name] = (len(self.launches) - 1, tensor)
 
-    # ---- one method an op
+    # ---- one method for each op
 
     def _embed(self, op: Op) -> None:
         matrix: Matrix = op.attrs["matrix"]
@@ -197,7 +197,7 @@ class _Lowering:
             self._done(normed)
 
     def _select_rows(self, op: Op) -> None:
-        self.selected[op.outputs[0]] = op.inputs[0]  # the norm that follows picks the rows
+        self.selected[op.outputs[0]] = op.inputs[0]  # the norm that follows reads these rows
 
     def _matmul(self, op: Op) -> None:
         matrices: list[Matrix] = op.attrs["matrices"]

@@ -1,4 +1,4 @@
-"""Gives every activation a place: two share bytes only if one is dead before the other is written."""
+"""Memory planning: assigns offsets to activations. Two share bytes only if one is dead before the other is written."""
 
 from __future__ import annotations
 

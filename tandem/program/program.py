@@ -36,7 +36,7 @@ class Tensor:
     arena: str
     dtype: str  # f32, i32, q8 (activation tiles), f16, or the layout of packed weights
     nbytes: int
-    stride: int = 0  # elements from row to row, where rows are addressed
+    stride: int = 0  # elements from one row to the next; 0: not addressed by rows
     offset: int = -1
     base: Tensor | None = None
 
@@ -54,7 +54,7 @@ class Tensor:
 
     @property
     def columns(self) -> tuple[int, int]:
-        """Of rows `stride` apart: this tensor's first column in its root, and the one after its last."""
+        """(first column, column after the last) of this tensor in its root, whose rows are `stride` apart."""
         first = (self.start - self.root.start) // 4 % self.stride
         return first, first + (self.nbytes // 4 - 1) % self.stride + 1
 
@@ -102,7 +102,7 @@ class Program:
     )  # name -> (launch that completes it, tensor)
 
     def text(self, counts: Counts | None = None, seconds: list[float] | None = None) -> str:
-        """One line a launch: what runs, over which memory, at what cost, and after a run how fast."""
+        """A line for each launch: kernel, value, work items, cost and, given measured `seconds`, speed."""
         counts = counts or self.max_counts
         width = max(14, *(len(launch.kernel.name) + 1 for launch in self.launches))
         lines = [

@@ -1,7 +1,7 @@
-"""StepInputs: the one small buffer that varies from step to step, and what comes back.
+"""StepInputs: the small buffer that the host overwrites before each step, and the results of a step.
 
-The host overwrites it before each replay; layouts.h and core.h name the same fields for the kernels. A token that the
-step before is still sampling is named by the row of results that will hold it (TOKEN_SOURCE).
+kernels/abi.py declares the columns of its tables. If the previous step is still sampling a token, TOKEN_SOURCE names
+the row of results that will hold its id.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 @dataclass(frozen=True)
 class StepLimits:
-    tokens: int  # rows of a step
-    rows: int  # of them sampled
+    tokens: int  # tokens of a step
+    rows: int  # tokens of a step that are sampled
     sequences: int
-    blocks: int  # of a sequence's block table
+    blocks: int  # entries of a sequence's block table
     groups: int = 1  # KV groups
     vocab: int = 0
 
     @property
     def work(self) -> int:
-        return self.tokens  # at most one attention item a token
+        return self.tokens  # at most one entry per token
 
     @property
     def adjustments(self) -> int:
-        """Logits that are changed by bias or history, over all rows: each may have a context full of tokens."""
+        """Logit adjustments of all rows: in the worst case, a row has one for each token of a full context."""
         return self.rows * (self.blocks * KV_BLOCK + MAX_BIASES + MAX_STOP_IDS)
 
 
 class StepLayout:
-    """Where each table lies in the "step" arena, and the results of a step slot and of the other."""
+    """The tables' places in the "step" arena, and the results of this step slot and of the other one."""
 
     def __init__(self, limits: StepLimits) -> None:
         self.limits = limits
@@ -92,7 +92,7 @@ class StepLayout:
 
 
 def bytes_in_use(table: Tensor, header: Ints) -> int:
-    """Of a table of StepInputs, what a step with this header needs."""
+    """Bytes of a table that a step with this header uses."""
     field = IN_USE.get(table.name)
     return table.nbytes if field is None else 4 * table.stride * int(header[field])
 

@@ -1,7 +1,7 @@
 // Replays launches over a pool of threads: a step is one call of tandem_pool_run, with no allocation and no lock.
 //
-// A launch's items are cut into one contiguous range a thread, so that each thread streams its own part of the
-// weights; a thread that is done takes items from the others' ranges. A barrier makes all threads wait.
+// The items of a launch are divided into one contiguous range per thread, so that each thread streams its own part of the
+// weights. A thread that has finished its range takes items from the others' ranges. A barrier makes all threads wait.
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <pthread.h>
@@ -14,13 +14,13 @@
 
 #include "core.h"
 
-enum { MOST_THREADS = 256, SPINS_BEFORE_SLEEP = 20000, SPINS_BEFORE_YIELD = 200 };
+enum { MAX_THREADS = 256, SPINS_BEFORE_SLEEP = 20000, SPINS_BEFORE_YIELD = 200 };
 
 typedef struct { _Alignas(64) atomic_int next; int32_t end; } item_range;  // a cache line each: threads do not collide
 
 typedef struct {
     int32_t threads;
-    pthread_t handles[MOST_THREADS];
+    pthread_t handles[MAX_THREADS];
     _Alignas(64) atomic_int generation;  // counts runs; workers wait for it to change
     _Alignas(64) atomic_int arrived;     // at the current barrier
     _Alignas(64) atomic_int phase;       // counts barriers
@@ -43,7 +43,7 @@ static double now(void) {
 }
 
 static void pause_briefly(int spins) {
-    if (spins % SPINS_BEFORE_YIELD == SPINS_BEFORE_YIELD - 1) sched_yield();  // someone may need this core to arrive
+    if (spins % SPINS_BEFORE_YIELD == SPINS_BEFORE_YIELD - 1) sched_yield();  // another thread may need this core to reach the barrier
     else __builtin_ia32_pause();
 }
 
@@ -58,9 +58,9 @@ static void barrier(pool *p) {
     }
 }
 
-static void run_share(pool *p, int32_t me) {
+static void run_launches(pool *p, int32_t me) {
     double begun = 0.0;
-    if (p->seconds) {  // measuring: nobody begins before the clock is read
+    if (p->seconds) {  // measuring: no thread begins before the clock is read
         barrier(p);
         if (me == 0) begun = now();
         barrier(p);
@@ -69,8 +69,8 @@ static void run_share(pool *p, int32_t me) {
         const launch *l = &p->launches[i];
         item_range *ranges = p->ranges + (size_t)i * p->threads;
         if (l->barrier) barrier(p);
-        for (int32_t turn = 0; turn < p->threads; turn++) {
-            item_range *range = &ranges[(me + turn) % p->threads];
+        for (int32_t other = 0; other < p->threads; other++) {  // its own range first
+            item_range *range = &ranges[(me + other) % p->threads];
             for (;;) {
                 if (atomic_load_explicit(&range->next, memory_order_relaxed) >= range->end) break;
                 int32_t item = atomic_fetch_add_explicit(&range->next, 1, memory_order_relaxed);
@@ -104,13 +104,13 @@ static void *work(void *argument) {
         }
         seen = atomic_load(&p->generation);
         if (atomic_load(&p->quit)) return NULL;
-        run_share(p, w.index);
+        run_launches(p, w.index);
     }
 }
 
 static void release_workers(pool *p) {
     atomic_fetch_add(&p->generation, 1);
-    if (atomic_load(&p->sleepers)) syscall(SYS_futex, &p->generation, FUTEX_WAKE_PRIVATE, MOST_THREADS, NULL, NULL, 0);
+    if (atomic_load(&p->sleepers)) syscall(SYS_futex, &p->generation, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
 }
 
 EXPORT void tandem_pool_destroy(pool *p) {
@@ -121,13 +121,13 @@ EXPORT void tandem_pool_destroy(pool *p) {
     free(p);
 }
 
-// NULL if there is no memory or no thread to be had.
-EXPORT pool *tandem_pool_create(int32_t threads, int32_t most_launches) {
+// Returns NULL if memory or a thread cannot be allocated.
+EXPORT pool *tandem_pool_create(int32_t threads, int32_t max_launches) {
     pool *p = aligned_alloc(64, (sizeof(pool) + 63) / 64 * 64);
-    if (!p || threads < 1 || threads > MOST_THREADS) { free(p); return NULL; }
+    if (!p || threads < 1 || threads > MAX_THREADS) { free(p); return NULL; }
     memset(p, 0, sizeof *p);
-    p->ranges_capacity = most_launches;
-    p->ranges = aligned_alloc(64, sizeof(item_range) * (size_t)most_launches * threads);
+    p->ranges_capacity = max_launches;
+    p->ranges = aligned_alloc(64, sizeof(item_range) * (size_t)max_launches * threads);
     p->threads = 1;
     for (int32_t i = 1; i < threads && p->ranges; i++) {
         worker *w = malloc(sizeof *w);
@@ -140,7 +140,7 @@ EXPORT pool *tandem_pool_create(int32_t threads, int32_t most_launches) {
     return p;
 }
 
-// Runs the launches in order; `step` begins with the counts. `seconds` (or NULL) gains each launch's time.
+// Runs the launches in order. `step` begins with the header of StepInputs. Adds each launch's time to `seconds` (or NULL).
 EXPORT int tandem_pool_run(pool *p, const launch *launches, int32_t count, const int32_t *step, double *seconds) {
     if (count > p->ranges_capacity) return -1;
     for (int32_t i = 0; i < count; i++) {
@@ -154,6 +154,6 @@ EXPORT int tandem_pool_run(pool *p, const launch *launches, int32_t count, const
     }
     p->launches = launches, p->count = count, p->step = step, p->seconds = seconds;
     release_workers(p);
-    run_share(p, 0);
+    run_launches(p, 0);
     return 0;
 }

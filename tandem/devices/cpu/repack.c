@@ -1,7 +1,7 @@
-// Turns rows of GGUF blocks into the panels of panels.h, as the file is read. Same bytes, other order.
+// Repacks rows of GGUF blocks into the panels of panels.h while the file is read: the same bytes in another order.
 //
-// Loading waits for this, so it works on 16 bytes at a time (SSE2, which every x86-64 has): a row's 32 quants are
-// two vectors q[0], q[1]; four rows' vectors of 4 words are transposed into the panel, where a row is a lane.
+// The time of loading depends on it, so it works on 16 bytes at a time (SSE2, which every x86-64 CPU has): a row's 32 quants
+// are two vectors q[0], q[1]; vectors of 4 words of four rows are transposed into the panel, where a row is a lane.
 #include <emmintrin.h>
 
 #include "panels.h"
@@ -205,7 +205,7 @@ EXPORT int tandem_repack(const char *name, const uint8_t *file, int64_t rows, in
     return 0;
 }
 
-// Several pieces in one call, which lets Python's other threads run for longer.
+// Several jobs in one call: Python's lock is released for longer.
 EXPORT int tandem_repack_all(const repack_job *jobs, int64_t count) {
     for (const repack_job *j = jobs; j < jobs + count; j++)
         if (tandem_repack(j->layout, j->file, j->rows, j->columns, j->out, j->first_panel, j->run, j->period)) return -1;

@@ -1,6 +1,7 @@
-"""What may be chosen for a launch on the CPU (devices/choices.py), and where the choices are kept.
+"""Tuned parameters of launches on the CPU (devices/choices.py), and their file.
 
-None of it changes a bit of the results: who computes a row, not how, and instructions that do the same operations.
+They do not change a bit of the results: they set the panels of a work item and choose between instruction sets that do
+the same operations.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from tandem.kernels.kernel import Scalars
 from tandem.settings import Settings
 
 TUNED = ("matmul", "attention", "norm")
-DEVICE = "device"  # the shape under which the number of threads is kept
+DEVICE = "device"  # the shape name of the number of threads
 PANELS = (1, 2, 4, 8, 16)
 
 
 def tuned_file(folder: Path, threads: int) -> Path:
-    """Of this CPU, so many threads and this build of the kernels."""
+    """The file for this CPU, this number of threads and this build of the kernels."""
     about = f"{cpu_name()} {native.best_isa()} {threads}"
     built = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest()[:16]
     return folder / f"cpu-{hashlib.sha256(about.encode()).hexdigest()[:16]}-{built}.tuned"
@@ -35,7 +36,7 @@ def cpu_name() -> str:
 
 
 def tuned_choices(settings: Settings, threads: int) -> Choices:
-    """What was found for so many threads."""
+    """The choices for this number of threads."""
     folder = settings.pipelines
     if (
         not settings.tune or next(folder.glob("cpu-*.tuned"), None) is None
@@ -45,14 +46,14 @@ def tuned_choices(settings: Settings, threads: int) -> Choices:
 
 
 def tuned_threads(settings: Settings) -> int:
-    """How many to use where nobody says."""
+    """The default number of threads."""
     if settings.threads_given:
         return settings.threads
     return tuned_choices(settings, settings.threads).found.get(DEVICE, {}).get("threads", settings.threads)
 
 
 def candidate_threads(threads: int) -> list[Choice]:
-    """Fewer: two threads of a core share its units, and memory may be busy with less than all."""
+    """Smaller numbers: threads of a core share its units, and fewer may already use the whole memory bandwidth."""
     return [{"threads": n} for n in dict.fromkeys((3 * threads // 4, threads // 2)) if 0 < n < threads]
 
 

@@ -1,4 +1,4 @@
-"""One file a family, three parts each: config (from metadata), tensors (names and shapes), build (the ops)."""
+"""One file per family with three functions: config (from metadata), tensors (names and shapes), build (the ops)."""
 
 from tandem.model.architectures import gemma2, gemma3, llama, qwen2, qwen3
 
