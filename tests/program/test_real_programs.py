@@ -1,4 +1,4 @@
-"""The null device passes every real Program, and no barrier of one is there in vain."""
+"""The validator accepts every real Program, and every barrier of one is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The null device rejects each kind of broken Program, with one sentence that names the launch."""
+"""The validator rejects each kind of broken Program, with one sentence that names the launch."""
 
 from __future__ import annotations
 
