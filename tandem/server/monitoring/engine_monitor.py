@@ -42,9 +42,7 @@ class StepCounts:
     busy: float = 0.0  # seconds in steps
     between: float = 0.0  # seconds between steps, outside the engine, while requests were running
     decoding: float = 0.0  # seconds of decode steps (no prompt tokens)
-    decoded: Counter[tuple[int, int]] = field(
-        default_factory=Counter
-    )  # decode steps by (tokens, sampled rows)
+    decoded: Counter[tuple[int, int]] = field(default_factory=Counter)  # decode steps by (tokens, rows)
     kv_bytes: float = 0.0  # KV cache traffic of decode steps
 
 
@@ -142,9 +140,8 @@ class EngineMonitor:
         with self._lock:
             seconds, first = [*self.seconds], [*self.first_tokens]
         now, by_time = int(time.time()), {second.at: second for second in seconds}
-        history = [
-            by_time.get(at, StepCounts(at)) for at in range(now - HISTORY_SECONDS, now)
-        ]  # without the current second
+        # Without the current second, which is not over.
+        history = [by_time.get(at, StepCounts(at)) for at in range(now - HISTORY_SECONDS, now)]
         stats = self.llm.stats()
         return {
             "device": self.llm.device.describe(),
