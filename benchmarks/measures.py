@@ -41,7 +41,7 @@ Measure = Callable[[int], Measured]  # takes the number of the round
 def alternate(
     ours: Measure, peer: Measure, rounds: int, read: Callable[[], float] = lambda: 0.0
 ) -> list[Pair]:
-    """Rounds of both in turn, a different one first each time, after one to warm up.
+    """Alternating rounds of both sides, after one to warm up.
 
     A round in which other processes took part of the machine is followed by one more, within a limit; the least
     disturbed are kept, whatever they measured.

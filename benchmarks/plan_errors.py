@@ -81,7 +81,7 @@ def _checked(rows: Sequence[Row], without: Sequence[Iterable[float]]) -> list[Ch
 class Published(NamedTuple):
     """A published rate of llama.cpp, and the prediction for Tandem."""
 
-    told: dict[str, Any]
+    entry: dict[str, Any]
     test: str
     measured: float
     predicted: float
@@ -100,24 +100,24 @@ class Published(NamedTuple):
 def published() -> list[Published]:
     rows = json.loads((figures.RESULTS / "published.json").read_text())["rows"]
     return [
-        _published(told, found[1] == "tg", int(found[2]), rate)
-        for told in rows
-        for key, rate in told.items()
+        _published(entry, found[1] == "tg", int(found[2]), rate)
+        for entry in rows
+        for key, rate in entry.items()
         if (found := re.fullmatch(r"(pp|tg)(\d+)", key))
     ]
 
 
-def _published(told: dict[str, Any], decodes: bool, tokens: int, rate: float) -> Published:
-    hardware = load_hardware(told["hardware"])
-    if nbytes := told.get("file_bytes"):  # an unknown shape: a token reads the whole file
+def _published(entry: dict[str, Any], decodes: bool, tokens: int, rate: float) -> Published:
+    hardware = load_hardware(entry["hardware"])
+    if nbytes := entry.get("file_bytes"):  # an unknown shape: a token reads the whole file
         limit = hardware.read_gb_s * 1e9 / nbytes
         predicted = hardware.usual_gb_s * 1e9 * hardware.calibration.dot_memory / nbytes
-        return Published(told, "decode, batch 1, by bytes alone", rate, predicted, limit)
+        return Published(entry, "decode, batch 1, by bytes alone", rate, predicted, limit)
     if decodes:
-        row = decode("", hardware, told["model"], 1, tokens // 2, rate)
+        row = decode("", hardware, entry["model"], 1, tokens // 2, rate)
     else:
-        row = prefill("", hardware, told["model"], tokens, rate)
-    return Published(told, row.test, rate, row.predicted, row.limit)
+        row = prefill("", hardware, entry["model"], tokens, rate)
+    return Published(entry, row.test, rate, row.predicted, row.limit)
 
 
 def cpu_table() -> str:
@@ -180,20 +180,28 @@ def published_table() -> str:
     heads = ("hardware", "model", "test", "engine", "measured", "predicted for Tandem", "difference", "limit")
     found = published()
     rows = [
-        (p.told["hardware"], p.told["model"], p.test, f"[{p.told['engine']}]({p.told['source']})", f"{p.measured:,.1f}",
-         f"{p.predicted:,.1f}", _off(p.error, p.aim), f"{p.limit:,.1f}")
+        (
+            p.entry["hardware"],
+            p.entry["model"],
+            p.test,
+            f"[{p.entry['engine']}]({p.entry['source']})",
+            f"{p.measured:,.1f}",
+            f"{p.predicted:,.1f}",
+            _off(p.error, p.aim),
+            f"{p.limit:,.1f}",
+        )
         for p in found
-    ]  # fmt: skip
+    ]
     return f"{table(heads, rows)}\n\n{_published_summary(found)}"
 
 
 def _published_summary(rows: Sequence[Published]) -> str:
     """By hardware: how many are within the aims."""
     lines = []
-    for name in dict.fromkeys(p.told["hardware"] for p in rows):
+    for name in dict.fromkeys(p.entry["hardware"] for p in rows):
         parts = []
         for aim, tests in ((DECODING, "decode"), (PROMPTS, "prefill")):
-            errors = [abs(p.error) for p in rows if p.told["hardware"] == name and p.aim == aim]
+            errors = [abs(p.error) for p in rows if p.entry["hardware"] == name and p.aim == aim]
             good = sum(error <= aim for error in errors)
             parts.append(f"{tests} {good} of {len(errors)} within {aim:.0%}")
         lines.append(f"- {name}: {', '.join(parts)}")

@@ -20,9 +20,9 @@ from tandem.devices.vulkan.device import VulkanDevice
 from tandem.program.program import Launch, Program
 
 STREAMED = Workload("decode", 1, 1, 160)
-ROUNDS = 5  # through all shapes in turn: a GPU that waited, or that something slows down, is slow for a while
+ROUNDS = 5  # over all shapes, alternating: an idle or disturbed GPU is slow for a while
 SECONDS = 0.1  # of a shape, in each
-LEAST_BYTES = 4e9  # of a row, so that its beginning and end do not count, and no cache has what comes again
+MIN_BYTES = 4e9  # of a row: its start and end become negligible, and nothing stays in a cache
 
 
 def streams(bench: Bench) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ class _Row:
         device, whole = bench.engine.device, bench.engine.program
         assert isinstance(device, VulkanDevice)
         nbytes = sum(launch.cost({"tokens": 1, "rows": 1, "work": 1}).bytes for launch in launches)
-        row = [replace(launch, barrier=False) for launch in launches] * max(1, round(LEAST_BYTES / nbytes))
+        row = [replace(launch, barrier=False) for launch in launches] * max(1, round(MIN_BYTES / nbytes))
         self.recording = device.record(Program(row, whole.max_counts, whole.arena_bytes))
         self.count = len(row)
 

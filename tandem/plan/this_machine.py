@@ -98,7 +98,7 @@ def _with_rate(
     for _ in range(4):  # a fixed point: the part hidden behind memory depends on the rate
         now = planned.predict(found, [(0, prompt)])
         left = seconds - (now.total - now.arithmetic)
-        # A lower bound, for the rate cannot be told if memory alone explains the time.
+        # A lower bound, for the rate is unknown if memory alone explains the time.
         rate = found.dot_top_s * now.arithmetic / max(left, seconds / 10)
         rate = min(rate, peak or rate)
         found = replace(unknown, matrix_tflop_s=rate, peak_top_s=peak or rate, dot_top_s=rate)
@@ -113,5 +113,5 @@ def _kept(file: Path, title: str) -> Hardware | None:
         return None
     same = found.title == title and found.calibration == calibration_of(
         found.kind
-    )  # as rates were told from these
+    )  # the saved rates depend on it
     return found if same else None

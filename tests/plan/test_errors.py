@@ -114,10 +114,10 @@ def test_a_run_with_slower_memory_needs_no_other_factors() -> None:
 def test_published_figures_have_sources_and_decoding_is_near_them() -> None:
     """Of the APUs that this project is for; the one that misses is explained in docs/appendix/PLAN_TABLES.md."""
     rows = published()
-    assert all(p.told["source"].startswith("https://") for p in rows)
+    assert all(p.entry["source"].startswith("https://") for p in rows)
     for name in ("phoenix-780m", "strix-point-890m", "strix-halo-8060s"):
-        decoding = [p for p in rows if p.told["hardware"] == name and p.test.startswith("decode")]
-        missed = {p.told["model"] for p in decoding if abs(p.error) > p.aim}
+        decoding = [p for p in rows if p.entry["hardware"] == name and p.test.startswith("decode")]
+        missed = {p.entry["model"] for p in decoding if abs(p.error) > p.aim}
         assert len(decoding) >= 4 and missed <= {"llama-3-70b:q4_k_m"}, (name, missed)
 
 

@@ -13,7 +13,7 @@ from tandem.model.synthetic import SyntheticModel
 
 
 def test_every_product_is_timed(lavapipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("LEAST_BYTES", 1.0), ("ROUNDS", 2), ("SECONDS", 0.0)):
+    for name, value in (("MIN_BYTES", 1.0), ("ROUNDS", 2), ("SECONDS", 0.0)):
         monkeypatch.setattr(streams, name, value)
     device = open_device(lavapipe)
     engine = Engine.load(
