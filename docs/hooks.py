@@ -24,7 +24,7 @@ LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".slang": "hlsl", ".toml": "
 
 def on_files(files: Files, config: Any) -> Files:
     waiting = [ROOT / name for name in PAGES]
-    waiting += [target for page in sorted(DOCS.glob("*.md")) for target in _outside(page)]
+    waiting += [target for page in sorted(DOCS.rglob("*.md")) for target in _outside(page)]
     done: set[Path] = set()
     while waiting:
         path = waiting.pop()

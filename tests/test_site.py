@@ -57,7 +57,8 @@ def pages(site: Path) -> dict[Path, Page]:
 
 def test_every_page_of_the_docs_is_there(site: Path, pages: dict[Path, Page]) -> None:
     names = {str(path.relative_to(site)) for path in pages}
-    assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= names
+    docs = ROOT / "docs"
+    assert {str(path.relative_to(docs).with_suffix(".html")) for path in docs.rglob("*.md")} <= names
     assert {"repository/CONTRIBUTING.html", "repository/examples/chat.py.html"} <= names
 
 
