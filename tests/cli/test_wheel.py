@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 DATA = (
     "py.typed",
     "*/*.toml",
-    "*/page/*",
+    "*/page/**/*",
     "native/libtandem.so",
     "devices/vulkan/spirv/*.spv",
     "devices/npu/*.[!p]*",
@@ -69,7 +69,12 @@ def test_a_wheel_runs_without_a_compiler(tiny: Path, tmp_path: Path) -> None:
         names = set(archive.namelist())
     sources = {str(path.relative_to(ROOT)) for path in ROOT.glob("tandem/**/*.py")}
     assert {name for name in names if name.endswith(".py")} == sources
-    data = {str(path.relative_to(ROOT)) for pattern in DATA for path in ROOT.glob(f"tandem/{pattern}")}
+    data = {
+        str(path.relative_to(ROOT))
+        for pattern in DATA
+        for path in ROOT.glob(f"tandem/{pattern}")
+        if path.is_file() and path.suffix != ".pyc"
+    }
     assert len(data) > 150 and data <= names
 
     bin = environment_with(wheel, tmp_path / "env")
