@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-from tandem.devices.cpu.device import CPUDevice, Recording
+from tandem.devices.cpu.device import CPUDevice, CPURecording
 from tandem.devices.device import Bytes, Device
 from tandem.devices.hybrid.accelerator import DeviceAccelerator, Partition, Worker
 from tandem.devices.hybrid.cut import Gemm
@@ -21,7 +21,7 @@ from tandem.program.program import Program
 PER_ROW = 20e-6  # seconds for a row of a matmul's weights
 
 
-class SlowRecording(Recording):
+class SlowRecording(CPURecording):
     def replay(self, begin: int = 0, end: int | None = None) -> None:
         super().replay(begin, end)
         launches = self.program.launches[begin:end]
@@ -30,7 +30,7 @@ class SlowRecording(Recording):
 
 
 class SlowCPU(CPUDevice):
-    def record(self, program: Program, step_slot: int = 0) -> Recording:
+    def record(self, program: Program, step_slot: int = 0) -> CPURecording:
         return SlowRecording(self, program, step_slot)
 
 
@@ -56,7 +56,7 @@ class Meeting:
     def main(self) -> CPUDevice:
         device, wait = CPUDevice(1), self.barrier.wait
 
-        class Meets(Recording):
+        class Meets(CPURecording):
             def replay(self, begin: int = 0, end: int | None = None) -> None:
                 (first, *others) = self.program.launches
                 if not others and first.kernel.name.startswith("matmul"):
