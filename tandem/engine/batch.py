@@ -38,11 +38,12 @@ QUERIES_PER_ITEM = 64  # rows x query heads per KV head that the attention kerne
 MIN_QUERIES = 8  # fewer in an item make each of them slower
 ROWS_PER_ITEM = 16
 
-# Columns of a row of sampling parameters and of a row of results.
+# Columns of rows of sampling parameters, logit adjustments and results.
 COUNTER, FIRST_ADJUSTMENT, ADJUSTMENTS, TOP_LOGPROBS = (
     column(SAMPLING_PARAMETERS, field)
     for field in ("counter", "first_adjustment", "adjustments", "top_logprobs")
 )
+ADJUSTED_TOKEN = column(LOGIT_ADJUSTMENT, "token")
 RESULT_TOP_COUNT, RESULT_TOP_IDS, RESULT_TOP_LOGPROBS = (
     column(SAMPLING_RESULT, field) for field in ("top_count", "top_ids", "top_logprobs")
 )
@@ -213,7 +214,7 @@ class Batch:
         params[:, TOP_LOGPROBS] = request.params.prompt_logprobs or 0
         params[:, FIRST_ADJUSTMENT] = np.arange(adjustment, adjustment + n)
         adjustments[:] = FORCED.view(np.int32)
-        adjustments[:, 0] = request.prompt[after : after + n]
+        adjustments[:, ADJUSTED_TOKEN] = request.prompt[after : after + n]
         self.inputs.rows[row : row + n] = np.arange(token, token + n)
         self._row_owners[row : row + n] = [-1] * n
         return adjustment + n

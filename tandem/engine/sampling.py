@@ -13,7 +13,7 @@ import numpy as np
 from tandem.engine.params import SamplingParams
 from tandem.errors import RequestError
 from tandem.kernels import sample
-from tandem.kernels.abi import ADJUSTMENT_INTS, LOGIT_ADJUSTMENT, SAMPLING_PARAMETERS, SAMPLING_RESULT
+from tandem.kernels.abi import ADJUSTMENT_INTS, LOGIT_ADJUSTMENT, SAMPLING_PARAMETERS, SAMPLING_RESULT, column
 from tandem.kernels.kernel import Array
 from tandem.program.step_inputs import Ints
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tandem.engine.sequence import Sequence
 
 NO_LOGPROBS = -1
+TOKEN, COUNT, BIAS = (column(LOGIT_ADJUSTMENT, field) for field in ("token", "count", "bias"))
 
 
 class Sampled(NamedTuple):
@@ -79,24 +80,25 @@ class SamplingState:
 
 
 def _adjustments(params: SamplingParams, prompt: list[int]) -> Ints:
-    """int32 [n, 4] as LOGIT_ADJUSTMENT: token, uses so far, bias (float32), 0. Sorted by token, as the kernel needs."""
+    """The rows of LOGIT_ADJUSTMENT as int32 [n, ADJUSTMENT_INTS], sorted by token as the kernel needs."""
     used = Counter(prompt) if params.uses_history else Counter[int]()
     tokens = sorted(used.keys() | params.logit_bias.keys())
     adjustments = np.zeros((len(tokens), ADJUSTMENT_INTS), np.int32)
-    adjustments[:, 0] = tokens
-    adjustments[:, 1] = [used[token] for token in tokens]
-    adjustments.view(np.float32)[:, 2] = [params.logit_bias.get(token, 0.0) for token in tokens]
+    adjustments[:, TOKEN] = tokens
+    adjustments[:, COUNT] = [used[token] for token in tokens]
+    adjustments.view(np.float32)[:, BIAS] = [params.logit_bias.get(token, 0.0) for token in tokens]
     return adjustments
 
 
 def _counted(adjustments: Ints, token: int) -> Ints:
     """The adjustments after one more use of a token."""
-    at = int(np.searchsorted(adjustments[:, 0], token))
-    if at == len(adjustments) or adjustments[at, 0] != token:
-        adjustments = np.insert(adjustments, at, (token, 0, 0, 0), axis=0)
+    at = int(np.searchsorted(adjustments[:, TOKEN], token))
+    if at == len(adjustments) or adjustments[at, TOKEN] != token:
+        adjustments = np.insert(adjustments, at, 0, axis=0)
+        adjustments[at, TOKEN] = token
     else:
         adjustments = adjustments.copy()
-    adjustments[at, 1] += 1
+    adjustments[at, COUNT] += 1
     return adjustments
 
 

@@ -66,18 +66,27 @@ def test_no_other_file_defines_a_shared_name() -> None:
     for path in sources(".c", ".h"):
         defined = re.findall(r"(?:enum \{|#define|[,{])\s*(\w+)\s*(?:=(?!=)|[\d(])", path.read_text())
         again += [f"{path}: {name}" for name in NAMES & set(defined)]
-    for path in sources(".slang"):
-        statements = re.findall(r"static const u?int ([^;]*);", path.read_text())
-        defined = [
-            name for statement in statements for name in re.findall(r"(\w+)(?:\[\w+\])? = ", statement)
-        ]
-        again += [f"{path}: {name}" for name in NAMES & set(defined) if "import abi;" in path.read_text()]
     for path in sources(".py"):
         tree = ast.parse(path.read_text())
         stored = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
         defined = [name.id for name in stored]
         again += [f"{path}: {name}" for name in set(constants()) & set(defined)]
     assert not again, "these names are defined in tandem/kernels/abi.py: use it"
+
+
+def test_slang_files_take_the_shared_constants_from_abi_slang() -> None:
+    """No shader defines one of them again; before common.slang imports abi.slang, the values must agree at least."""
+    imported = "import abi;" in (FOLDER / "common.slang").read_text()
+    shared = {
+        **constants(),
+        **{name: at for struct in STRUCTS.values() for name, at in offsets(struct).items()},
+    }
+    for path in sources(".slang"):
+        for statement in re.findall(r"static const u?int ([^;]*);", path.read_text()):
+            for name, value in re.findall(r"(\w+) = (\w+)", statement):
+                if name in shared:
+                    assert not imported, f"{path.name} defines {name}: it is in abi.slang"
+                    assert int(value) == shared[name], f"{path.name}: {name} is {shared[name]} in abi.py"
 
 
 def test_names_are_in_the_order_of_their_values() -> None:
