@@ -40,7 +40,7 @@ def tune_at_first_use(device: str | None, model: Path, no_tune: bool) -> None:
         return
     if name == "auto" and not opening.has_gpu():
         return
-    from tandem.devices.vulkan.pipelines import shader_sum
+    from tandem.devices.vulkan.shader_modules import shader_sum
 
     if next(settings.pipelines.glob(f"vulkan-*-{shader_sum()}.tuned"), None):
         return

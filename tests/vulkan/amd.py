@@ -1,6 +1,6 @@
 """What AMD's compiler makes of every shader for a Radeon 780M, in the specialisations that the engine uses.
 
-`python -m tests.vulkan.amd` writes the table of docs/AMD.md anew.
+`python -m tests.vulkan.amd` writes the table of docs/appendix/AMD_PIPELINES.md anew.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.fuse import SINGLE, step_program
-from tandem.devices.vulkan.pipelines import SPIRV, needed_features
 from tandem.devices.vulkan.recording import bucket
+from tandem.devices.vulkan.shader_modules import SPIRV, find_module, shader_modules
 from tandem.engine.engine import STEP_TOKENS
 from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.dispatch_rules import dispatch
@@ -31,7 +31,7 @@ from tandem.program.weight_plan import WeightPlan
 from tests.vulkan.machines import PHOENIX
 from tests.vulkan.mesa import FAMILIES, Driver, newer_driver, system_driver
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "AMD.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "appendix" / "AMD_PIPELINES.md"
 BEGIN, END = "<!-- table: python -m tests.vulkan.amd -->", "<!-- end of table -->"
 CONTEXT, BATCH, LAYERS = 4096, 64, 6
 SECONDS = 120  # at most, for all shaders of a driver
@@ -127,11 +127,11 @@ def jobs() -> list[Job]:
 
 def shaders() -> list[str]:
     """Those that any GPU runs."""
-    return sorted(path.stem for path in SPIRV.glob("*.spv") if not on_matrix_units(path.stem))
+    return sorted(name for name in shader_modules(SPIRV) if not on_matrix_units(name))
 
 
 def on_matrix_units(shader: str) -> bool:
-    return "cooperativeMatrix" in needed_features((SPIRV / f"{shader}.spv").read_bytes())
+    return "cooperativeMatrix" in find_module(shader).features
 
 
 # ---- what the driver makes of it

@@ -75,4 +75,4 @@ def test_the_table_in_the_docs_has_every_kernel() -> None:
         found = DISPATCH_RULES[name](case.scalars, case.counts, PHOENIX)  # None: not on this GPU
         if found and not re.search(rf"^\| {found.shader or name} ", table, re.M):
             missing.append(found.shader or name)
-    assert not missing, f"run `python -m tests.vulkan.amd`: docs/AMD.md has no {missing}"
+    assert not missing, f"run `python -m tests.vulkan.amd`: {amd.DOCUMENT.name} has no {missing}"

@@ -13,7 +13,7 @@ from tandem.devices.choices import NOTHING
 from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.capabilities import Capabilities, MatrixShape
 from tandem.devices.vulkan.compile_shaders import KERNELS
-from tandem.devices.vulkan.pipelines import SPIRV
+from tandem.devices.vulkan.shader_modules import SPIRV, shader_modules
 from tandem.kernels import all_kernels, attention_rope, matmul
 from tandem.kernels.abi import PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
@@ -51,7 +51,7 @@ def dispatches(kernel: Kernel, device: Capabilities, more: list[Scalars]) -> lis
 @pytest.mark.parametrize("register_coopmat", [False, True])
 def test_dispatches_fit_a_gpu_with_matrix_units(register_coopmat: bool) -> None:
     device = replace(MATRICES, register_coopmat=register_coopmat)
-    shaders = {path.stem for path in SPIRV.glob("*.spv")}
+    shaders = set(shader_modules(SPIRV))
     rng = np.random.default_rng(0)
     small = matmul.make_case("q4_0", 1, 64, 256, 0, 0, rng).scalars
     large: list[Scalars] = [

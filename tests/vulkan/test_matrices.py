@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.devices.vulkan import compile_shaders, pipelines, tuned
+from tandem.devices.vulkan import compile_shaders, shader_modules, tuned
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.kernels import attention, attention_dispatch, attention_prefetch, attention_rope, expand, matmul
 from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
@@ -66,11 +66,11 @@ def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     for path in compile_shaders.KERNELS.glob("*.slang"):
         text = path.read_text()
         (sources / path.name).write_text(in_software(text) if path.stem in (*MODULES, SHARED) else text)
-    shutil.copytree(pipelines.SPIRV, shaders, dirs_exist_ok=True)
+    shutil.copytree(shader_modules.SPIRV, shaders, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compile_shaders, "KERNELS", sources)
         compile_shaders.compile_modules(MODULES, shaders)
-        patch.setattr(pipelines, "SPIRV", shaders)
+        patch.setattr(shader_modules, "SPIRV", shaders)
         for name in ("attention", *(f"matmul_{layout}" for layout in LAYOUTS)):
             patch.setitem(DISPATCH_RULES, name, without_splits(DISPATCH_RULES[name]))
         patch.setattr(attention_dispatch, "attention", DISPATCH_RULES["attention"])

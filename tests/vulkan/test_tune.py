@@ -12,7 +12,7 @@ from tandem.devices.choices import Choice, shape_of
 from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.pipelines import SPIRV
+from tandem.devices.vulkan.shader_modules import SPIRV, shader_modules
 from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.dispatch_rules import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import Counts, Scalars
@@ -62,7 +62,7 @@ def small() -> Program:
 def test_candidates_fit_gpus_with_matrix_units(program: Program, register_coopmat: bool) -> None:
     device, shaders = (
         replace(MATRICES, register_coopmat=register_coopmat),
-        {path.stem for path in SPIRV.glob("*.spv")},
+        set(shader_modules(SPIRV)),
     )
     found = 0
     for launch in program.launches:

@@ -1,8 +1,8 @@
-"""Compiles kernels/*.slang to spirv/*.spv, in a source tree: `make shaders`, or this module with names of kernels.
+"""Compiles each kernels/*.slang with entry points to spirv/*.spv: `make shaders`, or this module with names of kernels.
 
-The SPIR-V is kept in the repository, so that neither an install nor a run needs the compiler; spirv/sources.json
-holds the sum of the sources each was made from, and a test compares. The compiler comes from a wheel (`slangpy`,
-92 MB), fetched into build/ at first use.
+The SPIR-V is kept in the repository, so that neither an install nor a run needs the compiler. spirv/sources.json holds
+a hash of the sources of each module, which a test compares. The compiler comes from a wheel (`slangpy`, 92 MB), fetched
+into build/ at first use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tandem.devices.vulkan.pipelines import SPIRV
+from tandem.devices.vulkan.shader_modules import SPIRV
 
 ROOT = Path(__file__).parents[3]
 KERNELS = ROOT / "tandem" / "kernels"
@@ -34,7 +34,7 @@ def modules() -> list[str]:
 
 
 def source_sum(module: str) -> str:
-    """Of a module and all that it imports, and of what compiles them."""
+    """The hash of a module, of all modules that it imports and of the compiler."""
     seen: set[str] = set()
     waiting = [module]
     while waiting:
@@ -50,16 +50,16 @@ def _source(module: str) -> str:
     return (KERNELS / f"{module}.slang").read_text()
 
 
-def known_sums() -> dict[str, dict[str, object]]:
-    """Module -> the sum of its sources and its entry points, as they were compiled."""
-    found: dict[str, dict[str, object]] = json.loads(SUMS.read_text()) if SUMS.exists() else {}
+def known_sums() -> dict[str, str]:
+    """Module -> the `source_sum` that its SPIR-V was compiled from."""
+    found: dict[str, str] = json.loads(SUMS.read_text()) if SUMS.exists() else {}
     return found
 
 
 def stale() -> list[str]:
     """Modules whose SPIR-V is older than their sources, or missing."""
     sums = known_sums()
-    return [m for m in modules() if sums.get(m, {}).get("sources") != source_sum(m)]
+    return [m for m in modules() if sums.get(m) != source_sum(m) or not (SPIRV / f"{m}.spv").exists()]
 
 
 def fetch_compiler() -> Path:
@@ -92,23 +92,22 @@ def driver() -> Path:
     return program
 
 
-def compile_modules(names: list[str], out: Path) -> dict[str, list[str]]:
-    """Module -> its entry points, each now in out/<entry point>.spv."""
+def compile_modules(names: list[str], out: Path) -> None:
+    """Writes out/<module>.spv for each."""
     out.mkdir(parents=True, exist_ok=True)
     if not names:
-        return {}
+        return
     program = driver()
 
-    def compiled(name: str) -> list[str]:
-        command = [str(program), str(KERNELS), str(out), name]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    def compile_module(name: str) -> None:
+        subprocess.run([str(program), str(KERNELS), str(out), name], check=True)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(names, pool.map(compiled, names), strict=True))
+        list(pool.map(compile_module, names))
 
 
 def refresh(names: list[str] | None = None) -> list[str]:
-    """Compiles what is stale (of `names`, or of all) and removes what has no source; returns the modules compiled."""
+    """Compiles what is stale (of `names`, or of all) and removes SPIR-V without a source; returns their names."""
     COMPILER.mkdir(parents=True, exist_ok=True)
     with open(COMPILER / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two at a time would lose each other's sums
@@ -116,17 +115,15 @@ def refresh(names: list[str] | None = None) -> list[str]:
 
 
 def _refresh(names: list[str]) -> list[str]:
-    before = {name: source_sum(name) for name in names}  # a source saved meanwhile stays stale
-    compiled = compile_modules(names, COMPILER / "new")
+    sums = {m: known for m, known in known_sums().items() if m in modules()}
+    sums |= {name: source_sum(name) for name in names}  # before: a source that is saved meanwhile stays stale
+    compile_modules(names, COMPILER / "new")
     SPIRV.mkdir(exist_ok=True)
-    for point in (point for points in compiled.values() for point in points):
-        (COMPILER / "new" / f"{point}.spv").replace(SPIRV / f"{point}.spv")  # whole: a test may be reading it
-    sums = {m: entry for m, entry in known_sums().items() if m in modules()}
-    sums |= {m: {"sources": before[m], "entry_points": sorted(points)} for m, points in compiled.items()}
+    for name in names:
+        (COMPILER / "new" / f"{name}.spv").replace(SPIRV / f"{name}.spv")  # at once: a test may be reading it
     SUMS.write_text(json.dumps(sums, indent=1, sort_keys=True) + "\n")
-    kept = {str(point) for entry in sums.values() for point in list(entry["entry_points"])}  # type: ignore[call-overload]
     for path in SPIRV.glob("*.spv"):
-        if path.stem not in kept:
+        if path.stem not in sums:
             path.unlink()
     return names
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities
-from tandem.devices.vulkan.pipelines import SPIRV, needed_features
+from tandem.devices.vulkan.shader_modules import SPIRV, shader_modules
 from tandem.kernels.matmul_dispatch import MAX_DOT_TOKENS, MAX_DOT_TOKENS_REG, has_coopmat
 
 
@@ -41,5 +41,5 @@ def feature_paths(device: Capabilities) -> list[tuple[str, bool, str]]:
 @cache
 def features_of_all_models() -> frozenset[str]:
     """Features that no model runs without: those of shaders that do not need matrix units."""
-    needs = [needed_features(path.read_bytes()) for path in SPIRV.glob("*.spv")]
+    needs = [module.features for module in shader_modules(SPIRV).values()]
     return frozenset(REQUIRED).union(*(need for need in needs if "cooperativeMatrix" not in need))

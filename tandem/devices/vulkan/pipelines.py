@@ -5,53 +5,20 @@ The cache file is keyed by driver and by the sum of all shaders, so that another
 
 from __future__ import annotations
 
-import hashlib
 import os
-from array import array
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tandem.devices.vulkan.binding import Vulkan, ffi, new
 from tandem.devices.vulkan.capabilities import PUSH_BYTES, Capabilities
+from tandem.devices.vulkan.shader_modules import find_module, shader_sum
 from tandem.errors import DeviceError
 
-SPIRV = Path(__file__).with_name("spirv")
 STAGE_COMPUTE = 0x20
 FULL_SUBGROUPS = 2  # stage flag
 CACHE_HIT = 2  # feedback flag
-OP_CAPABILITY = 17
 Q8_SUMS, KNOWN = 15, 31  # specialisation constants of common.slang; KNOWN is followed by a launch's scalars
-NEEDS = {  # SPIR-V capability -> the device feature it takes
-    9: "shaderFloat16",
-    22: "shaderInt16",
-    39: "shaderInt8",
-    4433: "storageBuffer16BitAccess",
-    4448: "storageBuffer8BitAccess",
-    5345: "vulkanMemoryModel",
-    6018: "shaderIntegerDotProduct",
-    6019: "shaderIntegerDotProduct",
-    6022: "cooperativeMatrix",
-}
-
-
-def needed_features(code: bytes) -> set[str]:
-    """The optional features that a shader declares; a driver may crash on one it does not have."""
-    words = array("I", code)
-    found, at = set(), 5
-    while at < len(words) and words[at] & 0xFFFF == OP_CAPABILITY:
-        found.add(NEEDS.get(words[at + 1], ""))
-        at += words[at] >> 16
-    return found - {""}
-
-
-@cache
-def shader_sum() -> str:
-    total = hashlib.sha256()
-    for path in sorted(SPIRV.glob("*.spv")):
-        total.update(path.name.encode() + path.read_bytes())
-    return total.hexdigest()[:16]
 
 
 class Pipelines:
@@ -87,15 +54,13 @@ class Pipelines:
     def _create(
         self, shader: str, constants: tuple[int, ...], subgroup: int, scalars: tuple[int, ...]
     ) -> int:
-        path = SPIRV / f"{shader}.spv"
-        if not path.exists():
-            raise DeviceError(f"the shader {shader} is not built: run `make shaders` in the source tree")
-        code = path.read_bytes()
-        lacking = needed_features(code) - self.capabilities.features
+        source = find_module(shader)
+        lacking = source.features - self.capabilities.features
         if lacking:
             raise DeviceError(
                 f"{self.capabilities.name} lacks {lacking.pop()} for {shader}: update its driver"
             )
+        code = source.only(shader)
         words = ffi.new("uint32_t[]", len(code) // 4)
         ffi.memmove(words, code, len(code))
         module = self.vk.create("ShaderModule", self.device, codeSize=len(code), pCode=words)
@@ -108,7 +73,7 @@ class Pipelines:
                 else 0,
                 stage=STAGE_COMPUTE,
                 module=module,
-                pName=ffi.new("char[]", b"main"),
+                pName=ffi.new("char[]", shader.encode()),
                 pSpecializationInfo=_specialisation(constants, self.q8_sums, scalars),
             )
             feedback = ffi.new("VkPipelineCreationFeedback[2]")  # of the pipeline, and of its one stage

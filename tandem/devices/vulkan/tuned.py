@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tandem.devices.choices import NOTHING, Choice
 from tandem.devices.vulkan.capabilities import Capabilities
-from tandem.devices.vulkan.pipelines import shader_sum
+from tandem.devices.vulkan.shader_modules import shader_sum
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
 from tandem.kernels.dispatch import Dispatch
 from tandem.kernels.dispatch_rules import dispatch
