@@ -39,7 +39,7 @@ def in_software(text: str) -> str:
     text = text.replace("coopMatMulAdd<float, false>", "software_multiply_add")
     text = text.replace("return WaveReadLaneAt(v, lane);", "return software_of_lane(v, lane);")
     text = text.replace("[ForceUnroll]", "[loop]")  # software takes minutes to compile long code
-    text = re.sub(r"\{ (take_\w+|product)<", r"{ this_thread = thread; \1<", text)
+    text = re.sub(r"\{ (take_\w+|matmul)<", r"{ this_thread = thread; \1<", text)
     return re.sub(rf"^ENTRIES\((?!{'|'.join(LAYOUTS)}\)).*\n", "", text, flags=re.M)
 
 
