@@ -5,9 +5,7 @@ with LLM("qwen2.5-coder-0.5b") as llm:
     print(llm.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
 """
 
-TYPE_CHECKING = (
-    False  # as type checkers read it; to import `typing` takes milliseconds, before Ctrl-C is handled
-)
+TYPE_CHECKING = False  # as in `typing`, whose import takes milliseconds before Ctrl-C is handled
 if TYPE_CHECKING:
     from tandem.engine.async_llm import AsyncLLM
     from tandem.engine.llm import LLM, Result, Token, Usage

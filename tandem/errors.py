@@ -1,4 +1,4 @@
-"""Every error Tandem raises on purpose. Each message is one sentence that says what to do.
+"""All errors that Tandem raises on purpose. Each message is one sentence that says what to do.
 
 TandemError
 ├── ModelFileError        a model file is damaged or not what it says; names file, field and offset
@@ -6,23 +6,23 @@ TandemError
 ├── UnsupportedModelError a sound file of a kind this engine does not run; lists the kinds it does
 ├── DownloadError         a pull failed: network, disk, permission, checksum
 ├── StateFileError        a saved conversation is damaged, or of another model
-├── TemplateError         a chat template is broken, reaches out, or does not end
+├── TemplateError         a chat template is broken, leaves its sandbox, or does not end
 ├── RequestError          a request cannot be served as asked
 │   ├── ContextError      the prompt is longer than the context
 │   ├── QueueFullError    too many requests are waiting already
 │   └── DeadlineError     the request was not done in its time
-├── DeviceError           a device that was asked for is not there or failed
+├── DeviceError           a device is missing or failed
 │   ├── DoesNotFitError   the model, its context or its cache is larger than the memory
 │   ├── DeviceLostError   a device stopped answering; open it again
-│   └── CompilerError     a compiler that the NPU needs is not there or failed
+│   └── CompilerError     a compiler that the NPU needs is missing or failed
 └── ProgramError          a Program breaks a rule (shape, overlap, lifetime, missing barrier); a bug in Tandem
-    ├── LimitError        a plan for the NPU is past a limit of it
-    └── EmulationError    a plan for the NPU stops, overruns or races when it is emulated
+    ├── LimitError        a plan for the NPU exceeds a hardware limit
+    └── EmulationError    a plan for the NPU hangs, overruns or races in emulation
 """
 
 
 class TandemError(Exception):
-    """Base of all errors below."""
+    """Base class of all errors below."""
 
 
 class ModelFileError(TandemError):
@@ -42,7 +42,7 @@ class UnsupportedModelError(TandemError):
 
 
 class DownloadError(TandemError):
-    """A pull failed; nothing half-written is left under the final name."""
+    """A pull failed. No incomplete file has the final name."""
 
 
 class StateFileError(TandemError):
@@ -50,7 +50,7 @@ class StateFileError(TandemError):
 
 
 class TemplateError(TandemError):
-    """A chat template is broken, reaches out of its sandbox, or does not end."""
+    """A chat template is broken, leaves its sandbox, or does not end."""
 
 
 class RequestError(TandemError):
@@ -70,12 +70,12 @@ class DeadlineError(RequestError):
 
 
 class DeviceError(TandemError):
-    """A device that was asked for is not there, or failed."""
+    """A device is missing, or failed."""
 
 
 class DoesNotFitError(DeviceError):
-    """The model, its context or its cache is larger than the memory. `missing`: bytes, where they are known
-    (infinite: memory is not what is missing)."""
+    """The model, its context or its cache is larger than the memory. `missing`: bytes, if known; infinite if freeing
+    memory would not help."""
 
     def __init__(self, message: str, missing: float = 0.0) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ class DeviceLostError(DeviceError):
 
 
 class CompilerError(DeviceError):
-    """A compiler that the NPU needs is not there, or failed."""
+    """A compiler that the NPU needs is missing, or failed."""
 
 
 class ProgramError(TandemError):
@@ -95,7 +95,7 @@ class ProgramError(TandemError):
 
 
 class LimitError(ProgramError):
-    """A plan for the NPU is past a limit of it. `limit` is the limit's name."""
+    """A plan for the NPU exceeds a hardware limit. `limit`: its name."""
 
     def __init__(self, limit: str, message: str) -> None:
         super().__init__(message)
@@ -103,7 +103,7 @@ class LimitError(ProgramError):
 
 
 class EmulationError(ProgramError):
-    """A plan for the NPU fails when it is emulated. `tile` says where."""
+    """A plan for the NPU fails in emulation. `tile`: where."""
 
     def __init__(self, tile: object, problem: str) -> None:
         super().__init__(f"{tile}: {problem}")

@@ -1,4 +1,4 @@
-"""Ctrl-C at a time that suits: what several requests share must not be left half done by one of them."""
+"""Defers Ctrl-C while state that several requests share is being changed."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 
 class deferred:
-    """In such a `with` block Ctrl-C waits for its end, as it does for any call into C; it only ever comes to the main
-    thread."""
+    """A `with` block that delays Ctrl-C until its end. It does nothing outside the main thread, which
+    alone receives signals."""
 
     def __enter__(self) -> None:
-        self._came = False
-        self._before = signal.getsignal(signal.SIGINT) if current_thread() is main_thread() else None
-        if self._before is not None:
+        self._pending = False
+        self._handler = signal.getsignal(signal.SIGINT) if current_thread() is main_thread() else None
+        if self._handler is not None:
             signal.signal(signal.SIGINT, self._note)
 
     def _note(self, *_: Any) -> None:
-        self._came = True
+        self._pending = True
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            if self._came:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            if self._pending:
                 signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What the environment may change. This is the only file that reads it."""
+"""Settings from environment variables. No other file reads the environment."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tandem.errors import DeviceError
 class Settings(NamedTuple):
     isa: str | None  # TANDEM_ISA: avx512, avx2 or plain; None chooses by CPUID
     threads: int  # TANDEM_THREADS: threads of the CPU device
-    threads_given: bool  # it is set: no other number is chosen
-    tune: bool  # TANDEM_TUNE: 0 neither tunes at first use nor takes what `tandem tune` has found
-    cache: Path  # HF_HUB_CACHE or HF_HOME/hub: where pulled models live
+    threads_given: bool  # TANDEM_THREADS is set, and overrides tuning
+    tune: bool  # TANDEM_TUNE: 0 does not tune at first use, and ignores what `tandem tune` found
+    cache: Path  # HF_HUB_CACHE or HF_HOME/hub: pulled models
     hub: str  # HF_ENDPOINT
     hub_token: str | None  # HF_TOKEN
-    pipelines: Path  # XDG_CACHE_HOME/tandem: compiled GPU programs, and what was found fastest
-    peano: Path | None  # PEANO_INSTALL_DIR: AMD's compiler for the cores of an NPU
-    ollama: tuple[Path, ...]  # OLLAMA_MODELS, or where Ollama keeps models of its user and of its service
-    lm_studio: tuple[Path, ...]  # where LM Studio keeps its models, now and in older versions
-    llama_cpp: Path  # LLAMA_CACHE: where llama.cpp has put what it downloaded
+    pipelines: Path  # XDG_CACHE_HOME/tandem: compiled GPU pipelines and tuning results
+    peano: Path | None  # PEANO_INSTALL_DIR: AMD's compiler for NPU cores
+    ollama: tuple[Path, ...]  # OLLAMA_MODELS, or the default folders of Ollama's user and of its service
+    lm_studio: tuple[Path, ...]  # LM Studio's models, in current and older versions
+    llama_cpp: Path  # LLAMA_CACHE: models that llama.cpp downloaded
 
 
 def read_settings() -> Settings:
@@ -45,7 +45,7 @@ def read_settings() -> Settings:
 
 
 def home_folder() -> Path:
-    """The user's; a service's user may have none."""
+    """The user's home folder; / for a service user without one."""
     try:
         return Path.home()
     except RuntimeError:
@@ -58,7 +58,7 @@ def _ollama_folders() -> tuple[Path, ...]:
 
 
 def _threads(wanted: str | None) -> int:
-    """All cores this process may use, unless the user wants fewer."""
+    """The number of cores that this process may use, unless TANDEM_THREADS says otherwise."""
     if not wanted:
         return len(os.sched_getaffinity(0))
     if not wanted.isdigit() or not int(wanted):

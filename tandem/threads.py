@@ -1,4 +1,4 @@
-"""Threads that help the main one to load. `concurrent.futures` would do, but its import takes 4 ms of every start."""
+"""Threads for loading. `concurrent.futures` would do the same, but importing it takes 4 ms of every start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Beside(Generic[T]):
-    """A call in a thread of its own."""
+    """A function call in a thread of its own (a future)."""
 
     def __init__(self, function: Callable[..., T], *args: Any) -> None:
         self._returned: list[T] = []
@@ -25,11 +25,11 @@ class Beside(Generic[T]):
             self._raised.append(error)
 
     def join(self) -> None:
-        """Waits for its end."""
+        """Waits for the call to end."""
         self._thread.join()
 
     def result(self) -> T:
-        """Waits for its end; returns or raises what it did."""
+        """Waits for the call to end; returns its result or raises its exception."""
         self.join()
         for error in self._raised:
             raise error
@@ -37,7 +37,7 @@ class Beside(Generic[T]):
 
 
 def each(function: Callable[[T], object], items: Iterable[T], threads: int) -> None:
-    """Calls a function for each item, in so many threads of which this is one. After an error no more are begun."""
+    """Calls a function for each item in `threads` threads, the calling one included. Stops at the first error."""
     lock, rest, failed = Lock(), iter(items), False
     end: Any = object()
 

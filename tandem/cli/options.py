@@ -7,7 +7,7 @@ import os
 from argparse import ArgumentTypeError
 from typing import Any
 
-from tandem.errors import RequestError
+from tandem.errors import DeviceError, RequestError
 
 NAME_HELP = "a short name such as smollm2 or gemma-3-27b, or hf.co/user/repo:QUANT"
 MODEL_HELP = f"a .gguf file, {NAME_HELP}, or ollama:NAME"
@@ -137,11 +137,14 @@ class UsageError(RequestError):
 
 
 def device_name(text: str) -> str:
-    for name in text.split(","):
-        if name not in ("auto", "cpu") and name.partition(":")[0] != "vulkan":
-            raise ArgumentTypeError(
-                f"no device {name!r}: use cpu, vulkan, vulkan:<index or part of a name> or auto"
-            )
+    if text in ("auto", "cpu"):  # these need no import
+        return text
+    from tandem.devices.opening import check_names
+
+    try:
+        check_names(text)
+    except DeviceError as error:
+        raise ArgumentTypeError(str(error)) from None
     return text
 
 

@@ -94,7 +94,8 @@ class FallbackCPU(CPUDevice):
 
 def check_device(name: str, split: Sequence[int] | None = None, placement: str = "layers") -> None:
     """Refuses what `open_device` would refuse, without opening anything: before a model is downloaded."""
-    _check_names(name, split, placement)
+    check_names(name)
+    _check_placement(name, split, placement)
     names = name.split(",")
     for kind, backend in BACKENDS.items():
         wanted = [each for each in names if each.partition(":")[0] == kind]
@@ -102,12 +103,16 @@ def check_device(name: str, split: Sequence[int] | None = None, placement: str =
             backend.check(wanted)
 
 
-def _check_names(name: str, split: Sequence[int] | None, placement: str) -> None:
-    names = name.split(",")
-    for each in names:
+def check_names(name: str) -> None:
+    """Refuses names of unknown back ends."""
+    for each in name.split(","):
         if each != "auto" and (each.partition(":")[0] not in BACKENDS or each.startswith("cpu:")):
             known = ", ".join(backend.usage for backend in BACKENDS.values())
             raise DeviceError(f"no device {each!r}: use {known} or auto")
+
+
+def _check_placement(name: str, split: Sequence[int] | None, placement: str) -> None:
+    names = name.split(",")
     if len(names) > 1:
         if "auto" in names:
             raise DeviceError("auto chooses one device: name each of several")
@@ -133,7 +138,8 @@ def open_device(
     """Opens a device, or several as one. `threads`, `gpu_memory` and `alone`: see OpenOptions. `placement`: how several
     devices divide the work (PLACEMENTS of hybrid/device.py). `split`: the number of layers, or the fraction of each
     matmul's columns, of each device; None: by measured speed."""
-    _check_names(name, split, placement)
+    check_names(name)
+    _check_placement(name, split, placement)
     settings = read_settings()
     options = OpenOptions(threads or tuned_threads(settings), gpu_memory, alone, settings)
     if "," in name:

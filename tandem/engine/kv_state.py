@@ -1,8 +1,8 @@
-"""Keys and values of a text in a file, so that another run of the same model can go on from there.
+"""Saves the KV blocks of a text to a file, and restores them in another run of the same model.
 
-    magic, 4 bytes length, JSON header, KV blocks, 32 bytes checksum of all before
+    magic, 4 bytes length, JSON header, KV blocks, 32 bytes checksum of everything before it
 
-Restored blocks come into the KV cache under their keys, as if a request had just computed them.
+Restored blocks are published to the prefix cache, as if a request had just computed them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from tandem.model.model import Model
 
 MAGIC, CHECKSUM = b"tandem kv 1\n", 32
-SAMPLE = 256  # bytes of each tensor that tell a model from others of its shape
+SAMPLE = 256  # bytes of each tensor in a model's fingerprint
 
 
 def save(engine: Engine, tokens: list[int], path: str | os.PathLike[str]) -> int:
-    """Writes what the cache has of a text from its first token on; returns for how many tokens."""
+    """Writes the longest prefix of a text that is in the prefix cache; returns its length in tokens."""
     engine.wait()
     keys = block_hashes(tokens)
     count = engine.cache.find_prefix(keys)
@@ -56,7 +56,7 @@ def save(engine: Engine, tokens: list[int], path: str | os.PathLike[str]) -> int
 
 
 def restore(engine: Engine, path: str | os.PathLike[str]) -> list[int]:
-    """Brings a file's blocks into the cache; returns the tokens they stand for."""
+    """Loads the blocks of a file into the prefix cache; returns their tokens."""
     engine.wait()
     header, data = _read(Path(path))
     tokens = header.pop("tokens")
@@ -85,7 +85,7 @@ def restore(engine: Engine, path: str | os.PathLike[str]) -> list[int]:
 
 
 def check_path(path: object) -> None:
-    """Refuses what cannot name a file."""
+    """Refuses a value that is no file name."""
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise StateFileError(f"{path!r} is no path of a file: give a text")
     try:
@@ -103,22 +103,22 @@ def block_hashes(tokens: list[int]) -> list[bytes]:
 
 
 def fingerprint(model: Model) -> str:
-    """Differs between models: of their shape, and a little of each weight."""
-    found = blake2b(repr(model.config).encode(), digest_size=16)
+    """A hash of a model's shape and of a sample of each tensor."""
+    hashed = blake2b(repr(model.config).encode(), digest_size=16)
     for name, tensor in sorted(model.gguf.tensors.items()):
-        found.update(f"{name} {tensor.shape} {tensor.format.name}".encode())
-        found.update(model.gguf.raw(name).reshape(-1)[:SAMPLE].tobytes())
-    return found.hexdigest()
+        hashed.update(f"{name} {tensor.shape} {tensor.format.name}".encode())
+        hashed.update(model.gguf.raw(name).reshape(-1)[:SAMPLE].tobytes())
+    return hashed.hexdigest()
 
 
 def _kind(engine: Engine) -> dict[str, Any]:
-    """What must be equal for blocks to mean the same."""
+    """What must be equal for saved blocks to be valid: the model, and the layout of its KV cache."""
     layers = [[cache.dtype, nbytes] for cache, _, nbytes in _caches(engine)]
     return {"model": fingerprint(engine.model), "block": KV_BLOCK, "layers": layers}
 
 
 def _caches(engine: Engine) -> Iterator[tuple[Tensor, int, int]]:
-    """Each layer's cache, its group, and the bytes of a block."""
+    """The KV cache of each layer, its group, and the bytes of a block."""
     for launch in engine.program.launches:
         cache = launch.buffers.get("cache")
         if launch.kernel.name == "rope" and cache is not None:
@@ -127,7 +127,7 @@ def _caches(engine: Engine) -> Iterator[tuple[Tensor, int, int]]:
 
 
 def _blocks(engine: Engine, tables: list[BlockTable]) -> Iterator[Tensor]:
-    """The blocks of tables, layer by layer."""
+    """The memory of all blocks in the tables, layer by layer."""
     for cache, group, nbytes in _caches(engine):
         for block in tables[group].blocks:
             if block != NO_BLOCK:
@@ -137,7 +137,7 @@ def _blocks(engine: Engine, tables: list[BlockTable]) -> Iterator[Tensor]:
 def _read(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.uint8]]]:
     try:
         with open(path, "rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:  # nothing else is read of a file that is not ours
+            if file.read(len(MAGIC)) != MAGIC:  # nothing more is read of another kind of file
                 raise StateFileError(f"{path} is no saved state of this version: save it again")
             data = MAGIC + file.read()
     except OSError as error:

@@ -82,10 +82,20 @@ class LLM:
         if not isinstance(lookup, bool):
             raise RequestError(f"lookup={lookup!r}: give True or False")
         options = LoadOptions(
-            model=model, device=device, threads=threads, context=context, kv=kv, batch=batch,
-            gpu_memory=gpu_memory, kv_memory=kv_memory, prompt_lookup=prompt_lookup or lookup, draft=draft,
-            split=split, placement=placement, npu=npu,
-        )  # fmt: skip
+            model=model,
+            device=device,
+            threads=threads,
+            context=context,
+            kv=kv,
+            batch=batch,
+            gpu_memory=gpu_memory,
+            kv_memory=kv_memory,
+            prompt_lookup=prompt_lookup or lookup,
+            draft=draft,
+            split=split,
+            placement=placement,
+            npu=npu,
+        )
         if npu != "off":
             from tandem.devices.npu.opening import npu_missing
 
@@ -102,9 +112,14 @@ class LLM:
             text = Beside(_open_text, self._model.gguf)  # reads the vocabulary while weights are repacked
             opened.callback(text.join)
             self.engine = Engine.load(
-                self._model, self.device, context=self.context, batch=batch, kv=kv, kv_memory=kv_memory,
+                self._model,
+                self.device,
+                context=self.context,
+                batch=batch,
+                kv=kv,
+                kv_memory=kv_memory,
                 proposer=self._proposer(options),
-            )  # fmt: skip
+            )
             self.tokenizer, template = text.result()
             self.driver = Driver(self.engine)
             self._inputs = InputProcessor(self.engine, self.tokenizer, template)
@@ -118,14 +133,25 @@ class LLM:
         with open_model(path) as small:
             context = min(self.context, small.config.trained_context)
             kv_memory, draft_kv_memory = kv_shares(
-                self._model, small, options.kv, self.context, options.batch, self.device.free_memory(),
-                options.kv_memory, self.device.weight_layout,
-            )  # fmt: skip
+                self._model,
+                small,
+                options.kv,
+                self.context,
+                options.batch,
+                self.device.free_memory(),
+                options.kv_memory,
+                self.device.weight_layout,
+            )
         first = options.device.partition(",")[0]  # a draft model is small: one device is enough
         llm = LLM(
-            path, device=first, threads=options.threads, context=context, kv=options.kv, batch=options.batch,
+            path,
+            device=first,
+            threads=options.threads,
+            context=context,
+            kv=options.kv,
+            batch=options.batch,
             kv_memory=draft_kv_memory,
-        )  # fmt: skip
+        )
         return llm, kv_memory
 
     def _proposer(self, options: LoadOptions) -> Proposer | None:

@@ -1,12 +1,12 @@
-"""Several models that come and go: loaded when someone asks for one, unloaded when nobody has used it for a while.
+"""Several models in one process: each is loaded at its first use, and unloaded after a time without use.
 
     models = Models({"small": "smollm2", "gemma": "/models/gemma.gguf"}, device="auto", keep_alive=300)
     async with models.use("small") as llm:  # an AsyncLLM
         ...
     await models.close()
 
-All of it belongs to one event loop. Models are loaded and closed in threads, one at a time, so that each sees the
-memory that the others have left.
+It belongs to one event loop. Models are loaded and closed in threads, one at a time, so that each load sees how much
+memory is really free.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from tandem.errors import DoesNotFitError, ModelNotFoundError, RequestError
 from tandem.model.registry import resolve
 
 CLOSED = "the models are closed: start again"
-CLOCK_STEP = 0.01  # seconds that a timer may be early
+CLOCK_STEP = 0.01  # seconds by which a timer may be early
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory, for people and for /api/ps."""
+    """A description of a model in memory."""
 
     name: str
     llm: AsyncLLM
-    nbytes: int  # of all its memory
+    nbytes: int  # on the device
     device: str  # its name: cpu, vulkan:0 ...
     users: int
-    expires: float | None  # seconds since 1970; None: not before another needs its memory
+    expires: float | None  # Unix time at which it is unloaded; None: when another model needs its memory
 
 
 class _Entry:
-    """A model that is loaded, or about to be."""
+    """A model that is loaded or being loaded."""
 
     def __init__(self, name: str, keep_alive: float) -> None:
         self.name, self.keep_alive = name, keep_alive
         self.users = 0
-        self.left = time.monotonic()  # when its last user left
+        self.last_used = time.monotonic()
         self.opening: asyncio.Task[AsyncLLM]
         self.timer: asyncio.TimerHandle | None = None
 
     @property
     def llm(self) -> AsyncLLM | None:
-        """None while it is being loaded, or could not be."""
+        """None while it is being loaded, or if loading failed."""
         done = self.opening.done() and not self.opening.cancelled() and not self.opening.exception()
         return self.opening.result() if done else None
 
@@ -69,16 +69,20 @@ class _Entry:
 
 class Models:
     def __init__(
-        self, specs: Mapping[str, str | os.PathLike[str]], *, keep_alive: float | None = None,
-        own: Mapping[str, Mapping[str, Any]] | None = None, **options: Any,
-    ) -> None:  # fmt: skip
-        """`specs`: names, and for each a GGUF file or a name that `tandem pull` has fetched. `keep_alive`: seconds that
-        a model stays after its last use; None: until another needs its memory. `options`: of AsyncLLM, for all of
-        them; `own`: for one alone, by its name."""
+        self,
+        specs: Mapping[str, str | os.PathLike[str]],
+        *,
+        keep_alive: float | None = None,
+        own: Mapping[str, Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        """`specs`: the names of the models, each with a GGUF file or a name that `tandem pull` has fetched.
+        `keep_alive`: seconds that a model stays loaded after its last use; None: until another needs its memory.
+        `options`: of AsyncLLM, for all models; `own`: for single models, by name."""
         self._specs, self._options, self._own = dict(specs), options, own or {}
         self._keep_alive = math.inf if keep_alive is None else keep_alive
         self._entries: dict[str, _Entry] = {}
-        self._turn = asyncio.Lock()  # to load or to close a model
+        self._lock = asyncio.Lock()  # held while a model is loaded or closed
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -86,7 +90,7 @@ class Models:
         return list(self._specs)
 
     def add(self, name: str, spec: str | os.PathLike[str]) -> None:
-        """One more that can be asked for; a name that is there stays as it is."""
+        """Adds a model. A name that exists keeps its model."""
         self._specs.setdefault(name, spec)
 
     def path(self, name: str) -> Path:
@@ -96,36 +100,36 @@ class Models:
         return resolve(os.fspath(self._specs[name]))
 
     def loaded(self) -> list[Loaded]:
-        """Those in memory, the latest used first."""
+        """The models in memory: those in use first, then by last use."""
         ready = [(entry, llm) for entry in self._entries.values() if (llm := entry.llm)]
-        ready.sort(key=lambda pair: (not pair[0].users, -pair[0].left))
+        ready.sort(key=lambda pair: (not pair[0].users, -pair[0].last_used))
         return [_describe(entry, llm) for entry, llm in ready]
 
     @asynccontextmanager
     async def use(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[AsyncLLM]:
-        """A model for as long as the block lasts, loaded if it is not there. `keep_alive`: seconds that it stays then
-        (math.inf: until another needs its memory); None: the usual ones."""
+        """Loads a model if need be, and keeps it loaded for the `async with` block. `keep_alive`: seconds that it stays
+        loaded afterwards (math.inf: until another model needs its memory); None: the default."""
         entry = self._find(name)
         entry.users += 1
         entry.keep_alive = self._keep_alive if keep_alive is None else keep_alive
         try:
-            yield await asyncio.shield(entry.opening)  # others may wait for it too
+            yield await asyncio.shield(entry.opening)  # other users may wait for the same load
         finally:
             entry.users -= 1
-            self._rest(entry)
+            self._schedule_close(entry)
 
     async def unload(self, name: str) -> None:
-        """Gives a model's memory back as soon as nobody uses it."""
+        """Closes a model as soon as nobody uses it."""
         if entry := self._entries.get(name):
             entry.keep_alive = 0.0
             await self._expire(entry)
 
     async def close(self) -> None:
-        """Ends the requests that are left, and gives everything back."""
+        """Ends the requests that are left, and closes all models."""
         self._closed = True
         for entry in list(self._entries.values()):
             await asyncio.wait([entry.opening])
-            await self._drop(entry)
+            await self._close_locked(entry)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- loading and closing
@@ -136,8 +140,8 @@ class Models:
         if name not in self._specs:
             raise self._unknown(name)
         entry = self._entries.get(name)
-        if entry and entry.llm and entry.llm.failure:  # its device was lost, perhaps
-            self._start(self._drop(self._entries.pop(name)))
+        if entry and entry.llm and entry.llm.failure:  # for example, its device was lost
+            self._start(self._close_locked(self._entries.pop(name)))
             entry = None
         if not entry:
             entry = self._entries[name] = _Entry(name, self._keep_alive)
@@ -149,16 +153,17 @@ class Models:
 
     async def _open(self, entry: _Entry) -> AsyncLLM:
         try:
-            async with self._turn:
+            async with self._lock:
                 llm = await self._load(entry.name)
         except BaseException:
             del self._entries[entry.name]
             raise
-        asyncio.get_running_loop().call_soon(self._rest, entry)  # in case nobody waits for it any more
+        asyncio.get_running_loop().call_soon(self._schedule_close, entry)  # its users may have been cancelled
         return llm
 
     async def _load(self, name: str) -> AsyncLLM:
-        """Makes room, if that helps, by closing models that nobody uses, the longest unused first."""
+        """Loads a model. If it does not fit, closes idle models first, the least recently used first, as long as that
+        can free enough memory."""
         while not self._closed:
             try:
                 options = {**self._options, **self._own.get(name, {})}
@@ -167,7 +172,7 @@ class Models:
                 idle = [entry for entry in self._entries.values() if entry.idle]
                 if not idle or error.missing > sum(entry.nbytes for entry in idle):
                     raise self._explained(error) from None
-            await self._close(min(idle, key=lambda entry: entry.left))
+            await self._close(min(idle, key=lambda entry: entry.last_used))
         raise RequestError(CLOSED)
 
     def _explained(self, error: DoesNotFitError) -> DoesNotFitError:
@@ -175,10 +180,10 @@ class Models:
         beside = f"; being used meanwhile: {', '.join(used)}" if used else ""
         return DoesNotFitError(f"{error}{beside}", error.missing)
 
-    def _rest(self, entry: _Entry) -> None:
-        """Has an idle model closed after a while."""
+    def _schedule_close(self, entry: _Entry) -> None:
+        """Starts the timer that closes an idle model."""
         if entry.idle:
-            entry.left = time.monotonic()
+            entry.last_used = time.monotonic()
             if entry.timer:
                 entry.timer.cancel()
             if entry.keep_alive < math.inf and not self._closed:
@@ -186,13 +191,13 @@ class Models:
                 entry.timer = after(entry.keep_alive, lambda: self._start(self._expire(entry)))
 
     async def _expire(self, entry: _Entry) -> None:
-        async with self._turn:
-            due = entry.left + entry.keep_alive - CLOCK_STEP
-            if entry.idle and time.monotonic() >= due:  # else someone came meanwhile
+        async with self._lock:
+            due = entry.last_used + entry.keep_alive - CLOCK_STEP
+            if entry.idle and time.monotonic() >= due:  # else it was used meanwhile
                 await self._close(entry)
 
-    async def _drop(self, entry: _Entry) -> None:
-        async with self._turn:
+    async def _close_locked(self, entry: _Entry) -> None:
+        async with self._lock:
             await self._close(entry)
 
     async def _close(self, entry: _Entry) -> None:
@@ -212,10 +217,10 @@ class Models:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # it went to whoever waited
+            task.exception()  # retrieved here; whoever waited for the task got it too
 
 
 def _describe(entry: _Entry, llm: AsyncLLM) -> Loaded:
-    rests = not entry.users and entry.keep_alive < math.inf
-    expires = time.time() + entry.left + entry.keep_alive - time.monotonic() if rests else None
+    expires_soon = not entry.users and entry.keep_alive < math.inf
+    expires = time.time() + entry.last_used + entry.keep_alive - time.monotonic() if expires_soon else None
     return Loaded(entry.name, llm, entry.nbytes, llm.llm.device.name, entry.users, expires)

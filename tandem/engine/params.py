@@ -1,4 +1,4 @@
-"""How a request is sampled and served: one frozen dataclass, checked when it is made."""
+"""Sampling parameters and other options of a request."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 from tandem.errors import RequestError
 from tandem.kernels.kernel import Array
 
-MAX_LOGPROBS = 20
-MAX_FLOAT = 3.4e38  # what a float32 holds
-MAX_STOPS = 128  # each is looked for in every new text
+MAX_LOGPROBS = 20  # likeliest tokens with log-probabilities
+MAX_FLOAT = 3.4e38  # largest float32
+MAX_STOPS = 128  # stop strings; each is searched in every new text
 
 
-# Takes the tokens so far and the logits of the next, float32 [vocab], which it changes or returns changed. Each token
-# then waits for Python, alone on the device: rows of logits come to the host, and NumPy samples.
+# A function of the tokens so far and the logits of the next, float32 [vocab]. It changes the logits in place, or
+# returns new ones. It is slow: logits are copied to the host for each token, NumPy samples, and no other step runs.
 LogitsProcessor = Callable[[list[int], Array], Array | None]
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Names and meanings as OpenAI's and llama.cpp's users know them.
+    """Names and meanings follow OpenAI and llama.cpp. Values are checked when the object is made.
 
-    The chain is: penalties and bias, top-k, top-p, min-p, temperature, draw. Temperature 0 takes the likeliest token.
+    Order of sampling: bias and penalties, top-k, top-p, min-p, temperature. Temperature 0 is greedy.
     """
 
     max_tokens: int = 256
-    min_tokens: int = 0  # before which no end token is taken
+    min_tokens: int = 0  # before which no stop token is sampled
     temperature: float = 0.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0
@@ -38,18 +38,18 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
-    seed: int | None = None  # None: a new one each time
-    logprobs: int | None = None  # None: none; 0: the chosen token's; n: and the n likeliest
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens, which are then all computed
-    logits_processor: LogitsProcessor | None = None  # slow: see its description
+    seed: int | None = None  # None: random
+    logprobs: int | None = None  # None: none; 0: of the sampled token; n: also of the n likeliest
+    prompt_logprobs: int | None = None  # the same for prompt tokens; they bypass the prefix cache
+    logits_processor: LogitsProcessor | None = None  # slow: see above
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    json_schema: dict[str, Any] | str | None = None  # the answer is JSON of this schema; {}: any
-    regex: str | None = None  # the answer matches
-    grammar: str | None = None  # in Lark's notation, from `start`
-    choices: tuple[str, ...] = ()  # the answer is one of these
-    priority: int = 0  # lower ones are served first, even if others have to start over
-    timeout: float | None = None  # seconds after which the request ends, done or not
+    json_schema: dict[str, Any] | str | None = None  # the output is JSON of this schema; {}: any JSON
+    regex: str | None = None  # the output matches this
+    grammar: str | None = None  # the output matches this Lark grammar, from `start`
+    choices: tuple[str, ...] = ()  # the output is one of these
+    priority: int = 0  # lower values are served first, and preempt running requests
+    timeout: float | None = None  # seconds after which the request fails
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -79,7 +79,7 @@ class SamplingParams:
         _check(processor is None or callable(processor), "logits_processor must be a function")
 
     def _check_types(self) -> None:
-        """Values may come from anywhere, JSON for one; what other engines take for `none` is taken too."""
+        """Checks types, since values may come from JSON. Empty values count as none, as in other engines."""
         stop, bias = _or(self.stop, ()), _or(self.logit_bias, {})
         _check(isinstance(stop, (str, list, tuple)), "stop must be a text or a list of texts")
         stop = (stop,) if isinstance(self.stop, str) else tuple(stop)
@@ -121,22 +121,27 @@ class SamplingParams:
 
     @property
     def _constraints(self) -> list[str]:
-        given = {"json_schema": self.json_schema is not None, "regex": self.regex is not None,
-                 "grammar": self.grammar is not None, "choices": bool(self.choices)}  # fmt: skip
-        return [name for name, there in given.items() if there]
+        given = {
+            "json_schema": self.json_schema is not None,
+            "regex": self.regex is not None,
+            "grammar": self.grammar is not None,
+            "choices": bool(self.choices),
+        }
+        return [name for name, is_given in given.items() if is_given]
 
     @property
     def constraint(self) -> str | None:
-        """The name of the parameter that constrains the output, if any."""
+        """The name of the parameter that constrains the output, or None."""
         return next(iter(self._constraints), None)
 
     @property
     def uses_history(self) -> bool:
+        """Whether logits depend on the tokens so far (penalties)."""
         return self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 def _or(value: Any, none: Any) -> Any:
-    """A value, or `none` for what says that there is none."""
+    """The value, or `none` if it is empty."""
     return none if isinstance(value, (int, str, list, tuple, dict, type(None))) and not value else value
 
 

@@ -1,83 +1,86 @@
-"""How many tokens of prompts a step may compute while others wait for their next token."""
+"""The prefill budget: how many prompt tokens a step may compute while other sequences decode (chunked prefill)."""
 
 from __future__ import annotations
 
 from collections import deque
 
-MAX_SLOWDOWN = 2.0  # a step with a prompt takes no more than so many as they were before it came
-SPREADS = 3.0  # that chance is allowed for
-MIN_EXTRA = 0.5  # steps that a prompt may add whatever chance does: it must get on
-EVERY = 16  # steps with prompts there is one without: whether the machine has become slower is seen there
-LAST = 9  # steps without prompts whose median counts: some are held up, as is the one in which a long prompt arrives
-SHARE = 0.2  # of a new measurement in the average of steps with prompts
-MAX_OUTLIER = (
-    2.0  # averages that a new measurement counts as at most: a step that was held up is not like the next
+MAX_SLOWDOWN = (
+    2.0  # a step with prompt tokens takes at most so many times a decode step before the prompt came
 )
-UNKNOWN = 16  # tokens, until there are measurements
+SPREADS = 3.0  # deviations of the step time that the budget leaves room for
+MIN_EXTRA = 0.5  # decode steps of time that prompts may always add, so that they make progress
+RECHECK_STEPS = 16  # steps with prompts after which one without measures the decode step again
+WINDOW = 9  # decode steps whose median counts: single steps are delayed by other processes
+SMOOTHING = 0.2  # weight of a new measurement in the averages of steps with prompts
+MAX_OUTLIER = 2.0  # a new measurement counts as at most so many times the average
+INITIAL_TOKENS = 16  # per prompt, until there are measurements
 
 
 class PrefillBudget:
-    """Learns from the steps' times what a token of a prompt costs.
+    """Learns from step times what a prompt token costs, and limits prompt tokens so that decoding stays fast.
 
-    That is more for a longer prompt, since attention looks back at all of it, and for fewer tokens at a time. Both
-    change slowly from step to step, so that an average of the last few follows them. The others' own steps become
-    longer too while their texts grow: what they had before the prompt came is the measure of what it may cost them.
+    A prompt token costs more in a longer prompt, since attention reads all of it, and in a smaller chunk. Both change
+    slowly from step to step, so an average of recent steps follows them. Decode steps also become slower while outputs
+    grow; the bound refers to the decode step before the current prompts came.
     """
 
     def __init__(self) -> None:
-        self._step = 0.0  # seconds of a step without prompts, lately
-        self._steps = [0.0]  # the same where so many others are there: none, 1, 2 to 3, 4 to 7 ...
-        self._last = [deque[float](maxlen=LAST)]  # what these are the medians of
-        # `_steps` when the prompts that are being read began; none: there are none
-        self._before: list[float] = []
-        self._since = 0  # how many steps with prompts ago a step without was measured
-        self._left_out = False  # whether prompts had to wait for that
-        self._token = 0.0  # seconds that a token of a prompt adds
-        self._spread = 0.0  # seconds that a step with prompts is usually off what was expected
+        self._decode_step = 0.0  # seconds of a recent step without prompts
+        # The same by batch size, in powers of two: 0, 1, 2 to 3, 4 to 7 ... sequences.
+        self._decode_steps = [0.0]
+        self._recent = [deque[float](maxlen=WINDOW)]  # the times whose medians these are
+        self._before_prompts: list[
+            float
+        ] = []  # `_decode_steps` when the current prompts came; empty: there are none
+        self._steps_since_decode = 0  # steps with prompts since the last one without
+        self._skipped = False  # prompts were left out of a step, to measure one without
+        self._token = 0.0  # seconds that a prompt token adds
+        self._spread = 0.0  # average deviation of a step with prompts from its expected time, in seconds
 
-    def observe(self, prompt_tokens: int, others: int, seconds: float) -> None:
-        """`others`: sequences that had one token in the step."""
+    def observe(self, prompt_tokens: int, decodes: int, seconds: float) -> None:
+        """Learns from a step of `decodes` decoding sequences."""
         if not prompt_tokens:
-            size = others.bit_length()
-            while size >= len(self._steps):
-                self._steps.append(0.0)
-                self._last.append(deque(maxlen=LAST))
-            last = self._last[size]
-            last.append(seconds)
-            self._step = self._steps[size] = sorted(last)[len(last) // 2]
-            if not self._left_out:
-                self._before = []
-            self._since, self._left_out = 0, False
+            size = decodes.bit_length()
+            while size >= len(self._decode_steps):
+                self._decode_steps.append(0.0)
+                self._recent.append(deque(maxlen=WINDOW))
+            recent = self._recent[size]
+            recent.append(seconds)
+            self._decode_step = self._decode_steps[size] = sorted(recent)[len(recent) // 2]
+            if not self._skipped:
+                self._before_prompts = []
+            self._steps_since_decode, self._skipped = 0, False
         else:
-            self._since += others > 0
-            if others and not self._before:
-                self._before = self._steps.copy()
-            extra = seconds - self._quiet(self._steps, others) if others else seconds
-            if self._token and others:
+            self._steps_since_decode += decodes > 0
+            if decodes and not self._before_prompts:
+                self._before_prompts = self._decode_steps.copy()
+            extra = seconds - self._expected(self._decode_steps, decodes) if decodes else seconds
+            if self._token and decodes:
                 self._spread = _average(self._spread, abs(extra - prompt_tokens * self._token))
             self._token = _average(self._token, max(extra, 0.0) / prompt_tokens)
 
-    def tokens(self, prompts: int, others: int) -> int:
-        """Tokens of all prompts together while `others` wait. Each may add its part, so that many at once are not kept
-        waiting for long."""
-        step = self._quiet(self._steps, others)
+    def tokens(self, prompts: int, decodes: int) -> int:
+        """Tokens of all prompts together that the next step may compute beside `decodes` decoding sequences. It grows
+        with the number of prompts, so that many at once do not wait long."""
+        step = self._expected(self._decode_steps, decodes)
         if not step or not self._token:
-            return UNKNOWN * prompts
-        if self._since >= EVERY:
-            self._since, self._left_out = 0, True  # once: with draft tokens, that step is not measured
+            return INITIAL_TOKENS * prompts
+        if self._steps_since_decode >= RECHECK_STEPS:
+            # Reset here: a step with draft tokens is not observed, and would be skipped for ever.
+            self._steps_since_decode, self._skipped = 0, True
             return 0
-        usual = min(step, self._quiet(self._before, others)) if self._before else step
+        usual = min(step, self._expected(self._before_prompts, decodes)) if self._before_prompts else step
         room = max(MAX_SLOWDOWN * usual - step - SPREADS * self._spread, MIN_EXTRA * step)
         return prompts * max(1, round(room / self._token))
 
-    def _quiet(self, steps: list[float], others: int) -> float:
-        """Seconds of a step without prompts, of so many or the nearest number below that has been seen."""
-        seen = [seconds for seconds in steps[: others.bit_length() + 1] if seconds]
-        return seen[-1] if seen else self._step
+    def _expected(self, decode_steps: list[float], decodes: int) -> float:
+        """Seconds of a decode step of this batch size, or of the next smaller one that was measured."""
+        seen = [seconds for seconds in decode_steps[: decodes.bit_length() + 1] if seconds]
+        return seen[-1] if seen else self._decode_step
 
 
 def _average(old: float, new: float) -> float:
-    """One odd step, with others on this machine's cores, does not throw it off."""
+    """A running average that limits outliers."""
     if not old:
         return new
-    return old + SHARE * ((new if new < MAX_OUTLIER * old else MAX_OUTLIER * old) - old)
+    return old + SMOOTHING * ((new if new < MAX_OUTLIER * old else MAX_OUTLIER * old) - old)

@@ -34,9 +34,17 @@ class Sampled(NamedTuple):
 
 class SamplingState:
     __slots__ = (
-        "_adjustments", "_early_adjustments", "_min_tokens", "_params", "adjusts_logits", "counts_tokens",
-        "masked", "param_row", "result_row", "seed",
-    )  # fmt: skip
+        "_adjustments",
+        "_early_adjustments",
+        "_min_tokens",
+        "_params",
+        "adjusts_logits",
+        "counts_tokens",
+        "masked",
+        "param_row",
+        "result_row",
+        "seed",
+    )
 
     def __init__(
         self, params: SamplingParams, prompt: list[int], stop_ids: frozenset[int], seed: int, masked: bool

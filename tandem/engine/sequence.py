@@ -37,9 +37,18 @@ class Request:
     """What was asked for. It never changes."""
 
     __slots__ = (
-        "constraint", "deadline", "end_ids", "max_tokens", "number", "params", "priority", "prompt", "seed",
-        "stop_ids", "submitted",
-    )  # fmt: skip
+        "constraint",
+        "deadline",
+        "end_ids",
+        "max_tokens",
+        "number",
+        "params",
+        "priority",
+        "prompt",
+        "seed",
+        "stop_ids",
+        "submitted",
+    )
 
     def __init__(
         self,
@@ -65,9 +74,14 @@ class SchedulerState:
     """How far a sequence has come."""
 
     __slots__ = (
-        "admissions", "always_needs_sampled_token", "cached_prompt_tokens", "computed", "in_flight_tokens",
-        "needs_sampled_token", "table_row",
-    )  # fmt: skip
+        "admissions",
+        "always_needs_sampled_token",
+        "cached_prompt_tokens",
+        "computed",
+        "in_flight_tokens",
+        "needs_sampled_token",
+        "table_row",
+    )
 
     def __init__(self, needs_sampled_token: bool, table_row: int) -> None:
         self.computed = 0  # tokens whose keys and values are cached, or will be after the steps in flight
@@ -81,9 +95,20 @@ class SchedulerState:
 
 class Sequence:
     __slots__ = (
-        "__weakref__", "acceptance", "error", "finish_reason", "finished", "first_token", "generated", "kv",
-        "prompt_scores", "request", "sampling", "state", "tokens",
-    )  # fmt: skip
+        "__weakref__",
+        "acceptance",
+        "error",
+        "finish_reason",
+        "finished",
+        "first_token",
+        "generated",
+        "kv",
+        "prompt_scores",
+        "request",
+        "sampling",
+        "state",
+        "tokens",
+    )
 
     def __init__(
         self,

@@ -121,8 +121,8 @@ class Speculator:
         for i, (sequence, acceptance) in enumerate(zip(sequences, acceptances, strict=True)):
             draft = drafts[i]
             if sequence.request.constraint and lengths[i]:
-                drafts[i] = sequence.request.constraint.possible(
-                    sequence.request.constraint.forced()[: lengths[i]] or draft
+                drafts[i] = sequence.request.constraint.allowed_prefix(
+                    sequence.request.constraint.forced_tokens()[: lengths[i]] or draft
                 )
             if draft or drafts[i]:
                 acceptance.tried()

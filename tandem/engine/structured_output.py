@@ -1,7 +1,8 @@
-"""Answers of a given form: JSON of a schema, a regular expression, a Lark grammar, or one of some texts.
+"""Structured output (constrained decoding): JSON of a schema, a regular expression, a Lark grammar, or a choice.
 
-llguidance says which tokens may come next; the sampler draws among those. A sequence with a grammar waits for its
-token, since the next mask depends on it; masks are made while the device runs the others' step.
+llguidance computes a mask of the tokens that may come next; the sampler takes no other. The next mask depends on the
+sampled token, so a constrained sequence is scheduled only when its token is known. Its mask is computed while the
+device runs a step of the other sequences.
 """
 
 from __future__ import annotations
@@ -20,72 +21,73 @@ if TYPE_CHECKING:
     from tandem.model.tokenizer import Tokenizer
 
 
-# What llguidance may do for one token: 6,000 items are within a few milliseconds where a text has few readings, and as
-# many as JSON with the most optional properties takes. By its own limit a form of many readings may take half a second.
+# Parser items that llguidance may create for one token. 6,000 take a few milliseconds, and are enough for JSON with
+# MAX_OPTIONAL properties. With llguidance's own limit an ambiguous grammar may take half a second per token.
 MAX_ITEMS = 6000
-MAX_OPTIONAL = 495  # properties of an object: with more, a row of its parser is too long
+MAX_OPTIONAL = 495  # optional properties of an object: with more, a row of the parser is too long
 
 
 class Constraint:
-    """Where a sequence is in its grammar. One that meets llguidance's limits stays where it is, and says so."""
+    """The position of one sequence in its grammar."""
 
-    problem = (
-        "logit_bias bans every token that the output constraint allows: ban fewer"  # if one is not accepted
-    )
+    problem = "logit_bias bans every token that the output constraint allows: ban fewer"  # why `accept` refused a token
 
-    def __init__(self, matcher: Any, vocab: int, ends: frozenset[int]) -> None:
-        self._matcher, self._ends = matcher, ends
-        self.mask = np.zeros(-(-vocab // 32), np.int32)  # the last one
+    def __init__(self, matcher: Any, vocab: int, end_ids: frozenset[int]) -> None:
+        self._matcher, self._end_ids = matcher, end_ids
+        self.mask = np.zeros(-(-vocab // 32), np.int32)  # the last mask, a bit per token
 
     def write_masks(self, rows: Ints, draft: Sequence[int] = ()) -> None:
-        """A bit for each token that may come next, and a row more after each draft token; the draft is `possible`."""
+        """Writes a mask of the tokens that may come next, and one more after each draft token. All draft tokens are
+        allowed (`allowed_prefix`)."""
         for i in range(1 + len(draft)):
             if i and not self._matcher.consume_token(draft[i - 1]):
-                return  # a limit was met: nothing will be accepted
-            if self._matcher.is_stopped():  # what would come after the end is dropped
+                return  # a limit was exceeded: `accept` will refuse any token
+            if self._matcher.is_stopped():  # tokens after the end are dropped
                 break
             self._matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
             rows[i, : len(self.mask)] = self.mask
         if i:
             self._matcher.rollback(i)
 
-    def forced(self) -> list[int]:
-        """Tokens of the only text that may come next, up to where there is a choice."""
+    def forced_tokens(self) -> list[int]:
+        """The tokens that must come next, up to where there is a choice."""
         return list(self._matcher.compute_ff_tokens())
 
-    def possible(self, draft: list[int]) -> list[int]:
-        """The draft up to the first token that may not come; nothing that may be the end, for no row follows it."""
+    def allowed_prefix(self, draft: list[int]) -> list[int]:
+        """The draft up to the first token that is not allowed, or that is a stop token: no row may follow it."""
         allowed = self._matcher.validate_tokens(draft)
-        ends = (i for i, token in enumerate(draft[:allowed]) if token in self._ends)
+        ends = (i for i, token in enumerate(draft[:allowed]) if token in self._end_ids)
         return draft[: next(ends, allowed)]
 
     def accept(self, token: int) -> bool:
-        """False if it may not come: `problem` says why."""
+        """Advances by a sampled token. Returns False if it is not allowed: `problem` says why."""
         matcher = self._matcher
         if not matcher.is_error() and matcher.validate_tokens([token]) and matcher.consume_token(token):
             return True
-        if matcher.is_error():  # it met a limit, now or with the last mask, which then had the end alone
+        if (
+            matcher.is_error()
+        ):  # a limit was exceeded, now or at the last mask, which then allowed only the end
             self.problem = f"the output constraint is too complex: {_first_line(matcher.get_error())}"
         return False
 
     @property
     def ended(self) -> bool:
-        """Nothing may come any more."""
+        """The output is complete: no token may come next."""
         return bool(self._matcher.is_stopped())
 
 
 class ConstraintCompiler:
-    """Makes grammars for a vocabulary."""
+    """Compiles constraints for a vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
-        """`vocab`: of the model, which may have more tokens than its tokenizer."""
+        """`vocab`: the model's vocabulary size, which may be larger than the tokenizer's."""
         try:
             from llguidance import LLTokenizer, TokenizerWrapper
         except ImportError:
             raise RequestError("structured output needs the package llguidance: install it") from None
         words = TokenizerWrapper(_Vocabulary(tokenizer))
         self._tokenizer = LLTokenizer(words, n_vocab=vocab, eos_token=sorted(tokenizer.stop_ids))
-        self._vocab, self._ends = vocab, tokenizer.stop_ids
+        self._vocab, self._end_ids = vocab, tokenizer.stop_ids
 
     def compile(self, params: SamplingParams) -> Constraint:
         from llguidance import LLMatcher, LLParserLimits
@@ -96,18 +98,17 @@ class ConstraintCompiler:
             matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         except (ValueError, TypeError, RecursionError) as error:
             raise _refused(params, str(error)) from None
-        constraint = Constraint(matcher, self._vocab, self._ends)
+        constraint = Constraint(matcher, self._vocab, self._end_ids)
         if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(
-                constraint.mask.ctypes.data, constraint.mask.nbytes
-            )  # meets limits early
+            # The first mask already exceeds the limits of a grammar that is too complex.
+            matcher.unsafe_compute_mask_ptr(constraint.mask.ctypes.data, constraint.mask.nbytes)
         if matcher.is_error():
             raise _refused(params, matcher.get_error())
         return constraint
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance wants it."""
+    """The interface of a tokenizer that llguidance expects."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         ids = range(tokenizer.vocab_size)
@@ -129,13 +130,13 @@ def _grammar_text(matcher: Any, params: SamplingParams) -> str:
     if params.regex is not None:
         return str(matcher.grammar_from_regex(params.regex))
     if params.choices:
-        texts = " | ".join(map(json.dumps, params.choices))  # one terminal: thousands of rules are too many
+        texts = " | ".join(map(json.dumps, params.choices))  # one terminal, since thousands of rules are slow
         return str(matcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}"))
     return str(matcher.grammar_from_lark(params.grammar))
 
 
 def _check_optional(schema: Any) -> None:
-    """Refuses what would fail only when an answer comes to it."""
+    """Refuses a schema that the parser would refuse only in the middle of an output."""
     parts = [schema]
     while parts:
         part = parts.pop()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tandem.engine import scheduler
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
-from tandem.engine.prefill_budget import EVERY, MAX_SLOWDOWN, UNKNOWN, PrefillBudget
+from tandem.engine.prefill_budget import INITIAL_TOKENS, MAX_SLOWDOWN, RECHECK_STEPS, PrefillBudget
 from tandem.engine.sequence import Sequence
 from tandem.errors import QueueFullError
 from tandem.kernels.abi import KV_BLOCK
@@ -300,7 +300,7 @@ def test_a_guest_takes_no_more_than_a_step_holds() -> None:
 
 def test_a_pace_learns_what_a_step_may_take() -> None:
     budget = PrefillBudget()
-    assert budget.tokens(2, 4) == 2 * UNKNOWN
+    assert budget.tokens(2, 4) == 2 * INITIAL_TOKENS
     budget.observe(100, 0, 0.2)  # alone: 2 ms a token
     for _ in range(100):
         budget.observe(0, 4, 0.020)
@@ -324,7 +324,7 @@ def test_a_pace_learns_what_a_step_may_take() -> None:
     assert budget.tokens(1, 4) < steady / 2, "who cannot be sure keeps a distance"
     read(9.0, 200)
     assert budget.tokens(1, 4) == 1, "a prompt always gets on"
-    for _ in range(EVERY):
+    for _ in range(RECHECK_STEPS):
         budget.observe(1, 4, 0.1)
     assert [budget.tokens(1, 4) for _ in range(2)] == [0, 1], "it looks how fast steps are without"
 
@@ -351,7 +351,7 @@ def test_others_steps_that_become_longer_leave_a_prompt_less() -> None:
         budget.observe(0, 4, 0.020)
     for quiet in (0.020, 0.025):
         for _ in range(40):
-            for _ in range(EVERY):
+            for _ in range(RECHECK_STEPS):
                 budget.observe(10, 4, quiet + 10 * 0.0001)
             assert budget.tokens(1, 4) == 0
             budget.observe(0, 4, quiet)

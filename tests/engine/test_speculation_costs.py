@@ -132,10 +132,10 @@ class Unmet:
 
     ended = False
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         return []
 
-    def possible(self, draft: list[int]) -> list[int]:
+    def allowed_prefix(self, draft: list[int]) -> list[int]:
         return []
 
     def accept(self, token: int) -> bool:
