@@ -1,5 +1,5 @@
-"""A request gets the same tokens from the same logits, bit for bit, whoever shares its steps and however many threads
-compute them: alone, in a ragged batch of 32, with any chunking of its prompt, in every fast format.
+"""A request gets the same tokens from the same logits, bit for bit, whatever the batch and the number of threads:
+alone, in a ragged batch of 32, with any chunking of its prompt, in every fast format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Answer = tuple[list[int], list[bytes]]
 
 
 def requests(count: int = 32) -> list[Request]:
-    """Prompts of 1 to 70 tokens; one in three is greedy, the rest are drawn, so that a bit off changes tokens."""
+    """Prompts of 1 to 70 tokens; one in three is greedy, the rest are sampled, so that a wrong bit changes tokens."""
     rng = np.random.default_rng(5)
     made: list[Request] = []
     for i in range(count):
@@ -101,7 +101,7 @@ def test_a_real_model() -> None:
 
 
 def test_a_full_cache_changes_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that had to wait, and were computed again from their first token, get what they would have got."""
+    """Requests that were preempted and recomputed get the same tokens."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     wanted = requests(12)
     with opened(path) as engine:
@@ -112,7 +112,7 @@ def test_a_full_cache_changes_no_token(tmp_path: Path, monkeypatch: pytest.Monke
         release, released = engine.cache.free, []
         monkeypatch.setattr(engine.cache, "free", lambda tables: (released.append(tables), release(tables)))
         assert engine.run(*wanted) == expected
-        assert len(released) > len(wanted), "no request was put back"
+        assert len(released) > len(wanted), "no request was preempted"
 
 
 def test_forced_logits_are_those_of_generation(tmp_path: Path) -> None:

@@ -130,14 +130,14 @@ def filled(cache: KVCache, tokens: list[int]) -> None:
     cache.free(tables)
 
 
-def test_a_key_stands_for_all_tokens_up_to_its_block() -> None:
+def test_a_block_hash_covers_all_tokens_up_to_its_block() -> None:
     one = block_hashes(list(range(3 * KV_BLOCK + 5)))
     assert len(one) == 3 and one == block_hashes(list(range(3 * KV_BLOCK)))
     other = block_hashes([7, *range(1, 3 * KV_BLOCK)])
     assert not set(one) & set(other)
 
 
-def test_what_was_computed_is_found_until_it_is_evicted() -> None:
+def test_a_prefix_is_found_until_it_is_evicted() -> None:
     cache = KVCache((0,), (6,))
     first, second = list(range(4 * KV_BLOCK)), [5] * (4 * KV_BLOCK)
     filled(cache, first)
@@ -150,7 +150,7 @@ def test_what_was_computed_is_found_until_it_is_evicted() -> None:
     assert cache.find_prefix(block_hashes(first)) == 2 and cache.find_prefix(block_hashes(second)) == 4
 
 
-def test_a_sliding_group_needs_its_last_window_alone() -> None:
+def test_a_sliding_group_needs_only_its_last_window() -> None:
     window = 2 * KV_BLOCK
     tokens = list(range(8 * KV_BLOCK))
     keys = block_hashes(tokens)
@@ -168,7 +168,7 @@ def test_a_sliding_group_needs_its_last_window_alone() -> None:
     assert cache.find_prefix(keys) == 6
 
 
-def test_copies_of_a_request_compute_its_prompt_once() -> None:
+def test_copies_of_a_request_compute_their_prompt_once() -> None:
     for windows in ((0,), (0, 20)):
         engine = SimulatedEngine(
             windows=windows, blocks=(99,) * len(windows), context=CONTEXT, batch=8, tokens=512

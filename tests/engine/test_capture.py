@@ -48,8 +48,8 @@ def test_what_cannot_be_captured() -> None:
         assert engine.cache.free_blocks == engine.cache.blocks
 
 
-def test_others_are_served_meanwhile() -> None:
-    """A guest's numbers do not depend on them, nor their tokens on it, even when they lose their KV blocks to it."""
+def test_requests_are_served_during_out_of_band_forwards() -> None:
+    """An out-of-band forward does not depend on them, nor they on it, even if it preempts them."""
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     with opened(GOLDENS["llama"], context=64, batch=2) as engine:
         expected = engine.capture(IDS, ["result_norm"])["result_norm"]

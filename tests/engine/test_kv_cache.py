@@ -1,4 +1,4 @@
-"""KV blocks: each has one owner or is free, and sliding groups give back what nobody can see."""
+"""KV blocks: each has one owner or is free, and sliding-window groups free blocks outside the window."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_block_has_one_owner_or_is_free(data: st.DataObject) -> None:
     assert cache.free_blocks == cache.blocks
 
 
-def test_low_blocks_are_taken_first() -> None:
+def test_low_blocks_are_allocated_first() -> None:
     """Memory that was never needed is never touched."""
     cache = KVCache((0,), (100,))
     tables = cache.new_tables()
@@ -78,14 +78,14 @@ def test_low_blocks_are_taken_first() -> None:
         cache.free(tables)
 
 
-def test_a_group_that_is_short_takes_nothing_from_the_others() -> None:
+def test_reserve_allocates_nothing_if_a_group_is_short() -> None:
     cache = KVCache((0, 16), (10, 2))
     tables = cache.new_tables()
     assert not cache.reserve(tables, 3 * KV_BLOCK)
     assert cache.free_blocks == (10, 2)
 
 
-def test_a_long_sequence_slides_through_few_blocks() -> None:
+def test_a_long_sequence_frees_blocks_outside_the_window() -> None:
     cache = KVCache((20,), (4,))
     tables = cache.new_tables()
     for position in range(1000):

@@ -74,7 +74,7 @@ def test_a_stop_string_in_what_was_sampled_meanwhile(llm: LLM) -> None:
     assert tokens[-1].usage and tokens[-1].usage.completion_tokens == len(tokens) == text.index(stop) + 2
 
 
-def test_a_stream_left_early_is_cancelled(llm: LLM) -> None:
+def test_a_closed_stream_is_cancelled(llm: LLM) -> None:
     stream = llm.stream("x", max_tokens=100)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
@@ -110,8 +110,8 @@ def test_a_stream_may_be_collected_during_a_step(llm: LLM, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("place", ["remove", "_free", "_maintain_blocks", "_free_blocks"])
-def test_an_interrupt_while_a_request_is_put_away(llm: LLM, place: str) -> None:
-    """Ctrl-C when its last token is there: it is put away all the same."""
+def test_an_interrupt_while_a_request_is_removed(llm: LLM, place: str) -> None:
+    """Ctrl-C at its last token: it is removed all the same."""
 
     def interrupted(sequence: Sequence) -> None:
         if sequence.finish_reason:
@@ -129,7 +129,7 @@ def test_an_interrupt_while_a_request_is_put_away(llm: LLM, place: str) -> None:
 
 
 @pytest.mark.parametrize("work", ["generate", "embed"])
-def test_an_interrupt_is_no_other_stream_s(llm: LLM, work: str) -> None:
+def test_an_interrupt_does_not_disturb_other_streams(llm: LLM, work: str) -> None:
     """Ctrl-C at any time, while a stream is open in the same thread: that one goes on with the same tokens."""
     rounds = 150 if work == "generate" else 40
 
@@ -208,7 +208,7 @@ def test_copies_of_a_prompt_share_it(llm: LLM) -> None:
     assert sum(computed) < len(prompt) + 3 * 16 + 4 * 8
 
 
-def test_n_answers_to_a_prompt(llm: LLM) -> None:
+def test_n_completions_of_a_prompt(llm: LLM) -> None:
     drawn = {"max_tokens": 8, "temperature": 9.0}
     three = llm.generate("one prompt", n=3, seed=7, **drawn)
     assert [r.text for r in three] == [llm.generate("one prompt", seed=7 + i, **drawn).text for i in range(3)]
@@ -259,7 +259,7 @@ def test_embeddings(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.1])
-def test_an_answer_does_not_end_before_its_least_tokens(llm: LLM, penalty: float) -> None:
+def test_min_tokens(llm: LLM, penalty: float) -> None:
     end = next(iter(llm.tokenizer.stop_ids))
     eager = {"logit_bias": {end: 100.0}, "max_tokens": 20, "repeat_penalty": penalty}
     assert len(llm.generate("x", **eager).token_ids) == 1

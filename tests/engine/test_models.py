@@ -1,4 +1,4 @@
-"""Models that come and go while others are served: loaded once, given back whole, never taken from who uses them."""
+"""Several models: each is loaded once, frees all of its memory, and is never closed while in use."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @fast
-def test_many_ask_at_once_and_each_model_is_loaded_once(specs: dict[str, Path], loads: list[Path]) -> None:
+def test_concurrent_requests_load_each_model_once(specs: dict[str, Path], loads: list[Path]) -> None:
     async def test(models: Models) -> None:
         assert models.names() == list(specs) and not models.loaded()
         texts = await asyncio.gather(*(answer(models, name) for name in ("one", "two") * 6))
@@ -104,9 +104,7 @@ def test_many_ask_at_once_and_each_model_is_loaded_once(specs: dict[str, Path], 
 
 
 @fast
-def test_a_load_that_fails_is_told_to_all_who_wait_and_the_others_go_on(
-    specs: dict[str, Path], loads: list[Path]
-) -> None:
+def test_all_waiters_get_the_error_of_a_failed_load(specs: dict[str, Path], loads: list[Path]) -> None:
     async def test(models: Models) -> None:
         async with models.use("one") as llm:
             answering = asyncio.create_task(llm.generate("x", max_tokens=100))
@@ -165,7 +163,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, nbytes: float) -> Iterator[None]:
 
 
 @fast
-def test_those_unused_make_room_the_longest_unused_first(
+def test_idle_models_are_closed_least_recently_used_first(
     specs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(models: Models) -> None:
@@ -198,7 +196,7 @@ def test_those_unused_make_room_the_longest_unused_first(
 
 
 @fast
-def test_who_gives_up_waiting_leaves_nothing_behind(specs: dict[str, Path], loads: list[Path]) -> None:
+def test_a_cancelled_load_leaves_nothing_behind(specs: dict[str, Path], loads: list[Path]) -> None:
     async def test(models: Models) -> None:
         gone, stays = (asyncio.create_task(answer(models, "one")) for _ in range(2))
         alone = asyncio.create_task(answer(models, "two"))
@@ -246,8 +244,8 @@ def test_a_model_whose_device_was_lost_is_loaded_again(specs: dict[str, Path], l
 
 
 @fast
-def test_people_come_and_go(specs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for two of three: whoever has a model keeps it, whoever does not is told, nobody is forgotten."""
+def test_users_come_and_go(specs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two of three models: users keep theirs, others get an error, none hangs."""
     kinds: list[str] = []
 
     async def person(models: Models, chance: random.Random) -> None:
@@ -306,7 +304,7 @@ def test_fifty_loads_leave_nothing_behind(specs: dict[str, Path]) -> None:
     with_models(specs, test)
 
 
-def test_a_real_model_gives_its_memory_back() -> None:
+def test_a_real_model_frees_its_memory() -> None:
     """Weights, keys and values, and the vocabulary's own."""
 
     async def test(models: Models) -> None:

@@ -62,7 +62,7 @@ def test_prompt_logprobs_beside_others_and_again(llm: LLM) -> None:
         stream.close()  # type: ignore[attr-defined]
 
 
-def test_a_processor_changes_logits_of_its_request_alone(llm: LLM) -> None:
+def test_a_logits_processor_changes_only_its_request(llm: LLM) -> None:
     plain = llm.generate(["one", "two"], max_tokens=12, ignore_eos=True)
     seen: list[list[int]] = []
 
@@ -83,7 +83,7 @@ def test_a_processor_changes_logits_of_its_request_alone(llm: LLM) -> None:
     assert seen[-1][-11:] == ids[2][:11], "it is given the tokens so far"
 
 
-def test_a_processor_that_does_nothing_changes_nothing(llm: LLM) -> None:
+def test_a_logits_processor_that_does_nothing(llm: LLM) -> None:
     for params in (
         {},
         {"temperature": 0.8, "seed": 3, "top_k": 30},
@@ -105,7 +105,7 @@ def test_a_processor_that_does_nothing_changes_nothing(llm: LLM) -> None:
     ],
     ids=["raises", "shape", "type", "nothing left", "no function"],
 )
-def test_a_processor_that_fails_fails_its_request_alone(llm: LLM, processor: Any, problem: str) -> None:
+def test_a_failing_logits_processor_fails_only_its_request(llm: LLM, processor: Any, problem: str) -> None:
     other = llm.stream("one", max_tokens=20, ignore_eos=True)
     first = next(other)
     with pytest.raises(RequestError, match=problem):
@@ -115,7 +115,7 @@ def test_a_processor_that_fails_fails_its_request_alone(llm: LLM, processor: Any
     assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
 
 
-def test_nothing_left_to_choose_from(llm: LLM) -> None:
+def test_all_tokens_banned(llm: LLM) -> None:
     everything = dict.fromkeys(range(llm.config["vocab"]), float("-inf"))
     with pytest.raises(RequestError, match="logit_bias bans every token: leave one"):
         llm.generate("x", logit_bias=everything)
@@ -125,7 +125,7 @@ def test_nothing_left_to_choose_from(llm: LLM) -> None:
     assert llm.generate("x", logit_bias=some).finish_reason == "stop"
 
 
-def test_a_form_of_which_everything_is_banned(llm: LLM) -> None:
+def test_a_constraint_whose_tokens_are_all_banned(llm: LLM) -> None:
     pytest.importorskip("llguidance")
     digits = {token: float("-inf") for token in range(ord("0"), ord("9") + 1)}
     with pytest.raises(RequestError, match="logit_bias bans every token that the output constraint allows"):

@@ -1,4 +1,4 @@
-"""Any mix of requests, budgets and shortages of KV blocks gives each request the tokens it would get alone."""
+"""Any mix of requests, token budgets and preemptions gives each request the tokens that it would get alone."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_requests_come_and_go_at_any_time(data: st.DataObject) -> None:
     engine.check_idle()
 
 
-def test_a_budget_of_tokens_cuts_prompts_and_spares_those_who_answer() -> None:
+def test_the_token_budget_chunks_prompts_and_not_decodes() -> None:
     engine = make(tokens=32)
     short = submit(engine, prompts([4])[0], 10)
     engine.step()
@@ -126,7 +126,7 @@ def test_a_budget_of_tokens_cuts_prompts_and_spares_those_who_answer() -> None:
     assert shown[1:4] == [(True, False), (True, False), (True, True)]  # 31 and 31 of 80 tokens, then the rest
 
 
-def test_more_requests_than_slots_wait_in_line() -> None:
+def test_requests_beyond_the_batch_wait_in_the_queue() -> None:
     engine = make(batch=2)
     sequences = [submit(engine, prompt, 3) for prompt in prompts([5] * 5)]
     engine.step()
@@ -136,7 +136,7 @@ def test_more_requests_than_slots_wait_in_line() -> None:
     engine.check_idle()
 
 
-def test_without_blocks_the_newest_request_waits_and_starts_over() -> None:
+def test_without_blocks_the_newest_request_is_preempted_and_recomputed() -> None:
     engine = make(spare=0, tokens=96)  # room for one context of 96
     first, second = (submit(engine, prompt, 40) for prompt in prompts([40, 40]))
     engine.step()
@@ -150,7 +150,7 @@ def test_without_blocks_the_newest_request_waits_and_starts_over() -> None:
     engine.check_idle()
 
 
-def test_cancel_gives_everything_back() -> None:
+def test_cancel_frees_everything() -> None:
     engine = make((0, 20), batch=2)
     running, other, waiting = (submit(engine, prompt, 50) for prompt in prompts([40, 10, 10]))
     engine.step()
@@ -162,7 +162,7 @@ def test_cancel_gives_everything_back() -> None:
     engine.check_idle()
 
 
-def test_the_context_ends_an_answer() -> None:
+def test_the_context_ends_the_output() -> None:
     engine = make()
     sequence = submit(engine, prompts([CONTEXT - 3])[0], 50)
     engine.run(sequence)
@@ -170,7 +170,7 @@ def test_the_context_ends_an_answer() -> None:
     engine.check_idle()
 
 
-def test_a_stop_token_ends_an_answer() -> None:
+def test_a_stop_token_ends_the_output() -> None:
     prompt = prompts([9])[0]
     tokens = expected(prompt, 10, (0,))
     for ignore, count, reason in ((False, tokens.index(tokens[4]) + 1, "stop"), (True, 10, "length")):
@@ -181,7 +181,7 @@ def test_a_stop_token_ends_an_answer() -> None:
         assert (ids(sequence), sequence.finish_reason) == (tokens[:count], reason)
 
 
-def test_the_urgent_go_first_and_take_the_place_of_others() -> None:
+def test_urgent_requests_go_first_and_preempt_others() -> None:
     engine = make(batch=2)
     usual = [submit(engine, prompt, 20) for prompt in prompts([5, 6, 7])]
     engine.step()
@@ -195,8 +195,8 @@ def test_the_urgent_go_first_and_take_the_place_of_others() -> None:
     engine.check_idle()
 
 
-def test_the_urgent_do_not_wait_for_others_to_compute_what_they_share() -> None:
-    """A less urgent request may have to wait itself: here it gets two tokens of a step that others have first."""
+def test_urgent_requests_do_not_wait_for_others_to_compute_a_shared_prefix() -> None:
+    """A less urgent request may have to wait itself: here it gets two tokens per step, after the others."""
     engine = make(batch=8, tokens=8)
     answering = [submit(engine, [900 + i], 60) for i in range(6)]
     for _ in range(3):
@@ -260,7 +260,7 @@ def test_a_cancelled_request_is_gone_within_two_steps() -> None:
 
 
 def test_a_step_that_nobody_waited_for_is_not_measured() -> None:
-    """It was done when the last request left, and is read when the next one comes."""
+    """It ended with the last request, and is read when the next one comes."""
     engine, measured = make(), list[float]()
     engine.on_step = lambda chunks, seconds: measured.append(seconds)
     gone = submit(engine, [1, 2, 3], 50)
@@ -271,8 +271,8 @@ def test_a_step_that_nobody_waited_for_is_not_measured() -> None:
     assert len(measured) == 1 + 3
 
 
-def test_others_get_their_tokens_while_a_long_prompt_is_read() -> None:
-    """A pace cuts the prompt so that no step takes much longer than one without it."""
+def test_decodes_go_on_during_a_long_prefill() -> None:
+    """The prefill budget limits a chunk so that no step takes much longer than a decode step."""
     engine = make(tokens=64, batch=3)
     engine.scheduler.prefill_budget = SimpleNamespace(
         tokens=lambda prompts, others: 10 * prompts, observe=lambda *step: None
@@ -288,7 +288,7 @@ def test_others_get_their_tokens_while_a_long_prompt_is_read() -> None:
 MORE = MAX_SLOWDOWN - 1  # that a prompt may add to a step
 
 
-def test_a_guest_takes_no_more_than_a_step_holds() -> None:
+def test_an_out_of_band_forward_fits_in_a_step() -> None:
     engine = make(tokens=32)
     engine.scheduler.prefill_budget = SimpleNamespace(  # type: ignore[assignment]
         tokens=lambda prompts, others: 1000, observe=lambda *step: None
@@ -298,7 +298,7 @@ def test_a_guest_takes_no_more_than_a_step_holds() -> None:
     assert engine.scheduler.max_out_of_band_tokens() == 32
 
 
-def test_a_pace_learns_what_a_step_may_take() -> None:
+def test_the_prefill_budget_learns_step_times() -> None:
     budget = PrefillBudget()
     assert budget.tokens(2, 4) == 2 * INITIAL_TOKENS
     budget.observe(100, 0, 0.2)  # alone: 2 ms a token
@@ -329,8 +329,8 @@ def test_a_pace_learns_what_a_step_may_take() -> None:
     assert [budget.tokens(1, 4) for _ in range(2)] == [0, 1], "it looks how fast steps are without"
 
 
-def test_a_step_that_was_held_up_says_nothing_of_the_next() -> None:
-    """The step in which a long prompt arrives is one: its request is read on the same cores."""
+def test_the_prefill_budget_ignores_a_delayed_step() -> None:
+    """The step in which a long prompt arrives is one: tokenizing uses the same cores."""
     budget = PrefillBudget()
     for _ in range(20):
         budget.observe(0, 4, 0.020)
@@ -344,8 +344,8 @@ def test_a_step_that_was_held_up_says_nothing_of_the_next() -> None:
     assert 0.75 * allowed < budget.tokens(1, 4) < allowed, "with one: its tokens have hardly become dearer"
 
 
-def test_others_steps_that_become_longer_leave_a_prompt_less() -> None:
-    """Their texts grow meanwhile: what counts is what their steps took before it came."""
+def test_the_prefill_budget_shrinks_when_decode_steps_become_longer() -> None:
+    """Outputs grow meanwhile: the bound refers to decode steps before the prompt came."""
     budget = PrefillBudget()
     for _ in range(100):
         budget.observe(0, 4, 0.020)

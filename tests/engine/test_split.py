@@ -176,7 +176,7 @@ def test_workloads_get_the_tokens_of_one_device(
 
 
 class OnlyOneToken:
-    """A form of which a step may take only one token, which its position tells."""
+    """A constraint that allows one token at each position."""
 
     ended = False
 
@@ -232,7 +232,7 @@ def test_intermediates_embeddings_and_saved_conversations(tmp_path: Path) -> Non
     assert (tmp_path / "again").read_bytes() == (tmp_path / "one").read_bytes()
 
 
-def test_the_command_line_says_who_has_which_layers(
+def test_the_command_line_prints_the_layers_of_each_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, notes = str(write_tiny_model(tmp_path / "tiny.gguf", layers=5)), list[str]()

@@ -1,4 +1,4 @@
-"""What the engine itself costs a step, and that steps in flight change no token."""
+"""The host time of a step, and that steps in flight change no token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loop() -> float:
 
 
 @pytest.mark.parametrize("batch", MOST_US)
-def test_the_hosts_part_of_a_step(path: Path, batch: int) -> None:
+def test_host_time_of_a_step(path: Path, batch: int) -> None:
     """The best of some tries: others may use this core. A slower machine may take longer by as much."""
     with opened(path, threads=1, batch=64) as engine:
         best = min(measure_host_overhead(engine, batch=batch, steps=50).host_us for _ in range(4))

@@ -1,4 +1,4 @@
-"""Answers have the form that was asked for, beside others that need none, and impossible forms are refused."""
+"""Structured output: outputs obey their constraints, beside unconstrained requests; impossible ones are refused."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_json_of_a_schema(llm: LLM, schema: Any) -> None:
         assert set(found) == {"name", "age", "tags"} and isinstance(found["age"], int) and found["age"] <= 120
 
 
-def test_beside_others(llm: LLM, path: Path) -> None:
+def test_constrained_beside_unconstrained_requests(llm: LLM, path: Path) -> None:
     """A mask is for its row alone; with draft tokens and two steps in flight too."""
     plain = llm.generate(["one", "two"], max_tokens=30)
     with LLM(path, threads=1, context=512, batch=8, device="cpu", prompt_lookup=True) as other:
@@ -92,8 +92,8 @@ def test_beside_others(llm: LLM, path: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_drafts_keep_to_the_form(llm: LLM, path: Path, temperature: float) -> None:
-    """The same answers as without, and some of it was drafted: also where a draft reaches the form's end."""
+def test_drafts_obey_the_constraint(llm: LLM, path: Path, temperature: float) -> None:
+    """The same output as without drafts, and some of it was drafted, also where a draft reaches the end."""
     forms: list[dict[str, Any]] = [
         {"regex": "(abcd|dcba|[0-9]){30}!"},
         {"regex": "(ab){40}"},
@@ -135,10 +135,10 @@ def test_refused_with_the_reason(llm: LLM, params: dict[str, Any], problem: str)
 
 
 @pytest.mark.parametrize("prompt_lookup", [False, True])
-def test_a_form_that_meets_a_limit_fails_its_request_alone(
+def test_a_constraint_beyond_a_limit_fails_only_its_request(
     llm: LLM, path: Path, prompt_lookup: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What there is of the answer is not taken for all of it; also if the limit is met while a draft is looked at."""
+    """An incomplete output is an error, also if a draft exceeds the limit."""
     from llguidance import LLMatcher, LLParserLimits
 
     class Impatient:
@@ -165,7 +165,7 @@ def many(count: int) -> dict[str, Any]:
     return {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(count)}}
 
 
-def test_more_optional_properties_than_can_be_are_refused_at_once(llm: LLM) -> None:
+def test_too_many_optional_properties_are_refused_at_once(llm: LLM) -> None:
     """Wherever they are; and as many as may be are answered."""
     for schema in (
         many(500),
@@ -181,7 +181,7 @@ def test_more_optional_properties_than_can_be_are_refused_at_once(llm: LLM) -> N
         assert llm.generate("x", json_schema=schema, max_tokens=4).finish_reason == "length"
 
 
-def test_what_is_no_json_is_refused(llm: LLM) -> None:
+def test_invalid_json_schemas_are_refused(llm: LLM) -> None:
     around: dict[str, Any] = {"type": "object"}
     around["properties"] = {"itself": around}
     for schema in (around, {"const": object()}, {"const": {1, 2}}):
@@ -209,7 +209,7 @@ class Letters:
         return [self.words.index(letter) for letter in (text if isinstance(text, str) else text.decode())]
 
 
-def test_grammars_of_too_many_readings_do_not_hold_others_up() -> None:
+def test_ambiguous_grammars_do_not_delay_other_requests() -> None:
     """What comes to half a second a token by llguidance's own limits is refused, at once or where it becomes too much,
     and before that no token takes long."""
     tokenizer: Any = Letters()
@@ -233,7 +233,7 @@ def test_grammars_of_too_many_readings_do_not_hold_others_up() -> None:
     assert "too complex" in found.problem and slowest < 0.2
 
 
-def test_grammars_of_one_reading_may_be_long() -> None:
+def test_unambiguous_grammars_may_be_long() -> None:
     tokenizer: Any = Letters()
     sums = (
         'start: sum\nsum: sum ("+" | "-") part | part\npart: part "*" one | one\none: /[0-9]+/ | "(" sum ")"'
@@ -245,8 +245,8 @@ def test_grammars_of_one_reading_may_be_long() -> None:
         assert found.accept(token)
 
 
-def test_forms_begin_without_the_space_that_some_vocabularies_add() -> None:
-    """What has to come is tokenized as the continuation that it is."""
+def test_constrained_output_begins_without_the_space_that_some_vocabularies_add() -> None:
+    """Forced text is tokenized as a continuation."""
     with LLM(GOLDENS / "llama.gguf", threads=1, context=128, batch=2, device="cpu") as llm:
         assert llm.tokenizer.add_space_prefix
         assert llm.generate("x", choices=["{yes}"], max_tokens=20).text == "{yes}"

@@ -1,4 +1,4 @@
-"""Two steps in flight: drafts of sequences that are put back meanwhile, and steps that fail to start."""
+"""Two steps in flight: drafts of preempted sequences, and steps that fail to start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Interrupt(BaseException):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_draft_of_a_sequence_that_was_put_back_counts_for_nothing(seed: int) -> None:
+def test_a_draft_of_a_preempted_sequence_is_ignored(seed: int) -> None:
     chance = random.Random(seed)
     windows = chance.choice([(0,), (7,), (0, 20), (16, 33)])
     tokens = chance.choice([8, 16, 40, 60])

@@ -42,7 +42,7 @@ class Events:
 
 
 class Alone:
-    """What a request gets when it has the engine for itself, and shares nothing."""
+    """The tokens of a request that is alone, without prefix caching."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.known = engine, dict[object, list[int]]()

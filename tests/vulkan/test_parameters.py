@@ -10,20 +10,20 @@ import pytest
 from tandem import LLM
 from tests.engine.test_parameters import (
     path,
-    test_a_form_of_which_everything_is_banned,
-    test_a_processor_changes_logits_of_its_request_alone,
-    test_a_processor_that_does_nothing_changes_nothing,
-    test_a_processor_that_fails_fails_its_request_alone,
+    test_a_constraint_whose_tokens_are_all_banned,
+    test_a_failing_logits_processor_fails_only_its_request,
+    test_a_logits_processor_changes_only_its_request,
+    test_a_logits_processor_that_does_nothing,
     test_prompt_logprobs_are_those_of_the_logits,
     test_prompt_logprobs_beside_others_and_again,
 )
 
 __all__ = [
     "path",
-    "test_a_form_of_which_everything_is_banned",
-    "test_a_processor_changes_logits_of_its_request_alone",
-    "test_a_processor_that_does_nothing_changes_nothing",
-    "test_a_processor_that_fails_fails_its_request_alone",
+    "test_a_constraint_whose_tokens_are_all_banned",
+    "test_a_failing_logits_processor_fails_only_its_request",
+    "test_a_logits_processor_changes_only_its_request",
+    "test_a_logits_processor_that_does_nothing",
     "test_prompt_logprobs_are_those_of_the_logits",
     "test_prompt_logprobs_beside_others_and_again",
 ]

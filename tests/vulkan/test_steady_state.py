@@ -73,7 +73,7 @@ def test_nothing_grows(engine: Engine, monkeypatch: pytest.MonkeyPatch, steps: i
     assert engine.cache.free_blocks == engine.cache.blocks
 
 
-def test_the_hosts_part_of_a_step(engine: Engine) -> None:
+def test_host_time_of_a_step(engine: Engine) -> None:
     """The best of some tries: lavapipe, and whatever else runs here, take the host's core and caches. What the engine
     needs of them is in tests/engine/test_steady_state.py."""
     tries = [measure_host_overhead(engine, steps=20) for _ in range(4)]
