@@ -1,4 +1,4 @@
-"""Optional back ends are imported only where they are asked for."""
+"""Optional back ends are imported only where they are asked for, and one module runs the engine's steps."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ with LLM(sys.argv[1], device="cpu", threads=1, context=64, batch=1) as llm:
     llm.generate("x", max_tokens=2)
 print(*[name for name in sys.modules if name.startswith({optional!r})])
 """
+
+
+ROOT = Path(__file__).parents[2] / "tandem"
+
+
+@pytest.mark.fast
+def test_one_engine_loop() -> None:
+    """LLM, AsyncLLM, server and command line leave the steps to the driver; a draft model has its own engine."""
+    folders = ("engine", "server", "cli")
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    callers = [path.name for path in files if "engine.step()" in path.read_text()]
+    assert callers == ["draft_model.py", "driver.py"]
 
 
 @pytest.mark.fast

@@ -247,6 +247,28 @@ def test_a_kv_cache_of_a_given_size(path: Path) -> None:
             LLM(path, kv_memory=wrong)  # type: ignore[arg-type]
 
 
+def test_stats(path: Path) -> None:
+    with LLM(path, threads=1, context=256, batch=2, prompt_lookup=True) as llm:
+        prompt = llm.tokenize("a prompt of several KV blocks " * 3)
+        for _ in range(2):
+            llm.generate(prompt, max_tokens=20)
+        stream = llm.stream(prompt, max_tokens=50)
+        next(stream)
+        busy = llm.stats()
+        assert (busy.running, busy.waiting, busy.preemptions) == (1, 0, 0) and busy.kv[0].used > 0
+        stream.close()  # type: ignore[attr-defined]
+        idle = llm.stats()
+        assert idle.running == 0 and [group.used for group in idle.kv] == [0]
+        assert idle.steps >= busy.steps > 0 and idle.prompt_tokens == 3 * len(prompt)
+        cached = (len(prompt) - 1) // 16
+        assert (
+            idle.cached_prompt_tokens == 2 * 16 * cached and idle.kv[0].blocks > idle.kv[0].cached >= cached
+        )
+        assert idle.speculation and idle.speculation.accepted <= idle.speculation.drafted
+    with LLM(path, threads=1, context=64, batch=1) as llm:
+        assert llm.stats().speculation is None
+
+
 def test_embeddings(llm: LLM) -> None:
     one = {pooling: llm.embed("some text", pooling=pooling) for pooling in ("mean", "last", "cls")}
     assert all(vector.shape == (64,) and abs(np.linalg.norm(vector) - 1) < 1e-5 for vector in one.values())
