@@ -31,7 +31,14 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "logits_processor": ([QWEN], ["as it is:", "without e:", r"letters e: [1-9]\d* and 0\n"]),
     "perplexity": ([QWEN], [r"a sentence: perplexity \d{1,2}\.\d over", r"other order: perplexity \d{3,}\."]),
     "prefix_cache": ([SMOLLM], [r"prompt, 0 of them cached", r"prompt, [1-9]\d\d of them cached"]),
-    "prompt_lookup": ([SMOLLM], [r"with prompt lookup [\d.]+ s for \d\d tokens", "same tokens: True"]),
+    "prompt_lookup": (
+        [SMOLLM],
+        [
+            r"[1-9]\d* of \d+ draft tokens accepted",
+            r"with prompt lookup [\d.]+ s for \d\d tokens",
+            "same tokens: True",
+        ],
+    ),
     "read_profile": ([SMOLLM], [r"memory \d+ GB/s", "prefill 16:", "ffn_out", "decode 8", "logits"]),
     "save_restore": ([SMOLLM], [r"saved \d{3} tokens", r"restore \d{3} of \d{3}", "the same answer: True"]),
     "split_devices": ([SMOLLM], ["Paris", "cpu,cpu:.*Paris.*15 of 30 layers", "same tokens: True"]),
