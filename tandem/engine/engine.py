@@ -46,9 +46,7 @@ if TYPE_CHECKING:
 STEP_TOKENS = 512  # maximum tokens of a step; longer prompts take several steps
 SPLIT_STEP_TOKENS = 128  # the same where layers are split over devices: chunks of a prompt fill the pipeline
 ROWS_FOR_DRAFTS = 16  # rows of results for draft tokens, beside one per sequence
-ITEMS_PER_WORKER = (
-    2  # minimum attention items per thread; with fewer, some threads have twice the work of others
-)
+ITEMS_PER_WORKER = 2  # minimum attention items per thread; fewer would leave some threads idle
 
 
 @dataclass(eq=False, slots=True)
@@ -78,9 +76,8 @@ class Engine:
         self.cache, self.scheduler, self.step_slots = cache, scheduler, step_slots
         self.num_steps = 0  # finished
         self.step_called = 0.0  # time of the last call of `step`
-        self.on_step: Callable[[list[Chunk], float], None] | None = (
-            None  # called after each step with its seconds
-        )
+        # Called after each step, with its chunks and seconds.
+        self.on_step: Callable[[list[Chunk], float], None] | None = None
         self._in_flight: deque[StepSlot] = deque()  # oldest first
         self._last_finished = 0.0  # time when the last step was finished
         self._any_logits_processor = False  # some request had one

@@ -65,9 +65,8 @@ class BlockPool:
         self.references = [0] * count
         self.hashes: list[bytes | None] = [None] * count  # of cached blocks
         self.cached: dict[bytes, int] = {}  # hash -> block
-        self._free = list(
-            range(count - 1, -1, -1)
-        )  # low numbers are used first: unused memory stays untouched
+        # Low numbers are allocated first: memory that is never needed stays untouched.
+        self._free = list(range(count - 1, -1, -1))
         self._evictable: dict[int, None] = {}  # cached and without references, least recently used first
 
     @property

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-MAX_SLOWDOWN = (
-    2.0  # a step with prompt tokens takes at most so many times a decode step before the prompt came
-)
+MAX_SLOWDOWN = 2.0  # bound of a step with prompt tokens, in decode steps before the prompt came
 SPREADS = 3.0  # deviations of the step time that the budget leaves room for
 MIN_EXTRA = 0.5  # decode steps of time that prompts may always add, so that they make progress
 RECHECK_STEPS = 16  # steps with prompts after which one without measures the decode step again

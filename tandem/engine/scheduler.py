@@ -261,9 +261,7 @@ class Scheduler:
         """Starts a sequence with the cached blocks of its prompt. Returns False, and attaches none, if a running
         sequence of the same or better priority is about to compute more of this prefix: waiting for it is cheaper."""
         kv, request = sequence.kv, sequence.request
-        usable = (
-            len(sequence.tokens) - 1
-        ) // KV_BLOCK  # the last token is computed in any case, for its logits
+        usable = (len(sequence.tokens) - 1) // KV_BLOCK  # the last token is computed, for its logits
         if request.params.prompt_logprobs is not None:
             usable = len(sequence.prompt_scores) // KV_BLOCK
         extend_block_hashes(kv.block_hashes, sequence.tokens)

@@ -196,7 +196,7 @@ class Chunk:
 
     `sampled`: the last of them is the sequence's last token, so the next token is sampled.
     `draft_tokens`: computed behind them; each has a row of results.
-    `scores`: the first so many tokens are of the prompt, and each has a row that scores its successor."""
+    `scores`: number of prompt tokens, the first ones, with a row that scores the next token."""
 
     __slots__ = (
         "admissions",
@@ -213,9 +213,7 @@ class Chunk:
         self.sequence, self.begin, self.count, self.sampled = sequence, begin, count, sampled
         self.draft_tokens: Items[int] = ()
         self.scores = 0
-        self.admissions = (
-            sequence.state.admissions
-        )  # when it was scheduled: tells whether it was preempted since
+        self.admissions = sequence.state.admissions  # differs later if the sequence was preempted
         self.result_row = sequence.sampling.result_row  # of the step before
 
     @property

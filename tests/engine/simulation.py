@@ -83,9 +83,16 @@ class SimulatedEngine(Engine):
     """Everything of the engine but the model and the device."""
 
     def __init__(
-        self, *, windows: tuple[int, ...], blocks: tuple[int, ...], context: int, batch: int, tokens: int,
-        step_slots: int = 2, draft_tokens: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        windows: tuple[int, ...],
+        blocks: tuple[int, ...],
+        context: int,
+        batch: int,
+        tokens: int,
+        step_slots: int = 2,
+        draft_tokens: int = 0,
+    ) -> None:
         self.windows, self.repeats = windows, draft_tokens > 0
         model: Any = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB, trained_context=context))
         rows = batch + draft_tokens

@@ -16,9 +16,10 @@ IDS = list(range(3, 40))
 
 
 def test_every_value_has_its_own_width_and_the_same_bits_when_fused() -> None:
-    with opened(GOLDENS["llama"], context=64, batch=16) as engine, opened(
-        GOLDENS["llama"], context=64, batch=5, passes=()
-    ) as plain:  # fmt: skip
+    with (
+        opened(GOLDENS["llama"], context=64, batch=16) as engine,
+        opened(GOLDENS["llama"], context=64, batch=5, passes=()) as plain,
+    ):
         config = engine.model.config
         assert config.vocab % 16 and config.kv_heads * config.head_dim % 16, (
             "widths that are padded in memory"

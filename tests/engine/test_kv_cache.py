@@ -98,9 +98,21 @@ def config(windows: tuple[int, ...]) -> ModelConfig:
     """A KV block of a layer is 2 * 16 * 2 * 64 float16 values: 8192 bytes."""
     layers = len(windows)
     return ModelConfig(
-        "llama", layers, dim=256, ffn_dim=512, q_heads=4, kv_heads=2, head_dim=64, vocab=320, trained_context=4096,
-        eps=1e-5, scale=0.125, ropes=(Rope(1e4, 64),), layer_rope=(0,) * layers, layer_window=windows,
-    )  # fmt: skip
+        "llama",
+        layers,
+        dim=256,
+        ffn_dim=512,
+        q_heads=4,
+        kv_heads=2,
+        head_dim=64,
+        vocab=320,
+        trained_context=4096,
+        eps=1e-5,
+        scale=0.125,
+        ropes=(Rope(1e4, 64),),
+        layer_rope=(0,) * layers,
+        layer_window=windows,
+    )
 
 
 @pytest.mark.parametrize(

@@ -200,8 +200,9 @@ def test_copies_of_a_prompt_share_it(llm: LLM) -> None:
     computed = []
     write = llm.engine.step_slots[0].batch.write
     llm.engine.step_slots[0].batch.write = lambda chunks: (  # type: ignore[method-assign, misc]
-        computed.append(sum(chunk.count for chunk in chunks)), write(chunks)
-    )  # fmt: skip
+        computed.append(sum(chunk.count for chunk in chunks)),
+        write(chunks),
+    )
     results = llm.generate([prompt] * 4, max_tokens=8, temperature=9.0)
     del llm.engine.step_slots[0].batch.write
     assert len({result.text for result in results}) > 1

@@ -31,9 +31,14 @@ def blocks_for_one(windows: tuple[int, ...], tokens: int) -> list[int]:
 
 
 def make(
-    windows: tuple[int, ...] = (0,), *, batch: int = 4, tokens: int = 32, spare: int = 1000, step_slots: int = 2,
+    windows: tuple[int, ...] = (0,),
+    *,
+    batch: int = 4,
+    tokens: int = 32,
+    spare: int = 1000,
+    step_slots: int = 2,
     draft_tokens: int = 0,
-) -> SimulatedEngine:  # fmt: skip
+) -> SimulatedEngine:
     blocks = tuple(n + spare for n in blocks_for_one(windows, tokens))
     return SimulatedEngine(
         windows=windows,

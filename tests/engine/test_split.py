@@ -115,9 +115,12 @@ def test_little_crosses_and_nothing_is_there_twice() -> None:
     ],
 )
 def test_layers_go_where_they_are_computed_fastest(
-    rates: tuple[float, ...], free: tuple[float, ...], rows: int, counts: tuple[int, ...],
+    rates: tuple[float, ...],
+    free: tuple[float, ...],
+    rows: int,
+    counts: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     config = real_config("Gemma 3 27B")
     program = build(config, formats_of(config, mixed=False), tokens=64, rows=rows)
     found = iter(rates)
@@ -260,9 +263,14 @@ def test_each_step_has_its_part_of_the_sequences(seed: int) -> None:
     stages, windows = chance.randint(2, 4), chance.choice([(0,), (0, 20), (16, 33)])
     blocks = tuple(8 + chance.randint(0, 20) for _ in windows)
     engine = SimulatedEngine(
-        windows=windows, blocks=blocks, context=128, batch=6, tokens=chance.choice([8, 40]), step_slots=stages,
+        windows=windows,
+        blocks=blocks,
+        context=128,
+        batch=6,
+        tokens=chance.choice([8, 40]),
+        step_slots=stages,
         draft_tokens=chance.choice([0, 9]),
-    )  # fmt: skip
+    )
     engine.scheduler.stages = stages
     sequences = []
     for step in range(80):

@@ -26,10 +26,14 @@ pytest.importorskip("llguidance")
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 120},
-                   "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}},
-    "required": ["name", "age", "tags"], "additionalProperties": False,
-}  # fmt: skip
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,22 @@ def write_model(path: Path, format: str, architecture: str = "llama") -> Path:
     """Rows are multiples of 256, as the K formats need. Gemma has two sliding layers and a global one."""
     layers = 3 if architecture == "gemma3" else 2
     config = ModelConfig(
-        architecture, layers, dim=256, ffn_dim=512, q_heads=4, kv_heads=2, head_dim=64, vocab=VOCAB,
-        trained_context=4096, eps=1e-5, scale=64**-0.5, ropes=(Rope(1e4, 64),), layer_rope=(0,) * layers,
-        layer_window=(0,) * layers, tied_head=architecture == "gemma3",
-    )  # fmt: skip
+        architecture,
+        layers,
+        dim=256,
+        ffn_dim=512,
+        q_heads=4,
+        kv_heads=2,
+        head_dim=64,
+        vocab=VOCAB,
+        trained_context=4096,
+        eps=1e-5,
+        scale=64**-0.5,
+        ropes=(Rope(1e4, 64),),
+        layer_rope=(0,) * layers,
+        layer_window=(0,) * layers,
+        tied_head=architecture == "gemma3",
+    )
     keys: list[Key] = [
         ("general.architecture", "str", architecture),
         (f"{architecture}.context_length", "u32", config.trained_context),

@@ -54,9 +54,12 @@ def random_workload(
             {int(token): 60.0 for token in rng.integers(0, VOCAB, 4)} if rng.random() < 2 * penalties else {}
         )
         params = SamplingParams(
-            logit_bias=few, max_tokens=int(rng.integers(1, answer + 1)), ignore_eos=bool(rng.random() < 0.5),
-            priority=int(rng.random() < 0.2), repeat_penalty=1.2 if rng.random() < penalties else 1.0,
-        )  # fmt: skip
+            logit_bias=few,
+            max_tokens=int(rng.integers(1, answer + 1)),
+            ignore_eos=bool(rng.random() < 0.5),
+            priority=int(rng.random() < 0.2),
+            repeat_penalty=1.2 if rng.random() < penalties else 1.0,
+        )
         cancelled = int(rng.integers(0, 12)) if rng.random() < 0.2 else None
         arrivals.append(Arrival(int(rng.integers(0, 30)), (*head, *tail)[:prompt], params, cancelled))
     tokens = int(rng.choice([7, 16, 40, 100, CONTEXT]))
@@ -74,9 +77,12 @@ def prepare(engine: Engine, workload: Workload) -> None:
     if speculator:
         speculator.cost_model = FixedCost(0.01)
     engine.scheduler = Scheduler(
-        limits, engine.cache, prefill_budget=PrefillBudget() if workload.paced else None, speculator=speculator,
+        limits,
+        engine.cache,
+        prefill_budget=PrefillBudget() if workload.paced else None,
+        speculator=speculator,
         stages=engine.scheduler.stages,
-    )  # fmt: skip
+    )
 
 
 def serve(engine: Engine, workload: Workload, stop_ids: frozenset[int]) -> list[Sequence]:
