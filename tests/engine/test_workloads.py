@@ -87,6 +87,6 @@ def test_tokens_are_those_of_the_request_alone(
                 assert engine.cache.free_blocks == engine.cache.blocks <= room
             if engine.scheduler.speculator:
                 assert engine.scheduler.speculator.drafted > 50
-    what = f"{compared} tokens, {events.shared} blocks shared, {events.preempted} put back"
+    what = f"{compared} tokens, {events.shared} blocks shared, {events.preempted} preemptions"
     print(f"{architecture}, {kv}, {step_slots} in flight: {what}")
     assert compared > 1000 and events.shared > 100 and events.preempted > 5
