@@ -15,7 +15,7 @@ from tandem.devices.vulkan.device import VulkanDevice
 from tandem.errors import DeviceError, DeviceLostError
 from tandem.kernels import all_kernels, matmul
 from tandem.kernels.abi import COUNTS, KV_SCALED, Q8_BLOCK, Q8_COLUMNS
-from tandem.kernels.dispatch_rules import DISPATCH_RULES
+from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tandem.kernels.kernel import Array, Case, Kernel
 from tandem.kernels.matmul_dispatch import has_coopmat
 from tandem.kernels.q8_tiles import q8_unpack

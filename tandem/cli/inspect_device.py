@@ -9,8 +9,8 @@ from tandem.cli.terminal import human_size, print_json, print_table
 from tandem.devices.opening import open_device
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.device import VulkanDevice, devices
+from tandem.devices.vulkan.feature_report import feature_paths
 from tandem.devices.vulkan.memory import HOST_VISIBLE
-from tandem.devices.vulkan.paths import feature_paths
 from tandem.errors import DeviceError
 
 

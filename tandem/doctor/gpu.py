@@ -124,7 +124,7 @@ def devices(place: Place) -> Iterator[Finding]:
 
 def device_finding(device: Capabilities) -> Finding:
     from tandem.devices.vulkan.capabilities import check_usable
-    from tandem.devices.vulkan.paths import feature_paths, features_of_all_models
+    from tandem.devices.vulkan.feature_report import feature_paths, features_of_all_models
 
     paths = feature_paths(device)
     used, missed = ([name for name, there, _ in paths if there is side] for side in (True, False))

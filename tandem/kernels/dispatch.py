@@ -1,7 +1,7 @@
 """How a kernel is dispatched on a GPU: workgroups, the entry point of its shader and its specialisation constants.
 
 A dispatch rule is a function (scalars, counts, gpu) -> Dispatch. Each stands beside the kernel that it is for:
-`dispatch` in kernels/NAME.py, or kernels/NAME_dispatch.py where it is long; dispatch_rules.py lists them. `counts` are
+`dispatch` in kernels/NAME.py, or kernels/NAME_dispatch.py where it is long; dispatch_table.py lists them. `counts` are
 those of the bucket that is being recorded ("tokens", "rows", "work"): the shader skips what lies past the counts in
 StepInputs.
 """

@@ -74,7 +74,7 @@ class Kernel:
     extents: Callable[[Scalars, Counts], dict[str, int]]
     # Further numbers of a launch, beside its scalars, that are not passed to the kernel: they decide its dispatch.
     constants: tuple[str, ...] = ()
-    # A kernel that a GPU's own pass over the Program makes (devices/vulkan/fuse.py); the CPU does not run it.
+    # A kernel that a GPU's own pass over the Program makes (devices/vulkan/step_program.py); the CPU does not run it.
     gpu_only: bool = False
 
     def __post_init__(self) -> None:

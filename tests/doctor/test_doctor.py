@@ -20,7 +20,7 @@ import pytest
 from tandem.cli import main
 from tandem.devices.choices import Choices, write_choices
 from tandem.devices.vulkan.capabilities import Capabilities
-from tandem.devices.vulkan.paths import features_of_all_models
+from tandem.devices.vulkan.feature_report import features_of_all_models
 from tandem.doctor import checks
 from tandem.doctor import finding as doctor_finding
 from tandem.doctor import gpu as doctor_gpu

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tandem.devices.vulkan.capabilities import Capabilities
-from tandem.devices.vulkan.fuse import SINGLE, step_program
 from tandem.devices.vulkan.recording import bucket
 from tandem.devices.vulkan.shader_modules import SPIRV, find_module, shader_modules
+from tandem.devices.vulkan.step_program import SINGLE, step_program
 from tandem.engine.engine import STEP_TOKENS
 from tandem.kernels.abi import KV_BLOCK
-from tandem.kernels.dispatch_rules import dispatch
+from tandem.kernels.dispatch_table import dispatch
 from tandem.kernels.panels import LAYOUTS, panel_layout
 from tandem.model.config import Rope
 from tandem.model.synthetic import SHAPES, SyntheticModel

@@ -17,7 +17,7 @@ from tandem.bench.kernel_checks import check_case, check_matmul, prepare, run_ke
 from tandem.devices.vulkan import compile_shaders
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.kernels import all_kernels
-from tandem.kernels.dispatch_rules import DISPATCH_RULES
+from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tandem.kernels.kernel import Case, Kernel
 
 __all__ = ["cases_of", "check_case", "check_matmul", "open_device", "run_kernel", "runs"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tandem.kernels import all_kernels
-from tandem.kernels.dispatch_rules import DISPATCH_RULES
+from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tests.vulkan import amd
 from tests.vulkan.amd import Compiled
 from tests.vulkan.machines import PHOENIX

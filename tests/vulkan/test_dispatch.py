@@ -18,7 +18,7 @@ from tandem.kernels import all_kernels, attention_rope, matmul
 from tandem.kernels.abi import PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
 from tandem.kernels.dispatch import COUNTERS, Dispatch
-from tandem.kernels.dispatch_rules import DISPATCH_RULES, dispatch
+from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import SCRATCH_ADDRESS, STEP_ADDRESS, Kernel, Scalars
 from tandem.kernels.matmul_dispatch import BLOCKS_IN_FLIGHT, COOPMAT_REG_SUMS
 from tandem.kernels.panels import LAYOUT_NAMES

@@ -10,9 +10,9 @@ import pytest
 
 from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.fuse import SINGLE, step_program
+from tandem.devices.vulkan.step_program import SINGLE, step_program
 from tandem.errors import ProgramError
-from tandem.kernels.dispatch_rules import dispatch
+from tandem.kernels.dispatch_table import dispatch
 from tandem.kernels.kernel import Buffer
 from tandem.kernels.matmul import make_case
 from tandem.model.synthetic import SyntheticModel

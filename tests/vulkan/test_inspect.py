@@ -10,7 +10,7 @@ import pytest
 
 from tandem.cli import inspect_device, main
 from tandem.cli.inspect_device import _details
-from tandem.devices.vulkan.paths import feature_paths
+from tandem.devices.vulkan.feature_report import feature_paths
 from tandem.errors import DeviceError
 from tests.vulkan.machines import GB, PHOENIX
 

@@ -10,7 +10,7 @@ import pytest
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.kernels import all_kernels, matmul
 from tandem.kernels.abi import EPILOGUE_GELU_GLU, Q8_BLOCK
-from tandem.kernels.dispatch_rules import DISPATCH_RULES
+from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tests.vulkan.harness import cases_of, check_case, open_device, run_kernel, runs
 
 QUANTISING = ("norm", "glu", "quantise", "attention", "matmul_q4_0")

@@ -20,7 +20,7 @@ from tandem.devices.vulkan import compile_shaders, shader_modules, tuned
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.kernels import attention, attention_dispatch, attention_prefetch, attention_rope, expand, matmul
 from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
-from tandem.kernels.dispatch_rules import DISPATCH_RULES
+from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tandem.kernels.kernel import Case, Counts, Scalars
 from tests.vulkan import fused_pairs
 from tests.vulkan.harness import check_case, check_matmul, open_device

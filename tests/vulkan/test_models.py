@@ -11,7 +11,7 @@ from tandem import LLM
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.engine.engine import Engine
 from tandem.kernels.dispatch import Dispatch
-from tandem.kernels.dispatch_rules import DISPATCH_RULES
+from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tandem.model.model import open_model
 from tests.models.test_reference import GOLDENS, NAMES, golden_prompts
 

@@ -12,7 +12,7 @@ import pytest
 from tandem.devices.vulkan import compile_shaders
 from tandem.devices.vulkan.shader_modules import SPIRV
 from tandem.kernels import all_kernels
-from tandem.kernels.dispatch_rules import DISPATCH_RULES
+from tandem.kernels.dispatch_table import DISPATCH_RULES
 
 
 @pytest.mark.fast

@@ -14,7 +14,7 @@ from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.shader_modules import SPIRV, shader_modules
 from tandem.kernels.dispatch import Dispatch, Gpu
-from tandem.kernels.dispatch_rules import DISPATCH_RULES, dispatch
+from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.matmul_dispatch import COOPMAT_REG_SUMS
 from tandem.model.synthetic import SyntheticModel

@@ -1,7 +1,7 @@
 """A Program as command buffers: recorded once per bucket of counts, submitted again each step.
 
-A step's own Program is recorded (fuse.py), one dispatch a launch. Steps of the two step slots share activations and KV:
-each recording begins with a barrier, which waits for all that was submitted before it.
+The step's own Program is recorded (step_program.py), one dispatch per launch. Steps of the two step slots share
+activations and KV: each recording begins with a barrier, which waits for all earlier submissions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 from tandem.devices.vulkan.binding import ffi, new
 from tandem.devices.vulkan.capabilities import PUSH_BYTES
-from tandem.devices.vulkan.fuse import SINGLE, step_program
 from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
 from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES, HOST_READS, Submission
+from tandem.devices.vulkan.step_program import SINGLE, step_program
 from tandem.errors import DeviceError
 from tandem.kernels.abi import COUNTS, HEADER_SEQUENCES
-from tandem.kernels.dispatch_rules import dispatch
+from tandem.kernels.dispatch_table import dispatch
 from tandem.kernels.kernel import AFTER_SCALARS, STEP_ADDRESS, Array, Counts
 from tandem.program.program import Launch, Program, arena_in
 

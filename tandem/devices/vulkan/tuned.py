@@ -13,7 +13,7 @@ from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.shader_modules import shader_sum
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
 from tandem.kernels.dispatch import Dispatch
-from tandem.kernels.dispatch_rules import dispatch
+from tandem.kernels.dispatch_table import dispatch
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.matmul import layout_of, token_count
 from tandem.kernels.matmul_dispatch import COOPMAT_REG_SUMS

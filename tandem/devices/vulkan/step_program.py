@@ -16,7 +16,7 @@ from typing import Literal
 
 from tandem.kernels import attention_prefetch, attention_rope, expand, matmul_norm_partials, norm_finish
 from tandem.kernels.dispatch import SCRATCH_BYTES, Gpu
-from tandem.kernels.dispatch_rules import DISPATCH_RULES, dispatch
+from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import SCRATCH_ADDRESS, Buffer, Counts, Kernel
 from tandem.kernels.matmul import layout_of
 from tandem.kernels.matmul_dispatch import rows_per_sum

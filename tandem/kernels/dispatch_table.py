@@ -1,4 +1,4 @@
-"""The dispatch rule of every kernel that runs on a GPU."""
+"""Which dispatch rule each kernel has; the rules are in NAME_dispatch.py or NAME.py."""
 
 from __future__ import annotations
 
