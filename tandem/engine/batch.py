@@ -1,4 +1,4 @@
-"""Writes the StepInputs of a step slot, and reads what the step sampled."""
+"""Writes StepInputs for the chunks that the scheduler chose, and reads the sampled tokens. It chooses nothing."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tandem.kernels.abi import (
 from tandem.program.step_inputs import KNOWN, Ints, StepInputs
 
 FOUR = Struct("4i")  # a token's fields before its KV slots, or one entry of the work list
-QUERIES_PER_ITEM = 64  # rows x query heads per KV head that the attention kernel computes together
-MIN_QUERIES = 8  # fewer in an item make each of them slower
-ROWS_PER_ITEM = 16
+QUERIES_PER_ITEM = 64  # rows x query heads per KV head that one attention item computes together
+MIN_QUERIES = 8  # minimum of the same: with fewer, each takes longer
+ROWS_PER_ITEM = 16  # maximum token rows per attention item
 
 # Columns of rows of sampling parameters, logit adjustments and results.
 COUNTER, FIRST_ADJUSTMENT, ADJUSTMENTS, TOP_LOGPROBS = (
@@ -59,7 +59,7 @@ class Batch:
     def __init__(
         self, step_slot: int, inputs: StepInputs, results: Ints, queries_per_kv_head: int, min_items: int = 1
     ) -> None:
-        """`min_items`: attention items that a large chunk is cut into at least, so that all workers have some."""
+        """`min_items`: minimum number of attention items of a large chunk, so that all workers have some."""
         self.step_slot, self.inputs, self.results = step_slot, inputs, results
         self.results_f32 = results.view(np.float32)
         # Flat views: a step of few sequences writes and reads single numbers, for which NumPy would be slow.
@@ -96,7 +96,7 @@ class Batch:
         self._header[HEADER_SEQUENCES] = len(chunks)
 
     def undo(self, chunks: list[Chunk]) -> None:
-        """Reverts what `write` changed in the sequences: the step could not be started."""
+        """Reverts the changes of `write` in the sequences: the step could not be started."""
         for chunk in chunks:
             chunk.sequence.sampling.result_row = chunk.result_row
 
@@ -117,14 +117,14 @@ class Batch:
         self._header[HEADER_ADJUSTMENTS], self._header[HEADER_MASKS] = adjustments, masks
 
     def read(self, row: int, sequence: Sequence) -> Sampled:
-        """The token sampled in a row."""
+        """Returns the token sampled in a row."""
         token = self._ids[row * RESULT_INTS]
         if sequence.request.params.logprobs is None:
             return tuple.__new__(Sampled, (token, None, ()))  # Sampled(token) takes three times as long
         return self.read_logprobs(row)
 
     def read_logprobs(self, row: int) -> Sampled:
-        """The token sampled in a row, with log-probabilities."""
+        """Returns the token sampled in a row, with log-probabilities."""
         result, floats = self.results[row], self.results_f32[row]
         count = int(result[RESULT_TOP_COUNT])
         ids = result[RESULT_TOP_IDS : RESULT_TOP_IDS + count].tolist()
@@ -154,7 +154,7 @@ class Batch:
         sequence, begin, end = chunk.sequence, chunk.begin, chunk.begin + chunk.total
         self._write_tables(sequence)
         tokens = [*sequence.tokens[begin : begin + chunk.count], *chunk.draft_tokens]
-        # Only the last token can be one that the step before is still sampling.
+        # Only the last token can be one that the previous step is still sampling.
         source = KNOWN if len(tokens) == chunk.total else 1 + sequence.sampling.result_row
         positions = np.arange(begin, end)
         rows = self.inputs.tokens[at : at + chunk.total]

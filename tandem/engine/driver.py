@@ -1,7 +1,7 @@
 """The engine loop: the only caller of `Engine.step`, shared by LLM (sync) and AsyncLLM.
 
 There is no loop thread of its own. Whichever thread waits for a token runs the next step, and a step serves every
-request. LLM's callers wait in their own threads; AsyncLLM has one thread that waits for all of its requests.
+request. LLM's callers wait in their own threads; AsyncLLM has one thread that waits for all its requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Deltas = list[tuple[RequestOutput, list[Token]]]
 class Driver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.lock = threading.Lock()  # held for whatever touches the engine
+        self.lock = threading.Lock()  # held by every caller of the engine
         self._abandoned: deque[RequestOutput] = deque()  # cancelled by their readers, still in the engine
 
     def submit(self, outputs: Iterable[RequestOutput]) -> None:

@@ -1,8 +1,8 @@
-"""The engine: a model compiled for a device, and the step that serves every request.
+"""The engine compiles a model for a device, and runs the steps that serve every request.
 
 Load (`Engine.load`): ops -> fuse -> plan weights -> lower -> validate -> allocate -> repack -> record.
 Step (`Engine.step`): schedule -> write StepInputs -> start -> read the tokens of the oldest step in flight. The host
-schedules and writes one step while the device runs the one before.
+schedules and writes one step while the device runs the previous one.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from tandem.program.weight_plan import WeightPlan
 if TYPE_CHECKING:
     from tandem.engine.structured_output import Constraint
 
-STEP_TOKENS = 512  # maximum tokens of a step; longer prompts take several steps
-SPLIT_STEP_TOKENS = 128  # the same where layers are split over devices: chunks of a prompt fill the pipeline
-ROWS_FOR_DRAFTS = 16  # rows of results for draft tokens, beside one per sequence
+STEP_TOKENS = 512  # maximum tokens per step; longer prompts take several steps
+SPLIT_STEP_TOKENS = 128  # maximum if layers are split over devices: the chunks of a prompt fill the pipeline
+ROWS_FOR_DRAFTS = 16  # rows of results for draft tokens, in addition to one per sequence
 ITEMS_PER_WORKER = 2  # minimum attention items per thread; fewer would leave some threads idle
 
 
@@ -71,10 +71,10 @@ class Engine:
         step_slots: list[StepSlot],
         context: int,
     ) -> None:
-        """Use `Engine.load`. `context`: maximum tokens of a sequence."""
+        """Use `Engine.load`. `context`: maximum tokens per sequence."""
         self.model, self.device, self.program, self.context = model, device, program, context
         self.cache, self.scheduler, self.step_slots = cache, scheduler, step_slots
-        self.num_steps = 0  # finished
+        self.num_steps = 0  # finished steps
         self.step_called = 0.0  # time of the last call of `step`
         # Called after each step, with its chunks and seconds.
         self.on_step: Callable[[list[Chunk], float], None] | None = None
@@ -101,7 +101,7 @@ class Engine:
         """Compiles a model for a device and loads its weights.
 
         `batch`: maximum number of running sequences. `kv`: the type of the KV cache. `kv_memory`: its bytes; None: a
-        share of the free memory. `queue`: maximum number of waiting requests. `proposer`: source of draft tokens
+        fraction of the free memory. `queue`: maximum number of waiting requests. `proposer`: source of draft tokens
         (speculation.py). `passes`: fusions."""
         config, passes = model.config, tuple(passes)
         limits = step_limits(model, device, context, batch, ROWS_FOR_DRAFTS if proposer else 0)
@@ -138,7 +138,7 @@ class Engine:
 
     @property
     def max_sequences(self) -> int:
-        """Sequences that may run at a time."""
+        """The maximum number of running sequences."""
         return self.scheduler.limits.sequences - 1  # one table row is for out-of-band forwards
 
     def submit(
@@ -162,7 +162,7 @@ class Engine:
         if len(prompt) >= self.context:
             raise ContextError(
                 f"the prompt has {len(prompt)} tokens and the context holds {self.context}, at least one of them for "
-                f"the answer: shorten it, or use a larger context (up to {config.trained_context})"
+                f"the output: shorten it, or use a larger context (up to {config.trained_context})"
             )
         if any(not 0 <= token < config.vocab for token in params.logit_bias):
             raise RequestError(f"logit_bias names a token outside 0 to {config.vocab - 1}")
@@ -216,14 +216,14 @@ class Engine:
         self._in_flight.append(step_slot)
 
     def _collect(self) -> list[Sequence]:
-        """Waits for the oldest step in flight, and appends what it sampled; returns the sequences that got a token."""
+        """Waits for the oldest step in flight, and appends its sampled tokens; returns the sequences that got one."""
         step_slot = self._in_flight[0]
         step_slot.recording.finish()
         self._in_flight.popleft()
         before, self._last_finished = self._last_finished, time.perf_counter()
         chunks, self.num_steps = step_slot.chunks, self.num_steps + 1
         seconds: float | None = self._last_finished - max(step_slot.started, before)
-        # If all its requests have ended, nobody waited for it, and it may have been done long ago.
+        # If all its requests have ended, nobody waited for the step, and it may have finished long ago.
         if all(chunk.sequence.finish_reason is not None for chunk in chunks):
             seconds = None
         self.scheduler.complete(chunks, seconds)
@@ -267,14 +267,14 @@ class Engine:
             sequence.append(sampled)
 
     def wait(self) -> None:
-        """Waits until the device is idle. The next steps read what was sampled."""
+        """Waits until the device is idle. The next call of `step` reads the sampled tokens."""
         for step_slot in self._in_flight:
             step_slot.recording.finish()
 
     # ---- out-of-band forwards: logits and activations of a text, computed between steps
 
     def logits(self, ids: list[int]) -> Array:
-        """float32 [len(ids), vocab]: the logits after each token (teacher-forced)."""
+        """Returns the logits after each token (teacher-forced): float32 [len(ids), vocab]."""
         out = np.empty((len(ids), self.model.config.vocab), np.float32)
         for begin, count in self._forward(ids):
             self.step_slots[0].recording.replay()
@@ -282,12 +282,12 @@ class Engine:
         return out
 
     def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
-        """Activations by name, for each token of `ids`."""
+        """Returns activations by name, for each token of `ids`."""
         parts = list(self.captured(ids, list(names)))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def captured(self, ids: list[int], names: list[str]) -> Iterator[dict[str, Array]]:
-        """Activations by name, for the tokens of `ids` in parts. Steps may run between two parts."""
+        """Yields activations by name, for `ids` in parts. Steps may run between two parts."""
         unknown = [name for name in names if not isinstance(name, str) or name not in self.program.values]
         if unknown:
             raise RequestError(f"no intermediate {unknown[0]!r}: `LLM.intermediates` lists their names")
@@ -344,11 +344,11 @@ class Engine:
         if any(not 0 <= token < self.model.config.vocab for token in ids):
             raise RequestError(f"a token id is outside 0 to {self.model.config.vocab - 1}")
 
-    # ---- figures
+    # ---- statistics
 
     @property
     def accepted_draft_tokens(self) -> int:
-        """Since the start."""
+        """The number of accepted draft tokens since the start."""
         return self.scheduler.speculator.accepted if self.scheduler.speculator else 0
 
     def stats(self) -> EngineStats:
@@ -371,7 +371,7 @@ class Engine:
         )
 
     def step_bytes(self, tokens: int, rows: int) -> float:
-        """Bytes that a decode step moves, without the keys and values of earlier positions."""
+        """Returns the bytes that a decode step reads and writes, without keys and values of earlier positions."""
         counts = {"tokens": tokens, "rows": rows, "work": rows}
         return sum(launch.cost(counts).bytes for launch in self.program.launches)
 

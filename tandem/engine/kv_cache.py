@@ -46,12 +46,14 @@ class BlockTable:
 class SequenceKV:
     """The KV blocks of one sequence."""
 
-    __slots__ = ("block_hashes", "maintain_at", "tables")
+    __slots__ = ("block_hashes", "next_maintenance", "tables")
 
     def __init__(self, tables: list[BlockTable]) -> None:
         self.tables = tables  # one per group
         self.block_hashes: list[bytes] = []  # of its full blocks
-        self.maintain_at = 0  # computed tokens at which blocks must be published, freed or reserved next
+        self.next_maintenance = (
+            0  # number of computed tokens at which blocks must be published, freed or reserved
+        )
 
 
 class BlockPool:

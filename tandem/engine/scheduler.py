@@ -4,7 +4,7 @@ Prefill and decode are not separate phases. A running sequence has tokens whose 
 whole prompt (prefill), or the one token just sampled (decode). A step computes such tokens of any mix of sequences.
 
 Steps run in the order in which they are scheduled. So the tokens of a step count as computed as soon as it is
-scheduled, and the next step may use blocks that were freed, while steps are still in flight.
+scheduled, and the next step may use freed blocks while steps are still in flight.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Scheduler:
         stages: int = 1,
     ) -> None:
         """`prefill_budget`: None computes prompts in the largest chunks. `queue`: maximum number of waiting requests.
-        `prefix_caching`: requests reuse cached KV blocks. `stages`: devices that a step passes one after the other;
-        that many steps are in flight, and each has a part of the sequences."""
+        `prefix_caching`: requests reuse cached KV blocks. `stages`: number of devices that a step passes one after
+        the other; as many steps are in flight, and each has a part of the sequences."""
         self.limits, self.cache, self.prefill_budget, self.queue = limits, cache, prefill_budget, queue
         self.prefix_caching, self.speculator, self.stages = prefix_caching, speculator, stages
         self.waiting: list[Sequence] = []  # both lists are sorted by priority, then arrival
         self.running: list[Sequence] = []
-        self.preemptions = self.prompt_tokens = self.cached_prompt_tokens = 0  # of all requests so far
+        self.preemptions = self.prompt_tokens = self.cached_prompt_tokens = 0  # totals of all requests so far
         self._free_table_rows = list(range(limits.sequences - 1, -1, -1))
-        self._deadline = math.inf  # the earliest of all requests, or earlier
+        self._deadline = math.inf  # no request has an earlier deadline
 
     def add(self, sequence: Sequence) -> None:
         if self.queue is not None and len(self.waiting) >= self.queue:
@@ -56,12 +56,12 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """Returns the chunks of the next step; none if there is nothing to compute.
 
-        Every decoding sequence gets its one token first. Prompts share what is left of the step's tokens, in order of
+        Every decoding sequence gets its one token first. Prompts get the rest of the step's tokens, in order of
         priority and arrival, within the prefill budget."""
         if self._deadline < math.inf:
             self._expire()
         for sequence in self.running:
-            if sequence.state.computed >= sequence.kv.maintain_at:
+            if sequence.state.computed >= sequence.kv.next_maintenance:
                 self._maintain_blocks(sequence)
         if self.waiting:
             self._admit()
@@ -89,7 +89,7 @@ class Scheduler:
             if pending > 1:
                 prompts.append((sequence, pending))
             elif pending and len(chunks) < max_decodes:
-                if state.computed < sequence.kv.maintain_at:
+                if state.computed < sequence.kv.next_maintenance:
                     chunks.append(Chunk(sequence, state.computed, 1, True))
                 else:
                     self._add_chunk(sequence, 1, 1, chunks)
@@ -99,20 +99,20 @@ class Scheduler:
         """Adds draft tokens where tokens, rows and KV blocks are to spare; returns how many."""
         max_drafted = min(self.limits.rows - len(self.running), budget)
         eligible = [chunk for chunk in chunks if not chunk.sequence.request.params.logits_processor]
-        known = [chunk for chunk in eligible if chunk.begin < len(chunk.sequence.tokens)]
-        drafts = speculator.propose([chunk.sequence for chunk in known], len(chunks), max_drafted)
-        for chunk, draft in zip(known, drafts, strict=True):
+        with_known_token = [chunk for chunk in eligible if chunk.begin < len(chunk.sequence.tokens)]
+        drafts = speculator.propose([chunk.sequence for chunk in with_known_token], len(chunks), max_drafted)
+        for chunk, draft in zip(with_known_token, drafts, strict=True):
             if draft and self.cache.reserve(chunk.sequence.kv.tables, chunk.begin + 1 + len(draft)):
                 chunk.draft_tokens = draft
         for chunk in eligible:
             sequence = chunk.sequence
-            if chunk not in known and sequence.acceptance:  # its token is still being sampled
+            if chunk not in with_known_token and sequence.acceptance:  # its token is still being sampled
                 sequence.acceptance.idle += 1
             if not sequence.state.always_needs_sampled_token:
                 sequence.state.needs_sampled_token = bool(chunk.draft_tokens) or speculator.should_wait(
                     sequence
                 )
-        return sum(len(chunk.draft_tokens) for chunk in known)
+        return sum(len(chunk.draft_tokens) for chunk in with_known_token)
 
     def _schedule_prompts(
         self, prompts: list[tuple[Sequence, int]], chunks: list[Chunk], budget: int, drafted: int
@@ -140,7 +140,7 @@ class Scheduler:
             state.computed += chunk.count
             state.in_flight_tokens += chunk.sampled
             if chunk.count > 1:
-                sequence.kv.maintain_at = 0
+                sequence.kv.next_maintenance = 0
         return chunks
 
     def undo(self, chunks: list[Chunk]) -> None:
@@ -150,7 +150,7 @@ class Scheduler:
             chunk.sequence.state.in_flight_tokens -= chunk.sampled
 
     def complete(self, chunks: list[Chunk], seconds: float | None) -> None:
-        """Notes that a step is done. `seconds`: its duration; None if that is not known."""
+        """Records that a step is done. `seconds`: its duration; None if it is not known."""
         prompt_tokens = decodes = drafted = 0
         for chunk in chunks:
             chunk.sequence.state.in_flight_tokens -= chunk.sampled
@@ -171,15 +171,14 @@ class Scheduler:
         if chunk.draft_tokens and self.speculator:
             self.speculator.learn(chunk.sequence, len(chunk.draft_tokens), accepted)
             state = chunk.sequence.state
-            if (
-                state.table_row >= 0 and chunk.admissions == state.admissions
-            ):  # else it was preempted meanwhile
+            # Otherwise it was preempted meanwhile.
+            if state.table_row >= 0 and chunk.admissions == state.admissions:
                 state.computed += accepted
 
     # ---- sequences
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out, running or waiting, and frees its KV blocks."""
+        """Removes a sequence, running or waiting, and frees its KV blocks."""
         if self.speculator:
             self.speculator.proposer.forget(sequence)
         if sequence in self.waiting:
@@ -194,8 +193,8 @@ class Scheduler:
         (self.running if sequence.state.table_row >= 0 else self.waiting).remove(sequence)
 
     def resume(self, sequence: Sequence, tokens: list[int]) -> bool:
-        """Continues a paused sequence with these tokens, from the first that differs. Returns False if blocks would
-        have to be computed again that are in the prefix cache or were freed."""
+        """Continues a paused sequence with these tokens, from the first that differs. Returns False if this would
+        recompute blocks that are in the prefix cache or were freed."""
         state, kv = sequence.state, sequence.kv
         pairs = enumerate(zip(sequence.tokens, tokens, strict=False))
         same = next((i for i, (one, other) in pairs if one != other), len(tokens))
@@ -203,7 +202,7 @@ class Scheduler:
         if state.table_row < 0 or self.cache.slides or computed < kv.tables[0].cached * KV_BLOCK:
             return False
         del kv.block_hashes[computed // KV_BLOCK :]
-        state.computed, kv.maintain_at = computed, 0
+        state.computed, kv.next_maintenance = computed, 0
         sequence.restart(tokens)
         insort(self.running, sequence, key=_order)
         return True
@@ -211,11 +210,11 @@ class Scheduler:
     # ---- out-of-band forwards: sequences that are computed between steps
 
     def reserve_table_row(self) -> int:
-        """Takes a table row away from the sequences of the steps."""
+        """Returns a table row that no sequence of the steps will have."""
         return self._free_table_rows.pop(0)
 
     def max_out_of_band_tokens(self) -> int:
-        """Tokens that may be computed at a time between steps."""
+        """Returns the maximum number of tokens of a forward between two steps."""
         running, max_tokens = len(self.running), self.limits.tokens
         if not self.prefill_budget or not running:
             return max_tokens
@@ -225,7 +224,7 @@ class Scheduler:
         """Allocates blocks for positions below `tokens`; preempts running sequences, the last first, if need be."""
         while not self.cache.reserve(sequence.kv.tables, tokens):
             if not self.running:
-                raise QueueFullError("another text has the KV cache for itself: try again later")
+                raise QueueFullError("the KV cache is full: try again later")
             self._preempt(self.running[-1])
 
     # ---- admission and preemption
@@ -246,12 +245,12 @@ class Scheduler:
         uncomputed: dict[bytes, int] = {}  # block hash -> best priority of the sequences about to compute it
         for sequence in self.running:
             _add_uncomputed(uncomputed, sequence)
-        # Looks at a part of the queue only: a long queue costs a step no more than a short one.
+        # Only a part of the queue: a step with a long queue takes no longer than one with a short queue.
         for sequence in self.waiting[: 2 * self.limits.sequences]:
             if not self._free_table_rows and not self._can_preempt_last(sequence):
                 return
-            looks_up = self.prefix_caching and not sequence.state.computed
-            if looks_up and not self._attach_prefix(sequence, uncomputed):
+            use_prefix_cache = self.prefix_caching and not sequence.state.computed
+            if use_prefix_cache and not self._attach_prefix(sequence, uncomputed):
                 continue
             if not self._admit_one(sequence):
                 return
@@ -270,7 +269,7 @@ class Scheduler:
             return False
         self.cache.attach_prefix(kv.tables, kv.block_hashes[:cached])
         sequence.state.computed = cached * KV_BLOCK
-        if not sequence.state.admissions:  # after a preemption, it finds blocks that it computed itself
+        if not sequence.state.admissions:  # after a preemption, it attaches blocks that it computed itself
             sequence.state.cached_prompt_tokens = sequence.state.computed
         return True
 
@@ -296,14 +295,13 @@ class Scheduler:
         return bool(self.running) and sequence.request.priority < self.running[-1].request.priority
 
     def _add_chunk(self, sequence: Sequence, count: int, pending: int, chunks: list[Chunk]) -> int:
-        """Adds a chunk of `count` of the `pending` tokens if there are blocks for it; returns its tokens."""
+        """Adds a chunk of `count` of the `pending` tokens if there are blocks for it; returns its number of tokens."""
         begin = sequence.state.computed
         if sequence.state.table_row < 0 or not self._reserve_blocks(sequence, begin + count):
             return 0
         chunk = Chunk(sequence, begin, count, count == pending)
-        if (
-            sequence.request.params.prompt_logprobs is not None
-        ):  # the last prompt token has no successor to score
+        # The last prompt token has no successor to score.
+        if sequence.request.params.prompt_logprobs is not None:
             chunk.scores = max(0, min(count, len(sequence.request.prompt) - 1 - begin))
         chunks.append(chunk)
         return count
@@ -315,7 +313,7 @@ class Scheduler:
             if last is sequence:
                 return False
             self._preempt(last)
-        sequence.kv.maintain_at = -(-tokens // KV_BLOCK) * KV_BLOCK
+        sequence.kv.next_maintenance = -(-tokens // KV_BLOCK) * KV_BLOCK
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -325,7 +323,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _free(self, sequence: Sequence) -> None:
-        """Takes a sequence off the running ones; frees its blocks and its table row."""
+        """Removes a running sequence; frees its blocks and its table row."""
         self._maintain_blocks(sequence)
         if sequence in self.running:  # else it is paused
             self.running.remove(sequence)
@@ -334,7 +332,9 @@ class Scheduler:
         self._free_table_rows.append(row)
 
     def _free_blocks(self, sequence: Sequence) -> None:
-        sequence.state.computed = sequence.kv.maintain_at = 0  # first: after an interrupt this may run again
+        sequence.state.computed = sequence.kv.next_maintenance = (
+            0  # first: after an interrupt this may run again
+        )
         self.cache.free(sequence.kv.tables)
 
     def _maintain_blocks(self, sequence: Sequence) -> None:

@@ -1,15 +1,15 @@
-"""A request inside the engine, and the chunks of it that steps compute.
+"""A Sequence is a request inside the engine; a Chunk is the part of it that one step computes.
 
 Each part of a Sequence is changed by one owner:
 
-    request      Request           nobody: what was asked for
-    state        SchedulerState    Scheduler: how far it has come, and whether it runs
+    request      Request           nobody: prompt and parameters
+    state        SchedulerState    Scheduler: its computed tokens, and whether it runs
     kv           SequenceKV        KVCache and Scheduler: its KV blocks
     sampling     SamplingState     Batch: its sampling parameters and logit adjustments
     acceptance   RequestAcceptance Speculator: the acceptance rate of its draft tokens
     the rest                       Sequence's own methods: its tokens, and how it ended
 
-A step is scheduled while the one before it runs, so a sequence may have tokens in flight that the host does not know.
+A step is scheduled while the previous one runs, so a sequence may have tokens in flight that the host does not know.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 
 class Request:
-    """What was asked for. It never changes."""
+    """A prompt and its parameters. They never change."""
 
     __slots__ = (
         "constraint",
@@ -62,7 +62,7 @@ class Request:
         self.stop_ids = stop_ids  # end-of-sequence tokens of the model; they have no text
         self.end_ids = frozenset[int]() if params.ignore_eos else stop_ids  # tokens that end the request
         self.max_tokens = min(max_tokens, params.max_tokens)  # tokens to generate
-        self.constraint = constraint  # of structured output
+        self.constraint = constraint  # for structured output
         self.seed = int.from_bytes(os.urandom(8)) if params.seed is None else int(params.seed) & (2**64 - 1)
         self.number = next(_numbers)  # order of arrival
         self.priority = params.priority
@@ -71,7 +71,7 @@ class Request:
 
 
 class SchedulerState:
-    """How far a sequence has come."""
+    """The progress of a sequence."""
 
     __slots__ = (
         "admissions",
@@ -88,9 +88,9 @@ class SchedulerState:
         self.in_flight_tokens = 0  # tokens that steps in flight are sampling
         # The next step depends on the sampled token's id, and cannot be scheduled before the host knows it.
         self.needs_sampled_token = self.always_needs_sampled_token = needs_sampled_token
-        self.table_row = table_row  # its row in the block tables; -1: it does not run
+        self.table_row = table_row  # its row in the block tables; -1: it is not running
         self.admissions = 0  # times it was admitted: more than 1 after a preemption
-        self.cached_prompt_tokens = 0  # prompt tokens found in the prefix cache at its first admission
+        self.cached_prompt_tokens = 0  # prompt tokens that were in the prefix cache at its first admission
 
 
 class Sequence:
@@ -121,7 +121,7 @@ class Sequence:
         constraint: Constraint | None = None,
         table_row: int = -1,
     ) -> None:
-        """`max_tokens`: that the context has room for."""
+        """`max_tokens`: number of output tokens that the context has room for."""
         self.request = request = Request(prompt, params, stop_ids, max_tokens, constraint)
         self.sampling = SamplingState(params, prompt, stop_ids, request.seed, constraint is not None)
         waits = self.sampling.counts_tokens or constraint is not None or params.logits_processor is not None
@@ -130,7 +130,7 @@ class Sequence:
         self.acceptance: RequestAcceptance | None = None
         self.tokens = list(prompt)  # prompt and output
         self.generated: list[Sampled] = []
-        self.prompt_scores: list[Sampled] = []  # of prompt tokens from the second on, if asked for
+        self.prompt_scores: list[Sampled] = []  # of prompt tokens from the second on, if requested
         self.finish_reason: str | None = None  # "stop", "length", "cancelled", "timeout", "error"
         self.error: TandemError | None = None
         self.first_token = self.finished = 0.0  # times
@@ -154,7 +154,8 @@ class Sequence:
             self.finish("length")
 
     def append_verified(self, sampled: list[Sampled], draft_tokens: Items[int]) -> int:
-        """Appends sampled tokens up to the first that differs from the draft; returns the accepted draft tokens."""
+        """Accepts or rejects draft tokens: appends sampled tokens up to the first that differs from the draft. Returns
+        the number of accepted draft tokens."""
         self.append(sampled[0])
         accepted = 0
         while (
@@ -176,7 +177,7 @@ class Sequence:
         self.generated.clear()
 
     def stop_after(self, count: int) -> None:
-        """Ends the output after `count` tokens, whatever was sampled beyond: a stop string was found."""
+        """Ends the output after `count` tokens, and drops tokens sampled after them: a stop string was found."""
         self.finish("stop")
         self.finish_reason = "stop"
         del self.generated[count:]
@@ -195,7 +196,7 @@ class Chunk:
     """The tokens of one sequence in one step: `count` tokens from `begin` on.
 
     `sampled`: the last of them is the sequence's last token, so the next token is sampled.
-    `draft_tokens`: computed behind them; each has a row of results.
+    `draft_tokens`: computed after them; each has a row of results.
     `scores`: number of prompt tokens, the first ones, with a row that scores the next token."""
 
     __slots__ = (
@@ -214,7 +215,7 @@ class Chunk:
         self.draft_tokens: Items[int] = ()
         self.scores = 0
         self.admissions = sequence.state.admissions  # differs later if the sequence was preempted
-        self.result_row = sequence.sampling.result_row  # of the step before
+        self.result_row = sequence.sampling.result_row  # in the previous step
 
     @property
     def total(self) -> int:
