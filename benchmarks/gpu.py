@@ -27,7 +27,7 @@ from tandem.bench.host_overhead import measure_host_overhead
 from tandem.bench.kernel_checks import check_kernels, open_for_checks
 from tandem.bench.profile import profile
 from tandem.bench.rounds import Bench, Workload
-from tandem.devices.opening import open_device
+from tandem.devices.backends import open_device
 from tandem.engine.engine import Engine
 from tandem.model.synthetic import SyntheticModel
 

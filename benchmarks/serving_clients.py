@@ -46,18 +46,18 @@ def to(port: int) -> Client:
 
 async def load(port: int, texts: Texts, clients: int, requests: int, seed: int) -> dict[str, float]:
     """Closed-loop clients that arrive at random times, and pause after each response."""
-    chance = random.Random(seed)
-    work = [(texts.take(chance.randint(*PROMPTS)), chance.randint(*ANSWERS)) for _ in range(requests)]
+    rng = random.Random(seed)
+    work = [(texts.take(rng.randint(*PROMPTS)), rng.randint(*ANSWERS)) for _ in range(requests)]
     made, answers = sum(count for _, count in work), list[StreamTimes]()
 
-    async def client(arrives: float, chance: random.Random) -> None:
+    async def client(arrives: float, rng: random.Random) -> None:
         await asyncio.sleep(arrives)
         while work:
             answers.append(await to(port).stream(*request(*work.pop())))
-            await asyncio.sleep(chance.expovariate(1 / PAUSE))
+            await asyncio.sleep(rng.expovariate(1 / PAUSE))
 
     begun = time.perf_counter()
-    arrivals = np.cumsum([chance.expovariate(1 / ARRIVAL) for _ in range(clients)])
+    arrivals = np.cumsum([rng.expovariate(1 / ARRIVAL) for _ in range(clients)])
     await asyncio.gather(*(client(at, random.Random(seed + i)) for i, at in enumerate(arrivals)))
     gaps = np.concatenate([np.diff(answer.times) for answer in answers])
     first = [answer.ttft for answer in answers]

@@ -1,4 +1,4 @@
-"""Threads for loading. `concurrent.futures` would do the same, but importing it takes 4 ms of every start."""
+"""Runs functions in threads, for loading. `concurrent.futures` does the same, but its import takes 4 ms."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Beside(Generic[T]):
-    """A function call in a thread of its own (a future)."""
+class BackgroundCall(Generic[T]):
+    """Calls a function in its own thread (a future)."""
 
     def __init__(self, function: Callable[..., T], *args: Any) -> None:
         self._returned: list[T] = []
@@ -54,7 +54,7 @@ def each(function: Callable[[T], object], items: Iterable[T], threads: int) -> N
             failed = True
             raise
 
-    others = [Beside(work) for _ in range(threads - 1)]
+    others = [BackgroundCall(work) for _ in range(threads - 1)]
     try:
         work()
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tandem.devices import opening
+from tandem.devices import backends
 
-opening.GPU_NODES = ()
+backends.GPU_NODES = ()
 os.environ["TANDEM_TUNE"] = "0"

@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from tandem.threads import Beside, each
+from tandem.threads import BackgroundCall, each
 
 pytestmark = pytest.mark.fast
 
 
 def test_a_call_beside_returns_or_raises() -> None:
-    assert Beside(divmod, 7, 2).result() == (3, 1)
+    assert BackgroundCall(divmod, 7, 2).result() == (3, 1)
     with pytest.raises(ZeroDivisionError):
-        Beside(divmod, 7, 0).result()
+        BackgroundCall(divmod, 7, 0).result()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

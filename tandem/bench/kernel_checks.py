@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tandem.devices.backends import open_device
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Recording
-from tandem.devices.opening import open_device
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.errors import DeviceError, DeviceLostError
 from tandem.kernels import all_kernels, matmul

@@ -112,15 +112,15 @@ class Server:
             self.model = self.model or (await self.client.get("/v1/models"))["data"][0]["id"]
         except (ValueError, KeyError, IndexError, TypeError):
             raise RequestError(f"the server at {self.url} lists no models: name one with --model") from None
-        chance = random.Random(-1)
+        rng = random.Random(-1)
         try:
-            await self.stream(words(chance, load.prompt), load.generate)
+            await self.stream(words(rng, load.prompt), load.generate)
         except Refused as error:
             if error.status not in (400, 422):
                 raise
             self.more = {}
             self.notes.append("the server does not support ignore_eos: answers may be shorter than requested")
-            await self.stream(words(chance, load.prompt), load.generate)
+            await self.stream(words(rng, load.prompt), load.generate)
 
     async def stream(self, text: str, tokens: int, due: float | None = None) -> StreamTimes:
         body = {
@@ -168,12 +168,12 @@ def run(
 
 
 async def poisson(server: Server, load: Load) -> ServeRow:
-    chance = random.Random(load.seed)
+    rng = random.Random(load.seed)
     work = [
         (
-            chance.expovariate(load.rate),
-            words(chance, around(chance, load.prompt)),
-            around(chance, load.generate),
+            rng.expovariate(load.rate),
+            words(rng, around(rng, load.prompt)),
+            around(rng, load.generate),
         )
         for _ in range(load.requests)
     ]
@@ -244,14 +244,14 @@ def percentiles(seconds: Sequence[float]) -> Percentiles | None:
     return {"p50": p50, "p90": p90, "p99": p99, "most": float(max(seconds))}
 
 
-def words(chance: random.Random, count: int) -> str:
+def words(rng: random.Random, count: int) -> str:
     """Random words of about one token each. Random prompts share no prefix that a server could have cached."""
-    return " ".join(chance.choices(WORDS.split(), k=count))
+    return " ".join(rng.choices(WORDS.split(), k=count))
 
 
-def around(chance: random.Random, average: int) -> int:
+def around(rng: random.Random, average: int) -> int:
     """A random number from half to one and a half times `average`."""
-    return chance.randint(max(1, average // 2), max(1, average + average // 2))
+    return rng.randint(max(1, average // 2), max(1, average + average // 2))
 
 
 def _warnings(first: list[float], events: int, tokens: int, late: float) -> list[str]:

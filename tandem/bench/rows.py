@@ -13,7 +13,7 @@ from tandem.bench.sensors import Reading, Sensors
 from tandem.bench.statistics import drift, median_interval, outliers, ratio_of_medians, ratio_of_runs
 
 MAX_DRIFT = 0.05  # relative difference of the last rounds from the first, above which there is a warning
-MIN_TAU = 0.6  # Kendall's tau above which a drift is not chance
+MIN_TAU = 0.6  # Kendall's tau above which a drift is significant
 MIN_ROUNDS = 5  # below which a drift or an interval means little
 MIN_CLOCK_RATIO = 0.9  # of the lowest to the highest clock, below which there is a warning
 

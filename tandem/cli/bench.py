@@ -19,7 +19,7 @@ from tandem.cli.bench_tables import print_csv, print_markdown, print_tables
 from tandem.cli.loading import model_file, open_with_npu, resolve_npu, tune_at_first_use
 from tandem.cli.options import UsageError, check_either
 from tandem.cli.terminal import check_writable, note, print_json, without_folder
-from tandem.devices.opening import check_device
+from tandem.devices.backends import check_device
 from tandem.errors import RequestError
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SyntheticModel

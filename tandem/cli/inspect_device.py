@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from tandem.cli.terminal import human_size, print_json, print_table
-from tandem.devices.opening import open_device
+from tandem.devices.backends import open_device
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.device import VulkanDevice, devices
 from tandem.devices.vulkan.feature_report import feature_paths

@@ -33,12 +33,12 @@ def tune_at_first_use(device: str | None, model: Path, no_tune: bool) -> None:
 
     A failure is only noted, and not tried again: the command works without tuning.
     """
-    from tandem.devices import opening
+    from tandem.devices import backends
 
     settings, name = read_settings(), device or "auto"
     if no_tune or not settings.tune or name.startswith("cpu") or "," in name:
         return
-    if name == "auto" and not opening.has_gpu():
+    if name == "auto" and not backends.has_gpu():
         return
     from tandem.devices.vulkan.shader_modules import shader_sum
 
@@ -51,13 +51,13 @@ def tune_at_first_use(device: str | None, model: Path, no_tune: bool) -> None:
 
 
 def _tune_quickly(name: str, model: Path, folder: Path) -> None:
-    from tandem.devices import opening
+    from tandem.devices import backends
     from tandem.devices.vulkan.device import VulkanDevice
     from tandem.model.model import open_model
     from tandem.plan.predict import Planned
     from tandem.tune.search import QUICK_LIMIT, keep, tune
 
-    device = opening.open_device(name)
+    device = backends.open_device(name)
     try:
         if not isinstance(device, VulkanDevice) or device.capabilities.kind == "software":
             return
@@ -78,7 +78,7 @@ def resolve_npu(mode: str) -> str:
     """The mode of `--npu` to use: "off", with a message, if there is no usable NPU; an error if it is required."""
     if mode == "off":
         return mode
-    from tandem.devices.npu.opening import npu_missing
+    from tandem.devices.npu.attach import npu_missing
 
     problem = npu_missing(mode)
     if problem:
@@ -88,7 +88,7 @@ def resolve_npu(mode: str) -> str:
 
 def open_with_npu(mode: str, device: str, **how: Any) -> Device:
     """`open_device`, with the NPU as an accelerator unless `mode` is "off"."""
-    from tandem.devices.npu.opening import with_npu
-    from tandem.devices.opening import open_device
+    from tandem.devices.backends import open_device
+    from tandem.devices.npu.attach import with_npu
 
     return with_npu(open_device(device, **how, alone=mode == "off"), mode)

@@ -139,7 +139,7 @@ class UsageError(RequestError):
 def device_name(text: str) -> str:
     if text in ("auto", "cpu"):  # these need no import
         return text
-    from tandem.devices.opening import check_names
+    from tandem.devices.backends import check_names
 
     try:
         check_names(text)

@@ -14,7 +14,7 @@ from tandem.kernels.abi import KV_TYPES
 from tandem.model import registry
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SHAPES, SyntheticModel
-from tandem.plan.npu import npu_lines, npu_share
+from tandem.plan.npu import npu_lines, npu_plan
 from tandem.plan.predict import Planned
 from tandem.plan.what_if import (
     SCHEMA,
@@ -52,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
                 {"model": without_folder(name), **plan_of(planned, hardware, wanted, drafts.get(kv))}
             )
             if options.npu:
-                plans[-1]["npu"] = npu_share(planned, hardware, wanted.prompt, wanted.depths[0])
+                plans[-1]["npu"] = npu_plan(planned, hardware, wanted.prompt, wanted.depths[0])
     data: Data = {
         "schema": SCHEMA,
         "status": hardware.status,

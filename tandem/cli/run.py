@@ -61,7 +61,7 @@ def _server(options: argparse.Namespace) -> RemoteLLM | None:
 def open_llm(options: argparse.Namespace, context: int | None = None, batch: int = 1) -> LLM:
     """Loads the model. `batch`: sequences that the KV cache is allocated for."""
     from tandem.cli.loading import tune_at_first_use
-    from tandem.devices.opening import check_device
+    from tandem.devices.backends import check_device
 
     check_device(options.device, options.split, options.placement)
     path = model_file(options.model)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.cli.loading import model_file, resolve_npu, tune_at_first_use
-from tandem.devices.opening import check_device
+from tandem.devices.backends import check_device
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.model import registry
 from tandem.model.catalogue import DEFAULT_MODEL

@@ -15,7 +15,7 @@ from tandem.cli import interruptible
 from tandem.cli.loading import model_file
 from tandem.cli.options import check_either
 from tandem.cli.terminal import check_writable, note, print_json, print_table, without_folder
-from tandem.devices.opening import check_device, open_device
+from tandem.devices.backends import check_device, open_device
 from tandem.errors import DeviceError, RequestError
 from tandem.model.model import Model, open_model
 from tandem.settings import read_settings

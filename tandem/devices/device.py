@@ -1,4 +1,4 @@
-"""The interface between the engine and a device. devices/opening.py lists the devices that implement it."""
+"""The interface between the engine and a device. devices/backends.py lists the devices that implement it."""
 
 from __future__ import annotations
 

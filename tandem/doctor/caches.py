@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from tandem.devices.choices import read_choices
+from tandem.devices.tuned_choices import read_choices
 from tandem.doctor.finding import Finding, Place
 from tandem.errors import ModelFileError, ModelNotFoundError
 from tandem.settings import read_settings

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 from itertools import takewhile
 
 from tandem.engine.engine import STEP_TOKENS, Engine
-from tandem.engine.kv_plan import HEADROOM, KV_SHARE, context_bytes
+from tandem.engine.kv_plan import HEADROOM, KV_FRACTION, context_bytes
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import DoesNotFitError, RequestError
@@ -91,7 +91,7 @@ class DraftModel:
             goals.clear()
 
 
-def kv_shares(
+def split_kv_memory(
     model: Model,
     draft: Model,
     kv: str,
@@ -119,7 +119,7 @@ def kv_shares(
             "free: use no draft model, or a smaller context",
             missing=one + other - every,
         )
-    return None, other * max(1.0, min(batch, fast * KV_SHARE / (one + other)))
+    return None, other * max(1.0, min(batch, fast * KV_FRACTION / (one + other)))
 
 
 def check_vocabularies(tokens: Items[str], draft: Items[str]) -> None:

@@ -13,7 +13,7 @@ from tandem.kernels.panels import LAYOUTS
 from tandem.model.config import ModelConfig
 from tandem.program.step_inputs import StepLayout, StepLimits
 
-KV_SHARE = 0.25  # share of the free memory for sequences beyond the first
+KV_FRACTION = 0.25  # fraction of the free memory for KV caches of several sequences
 HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
 MAX_LAYER_BYTES = (1 << 32) - 1  # of a layer's keys and values: offsets in shaders have 32 bits
 
@@ -30,9 +30,9 @@ def plan_kv(
 ) -> tuple[int, ...]:
     """The number of blocks of each KV group.
 
-    At least one full context; up to one per sequence within KV_SHARE of the fast memory, or as many as `wanted` bytes
-    hold. `weights`: bytes of the model. `free`: bytes of fast memory, and of all memory. `step_slots`: steps in flight,
-    each with its own inputs. Raises DoesNotFitError, which says what would fit."""
+    They hold at least one full context, and up to one per sequence within KV_FRACTION of the fast memory, or as many as
+    fit in `wanted` bytes. `weights`: bytes of the model. `free`: bytes of fast memory, and of all memory. `step_slots`:
+    steps in flight, each with its own inputs. Raises DoesNotFitError, which says what would fit."""
     batch, context = limits.sequences - 1, limits.blocks * KV_BLOCK
     inputs = step_bytes(limits, step_slots)
     fast, every = (nbytes - weights - HEADROOM - inputs for nbytes in free)
@@ -42,7 +42,7 @@ def plan_kv(
             raise _batch_too_large(limits, step_slots, weights, one, free[1], every)
         raise _context_too_large(config, limits, step_slots, kv, weights, one, free[1], every)
     if wanted is None:
-        sequences = float(max(1, min(batch, int(fast * KV_SHARE / one))))
+        sequences = float(max(1, min(batch, int(fast * KV_FRACTION / one))))
     else:
         _check_wanted(wanted, one, every, context)
         sequences = wanted / one

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
+from tandem.devices.backends import open_device
 from tandem.devices.device import Device
-from tandem.devices.opening import open_device
 from tandem.engine.driver import Driver
 from tandem.engine.engine import Engine
 from tandem.engine.input_processor import InputProcessor, Message, as_items
@@ -27,7 +27,7 @@ from tandem.kernels.kernel import Array
 from tandem.model.model import Model, open_model
 from tandem.model.registry import resolve
 from tandem.program.program import Program
-from tandem.threads import Beside
+from tandem.threads import BackgroundCall
 
 if TYPE_CHECKING:
     from tandem.gguf.file import GGUF
@@ -97,7 +97,7 @@ class LLM:
             npu=npu,
         )
         if npu != "off":
-            from tandem.devices.npu.opening import npu_missing
+            from tandem.devices.npu.attach import npu_missing
 
             npu_missing(npu)  # raises, if the NPU is required and missing, before a model is read
         with ExitStack() as opened:  # closes what is open if a later part fails
@@ -109,7 +109,9 @@ class LLM:
             if draft is not None:
                 self._draft, kv_memory = self._open_draft(draft, options)
                 opened.callback(self._draft.close)
-            text = Beside(_open_text, self._model.gguf)  # reads the vocabulary while weights are repacked
+            text = BackgroundCall(
+                _open_text, self._model.gguf
+            )  # reads the vocabulary while weights are repacked
             opened.callback(text.join)
             self.engine = Engine.load(
                 self._model,
@@ -127,12 +129,12 @@ class LLM:
 
     def _open_draft(self, draft: str | os.PathLike[str], options: LoadOptions) -> tuple[LLM, float | None]:
         """Opens the draft model; returns it and the bytes of KV cache that are left to the main model."""
-        from tandem.engine.draft_model import kv_shares
+        from tandem.engine.draft_model import split_kv_memory
 
         path = resolve(os.fspath(draft))
         with open_model(path) as small:
             context = min(self.context, small.config.trained_context)
-            kv_memory, draft_kv_memory = kv_shares(
+            kv_memory, draft_kv_memory = split_kv_memory(
                 self._model,
                 small,
                 options.kv,
@@ -377,7 +379,7 @@ def _open_device(options: LoadOptions, model: Model) -> Device:
     )
     if options.npu == "off":
         return device
-    from tandem.devices.npu.opening import with_npu
+    from tandem.devices.npu.attach import with_npu
 
     c = model.config
     return with_npu(device, options.npu, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}")

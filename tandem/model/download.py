@@ -82,7 +82,7 @@ def fetch_file(repo: str, commit: str, file: RemoteFile, target: Path, progress:
                 _append(url, file, out, digest, progress)
             except NETWORK_ERRORS as error:
                 failures = 1 if out.tell() > before else failures + 1
-                if failures > RETRIES or not _worth_retrying(error):
+                if failures > RETRIES or not _is_transient(error):
                     raise _explained(error, repo) from error
                 time.sleep(RETRY_SECONDS * 2**failures)
         out.flush()
@@ -208,13 +208,13 @@ def _retried(attempt: Callable[[], Any]) -> Any:
         try:
             return attempt()
         except NETWORK_ERRORS as error:
-            if not _worth_retrying(error):
+            if not _is_transient(error):
                 raise
             time.sleep(RETRY_SECONDS * 2**failures)
     return attempt()
 
 
-def _worth_retrying(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     if isinstance(error, urllib.error.HTTPError):
         return error.code >= 500 or error.code == http.client.TOO_MANY_REQUESTS
     reason = getattr(error, "reason", error)  # these are no better in a second

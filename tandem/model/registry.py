@@ -1,7 +1,7 @@
-"""Which file a MODEL names: a path, a short name, or `hf.co/user/repo:QUANT` in the Hugging Face cache; or a file that
-another program has on this machine already (elsewhere.py).
+"""Finds the file of a MODEL: a path, a short name, `hf.co/user/repo:QUANT` in the Hugging Face cache, or a file that
+another program has on this machine (other_programs.py).
 
-The cache has the layout all Hugging Face tools share, so that a model is on a disk once:
+The cache has the layout that all Hugging Face tools share, so that a model is stored once:
 `models--USER--REPO/blobs/SHA256`, `snapshots/COMMIT/NAME.gguf` (links to blobs) and `refs/main` (a COMMIT).
 """
 
@@ -17,7 +17,7 @@ from tandem.model.catalogue import MIRRORS, PACKAGES, SHORT_NAMES, Package, Prog
 from tandem.model.files import PREFERRED_QUANTS, CachedModel, base_of, choose, quant_of, whole_models
 from tandem.settings import read_settings
 
-ELSEWHERE = ("ollama:", "lmstudio:", "llama.cpp:")  # names of models that other programs have
+OTHER_PROGRAMS = ("ollama:", "lmstudio:", "llama.cpp:")  # prefixes of names of their models
 REPOSITORY = r"(?:https?://)?(?:(?:hf|huggingface)\.co/)?([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w./-]+))?"
 
 
@@ -26,15 +26,15 @@ def resolve(model: str | Path, pull: bool = False, progress: Progress = lambda *
     path = os.path.expanduser(model)
     if os.path.isfile(path):
         return Path(path)
-    if not (is_elsewhere := str(model).startswith(ELSEWHERE)):
+    if not (is_other := str(model).startswith(OTHER_PROGRAMS)):
         repo, quant = _parse(str(model))
         if found := _find(repo, quant):
             return found.files[0]
-    from tandem.model import elsewhere  # milliseconds that a model in the cache need not wait for
+    from tandem.model import other_programs  # imported late: it takes milliseconds
 
-    if is_elsewhere:
-        return elsewhere.named(str(model))
-    if copy := elsewhere.copy_of(repo, quant):
+    if is_other:
+        return other_programs.find(str(model))
+    if copy := other_programs.find_copy(repo, quant):
         return copy
     if not pull:
         raise ModelNotFoundError(f"{model} is not on this machine: run `tandem pull {model}`")
@@ -47,17 +47,17 @@ def is_known(name: str) -> bool:
 
 
 def list_models() -> list[CachedModel]:
-    """Every GGUF model in the cache, whichever tool fetched it, and those that other programs keep elsewhere."""
-    from tandem.model import elsewhere
+    """Lists every GGUF model in the cache, whichever tool fetched it, and the models of other programs."""
+    from tandem.model import other_programs
 
     folders = sorted(read_settings().cache.glob("models--*--*"))
     repos = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
-    return [model for repo in repos for model in _cached(repo).values()] + elsewhere.everything()
+    return [model for repo in repos for model in _cached(repo).values()] + other_programs.list_models()
 
 
 def find(model: str) -> CachedModel:
     """The model in the cache that MODEL names (own files do not count), or what was fetched of it."""
-    if model.startswith(ELSEWHERE):
+    if model.startswith(OTHER_PROGRAMS):
         raise ModelNotFoundError(f"{model} belongs to another program: delete it there")
     if not os.path.isfile(model):
         repo, quant = _parse(model)

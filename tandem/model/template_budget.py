@@ -22,7 +22,7 @@ MAX_NUMBER = 1 << 60  # larger integers could share one hash
 BUDGET = 256 << 20  # bytes made in one run; a step costs STEP
 STEP = 512
 SECONDS = 3.0  # of processor time
-INSTEAD = "run the model with a plain prompt"
+ADVICE = "run the model with a plain prompt"
 
 BACKWARD_SEARCHES = ("rfind", "rindex", "rpartition", "rsplit")  # quadratic in CPython
 STRIPS = ("lstrip", "rstrip", "strip", "trim")
@@ -42,7 +42,7 @@ class Budget:
     def spend(self, amount: int = 0) -> None:
         self.left -= amount + STEP
         if self.left < 0 or thread_time() > self.deadline:
-            raise TemplateError(f"the model's chat template does not end: {INSTEAD}")
+            raise TemplateError(f"the model's chat template does not end: {ADVICE}")
 
     def weigh(self, value: Any) -> int:
         """The bytes of a value with all that is in it; what occurs twice counts twice. Only plain data has a weight."""
@@ -83,7 +83,7 @@ class Budget:
 
 
 def refuse(deed: str) -> NoReturn:
-    raise TemplateError(f"the model's chat template {deed}, which is not allowed: {INSTEAD}")
+    raise TemplateError(f"the model's chat template {deed}, which is not allowed: {ADVICE}")
 
 
 def check_cost(name: str, value: Any, args: Sequence[Any]) -> None:

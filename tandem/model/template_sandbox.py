@@ -25,7 +25,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from tandem.errors import RequestError, TemplateError
-from tandem.model.template_budget import INSTEAD, MAX_NUMBER, MAX_VALUE, Budget, check_cost, refuse
+from tandem.model.template_budget import ADVICE, MAX_NUMBER, MAX_VALUE, Budget, check_cost, refuse
 
 MAX_SOURCE = 128 << 10  # characters of a template
 BUDGET_NAME = "=budget"  # where a run's variables hold its Budget
@@ -124,7 +124,7 @@ def pay_for_loop(context: Context, values: Any) -> Iterator[Any]:
     return budget_of(context).steps(values)
 
 
-class PayForEverything(NodeTransformer):
+class ChargeBudget(NodeTransformer):
     """Puts the filters that pay around what a template does."""
 
     def paid(self, node: nodes.Node, name: str) -> nodes.Filter:
@@ -299,12 +299,12 @@ def compile_template(source: str) -> Callable[..., str]:
         refuse(f"has {len(source)} characters")
     sandbox = Sandbox()
     try:
-        code = sandbox.compile(PayForEverything().visit(sandbox.parse(source)))
+        code = sandbox.compile(ChargeBudget().visit(sandbox.parse(source)))
         template = sandbox.template_class.from_code(sandbox, code, sandbox.globals)
     except TemplateError:
         raise
     except Exception as error:
-        raise TemplateError(f"the model's chat template is broken ({str(error)[:200]}): {INSTEAD}") from None
+        raise TemplateError(f"the model's chat template is broken ({str(error)[:200]}): {ADVICE}") from None
 
     def render(**variables: Any) -> str:
         budget = Budget()
@@ -315,6 +315,6 @@ def compile_template(source: str) -> Callable[..., str]:
         except (TemplateError, RequestError):
             raise
         except Exception as error:
-            raise TemplateError(f"the model's chat template failed ({str(error)[:200]}): {INSTEAD}") from None
+            raise TemplateError(f"the model's chat template failed ({str(error)[:200]}): {ADVICE}") from None
 
     return render

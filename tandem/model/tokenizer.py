@@ -26,7 +26,7 @@ MAX_SPECIAL = 4 << 20  # bytes of all special tokens; Gemma, which has most, has
 MAX_SHOWN = 8192  # tokens whose bytes are kept for streams
 
 # Tokens that end an answer, whatever the file says of them.
-ENDS = (
+STOP_TOKENS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
     "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
@@ -66,12 +66,12 @@ class Tokenizer:
         self.add_bos = gguf.get("tokenizer.ggml.add_bos_token", pre.add_bos if pre else True)
         self.add_eos = gguf.get("tokenizer.ggml.add_eos_token", False)
         self.add_space_prefix = pre is None and gguf.get("tokenizer.ggml.add_space_prefix", True)
-        named = [id for id in map(self.find, ENDS) if id is not None]
-        self._types[named] = CONTROL  # not all files say so
+        known_stop_ids = [id for id in map(self.find, STOP_TOKENS) if id is not None]
+        self._types[known_stop_ids] = CONTROL  # not all files say so
         if (end := self.find("</s>")) is not None and self._types[end] == CONTROL:  # in Gemma's, it is HTML
-            named.append(end)
+            known_stop_ids.append(end)
         ends = [_token_id(gguf, name, None, self.vocab_size) for name in ("eot", "eom")]
-        self.stop_ids = frozenset(named) | {id for id in (self.eos_id, *ends) if id is not None}
+        self.stop_ids = frozenset(known_stop_ids) | {id for id in (self.eos_id, *ends) if id is not None}
         if pre:
             _add_merges(gguf, self._core, self._memory)
         _add_specials(gguf, self._core, self._memory)

@@ -29,13 +29,14 @@ from tandem.program.program import Launch, Program
 Data = dict[str, Any]
 STATUS = "emulated; not yet run on a Phoenix"
 INT32_TOP_S = 4.57  # published rate with int32 results, which our runtime uses
-GOOD_SHADER = 0.55  # assumed share of the matrix units' peak that a good shader reaches
+GOOD_SHADER = 0.55  # assumed fraction of the matrix units' peak that a good shader reaches
 PROMPTS = (16, 32, 64, 128, 256, 512)
 BATCHES = (1, 8)
 
 
-def npu_share(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> Data:
-    """The prediction with the columns of matmuls divided between iGPU and NPU. `depth`: of decoding sequences."""
+def npu_plan(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> Data:
+    """Predicts speeds with the columns of matmuls divided between iGPU and NPU. `depth`: tokens that each decoding
+    sequence has in the KV cache."""
     if hardware.npu is None:
         raise DeviceError(f"{hardware.name} has no known NPU: leave --npu out, or use phoenix-780m")
     copy = _copy_bytes(planned.program)
@@ -145,7 +146,7 @@ def _prompt(
     rate: float,
     predicted: float | None = None,
 ) -> Data:
-    """`rate`: operations a second of the iGPU; `predicted`: as of _Kinds.summed."""
+    """`rate`: operations per second of the iGPU; `predicted`: as in _Kinds.summed."""
     memory = hardware.usual_gb_s * 1e9
     igpu, sums = Rates(rate, memory, _launch(hardware)), []
     for step in planned.prompt_steps(tokens):
@@ -178,18 +179,18 @@ def _attention(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware,
     return {"depth": planned.context - 1, **kinds.summed([found], counts["tokens"])}
 
 
-def npu_lines(share: Data) -> list[str]:
+def npu_lines(plan: Data) -> list[str]:
     """The lines that `tandem plan --npu` prints."""
-    rates, memory, best = share["rates"], share["memory"], share["prefill"][0]
+    rates, memory, best = plan["rates"], plan["memory"], plan["prefill"][0]
     lines = [
-        f"with the NPU ({share['status']}): int8 at {rates['int8_top_s']:.2f} TOP/s, {rates['gb_s']:.0f} GB/s of the "
+        f"with the NPU ({plan['status']}): int8 at {rates['int8_top_s']:.2f} TOP/s, {rates['gb_s']:.0f} GB/s of the "
         f"{rates['shared_gb_s']:.0f} that all share, {rates['dispatch_us']:.0f} us a dispatch, "
         f"{rates['weights']:.1f} bytes of weights for one of the iGPU's",
         f"  its own copy of the weights takes {memory['copy'] / 1e9:,.1f} GB more, {memory['needed'] / 1e9:,.1f} in "
         f"all of the machine's {memory['bytes'] / 1e9:,.1f}: "
         + ("fits" if memory["fits"] else "DOES NOT FIT"),
     ]
-    for row in share["prefill"]:
+    for row in plan["prefill"]:
         pays = f"pays from prompts of {row['pays_from']} on" if row["pays_from"] else "does not pay up to 512"
         lines.append(
             f"  prompt of {row['tokens']} with {row['shader']} ({row['reached']:.0%} of the peak, {row['tflop_s']:.1f} "
@@ -197,19 +198,19 @@ def npu_lines(share: Data) -> list[str]:
             f"{row['alone_tokens_per_s']:,.0f} tok/s alone, {row['together_tokens_per_s']:,.0f} with the NPU "
             f"({row['speedup']:.2f}x; {row['npu_columns']:.0%} of the columns of what it helps with); {pays}"
         )
-    for row in share["decode"]:
+    for row in plan["decode"]:
         lines.append(
             f"  decoding {row['batch']} at depth {row['depth']}, read at the usual rate: "
             f"{row['alone_tokens_per_s']:,.1f} tok/s alone, "
             f"{row['together_tokens_per_s']:,.1f} with the NPU: "
             + ("it would help" if row["pays"] else "no help, for both read the same memory")
         )
-    row = share["attention"]
+    row = plan["attention"]
     lines.append(
         f"  attention alone on the NPU, {row['depth']} deep: {row['speedup']:.2f}x"
         + ("" if row["speedup"] > 1 else ", slower than without")
     )
-    decoding = max((row["speedup"] for row in share["decode"] if row["pays"]), default=0.0)
+    decoding = max((row["speedup"] for row in plan["decode"] if row["pays"]), default=0.0)
     lines.append(
         f"  at most about {best['speedup']:.1f}x for prompts against a good shader, and "
         + (f"{decoding:.1f}x for decoding" if decoding else "nothing for decoding")

@@ -18,8 +18,8 @@ from tandem.bench.result import Limits
 from tandem.bench.roofline import measure_limits, raised
 from tandem.bench.rounds import Bench, Workload
 from tandem.bench.sensors import Sensors
+from tandem.devices.backends import open_device
 from tandem.devices.device import Device
-from tandem.devices.opening import open_device
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.errors import DeviceError
 from tandem.model.synthetic import SyntheticModel

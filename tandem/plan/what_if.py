@@ -45,7 +45,7 @@ class PlanOptions:
         if not 1 <= min(self.batches) <= max(self.batches) <= MAX_ROWS:
             wrong = next(batch for batch in self.batches if not 1 <= batch <= MAX_ROWS)
             raise RequestError(f"a batch size of {wrong} is not possible: use 1 to {MAX_ROWS}")
-        if not all(0 <= chance < 1 for chance in self.acceptance):
+        if not all(0 <= rate < 1 for rate in self.acceptance):
             raise RequestError("an acceptance rate must be from 0 to below 1: give one such as 0.7")
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from tandem.bench.rounds import Bench, Workload
+from tandem.devices.backends import open_device
 from tandem.devices.device import Device
 from tandem.devices.npu import report
-from tandem.devices.npu.opening import with_npu
-from tandem.devices.opening import open_device
+from tandem.devices.npu.attach import with_npu
 from tandem.errors import TandemError
 from tandem.model.model import Model
 from tandem.model.synthetic import SyntheticModel

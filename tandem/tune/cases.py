@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.devices.choices import shape_of
+from tandem.devices.tuned_choices import shape_of
 from tandem.kernels import attention, norm
 from tandem.kernels.abi import KV_TYPES, PANEL_ROWS
 from tandem.kernels.kernel import Array, Case, Counts, Kernel

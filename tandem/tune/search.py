@@ -18,9 +18,9 @@ from tandem.bench.kernel_checks import AnyDevice, prepare
 from tandem.bench.machine import disturbed
 from tandem.bench.sensors import Sensors
 from tandem.bench.statistics import median_interval
-from tandem.devices.choices import NOTHING, Choice, read_choices, write_choices
 from tandem.devices.cpu import tuned as cpu
 from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.tuned_choices import NOTHING, Choice, read_choices, write_choices
 from tandem.devices.vulkan import tuned as vulkan
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.errors import DeviceError, DeviceLostError

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tandem.bench.kernel_checks import INTEGER_ERROR, MATRIX_ERROR, check_case, check_matmul
-from tandem.devices.choices import Choice, shape_of
 from tandem.devices.cpu import tuned as cpu
 from tandem.devices.cpu.device import CPUDevice
+from tandem.devices.tuned_choices import Choice, shape_of
 from tandem.devices.vulkan import tuned as vulkan
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError

@@ -10,9 +10,9 @@ from typing import Protocol, TypeGuard, cast
 import numpy as np
 
 from tandem.bench.kernel_checks import STEP_BYTES, AnyDevice, set_counts
-from tandem.devices.choices import NOTHING, Choice
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Recording
+from tandem.devices.tuned_choices import NOTHING, Choice
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.recording import Recording as VulkanRecording
 from tandem.errors import DoesNotFitError

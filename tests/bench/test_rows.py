@@ -22,8 +22,8 @@ from tandem.bench.rounds import Bench, Measured, Round, Workload
 from tandem.bench.rows import compare, make_row, unlike
 from tandem.bench.sensors import Reading, Sensors
 from tandem.cli.bench_tables import _digits
+from tandem.devices.backends import open_device
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.opening import open_device
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import Cost
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tandem.cli import main
-from tandem.devices.choices import Choices, write_choices
+from tandem.devices.tuned_choices import Choices, write_choices
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.feature_report import features_of_all_models
 from tandem.doctor import checks

@@ -194,19 +194,19 @@ def test_closing_ends_what_is_left(path: Path) -> None:
     asyncio.run(run())
 
 
-async def one_request(llm: AsyncLLM, chance: random.Random, known: dict[str, list[int]]) -> str:
+async def one_request(llm: AsyncLLM, rng: random.Random, known: dict[str, list[int]]) -> str:
     """A request as they come: most are good, some are nonsense, some are given up."""
-    prompt, count = chance.choice(PROMPTS), chance.randrange(1, 12)
-    kind = chance.choice(["whole", "whole", "stream", "left", "cancelled", "wrong"])
+    prompt, count = rng.choice(PROMPTS), rng.randrange(1, 12)
+    kind = rng.choice(["whole", "whole", "stream", "left", "cancelled", "wrong"])
     if kind == "wrong":
-        params: dict[str, Any] = chance.choice([{"top_p": 7}, {"max_tokens": 0}, {"stop": [""]}, {"x": 1}])
+        params: dict[str, Any] = rng.choice([{"top_p": 7}, {"max_tokens": 0}, {"stop": [""]}, {"x": 1}])
         with pytest.raises(RequestError):
             await llm.generate(prompt, **params)
         return kind
     ids: list[int] = []
     if kind == "cancelled":
         task = asyncio.create_task(llm.generate(prompt, max_tokens=100))
-        await asyncio.sleep(chance.random() * 0.002)
+        await asyncio.sleep(rng.random() * 0.002)
         task.cancel()
         done = (await asyncio.gather(task, return_exceptions=True))[0]
         return kind if isinstance(done, asyncio.CancelledError) else "done anyway"
@@ -232,13 +232,13 @@ def test_requests_come_and_go(path: Path, requests: int) -> None:
     """At 64 in flight, with a cache too small for all of them."""
 
     async def run() -> None:
-        chance, known = random.Random(0), dict[str, list[int]]()
+        rng, known = random.Random(0), dict[str, list[int]]()
         async with AsyncLLM(path, threads=1, context=256, batch=16, kv_memory=500_000) as llm:
             slots, kinds = asyncio.Semaphore(64), list[str]()
 
             async def limited() -> None:
                 async with slots:
-                    kinds.append(await one_request(llm, chance, known))
+                    kinds.append(await one_request(llm, rng, known))
 
             resident, threads = 0, 0
             for part in range(4):

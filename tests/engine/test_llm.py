@@ -196,7 +196,7 @@ def test_not_a_prompt(llm: LLM, method: str, argument: Any) -> None:
 
 
 def test_copies_of_a_prompt_share_it(llm: LLM) -> None:
-    prompt = "Copies of this prompt are computed once, and yet each of them is drawn on its own."
+    prompt = "Copies of this prompt are computed once, and yet each of them is sampled on its own."
     computed = []
     write = llm.engine.step_slots[0].batch.write
     llm.engine.step_slots[0].batch.write = lambda chunks: (  # type: ignore[method-assign, misc]
@@ -210,13 +210,15 @@ def test_copies_of_a_prompt_share_it(llm: LLM) -> None:
 
 
 def test_n_completions_of_a_prompt(llm: LLM) -> None:
-    drawn = {"max_tokens": 8, "temperature": 9.0}
-    three = llm.generate("one prompt", n=3, seed=7, **drawn)
-    assert [r.text for r in three] == [llm.generate("one prompt", seed=7 + i, **drawn).text for i in range(3)]
-    both = llm.generate(["one prompt", "another"], n=2, seed=7, **drawn)
+    sampled = {"max_tokens": 8, "temperature": 9.0}
+    three = llm.generate("one prompt", n=3, seed=7, **sampled)
+    assert [r.text for r in three] == [
+        llm.generate("one prompt", seed=7 + i, **sampled).text for i in range(3)
+    ]
+    both = llm.generate(["one prompt", "another"], n=2, seed=7, **sampled)
     assert [r.text for r in both[:2]] == [r.text for r in three[:2]] and len(both) == 4
     messages = [{"role": "user", "content": "hi"}]
-    assert len({answer.text for answer in llm.chat(messages, n=3, **drawn)}) == 3
+    assert len({answer.text for answer in llm.chat(messages, n=3, **sampled)}) == 3
     assert [answer.text for answer in llm.chat(messages, n=1)] == [llm.chat(messages).text]
     for wrong in (0, -1, 1.5, "2", 10**9):
         with pytest.raises(RequestError, match="number of answers, 1 to 128"):

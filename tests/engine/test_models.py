@@ -248,16 +248,16 @@ def test_users_come_and_go(specs: dict[str, Path], monkeypatch: pytest.MonkeyPat
     """With room for two of three models: users keep theirs, others get an error, none hangs."""
     kinds: list[str] = []
 
-    async def person(models: Models, chance: random.Random) -> None:
-        await asyncio.sleep(chance.random() * 0.3)
-        name, keep = chance.choice(["one", "two", "three"]), chance.choice([None, 0.0, 0.01, math.inf])
+    async def person(models: Models, rng: random.Random) -> None:
+        await asyncio.sleep(rng.random() * 0.3)
+        name, keep = rng.choice(["one", "two", "three"]), rng.choice([None, 0.0, 0.01, math.inf])
         try:
-            async with asyncio.timeout(chance.choice([0.002, 5])), models.use(name, keep_alive=keep) as llm:
-                await asyncio.sleep(chance.random() * 0.02)
+            async with asyncio.timeout(rng.choice([0.002, 5])), models.use(name, keep_alive=keep) as llm:
+                await asyncio.sleep(rng.random() * 0.02)
                 kinds.append((await llm.generate("x", max_tokens=2)).text)
         except (TimeoutError, DoesNotFitError) as error:
             kinds.append(type(error).__name__)
-        if chance.random() < 0.2:
+        if rng.random() < 0.2:
             await models.unload(name)
 
     async def test(models: Models) -> None:

@@ -217,9 +217,9 @@ def test_the_distribution_is_that_without_speculation(
     )
 
 
-def always_accepted(sequence: Sequence, drawn: list[Sampled], draft: list[int]) -> int:
+def always_accepted(sequence: Sequence, sampled: list[Sampled], draft: list[int]) -> int:
     """A wrong rule: accepts every draft token."""
-    for token in [Sampled(id) for id in draft] or drawn[:1]:
+    for token in [Sampled(id) for id in draft] or sampled[:1]:
         if sequence.finish_reason is None:
             sequence.append(token)
     return max(0, len(draft) - 1)

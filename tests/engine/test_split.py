@@ -18,8 +18,8 @@ import pytest
 
 from tandem import LLM, cli
 from tandem.cli import run
+from tandem.devices.backends import open_device
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.opening import open_device
 from tandem.devices.split import balance
 from tandem.devices.split.cut import cut, layer_starts
 from tandem.devices.split.device import SplitDevice
@@ -259,27 +259,27 @@ def test_the_command_line_prints_the_layers_of_each_device(
 @pytest.mark.fast
 @pytest.mark.parametrize("seed", range(20))
 def test_each_step_has_its_part_of_the_sequences(seed: int) -> None:
-    chance = random.Random(seed)
-    stages, windows = chance.randint(2, 4), chance.choice([(0,), (0, 20), (16, 33)])
-    blocks = tuple(8 + chance.randint(0, 20) for _ in windows)
+    rng = random.Random(seed)
+    stages, windows = rng.randint(2, 4), rng.choice([(0,), (0, 20), (16, 33)])
+    blocks = tuple(8 + rng.randint(0, 20) for _ in windows)
     engine = SimulatedEngine(
         windows=windows,
         blocks=blocks,
         context=128,
         batch=6,
-        tokens=chance.choice([8, 40]),
+        tokens=rng.choice([8, 40]),
         step_slots=stages,
-        draft_tokens=chance.choice([0, 9]),
+        draft_tokens=rng.choice([0, 9]),
     )
     engine.scheduler.stages = stages
     sequences = []
     for step in range(80):
-        if chance.random() < 0.3 and step < 60:
-            prompt = [chance.choice([1, 4, 6, 5, 2]) for _ in range(chance.randint(1, 60))]
-            params = SamplingParams(max_tokens=chance.randint(1, 40), priority=chance.randint(0, 1))
+        if rng.random() < 0.3 and step < 60:
+            prompt = [rng.choice([1, 4, 6, 5, 2]) for _ in range(rng.randint(1, 60))]
+            params = SamplingParams(max_tokens=rng.randint(1, 40), priority=rng.randint(0, 1))
             sequences.append(engine.submit(prompt, params))
-        elif sequences and chance.random() < 0.05:
-            engine.cancel(chance.choice(sequences))
+        elif sequences and rng.random() < 0.05:
+            engine.cancel(rng.choice(sequences))
         engine.step()
         flying = [
             chunk.sequence for step_slot in engine._in_flight for chunk in step_slot.chunks if chunk.sampled

@@ -98,7 +98,7 @@ def test_constrained_beside_unconstrained_requests(llm: LLM, path: Path) -> None
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_drafts_obey_the_constraint(llm: LLM, path: Path, temperature: float) -> None:
     """The same output as without drafts, and some of it was drafted, also where a draft reaches the end."""
-    forms: list[dict[str, Any]] = [
+    constraints: list[dict[str, Any]] = [
         {"regex": "(abcd|dcba|[0-9]){30}!"},
         {"regex": "(ab){40}"},
         {"json_schema": SCHEMA, "logit_bias": {ord(" "): -50.0, ord("\n"): -50.0, ord("\t"): -50.0}},
@@ -109,12 +109,12 @@ def test_drafts_obey_the_constraint(llm: LLM, path: Path, temperature: float) ->
         speculator = other.engine.scheduler.speculator
         assert speculator
         speculator.cost_model = FixedCost(0.01)
-        for form in forms:
-            common = {"temperature": temperature, "seed": 5, "max_tokens": 80, **form}
+        for constraint in constraints:
+            common = {"temperature": temperature, "seed": 5, "max_tokens": 80, **constraint}
             prompt = "abcdabcd dcba 0123012301230123"
             before = speculator.accepted
             assert other.generate(prompt, **common).token_ids == llm.generate(prompt, **common).token_ids
-            assert speculator.accepted > before, form
+            assert speculator.accepted > before, constraint
             assert other.engine.cache.free_blocks == other.engine.cache.blocks
 
 

@@ -20,19 +20,19 @@ class Interrupt(BaseException):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_draft_of_a_preempted_sequence_is_ignored(seed: int) -> None:
-    chance = random.Random(seed)
-    windows = chance.choice([(0,), (7,), (0, 20), (16, 33)])
-    tokens = chance.choice([8, 16, 40, 60])
+    rng = random.Random(seed)
+    windows = rng.choice([(0,), (7,), (0, 20), (16, 33)])
+    tokens = rng.choice([8, 16, 40, 60])
     one = [min(8, (window + tokens) // 16 + 2) if window else 8 for window in windows]
-    blocks = tuple(count + chance.randint(0, 4) for count in one)
+    blocks = tuple(count + rng.randint(0, 4) for count in one)
     engine = SimulatedEngine(
         windows=windows, blocks=blocks, context=128, batch=3, tokens=tokens, step_slots=2, draft_tokens=9
     )
     sequences = []
     for _ in range(60):
-        if chance.random() < 0.25:
-            prompt = [chance.choice([1, 4, 6, 5, 2]) for _ in range(chance.randint(1, 60))]
-            params = SamplingParams(max_tokens=chance.randint(1, 60), priority=chance.randint(0, 1))
+        if rng.random() < 0.25:
+            prompt = [rng.choice([1, 4, 6, 5, 2]) for _ in range(rng.randint(1, 60))]
+            params = SamplingParams(max_tokens=rng.randint(1, 60), priority=rng.randint(0, 1))
             sequences.append(engine.submit(prompt, params))
         engine.step()
     engine.run(*sequences)
@@ -43,10 +43,10 @@ def test_a_draft_of_a_preempted_sequence_is_ignored(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_step_that_does_not_start_leaves_no_trace(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    chance, real = random.Random(seed), simulation.SimulatedRecording.start
+    rng, real = random.Random(seed), simulation.SimulatedRecording.start
 
     def start(self: simulation.SimulatedRecording) -> None:
-        if chance.random() < 0.1:
+        if rng.random() < 0.1:
             raise Interrupt
         real(self)
 
@@ -56,9 +56,9 @@ def test_a_step_that_does_not_start_leaves_no_trace(seed: int, monkeypatch: pyte
     )
     sequences, steps = [], 0
     while steps < 80 or any(sequence.finish_reason is None for sequence in sequences):
-        if steps < 80 and chance.random() < 0.2:
-            prompt = [chance.randint(0, 900) for _ in range(chance.randint(1, 60))]
-            sequences.append(engine.submit(prompt, SamplingParams(max_tokens=chance.randint(1, 40))))
+        if steps < 80 and rng.random() < 0.2:
+            prompt = [rng.randint(0, 900) for _ in range(rng.randint(1, 60))]
+            sequences.append(engine.submit(prompt, SamplingParams(max_tokens=rng.randint(1, 40))))
         steps += 1
         with suppress(Interrupt):
             engine.step()

@@ -23,22 +23,22 @@ STOPS = frozenset(range(0, 320, 20))
 
 
 class Events:
-    """How often something happened that a workload should show."""
+    """Counts preemptions and attached blocks, which a workload should have."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.preempted = self.shared = 0
-        preempt, share = Scheduler._preempt, KVCache.attach_prefix
+        preempt, attach = Scheduler._preempt, KVCache.attach_prefix
 
         def counted_preempt(scheduler: Scheduler, sequence: Sequence) -> None:
             self.preempted += 1
             preempt(scheduler, sequence)
 
-        def counted_share(cache: KVCache, tables: list[BlockTable], keys: list[bytes]) -> None:
-            self.shared += len(keys)
-            share(cache, tables, keys)
+        def counted_attach(cache: KVCache, tables: list[BlockTable], hashes: list[bytes]) -> None:
+            self.shared += len(hashes)
+            attach(cache, tables, hashes)
 
         monkeypatch.setattr(Scheduler, "_preempt", counted_preempt)
-        monkeypatch.setattr(KVCache, "attach_prefix", counted_share)
+        monkeypatch.setattr(KVCache, "attach_prefix", counted_attach)
 
 
 class Alone:

@@ -32,7 +32,7 @@ class Workload:
     arrivals: list[Arrival]
     tokens: int  # of a step at most
     spare: int  # KV blocks beyond those that one sequence may need
-    paced: bool
+    prefill_budget: bool
 
 
 def random_workload(
@@ -41,10 +41,11 @@ def random_workload(
     prompt: int,
     answer: int,
     penalties: float = 0.15,
-    paced: float = 0.5,
+    prefill_budget: float = 0.5,
 ) -> Workload:
-    """`prompt` and `answer`: tokens at most; `penalties`: the share of requests with them; twice as many
-    have a bias for a few tokens. `paced`: the share of workloads whose steps depend on the time they take."""
+    """`prompt` and `answer`: tokens at most; `penalties`: the fraction of requests with them; twice as many
+    have a bias for a few tokens. `prefill_budget`: the fraction of workloads
+    with one, where steps depend on the time they take."""
     heads = [rng.integers(0, VOCAB, rng.integers(KV_BLOCK, prompt)).tolist() for _ in range(2)]
     arrivals = []
     for _ in range(int(rng.integers(1, requests + 1))):
@@ -63,7 +64,7 @@ def random_workload(
         cancelled = int(rng.integers(0, 12)) if rng.random() < 0.2 else None
         arrivals.append(Arrival(int(rng.integers(0, 30)), (*head, *tail)[:prompt], params, cancelled))
     tokens = int(rng.choice([7, 16, 40, 100, CONTEXT]))
-    return Workload(arrivals, tokens, int(rng.integers(0, 9)), bool(rng.random() < paced))
+    return Workload(arrivals, tokens, int(rng.integers(0, 9)), bool(rng.random() < prefill_budget))
 
 
 def prepare(engine: Engine, workload: Workload) -> None:
@@ -79,7 +80,7 @@ def prepare(engine: Engine, workload: Workload) -> None:
     engine.scheduler = Scheduler(
         limits,
         engine.cache,
-        prefill_budget=PrefillBudget() if workload.paced else None,
+        prefill_budget=PrefillBudget() if workload.prefill_budget else None,
         speculator=speculator,
         stages=engine.scheduler.stages,
     )

@@ -41,7 +41,7 @@ class SlowHelper(DeviceAccelerator):
 
     def run(self, partition: Partition) -> Sequence[Bytes]:
         found = super().run(partition)
-        work = self._here[partition.work].work
+        work = self._placed[partition.work].work
         rows = work.rows * partition.units / work.units if isinstance(work, Gemm) else 100
         time.sleep(self.times_as_long * PER_ROW * rows)
         return found

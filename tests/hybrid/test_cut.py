@@ -45,7 +45,7 @@ def test_partitions_are_the_whole(name: str, passes: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_helper_has_a_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_has_a_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it places obeys the null device, for matmuls and for attention."""
     program = golden(name, tokens=64)
     device = DeviceAccelerator(CPUDevice(1))
@@ -54,10 +54,10 @@ def test_a_helper_has_a_program(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     for works in (gemms(program), attentions(program)):
         device.place(works, program, copies=False)
         found = placed.pop()
-        for here in device._here:
-            launches = [replace(launch) for launch in here.launches]
+        for one in device._placed:
+            launches = [replace(launch) for launch in one.launches]
             place_barriers(launches)
-            validate(Program(launches, found.max_counts, found.arena_bytes), here.inputs)
+            validate(Program(launches, found.max_counts, found.arena_bytes), one.inputs)
         kv = program.arena_bytes["kv"] if works[0].launches[0].kernel.name == "rope" else 0
         assert found.arena_bytes.get("kv", 0) == kv
     device.close()
@@ -75,8 +75,8 @@ def test_attention_is_lent_with_what_it_needs() -> None:
 def test_the_activations_of_another_turn_lie_apart() -> None:
     program = golden("llama")
     by = program.arena_bytes["activations"]
-    moved = moved_activations(by)
-    launches = [moved.launch(launch) for launch in program.launches]
+    tensor_map = moved_activations(by)
+    launches = [tensor_map.launch(launch) for launch in program.launches]
     sizes = {**program.arena_bytes, "activations": 2 * by}
     validate(Program(launches, program.max_counts, sizes))
     touched = [t for launch in launches for t in launch.buffers.values() if t and t.arena == "activations"]

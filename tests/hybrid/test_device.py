@@ -225,7 +225,7 @@ class Failing(DeviceAccelerator):
 
 
 @pytest.mark.parametrize("placement", ["columns", "pipeline", "npu-attention"])
-def test_a_helper_that_fails_fails_the_requests(placement: str, tmp_path: Path) -> None:
+def test_an_accelerator_that_fails_fails_the_requests(placement: str, tmp_path: Path) -> None:
     threads = set(threading.enumerate())
     path, accelerator = write_model(tmp_path / "tiny.gguf", "Q4_0"), Failing(CPUDevice(1))
     fractions = None if placement == "npu-attention" else (1, 1)

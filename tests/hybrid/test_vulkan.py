@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tandem.devices.backends import open_device
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.hybrid import balance
 from tandem.devices.hybrid.device import HybridDevice
-from tandem.devices.opening import open_device
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
 from tandem.model.model import open_model

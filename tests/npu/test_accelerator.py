@@ -16,9 +16,9 @@ from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.hybrid.cut import Gemm, gemms
 from tandem.devices.hybrid.device import HybridDevice
 from tandem.devices.hybrid.int8 import Int8Accelerator
+from tandem.devices.npu.attach import npu_missing, with_npu
 from tandem.devices.npu.compile import find_tools
 from tandem.devices.npu.detect import detect
-from tandem.devices.npu.opening import npu_missing, with_npu
 from tandem.devices.npu.verdicts import ALL, admitted
 from tandem.engine.engine import Engine
 from tandem.engine.llm import LLM
@@ -69,7 +69,7 @@ def test_an_answer_with_the_npu(xrt: Any, tmp_path: Path, monkeypatch: pytest.Mo
     tools.install(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = phoenix(tmp_path / "machine")
-    monkeypatch.setattr("tandem.devices.npu.opening.detect", lambda _: detect(root))
+    monkeypatch.setattr("tandem.devices.npu.attach.detect", lambda _: detect(root))
     verdict = {"llama 2 x 32 x 64": {"block": None, "groups": ["ffn_down"]}}
     (tmp_path / "cache/tandem/npu").mkdir(parents=True)
     (tmp_path / "cache/tandem/npu/verdicts.json").write_text(json.dumps(verdict))
@@ -90,7 +90,7 @@ def test_auto_goes_on_where_it_cannot_be_made_ready(
     tools.install(tmp_path, monkeypatch, broken="error: unknown attribute" if broken == "compiler" else "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = phoenix(tmp_path / "machine")
-    monkeypatch.setattr("tandem.devices.npu.opening.detect", lambda _: detect(root))
+    monkeypatch.setattr("tandem.devices.npu.attach.detect", lambda _: detect(root))
     group = "ffn_up" if broken == "names" else "ffn_down"
     verdict = {"llama 2 x 32 x 64": {"block": None, "groups": [group]}}
     (tmp_path / "cache/tandem/npu").mkdir(parents=True)
@@ -174,7 +174,7 @@ def test_without_compilers(xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.fast
 def test_a_model_is_not_read_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tandem.devices.npu.opening.detect", lambda root: _none(tmp_path))
+    monkeypatch.setattr("tandem.devices.npu.attach.detect", lambda root: _none(tmp_path))
     with pytest.raises(DeviceError, match="no NPU"):
         LLM(tmp_path / "no such file.gguf", npu="require")
 
@@ -192,7 +192,7 @@ def test_commands_stop_where_it_is_required(
 ) -> None:
     from tandem.cli import main
 
-    monkeypatch.setattr("tandem.devices.npu.opening.detect", lambda root: _none(tmp_path))
+    monkeypatch.setattr("tandem.devices.npu.attach.detect", lambda root: _none(tmp_path))
     assert main([*command, "--npu", "require"]) == 1
     said = capsys.readouterr().err
     assert said == "tandem: no NPU of AMD Phoenix in this machine; a Ryzen 7040 or 8040 has one\n"
@@ -203,7 +203,7 @@ def test_auto_says_it_once(
 ) -> None:
     from tandem.cli import main
 
-    monkeypatch.setattr("tandem.devices.npu.opening.detect", lambda root: _none(tmp_path))
+    monkeypatch.setattr("tandem.devices.npu.attach.detect", lambda root: _none(tmp_path))
     model = str(GOLDENS["llama"])
     assert main(["bench", model, "-p", "4", "-n", "2", "-r", "1", "--device", "cpu", "--npu", "auto"]) == 0
     assert capsys.readouterr().err.count("going on without the NPU") == 1

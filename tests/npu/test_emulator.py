@@ -29,7 +29,7 @@ def inputs(plan: GemmPlan, seed: int = 0) -> tuple[Matrix, Matrix]:
     return a, b >> 4 if plan.weights == "int4" else b
 
 
-def product(a: Matrix, b: Matrix) -> npt.NDArray[np.int64]:
+def matmul(a: Matrix, b: Matrix) -> npt.NDArray[np.int64]:
     """a x b in whole numbers: float32 holds the sums of 512 products exactly."""
     total = np.zeros((len(a), b.shape[1]), np.int64)
     for k in range(0, len(b), 512):
@@ -47,7 +47,7 @@ def narrowed(value: int, shift: int, rounding: str, low: int, high: int) -> int:
 
 def equal(plan: GemmPlan, order: Order = "upstream", seed: int = 0) -> None:
     a, b = inputs(plan, seed)
-    want = product(a, b)
+    want = matmul(a, b)
     if plan.output != "int32":
         limits = np.iinfo(plan.output)
         exact = np.vectorize(lambda x: narrowed(int(x), plan.shift, plan.rounding, limits.min, limits.max))
@@ -87,7 +87,7 @@ def test_one_configuration_for_many_shapes(weights: str, order: Order) -> None:
     for i, plan in enumerate(plans):
         a, b = inputs(plan, i)
         got = c_of_words(plan, array.dispatch(plan, words_of_a(plan, a), words_of_b(plan, b)))
-        assert np.array_equal(got, narrow(product(a, b).astype(np.int32), "int16", 3, "half even"))
+        assert np.array_equal(got, narrow(matmul(a, b).astype(np.int32), "int16", 3, "half even"))
 
 
 @pytest.mark.fast

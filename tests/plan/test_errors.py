@@ -127,8 +127,8 @@ def test_nothing_measured_is_above_the_limit() -> None:
 
 
 def test_bytes_of_the_null_device_fit_the_time_of_the_gpu() -> None:
-    """Counted bytes over the time of a profile: no kernel reads faster than memory gives, and the one product that is
-    far longer than a launch comes near to it, nearer where it is not alone."""
+    """Counted bytes over the time of a profile: no kernel reads faster than memory gives, and the one matmul that
+    takes far longer than a launch comes near to it, nearer if it runs several times in a row."""
     rows, best = list(profiled()), gpu_read_gb_s()
     assert {"matmul_q4_0", "attention"} <= {row.kernel for row in rows}
     assert all(row.gb_s < best for row in rows)
@@ -139,7 +139,7 @@ def test_bytes_of_the_null_device_fit_the_time_of_the_gpu() -> None:
 
 
 def test_time_is_a_launch_and_the_bytes_counted() -> None:
-    """Products of four sizes, ten times apart: one bandwidth, the same for all, explains each time within 10%."""
+    """Matmuls of four sizes, ten times apart: one bandwidth, the same for all, explains each time within 10%."""
     line = bytes_line()
     sizes = [nbytes for _, nbytes, _ in line.rows]
     assert len(sizes) >= 4 and max(sizes) > 10 * min(sizes)
@@ -148,7 +148,7 @@ def test_time_is_a_launch_and_the_bytes_counted() -> None:
 
 
 def test_time_times_bandwidth_is_at_least_the_bytes_counted() -> None:
-    """However a product is timed, it cannot have read more; in a row, where only its bytes take time, also not less."""
+    """However a matmul is timed, it cannot have read more; in a row, where only its bytes take time, also not less."""
     found, best = matmuls(), gpu_read_gb_s()
     assert [p.kernel for p in found].count("matmul_q4_0") == 4 and found[0].kernel == "matmul_q6_k"
     by_hand = {

@@ -12,9 +12,9 @@ import pytest
 from tandem.bench.hardware import MEASURED, Hardware, load_hardware
 from tandem.bench.result import Limits
 from tandem.bench.sensors import Reading, Sensors
+from tandem.devices.backends import open_device
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
-from tandem.devices.opening import open_device
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan import this_machine as module
 from tandem.plan.predict import Planned

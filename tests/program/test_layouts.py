@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem.devices import opening
+from tandem.devices import backends
+from tandem.devices.backends import Backend, OpenOptions, check_device, open_device, register
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.opening import Backend, OpenOptions, check_device, open_device, register
 from tandem.engine.engine import Engine
 from tandem.engine.llm import LLM
 from tandem.errors import DeviceError
@@ -64,7 +64,7 @@ def test_another_device_loads_and_computes_in_its_own_layout(tmp_path: Path) -> 
 
 def test_a_back_end_registers_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name opens it, messages list it, `auto` finds it; the other code does not change."""
-    monkeypatch.setattr(opening, "BACKENDS", dict(opening.BACKENDS))
+    monkeypatch.setattr(backends, "BACKENDS", dict(backends.BACKENDS))
 
     def check(names: object) -> None:
         raise DeviceError(f"no float device {names}: use float")

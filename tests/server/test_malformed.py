@@ -78,7 +78,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "no schema": {"response_format": {"type": "json_schema"}},
     "regex": {"structured_outputs": {"regex": "("}},
     "grammar": {"structured_outputs": {"grammar": "start: nothing"}},
-    "two forms": {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+    "two constraints": {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
     "template's own names": {"chat_template_kwargs": {"messages": []}},
     "this": {"chat_template_kwargs": {"self": 1}},
     "deep template value": {"chat_template_kwargs": {"a": json.loads("[" * 150 + "]" * 150)}},

@@ -16,10 +16,10 @@ import pytest
 
 from tandem.bench.sensors import Reading, Sensors
 from tandem.cli import main
-from tandem.devices.choices import Choice, Choices, read_choices, shape_of, write_choices
+from tandem.devices.backends import open_device
 from tandem.devices.cpu import tuned as cpu
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.opening import open_device
+from tandem.devices.tuned_choices import Choice, Choices, read_choices, shape_of, write_choices
 from tandem.kernels.kernel import Array, Counts, Scalars
 from tandem.kernels.q8_tiles import q8_pack
 from tandem.model.synthetic import SyntheticModel
@@ -155,10 +155,10 @@ def program() -> Program:
     return Planned(SyntheticModel("gemma-3-270m:q4_0", layers=1), 64).program
 
 
-def of_one_product(program: Program) -> Program:
-    """Only its product with fewest bytes to read."""
-    products = [launch for launch in program.launches if launch.kernel.name == "matmul_q4_0"]
-    return replace(program, launches=[min(products, key=lambda launch: launch.cost(COUNTS).bytes)])
+def with_one_matmul(program: Program) -> Program:
+    """Keeps only the matmul that reads the fewest bytes."""
+    matmuls = [launch for launch in program.launches if launch.kernel.name == "matmul_q4_0"]
+    return replace(program, launches=[min(matmuls, key=lambda launch: launch.cost(COUNTS).bytes)])
 
 
 def test_a_planted_wrong_kernel_is_not_chosen_on_the_cpu(
@@ -173,12 +173,12 @@ def test_a_planted_wrong_kernel_is_not_chosen_on_the_cpu(
 
     monkeypatch.setattr(cpu, "candidates", lambda scalars: planted)
     monkeypatch.setattr(KernelTrial, "seconds", seconds)
-    (found,) = tune(device, of_one_product(program), context=64)
+    (found,) = tune(device, with_one_matmul(program), context=64)
     assert found.wrong == [planted[0]] and not found.choice and found.tried == 2
 
 
 def test_times_are_those_of_launches(device: CPUDevice, program: Program) -> None:
-    (task,) = tasks(TrialMemory(device), of_one_product(program), 64, quick=False)
+    (task,) = tasks(TrialMemory(device), with_one_matmul(program), 64, quick=False)
     [(trial, counts), *_] = task.timed
     found = [trial.seconds(counts, launches) for launches in (*[1] * 300, 4)]
     assert all(1e-6 < each < 10 for each in found), "no thread begins before the clock"
@@ -206,7 +206,7 @@ def test_what_is_found_is_kept_and_taken_by_the_next_device(
     device: CPUDevice, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder, launch = read_settings().pipelines, of_one_product(program).launches[0]
+    folder, launch = read_settings().pipelines, with_one_matmul(program).launches[0]
     key = shape_of("matmul", launch.scalars)
     found = Finding("matmul_q4_0", "", "all", [key], 1, 2.0, 1.0, {"panels_per_item": 8}, 1, [])
     fewer = Finding("threads", "", "all", [cpu.DEVICE], 1, 2.0, 1.0, {"threads": 1}, 1, [])

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tandem.devices import opening
-from tandem.devices.opening import open_device
+from tandem.devices import backends
+from tandem.devices.backends import open_device
 from tandem.devices.vulkan import binding, device
 from tandem.devices.vulkan.capabilities import choose
 from tandem.devices.vulkan.device import VulkanDevice
@@ -82,7 +82,7 @@ def no_gpu(wanted: str, **_: Any) -> None:
 
 
 def with_gpu(monkeypatch: pytest.MonkeyPatch, opened: Any, nodes: tuple[str, ...] = (os.devnull,)) -> None:
-    monkeypatch.setattr(opening, "GPU_NODES", nodes)
+    monkeypatch.setattr(backends, "GPU_NODES", nodes)
     monkeypatch.setattr(device, "VulkanDevice", opened)
 
 

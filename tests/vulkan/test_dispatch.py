@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tandem.devices.choices import NOTHING
+from tandem.devices.tuned_choices import NOTHING
 from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.capabilities import Capabilities, MatrixShape
 from tandem.devices.vulkan.compile_shaders import KERNELS

@@ -72,7 +72,7 @@ def test_without_vulkan_it_says_what_to_install(
         raise DeviceError("no Vulkan driver: install one")
 
     monkeypatch.setattr(inspect_device, "devices", none)
-    monkeypatch.setattr("tandem.devices.opening.GPU_NODES", ())
+    monkeypatch.setattr("tandem.devices.backends.GPU_NODES", ())
     assert main(["inspect", *asked]) == code
     shown = capsys.readouterr()
     assert "no Vulkan driver: install one" in (shown.err if code else shown.out)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tandem import LLM, AsyncLLM
-from tandem.devices.opening import open_device
+from tandem.devices.backends import open_device
 from tandem.devices.vulkan.binding import DEVICE_LOST
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
@@ -35,7 +35,7 @@ def test_the_same_tokens(lavapipe: str, order: str, mapped: bool, tmp_path: Path
     """Requests that come and go, in float32; activations in memory that the host sees, or does not."""
     path = write_model(tmp_path / "tiny.gguf", "F32", "gemma3")
     rng = np.random.default_rng(5)
-    workloads = [random_workload(rng, requests=6, prompt=60, answer=8, paced=0) for _ in range(2)]
+    workloads = [random_workload(rng, requests=6, prompt=60, answer=8, prefill_budget=0) for _ in range(2)]
     model, device = open_model(path), open_device(order.format(lavapipe), threads=1)
     with opened(path, context=CONTEXT, batch=8, kv="f32") as one:
         engine = Engine.load(model, device, context=CONTEXT, batch=8, kv="f32")
@@ -73,7 +73,7 @@ def test_quantised_tokens_are_those_of_one_devices_logits(lavapipe: str, order: 
     logits are still there."""
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3")
     workload = random_workload(
-        np.random.default_rng(3), requests=4, prompt=60, answer=8, penalties=0, paced=0
+        np.random.default_rng(3), requests=4, prompt=60, answer=8, penalties=0, prefill_budget=0
     )
     model, device = open_model(path), open_device(order.format(lavapipe), threads=1, split=[2, 1])
     device.step_slots = 1  # type: ignore[misc]

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import streams
 from tandem.bench.profile import program_of
 from tandem.bench.rounds import Bench
-from tandem.devices.opening import open_device
+from tandem.devices.backends import open_device
 from tandem.engine.engine import Engine
 from tandem.model.synthetic import SyntheticModel
 

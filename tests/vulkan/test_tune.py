@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import loading
-from tandem.devices.choices import Choice, shape_of
+from tandem.devices.tuned_choices import Choice, shape_of
 from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.device import VulkanDevice

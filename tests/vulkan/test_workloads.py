@@ -58,7 +58,8 @@ def test_every_token_is_that_of_its_logits(
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", architecture)
     rng = np.random.default_rng(3)
     workloads = [
-        random_workload(rng, requests=4, prompt=60, answer=8, penalties=0, paced=0) for _ in range(WORKLOADS)
+        random_workload(rng, requests=4, prompt=60, answer=8, penalties=0, prefill_budget=0)
+        for _ in range(WORKLOADS)
     ]
     found = []
     for step_slots in (1, 2):

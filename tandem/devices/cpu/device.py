@@ -10,10 +10,10 @@ from weakref import WeakSet
 import numpy as np
 
 from tandem import native
-from tandem.devices.choices import Choices
 from tandem.devices.cpu.repacker import repack_all
 from tandem.devices.device import Bytes, WeightRows, host_memory
 from tandem.devices.host_memory import touched_memory
+from tandem.devices.tuned_choices import Choices
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.kernels.abi import COUNTS
 from tandem.kernels.kernel import Counts

@@ -1,4 +1,4 @@
-"""Tuned parameters of launches on the CPU (devices/choices.py), and their file.
+"""Tuned parameters of launches on the CPU (devices/tuned_choices.py), and their file.
 
 They do not change a bit of the results: they set the panels of a work item and choose between instruction sets that do
 the same operations.
@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 
 from tandem import native
-from tandem.devices.choices import Choice, Choices, read_choices
+from tandem.devices.tuned_choices import Choice, Choices, read_choices
 from tandem.kernels.kernel import Scalars
 from tandem.settings import Settings
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tandem.devices.device import Bytes, Device, Recording
-from tandem.devices.hybrid.cut import Gemm, Moved, Work, padded
+from tandem.devices.hybrid.cut import Gemm, TensorMap, Work, padded
 from tandem.devices.split.cut import OWN
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.kernels.abi import HEADER_INTS
@@ -72,7 +72,7 @@ class Accelerator(Protocol):
 
 
 def rows_bytes(tensor: Tensor, tokens: int) -> int:
-    """Bytes of the first `tokens` rows of a tensor."""
+    """Returns the bytes of the first `tokens` rows of a tensor."""
     size = q8_bytes(tokens, tensor.stride) if tensor.dtype == "q8" else 4 * tokens * tensor.stride
     return min(size, tensor.nbytes)
 
@@ -105,7 +105,7 @@ class Worker:
 
 
 @dataclass(eq=False)
-class Here:
+class PlacedWork:
     """A Work with its tensors and launches on this device."""
 
     work: Work
@@ -121,8 +121,8 @@ class DeviceAccelerator(Worker):
     def __init__(self, device: Device) -> None:
         super().__init__(device.name)
         self.device, self.name = device, device.name
-        self._here: list[Here] = []
-        self._own: dict[Tensor, Tensor] = {}  # weights and KV caches of the whole Program -> tensors here
+        self._placed: list[PlacedWork] = []
+        self._own: dict[Tensor, Tensor] = {}  # weights and KV caches of the Program -> tensors of this device
         self._recordings: dict[tuple[int, int, int], tuple[Recording, list[Tensor]]] = {}
         self._counts: dict[str, int] = {}
         self._copies = False
@@ -134,8 +134,8 @@ class DeviceAccelerator(Worker):
         sizes = {"step": program.arena_bytes["step"]}
         self._counts, self._copies, self._own = dict(program.max_counts), copies, {}
         self._recordings.clear()
-        self._here = [_place(work, sizes, self._own) for work in works]
-        launches = [launch for here in self._here for launch in here.launches]
+        self._placed = [_place(work, sizes, self._own) for work in works]
+        launches = [launch for placed in self._placed for launch in placed.launches]
         nbytes, free = sum(sizes.values()), self.device.free_memory()[1]
         if nbytes > free:
             raise DoesNotFitError(
@@ -145,43 +145,43 @@ class DeviceAccelerator(Worker):
         self.device.place(Program(launches, self._counts, sizes))
 
     def load(self, work: int, operands: Mapping[str, Bytes]) -> None:
-        for launch in self._here[work].launches:
+        for launch in self._placed[work].launches:
             for name, tensor in launch.buffers.items():
                 if tensor is not None and name in operands:
                     self.device.write(tensor, operands[name])
 
-    def here(self, tensor: Tensor) -> Tensor | None:
-        """The tensor here of a KV cache of the whole Program; None: it is not on this device."""
+    def mapped(self, tensor: Tensor) -> Tensor | None:
+        """Returns the tensor on this device for a KV cache of the whole Program; None: it is not placed here."""
         root = self._own.get(tensor.root)
         if root is None or tensor is tensor.root:
             return root
         return replace(tensor, offset=tensor.start - tensor.root.start, base=root)
 
     def run(self, partition: Partition) -> Sequence[Bytes]:
-        here = self._here[partition.work]
+        placed = self._placed[partition.work]
         recording, outputs = self._recorded(partition)
         step = self.device.memory("step")
         header = partition.step[: 4 * HEADER_INTS]
         step[: len(header)] = header
-        for table in here.tables:
+        for table in placed.tables:
             begin, end = table.start, table.start + bytes_in_use(table, header.view(np.int32))
             step[begin:end] = partition.step[begin:end]
         step[:4].view(np.int32)[0] = partition.tokens
-        for tensor, data in zip(here.inputs, partition.inputs, strict=True):
+        for tensor, data in zip(placed.inputs, partition.inputs, strict=True):
             self.device.write(tensor, data)
         recording.replay()
-        found = [self.device.read(replace(t, nbytes=rows_bytes(t, partition.tokens))) for t in outputs]
-        return [data.copy() for data in found] if self._copies else found
+        results = [self.device.read(replace(t, nbytes=rows_bytes(t, partition.tokens))) for t in outputs]
+        return [data.copy() for data in results] if self._copies else results
 
     def _recorded(self, partition: Partition) -> tuple[Recording, list[Tensor]]:
-        """The Recording of a partition; made at its first use."""
+        """Returns the Recording of a partition, and its outputs; recorded at its first use."""
         key = partition.work, partition.first, partition.units
         if key not in self._recordings:
-            here = self._here[partition.work]
-            launches, outputs = here.launches, here.outputs
-            if isinstance(here.work, Gemm):
+            placed = self._placed[partition.work]
+            launches, outputs = placed.launches, placed.outputs
+            if isinstance(placed.work, Gemm):
                 launch, out = _partition(
-                    here.work, partition.first, partition.units, launches[0], self._counts["tokens"]
+                    placed.work, partition.first, partition.units, launches[0], self._counts["tokens"]
                 )
                 launches, outputs = [launch], [out]
             self._recordings[key] = self.device.record(Program(launches, self._counts, {})), outputs
@@ -192,8 +192,8 @@ class DeviceAccelerator(Worker):
         self.device.close()
 
 
-def _place(work: Work, sizes: dict[str, int], own: dict[Tensor, Tensor]) -> Here:
-    """Places a Work: weights and KV caches after those already placed; activations from 0 (one Work at a time)."""
+def _place(work: Work, sizes: dict[str, int], own: dict[Tensor, Tensor]) -> PlacedWork:
+    """Places a Work: weights and KV caches after the ones already placed; activations from 0 (one Work at a time)."""
     used = 0
 
     def put(root: Tensor) -> int:
@@ -208,17 +208,17 @@ def _place(work: Work, sizes: dict[str, int], own: dict[Tensor, Tensor]) -> Here
         sizes["activations"] = max(sizes.get("activations", 0), used)
         return at
 
-    moved = Moved(put, own)
-    launches = [moved.launch(launch) for launch in work.launches]
+    tensor_map = TensorMap(put, own)
+    launches = [tensor_map.launch(launch) for launch in work.launches]
     touched = {t for launch in launches for t in launch.buffers.values() if t is not None}
-    return Here(
-        work, [moved.here(t) for t in work.entering], launches, [moved.here(t) for t in work.leaving],
+    return PlacedWork(
+        work, [tensor_map.mapped(t) for t in work.entering], launches, [tensor_map.mapped(t) for t in work.leaving],
         [t for t in touched if t.arena == "step"],
     )  # fmt: skip
 
 
 def _partition(gemm: Gemm, first: int, count: int, whole: Launch, tokens: int) -> tuple[Launch, Tensor]:
-    """The launch for these units of a matmul, and its output tensor with dense rows."""
+    """Returns the launch for these units of a matmul, and its output tensor with dense rows."""
     _, width = gemm.columns(first, count)
     stride = width if gemm.out.dtype == "q8" else padded(width)
     place = whole.buffers["out"]

@@ -24,9 +24,8 @@ RETRY = 256  # steps after which a division that did not pay is tried again
 STEADY = 0.03  # minimum gain, as a fraction of a matmul's time, for a new division
 FINEST = 32  # partitions are multiples of 1/FINEST of a matmul, so that few are recorded
 
-Takers = tuple[
-    bool, ...
-]  # which workers may compute a matmul; the first is the main device, which may compute all
+# Whether each worker may compute a matmul. The first is the main device, which may compute all.
+Takers = tuple[bool, ...]
 Shape = tuple[Any, ...]  # a matmul's shape, and its takers
 Cuts = dict[Shape, tuple[int, ...]]  # units of each worker
 NEVER = float("inf")
@@ -57,14 +56,14 @@ def fit(few: int, few_seconds: float, many: int, many_seconds: float) -> Line:
     return Line(max(0.0, many_seconds - each * many), each)
 
 
-class Seen(list[float]):
+class RecentTimes(list[float]):
     """Recent times; their median is robust against other load."""
 
     def take(self) -> float | None:
-        """The median since the last call; None: no times."""
-        found = median(self) if self else None
+        """Returns the median since the last call, and clears the times; None: no times."""
+        value = median(self) if self else None
         self.clear()
-        return found
+        return value
 
 
 class Balance:
@@ -82,8 +81,8 @@ class Balance:
         self._alone: deque[float] = deque(maxlen=ALONE)  # baseline: seconds per token on the main device
         self.steps = 0  # steps since `on` changed
         self._rest = 0.0  # seconds per step in launches that are not partitioned
-        self._seen: dict[tuple[Shape, int], Seen] = {}
-        self._step, self._others = Seen(), Seen()
+        self._times: dict[tuple[Shape, int], RecentTimes] = {}
+        self._step, self._others = RecentTimes(), RecentTimes()
         self._poor = False  # the last review found too little gain; another division may gain more
         self.reviews = 0
 
@@ -126,9 +125,9 @@ class Balance:
         """Computes a new division; returns the expected gain as a fraction of a step."""
         saved = 0.0
         for shape, gemms in self.shapes.items():
-            found = self._best(shape)
-            self.cuts[shape] = found.units
-            saved += len(gemms) * (self.lines[shape][0](gemms[0].units) - found.seconds)
+            division = self._best(shape)
+            self.cuts[shape] = division.units
+            saved += len(gemms) * (self.lines[shape][0](gemms[0].units) - division.seconds)
         return saved / (self.alone * tokens)
 
     def _best(self, shape: Shape) -> Division:
@@ -140,12 +139,12 @@ class Balance:
             extra = aside if i == 0 else 0.0
             return lambda n: lines[i](min(n * grain, units)) + extra
 
-        found = divide(-(-units // grain), [worker(i) for i in range(len(lines))])
+        division = divide(-(-units // grain), [worker(i) for i in range(len(lines))])
         counts, left = [], units
-        for n in found.units:
+        for n in division.units:
             counts.append(min(n * grain, left))
             left -= counts[-1]
-        return Division(tuple(counts), max(found.seconds, aside) - aside)
+        return Division(tuple(counts), max(division.seconds, aside) - aside)
 
     def _aside(self, gemm: Gemm) -> float:
         """Seconds of the other step's launches that the main device runs during this matmul."""
@@ -156,14 +155,14 @@ class Balance:
         if on != self.on:
             self.steps = 0
         self.on, self._poor = on, False
-        for seen in [*self._seen.values(), self._step, self._others]:
-            seen.clear()
+        for times in [*self._times.values(), self._step, self._others]:
+            times.clear()
 
     # ---- observing
 
     def observe(self, gemm: Gemm, takers: Takers, worker: int, units: int, seconds: float) -> None:
         if (gemm.shape, takers) in self.cuts:
-            self._seen.setdefault(((gemm.shape, takers), worker), Seen()).append(seconds / units)
+            self._times.setdefault(((gemm.shape, takers), worker), RecentTimes()).append(seconds / units)
 
     def observe_step(self, tokens: int, seconds: float, rest: float, together: bool) -> None:
         """`rest`: seconds in launches that are not partitioned."""
@@ -178,8 +177,8 @@ class Balance:
     def _review(self, tokens: int) -> None:
         self.reviews += 1
         took, self._rest = self._step.take() or 0.0, self._others.take() or 0.0
-        for (shape, worker), seen in self._seen.items():
-            each, units = seen.take(), self.cuts[shape][worker]
+        for (shape, worker), times in self._times.items():
+            each, units = times.take(), self.cuts[shape][worker]
             if each is not None and units:
                 self.lines[shape][worker].observe(units, each * units)
         before = dict(self.cuts)
@@ -193,7 +192,6 @@ class Balance:
 
     def _differs(self, shape: Shape, before: tuple[int, ...]) -> bool:
         """Whether the new division should be faster by more than STEADY."""
-
         aside = [self._aside(self.shapes[shape][0]), *[0.0] * (len(self.lines[shape]) - 1)]
 
         def slowest(units: tuple[int, ...]) -> float:
@@ -204,7 +202,7 @@ class Balance:
 
 
 def whole(gemm: Gemm, takers: Takers) -> tuple[int, ...]:
-    """All of a matmul on the main device."""
+    """Gives all of a matmul to the main device."""
     return (gemm.units, *[0] * (len(takers) - 1))
 
 
@@ -219,7 +217,7 @@ class Fixed:
         self.steps, self.seconds, self.rest = 0, 0.0, 0.0  # totals; `rest`: launches that are not partitioned
 
     def division(self, gemm: Gemm, takers: Takers) -> tuple[int, ...]:
-        """The main device computes what accelerators may not."""
+        """Returns the units of each worker. The main device computes the parts of workers that may not."""
         key = gemm.shape, takers
         if key not in self.cuts:
             fractions = [f if taker else 0.0 for f, taker in zip(self.fractions, takers, strict=True)]

@@ -1,7 +1,7 @@
 """Finds the launches of a step that accelerators can compute or share, and maps their tensors to other devices.
 
 A matmul is partitioned by output columns, which are rows of its weights: whole panels of 16 rows (with GLU 64 rows,
-which make 32 outputs). Consecutive launches, such as a layer's attention, can also run elsewhere as a whole.
+which make 32 outputs). Consecutive launches, such as a layer's attention, can also run on an accelerator as a whole.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Gemm(Work):
 
     @cached_property
     def shape(self) -> tuple[str, int, int, bool, bool]:
-        """Key of matmuls with the same speed."""
+        """The key of matmuls with the same speed."""
         s = self.launch.scalars
         return self.launch.kernel.name, self.rows, int(s["columns"]), self.glu, bool(s["out_q8"])
 
@@ -78,13 +78,13 @@ class Gemm(Work):
         return bound(self.launch, "weights")
 
     def columns(self, first: int, count: int) -> tuple[int, int]:
-        """(first, number) of the output columns of `count` units from `first` on."""
+        """Returns (first, number) of the output columns of `count` units from `first` on."""
         per_unit = GLU_ROWS if self.glu else PANEL_ROWS
         width = self.rows // 2 if self.glu else self.rows
         return first * per_unit, min(count * per_unit, width - first * per_unit)
 
     def partition(self, first: int, count: int, at: dict[str, Tensor | None], out: Tensor) -> Launch:
-        """The launch for `count` units from `first` on; `at`: the whole operands on the device that runs it."""
+        """Returns the launch for `count` units from `first` on; `at`: the whole operands on the device that runs it."""
         panel, rows = first * self.unit_panels, PANEL_ROWS * count * self.unit_panels
         weights, bias = at["weights"], at["bias"]
         assert weights is not None
@@ -104,7 +104,7 @@ class Gemm(Work):
 
 
 def padded(width: int) -> int:
-    """Row stride in floats: rows start at a multiple of a SIMD vector."""
+    """Returns the row stride in floats: rows start at a multiple of a SIMD vector."""
     return -(-width // PANEL_ROWS) * PANEL_ROWS
 
 
@@ -115,14 +115,14 @@ def bound(launch: Launch, name: str) -> Tensor:
 
 
 def from_byte(tensor: Tensor, begin: int) -> Tensor:
-    """A view of a tensor from byte `begin` on."""
+    """Returns a view of a tensor from byte `begin` on."""
     return Tensor(
         tensor.name, tensor.arena, tensor.dtype, tensor.nbytes - begin, tensor.stride, begin, tensor
     )
 
 
 def gemms(program: Program) -> list[Work]:
-    """The matmuls that can be partitioned, in order."""
+    """Returns the matmuls that can be partitioned, in order."""
     return [
         Gemm(i, [launch], [bound(launch, "x").root], [bound(launch, "out").root])
         for i, launch in enumerate(program.launches)
@@ -131,22 +131,22 @@ def gemms(program: Program) -> list[Work]:
 
 
 def attentions(program: Program) -> list[Work]:
-    """Each layer's launches that touch the KV cache."""
+    """Returns one Work per layer: the launches that touch the KV cache."""
     lives = lifetimes(program.launches)
-    found: list[Work] = []
+    works: list[Work] = []
     numbered = list(enumerate(program.launches))
-    for lent, group in groupby(numbered, key=lambda one: one[1].kernel.name in ATTENTION):
-        if lent:
+    for is_attention, group in groupby(numbered, key=lambda pair: pair[1].kernel.name in ATTENTION):
+        if is_attention:
             run = list(group)
             begin, launches = run[0][0], [launch for _, launch in run]
             touched = {t.root for launch in launches for t in [*launch.touched("r"), *launch.touched("w")]}
             entering = [tensor for tensor in alive(lives, begin) if tensor in touched]
             leaving = [tensor for tensor in alive(lives, begin + len(launches)) if tensor in touched]
-            found.append(Work(begin, launches, entering, leaving))
-    return found
+            works.append(Work(begin, launches, entering, leaving))
+    return works
 
 
-class Moved:
+class TensorMap:
     """Maps tensors of a Program to another device's arenas; `place` assigns an offset to each root at first use."""
 
     def __init__(self, place: Callable[[Tensor], int], own: dict[Tensor, Tensor] | None = None) -> None:
@@ -154,7 +154,7 @@ class Moved:
         self._place, self._own = place, {} if own is None else own
         self._roots: dict[Tensor, Tensor] = {}
 
-    def here(self, tensor: Tensor) -> Tensor:
+    def mapped(self, tensor: Tensor) -> Tensor:
         roots = self._own if tensor.arena in OWN else self._roots
         if tensor.root not in roots:
             roots[tensor.root] = replace(tensor.root, offset=self._place(tensor.root))
@@ -164,12 +164,12 @@ class Moved:
         return replace(tensor, offset=tensor.start - tensor.root.start, base=root)
 
     def launch(self, launch: Launch) -> Launch:
-        return replace(launch, buffers={name: t and self.here(t) for name, t in launch.buffers.items()})
+        return replace(launch, buffers={name: t and self.mapped(t) for name, t in launch.buffers.items()})
 
 
-def moved_activations(by: int) -> Moved:
-    """The mapping that moves activations by `by` bytes."""
-    return Moved(lambda root: root.offset + (by if root.arena == "activations" else 0))
+def moved_activations(by: int) -> TensorMap:
+    """Returns a map that moves activations by `by` bytes."""
+    return TensorMap(lambda root: root.offset + (by if root.arena == "activations" else 0))
 
 
 def put_columns(out: Bytes, gemm: Gemm, tokens: int, first: int, width: int, data: Bytes) -> None:

@@ -143,12 +143,14 @@ class HybridDevice:
 
     def _main_launches(self, step_slot: int) -> list[Launch]:
         """All launches that the main device may run in a step slot. `place` needs them: a tensor must not be split."""
-        moved, scratch = moved_activations(step_slot * self._apart), self._scratch(step_slot)
+        tensor_map, scratch = moved_activations(step_slot * self._apart), self._scratch(step_slot)
         lent = set() if self.whole else {i for work in self.works for i in range(work.begin, work.end)}
-        launches = [moved.launch(launch) for i, launch in enumerate(self._program.launches) if i not in lent]
+        launches = [
+            tensor_map.launch(launch) for i, launch in enumerate(self._program.launches) if i not in lent
+        ]
         for work in self.works:
             if isinstance(work, Gemm) and work.out.dtype == "q8" and scratch:
-                whole = moved.launch(work.launch)
+                whole = tensor_map.launch(work.launch)
                 launches.append(work.partition(0, work.units, dict(whole.buffers), scratch))
         return launches
 
@@ -179,8 +181,8 @@ class HybridDevice:
         accelerator = self.accelerators[0]
         if tensor.arena != "kv" or self.whole or not isinstance(accelerator, DeviceAccelerator):
             return None
-        here = accelerator.here(tensor)
-        return (accelerator, here) if here else None
+        mapped = accelerator.mapped(tensor)
+        return (accelerator, mapped) if mapped else None
 
     def repack(self, rows: Sequence[WeightRows]) -> None:
         self.main.repack(rows)
@@ -210,9 +212,9 @@ class HybridDevice:
     def record(self, program: Program, step_slot: int = 0) -> HybridRecording:
         if not self._slot_recordings:
             self._load()
-        moved = moved_activations(step_slot * self._apart)
+        tensor_map = moved_activations(step_slot * self._apart)
         self._slot_recordings[step_slot] = SlotRecordings(
-            self, program, step_slot, moved, self._scratch(step_slot if self.stages > 1 else 0)
+            self, program, step_slot, tensor_map, self._scratch(step_slot if self.stages > 1 else 0)
         )
         return HybridRecording(self, self._slot_recordings[step_slot])
 
@@ -299,7 +301,7 @@ class HybridDevice:
                 balance.observe(work, takers, 0, cut[0], ended - begun)
 
     def _inputs(self, recordings: SlotRecordings, work: Work, tokens: int) -> list[Bytes]:
-        tensors = [recordings.here(tensor) for tensor in work.entering]
+        tensors = [recordings.mapped(tensor) for tensor in work.entering]
         found = [self.main.read(replace(t, nbytes=rows_bytes(t, tokens))) for t in tensors]
         return [data.copy() for data in found] if self.stages > 1 or len(found) > 1 else found
 
@@ -314,19 +316,19 @@ class HybridDevice:
         for worker, first, count, answer in waiting:
             found = answer.result()
             if isinstance(work, Gemm):
-                out = self.main.view(recordings.here(work.out))
+                out = self.main.view(recordings.mapped(work.out))
                 put_columns(out, work, step.tokens, *work.columns(first, count), found.outputs[0])
                 if not step.first:
                     balance.observe(work, self.takers(work), worker, count, found.ended - found.begun)
             else:
                 for tensor, data in zip(work.leaving, found.outputs, strict=True):
-                    self.main.write(recordings.here(tensor), data)
+                    self.main.write(recordings.mapped(tensor), data)
         own = waiting[0][1] if waiting else 0
         if isinstance(work, Gemm) and own and work.out.dtype == "q8":
             aside = recordings.partition(index, own)[1]
             columns = work.columns(0, own)
             data = self.main.read(replace(aside, nbytes=rows_bytes(aside, step.tokens)))
-            put_columns(self.main.view(recordings.here(work.out)), work, step.tokens, *columns, data)
+            put_columns(self.main.view(recordings.mapped(work.out)), work, step.tokens, *columns, data)
 
     def _measure(self, recordings: SlotRecordings, tokens: int, gemm: Gemm, worker: int, units: int) -> float:
         """Seconds of `units` of a matmul on one device: the minimum of several runs, since other load only adds."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tandem.devices import device as devices
-from tandem.devices.hybrid.cut import Gemm, Moved
+from tandem.devices.hybrid.cut import Gemm, TensorMap
 from tandem.devices.hybrid.segments import InFlightStep
 from tandem.errors import DeviceError
 from tandem.interrupts import deferred
@@ -20,11 +20,18 @@ class SlotRecordings:
     """The main device's Recordings for one step slot: between partitioned launches, and of its own partitions."""
 
     def __init__(
-        self, device: HybridDevice, program: Program, step_slot: int, moved: Moved, scratch: Tensor | None
+        self,
+        device: HybridDevice,
+        program: Program,
+        step_slot: int,
+        tensor_map: TensorMap,
+        scratch: Tensor | None,
     ) -> None:
-        self.device, self.step_slot, self._moved, self._scratch = device, step_slot, moved, scratch
+        self.device, self.step_slot, self._tensor_map, self._scratch = device, step_slot, tensor_map, scratch
         self.program = Program(
-            [moved.launch(launch) for launch in program.launches], program.max_counts, program.arena_bytes
+            [tensor_map.launch(launch) for launch in program.launches],
+            program.max_counts,
+            program.arena_bytes,
         )
         self.alone = device.record_main(self.program.launches, step_slot) if device.whole else None
         ends = [*(work.begin for work in device.works), len(program.launches)]
@@ -36,8 +43,8 @@ class SlotRecordings:
         self._partitions: dict[tuple[int, int], tuple[devices.Recording, Tensor]] = {}
         self._cuts: set[tuple[int, tuple[int, ...]]] = set()
 
-    def here(self, tensor: Tensor) -> Tensor:
-        return self._moved.here(tensor)
+    def mapped(self, tensor: Tensor) -> Tensor:
+        return self._tensor_map.mapped(tensor)
 
     def is_new(self, index: int, cut: tuple[int, ...]) -> bool:
         """Whether this division of a Work is new, so that devices must record their partitions."""
@@ -51,7 +58,7 @@ class SlotRecordings:
         if (index, count) not in self._partitions:
             gemm = self.device.works[index]
             assert isinstance(gemm, Gemm)
-            whole, out = self.program.launches[gemm.begin], self.here(gemm.out)
+            whole, out = self.program.launches[gemm.begin], self.mapped(gemm.out)
             if gemm.out.dtype == "q8" and count < gemm.units:
                 assert self._scratch is not None
                 out = replace(self._scratch, stride=gemm.columns(0, count)[1])

@@ -20,8 +20,8 @@ def multiply(a: Words, b: Words, c: Words, m: int, k: int, n: int, weights: str 
     numbers = b.view(np.int8)
     columns = _matrix(unpack_int4(numbers) if weights == "int4" else numbers, k, n, deep, 8)
     exact = np.float32 if k <= EXACT_DEPTH else np.float64
-    product = rows.astype(exact) @ columns.astype(exact)
-    tiles = product.astype(np.int32).reshape(m // 4, 4, n // 8, 8).transpose(0, 2, 1, 3)
+    matmul = rows.astype(exact) @ columns.astype(exact)
+    tiles = matmul.astype(np.int32).reshape(m // 4, 4, n // 8, 8).transpose(0, 2, 1, 3)
     c.view(np.int32).reshape(m // 4, n // 8, 4, 8)[...] += tiles
 
 

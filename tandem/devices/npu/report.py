@@ -52,7 +52,7 @@ def collect(
 
 
 def _lowering() -> str:
-    """Whether a compiler reads our text: that alone is news, and needs no NPU."""
+    """Reports whether a compiler accepts our MLIR. This needs no NPU."""
     aie_opt = shutil.which("aie-opt")
     if aie_opt is None:
         return "no aie-opt on the PATH"

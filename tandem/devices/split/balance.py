@@ -71,7 +71,7 @@ def _rate(
     count = next((n for n in range(1, len(work)) if sum(work[:n]) >= ENOUGH), len(work))
     part = cut(program, starts, [count])[0]
     device.place(part.program)
-    for tensor in part.moved.values():
+    for tensor in part.tensor_map.values():
         if tensor.arena == "weights":  # unwritten pages map to one zero page, which stays in cache
             device.write(tensor, np.zeros(tensor.nbytes, np.uint8))
     device.memory("step")[: 4 * len(COUNTS)].view(np.int32)[:] = tokens

@@ -27,15 +27,15 @@ class Part:
     layers: range
     entering: list[Tensor]  # activations from the part before
     leaving: list[Tensor]
-    moved: dict[Tensor, Tensor]  # weights and KV caches of the whole Program -> tensors of this part
+    tensor_map: dict[Tensor, Tensor]  # weights and KV caches of the whole Program -> tensors of this part
 
     @property
     def nbytes(self) -> int:
         return sum(self.program.arena_bytes.values())
 
-    def here(self, tensor: Tensor) -> Tensor:
+    def mapped(self, tensor: Tensor) -> Tensor:
         """The tensor of this part for one of the whole Program."""
-        root = self.moved.get(tensor.root)
+        root = self.tensor_map.get(tensor.root)
         if root is None or tensor is tensor.root:
             return root or tensor
         return replace(tensor, offset=tensor.start - tensor.root.start, base=root)
@@ -69,19 +69,19 @@ def _part(
     program: Program, begin: int, end: int, layers: range, entering: list[Tensor], leaving: list[Tensor]
 ) -> Part:
     sizes: dict[str, int] = {}
-    moved: dict[Tensor, Tensor] = {}
+    tensor_map: dict[Tensor, Tensor] = {}
     launches = program.launches[begin:end]
     for launch in launches:
         for root in (tensor.root for tensor in launch.buffers.values() if tensor is not None):
             size, arena = sizes.get(root.arena, 0), root.arena
             if arena not in OWN:
                 sizes[arena] = max(size, root.start + align(root.nbytes))
-            elif root not in moved:
-                moved[root] = replace(root, offset=size)
+            elif root not in tensor_map:
+                tensor_map[root] = replace(root, offset=size)
                 sizes[arena] = size + align(root.nbytes)
-    part = Part(Program([], program.max_counts, sizes), begin, end, layers, entering, leaving, moved)
+    part = Part(Program([], program.max_counts, sizes), begin, end, layers, entering, leaving, tensor_map)
     part.program.launches += [
-        replace(launch, buffers={name: t and part.here(t) for name, t in launch.buffers.items()})
+        replace(launch, buffers={name: t and part.mapped(t) for name, t in launch.buffers.items()})
         for launch in launches
     ]
     return part

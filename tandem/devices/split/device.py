@@ -119,18 +119,18 @@ class SplitDevice:
 
     def read(self, tensor: Tensor) -> Bytes:
         stage = self._having(tensor)[0]
-        return stage.device.read(stage.part.here(tensor))
+        return stage.device.read(stage.part.mapped(tensor))
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
         for stage in self._having(tensor):
-            stage.device.write(stage.part.here(tensor), data)
+            stage.device.write(stage.part.mapped(tensor), data)
 
     def repack(self, rows: Sequence[WeightRows]) -> None:
         for stage, loading in zip(self.chain, self._loading, strict=True):
             mine = [
-                each._replace(tensor=stage.part.here(each.tensor))
+                each._replace(tensor=stage.part.mapped(each.tensor))
                 for each in rows
-                if each.tensor.root in stage.part.moved
+                if each.tensor.root in stage.part.tensor_map
             ]
             if mine:
                 with loading:
@@ -140,7 +140,7 @@ class SplitDevice:
         """The stages that hold a tensor: several hold a tied head or RoPE's table."""
         self._check_open()
         if tensor.arena in OWN:
-            return [stage for stage in self.chain if tensor.root in stage.part.moved]
+            return [stage for stage in self.chain if tensor.root in stage.part.tensor_map]
         return [self.chain[-1 if tensor.arena == "output" else self.latest]]
 
     # ---- running
@@ -210,15 +210,15 @@ class SplitRecording:
             if first < last:
                 self.device.latest = i
                 if first == part.begin:
-                    stage.enter(self.buffers)
+                    stage.copy_in(self.buffers)
                 stage.recording.replay(first - part.begin, last - part.begin)
                 if last == part.end:
-                    stage.leave(self.buffers)
+                    stage.copy_out(self.buffers)
 
     def replay_timed(self) -> list[float]:
         seconds = []
         for stage in self.device.chain:
-            stage.enter(self.buffers)
+            stage.copy_in(self.buffers)
             seconds += stage.recording.replay_timed()
-            stage.leave(self.buffers)
+            stage.copy_out(self.buffers)
         return seconds

@@ -69,16 +69,16 @@ class Stage:
             if step.error is None:
                 begun = time.perf_counter()
                 try:
-                    self.enter(step.buffers)
+                    self.copy_in(step.buffers)
                     self.recording.start()
                     self.recording.finish()
-                    self.leave(step.buffers)
+                    self.copy_out(step.buffers)
                 except BaseException as error:  # raised in `finish`
                     step.error = error
                 self.times.append((begun, time.perf_counter()))
             onward(step)
 
-    def enter(self, buffers: StepBuffers) -> None:
+    def copy_in(self, buffers: StepBuffers) -> None:
         """Copies StepInputs and incoming activations to the device."""
         step, header = self.device.memory("step"), buffers.header
         step[: header.nbytes] = buffers.step[: header.nbytes]
@@ -91,7 +91,7 @@ class Stage:
             self.device.write(tensor, buffers.crossing[at : at + nbytes])
             at += nbytes
 
-    def leave(self, buffers: StepBuffers) -> None:
+    def copy_out(self, buffers: StepBuffers) -> None:
         """Copies outgoing activations and results from the device."""
         at = 0
         for tensor in self.part.leaving:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tandem.devices.choices import Choices
+from tandem.devices.tuned_choices import Choices
 from tandem.devices.vulkan.binding import Vulkan, ffi, new
 from tandem.errors import DeviceError
 from tandem.kernels.abi import LAUNCH_BYTES

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.devices.choices import read_choices
 from tandem.devices.cpu.repacker import Repacker
 from tandem.devices.device import Bytes, WeightRows, host_memory
+from tandem.devices.tuned_choices import read_choices
 from tandem.devices.vulkan import coopmat_layout
 from tandem.devices.vulkan.binding import Vulkan, ffi, new, strings
 from tandem.devices.vulkan.capabilities import (

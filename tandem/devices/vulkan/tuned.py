@@ -1,4 +1,4 @@
-"""What may be chosen for a launch on Vulkan (devices/choices.py), and where the choices of a device are kept."""
+"""What may be chosen for a launch on Vulkan (devices/tuned_choices.py), and where the choices of a device are kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from tandem.devices.choices import NOTHING, Choice
+from tandem.devices.tuned_choices import NOTHING, Choice
 from tandem.devices.vulkan.capabilities import Capabilities
 from tandem.devices.vulkan.shader_modules import shader_sum
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS

@@ -8,7 +8,7 @@ from tandem.bench import bandwidth
 from tandem.bench.profile import launch_seconds, program_of
 from tandem.bench.rounds import Bench, Workload
 from tandem.bench.step_cost import Step, step_costs
-from tandem.devices.opening import open_device
+from tandem.devices.backends import open_device
 from tandem.engine.llm import LLM
 from tandem.errors import TandemError
 from tandem.program.program import Launch

@@ -175,7 +175,7 @@ def _open_several(
 
             device = SplitDevice(devices, split)
         else:
-            from tandem.devices.hybrid.opening import open_hybrid
+            from tandem.devices.hybrid.placement import open_hybrid
 
             device = open_hybrid(devices, placement, split)
         undo.pop_all()

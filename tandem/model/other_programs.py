@@ -1,4 +1,4 @@
-"""Models that other programs have on this machine: read where they are, never copied, changed or deleted.
+"""Finds models that other programs have on this machine. They are only read: never copied, changed or deleted.
 
 Ollama: `manifests/HOST/NAMESPACE/NAME/TAG` is JSON that names blobs, `blobs/sha256-...`; one of them is the GGUF file.
 LM Studio: `PUBLISHER/REPOSITORY/FILE.gguf`. llama.cpp: `PUBLISHER_REPOSITORY_FILE.gguf`, all in one folder.
@@ -17,13 +17,13 @@ from tandem.model.files import CachedModel, choose, quant_of, whole_models
 from tandem.settings import read_settings
 
 OLLAMA, LM_STUDIO, LLAMA_CPP = "ollama:", "lmstudio:", "llama.cpp:"
-OLLAMA_HOST, OLLAMA_NAMESPACE = "registry.ollama.ai", "library"  # of names that have none
+OLLAMA_HOST, OLLAMA_NAMESPACE = "registry.ollama.ai", "library"  # defaults of a name
 MODEL_LAYER = "application/vnd.ollama.image.model"
 DIGEST = r"sha256:[0-9a-f]{64}"
 
 
-def named(model: str) -> Path:
-    """The file of a name as `everything` gives it."""
+def find(model: str) -> Path:
+    """Returns the file of a model, by a name from `list_models`."""
     kind, _, name = model.partition(":")
     if kind + ":" == OLLAMA:
         for folder in read_settings().ollama:
@@ -32,25 +32,25 @@ def named(model: str) -> Path:
     elif kind + ":" == LM_STUDIO:
         repo, _, quant = name.partition(":")
         for folder in read_settings().lm_studio:
-            if found := _pick(folder / repo, _names(folder / repo), quant, model):
-                return found
+            if file := _pick(folder / repo, _names(folder / repo), quant, model):
+                return file
     elif (path := read_settings().llama_cpp / os.path.basename(name)).is_file():
         return path
     raise ModelNotFoundError(f"there is no {model} on this machine: `tandem list` shows what is")
 
 
-def copy_of(repo: str, quant: str) -> Path | None:
-    """A file of a repository that another program has fetched."""
+def find_copy(repo: str, quant: str) -> Path | None:
+    """Returns a file of a repository that another program has downloaded, or None."""
     settings = read_settings()
     for folder in settings.lm_studio:
-        if found := _pick(folder / repo, _names(folder / repo), quant, repo):
-            return found
+        if file := _pick(folder / repo, _names(folder / repo), quant, repo):
+            return file
     prefix = repo.replace("/", "_") + "_"
     names = [name for name in _names(settings.llama_cpp) if name.startswith(prefix)]
     return _pick(settings.llama_cpp, names, quant, repo)
 
 
-def everything() -> list[CachedModel]:
+def list_models() -> list[CachedModel]:
     return [*_ollama(), *_lm_studio(), *_llama_cpp()]
 
 
@@ -68,7 +68,8 @@ def _pick(folder: Path, names: list[str], quant: str, model: str) -> Path | None
 
 
 def _manifest(name: str) -> Path:
-    """Of a name such as llama3.2, llama3.2:1b, somebody/model or hf.co/user/repo:Q4_0: its path under `manifests`."""
+    """Returns the path under `manifests` of a name such as llama3.2, llama3.2:1b, somebody/model or
+    hf.co/user/repo:Q4_0."""
     name, _, tag = name.partition(":")
     parts = [part for part in name.split("/") if part not in ("", ".", "..")]
     full = [OLLAMA_HOST, OLLAMA_NAMESPACE][: max(0, 3 - len(parts))] + parts
@@ -76,7 +77,7 @@ def _manifest(name: str) -> Path:
 
 
 def _ollama_blob(folder: Path, manifest: Path) -> Path | None:
-    """The GGUF file that a manifest names, if both are there."""
+    """Returns the GGUF file that a manifest names, or None if one of them is missing."""
     try:
         layers = json.loads((folder / "manifests" / manifest).read_text())["layers"]
         digests = [str(layer["digest"]) for layer in layers if layer["mediaType"] == MODEL_LAYER]
@@ -100,7 +101,7 @@ def _ollama() -> Iterator[CachedModel]:
 
 
 def _is_readable(folder: Path) -> bool:
-    """A service's models may be for its own user only."""
+    """Models of a system service may be unreadable for us."""
     return os.access(folder / "manifests", os.R_OK | os.X_OK)
 
 

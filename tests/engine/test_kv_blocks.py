@@ -1,5 +1,5 @@
-"""Requests come, share, fork, wait, end and are cancelled in any order: after every step reference counts, free lists,
-keys and tables agree, at the end all blocks are free, and everyone got the tokens they would get alone.
+"""Submits, runs and cancels requests with common prefixes in any order. After every step, reference counts, free lists,
+hashes and tables agree. At the end all blocks are free, and each request has the tokens that it would get alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_pools(engine: SimulatedEngine) -> None:
         assert pool.references == [used[block] for block in range(len(pool.references))]
         blocks = [*used, *pool._free, *pool._evictable]
         assert sorted(blocks) == list(range(len(pool.references))), "a block is lost, or in two places"
-        assert pool.cached == {key: block for block, key in enumerate(pool.hashes) if key is not None}
+        assert pool.cached == {hash: block for block, hash in enumerate(pool.hashes) if hash is not None}
         assert all(pool.hashes[block] is None for block in pool._free)
         assert all(pool.hashes[block] is not None for block in pool._evictable)
     for sequence in engine.scheduler.running:
@@ -116,9 +116,9 @@ test_blocks = Blocks.TestCase
 
 
 def block_hashes(tokens: list[int]) -> list[bytes]:
-    keys: list[bytes] = []
-    extend_block_hashes(keys, tokens)
-    return keys
+    hashes: list[bytes] = []
+    extend_block_hashes(hashes, tokens)
+    return hashes
 
 
 def filled(cache: KVCache, tokens: list[int]) -> None:
@@ -153,19 +153,18 @@ def test_a_prefix_is_found_until_it_is_evicted() -> None:
 def test_a_sliding_group_needs_only_its_last_window() -> None:
     window = 2 * KV_BLOCK
     tokens = list(range(8 * KV_BLOCK))
-    keys = block_hashes(tokens)
+    hashes = block_hashes(tokens)
     cache = KVCache((0, window), (20, 20))
     filled(cache, tokens)
     sliding = cache.pools[1]
-    assert cache.find_prefix(keys) == 8
+    assert cache.find_prefix(hashes) == 8
     for i in (0, 1, 2):
-        sliding._evict(sliding.cached[keys[i]])
-    assert (
-        cache.find_prefix(keys) == 8 and cache.find_prefix(keys[:5]) == 5
-    )  # positions 49 to 80 are in blocks 3 and 4
-    assert cache.find_prefix(keys[:4]) == 0
-    cache.pools[0]._evict(cache.pools[0].cached[keys[6]])
-    assert cache.find_prefix(keys) == 6
+        sliding._evict(sliding.cached[hashes[i]])
+    # Positions 49 to 80 are in blocks 3 and 4.
+    assert cache.find_prefix(hashes) == 8 and cache.find_prefix(hashes[:5]) == 5
+    assert cache.find_prefix(hashes[:4]) == 0
+    cache.pools[0]._evict(cache.pools[0].cached[hashes[6]])
+    assert cache.find_prefix(hashes) == 6
 
 
 def test_copies_of_a_request_compute_their_prompt_once() -> None:
