@@ -108,6 +108,8 @@ def cpu_runs() -> str:
     """The same rows in every comparison that is kept: how far to rely on one run."""
     rows = []
     for path in sorted(RESULTS.rglob("[0-9]*.json")):
+        if "-renaming-" in path.name:  # no comparison with llama.cpp
+            continue
         data = json.loads(path.read_text())
         for model in data.get("models", []):
             for row in model.get("rows", []):

@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from statistics import median
 
 from benchmarks.figures import RESULTS, Data, figure, newest, read, rows_of
 from benchmarks.plan_rows import gpu_rows_by_label
+from tandem.engine.engine import STEP_TOKENS
 
 PROFILES = {
     "profile decode 1, batch 1 at 160": "1 sequence",
@@ -102,14 +104,18 @@ def _verdict(row: Data, target: Data, timed: dict[str, Data]) -> str:
 
 @figure
 def h200_missed() -> str:
-    timed = {label: row for label, row in _rows().items() if "tok_s" in row}
+    missed = _missed({label: row for label, row in _rows().items() if "tok_s" in row})
+    return f"Missed: {'; '.join(missed)}." if missed else "All is reached."
+
+
+def _missed(timed: dict[str, Data]) -> list[str]:
     missed = []
     for target in _targets():
         row = timed[target["label"]]
         aim, _, verdict = _verdict(row, target, timed).rpartition(", ")
         if verdict == "missed":
             missed.append(f"{_title(row['label'])} ({_rate(row)} tokens/s, aim {aim})")
-    return f"Missed: {'; '.join(missed)}." if missed else "All is reached."
+    return missed
 
 
 @figure
@@ -163,6 +169,72 @@ def h200_steady() -> str:
         "device waits for the host",
     ]
     return rows_of(head, lines)
+
+
+# ---- before and after the renaming
+
+
+@figure
+def renaming_h200() -> str:
+    data = read("renaming-h200")
+    lines = []
+    for row in data["rows"]:
+        old, new = median(row["old_ms"]), median(row["new_ms"])
+        lines.append([_title(row["label"]), f"{old:,.2f}", f"{new:,.2f}", f"{new / old:.3f}"])
+    return rows_of(
+        ["", f"{data['commits']['old']}, ms a step", f"{data['commits']['new']}, ms a step", "new / old"],
+        lines,
+    )
+
+
+@figure
+def renaming_h200_summary() -> str:
+    """Ratios of decode and prompts, the host's work, and the targets that the newer commit misses."""
+    data = read("renaming-h200")
+    new_ms = {row["label"]: median(row["new_ms"]) for row in data["rows"]}
+    ratios = {row["label"]: new_ms[row["label"]] / median(row["old_ms"]) for row in data["rows"]}
+
+    def span(kind: str) -> str:
+        found = [ratio - 1 for label, ratio in ratios.items() if kind in label]
+        return f"{min(found):+.1%} to {max(found):+.1%}"
+
+    timed = {label: {"label": label, "tok_s": _tokens(label) / ms * 1e3} for label, ms in new_ms.items()}
+    host = [
+        f"{new['host_us']:,.0f} us ({old['host_us']:,.0f}) at batch {new['label'].rpartition(' ')[2]}"
+        for old, new in zip(data["steady"]["old"], data["steady"]["new"], strict=True)
+    ]
+    return (
+        f"Change of a step's time: one sequence {span('batch 1 at')}, all decode rows {span('decode')}, "
+        f"prompts {span('prefill')}. The host's work a step, {data['commits']['old']} in brackets, from one run each: "
+        f"{', '.join(host)}. Targets that {data['commits']['new']} misses: {'; '.join(_missed(timed)) or 'none'}."
+    )
+
+
+def _tokens(label: str) -> int:
+    """Tokens of a step: the batch of a decode row, the chunk of a prompt."""
+    found = re.search(r"batch (\d+)", label)
+    return int(found[1]) if found else STEP_TOKENS
+
+
+@figure
+def renaming_cpu() -> str:
+    """Results of benchmarks.two_trees; a ratio above 1: the newer tree is faster."""
+    try:
+        data = read("renaming-cpu")
+    except SystemExit:
+        return "A CPU: not measured yet."
+    lines = [
+        [
+            model,
+            f"{row['measure']}, {row['unit']}",
+            f"{median(row['old']):,.4g}",
+            f"{median(row['new']):,.4g}",
+            "{value:.3f} ({low:.3f}-{high:.3f})".format(**row["ratio"]),
+        ]
+        for model, rows in data["models"].items()
+        for row in rows
+    ]
+    return rows_of(["model", f"medians of {data['rounds']} rounds", "old", "new", "gain (95%)"], lines)
 
 
 def rates_by_label() -> dict[str, float]:

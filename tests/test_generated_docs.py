@@ -85,6 +85,29 @@ def test_launches_have_their_rates_where_the_run_kept_them(results: Path) -> Non
     assert "**Prompt of 512**: 0.80 ms a step" in shown
 
 
+def test_the_renaming_slowed_no_step_by_more_than_2_percent() -> None:
+    rows = figures.read("renaming-h200")["rows"]
+    slower = {row["label"]: sum(row["new_ms"]) / sum(row["old_ms"]) for row in rows}
+    assert len(slower) == 12 and not {label: ratio for label, ratio in slower.items() if ratio > 1.02}
+
+
+def test_two_trees_on_a_cpu_are_shown_once_they_are_measured(results: Path) -> None:
+    ratio = {"value": 1.0104, "low": 0.98, "high": 1.02}
+    row = {
+        "measure": "decode, batch 1",
+        "unit": "tok/s",
+        "new": [100, 101, 102],
+        "old": [99, 100],
+        "ratio": ratio,
+    }
+    data = {"rounds": 9, "models": {"a.gguf": [row]}}
+    (results / "2099-01-02-renaming-cpu.json").write_text(json.dumps(data))
+    shown = figures.FIGURES["renaming_cpu"]()
+    assert "| a.gguf | decode, batch 1, tok/s | 99.5 | 101 | 1.010 (0.980-1.020) |" in shown
+    assert "medians of 9 rounds" in shown
+    assert "a.gguf" not in figures.FIGURES["cpu_runs"]()
+
+
 def test_a_kind_without_data_says_so(results: Path) -> None:
     figures.newest("quality").unlink()
     with pytest.raises(SystemExit, match=r"no DATE-quality\.json"):
