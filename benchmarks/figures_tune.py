@@ -17,6 +17,8 @@ STEPS = {
     "1, 16 and 128 tokens, their geometric mean": ("all",),
 }
 
+OLD_NAMES = {"shares": "split_k"}  # parameters in results of before 2026-11-16
+
 
 def tuned(kind: str, title: str) -> str:
     try:
@@ -61,11 +63,15 @@ def _chosen(findings: list[dict[str, Any]]) -> str:
         [
             [
                 f["kernel"], f["shape"], f["size"], f"{f['before_us']:,.1f}", f"{f['after_us']:,.1f}",
-                f"{f['gain']:+.1%}", ", ".join(f"{name} {value}" for name, value in f["choice"].items()),
+                f"{f['gain']:+.1%}", _parameters(f["choice"]),
             ]
             for f in findings
         ],
     )  # fmt: skip
+
+
+def _parameters(choice: dict[str, Any]) -> str:
+    return ", ".join(f"{OLD_NAMES.get(name, name)} {value}" for name, value in choice.items())
 
 
 @figure

@@ -29,7 +29,7 @@ from tandem.engine.speculation import Proposer, Speculator
 from tandem.engine.speculation_cost import SpeculationCostModel
 from tests.packages import model_path
 
-LOOKUP_MODELS = ("qwen2.5-coder-1.5b", "smollm2")
+PROMPT_LOOKUP_MODELS = ("qwen2.5-coder-1.5b", "smollm2")
 DRAFT, DRAFTED = "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
 TOKENS = {"qwen2.5-coder-1.5b": 96, "smollm2": 256}  # of an answer
 MIN_SPEED = (
@@ -185,7 +185,7 @@ class Rounds:
         }
 
 
-def lookup_rows(models: list[str], rounds: int, threads: int, device: str) -> Iterator[dict[str, Any]]:
+def prompt_lookup_rows(models: list[str], rounds: int, threads: int, device: str) -> Iterator[dict[str, Any]]:
     for name in models:
         for task, prompts, temperature in (("code edit", edit, 0.0), ("prose", story, 1.0)):
             with LLM(
@@ -221,17 +221,19 @@ OLD_NAMES = {
     "right": "accepted",
     "right_of_all": "accepted_of_all",
 }
+OLD_PROPOSERS = {"lookup": "prompt lookup"}
 
 
 def line(row: dict[str, Any]) -> str:
     row = {OLD_NAMES.get(key, key): value for key, value in row.items()}  # results of before 2026-11-16
+    proposer = OLD_PROPOSERS.get(row["proposer"], row["proposer"])
     speed = ratio_of_medians(row["with_tokens_per_s"], row["without_tokens_per_s"])
     whole = ratio_of_medians(row["without_seconds"], row["with_seconds"])
     off, on = summarise(row["without_tokens_per_s"]), summarise(row["with_tokens_per_s"])
     share = f"{100 * row['accepted'] / row['drafted']:.0f}%" if row["drafted"] else "none"
     verdict = "" if speed.value >= MIN_SPEED or row.get("always") else " (slower than allowed)"
     return (
-        f"| {row['model']} | {row['proposer']} | {row['task']} | {row['batch']} | {off.median:.1f} ±{off.mad:.1f} "
+        f"| {row['model']} | {proposer} | {row['task']} | {row['batch']} | {off.median:.1f} ±{off.mad:.1f} "
         f"| {on.median:.1f} ±{on.mad:.1f} | {speed.value:.2f} ({speed.low:.2f}-{speed.high:.2f}){verdict} "
         f"| {whole.value:.2f} ({whole.low:.2f}-{whole.high:.2f}) | {share} of {row['drafted']} "
         f"| {100 * row['accepted_of_all']:.0f}% | {row['same_answers']} of {row['rounds']} |"
@@ -248,7 +250,9 @@ def main() -> None:
     )
     parser.add_argument("--parts", default="prompt_lookup,draft", help="prompt_lookup, draft or both")
     parser.add_argument(
-        "--models", default=",".join(LOOKUP_MODELS), help=f"of prompt lookup ({', '.join(LOOKUP_MODELS)})"
+        "--models",
+        default=",".join(PROMPT_LOOKUP_MODELS),
+        help=f"of prompt lookup ({', '.join(PROMPT_LOOKUP_MODELS)})",
     )
     parser.add_argument("--batches", default="1,4,16", help="of draft (1,4,16)")
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="of each kind (7)")
@@ -265,7 +269,7 @@ def main() -> None:
     common = options.rounds, options.threads, options.device
     rows: list[Iterator[dict[str, Any]]] = []
     if "prompt_lookup" in options.parts.split(","):
-        rows.append(lookup_rows(options.models.split(","), *common))
+        rows.append(prompt_lookup_rows(options.models.split(","), *common))
     if "draft" in options.parts.split(","):
         rows.append(draft_rows([int(batch) for batch in options.batches.split(",")], *common))
     for row in (row for part in rows for row in part):
