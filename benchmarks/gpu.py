@@ -2,11 +2,11 @@
 
     python -m benchmarks.gpu [--device vulkan] [--model gemma-3-27b:q4_0] [--skip-checks] [--steady] [--out FILE]
 
-Checks: every kernel on its cases, the matrix-unit paths on larger shapes, the golden models. Times: a synthetic model
-(no file) at decode batches 1 to 64, prompts, and depths; with GB/s, TFLOP/s and the profile of each kernel. With
-`--steady` only: the host's part of a step and how long the device waits for it, as the engine serves requests, and
-matmuls in a row without barriers (streams.py). FILE gets what was found; a second run, such as one with `--steady`,
-adds to it.
+It checks every kernel on its cases, the matrix-unit paths on larger shapes, and the golden models. It times a
+synthetic model (random weights, no file): decode with batches of 1 to 64, prefill, and decode at depths of 4,096 and
+16,384, with GB/s, TFLOP/s and a profile by kernel. With `--steady` it measures something else: the host time of a step
+while the engine serves requests, the time that the device waits for the host, and matmuls in a row without barriers
+(streams.py). Results go to FILE; a second run, for example with `--steady`, adds its results to the same file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tandem.model.synthetic import SyntheticModel
 
 
 def check_all(device: Any) -> list[str]:
-    """Every kernel on its cases and the larger matmuls that matrix units take; what failed."""
+    """Checks every kernel on its cases, and larger matmuls on matrix units. Returns the failures."""
     failures = []
     for checked in check_kernels(device):
         passed = checked.cases - len(checked.failures)
@@ -105,7 +105,7 @@ def time_steady(engine: Engine) -> list[dict[str, Any]]:
     rows = []
     for batch in (1, 8, 64):
         begun = time.perf_counter()
-        while time.perf_counter() - begun < 1.5:  # a driver settles on a shader in its first second
+        while time.perf_counter() - begun < 1.5:  # a driver may still optimise a shader in its first second
             measure_host_overhead(engine, batch=batch, steps=20)
         found = measure_host_overhead(engine, batch=batch, steps=200)
         rows.append({"label": f"steady, batch {batch}", **dataclasses.asdict(found)})
@@ -118,7 +118,7 @@ def time_steady(engine: Engine) -> list[dict[str, Any]]:
 
 
 def steady_run(options: argparse.Namespace) -> None:
-    """Each part is kept as soon as it is there."""
+    """Writes each part to the file as soon as it is measured."""
     model, device = SyntheticModel(options.model), open_device(options.device)
     engine = Engine.load(model, device, context=4096, batch=64, prefix_caching=False)
     steady_rows = time_steady(engine)
@@ -140,12 +140,12 @@ def main() -> None:
     parser.add_argument("--skip-checks", action="store_true")
     parser.add_argument("--steady", action="store_true")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--commit", default="", help="that is measured, for the file")
+    parser.add_argument("--commit", default="", help="commit to record in the file")
     options = parser.parse_args()
     if options.steady:
         steady_run(options)
         return
-    failures: list[str] | None = None  # not looked for
+    failures: list[str] | None = None  # None: not checked
     if not options.skip_checks:
         device = open_for_checks(options.device)
         print(device.describe())

@@ -1,11 +1,14 @@
-"""What it costs to compute matmuls as the NPU would, in int8: `python -m benchmarks.npu_numerics MODEL...` writes
-`results/DATE-npu-numerics.json` and prints the tables of docs/NPU.md.
+"""The cost in perplexity of the NPU's int8 matmuls.
 
-The engine runs real text with some of its matmuls given to `Int8Accelerator`, which has the NPU's arithmetic; the
-others are the CPU's own. What perplexity grows by is taken over all tokens that might have come next, by the
-probabilities that float32 gives them, instead of the one that did: a thousand tokens then tell differences that on
-the text itself are lost among its own. Both are in the file, and the KL divergence from float32 with and without. The
-gate (tandem/devices/hybrid/gate.py) judges kinds of matmuls, and of one that fails quarters of its layers.
+    python -m benchmarks.npu_numerics MODEL...
+
+Writes `results/DATE-npu-numerics.json` and prints the tables of docs/NPU.md. The engine runs real text. Some of its
+matmuls run on `Int8Accelerator`, which has the NPU's arithmetic, and the others on the CPU.
+
+The increase of perplexity is an expectation over the next token under the probabilities of float32, instead of the next
+token of the text: it has far less variance, so a thousand tokens are enough. The file has both, and the KL divergence
+from float32 with and without int8. The gate (tandem/devices/hybrid/gate.py) decides about each kind of matmul, and if
+a kind fails, about quarters of its layers.
 """
 
 from __future__ import annotations
@@ -38,14 +41,14 @@ from tests.packages import model_path
 
 TEXT = Path(__file__).parent.parent / "tests/models/text.txt"
 RESULTS = Path(__file__).parent / "results"
-STEP, ROWS = 200, 50  # tokens at a time: of the engine, and of the reference's logits
+STEP, ROWS = 200, 50  # tokens per step of the engine; rows of the reference's logits at a time
 BLOCKS = (None, 256)
-# Published, and what `tandem plan --npu` computes with: operations a second of both, and bytes that the NPU writes.
+# Published rates, as in `tandem plan --npu`: operations per second of both, bytes per second that the NPU writes.
 IGPU, NPU, WRITTEN = 8.1e12, 4.57e12, 15e9
 
 
 class Measured:
-    """A model whose matmuls are computed in int8, by groups (gate.py)."""
+    """A model with selected groups of matmuls (gate.py) in int8."""
 
     def __init__(self, path: Path, block: int | None, tokens: int, threads: int, closing: ExitStack) -> None:
         model = closing.enter_context(open_model(path))
@@ -56,7 +59,7 @@ class Measured:
             only=lambda gemm: self.chosen(gemm),
         )
         closing.callback(device.close)
-        self.selected: frozenset[str] | None = None  # while weights are loaded: all
+        self.selected: frozenset[str] | None = None  # None while weights are loaded: all groups
         self.engine = Engine.load(model, device, context=tokens, batch=STEP)
         self.works = [work for work in device.works if isinstance(work, Gemm)]
         self.ids = Tokenizer.from_gguf(model.gguf).encode(TEXT.read_text())[: tokens + 1]
@@ -67,7 +70,7 @@ class Measured:
         return self.selected is None or any(group in self.selected for group in groups(gemm))
 
     def predicted(self, selected: frozenset[str]) -> tuple[Array, Array]:
-        """For each token: how surprising the next one of the text is, and on average one of float32's own."""
+        """Cross-entropy in nats at each token: of the text's next token, and expected under float32's probabilities."""
         self.selected = selected
         logits = self.engine.logits(self.ids[:-1])
         largest = logits.max(axis=1)
@@ -92,7 +95,7 @@ class Measured:
             "perplexity_of_the_text_without": float(np.exp(self.without[0].mean())),
             "kl": float((found[1] - self.truth.entropy).mean()),
             "kl_without": float((self.without[1] - self.truth.entropy).mean()),
-            "largest_of_a_token": float(own.max()),  # in nats, and which it is
+            "largest_of_a_token": float(own.max()),  # in nats
             "largest_at": int(own.argmax()),
             "seconds": time.perf_counter() - begun,
         }
@@ -103,7 +106,7 @@ def error(values: Array) -> float:
 
 
 class Truth(NamedTuple):
-    """What float32 predicts with the same weights."""
+    """Predictions of the same weights in float32."""
 
     shares: Array  # probabilities [tokens, vocabulary]
     entropy: Array
@@ -125,7 +128,7 @@ def truth(path: Path, ids: tuple[int, ...]) -> Truth:
 
 
 def measure(result: dict[str, Any], options: argparse.Namespace, save: Callable[[], None]) -> None:
-    """The gate's judgement of each kind of matmul, and of quarters of one that stays off. `result`: as far as known."""
+    """Lets the gate decide about each kind of matmul, and about quarters of kinds that fail. Adds to `result`."""
     name, block, rows = result["model"], result["block"], result["rows"]
     kinds = kind_groups(matmuls(name)[0])
     layers = 1 + max(int(member.split()[1]) for members in kinds.values() for member in members)
@@ -157,7 +160,7 @@ def measure(result: dict[str, Any], options: argparse.Namespace, save: Callable[
 
 
 def matmuls(name: str) -> tuple[list[Gemm], str]:
-    """Of a model, and its shape as verdicts.json has it."""
+    """The matmuls of a model, and its shape as in verdicts.json."""
     with LLM(model_path(name), device="cpu", context=64, batch=1) as llm:
         c = llm.engine.model.config
         works = [work for work in gemms(llm.engine.program) if isinstance(work, Gemm)]
@@ -165,7 +168,7 @@ def matmuls(name: str) -> tuple[list[Gemm], str]:
 
 
 def verdicts(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the NPU may compute (tandem/devices/npu/verdicts.json): of a model's results those that save the most."""
+    """The groups that the NPU may compute (tandem/devices/npu/verdicts.json): per model, the result that saves most."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(result["model"] for result in results):
         works, shape = matmuls(name)
@@ -181,8 +184,8 @@ def verdicts(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def saved(block: int | None, works: Sequence[Gemm], members: Sequence[str]) -> float:
-    """Of the iGPU's operations in a prompt, those that the NPU takes. It writes the sums of each block by themselves: 4
-    bytes for 2 x block operations."""
+    """Operations per prompt token that move from the iGPU to the NPU. The NPU writes the sums of each block
+    separately: 4 bytes for 2 x block operations."""
     rate = min(NPU, block / 2 * WRITTEN) if block else NPU
     taken = [work for work in works if groups(work)[2] in members]
     return rate / (rate + IGPU) * sum(2 * work.rows * int(work.launch.scalars["columns"]) for work in taken)
@@ -193,7 +196,7 @@ def label_of(selected: frozenset[str], kinds: dict[str, list[str]]) -> str:
 
 
 def kind_groups(works: Sequence[Gemm]) -> dict[str, list[str]]:
-    """What is judged at first, by the names of weights: some files have keys and values in formats of their own."""
+    """Groups by kind of matmul, from the names of weights: in some files K and V have other formats than Q."""
     kinds: dict[str, list[str]] = {}
     for gemm in works:
         names = groups(gemm)[0]
@@ -230,7 +233,7 @@ def cell(row: dict[str, float]) -> str:
 
 
 def divergences(result: dict[str, Any]) -> str:
-    """In nats a token: with nothing in int8, with what the gate admits, with all."""
+    """KL divergences in nats per token: nothing in int8, the admitted groups, all matmuls."""
     rows, total = result["rows"], result.get("total")
     found = [rows["all"]["kl_without"], *([total["kl"]] if total else []), rows["all"]["kl"]]
     return ", ".join(f"{kl:.4f}" for kl in found)
@@ -241,7 +244,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     lines = []
     for name in names:
         mine = [result for result in results if result["model"] == name]
-        # Sums of several groups are the gate's: only the last of them is shown.
+        # Rows of several groups are the gate's trials: the table shows only the last.
         labels = [x for result in mine for x in result["rows"] if " and " not in x.replace("gate and up", "")]
         lines += [f"{name}, {mine[0]['tokens']} tokens:", ""]
         lines += [
@@ -261,15 +264,15 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", help="without any: the table of what was measured")
+    parser.add_argument("models", nargs="*", help="without one: print the table of the file")
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--block", type=int, action="append", help="columns with a scale; 0: all of a row")
+    parser.add_argument("--block", type=int, action="append", help="columns per scale; 0: a whole row")
     parser.add_argument(
-        "--layers", action="append", help="what is judged by quarters of its layers if it fails (down)"
+        "--layers", action="append", help="kinds to try by quarters of the layers if they fail (down)"
     )
     parser.add_argument("--out", type=Path, default=RESULTS / f"{date.today()}-npu-numerics.json")
-    parser.add_argument("--verdicts", type=Path, help="where to write what the gate admits")
+    parser.add_argument("--verdicts", type=Path, help="file for the admitted groups")
     options = parser.parse_args()
     results = json.loads(options.out.read_text())["results"] if options.out.exists() else []
 

@@ -1,10 +1,10 @@
-"""How near predictions stay to those of the same weights in float32, teacher-forced over real text.
+"""Quality: KL divergence from the same weights in float32, and perplexity, teacher-forced over real text.
 
     python -m benchmarks.quality [MODEL ...] [--windows 50] [--output FILE]
 
-Tandem with keys and values in float16 and in int8, and llama.cpp (xllamacpp): mean KL divergence and perplexity, on the
-CPU. One window is the first 1,000 tokens of tests/models/text.txt; more than one are of Python's standard library, and
-50 of those take an hour a model. Rows are added to the file, or replace those of the same model and windows.
+Compares Tandem with a float16 and an int8 KV cache, and llama.cpp (xllamacpp), on the CPU. With one window the text is
+the first 1,000 tokens of tests/models/text.txt; with more it is Python's standard library. 50 windows take an hour per
+model. Rows are added to the file and replace rows of the same model and number of windows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEXT = HERE.parent / "tests" / "models" / "text.txt"
 
 
 def text_of(count: int) -> tuple[str, str]:
-    """What the windows are cut from, and its name."""
+    """The text of the windows, and its name."""
     if count == 1:
         return TEXT.read_text(), "tests/models/text.txt"
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=lambda path: path.name)

@@ -2,8 +2,8 @@
 
     python examples/draft_model.py [MODEL] [DRAFT]
 
-It pays where the draft model is many times as fast and mostly right; the engine stops drafting where it does not pay.
-The tokens are those of the larger model.
+It pays where the draft model is many times as fast and most of its tokens are accepted; where it does not pay, the
+engine stops drafting. The output is that of the larger model.
 """
 
 import sys
