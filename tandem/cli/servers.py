@@ -46,5 +46,6 @@ def _chosen(name: str | None) -> list[Instance]:
     if name is not None:
         found = [i for i in found if name in (i.url, i.url.rpartition(":")[2], str(i.pid), *i.models)]
     if not found:
-        raise RequestError(f"no server {name or 'at all'} is running: `tandem ps` shows those that are")
+        wanted = f"server {name}" if name else "server"
+        raise RequestError(f"no {wanted} is running: `tandem ps` lists the running servers")
     return found

@@ -1,4 +1,5 @@
-"""Tool calls: how each model family writes them, their grammar, and the parser of complete calls.
+"""Tool calls: how each model family writes them, their grammar, and the parser of complete calls
+(streamed calls: output_parser.py).
 
 A chat template that supports tools renders them itself; for other templates the tools, calls and results are rendered
 as text. Models do not always follow their own format, so the parser accepts every family's format if it names a known
