@@ -72,10 +72,10 @@ def host_ops(threads: int) -> float:
             done = peak(isa, LOOPS)
             repeat[i] = done / max(time.thread_time() - begun, 1e-9)
 
-    team = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
-    for thread in team:
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
+    for thread in workers:
         thread.start()
-    for thread in team:
+    for thread in workers:
         thread.join()
     return max(map(sum, rates))
 

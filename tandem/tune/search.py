@@ -83,14 +83,14 @@ def tune(
             task.timed[0][0].seconds(task.timed[0][1], MAX_LAUNCHES // 4)
         yield choose(task, seconds, until)
     if threads and isinstance(device, CPUDevice):
-        with thread_task(program, device.threads) as team:
-            if team and time.perf_counter() < until:
-                yield _undisturbed(team, seconds, until)
+        with thread_task(program, device.threads) as threads_task:
+            if threads_task and time.perf_counter() < until:
+                yield _undisturbed(threads_task, seconds, until)
 
 
-def _undisturbed(team: Task, seconds: float, until: float) -> Finding:
+def _undisturbed(task: Task, seconds: float, until: float) -> Finding:
     """The number of threads; the default if other processes took part of the machine, for fewer are as fast then."""
-    finding, seen = Sensors().during(lambda: choose(team, seconds, until))
+    finding, seen = Sensors().during(lambda: choose(task, seconds, until))
     return replace(finding, after=finding.before, choice=NOTHING) if disturbed(seen.others) else finding
 
 
