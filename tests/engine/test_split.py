@@ -75,7 +75,7 @@ def test_parts_are_programs_of_their_own(name: str, passes: tuple[str, ...]) -> 
     ]
     for part in parts:
         validate(part.program, part.entering)
-        assert sum(tensor.arena == "kv" for tensor in part.moved) == len(part.layers)
+        assert sum(tensor.arena == "kv" for tensor in part.tensor_map) == len(part.layers)
     assert sum(part.program.arena_bytes["kv"] for part in parts) == program.arena_bytes["kv"]
     assert not parts[0].entering and not parts[-1].leaving
     with pytest.raises(Exception, match="nothing has written it"):
@@ -89,7 +89,7 @@ def test_little_crosses_and_nothing_is_there_twice() -> None:
     parts = cut(program, layer_starts(program), [20, 42])
     crossing = sum(tensor.nbytes for tensor in parts[0].leaving)
     assert crossing <= 5376 * 4 + 16 * 5376 * 1.5  # the residual of a token, and a tile of its norm
-    head = next(tensor for tensor in parts[0].moved if tensor.name == "token_embd.weight")
+    head = next(tensor for tensor in parts[0].tensor_map if tensor.name == "token_embd.weight")
     tables = 2 * 2048 * 128 * 4
     both = sum(part.program.arena_bytes["weights"] for part in parts)
     assert program.arena_bytes["weights"] + head.nbytes <= both
@@ -304,7 +304,7 @@ def let_meet(stages: list[Stage]) -> None:
     meetings = [{step: Barrier(2, timeout=60) for step in MEETINGS} for _ in stages[1:]]
 
     def enter(i: int, stage: Stage) -> Callable[[StepBuffers], None]:
-        enter, steps = stage.enter, count()
+        enter, steps = stage.copy_in, count()
 
         def meet(carrier: StepBuffers) -> None:
             step = next(steps)
@@ -318,7 +318,7 @@ def let_meet(stages: list[Stage]) -> None:
 
     for i, stage in enumerate(stages):
         stage.times.clear()
-        stage.enter = enter(i, stage)  # type: ignore[method-assign, assignment]
+        stage.copy_in = enter(i, stage)  # type: ignore[method-assign, assignment]
 
 
 def check_overlap(stages: list[Stage]) -> None:
@@ -382,7 +382,7 @@ def test_an_interrupt_while_a_step_is_waited_for_waits_for_it(monkeypatch: pytes
     with LLM(GOLDEN, device="cpu,cpu", threads=2, context=128, batch=4) as llm:
         expected = llm.logits([1, 2, 3])
         stage: Stage = llm.device.chain[1]  # type: ignore[attr-defined]
-        enter, done = stage.enter, list[bool]()
+        enter, done = stage.copy_in, list[bool]()
 
         def interrupted(carrier: StepBuffers) -> None:
             signal.raise_signal(signal.SIGINT)
@@ -392,7 +392,7 @@ def test_an_interrupt_while_a_step_is_waited_for_waits_for_it(monkeypatch: pytes
 
         for use in (lambda: llm.logits([5, 6]), lambda: llm.generate([8], max_tokens=1)):
             with monkeypatch.context() as patch:
-                patch.setattr(stage, "enter", interrupted)
+                patch.setattr(stage, "copy_in", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     use()
                 assert done.pop()

@@ -21,7 +21,7 @@ from tandem.devices.npu.emit import emit, emit_configuration
 from tandem.devices.npu.operands import c_of_words, words_of_a, words_of_b
 from tandem.devices.npu.plan import GemmPlan, plan_gemm, plan_resident
 from tandem.errors import DeviceError, DeviceLostError
-from tests.npu.test_emulator import inputs, product
+from tests.npu.test_emulator import inputs, matmul
 
 pytestmark = pytest.mark.fast
 
@@ -57,7 +57,7 @@ def job(npu: Any, plan: GemmPlan, seed: int = 0) -> tuple[Any, np.ndarray[Any, A
     for buffer, words in zip(buffers, (words_of_a(plan, a), words_of_b(plan, b)), strict=False):
         buffer.bytes[:] = words.view(np.uint8)
         buffer.sent()
-    return runtime.Job(plan, *buffers), product(a, b)
+    return runtime.Job(plan, *buffers), matmul(a, b)
 
 
 def result(item: Any) -> np.ndarray[Any, Any]:
