@@ -108,12 +108,12 @@ class Always(Speculator):
     def _draft_lengths(
         self,
         sequences: list[Sequence],
-        rooms: list[int],
+        max_lengths: list[int],
         uncached: list[int],
         batch_size: int,
         max_tokens: int,
     ) -> list[int]:
-        return [min(ALWAYS, room, max_tokens // len(rooms)) for room in rooms]
+        return [min(ALWAYS, max_length, max_tokens // len(max_lengths)) for max_length in max_lengths]
 
     def should_wait(self, sequence: Sequence) -> bool:
         return True

@@ -1,6 +1,7 @@
 """Prepares docstrings for the API reference, which reads them as Markdown. mkdocs.yml names this module.
 
-Lines that each describe a parameter become a list. The comment behind a field of a dataclass becomes its description.
+Lines that each describe a parameter become a list. The comment behind a field of a dataclass, or on
+the line above, becomes its description.
 """
 
 from __future__ import annotations
@@ -23,5 +24,9 @@ class Docstrings(griffe.Extension):
 
 
 def _comment(field: griffe.Object) -> str:
-    _, _, comment = "".join(field.lines[:1]).partition("  # ")
+    lines, line = field.lines_collection[field.filepath], field.lineno or 1
+    _, _, comment = lines[line - 1].partition("  # ")
+    above = lines[line - 2].strip()
+    if not comment and above.startswith("# ") and not above.startswith("# ----"):
+        comment = above.removeprefix("# ")
     return "" if comment.startswith(("fmt:", "noqa", "type:")) else comment

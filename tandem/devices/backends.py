@@ -1,4 +1,4 @@
-"""The registry of devices, and opening a device by its name.
+"""The registry of back ends: opens a device by its name.
 
 A name is `cpu`, `vulkan`, `vulkan:<index>`, `vulkan:<part of a name>` or `auto`, or several names with commas between
 them. Another back end adds itself with `register`; nothing else needs to know it.
@@ -23,9 +23,9 @@ GPU_NODES = ("/dev/dri/renderD*", "/dev/nvidiactl", "/dev/dxg")
 
 @dataclass(frozen=True)
 class OpenOptions:
-    threads: int  # of the CPU
-    gpu_memory: float | None = None  # bytes of a GPU's own memory to use at most
-    alone: bool = True  # no other device reads its activations
+    threads: int  # number of CPU threads
+    gpu_memory: float | None = None  # maximum bytes of a GPU's own memory to use
+    alone: bool = True  # no other device reads the device's activations
     settings: Settings = field(default_factory=read_settings)
 
 
@@ -35,9 +35,8 @@ class Backend:
 
     usage: str  # the names that it opens, for messages
     open: Callable[[str, OpenOptions], Device]  # by name
-    check: Callable[[Sequence[str]], None] = lambda names: (
-        None
-    )  # refuses the names that `open` would, opening nothing
+    # Refuses the names that `open` would refuse, but opens nothing.
+    check: Callable[[Sequence[str]], None] = lambda names: None
     present: Callable[[], bool] = lambda: False  # whether `auto` should try it; must be quick
 
 
@@ -69,9 +68,9 @@ def _check_vulkan(names: Sequence[str]) -> None:
     from tandem.devices.vulkan.capabilities import choose
     from tandem.devices.vulkan.device import devices
 
-    found = devices()
+    available = devices()
     for name in names:
-        choose(found, name)
+        choose(available, name)
 
 
 register("cpu", Backend("cpu", _open_cpu))
@@ -93,7 +92,7 @@ class FallbackCPU(CPUDevice):
 
 
 def check_device(name: str, split: Sequence[int] | None = None, placement: str = "layers") -> None:
-    """Refuses what `open_device` would refuse, without opening anything: before a model is downloaded."""
+    """Refuses arguments that `open_device` would refuse, but opens nothing: called before a model is downloaded."""
     check_names(name)
     _check_placement(name, split, placement)
     names = name.split(",")
@@ -150,7 +149,7 @@ def open_device(
 
 
 def _open_best(options: OpenOptions) -> Device:
-    """The first back end besides the CPU that is present; the CPU if there is none or if it does not work."""
+    """Opens the first back end besides the CPU that is present; the CPU if there is none or if it does not work."""
     for name, backend in BACKENDS.items():
         if backend.present():
             try:

@@ -33,8 +33,8 @@ class Recording(Protocol):
     """A Program that is ready to run in one step slot. Replaying it allocates nothing."""
 
     def start(self) -> None:
-        """Runs all launches with the current StepInputs, after those of earlier steps. May return before they are
-        done: do not change StepInputs and do not start this Recording again before `finish`."""
+        """Runs all launches with the current StepInputs, after the launches of earlier steps. May return before they
+        are done: do not change StepInputs and do not start this Recording again before `finish`."""
 
     def finish(self) -> None:
         """Waits for the step that `start` began. Its results may be read afterwards."""

@@ -48,7 +48,7 @@ class AsyncLLM:
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
         self._driver = self.llm.driver
         self._max_requests = queue + self.llm.engine.max_sequences
-        self._outboxes: set[_Outbox] = set()  # of all requests; for the event loop only
+        self._outboxes: set[_Outbox] = set()  # outboxes of all requests; for the event loop only
         self._inbox: deque[Callable[[], None]] = deque()  # commands to the thread
         self._wake, self._closing = threading.Event(), False
         self._inbox_lock = threading.Lock()  # of `_inbox` and `failure`
@@ -151,14 +151,13 @@ class AsyncLLM:
                 self._wake.clear()
                 while (self._inbox or self._streams or self._embeddings) and not self._closing:
                     self._serve_once()
-        except BaseException as error:  # a lost device fails all requests, and those that come later
+        except BaseException as error:  # a lost device fails all requests, also later ones
             failure = error
         with self._inbox_lock:
             self.failure = failure
         while self._inbox:
-            with suppress(
-                Exception
-            ):  # the failure may have left the engine in disorder; the others still wait
+            # The failure may have left the engine in disorder; the other requests still wait.
+            with suppress(Exception):
                 self._inbox.popleft()()
         self._deliver([(outbox, failure) for outbox in (*self._streams.values(), *self._embeddings)])
 
@@ -183,15 +182,15 @@ class AsyncLLM:
         """Runs one part of the first embedding."""
         first = next(iter(self._embeddings))
         assert not isinstance(first.work, RequestOutput)
-        found: Array | BaseException | None
+        result: Array | BaseException | None
         try:
-            found = self._driver.forward(first.work)
+            result = self._driver.forward(first.work)
         except RequestError as error:
-            found = error
-        if found is None:
+            result = error
+        if result is None:
             return []
         del self._embeddings[first]
-        return [(first, found), (first, None)]
+        return [(first, result), (first, None)]
 
     def _begin(self, outbox: _Outbox) -> None:
         if isinstance(outbox.work, RequestOutput):

@@ -1,4 +1,4 @@
-"""Drafts by a smaller model with the same vocabulary.
+"""Drafts tokens with a smaller model that has the same vocabulary.
 
 The draft model has its own engine. For each sequence of the main model it has a draft sequence, which pauses between
 drafts, and resumes from the last token that both have in common.
@@ -27,14 +27,14 @@ class DraftModel:
     def __init__(self, engine: Engine, vocab: int) -> None:
         """`vocab`: vocabulary size of the main model."""
         self.engine, self.vocab = engine, vocab
-        self._drafts: dict[Sequence, Sequence] = {}  # main sequence: draft sequence
+        self._drafts: dict[Sequence, Sequence] = {}  # main sequence -> draft sequence
 
     def uncached(self, sequence: Sequence) -> int:
         draft = self._drafts.get(sequence)
         return max(0, len(sequence.tokens) - (draft.state.computed if draft else 0))
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        goals = {}  # draft sequence: number of tokens to reach
+        goals = {}  # draft sequence -> number of tokens to reach
         try:
             for sequence, count in wanted:
                 if count and (draft := self._begin(sequence, count)):
@@ -44,12 +44,12 @@ class DraftModel:
             for sequence, _ in wanted:
                 self.forget(sequence)
             raise
-        found = []
+        drafts = []
         for sequence, count in wanted:
             tokens = self._drafts[sequence].tokens[len(sequence.tokens) :] if sequence in self._drafts else []
             # A draft ends before a token that the main model does not have: padding of the vocabulary.
-            found.append(list(takewhile(lambda token: token < self.vocab, tokens[:count])))
-        return found
+            drafts.append(list(takewhile(lambda token: token < self.vocab, tokens[:count])))
+        return drafts
 
     def forget(self, sequence: Sequence) -> None:
         if draft := self._drafts.pop(sequence, None):
@@ -101,29 +101,31 @@ def split_kv_memory(
     wanted: float | None,
     choose: ChooseLayout,
 ) -> tuple[float | None, float]:
-    """Bytes of KV cache for a model and for its draft model: room for the same texts, out of the `wanted` bytes for
-    both, or out of what both leave free, where the model then takes what there is. The draft model, which comes first,
-    leaves it a context in any case. `choose`: the device's `weight_layout`."""
-    one, other = (
+    """Splits KV memory between a model and its draft model, so that both hold the same number of tokens.
+
+    With `wanted`: divides these bytes. Otherwise returns None for the model (it takes what is free) and bytes for the
+    draft model, which is loaded first and leaves room for one context. `choose`: the device's `weight_layout`."""
+    one_context, draft_context = (
         context_bytes(m.config, -(-min(context, m.config.trained_context) // KV_BLOCK), STEP_TOKENS, kv)
         for m in (model, draft)
     )
+    both = one_context + draft_context
     if wanted is not None:
-        return wanted * one / (one + other), wanted * other / (one + other)
+        return wanted * one_context / both, wanted * draft_context / both
     weights, draft_weights = model.nbytes(choose), draft.nbytes(choose)
-    fast, every = (nbytes - weights - draft_weights - HEADROOM for nbytes in free)
-    if every < one + other:
+    fast_free, total_free = (nbytes - weights - draft_weights - HEADROOM for nbytes in free)
+    if total_free < both:
         raise DoesNotFitError(
             f"the model ({weights / 1e9:.1f} GB), its draft model ({draft_weights / 1e9:.1f} GB) and a context "
-            f"of {context} for both ({(one + other) / 1e9:.1f} GB) do not fit in the {free[1] / 1e9:.1f} GB that are "
+            f"of {context} for both ({both / 1e9:.1f} GB) do not fit in the {free[1] / 1e9:.1f} GB that are "
             "free: use no draft model, or a smaller context",
-            missing=one + other - every,
+            missing=both - total_free,
         )
-    return None, other * max(1.0, min(batch, fast * KV_FRACTION / (one + other)))
+    return None, draft_context * max(1.0, min(batch, fast_free * KV_FRACTION / both))
 
 
 def check_vocabularies(tokens: Items[str], draft: Items[str]) -> None:
-    """Refuses a draft model that means other texts by the same ids; one may have more tokens at its end."""
+    """Refuses a draft model with another vocabulary. Extra tokens at the end are allowed."""
     count = min(len(tokens), len(draft))
     if list(tokens)[:count] != list(draft)[:count]:
         raise RequestError("the draft model has another vocabulary: use one of the same family as the model")

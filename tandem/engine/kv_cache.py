@@ -1,12 +1,12 @@
-"""The paged KV cache: which KV blocks belong to which sequence, and the prefix cache.
+"""The paged KV cache assigns KV blocks to sequences, and shares them in the prefix cache.
 
 A KV block holds the keys and values of KV_BLOCK positions in each layer of a KV group. A group is the layers with the
 same attention window. A sliding-window group frees a block when no later query can see it; -1 takes its place in the
 block table.
 
 The prefix cache shares full blocks between sequences. The hash of a block stands for its tokens and all tokens before
-it. A cached block is never written to: a sequence that diverges in the middle of one computes that part again, in a
-block of its own.
+it. A cached block is never written to: a sequence that diverges in the middle of one recomputes that part in its own
+block.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ class SequenceKV:
 
     def __init__(self, tables: list[BlockTable]) -> None:
         self.tables = tables  # one per group
-        self.block_hashes: list[bytes] = []  # of its full blocks
-        self.next_maintenance = (
-            0  # number of computed tokens at which blocks must be published, freed or reserved
-        )
+        self.block_hashes: list[bytes] = []  # hashes of its full blocks
+        # The number of computed tokens at which blocks must be published, freed or reserved.
+        self.next_maintenance = 0
 
 
 class BlockPool:
@@ -65,7 +64,7 @@ class BlockPool:
 
     def __init__(self, count: int) -> None:
         self.references = [0] * count
-        self.hashes: list[bytes | None] = [None] * count  # of cached blocks
+        self.hashes: list[bytes | None] = [None] * count  # hash of each cached block
         self.cached: dict[bytes, int] = {}  # hash -> block
         # Low numbers are allocated first: memory that is never needed stays untouched.
         self._free = list(range(count - 1, -1, -1))
@@ -137,7 +136,7 @@ class KVCache:
         return True
 
     def allocate(self, tables: list[BlockTable], blocks: int) -> bool:
-        """Fills empty tables with `blocks` blocks; in a sliding-window group only those that the next query sees."""
+        """Fills empty tables with `blocks` blocks; in a sliding-window group only blocks that the next query sees."""
         firsts = [_first_visible(blocks * KV_BLOCK, window) for window in self.windows]
         if any(blocks - first > pool.num_free for first, pool in zip(firsts, self.pools, strict=True)):
             return False
@@ -158,7 +157,7 @@ class KVCache:
                 pool.free(block)
 
     def free(self, tables: list[BlockTable]) -> None:
-        """Frees all blocks of a sequence, the last first: a prefix stays cached longer than what follows it."""
+        """Frees all blocks of a sequence, the last first, so that the blocks of a prefix are evicted last."""
         for table, pool in zip(tables, self.pools, strict=True):
             blocks, table.blocks = table.blocks, []
             table.clear()
@@ -169,8 +168,8 @@ class KVCache:
     # ---- prefix cache
 
     def find_prefix(self, hashes: Sequence[bytes]) -> int:
-        """The length, in blocks, of the longest cached prefix. A global group must have all of its blocks, a
-        sliding-window group those that the first query after it sees."""
+        """Returns the length, in blocks, of the longest cached prefix. A global group must have all of its blocks, a
+        sliding-window group only the blocks that the first query after it sees."""
         best, runs = 0, [0] * len(self.pools)  # consecutive cached blocks up to here, of each group
         for i, hash in enumerate(hashes):
             for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
@@ -200,10 +199,10 @@ class KVCache:
 
     @property
     def free_blocks(self) -> tuple[int, ...]:
-        """Blocks of each group without references, evictable ones included."""
+        """The number of blocks of each group without references, evictable ones included."""
         return tuple(pool.num_free for pool in self.pools)
 
 
 def _first_visible(position: int, window: int) -> int:
-    """The first block that a query at `position` sees."""
+    """Returns the first block that a query at `position` sees."""
     return max(0, position - window + 1) // KV_BLOCK if window else 0

@@ -1,4 +1,4 @@
-"""The size of the KV cache, from the free memory, before anything is allocated."""
+"""Computes the size of the KV cache from the free memory, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.program.step_inputs import StepLayout, StepLimits
 
 KV_FRACTION = 0.25  # fraction of the free memory for KV caches of several sequences
 HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
-MAX_LAYER_BYTES = (1 << 32) - 1  # of a layer's keys and values: offsets in shaders have 32 bits
+MAX_LAYER_BYTES = (1 << 32) - 1  # maximum bytes of a layer's keys and values: offsets in shaders have 32 bits
 
 
 def plan_kv(
@@ -28,24 +28,24 @@ def plan_kv(
     step_slots: int = 1,
     wanted: float | None = None,
 ) -> tuple[int, ...]:
-    """The number of blocks of each KV group.
+    """Returns the number of blocks of each KV group.
 
     They hold at least one full context, and up to one per sequence within KV_FRACTION of the fast memory, or as many as
     fit in `wanted` bytes. `weights`: bytes of the model. `free`: bytes of fast memory, and of all memory. `step_slots`:
     steps in flight, each with its own inputs. Raises DoesNotFitError, which says what would fit."""
     batch, context = limits.sequences - 1, limits.blocks * KV_BLOCK
     inputs = step_bytes(limits, step_slots)
-    fast, every = (nbytes - weights - HEADROOM - inputs for nbytes in free)
-    one = context_bytes(config, limits.blocks, limits.tokens, kv)
-    if every < one:
-        if one <= every + inputs - step_bytes(_with_batch(limits, 1), step_slots):
-            raise _batch_too_large(limits, step_slots, weights, one, free[1], every)
-        raise _context_too_large(config, limits, step_slots, kv, weights, one, free[1], every)
+    fast_free, total_free = (nbytes - weights - HEADROOM - inputs for nbytes in free)
+    one_context = context_bytes(config, limits.blocks, limits.tokens, kv)
+    if total_free < one_context:
+        if one_context <= total_free + inputs - step_bytes(_with_batch(limits, 1), step_slots):
+            raise _batch_too_large(limits, step_slots, weights, one_context, free[1], total_free)
+        raise _context_too_large(config, limits, step_slots, kv, weights, one_context, free[1], total_free)
     if wanted is None:
-        sequences = float(max(1, min(batch, int(fast * KV_FRACTION / one))))
+        sequences = float(max(1, min(batch, int(fast_free * KV_FRACTION / one_context))))
     else:
-        _check_wanted(wanted, one, every, context)
-        sequences = wanted / one
+        _check_wanted(wanted, one_context, total_free, context)
+        sequences = wanted / one_context
     blocks = _blocks_per_sequence(config, limits.blocks, limits.tokens)
     layer_block = kv_bytes(1, config.kv_heads, config.head_dim, KV_TYPES.index(kv))
     sequences = min(sequences, max(1.0, MAX_LAYER_BYTES / (layer_block * max(blocks))))
@@ -53,19 +53,19 @@ def plan_kv(
 
 
 def _batch_too_large(
-    limits: StepLimits, step_slots: int, weights: int, one: int, free: float, left: float
+    limits: StepLimits, step_slots: int, weights: int, one_context: int, free: float, left: float
 ) -> DoesNotFitError:
-    """`one`: bytes of one context. `left`: bytes of the `free` ones that are left for the KV cache."""
+    """`one_context`: bytes of one context. `left`: bytes of the `free` ones that are left for the KV cache."""
     inputs = step_bytes(limits, step_slots)
-    room = left + inputs - one
+    room = left + inputs - one_context
     max_batch = _largest(
         lambda n: step_bytes(_with_batch(limits, n), step_slots) <= room, limits.sequences - 1
     )
     return DoesNotFitError(
-        f"the model ({weights / 1e9:.1f} GB), a context of {limits.blocks * KV_BLOCK} ({one / 1e9:.1f} GB) and "
+        f"the model ({weights / 1e9:.1f} GB), a context of {limits.blocks * KV_BLOCK} ({one_context / 1e9:.1f} GB) and "
         f"what steps of a batch of {limits.sequences - 1} need ({inputs / 1e9:.1f} GB) do not fit in the "
         f"{free / 1e9:.1f} GB that are free: use a batch of at most {max_batch}, or a smaller context",
-        missing=one - left,
+        missing=one_context - left,
     )
 
 
@@ -75,7 +75,7 @@ def _context_too_large(
     step_slots: int,
     kv: str,
     weights: int,
-    one: int,
+    one_context: int,
     free: float,
     left: float,
 ) -> DoesNotFitError:
@@ -91,31 +91,31 @@ def _context_too_large(
         )
     else:
         advice = (
-            f"use {_smaller_format(config, left + weights - one)}, a file of at most "
+            f"use {_smaller_format(config, left + weights - one_context)}, a file of at most "
             f"{max(0, free - HEADROOM) / 1e9:.1f} GB"
         )
     return DoesNotFitError(
-        f"the model ({weights / 1e9:.1f} GB) with a context of {limits.blocks * KV_BLOCK} ({one / 1e9:.1f} GB) "
+        f"the model ({weights / 1e9:.1f} GB) with a context of {limits.blocks * KV_BLOCK} ({one_context / 1e9:.1f} GB) "
         f"does not fit in the {free / 1e9:.1f} GB that are free: {advice}",
-        missing=one - left,
+        missing=one_context - left,
     )
 
 
 def context_bytes(config: ModelConfig, blocks: int, tokens: int, kv: str) -> int:
-    """Bytes of the keys and values of one sequence of `blocks` blocks, in steps of up to `tokens` tokens."""
+    """Returns the bytes of keys and values of a sequence of `blocks` blocks, in steps of up to `tokens` tokens."""
     block = kv_bytes(1, config.kv_heads, config.head_dim, KV_TYPES.index(kv))
     groups = zip(config.windows, _blocks_per_sequence(config, blocks, tokens), strict=True)
     return block * sum(config.layer_window.count(window) * count for window, count in groups)
 
 
 def _blocks_per_sequence(config: ModelConfig, blocks: int, tokens: int) -> list[int]:
-    """Blocks of each group. A sliding-window group holds the window, the tokens of a step, and a part of a block at
-    either end."""
+    """Returns the blocks of each group. A sliding-window group holds the window, the tokens of a step, and a part of a
+    block at either end."""
     return [min(blocks, (window + tokens) // KV_BLOCK + 2) if window else blocks for window in config.windows]
 
 
 def step_bytes(limits: StepLimits, step_slots: int) -> int:
-    """Bytes that grow with the batch: StepInputs and results of each step slot, and the logits."""
+    """Returns the bytes that grow with the batch: StepInputs and results of each step slot, and the logits."""
     layout = StepLayout(limits)
     return step_slots * (layout.nbytes + layout.result_bytes) + 4 * limits.rows * limits.vocab
 
@@ -126,7 +126,7 @@ def _with_batch(limits: StepLimits, batch: int) -> StepLimits:
 
 
 def _largest(fits: Callable[[int], bool], end: int) -> int:
-    """The largest number below `end` that fits, given that all smaller ones do; 0 if none."""
+    """Returns the largest number below `end` that fits, given that all smaller ones do; 0 if none."""
     low, high = 0, end
     while high - low > 1:
         middle = (low + high) // 2
@@ -147,11 +147,11 @@ def _smaller_format(config: ModelConfig, room: float) -> str:
     return f"it in {best.upper()} ({sizes[best] / 1e9:.1f} GB) or smaller, or another model"
 
 
-def _check_wanted(wanted: float, one: int, free: float, context: int) -> None:
-    if wanted < one:
+def _check_wanted(wanted: float, one_context: int, free: float, context: int) -> None:
+    if wanted < one_context:
         raise DoesNotFitError(
-            f"a context of {context} takes {one / 1e9:.2f} GB of KV cache, more than the {wanted / 1e9:.2f} GB allowed "
-            "for it: allow more, or use a smaller context",
+            f"a context of {context} takes {one_context / 1e9:.2f} GB of KV cache, more than the {wanted / 1e9:.2f} GB "
+            "allowed for it: allow more, or use a smaller context",
             missing=math.inf,
         )
     if wanted > free:

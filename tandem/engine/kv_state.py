@@ -1,6 +1,6 @@
-"""Saves the KV blocks of a text to a file, and restores them in another run of the same model.
+"""Saves the KV blocks of a prompt to a file, and restores them in another run of the same model.
 
-    magic, 4 bytes length, JSON header, KV blocks, 32 bytes checksum of everything before it
+    magic, length of the header (4 bytes), JSON header, KV blocks, checksum of all bytes before it (32 bytes)
 
 Restored blocks are published to the prefix cache, as if a request had just computed them.
 """
@@ -30,12 +30,12 @@ SAMPLE = 256  # bytes of each tensor in a model's fingerprint
 
 
 def save(engine: Engine, tokens: list[int], path: str | os.PathLike[str]) -> int:
-    """Writes the longest prefix of a text that is in the prefix cache; returns its length in tokens."""
+    """Writes the longest prefix of `tokens` that is in the prefix cache; returns its length in tokens."""
     engine.wait()
-    keys = block_hashes(tokens)
-    count = engine.cache.find_prefix(keys)
+    hashes = block_hashes(tokens)
+    count = engine.cache.find_prefix(hashes)
     tables = engine.cache.new_tables()
-    engine.cache.attach_prefix(tables, keys[:count])
+    engine.cache.attach_prefix(tables, hashes[:count])
     try:
         header = json.dumps({**_kind(engine), "tokens": tokens[: count * KV_BLOCK]}).encode()
         parts = [MAGIC, len(header).to_bytes(4, "little"), header]
@@ -64,9 +64,9 @@ def restore(engine: Engine, path: str | os.PathLike[str]) -> list[int]:
         raise StateFileError(
             f"{path} was saved with another model, or other settings for keys and values: open that one"
         )
-    keys, cache = block_hashes(tokens), engine.cache
+    hashes, cache = block_hashes(tokens), engine.cache
     tables = cache.new_tables()
-    if len(tokens) > engine.context or not cache.allocate(tables, len(keys)):
+    if len(tokens) > engine.context or not cache.allocate(tables, len(hashes)):
         raise ContextError(
             f"{path} holds {len(tokens)} tokens, for which there is no room: use a larger context or KV memory"
         )
@@ -78,14 +78,14 @@ def restore(engine: Engine, path: str | os.PathLike[str]) -> list[int]:
         for block in blocks:
             engine.device.write(block, data[at : at + block.nbytes])
             at += block.nbytes
-        cache.publish(tables, keys)
+        cache.publish(tables, hashes)
     finally:
         cache.free(tables)
     return list(tokens)
 
 
 def check_path(path: object) -> None:
-    """Refuses a value that is no file name."""
+    """Refuses a value that is not a file name."""
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise StateFileError(f"{path!r} is no path of a file: give a text")
     try:
@@ -97,13 +97,13 @@ def check_path(path: object) -> None:
 
 
 def block_hashes(tokens: list[int]) -> list[bytes]:
-    keys: list[bytes] = []
-    extend_block_hashes(keys, tokens)
-    return keys
+    hashes: list[bytes] = []
+    extend_block_hashes(hashes, tokens)
+    return hashes
 
 
 def fingerprint(model: Model) -> str:
-    """A hash of a model's shape and of a sample of each tensor."""
+    """Returns a hash of a model's shape and of a sample of each tensor."""
     hashed = blake2b(repr(model.config).encode(), digest_size=16)
     for name, tensor in sorted(model.gguf.tensors.items()):
         hashed.update(f"{name} {tensor.shape} {tensor.format.name}".encode())
@@ -112,13 +112,13 @@ def fingerprint(model: Model) -> str:
 
 
 def _kind(engine: Engine) -> dict[str, Any]:
-    """What must be equal for saved blocks to be valid: the model, and the layout of its KV cache."""
+    """Returns the model's fingerprint and the layout of its KV cache. Saved blocks are valid only if both are equal."""
     layers = [[cache.dtype, nbytes] for cache, _, nbytes in _caches(engine)]
     return {"model": fingerprint(engine.model), "block": KV_BLOCK, "layers": layers}
 
 
 def _caches(engine: Engine) -> Iterator[tuple[Tensor, int, int]]:
-    """The KV cache of each layer, its group, and the bytes of a block."""
+    """Yields the KV cache of each layer, its group, and the bytes of a block."""
     for launch in engine.program.launches:
         cache = launch.buffers.get("cache")
         if launch.kernel.name == "rope" and cache is not None:
@@ -127,7 +127,7 @@ def _caches(engine: Engine) -> Iterator[tuple[Tensor, int, int]]:
 
 
 def _blocks(engine: Engine, tables: list[BlockTable]) -> Iterator[Tensor]:
-    """The memory of all blocks in the tables, layer by layer."""
+    """Yields the memory of all blocks in the tables, layer by layer."""
     for cache, group, nbytes in _caches(engine):
         for block in tables[group].blocks:
             if block != NO_BLOCK:

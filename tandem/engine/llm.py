@@ -100,7 +100,7 @@ class LLM:
             from tandem.devices.npu.attach import npu_missing
 
             npu_missing(npu)  # raises, if the NPU is required and missing, before a model is read
-        with ExitStack() as opened:  # closes what is open if a later part fails
+        with ExitStack() as opened:  # closes all of them if a later part fails
             self._model = opened.enter_context(open_model(resolve(os.fspath(model))))
             self.context = _choose_context(context, self._model)
             self.device = _open_device(options, self._model)
@@ -109,9 +109,8 @@ class LLM:
             if draft is not None:
                 self._draft, kv_memory = self._open_draft(draft, options)
                 opened.callback(self._draft.close)
-            text = BackgroundCall(
-                _open_text, self._model.gguf
-            )  # reads the vocabulary while weights are repacked
+            # Reads the vocabulary while weights are repacked.
+            text = BackgroundCall(_open_text, self._model.gguf)
             opened.callback(text.join)
             self.engine = Engine.load(
                 self._model,

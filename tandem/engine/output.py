@@ -79,16 +79,16 @@ class Detokenizer:
         if self.stopped:
             return ""
         text, self._held = self._held + self._decoder.flush(), ""
-        found = self._find_stop(text)
-        return text if found < 0 else text[:found]
+        end = self._find_stop(text)
+        return text if end < 0 else text[:end]
 
     def _release(self, text: str) -> str:
         if self.stopped:
             return ""
-        found = self._find_stop(text)
-        if found >= 0:
+        end = self._find_stop(text)
+        if end >= 0:
             self.stopped, self._held = True, ""
-            return text[:found]
+            return text[:end]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -104,7 +104,7 @@ class RequestOutput:
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self.sequence, self._tokenizer = sequence, tokenizer
         self.detokenizer = Detokenizer(tokenizer, sequence.request.params.stop)
-        self.texts: list[str] = []  # of each token that was read
+        self.texts: list[str] = []  # text of each token that was read
 
     @property
     def has_new_tokens(self) -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 from tandem.errors import RequestError
 from tandem.kernels.kernel import Array
 
-MAX_LOGPROBS = 20  # likeliest tokens with log-probabilities
+MAX_LOGPROBS = 20  # most likely tokens with log-probabilities
 MAX_FLOAT = 3.4e38  # largest float32
-MAX_STOPS = 128  # stop strings; each is searched in every new text
+MAX_STOPS = 128  # stop strings; each is searched for in every new text
 
 
 # A function of the tokens so far and the logits of the next, float32 [vocab]. It changes the logits in place, or
@@ -23,33 +23,56 @@ LogitsProcessor = Callable[[list[int], Array], Array | None]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Names and meanings follow OpenAI and llama.cpp. Values are checked when the object is made.
+    """Sampling parameters and limits of a request. Names and meanings follow OpenAI and llama.cpp.
 
-    Order of sampling: bias and penalties, top-k, top-p, min-p, temperature. Temperature 0 is greedy.
+    A value outside its range raises RequestError. Sampling applies logit bias and penalties, then top-k, top-p, min-p
+    and temperature. At most one of `json_schema`, `regex`, `grammar` and `choices` constrains the output.
     """
 
+    # Maximum number of tokens to generate; 1 or more.
     max_tokens: int = 256
-    min_tokens: int = 0  # before which no stop token is sampled
+    # Number of tokens before which no stop token is sampled; 0 or more.
+    min_tokens: int = 0
+    # Sampling temperature, 0 or more; 0 is greedy sampling.
     temperature: float = 0.0
-    top_k: int = 0  # 0: off
+    # Top-k sampling: keep the k most likely tokens; 0 disables it.
+    top_k: int = 0
+    # Top-p (nucleus) sampling: keep the most likely tokens up to this total probability, above 0 to 1; 1 disables it.
     top_p: float = 1.0
+    # Min-p sampling: keep tokens with at least this fraction of the highest probability, 0 to 1; 0 disables it.
     min_p: float = 0.0
+    # Repetition penalty, above 0: values above 1 make tokens of the prompt and output less likely; 1 disables it.
     repeat_penalty: float = 1.0
+    # Number subtracted from the logit of each token of the prompt and output; 0 disables it.
     presence_penalty: float = 0.0
+    # Number subtracted from the logit of a token for each occurrence in prompt and output; 0 disables it.
     frequency_penalty: float = 0.0
+    # Numbers added to logits, by token id; -inf bans a token.
     logit_bias: dict[int, float] = field(default_factory=dict)
-    seed: int | None = None  # None: random
-    logprobs: int | None = None  # None: none; 0: of the sampled token; n: also of the n likeliest
-    prompt_logprobs: int | None = None  # the same for prompt tokens; they bypass the prefix cache
-    logits_processor: LogitsProcessor | None = None  # slow: see above
+    # Seed of the random numbers; None chooses a random seed.
+    seed: int | None = None
+    # Log-probabilities to return: 0 for the sampled token only, n up to 20 for the n most likely too; None for none.
+    logprobs: int | None = None
+    # Log-probabilities of prompt tokens, like `logprobs`. These tokens are not taken from the prefix cache.
+    prompt_logprobs: int | None = None
+    # Function that changes the logits of each token, called with the tokens so far and the logits; slow.
+    logits_processor: LogitsProcessor | None = None
+    # Strings that end the output, at most 128; the output does not include them.
     stop: tuple[str, ...] = ()
+    # Whether to continue after a stop token of the model.
     ignore_eos: bool = False
-    json_schema: dict[str, Any] | str | None = None  # the output is JSON of this schema; {}: any JSON
-    regex: str | None = None  # the output matches this
-    grammar: str | None = None  # the output matches this Lark grammar, from `start`
-    choices: tuple[str, ...] = ()  # the output is one of these
-    priority: int = 0  # lower values are served first, and preempt running requests
-    timeout: float | None = None  # seconds after which the request fails
+    # JSON schema that the output follows; {} allows any JSON, None disables it.
+    json_schema: dict[str, Any] | str | None = None
+    # Regular expression that the whole output matches; None disables it.
+    regex: str | None = None
+    # Lark grammar that the output matches, beginning at the rule `start`; None disables it.
+    grammar: str | None = None
+    # Texts of which the output is exactly one; () disables it.
+    choices: tuple[str, ...] = ()
+    # Priority: requests with lower values are served first, and preempt running requests.
+    priority: int = 0
+    # Seconds after which the request fails, above 0; None: no limit.
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -87,7 +110,7 @@ class SamplingParams:
         _check(len(stop) <= MAX_STOPS, f"stop has {len(stop)} texts: give {MAX_STOPS} at most")
         _check(
             isinstance(bias, Mapping) and all(map(_whole, bias)),
-            "logit_bias must be a dict from token ids (whole numbers) to what is added to their logits",
+            "logit_bias must be a dict from token ids (whole numbers) to numbers that are added to their logits",
         )
         _check(
             all(_number(value) or value in (math.inf, -math.inf) for value in bias.values()),
@@ -141,7 +164,7 @@ class SamplingParams:
 
 
 def _or(value: Any, none: Any) -> Any:
-    """The value, or `none` if it is empty."""
+    """Returns the value, or `none` if it is empty."""
     return none if isinstance(value, (int, str, list, tuple, dict, type(None))) and not value else value
 
 

@@ -1,35 +1,34 @@
-"""The prefill budget: how many prompt tokens a step may compute while other sequences decode (chunked prefill)."""
+"""Limits the prompt tokens that a step computes while other sequences decode (chunked prefill)."""
 
 from __future__ import annotations
 
 from collections import deque
 
-MAX_SLOWDOWN = 2.0  # bound of a step with prompt tokens, in decode steps before the prompt came
-SPREADS = 3.0  # deviations of the step time that the budget leaves room for
-MIN_EXTRA = 0.5  # decode steps of time that prompts may always add, so that they make progress
+MAX_SLOWDOWN = 2.0  # maximum time of a step with prompt tokens, in decode steps before the prompt arrived
+SPREADS = 3.0  # margin of the budget, in average deviations of the step time
+MIN_EXTRA = 0.5  # time that prompts may always add to a step, in decode steps, so that they make progress
 RECHECK_STEPS = 16  # steps with prompts after which one without measures the decode step again
-WINDOW = 9  # decode steps whose median counts: single steps are delayed by other processes
+WINDOW = 9  # decode steps in a median, since other processes delay single steps
 SMOOTHING = 0.2  # weight of a new measurement in the averages of steps with prompts
-MAX_OUTLIER = 2.0  # a new measurement counts as at most so many times the average
-INITIAL_TOKENS = 16  # per prompt, until there are measurements
+MAX_OUTLIER = 2.0  # maximum of a new measurement, as a multiple of the average
+INITIAL_TOKENS = 16  # tokens per prompt until there are measurements
 
 
 class PrefillBudget:
-    """Learns from step times what a prompt token costs, and limits prompt tokens so that decoding stays fast.
+    """Learns the time of a prompt token from step times, and limits prompt tokens so that decoding stays fast.
 
-    A prompt token costs more in a longer prompt, since attention reads all of it, and in a smaller chunk. Both change
+    A prompt token takes longer in a longer prompt, since attention reads all of it, and in a smaller chunk. Both change
     slowly from step to step, so an average of recent steps follows them. Decode steps also become slower while outputs
-    grow; the bound refers to the decode step before the current prompts came.
+    grow; MAX_SLOWDOWN refers to the decode step before the current prompts arrived.
     """
 
     def __init__(self) -> None:
         self._decode_step = 0.0  # seconds of a recent step without prompts
-        # The same by batch size, in powers of two: 0, 1, 2 to 3, 4 to 7 ... sequences.
+        # The same by batch size: 0, 1, 2 to 3, 4 to 7 ... sequences.
         self._decode_steps = [0.0]
-        self._recent = [deque[float](maxlen=WINDOW)]  # the times whose medians these are
-        self._before_prompts: list[
-            float
-        ] = []  # `_decode_steps` when the current prompts came; empty: there are none
+        self._recent = [deque[float](maxlen=WINDOW)]  # recent times; `_decode_steps` are their medians
+        # `_decode_steps` when the current prompts arrived; empty: there are no prompts.
+        self._before_prompts: list[float] = []
         self._steps_since_decode = 0  # steps with prompts since the last one without
         self._skipped = False  # prompts were left out of a step, to measure one without
         self._token = 0.0  # seconds that a prompt token adds
@@ -58,8 +57,8 @@ class PrefillBudget:
             self._token = _average(self._token, max(extra, 0.0) / prompt_tokens)
 
     def tokens(self, prompts: int, decodes: int) -> int:
-        """Tokens of all prompts together that the next step may compute beside `decodes` decoding sequences. It grows
-        with the number of prompts, so that many at once do not wait long."""
+        """Returns the tokens of all prompts together that the next step may compute in addition to `decodes` decoding
+        sequences. They grow with the number of prompts, so that many prompts do not wait long."""
         step = self._expected(self._decode_steps, decodes)
         if not step or not self._token:
             return INITIAL_TOKENS * prompts
@@ -72,13 +71,13 @@ class PrefillBudget:
         return prompts * max(1, round(room / self._token))
 
     def _expected(self, decode_steps: list[float], decodes: int) -> float:
-        """Seconds of a decode step of this batch size, or of the next smaller one that was measured."""
-        seen = [seconds for seconds in decode_steps[: decodes.bit_length() + 1] if seconds]
-        return seen[-1] if seen else self._decode_step
+        """Returns the seconds of a decode step of this batch size, or of the next smaller measured one."""
+        measured = [seconds for seconds in decode_steps[: decodes.bit_length() + 1] if seconds]
+        return measured[-1] if measured else self._decode_step
 
 
 def _average(old: float, new: float) -> float:
-    """A running average that limits outliers."""
+    """Returns a running average that limits outliers."""
     if not old:
         return new
     return old + SMOOTHING * ((new if new < MAX_OUTLIER * old else MAX_OUTLIER * old) - old)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tandem.engine.sequence import Sequence
 
-LENGTHS = (4, 3, 2)  # of n-grams, tried in this order
+LENGTHS = (4, 3, 2)  # lengths of n-grams, in the order in which they are tried
 
 
 class NgramIndex:
-    """The position behind the last occurrence of each n-gram in a text. It grows with the text."""
+    """The position after the last occurrence of each n-gram in a sequence. It grows with the sequence."""
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], int] = {}

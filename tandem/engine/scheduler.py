@@ -332,9 +332,8 @@ class Scheduler:
         self._free_table_rows.append(row)
 
     def _free_blocks(self, sequence: Sequence) -> None:
-        sequence.state.computed = sequence.kv.next_maintenance = (
-            0  # first: after an interrupt this may run again
-        )
+        # First: after an interrupt this may run again.
+        sequence.state.computed = sequence.kv.next_maintenance = 0
         self.cache.free(sequence.kv.tables)
 
     def _maintain_blocks(self, sequence: Sequence) -> None:

@@ -1,8 +1,9 @@
 """Speculative decoding: a proposer drafts tokens, and one step of the model verifies them all.
 
-A step computes the draft tokens of a sequence behind its last token, and samples a token at each of these positions as
-it would without a draft; samples are kept up to the first that differs from the draft. So the tokens are those that the
-same seed gives without speculation, greedy and sampled alike.
+A step computes the draft tokens of a sequence after its last token, and samples a token at each of these positions as
+it would without a draft; samples are kept up to the first that differs from the draft. So a seed gives the same tokens
+as without speculation, greedy and sampled alike. `Sequence.append_verified` accepts or rejects draft tokens; this
+module chooses their number, and learns from the result.
 
 In the terms of Leviathan et al. (2023): the draft length gamma of a sequence maximises the expected tokens per second,
 given its acceptance rate alpha and the measured times of steps and draft steps (speculation_cost.py). If speculation
@@ -16,9 +17,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tandem.engine.sequence import Sequence
-from tandem.engine.speculation_cost import EXPECTED_TOKENS, MIN_PREFILL, RETRY, WINDOW, SpeculationCostModel
+from tandem.engine.speculation_cost import (
+    EXPECTED_TOKENS,
+    MIN_PREFILL,
+    RETRY_TOKENS,
+    WINDOW,
+    SpeculationCostModel,
+)
 
-MAX_DRAFT_TOKENS = 8  # of a sequence in a step
+MAX_DRAFT_TOKENS = 8  # per sequence and step
 PRIOR_RATE = 0.7  # acceptance rate assumed before the first draft, and for exploration
 REPLAN = 8  # tokens without a draft after which the draft lengths are chosen again
 
@@ -26,16 +33,16 @@ REPLAN = 8  # tokens without a draft after which the draft lengths are chosen ag
 class Proposer(Protocol):
     """A source of draft tokens: prompt_lookup.py, draft_model.py."""
 
-    cost_coefficient: float  # time of a draft step divided by that of a step, until it is measured
+    cost_coefficient: float  # time of a draft step divided by the time of a step, until it is measured
 
     def uncached(self, sequence: Sequence) -> int:
-        """The number of tokens to prefill before the next draft."""
+        """Returns the number of tokens to prefill before the next draft."""
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        """Draft tokens for each sequence, at most as many as wanted."""
+        """Returns draft tokens for each sequence, at most as many as wanted."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Frees what is kept for a sequence that has ended."""
+        """Frees the state of a sequence that has ended."""
 
 
 class AcceptanceRate:
@@ -45,7 +52,7 @@ class AcceptanceRate:
         self.rate, self._seen = prior, WINDOW // 2  # the weight of the prior, in tokens
 
     def learn(self, drafted: int, accepted: int, weight: int = 1) -> None:
-        """Updates the rate. Tokens behind the first rejected one do not count: they were not verified."""
+        """Updates the rate. Tokens after the first rejected one do not count: they were not verified."""
         for hit in [1] * accepted + [0] * (accepted < drafted):
             self._seen = min(self._seen + 1, WINDOW)
             self.rate += (hit - self.rate) * min(1.0, weight / self._seen)
@@ -57,14 +64,14 @@ class RequestAcceptance(AcceptanceRate):
     def __init__(self, prior: float) -> None:
         super().__init__(prior)
         self.known = False  # whether the request has had drafts; else the rate is the prior
-        self._rejected = 0  # number of consecutive drafts of which no token was accepted
+        self._rejected = 0  # number of consecutive drafts without an accepted token
         self.idle = 0  # tokens since its last draft
-        self.retry_after = RETRY  # tokens without a draft; doubles with each retry, up to 16-fold
+        self.retry_after = RETRY_TOKENS  # tokens without a draft; doubles with each retry, up to 16-fold
 
     def tried(self) -> None:
         """Records that the next step has a draft."""
         if self.idle >= self.retry_after:
-            self.retry_after = min(2 * self.retry_after, 16 * RETRY)
+            self.retry_after = min(2 * self.retry_after, 16 * RETRY_TOKENS)
         self.idle = 0
 
     def learn(self, drafted: int, accepted: int, weight: int = 1) -> None:
@@ -73,7 +80,7 @@ class RequestAcceptance(AcceptanceRate):
         self._rejected = 0 if accepted else self._rejected + 1
         super().learn(drafted, accepted, max(weight, self._rejected - 1))
         if accepted:
-            self.retry_after = RETRY
+            self.retry_after = RETRY_TOKENS
 
 
 class Speculator:
@@ -88,29 +95,29 @@ class Speculator:
         self.proposer, self.clock = proposer, clock
         self.cost_model = cost_model or SpeculationCostModel(proposer.cost_coefficient)
         self.steps = self.drafted = self.accepted = 0  # steps with drafts, draft tokens, accepted ones
-        self._prior = AcceptanceRate(PRIOR_RATE)  # of all requests: the prior of the next one
+        self._prior = AcceptanceRate(PRIOR_RATE)  # rate of all requests: the prior of the next one
         self._lengths: list[int] = []  # the last chosen draft lengths
         self._numbers: list[int] = []  # the numbers of their sequences
 
     def propose(self, sequences: list[Sequence], batch_size: int, max_tokens: int) -> list[list[int]]:
-        """Draft tokens for each sequence, `max_tokens` at most in all. `batch_size`: sequences in the step."""
+        """Returns draft tokens for each sequence, `max_tokens` at most in all. `batch_size`: sequences in the step."""
         acceptances = [self._acceptance(sequence) for sequence in sequences]
         if not sequences or max_tokens < 1 or not self.cost_model.is_measured(batch_size):
             self._numbers = []
             return [[]] * len(sequences)
         # Choosing lengths takes tens of microseconds: lengths of 0 are kept for a few tokens.
         numbers = [sequence.request.number for sequence in sequences]
-        replan = numbers != self._numbers or any(found.idle % REPLAN == 1 for found in acceptances)
+        replan = numbers != self._numbers or any(a.idle % REPLAN == 1 for a in acceptances)
         if not replan and not any(self._lengths):
             return [[]] * len(sequences)
-        rooms = [
+        max_lengths = [
             max(0, min(MAX_DRAFT_TOKENS, s.request.max_tokens - len(s.generated) - 1)) for s in sequences
         ]
         uncached = [self._uncached(sequence) for sequence in sequences]
         if replan or sum(self._lengths) > max_tokens:
-            self._lengths = self._draft_lengths(sequences, rooms, uncached, batch_size, max_tokens)
+            self._lengths = self._draft_lengths(sequences, max_lengths, uncached, batch_size, max_tokens)
             self._numbers = numbers
-        lengths = list(map(min, self._lengths, rooms))
+        lengths = list(map(min, self._lengths, max_lengths))
         if not any(lengths):
             return [[]] * len(sequences)
         begun = self.clock()
@@ -133,13 +140,13 @@ class Speculator:
     def should_wait(self, sequence: Sequence) -> bool:
         """Whether the next step of a request waits until the host has its last token and can propose a draft: while
         most of its draft tokens are accepted, and otherwise every few tokens."""
-        found = sequence.acceptance
-        if found is None or found.idle % REPLAN == 0:
+        acceptance = sequence.acceptance
+        if acceptance is None or acceptance.idle % REPLAN == 0:
             return True
-        return found.known and found.rate > 0.5 and found.idle < RETRY
+        return acceptance.known and acceptance.rate > 0.5 and acceptance.idle < RETRY_TOKENS
 
     def observe(self, batch_size: int, drafted: int, seconds: float, prompts: int = 0) -> None:
-        """Records the time of a step with this many draft tokens and tokens of prompts."""
+        """Records the time of a step with `drafted` draft tokens and `prompts` prompt tokens."""
         self.steps += drafted > 0
         self.cost_model.observe(batch_size, drafted, seconds, prompts)
 
@@ -159,13 +166,13 @@ class Speculator:
         return {**counts, "saved_seconds": self.cost_model.saved}
 
     def _acceptance(self, sequence: Sequence) -> RequestAcceptance:
-        found = sequence.acceptance
-        if found is None:
-            found = sequence.acceptance = RequestAcceptance(self._prior.rate)
-        elif not found.known:
-            found.rate = self._prior.rate
-        found.idle += 1
-        return found
+        acceptance = sequence.acceptance
+        if acceptance is None:
+            acceptance = sequence.acceptance = RequestAcceptance(self._prior.rate)
+        elif not acceptance.known:
+            acceptance.rate = self._prior.rate
+        acceptance.idle += 1
+        return acceptance
 
     def _uncached(self, sequence: Sequence) -> int:
         tokens = self.proposer.uncached(sequence)
@@ -174,20 +181,22 @@ class Speculator:
     def _draft_lengths(
         self,
         sequences: list[Sequence],
-        rooms: list[int],
+        max_lengths: list[int],
         uncached: list[int],
         batch_size: int,
         max_tokens: int,
     ) -> list[int]:
-        """The draft length of each sequence: at most `rooms`, with a prefill of `uncached` tokens before the draft."""
-        costs, found = self.cost_model, [s.acceptance for s in sequences if s.acceptance]
-        rates = [acceptance.rate for acceptance in found]
+        """Returns the draft length of each sequence: at most `max_lengths`, after a prefill of `uncached` tokens."""
+        costs, acceptances = self.cost_model, [s.acceptance for s in sequences if s.acceptance]
+        rates = [acceptance.rate for acceptance in acceptances]
 
-        def best(rates: list[float], rooms: list[int]) -> list[int]:
-            return best_lengths(rates, rooms, costs, batch_size, max_tokens)
+        def best(rates: list[float], max_lengths: list[int]) -> list[int]:
+            return best_lengths(rates, max_lengths, costs, batch_size, max_tokens)
 
-        lengths = best(rates, [0 if n else room for n, room in zip(uncached, rooms, strict=True)])
-        if not any(uncached) and (any(lengths) or all(a.idle < a.retry_after for a in found)):
+        lengths = best(
+            rates, [0 if n else max_length for n, max_length in zip(uncached, max_lengths, strict=True)]
+        )
+        if not any(uncached) and (any(lengths) or all(a.idle < a.retry_after for a in acceptances)):
             return lengths
         done = [len(sequence.generated) for sequence in sequences]
         left = [
@@ -197,8 +206,8 @@ class Speculator:
         longest = max(map(sum, zip(done, left, strict=True)))
         request_seconds = longest * costs.seconds(batch_size, [])  # without drafts
         order = sorted(range(len(uncached)), key=uncached.__getitem__)
-        if any(uncached):  # let the draft model prefill more texts if the expected gain is twice the cost
-            allowed, tokens = rooms.copy(), 0
+        if any(uncached):  # let the draft model prefill more sequences if the expected gain is twice the cost
+            allowed, tokens = max_lengths.copy(), 0
             for i in order:
                 tokens += uncached[i]
                 cost = costs.prefill_seconds(batch_size, tokens)
@@ -206,17 +215,21 @@ class Speculator:
                     allowed[i] = 0
             better = best(rates, allowed)
             tokens = sum(n for n, length in zip(uncached, better, strict=True) if length)
-            now, then = (seconds_per_token(rates, each, costs, batch_size) for each in (lengths, better))
-            if (now - then) * sum(left) > 2 * costs.prefill_seconds(batch_size, tokens):
+            without, with_prefill = (
+                seconds_per_token(rates, each, costs, batch_size) for each in (lengths, better)
+            )
+            if (without - with_prefill) * sum(left) > 2 * costs.prefill_seconds(batch_size, tokens):
                 return better
         if any(lengths):
             return lengths
         # Exploration: retries with the lengths that would be best at the prior rate, as far as the budget allows.
-        hoped = best([PRIOR_RATE if a.idle >= a.retry_after else 0.0 for a in found], rooms)
+        at_prior_rate = best(
+            [PRIOR_RATE if a.idle >= a.retry_after else 0.0 for a in acceptances], max_lengths
+        )
         tokens, plain = 0, costs.seconds(batch_size, lengths)
         for i in order:
-            if hoped[i]:
-                tokens, lengths[i] = tokens + uncached[i], hoped[i]
+            if at_prior_rate[i]:
+                tokens, lengths[i] = tokens + uncached[i], at_prior_rate[i]
                 cost = costs.seconds(batch_size, lengths) - plain + costs.prefill_seconds(batch_size, tokens)
                 if not costs.can_explore(cost, request_seconds):
                     lengths[i] = 0
@@ -227,18 +240,20 @@ class Speculator:
 def seconds_per_token(
     rates: list[float], lengths: list[int], costs: SpeculationCostModel, batch_size: int
 ) -> float:
-    """Seconds of a step divided by its expected tokens: per sequence 1 + alpha + alpha^2 + ... + alpha^gamma."""
+    """Returns the seconds of a step divided by its expected tokens: 1 + alpha + ... + alpha^gamma per sequence."""
     accepted = sum(rate**n for rate, gamma in zip(rates, lengths, strict=True) for n in range(1, gamma + 1))
     return costs.seconds(batch_size, lengths) / (batch_size + accepted)
 
 
 def best_lengths(
-    rates: list[float], rooms: list[int], costs: SpeculationCostModel, batch_size: int, max_tokens: int
+    rates: list[float], max_lengths: list[int], costs: SpeculationCostModel, batch_size: int, max_tokens: int
 ) -> list[int]:
-    """The draft lengths with the most expected tokens per second. The n-th token of a draft is accepted with
+    """Returns the draft lengths with the most expected tokens per second. The n-th token of a draft is accepted with
     probability alpha^n; draft tokens are added in descending order of this probability."""
     lengths, best = [0] * len(rates), [0] * len(rates)
-    next_rates = [rate if room > 0 else 0.0 for rate, room in zip(rates, rooms, strict=True)]
+    next_rates = [
+        rate if max_length > 0 else 0.0 for rate, max_length in zip(rates, max_lengths, strict=True)
+    ]
     expected = float(batch_size)  # tokens of the step
     speed = costs.min_speedup(batch_size) * expected / costs.seconds(batch_size, lengths)
     for _ in range(min(max_tokens, costs.max_estimated(batch_size))):
@@ -248,8 +263,8 @@ def best_lengths(
         i = next_rates.index(likeliest)
         lengths[i] += 1
         expected += likeliest
-        next_rates[i] = likeliest * rates[i] if lengths[i] < rooms[i] else 0.0
-        found = expected / costs.seconds(batch_size, lengths)
-        if found > speed:
-            speed, best = found, lengths.copy()
+        next_rates[i] = likeliest * rates[i] if lengths[i] < max_lengths[i] else 0.0
+        new_speed = expected / costs.seconds(batch_size, lengths)
+        if new_speed > speed:
+            speed, best = new_speed, lengths.copy()
     return best

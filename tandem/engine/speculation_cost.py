@@ -1,7 +1,7 @@
 """The cost model of speculation: the time of steps with draft tokens, and a budget for exploration.
 
 The cost table holds the seconds of a step by batch size and number of draft tokens. A draft model also has the seconds
-of a draft step (divided by those of a step: the cost coefficient c of Leviathan et al.) and of a prefilled token.
+of a draft step (divided by the seconds of a step: the cost coefficient c of Leviathan et al.) and of a prefilled token.
 
 Exploration is speculation that is not known to pay, such as a retry after rejected drafts. Its budget is a small
 fraction of all time, plus the time that speculation has saved, minus the time that it has lost. The fraction halves
@@ -15,15 +15,14 @@ from collections import deque
 from itertools import pairwise
 
 WINDOW = 16  # number of last samples in an average, of times and of acceptance
-PRIOR_TOKEN_COST = (
-    0.05  # time that a draft token adds to a step, as a fraction of the step, until it is measured
-)
-MIN_PREFILL = 16  # tokens; the time of longer prefills is measured, that of shorter ones is part of a step
+PRIOR_TOKEN_COST = 0.05  # fraction of a step's time that a draft token adds, until it is measured
+MIN_PREFILL = 16  # tokens; longer prefills are timed on their own, shorter ones as a part of the step
 MIN_BATCH_SPEEDUP = 1.1  # expected speedup that drafts must have if several sequences are in the batch
 MAX_EXPLORATION, MIN_EXPLORATION = 0.02, 0.0025  # fraction of all time added to the exploration budget
 MAX_REGRET = 0.04  # time that a request may lose by speculation, as a fraction of its expected time without
-EXPECTED_TOKENS = 128  # minimum of the tokens that an answer is expected to have left
-RETRY = 32  # steps with drafts until one without is measured again, and tokens without a draft until one is tried again
+EXPECTED_TOKENS = 128  # minimum number of tokens that a request is expected to generate still
+REMEASURE_STEPS = 32  # steps with drafts after which a step without is measured again
+RETRY_TOKENS = 32  # tokens without a draft after which a draft is tried again
 
 
 class Average:
@@ -43,35 +42,36 @@ class Average:
 class SpeculationCostModel:
     def __init__(self, cost_coefficient: float = 0.0) -> None:
         """`cost_coefficient`: c until it is measured; 0: drafting takes no time."""
-        self.saved = 0.0  # seconds, minus those lost
+        self.saved = 0.0  # seconds saved minus seconds lost
         self.budget = 0.0  # seconds available for exploration
         self._fraction = MAX_EXPLORATION
         self._wanted = 0.0  # seconds of exploration that the budget was too small for
         self._cost_coefficient = cost_coefficient
-        self._measured: dict[int, dict[int, Average]] = {}  # batch size: draft tokens: seconds of a step
-        self._table: dict[int, list[float]] = {}  # batch size: seconds of a step with 0, 1, ... draft tokens
-        self._draft_steps: dict[int, Average] = {}  # sequences: seconds of a draft step
+        self._measured: dict[int, dict[int, Average]] = {}  # batch size -> draft tokens -> seconds of a step
+        # Batch size -> seconds of a step with 0, 1, ... draft tokens.
+        self._table: dict[int, list[float]] = {}
+        self._draft_steps: dict[int, Average] = {}  # sequences -> seconds of a draft step
         self._draft_prefill, self._prefill = Average(), Average()  # seconds per token
         self._drafting = 0.0  # seconds of drafting for the next step
         self._steps_with_drafts = 0  # since the last step without drafts
-        self._token_seconds = 0.0  # seconds per token of the last step, if it had no drafts
+        self._token_seconds = 0.0  # seconds per token that the last step would have needed without drafts
         self._gain = 0.0  # seconds saved by the drafts of the last step
 
     def is_measured(self, batch_size: int) -> bool:
         """Whether there is a recent sample of a step without drafts. The first samples are taken more often."""
         plain = self._measured.get(batch_size, {}).get(0)
-        return plain is not None and self._steps_with_drafts < min(RETRY, 2 * plain.count)
+        return plain is not None and self._steps_with_drafts < min(REMEASURE_STEPS, 2 * plain.count)
 
     def max_estimated(self, batch_size: int) -> int:
-        """The largest number of draft tokens in the cost table."""
+        """Returns the largest number of draft tokens in the cost table."""
         return len(self._row(batch_size)) - 1
 
     def min_speedup(self, batch_size: int) -> float:
-        """The minimum expected speedup. In a batch it has a margin: a rejected draft delays all sequences."""
+        """Returns the minimum expected speedup. In a batch it has a margin: a rejected draft delays all sequences."""
         return 1.0 if batch_size == 1 else MIN_BATCH_SPEEDUP
 
     def seconds(self, batch_size: int, lengths: list[int]) -> float:
-        """The expected seconds of a step with drafts of these lengths: drafting and verifying."""
+        """Returns the expected seconds of a step with drafts of these lengths: drafting and verifying."""
         verifying, longest = self._verifying(batch_size, sum(lengths)), max(lengths, default=0)
         if not longest or not self._cost_coefficient:
             return verifying
@@ -79,19 +79,19 @@ class SpeculationCostModel:
         return verifying + longest * self._draft_step(count, self._row(batch_size)[0])
 
     def prefill_seconds(self, batch_size: int, tokens: int) -> float:
-        """The expected seconds of a prefill by the draft model: until it is measured, c times that of the model."""
+        """Returns the expected seconds of a prefill by the draft model; until it is measured, c times the model's."""
         prefill = self._prefill.value or self._row(batch_size)[0]
         return tokens * (self._draft_prefill.value or self._cost_coefficient * prefill)
 
     def can_explore(self, seconds: float, request_seconds: float) -> bool:
-        """Whether the budget allows exploration of so many seconds in requests of `request_seconds`. If only the budget
-        is too small, it may grow to this amount."""
+        """Whether exploration may take `seconds` in requests of `request_seconds`. If only the budget is too small, it
+        may grow to this amount."""
         allowed = seconds <= MAX_REGRET * request_seconds
         self._wanted = seconds if allowed and seconds > self.budget else 0.0
         return allowed and not self._wanted
 
     def max_cost(self, request_seconds: float) -> float:
-        """The maximum seconds of a prefill that is expected to pay for itself in requests of `request_seconds`."""
+        """Returns the maximum seconds of a prefill that is expected to pay off in requests of `request_seconds`."""
         return self.budget + MAX_REGRET * request_seconds
 
     def observe_drafting(self, lengths: list[int], prefilled: int, seconds: float) -> None:
@@ -106,8 +106,8 @@ class SpeculationCostModel:
             self._draft_prefill.add(max(0.0, seconds - longest * self._draft_step(count, 0.0)) / prefilled)
 
     def observe(self, batch_size: int, drafted: int, seconds: float, prompts: int = 0) -> None:
-        """Records the time of a step, including its drafting. With tokens of prompts in the step, the time of verifying
-        is unknown, and the expected time is used."""
+        """Records the time of a step, including its drafting. With prompt tokens in the step, the time of verifying is
+        unknown, and the expected time is used."""
         drafting, self._drafting = self._drafting, 0.0
         if drafting >= seconds:
             drafting = 0.0  # it was for a step that failed to start
@@ -150,23 +150,22 @@ class SpeculationCostModel:
     def _add_sample(self, batch_size: int, drafted: int, seconds: float) -> None:
         measured = self._measured.setdefault(batch_size, {})
         average = measured.get(drafted) or Average()
-        if (
-            drafted and not average.count
-        ):  # the first sample may be an outlier, so the estimate counts as one, too
+        # The first sample may be an outlier, so the estimate counts as a sample, too.
+        if drafted and not average.count:
             average.add(self._verifying(batch_size, drafted))
         average.add(seconds)
         measured[drafted] = average
         self._table.pop(batch_size, None)
 
     def _verifying(self, batch_size: int, drafted: int) -> float:
-        """The expected seconds of a step without its drafting."""
+        """Returns the expected seconds of a step without its drafting."""
         row = self._row(batch_size)
         beyond = drafted - len(row) + 1
         return row[drafted] if beyond <= 0 else row[-1] + beyond * (row[-1] - row[-2])
 
     def _row(self, batch_size: int) -> list[float]:
-        """A row of the cost table: interpolated between measured numbers of draft tokens, and extrapolated to twice the
-        largest. Steps with more draft tokens do not take less time, so an average is at most the next one."""
+        """Returns a row of the cost table: interpolated between measured numbers of draft tokens, and extrapolated to
+        twice the largest. Steps with more draft tokens do not take less time, so an average is at most the next one."""
         if (row := self._table.get(batch_size)) is not None:
             return row
         points = sorted((n, average.value) for n, average in self._measured[batch_size].items())
@@ -181,6 +180,6 @@ class SpeculationCostModel:
         return row
 
     def _draft_step(self, count: int, plain: float) -> float:
-        """The expected seconds of a draft step of `count` sequences; `plain`: of a step without drafts."""
+        """Returns the expected seconds of a draft step of `count` sequences. `plain`: a step without drafts."""
         measured = self._draft_steps.get(count)
         return measured.value if measured else self._cost_coefficient * plain

@@ -19,7 +19,7 @@ class KVStats:
 class SpeculationStats:
     steps: int  # with draft tokens
     drafted: int  # draft tokens
-    accepted: int  # of them
+    accepted: int  # accepted draft tokens
     saved_seconds: float  # estimated from the times of steps without draft tokens
 
 
@@ -29,7 +29,7 @@ class EngineStats:
     waiting: int  # sequences in the queue
     steps: int  # since the start, like the counts below
     preemptions: int
-    prompt_tokens: int  # of admitted requests
-    cached_prompt_tokens: int  # of them: found in the prefix cache
+    prompt_tokens: int  # tokens of the prompts of admitted requests
+    cached_prompt_tokens: int  # prompt tokens that were in the prefix cache
     kv: tuple[KVStats, ...]
     speculation: SpeculationStats | None  # None: speculative decoding is off

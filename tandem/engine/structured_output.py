@@ -50,11 +50,11 @@ class Constraint:
             self._matcher.rollback(i)
 
     def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, up to where there is a choice."""
+        """Returns the tokens that must come next, up to the first position with a choice."""
         return list(self._matcher.compute_ff_tokens())
 
     def allowed_prefix(self, draft: list[int]) -> list[int]:
-        """The draft up to the first token that is not allowed, or that is a stop token: no row may follow it."""
+        """Returns the draft up to the first token that is not allowed or is a stop token: no row may follow it."""
         allowed = self._matcher.validate_tokens(draft)
         ends = (i for i, token in enumerate(draft[:allowed]) if token in self._end_ids)
         return draft[: next(ends, allowed)]
@@ -64,9 +64,8 @@ class Constraint:
         matcher = self._matcher
         if not matcher.is_error() and matcher.validate_tokens([token]) and matcher.consume_token(token):
             return True
-        if (
-            matcher.is_error()
-        ):  # a limit was exceeded, now or at the last mask, which then allowed only the end
+        # A limit was exceeded, now or at the last mask, which then allowed only the end.
+        if matcher.is_error():
             self.problem = f"the output constraint is too complex: {_first_line(matcher.get_error())}"
         return False
 

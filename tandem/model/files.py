@@ -1,4 +1,4 @@
-"""GGUF files by their names: which belong together, and which a quantisation stands for."""
+"""Groups GGUF files into models, and finds a quantisation by file name."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from tandem.errors import ModelNotFoundError
 
-PREFERRED_QUANTS = ("Q4_K_M", "Q4_0", "Q4_1", "Q8_0")  # of a repository named without one
+PREFERRED_QUANTS = ("Q4_K_M", "Q4_0", "Q4_1", "Q8_0")  # in this order, if the name has none
 SPLIT = r"-(\d{5})-of-(\d{5})(?=\.gguf$)"
 QUANT = r"(?i)(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|FP?16|FP?32)(?=$|[-./])"
 
 
 class CachedModel(NamedTuple):
-    name: str  # what to call it on the command line
+    name: str  # its name on the command line
     repo: str
-    base: str  # its file's name, without the part number of a split one
-    files: tuple[Path, ...]  # the parts of a split file in order; none if a pull was given up
+    base: str  # file name, without the part number of a split file
+    files: tuple[Path, ...]  # parts of a split file in order; empty: the download is incomplete
     size: int
     modified: float  # seconds since 1970
 
@@ -28,13 +28,13 @@ def base_of(name: str) -> str:
 
 
 def quant_of(base: str) -> str:
-    """The quantisation a file is named after, or the file's name."""
-    found = re.findall(QUANT, base.removesuffix(".gguf"))
-    return found[-1].upper() if found else base
+    """Returns the quantisation in a file name; the file name if there is none."""
+    quants = re.findall(QUANT, base.removesuffix(".gguf"))
+    return quants[-1].upper() if quants else base
 
 
 def whole_models(names: Iterable[str]) -> dict[str, list[str]]:
-    """Files grouped into models by name: a single file, or all the parts of a split one."""
+    """Groups files into complete models by name: a single file, or all parts of a split file."""
     groups: dict[str, list[str]] = {}
     for name in sorted(names):
         if name.endswith(".gguf") and not Path(name).name.startswith("mmproj"):  # an image encoder
@@ -50,7 +50,7 @@ def whole_models(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def choose(models: Iterable[str], quant: str, repo: str) -> str | None:
-    """The model a quant (or a file's name) stands for."""
+    """Returns the model with this quantisation or file name; None: there is none."""
     names = {base: Path(base).name for base in models}
     for wanted in [quant] if quant else PREFERRED_QUANTS:
         exact = [base for base, name in names.items() if wanted in (base, name, name.removesuffix(".gguf"))]

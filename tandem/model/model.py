@@ -21,7 +21,7 @@ from tandem.program.graph import Builder, Op
 from tandem.program.weight_plan import WeightPlan
 
 # Positions over which the rotated key bias is averaged. Independent of the context, so that a saved conversation can be
-# restored with another one. Pairs that RoPE rotates fast average to nearly 0; those with large biases rotate slowly.
+# restored with another one. Pairs that RoPE rotates fast average to nearly 0; pairs with large biases rotate slowly.
 MEAN_POSITIONS = 4096
 
 
@@ -32,26 +32,26 @@ class Model:
     architecture: ModuleType
 
     def ops(self, context: int) -> list[Op]:
-        """The model's op list, for contexts up to `context`."""
+        """Returns the model's op list, for contexts up to `context`."""
         builder = Builder()
         self.architecture.build(builder, self.config, context)
         return builder.ops
 
     def tables(self, context: int) -> dict[str, Array]:
-        """The constants that ops name but the file does not have."""
+        """Returns the constants that ops use but the file does not have."""
         return {f"rope.{i}": rope.table(context) for i, rope in enumerate(self.config.ropes)}
 
     def matrices(self) -> dict[str, tuple[str, int, int]]:
-        """The GGUF format in lower case, rows and columns of each matrix, by name."""
+        """Returns the GGUF format in lower case, rows and columns of each matrix, by name."""
         tensors = self.gguf.tensors.items()
         return {name: (i.format.name.lower(), *i.shape) for name, i in tensors if len(i.shape) == 2}
 
     def layouts(self, choose: ChooseLayout) -> dict[str, Layout]:
-        """The layout of each matrix by name. `choose`: a device's `weight_layout`."""
+        """Returns the layout of each matrix by name. `choose`: a device's `weight_layout`."""
         return {name: choose(*matrix) for name, matrix in self.matrices().items()}
 
     def nbytes(self, choose: ChooseLayout) -> int:
-        """Bytes of the weights on a device, which may be more than in the file: some formats are converted."""
+        """Returns the bytes of the weights on a device; may be more than in the file, since formats are converted."""
         matrices = self.matrices()
         vectors = sum(4 * math.prod(i.shape) for name, i in self.gguf.tensors.items() if name not in matrices)
         return vectors + sum(choose(*matrix).matrix_bytes(*matrix[1:]) for matrix in matrices.values())
@@ -61,15 +61,15 @@ class Model:
         load_weights(self.gguf, plan, device, self.tables(context) | self._key_means(plan))
 
     def _key_means(self, plan: WeightPlan) -> dict[str, Array]:
-        """The mean over positions of each layer's rotated key bias, for the layers whose plan asks for it."""
+        """Returns the mean over positions of each layer's rotated key bias, for the layers whose plan has it."""
         c, wanted = self.config, plan.vector_names()
         layers = [layer for layer in range(c.layers) if key_mean_name(layer) in wanted]
         rotations = [rope.table(MEAN_POSITIONS).mean(axis=0) for rope in c.ropes] if layers else []
-        found = {}
+        means = {}
         for layer in layers:
             bias = vector(self.gguf, f"blk.{layer}.attn_k.bias").reshape(1, c.kv_heads, c.head_dim)
-            found[key_mean_name(layer)] = rotate(bias, rotations[c.layer_rope[layer]][None], c.interleaved)
-        return found
+            means[key_mean_name(layer)] = rotate(bias, rotations[c.layer_rope[layer]][None], c.interleaved)
+        return means
 
     def __enter__(self) -> Self:
         return self
@@ -89,9 +89,9 @@ def open_model(path: str | Path) -> Model:
     architecture = ARCHITECTURES[metadata.architecture]
     config = architecture.config(metadata)
     for name, shape in architecture.tensors(config).items():
-        found = gguf.tensor(name).shape
-        if found != shape:
+        stored = gguf.tensor(name).shape
+        if stored != shape:
             gguf.fail(
-                name, f"shape is {found}, the metadata asks for {shape}: fetch or convert the file again"
+                name, f"shape is {stored}, the metadata asks for {shape}: fetch or convert the file again"
             )
     return Model(gguf, config, architecture)

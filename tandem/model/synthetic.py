@@ -23,7 +23,7 @@ from tandem.program.program import Tensor
 from tandem.program.weight_plan import WeightPlan
 
 PATTERN_BYTES = 16 << 20  # random bytes for each layout, repeated over its matrices
-HEAD_LAYOUT = "q6_k"  # of the head in published files, except in files of the WIDER formats
+HEAD_LAYOUT = "q6_k"  # layout of the head in published files, except in files of the WIDER formats
 WIDER = ("q8_0", "f16", "bf16", "f32")
 
 
@@ -50,7 +50,7 @@ def _plain(
     architecture: str, layers: int, dim: int, ffn: int, heads: int, kv_heads: int, vocab: int, *,
     head_dim: int | None = None, tied: bool = False,
 ) -> ModelConfig:  # fmt: skip
-    """Llama and those built like it: every layer sees every position."""
+    """Returns the config of Llama or a similar model: every layer sees every position."""
     size = head_dim or dim // heads
     return ModelConfig(
         architecture, layers, dim, ffn, heads, kv_heads, size, vocab, 131072, 1e-5, size**-0.5,
@@ -106,7 +106,7 @@ class SyntheticModel(Model):
         }
 
     def _layout(self, columns: int) -> str:
-        """As in published files: q8_0 replaces a format whose blocks do not divide the row."""
+        """Returns the layout as in published files: q8_0 replaces a format whose blocks do not divide the row."""
         return self.layout if columns % LAYOUTS[self.layout].span == 0 else "q8_0"
 
     def nbytes(self, choose: ChooseLayout) -> int:
@@ -138,7 +138,7 @@ def _fill(device: Device, tensor: Tensor, pattern: Array) -> None:
 
 
 def _vector(part: Vector | int, tables: dict[str, Array]) -> Array:
-    """Norm weights of 1: activations stay of order 1 however deep the model is."""
+    """Returns norm weights of 1, so that activations stay of order 1 in any number of layers."""
     if isinstance(part, int):
         return np.zeros(part, np.float32)
     return tables[part.name].ravel() if part.name in tables else np.ones(part.size, np.float32)

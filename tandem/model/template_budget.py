@@ -1,7 +1,7 @@
-"""What one run of a chat template may use, and how its operations are priced before they run.
+"""The time and memory budget of one run of a chat template: operations are charged before they run.
 
-Every value a template makes is paid for when it is made and may not grow past MAX_VALUE, counted deeply; so what one
-operation can cost is bounded by its arguments, and what all of them cost by the Budget.
+Every value that a template creates is charged when it is created, and has at most MAX_VALUE bytes with its contents. So
+the arguments of an operation bound its cost, and the Budget bounds the cost of all operations.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from jinja2.runtime import Undefined
 
 from tandem.errors import TemplateError
 
-MAX_VALUE = 16 << 20  # bytes of one value with all that is in it
+MAX_VALUE = 16 << 20  # maximum bytes of one value with its contents
 MAX_NUMBER = 1 << 60  # larger integers could share one hash
-BUDGET = 256 << 20  # bytes made in one run; a step costs STEP
-STEP = 512
-SECONDS = 3.0  # of processor time
+BUDGET = 256 << 20  # maximum bytes created in one run, plus STEP for each operation
+STEP = 512  # bytes charged for an operation
+SECONDS = 3.0  # maximum processor time of one run
 ADVICE = "run the model with a plain prompt"
 
 BACKWARD_SEARCHES = ("rfind", "rindex", "rpartition", "rsplit")  # quadratic in CPython
 STRIPS = ("lstrip", "rstrip", "strip", "trim")
 ITERATE = "dictsort list map max min reject rejectattr select selectattr sort splitlines title unique"
-PIECEWISE = frozenset(ITERATE.split())  # these take a text apart
+PIECEWISE = frozenset(ITERATE.split())  # filters and methods that split a text
 
 
 class Budget:
-    """What one run of a template may still use."""
+    """The remaining budget of one run of a template."""
 
     def __init__(self) -> None:
         self.left, self.deadline = BUDGET, thread_time() + SECONDS
-        self._weights: dict[
-            int, tuple[object, int]
-        ] = {}  # by id; each object is kept so that its id stays its own
+        # id -> (object, bytes); the objects are kept so that their ids stay unique.
+        self._weights: dict[int, tuple[object, int]] = {}
 
     def spend(self, amount: int = 0) -> None:
         self.left -= amount + STEP
         if self.left < 0 or thread_time() > self.deadline:
-            raise TemplateError(f"the model's chat template does not end: {ADVICE}")
+            raise TemplateError(f"the model's chat template exceeds its time or memory budget: {ADVICE}")
 
     def weigh(self, value: Any) -> int:
-        """The bytes of a value with all that is in it; what occurs twice counts twice. Only plain data has a weight."""
+        """Returns the bytes of a value with its contents; values that occur twice count twice. Refuses other than plain
+        data."""
         if isinstance(value, list | tuple | dict):
             known = self._weights.get(id(value))
             if known is None:
@@ -57,8 +57,8 @@ class Budget:
             return getsizeof(value)
         refuse(f"uses a {type(value).__name__} as a value")
 
-    def pay(self, value: Any) -> Any:
-        """Pays for a value that was just made, and returns it as plain data."""
+    def charge(self, value: Any) -> Any:
+        """Charges a new value, and returns it as plain data."""
         if type(value) is not str and isinstance(value, str):
             value = str(value)  # Jinja marks text as safe for HTML; there is no HTML here
         elif isinstance(value, Iterator | KeysView | ItemsView | ValuesView):
@@ -78,16 +78,16 @@ class Budget:
             value._fail_with_undefined_error()
         if not isinstance(value, str):
             self.weigh(value)
-        text: str = self.pay(str(value))
+        text: str = self.charge(str(value))
         return text
 
 
-def refuse(deed: str) -> NoReturn:
-    raise TemplateError(f"the model's chat template {deed}, which is not allowed: {ADVICE}")
+def refuse(action: str) -> NoReturn:
+    raise TemplateError(f"the model's chat template {action}, which is not allowed: {ADVICE}")
 
 
 def check_cost(name: str, value: Any, args: Sequence[Any]) -> None:
-    """Refuses a call of a filter or method that could make or do too much, by the sizes of what it is given."""
+    """Refuses a call of a filter or method whose time or result could be too large, given its arguments."""
     size = len(value) if isinstance(value, str) else 0
     longest = max((len(a) for a in args if hasattr(a, "__len__")), default=0)
     if name == "replace" and len(args) > 1:

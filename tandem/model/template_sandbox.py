@@ -1,8 +1,7 @@
-"""Jinja for templates that come with a model file from anywhere: they can neither reach the machine, nor run for ever,
-nor eat its memory.
+"""Sandboxed Jinja for untrusted chat templates.
 
-Reaching out: Jinja's sandbox, narrowed to the filters, methods and functions that chat templates need.
-Running and eating: everything is paid for from the Budget of the run (template_budget.py). For that the syntax tree is
+Access: Jinja's sandbox, restricted to the filters, methods and functions that chat templates need.
+Time and memory: every operation is charged to the Budget of the run (template_budget.py). To do so, the syntax tree is
 rewritten before it is compiled: loops, output, literals and comparisons pass through filters whose names no template
 can write ("=loop", "=output" ...).
 """
@@ -27,8 +26,8 @@ from jinja2.visitor import NodeTransformer
 from tandem.errors import RequestError, TemplateError
 from tandem.model.template_budget import ADVICE, MAX_NUMBER, MAX_VALUE, Budget, check_cost, refuse
 
-MAX_SOURCE = 128 << 10  # characters of a template
-BUDGET_NAME = "=budget"  # where a run's variables hold its Budget
+MAX_SOURCE = 128 << 10  # maximum characters of a template
+BUDGET_NAME = "=budget"  # template variable that holds the Budget of a run
 
 TEXT_METHODS = (
     "capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace "
@@ -45,7 +44,7 @@ OTHER_FILTERS = (
 
 
 def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja's that checks what it is given and pays for what it makes."""
+    """Wraps a filter of Jinja: checks its arguments, and charges its result to the Budget."""
     wants, is_text = getattr(function, "jinja_pass_arg", None), name in TEXT_FILTERS.split()
 
     @pass_context
@@ -56,11 +55,11 @@ def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if is_text and not isinstance(value, str):
             value = budget.text(value)
         for argument in (value, *arguments):
-            budget.weigh(argument)  # refuses what is not plain data
+            budget.weigh(argument)  # refuses values that are not plain data
         check_cost(name, value, arguments)
         given = {"context": context, "environment": context.environment, "eval_context": context.eval_ctx}
         first = [given[wants.name]] if wants else []
-        return budget.pay(function(*first, value, *args, **kwargs))
+        return budget.charge(function(*first, value, *args, **kwargs))
 
     return run
 
@@ -88,85 +87,85 @@ def to_json(
         refuse("separates JSON by too much")
     budget.weigh(value)
     options: dict[str, Any] = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
-    return budget.pay(json.dumps(value, sort_keys=sort_keys, **options))
+    return budget.charge(json.dumps(value, sort_keys=sort_keys, **options))
 
 
 @pass_context
-def pay_for_output(context: Context, value: Any) -> str:
+def charge_output(context: Context, value: Any) -> str:
     return budget_of(context).text(value)
 
 
 @pass_context
-def pay_for_text(context: Context, values: tuple[Any, ...]) -> Any:
+def charge_text(context: Context, values: tuple[Any, ...]) -> Any:
     budget = budget_of(context)
-    return budget.pay("".join(map(budget.text, values)))
+    return budget.charge("".join(map(budget.text, values)))
 
 
 @pass_context
-def pay_for_value(context: Context, value: Any) -> Any:
-    return budget_of(context).pay(value)
+def charge_value(context: Context, value: Any) -> Any:
+    return budget_of(context).charge(value)
 
 
 @pass_context
-def pay_for_step(context: Context, value: Any) -> Any:
+def charge_step(context: Context, value: Any) -> Any:
     budget_of(context).spend()
     return value
 
 
 @pass_context
-def pay_for_key(context: Context, value: Any) -> Any:
+def charge_key(context: Context, value: Any) -> Any:
     budget_of(context).spend(budget_of(context).weigh(value))  # an error may write it out
     return value
 
 
 @pass_context
-def pay_for_loop(context: Context, values: Any) -> Iterator[Any]:
+def charge_loop(context: Context, values: Any) -> Iterator[Any]:
     return budget_of(context).steps(values)
 
 
 class ChargeBudget(NodeTransformer):
-    """Puts the filters that pay around what a template does."""
+    """Wraps the operations of a template in filters that charge the Budget."""
 
-    def paid(self, node: nodes.Node, name: str) -> nodes.Filter:
+    def _charged(self, node: nodes.Node, name: str) -> nodes.Filter:
         return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         self.generic_visit(node)
-        node.nodes = [self.paid(child, "=output") for child in node.nodes]
+        node.nodes = [self._charged(child, "=output") for child in node.nodes]
         return node
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = self.paid(node.iter, "=loop")
+        node.iter = self._charged(node.iter, "=loop")
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return self.paid(nodes.Tuple(node.nodes, "load", lineno=node.lineno), "=text")
+        return self._charged(nodes.Tuple(node.nodes, "load", lineno=node.lineno), "=text")
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        node.expr = self.paid(node.expr, "=step")
+        node.expr = self._charged(node.expr, "=step")
         return node
 
     def visit_Test(self, node: nodes.Test) -> nodes.Node:
         self.generic_visit(node)
-        node.node = self.paid(node.node, "=step")
+        node.node = self._charged(node.node, "=step")
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            return self.paid(node, "=value")
+            return self._charged(node, "=value")
         if not isinstance(node.arg, nodes.Const):
-            node.arg = self.paid(node.arg, "=key")
+            node.arg = self._charged(node.arg, "=key")
         return node
 
     def visit_List(self, node: nodes.List | nodes.Tuple | nodes.Dict) -> nodes.Node:
         self.generic_visit(node)
         stored = isinstance(node, nodes.Tuple) and node.ctx != "load"
         constant = all(isinstance(item, nodes.Const) for item in node.items)
-        return node if stored or constant else self.paid(node, "=value")
+        return node if stored or constant else self._charged(node, "=value")
 
     visit_Tuple = visit_Dict = visit_List
 
@@ -187,7 +186,7 @@ class ChargeBudget(NodeTransformer):
 
 
 class GenerationTag(Extension):
-    """{% generation %} marks for training what the assistant said; here it says just that."""
+    """{% generation %} marks the assistant's text for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -243,11 +242,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: guarded(name, FILTERS[name]) for name in names}
         self.filters |= {
             "tojson": to_json,
-            "=output": pay_for_output,
-            "=text": pay_for_text,
-            "=value": pay_for_value,
+            "=output": charge_output,
+            "=text": charge_text,
+            "=value": charge_value,
         }
-        self.filters |= {"=step": pay_for_step, "=key": pay_for_key, "=loop": pay_for_loop}
+        self.filters |= {"=step": charge_step, "=key": charge_key, "=loop": charge_loop}
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if not super().is_safe_attribute(obj, attr, value):
@@ -271,11 +270,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         arguments = [*args, *kwargs.values()]
         if not isinstance(__obj, Macro | LoopContext):
             for argument in arguments:
-                budget.weigh(argument)  # refuses what is not plain data
+                budget.weigh(argument)  # refuses values that are not plain data
         if isinstance(__obj, BuiltinMethodType) and isinstance(__obj.__self__, str):
             check_cost(__obj.__name__, __obj.__self__, arguments)
         result = super().call(__context, __obj, *args, **kwargs)
-        return result if isinstance(result, Namespace) else budget.pay(result)
+        return result if isinstance(result, Namespace) else budget.charge(result)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget = budget_of(context)
@@ -290,11 +289,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 size = 4 * len(value) if isinstance(value, str) else budget.weigh(value)
                 if isinstance(times, int) and not isinstance(value, int | float) and size * times > MAX_VALUE:
                     refuse("repeats a value too often")
-        return budget.pay(super().call_binop(context, operator, left, right))
+        return budget.charge(super().call_binop(context, operator, left, right))
 
 
 def compile_template(source: str) -> Callable[..., str]:
-    """A function that renders the template with the variables it is given."""
+    """Returns a function that renders the template with given variables."""
     if len(source) > MAX_SOURCE:
         refuse(f"has {len(source)} characters")
     sandbox = Sandbox()

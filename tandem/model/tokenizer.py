@@ -1,7 +1,7 @@
-"""Text to token ids and back, with the vocabulary of the model file. The merging itself is in C (merge.c).
+"""Encodes text to token ids and decodes it, with the vocabulary of the model file. The merging is in C (merge.c).
 
 Two kinds: SentencePiece (`tokenizer.ggml.model` = llama: Gemma, Llama 2, Mistral) and byte-level BPE (gpt2: Llama 3,
-Qwen, SmolLM). Text that is not valid UTF-8 is read with one U+FFFD for each byte that does not belong.
+Qwen, SmolLM). In text that is not valid UTF-8, U+FFFD replaces each invalid byte.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tandem.model.pretokenize import PreTokenizer, pre_tokenizer
 from tandem.native import ffi, load
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
-HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # say nothing unless asked for
-MAX_TEXT = 64 << 20  # bytes; merging takes up to 52 times that
-MAX_SPECIAL = 4 << 20  # bytes of all special tokens; Gemma, which has most, has 0.1 MB
-MAX_SHOWN = 8192  # tokens whose bytes are kept for streams
+HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # not shown by decode unless `special`
+MAX_TEXT = 64 << 20  # bytes; merging takes up to 52 times as much memory
+MAX_SPECIAL = 4 << 20  # bytes of all special tokens; Gemma, which has the most, has 0.1 MB
+MAX_SHOWN = 8192  # tokens in the cache of decoded bytes
 
-# Tokens that end an answer, whatever the file says of them.
+# Tokens that always end the output, even if the file does not mark them.
 STOP_TOKENS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
     "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
@@ -39,7 +39,7 @@ class Tokenizer:
     """The vocabulary of a model. Any number of threads may use it at the same time."""
 
     def __init__(self, core: Any, memory: list[Array], pre: PreTokenizer | None) -> None:
-        """`from_gguf` makes one."""
+        """Use `from_gguf`."""
         self._core, self._memory, self._pre = core, memory, pre
         self._bytes, self._starts, self._types = memory[:3]
         self._byte_tokens = {} if pre else {id: byte for byte, id in enumerate(core.byte_ids) if id >= 0}
@@ -48,7 +48,7 @@ class Tokenizer:
         self.eos_id: int | None = None
         self.add_bos = self.add_eos = self.add_space_prefix = False
         self.stop_ids: frozenset[int] = frozenset()
-        self._shown: dict[int, bytes] = {}  # what the last streams were made of
+        self._shown: dict[int, bytes] = {}  # cache: bytes of recently decoded tokens
 
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> Self:
@@ -67,7 +67,7 @@ class Tokenizer:
         self.add_eos = gguf.get("tokenizer.ggml.add_eos_token", False)
         self.add_space_prefix = pre is None and gguf.get("tokenizer.ggml.add_space_prefix", True)
         known_stop_ids = [id for id in map(self.find, STOP_TOKENS) if id is not None]
-        self._types[known_stop_ids] = CONTROL  # not all files say so
+        self._types[known_stop_ids] = CONTROL  # not all files mark them
         if (end := self.find("</s>")) is not None and self._types[end] == CONTROL:  # in Gemma's, it is HTML
             known_stop_ids.append(end)
         ends = [_token_id(gguf, name, None, self.vocab_size) for name in ("eot", "eom")]
@@ -78,7 +78,7 @@ class Tokenizer:
         return self
 
     def find(self, text: str) -> int | None:
-        """The token that is written so in the file, special or not."""
+        """Returns the token with this text in the file, special or not; None: there is none."""
         raw = self._spelled(text.encode())
         id = load().tandem_tokenizer_find(self._core, raw, len(raw))
         return id if id >= 0 else None
@@ -86,10 +86,10 @@ class Tokenizer:
     def encode(
         self, text: str | bytes, *, special: bool = False, bos: bool | None = None, continues: bool = False
     ) -> list[int]:
-        """The ids of `text`. With `special`, control tokens written in it count as such; otherwise they are text.
+        """Returns the ids of `text`. With `special`, control tokens in the text are encoded as such; otherwise as text.
 
-        `bos` adds the token that begins a text or leaves it out; None does as the file says, but never twice.
-        `continues`: the text follows another, so no space is added to its start.
+        `bos`: whether to add the BOS token; None does as the file says, but never twice.
+        `continues`: the text follows another, so no space is added at its start.
         """
         data = self._spelled(_valid_utf8(text))
         if len(data) > MAX_TEXT:
@@ -107,11 +107,11 @@ class Tokenizer:
         return [self.bos_id, *ids] if bos and self.bos_id is not None else ids
 
     def _spelled(self, data: bytes) -> bytes:
-        """Text as the core has its tokens: SentencePiece writes a space as U+2581 and knows no difference."""
+        """Text in the core's spelling: SentencePiece writes a space as U+2581."""
         return data if self._pre else data.replace("\u2581".encode(), b" ")
 
     def _special_spans(self, data: bytes, special: bool) -> Iterator[tuple[int, int, int | None]]:
-        """Cuts text into special tokens and plain stretches: start, end, and the token."""
+        """Splits text into special tokens and plain text; yields start, end, and the token (None: plain text)."""
         next_special, span = load().tandem_tokenizer_next_special, ffi.new("int64_t[2]")
         at = 0
         while at < len(data):
@@ -135,15 +135,15 @@ class Tokenizer:
         return tokens
 
     def decode(self, ids: Iterable[int], *, special: bool = False, continues: bool = False) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD. With `special`, control tokens are shown.
+        """Returns the text of `ids`; invalid UTF-8 becomes U+FFFD. With `special`, control tokens are shown.
 
-        `continues`: the ids follow others, so a space at their start is text and not the one `encode` adds.
+        `continues`: the ids follow others, so a space at their start is text, not the space that `encode` adds.
         """
         stream = StreamDecoder(self, special=special, continues=continues)
         return "".join(map(stream.push, ids)) + stream.flush()
 
     def token_bytes(self, id: int) -> bytes:
-        """What a token stands for; not always whole characters."""
+        """Returns the bytes of a token; not always whole characters."""
         if not 0 <= id < self.vocab_size:
             raise RequestError(f"token {id} is not in the vocabulary: it has 0 to {self.vocab_size - 1}")
         if id in self._byte_tokens:
@@ -151,32 +151,32 @@ class Tokenizer:
         return self._bytes[self._starts[id] : self._starts[id + 1]].tobytes()
 
     def shown_bytes(self, id: int) -> bytes:
-        """The same without control tokens, which `decode` leaves out."""
-        found = self._shown.get(id)
-        if found is None:
+        """Returns the bytes that `decode` shows: none for a control token."""
+        data = self._shown.get(id)
+        if data is None:
             if len(self._shown) >= MAX_SHOWN:
                 self._shown = {}
-            found = self._shown[id] = b"" if self.is_hidden(id) else self.token_bytes(id)
-        return found
+            data = self._shown[id] = b"" if self.is_hidden(id) else self.token_bytes(id)
+        return data
 
     def piece(self, id: int) -> str:
-        """What a token stands for, as far as it is text."""
+        """Returns the text of a token; invalid UTF-8 becomes U+FFFD."""
         return self.token_bytes(id).decode(errors="replace")
 
     def is_hidden(self, id: int) -> bool:
-        """Control tokens and the like, which `decode` leaves out."""
+        """Whether `decode` leaves the token out, such as a control token."""
         return 0 <= id < self.vocab_size and int(self._types[id]) in HIDDEN
 
 
 class StreamDecoder:
-    """Decodes token by token. What `push` and `flush` return, put together, is what `decode` gives; an incomplete
-    character is held back until it is complete or certainly will not be."""
+    """Decodes token by token. The texts from `push` and `flush`, joined, are equal to the text from `decode`. An
+    incomplete character is held back until it is complete or known to be invalid."""
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False, continues: bool = False) -> None:
         self._tokenizer, self._special = tokenizer, special
         self._strip_space = tokenizer.add_space_prefix and not continues
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._holds = False  # part of a character
+        self._holds = False  # a part of a character is held back
 
     def push(self, id: int) -> str:
         data = self._tokenizer.token_bytes(id) if self._special else self._tokenizer.shown_bytes(id)
@@ -184,7 +184,7 @@ class StreamDecoder:
             data, self._strip_space = data.removeprefix(b" "), False
         if not self._holds:
             try:
-                return data.decode()  # whole characters, as most tokens are: several times as fast
+                return data.decode()  # whole characters, as in most tokens: several times as fast
             except UnicodeDecodeError:
                 pass
         text = self._decoder.decode(data)
@@ -192,7 +192,7 @@ class StreamDecoder:
         return text
 
     def flush(self) -> str:
-        """What is still held back: the text ends here."""
+        """Returns the text that is still held back, at the end of the text."""
         return self._decoder.decode(b"", True)
 
 
@@ -232,12 +232,12 @@ def _per_token(gguf: GGUF, key: str, count: int, default: int, dtype: str) -> Ar
 
 
 def _slots(count: int, width: int) -> Array:
-    """An empty hash table (ids are -1) at most two thirds full, a power of two in size."""
+    """Returns an empty hash table (ids are -1) for `count` entries: a power of two, at most two thirds full."""
     return np.full((1 << (count * 3 // 2).bit_length(), width), -1, np.int32)
 
 
 def _load_vocabulary(gguf: GGUF, pre: PreTokenizer | None) -> tuple[Any, list[Array]]:
-    """The core's structure with all tokens in it, and the memory it points to."""
+    """Returns the core's structure with all tokens, and the memory that it points to."""
     tokens = gguf.require("tokenizer.ggml.tokens", StringArray)
     count = len(tokens)
     types = _per_token(gguf, "tokenizer.ggml.token_type", count, NORMAL, "uint8")

@@ -20,7 +20,7 @@ from tandem.program.weight_plan import PackedMatrix, PackedVector, WeightPlan
 from tandem.threads import each
 
 READ_BYTES = 8 << 20  # bytes of the file that all loader threads together work on at a time
-CONVERSION_FACTOR = 8  # a conversion needs at least this many times the bytes of the file
+CONVERSION_FACTOR = 8  # minimum memory of a conversion, as a multiple of the bytes in the file
 
 
 class _Rows(NamedTuple):
@@ -42,15 +42,15 @@ def load_weights(gguf: GGUF, plan: WeightPlan, device: Device, tables: Mapping[s
 
 
 def _groups(gguf: GGUF, plan: WeightPlan, max_bytes: int) -> Iterator[list[_Rows]]:
-    """The rows of all matrices, in lists of about `max_bytes`: large matrices are cut, small ones collected."""
+    """Yields the rows of all matrices, in lists of about `max_bytes`: splits large matrices, collects small ones."""
     group: list[_Rows] = []
     nbytes = 0
     for packed in plan.matrices.values():
         for index, part in enumerate(packed.parts):
             info = gguf.tensor(part.name)
             row_bytes = info.row_bytes * (1 if _same(packed, info) else CONVERSION_FACTOR)
-            together = packed.layout.group_rows
-            step = max(1, max_bytes // (row_bytes * together)) * together
+            group_rows = packed.layout.group_rows
+            step = max(1, max_bytes // (row_bytes * group_rows)) * group_rows
             for row in range(0, part.rows, step):
                 end = min(row + step, part.rows)
                 group.append(_Rows(packed, index, row, end))
@@ -64,7 +64,7 @@ def _groups(gguf: GGUF, plan: WeightPlan, max_bytes: int) -> Iterator[list[_Rows
 def _load(gguf: GGUF, device: Device, group: list[_Rows]) -> None:
     read = [_read(gguf, rows) for rows in group]
     device.repack(read)
-    gguf.done_with(sum(each.rows.nbytes for each in read))  # else the file's pages would stay in memory
+    gguf.done_with(sum(each.rows.nbytes for each in read))  # otherwise the file's pages would stay in memory
 
 
 def _read(gguf: GGUF, wanted: _Rows) -> WeightRows:

@@ -120,8 +120,8 @@ def heads(ops: list[Op]) -> list[Op]:
 
 
 def consumers(ops: list[Op]) -> dict[Value, list[Op]]:
-    found: dict[Value, list[Op]] = {}
+    readers: dict[Value, list[Op]] = {}
     for op in ops:
         for value in op.inputs:
-            found.setdefault(value, []).append(op)
-    return found
+            readers.setdefault(value, []).append(op)
+    return readers

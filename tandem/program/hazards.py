@@ -9,14 +9,14 @@ from tandem.program.program import Launch, Tensor
 
 
 class Unordered:
-    """What the launches since the last barrier read and wrote."""
+    """The tensors that launches have read and written since the last barrier."""
 
     def __init__(self) -> None:
         self.read: list[Tensor] = []
         self.written: list[Tensor] = []
 
     def conflict(self, launch: Launch) -> str | None:
-        """The first hazard this launch would have without a barrier, in words."""
+        """Describes the first hazard that this launch would have without a barrier; None: there is none."""
         for kind, mine, theirs in (
             ("reads {} after it was written", launch.touched("r"), self.written),
             ("writes {} after it was read", launch.touched("w"), self.read),
@@ -44,7 +44,7 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def place_barriers(launches: list[Launch]) -> None:
-    """A barrier before each launch that would conflict with one since the last barrier, and nowhere else."""
+    """Sets a barrier before each launch that conflicts with one since the last barrier, and nowhere else."""
     since = Unordered()
     for launch in launches:
         launch.barrier = since.conflict(launch) is not None

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tandem.kernels.kernel import Cost, Counts, Grid, Kernel
 
-# Two steps may be in flight, each in a step slot: StepInputs and results of its own. A step reads what the step in the
+# Two steps may be in flight, each in a step slot with its own StepInputs and results. A step reads the tokens that the
 # other slot sampled. A Program names the arenas of slot 0. A split model has a slot for each device, and no step reads
 # another slot's results.
 STEP_SLOTS, MAX_STEP_SLOTS = 2, 8
@@ -17,7 +17,7 @@ OTHER_STEP_SLOT = {"step": "step.1", "step.1": "step", "results": "results.1", "
 
 
 def arena_in(step_slot: int, arena: str) -> str:
-    """The arena that a step slot uses in place of the one that a Program names."""
+    """Returns the arena that a step slot uses in place of the one that a Program names."""
     if step_slot < STEP_SLOTS:
         return OTHER_STEP_SLOT.get(arena, arena) if step_slot else arena
     return f"{arena}.{step_slot}" if arena in ("step", "results") else arena
@@ -64,7 +64,7 @@ class Launch:
     kernel: Kernel
     buffers: Mapping[str, Tensor | None]  # by the kernel's names; None: absent
     scalars: Mapping[str, float]
-    name: str  # of the value it produces
+    name: str  # name of the value that it computes
     barrier: bool = False  # all launches before this one must have finished
 
     @property
@@ -75,7 +75,7 @@ class Launch:
         return self.kernel.cost(self.scalars, counts)
 
     def touched(self, access: Literal["r", "w"]) -> list[Tensor]:
-        """The tensors read ("r") or written ("w")."""
+        """Returns the tensors read ("r") or written ("w")."""
         return self._read if access == "r" else self._written
 
     # Cached: read a dozen times while a Program is made and checked.
@@ -97,12 +97,11 @@ class Program:
     launches: list[Launch]
     max_counts: Counts  # the bucket: largest "tokens", "rows" and "work" of a step
     arena_bytes: dict[str, int]
-    values: dict[str, tuple[int, Tensor]] = field(
-        default_factory=dict
-    )  # name -> (launch that completes it, tensor)
+    # name -> (launch that completes it, tensor)
+    values: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
 
     def text(self, counts: Counts | None = None, seconds: list[float] | None = None) -> str:
-        """A line for each launch: kernel, value, work items, cost and, given measured `seconds`, speed."""
+        """Returns a line for each launch: kernel, value, work items, cost and, given measured `seconds`, speed."""
         counts = counts or self.max_counts
         width = max(14, *(len(launch.kernel.name) + 1 for launch in self.launches))
         lines = [

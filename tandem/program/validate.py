@@ -1,10 +1,10 @@
 """Validates a Program without running it.
 
 Rules, each a ProgramError that names the launch:
-- shape: every bound tensor has at least the bytes its kernel touches, inside its arena (a view: inside its base);
-- overlap: nothing is written over bytes that a later launch, or another buffer of the same one, still needs;
+- shape: every bound tensor has at least the bytes that its kernel touches, inside its arena (a view: inside its base);
+- overlap: no launch writes over bytes that a later launch, or another of its own buffers, still needs;
 - use before write: an activation is read only after a launch has written it;
-- barrier: a launch that reads or writes what an earlier one wrote, or writes what it read, waits for it.
+- barrier: a launch waits for an earlier one if it reads or writes bytes that it wrote, or writes bytes that it read.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tandem.errors import ProgramError
 from tandem.program.hazards import Unordered, overlap
 from tandem.program.program import Launch, Program, Tensor
 
-BEFORE = ("weights", "kv", "step", "results.1")  # arenas whose bytes are there before the first launch
+INITIALISED = ("weights", "kv", "step", "results.1")  # arenas with contents before the first launch
 READ_ONLY = ("weights", "step", "results.1")
 
 
 def validate(program: Program, given: Iterable[Tensor] = ()) -> None:
-    """`given`: activations that are there before the first launch."""
+    """Raises ProgramError. `given`: activations that are written before the first launch."""
     since = Unordered()
     intact = set(given)  # written so far, and not written over since
     lost: dict[Tensor, Tensor] = {}  # root -> what was written over it
@@ -29,9 +29,9 @@ def validate(program: Program, given: Iterable[Tensor] = ()) -> None:
         where = f"launch {i} ({launch.kernel.name} -> {launch.name})"
         _check_bindings(where, launch)
         _check_extents(where, launch, program)
-        _check_buffers_are_apart(where, launch)
+        _check_no_aliasing(where, launch)
         for tensor in launch.touched("r"):
-            if tensor.arena not in BEFORE:
+            if tensor.arena not in INITIALISED:
                 _check_written(where, tensor, intact, lost)
         conflict = None if launch.barrier else since.conflict(launch)
         if conflict:
@@ -72,8 +72,8 @@ def _check_extents(where: str, launch: Launch, program: Program) -> None:
             )
 
 
-def _check_buffers_are_apart(where: str, launch: Launch) -> None:
-    """Items run in any order, so what a launch writes is nothing else that it touches."""
+def _check_no_aliasing(where: str, launch: Launch) -> None:
+    """Items run in any order, so an output may not overlap another buffer."""
     bound = [(b.access, launch.buffers[b.name]) for b in launch.kernel.buffers]
     for (access_a, a), (access_b, b) in combinations(bound, 2):
         if a and b and "w" in access_a + access_b and overlap(a, b):

@@ -21,7 +21,7 @@ from tandem.engine.prompt_lookup import NgramIndex, PromptLookup
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.speculation import AcceptanceRate, Speculator, best_lengths
-from tandem.engine.speculation_cost import RETRY
+from tandem.engine.speculation_cost import RETRY_TOKENS
 from tandem.errors import DoesNotFitError, RequestError
 from tandem.kernels.panels import panel_layout
 from tests.cli.tiny_model import write_tiny_model
@@ -63,14 +63,14 @@ def test_rejected_drafts_stop_and_are_retried() -> None:
     engine = SimulatedEngine(windows=(0,), blocks=(99,), context=CONTEXT, batch=1, tokens=64, draft_tokens=8)
     sequence = engine.prepare([1, 2, 3] * 9, SamplingParams(max_tokens=200))
     tried = []
-    for _ in range(8 * RETRY):
+    for _ in range(8 * RETRY_TOKENS):
         [draft] = speculator.propose([sequence], 1, 8)
         tried.append(bool(draft))
         if draft:
             speculator.learn(sequence, len(draft), 0)
     assert all(tried[:2]) and 3 < sum(tried) < 10
-    assert not any(tried[10:RETRY]) and any(tried[RETRY:])
-    assert sequence.acceptance and sequence.acceptance.retry_after > RETRY
+    assert not any(tried[10:RETRY_TOKENS]) and any(tried[RETRY_TOKENS:])
+    assert sequence.acceptance and sequence.acceptance.retry_after > RETRY_TOKENS
 
 
 class Drafter:

@@ -57,7 +57,7 @@ class CPUDevice:
         return free, free
 
     def place(self, program: Program) -> None:
-        self._arenas.clear()  # frees those of the Program before
+        self._arenas.clear()  # frees the arenas of the previous Program
         for arena, nbytes in program.arena_bytes.items():
             self.allocate(arena, nbytes)
 

@@ -13,9 +13,8 @@ from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.panels import LAYOUTS
 from tandem.native import ffi
 
-REPACK_BYTES = (
-    1 << 20
-)  # bytes that a thread repacks at a time: large enough to hide the call, small enough to balance
+# Bytes that a thread repacks at a time: large enough to hide the call, small enough to balance.
+REPACK_BYTES = 1 << 20
 
 
 def repack_all(rows: Sequence[tuple[WeightRows, int]]) -> None:
@@ -37,9 +36,8 @@ def _name(layout: str) -> Any:
 
 class Repacker:
     def __init__(self, threads: int) -> None:
-        from concurrent.futures import (
-            ThreadPoolExecutor,  # the import takes 4 ms, and the CPU device does not need it
-        )
+        # Imported late: it takes 4 ms, and the CPU device does not need it.
+        from concurrent.futures import ThreadPoolExecutor
 
         self._library = native.load()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="repack")

@@ -38,9 +38,8 @@ def cpu_name() -> str:
 def tuned_choices(settings: Settings, threads: int) -> Choices:
     """The choices for this number of threads."""
     folder = settings.pipelines
-    if (
-        not settings.tune or next(folder.glob("cpu-*.tuned"), None) is None
-    ):  # mostly: the library is not summed then
+    # Usually there is no file, and the library need not be hashed.
+    if not settings.tune or next(folder.glob("cpu-*.tuned"), None) is None:
         return Choices()
     return read_choices(tuned_file(folder, threads))
 
@@ -58,9 +57,9 @@ def candidate_threads(threads: int) -> list[Choice]:
 
 
 def candidates(scalars: Scalars) -> list[Choice]:
-    found: list[Choice] = []
+    choices: list[Choice] = []
     if "panels_per_item" in scalars:
         own, glu = int(scalars["panels_per_item"]), bool(scalars["epilogue"])
-        found += [{"panels_per_item": n} for n in PANELS if n != own and (n >= 4 or not glu)]
+        choices += [{"panels_per_item": n} for n in PANELS if n != own and (n >= 4 or not glu)]
     others = native.ISAS[native.ISAS.index(native.best_isa()) + 1 :]
-    return found + [{"isa": native.ISAS.index(isa)} for isa in others if isa != "plain"]
+    return choices + [{"isa": native.ISAS.index(isa)} for isa in others if isa != "plain"]

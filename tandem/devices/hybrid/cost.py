@@ -34,7 +34,7 @@ class Rates:
 
 
 class Division(NamedTuple):
-    units: tuple[int, ...]  # of each worker
+    units: tuple[int, ...]  # units of each worker
     seconds: float
 
 
@@ -49,8 +49,8 @@ def divide(
     subsets = [subset for size in others for subset in combinations(others, size)]
     for subset in [(0, *subset) for subset in subsets] + subsets:
         counts, seconds = _among(units, [workers[i] for i in subset])
-        found = dict(zip(subset, counts, strict=True))
-        divided = tuple(found.get(i, 0) for i in range(len(workers)))
+        by_worker = dict(zip(subset, counts, strict=True))
+        divided = tuple(by_worker.get(i, 0) for i in range(len(workers)))
         seconds = max(seconds, at_least(divided))
         if seconds < best.seconds:
             best = Division(divided, seconds)
@@ -68,9 +68,8 @@ def _among(units: int, workers: Sequence[Seconds]) -> tuple[list[int], float]:
         middle = (low + high) / 2
         low, high = (low, middle) if sum(within(middle)) >= units else (middle, high)
     counts = within(high)
-    for i in reversed(
-        range(len(counts))
-    ):  # the excess comes off the last worker: the first has its inputs at hand
+    # The excess comes off the last worker: the first has its inputs at hand.
+    for i in reversed(range(len(counts))):
         counts[i] -= min(counts[i], sum(counts) - units)
     return counts, max((worker(n) for worker, n in zip(workers, counts, strict=True) if n), default=0.0)
 
@@ -85,7 +84,7 @@ def gain(alone: float, together: float) -> float:
 
 class Placed(NamedTuple):
     launch: Launch
-    fractions: tuple[float, ...]  # of each device; they add up to 1
+    fractions: tuple[float, ...]  # fraction of each device; they add up to 1
     alone: float  # seconds on the first device
     seconds: float
 
@@ -153,8 +152,8 @@ def _placed(
     def together(units: Sequence[int]) -> float:
         return sum(nbytes(device, n) for device, n in zip(devices, units, strict=True)) / shared
 
-    found = divide(parts, [worker(device) for device in devices], together)
-    return Placed(launch, tuple(n / parts for n in found.units), alone, found.seconds)
+    division = divide(parts, [worker(device) for device in devices], together)
+    return Placed(launch, tuple(n / parts for n in division.units), alone, division.seconds)
 
 
 def place_attention(

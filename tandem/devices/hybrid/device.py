@@ -80,9 +80,8 @@ class HybridDevice:
         self.balances: dict[int, Balance | Fixed] = {}  # by bucket of tokens
         self._program = Program([], {}, {})
         self._slot_recordings: dict[int, SlotRecordings] = {}
-        self.times: deque[tuple[float, float]] = deque(
-            maxlen=KEPT
-        )  # when the main device computed its own partitions
+        # Begin and end of recent partitions of the main device.
+        self.times: deque[tuple[float, float]] = deque(maxlen=KEPT)
         self._ended = 0.0
 
     def with_accelerator(self, accelerator: Accelerator) -> HybridDevice:
@@ -129,9 +128,8 @@ class HybridDevice:
         aside = max(
             (w.out.nbytes for w in self.works if isinstance(w, Gemm) and w.out.dtype == "q8"), default=0
         )
-        self._apart = (
-            used + align(aside) if self.stages > 1 else 0
-        )  # bytes between the activations of two step slots
+        # Bytes between the activations of two step slots.
+        self._apart = used + align(aside) if self.stages > 1 else 0
         self._aside, sizes["activations"] = (used, aside), (used + align(aside)) * self.stages
         if not self.whole:
             sizes["kv"] = 0
@@ -164,15 +162,13 @@ class HybridDevice:
         return self.main.memory(arena)
 
     def read(self, tensor: Tensor) -> Bytes:
-        found = self._lent(tensor)
-        if found:
-            return found[0].device.read(found[1])
+        if lent := self._lent(tensor):
+            return lent[0].device.read(lent[1])
         return self.main.read(tensor)
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        found = self._lent(tensor)
-        if found:
-            found[0].device.write(found[1], data)
+        if lent := self._lent(tensor):
+            lent[0].device.write(lent[1], data)
         else:
             self.main.write(tensor, data)
 
@@ -206,7 +202,7 @@ class HybridDevice:
     # ---- running
 
     def step_program(self, program: Program, counts: Counts, single: bool) -> Program:
-        """Of the steps that the main device does alone."""
+        """Returns the launches of a step that the main device runs alone."""
         return self.main.step_program(program, counts, single)
 
     def record(self, program: Program, step_slot: int = 0) -> HybridRecording:
@@ -285,10 +281,10 @@ class HybridDevice:
         for worker, (accelerator, count) in enumerate(zip(self.accelerators, cut[1:], strict=True), 1):
             if count:
                 inputs = inputs or self._inputs(recordings, work, step.tokens)
-                answer = accelerator.submit(
+                future = accelerator.submit(
                     Partition(step.segment, first, count, step.tokens, inputs, self._step(step.step_slot))
                 )
-                step.waiting.append((worker, first, count, answer))
+                step.waiting.append((worker, first, count, future))
                 first += count
         if cut[0]:
             assert isinstance(work, Gemm)
@@ -302,8 +298,8 @@ class HybridDevice:
 
     def _inputs(self, recordings: SlotRecordings, work: Work, tokens: int) -> list[Bytes]:
         tensors = [recordings.mapped(tensor) for tensor in work.entering]
-        found = [self.main.read(replace(t, nbytes=rows_bytes(t, tokens))) for t in tensors]
-        return [data.copy() for data in found] if self.stages > 1 or len(found) > 1 else found
+        inputs = [self.main.read(replace(t, nbytes=rows_bytes(t, tokens))) for t in tensors]
+        return [data.copy() for data in inputs] if self.stages > 1 or len(inputs) > 1 else inputs
 
     def _step(self, step_slot: int) -> Bytes:
         return self.main.memory(arena_in(step_slot, "step"))
@@ -313,15 +309,15 @@ class HybridDevice:
         waiting, step.waiting = step.waiting, []
         index = step.segment - 1
         work = self.works[index]
-        for worker, first, count, answer in waiting:
-            found = answer.result()
+        for worker, first, count, future in waiting:
+            result = future.result()
             if isinstance(work, Gemm):
                 out = self.main.view(recordings.mapped(work.out))
-                put_columns(out, work, step.tokens, *work.columns(first, count), found.outputs[0])
+                put_columns(out, work, step.tokens, *work.columns(first, count), result.outputs[0])
                 if not step.first:
-                    balance.observe(work, self.takers(work), worker, count, found.ended - found.begun)
+                    balance.observe(work, self.takers(work), worker, count, result.ended - result.begun)
             else:
-                for tensor, data in zip(work.leaving, found.outputs, strict=True):
+                for tensor, data in zip(work.leaving, result.outputs, strict=True):
                     self.main.write(recordings.mapped(tensor), data)
         own = waiting[0][1] if waiting else 0
         if isinstance(work, Gemm) and own and work.out.dtype == "q8":
@@ -333,17 +329,16 @@ class HybridDevice:
     def _measure(self, recordings: SlotRecordings, tokens: int, gemm: Gemm, worker: int, units: int) -> float:
         """Seconds of `units` of a matmul on one device: the minimum of several runs, since other load only adds."""
         index = self.works.index(gemm)
-        inputs = [
-            np.zeros(rows_bytes(t, tokens), np.uint8) for t in gemm.entering
-        ]  # activations may hold garbage now
+        # Zeros: activations may hold garbage now.
+        inputs = [np.zeros(rows_bytes(t, tokens), np.uint8) for t in gemm.entering]
         times = []
         for _ in range(MEASURED):
             if worker:
                 partition = Partition(
                     index, gemm.units - units, units, tokens, inputs, self._step(recordings.step_slot)
                 )
-                found = self.accelerators[worker - 1].submit(partition).result()
-                times.append(found.ended - found.begun)
+                result = self.accelerators[worker - 1].submit(partition).result()
+                times.append(result.ended - result.begun)
             else:
                 begun = time.perf_counter()
                 recordings.partition(index, units)[0].replay()

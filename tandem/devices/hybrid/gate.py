@@ -1,4 +1,4 @@
-"""Which matmuls the NPU may compute in int8: those that cost at most half a percent of perplexity."""
+"""Decides which matmuls the NPU may compute in int8: perplexity may rise by at most half a percent."""
 
 from __future__ import annotations
 

@@ -82,9 +82,8 @@ class Int8Accelerator(Worker):
         layout, columns = gemm.weights.dtype, int(gemm.launch.scalars["columns"])
         panel = LAYOUTS[layout].matrix_bytes(PANEL_ROWS, columns)
         parts = []
-        for row in range(
-            0, gemm.rows, 64 * PANEL_ROWS
-        ):  # as float32 the matrix would be much larger than here
+        # In parts, since the whole matrix would be large as float32.
+        for row in range(0, gemm.rows, 64 * PANEL_ROWS):
             rows = min(64 * PANEL_ROWS, gemm.rows - row)
             some = operands["weights"][row // PANEL_ROWS * panel : (row // PANEL_ROWS + 64) * panel]
             parts.append(quantise(unpack_panels(layout, some, rows, columns), self.block))

@@ -1,4 +1,4 @@
-"""`--placement`: makes one device of several; the others are accelerators of the first."""
+"""`--placement`: combines several devices into one. The first is the main device, the others are its accelerators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLACEMENTS = ("layers", "columns", "pipeline", "npu-attention")
 
 
 def open_hybrid(devices: Sequence[Device], placement: str, split: Sequence[int] | None) -> HybridDevice:
-    """The first device is the main device; the others are its accelerators."""
+    """Checks the placement, and opens a HybridDevice."""
     if placement not in PLACEMENTS:
         raise DeviceError(f"no placement {placement!r}: use one of {', '.join(PLACEMENTS)}")
     main, *others = devices

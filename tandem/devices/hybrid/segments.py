@@ -24,9 +24,8 @@ class InFlightStep:
     kind: str  # "off" or "alone": main device only; "measure": measure, then decide; "together": partitioned
     begun: float = 0.0
     segment: int = 0  # the next segment to run
-    waiting: list[tuple[int, int, int, Future[PartitionResult]]] = field(
-        default_factory=list
-    )  # (worker, first, count, answer)
+    # (worker, first unit, number of units, future result)
+    waiting: list[tuple[int, int, int, Future[PartitionResult]]] = field(default_factory=list)
     rest: float = 0.0  # seconds in launches that are not partitioned
     first: bool = False  # records new partitions on the way, so its times do not count
     error: BaseException | None = None
@@ -90,8 +89,8 @@ class SegmentRunner:
                     self._steps.remove(step)
                 step.done.set()
             else:
-                for *_, answer in step.waiting:
-                    answer.add_done_callback(self.wake)
+                for *_, future in step.waiting:
+                    future.add_done_callback(self.wake)
 
     def _ready(self) -> InFlightStep | None:
         """The oldest step whose results have arrived. Steps stay in order: later tokens attend to earlier ones."""
@@ -100,7 +99,7 @@ class SegmentRunner:
             follows = before is None or (
                 self._behind and before.kind == step.kind == "together" and before.segment > step.segment
             )
-            if follows and all(answer.done() for *_, answer in step.waiting):
+            if follows and all(future.done() for *_, future in step.waiting):
                 return step
             before = step
         return None

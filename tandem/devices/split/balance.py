@@ -96,9 +96,9 @@ def _memory(program: Program, layers: Sequence[Sequence[Launch]]) -> tuple[list[
                     users.setdefault(tensor.root, set()).add(i)
     own = [0] * len(layers)
     common = sum(nbytes for arena, nbytes in program.arena_bytes.items() if arena not in OWN)
-    for tensor, found in users.items():
-        if len(found) == 1:
-            own[min(found)] += tensor.nbytes
+    for tensor, used_by in users.items():
+        if len(used_by) == 1:
+            own[min(used_by)] += tensor.nbytes
         else:
             common += tensor.nbytes
     return own, common

@@ -160,7 +160,7 @@ class SplitDevice:
 
     def _stop(self) -> None:
         stages, self.chain = self.chain, []
-        for stage in stages:  # in order: each hands on what it still has
+        for stage in stages:  # in order: each passes on its steps
             stage.stop()
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ PATTERN = 6  # every sixth layer is global, unless the file says otherwise
 
 def config(m: Metadata) -> ModelConfig:
     layers, dim, heads = (
-        m.count("block_count", most=1024),
+        m.count("block_count", maximum=1024),
         m.count("embedding_length"),
         m.count("attention.head_count"),
     )

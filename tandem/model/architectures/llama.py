@@ -10,7 +10,7 @@ from tandem.program.graph import Builder
 def config(m: Metadata) -> ModelConfig:
     head_dim = m.head_dim()
     window = m.count("attention.sliding_window", 0)
-    layers = m.count("block_count", most=1024)
+    layers = m.count("block_count", maximum=1024)
     return m.config(
         head_dim=head_dim,
         scale=head_dim**-0.5,

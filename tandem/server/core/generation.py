@@ -56,9 +56,8 @@ class GenerationRequest:
     model: str | None  # None: the server's first model
     prompt: str | list[int] | None = None  # text or token ids; None: use `messages`
     messages: list[Message] = field(default_factory=list)
-    params: dict[str, Any] = field(
-        default_factory=dict
-    )  # for SamplingParams; max_tokens may be 0 with `echo`
+    # Fields of SamplingParams; max_tokens may be 0 with `echo`.
+    params: dict[str, Any] = field(default_factory=dict)
     echo: bool = False  # return the prompt before the completion
     n: int = 1  # responses
     tools: Sequence[Tool] = ()
@@ -66,9 +65,7 @@ class GenerationRequest:
     parallel_tool_calls: bool = True  # a response may contain several calls
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # variables of the chat template
     continue_final_message: bool = False  # continue the last message if it is the assistant's
-    keep_alive: float | None = (
-        None  # seconds that the model stays loaded afterwards; None: the server's setting
-    )
+    keep_alive: float | None = None  # seconds that the model stays loaded; None: the server's setting
 
 
 @dataclass(slots=True)

@@ -130,9 +130,8 @@ def render_tools_as_text(
             text = f"{text}\n{written}" if text else written
         if role == "tool":
             role, text = "user", text.join(format.result_tags)
-            if (
-                rendered and rendered[-1]["role"] == "user"
-            ):  # several results: templates require alternating roles
+            # Several results: templates require alternating roles.
+            if rendered and rendered[-1]["role"] == "user":
                 rendered[-1]["content"] += f"\n{text}"
                 continue
         rendered.append({"role": role, "content": text})

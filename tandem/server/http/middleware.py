@@ -294,9 +294,8 @@ class Exchange:
         seconds = time.perf_counter() - self._begun
         client = (self.scope.get("client") or ("-",))[0]  # a local proxy may send any text
         client = client if re.fullmatch(r"[\w.:%-]{1,64}", client) else "-"
-        path = (
-            self.scope["path"].encode("unicode_escape").decode()[:200]
-        )  # without the query, which may contain keys
+        # Without the query, which may contain keys.
+        path = self.scope["path"].encode("unicode_escape").decode()[:200]
         how = "" if self._complete else " cut"
         log.info(
             "%s %s %s %s %s %dB %.3fs%s",
