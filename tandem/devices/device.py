@@ -18,7 +18,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class WeightRows(NamedTuple):
-    """Rows of a weight matrix to repack: group of rows g goes to place g // run * period + g % run of a tensor."""
+    """Rows of a weight matrix to repack: row group g becomes group g // run * period + g % run of a tensor."""
 
     tensor: Tensor
     begin: int  # byte of the tensor at which place 0 begins
@@ -71,23 +71,23 @@ class Device(Protocol):
         """Work items that run at a time, if a launch with fewer items should be cut finer to use them all; else 1."""
 
     def describe(self) -> str:
-        """The device and the code path in use, for people."""
+        """Describes the device and the code path in use, for people."""
 
     def weight_layout(self, format: str, rows: int, columns: int) -> Layout:
-        """The layout in which the device stores a matrix of a GGUF format (in lower case), and with it the data type of
-        the activations that it multiplies. Asked before anything is allocated."""
+        """Returns the layout in which the device stores a matrix of a GGUF format (in lower case), and with it the data
+        type of the activations that it multiplies. Asked before anything is allocated."""
 
     def free_memory(self) -> tuple[float, float]:
-        """Bytes that can be allocated: (in the device's fastest memory, in all)."""
+        """Returns the bytes that can be allocated: (in the device's fastest memory, in all)."""
 
     def place(self, program: Program) -> None:
         """Allocates and clears all arenas of a Program, or none of them."""
 
     def memory(self, arena: str) -> Bytes:
-        """The bytes of "step" or "results", of either step slot, for the host to write and read."""
+        """Returns the bytes of "step" or "results", of either step slot, for the host to write and read."""
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of any tensor. May be a view: use it before the next replay."""
+        """Returns the bytes of any tensor. May be a view: use it before the next replay."""
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
         """Writes bytes to the beginning of a tensor."""
@@ -96,8 +96,8 @@ class Device(Protocol):
         """Writes rows of GGUF blocks to their tensors, in the layout that `weight_layout` chose."""
 
     def step_program(self, program: Program, counts: Counts, single: bool) -> Program:
-        """The launches that a step of these counts runs. `single`: every sequence of the step has one token. A device
-        may fuse launches then; one with no passes of its own returns the Program itself."""
+        """Returns the launches that a step of these counts runs. `single`: every sequence of the step has one token. A
+        device may fuse launches then; one with no passes of its own returns the Program itself."""
 
     def record(self, program: Program, step_slot: int = 0) -> Recording:
         """Prepares a Program that was placed for replay in a step slot."""

@@ -16,7 +16,7 @@ VERSIONS = (
 
 
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes of memory that are free or page cache."""
+    """Returns the bytes of memory that are free or page cache."""
     fields = dict(line.split(":") for line in (proc / "meminfo").read_text().splitlines())
     page_cache_aware = fields.get("MemAvailable", fields["MemFree"])
     free = int(page_cache_aware.split()[0]) * 1024.0
@@ -25,15 +25,15 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
 
 
 def touched_memory(proc: Path = Path("/proc")) -> int:
-    """Bytes of anonymous memory of this process that are resident."""
+    """Returns the bytes of anonymous memory of this process that are resident."""
     fields = dict(line.split(":", 1) for line in (proc / "self" / "status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) * 1024
 
 
 def _groups(proc: Path, root: Path) -> Iterator[Path]:
-    """The folders of the process's groups and of their parents, each of which may have a limit.
+    """Yields the folders of the process's groups and of their parents, each of which may have a limit.
 
-    A container often sees its own group as the root, whatever path its processes are told.
+    A container often sees its own group as the root, although its processes have another path.
     """
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
@@ -47,7 +47,7 @@ def _groups(proc: Path, root: Path) -> Iterator[Path]:
 
 
 def _free_in(group: Path) -> float:
-    """Bytes that a group may still allocate; infinite if it has no limit."""
+    """Returns the bytes that a group may still allocate; infinite if it has no limit."""
     for limit, use, files in VERSIONS:
         try:
             limited, used = (int((group / name).read_text()) for name in (limit, use))

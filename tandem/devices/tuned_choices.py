@@ -23,7 +23,8 @@ IRRELEVANT = frozenset(
 
 
 def shape_of(kernel: str, scalars: Mapping[str, float], *sizes: int) -> str:
-    """The name of a kernel's shape: its relevant integer scalars, and each size rounded up to a power of two."""
+    """Returns the name of a kernel's shape: its relevant integer scalars, and each size rounded up to a power of
+    two."""
     shape = " ".join(
         f"{name}={int(value)}"
         for name, value in scalars.items()
@@ -36,14 +37,14 @@ def shape_of(kernel: str, scalars: Mapping[str, float], *sizes: int) -> str:
 class Choices:
     """Choices by the name of their shape (`shape_of`)."""
 
-    def __init__(self, found: Mapping[str, Choice] | None = None) -> None:
-        self.found = dict(found or {})
+    def __init__(self, by_shape: Mapping[str, Choice] | None = None) -> None:
+        self.by_shape = dict(by_shape or {})
         self._trial: Choice | None = None
 
     def of(self, kernel: str, scalars: Mapping[str, float], *sizes: int) -> Choice:
         if self._trial is not None:
             return self._trial
-        return self.found.get(shape_of(kernel, scalars, *sizes), NOTHING) if self.found else NOTHING
+        return self.by_shape.get(shape_of(kernel, scalars, *sizes), NOTHING) if self.by_shape else NOTHING
 
     @contextmanager
     def trying(self, choice: Choice) -> Iterator[None]:
@@ -76,11 +77,11 @@ def read_choices(file: Path) -> Choices:
 def write_choices(file: Path, choices: Choices, about: Mapping[str, str]) -> None:
     """Writes the file atomically. `about`: further fields for people who read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    found = {shape: dict(choice) for shape, choice in sorted(choices.found.items())}
+    by_shape = {shape: dict(choice) for shape, choice in sorted(choices.by_shape.items())}
     partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps({**about, "sum": _sum(found), "choices": found}, indent=1))
+    partial.write_text(json.dumps({**about, "sum": _sum(by_shape), "choices": by_shape}, indent=1))
     partial.replace(file)
 
 
-def _sum(found: object) -> str:
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+def _sum(choices: object) -> str:
+    return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()

@@ -79,7 +79,7 @@ class AsyncLLM:
                     yield token
 
     async def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
-        """A vector of length 1 for a text: see LLM.embed. Other requests are served meanwhile."""
+        """Returns a vector of length 1 for a text, like LLM.embed. Other requests are served meanwhile."""
         parts = await asyncio.to_thread(self.llm.embedding, prompt, pooling)
         vectors: list[Array] = [vector async for vector in self._receive(_Outbox(parts))]
         return vectors[0]

@@ -45,7 +45,7 @@ class InputProcessor:
         return [first, *(self._prepare(ids, params | own) for own in seeds)]
 
     def chat_ids(self, messages: Iterable[Message], **template: Any) -> list[int]:
-        """The token ids of a conversation, up to where the model's answer begins."""
+        """Returns the token ids of a conversation, up to the beginning of the model's response."""
         from tandem.model.chat_template import ChatTemplate
 
         if self._template is None:
@@ -57,7 +57,7 @@ class InputProcessor:
         return self.tokenizer.encode(text, special=True)
 
     def token_ids(self, prompt: Any) -> list[int]:
-        """The token ids of a text, or token ids in any kind of sequence as a list of int."""
+        """Returns the token ids of a text; token ids in any kind of sequence become a list of int."""
         if isinstance(prompt, str):
             if not prompt:
                 raise RequestError("the prompt is empty: give at least one character")
@@ -88,7 +88,7 @@ class InputProcessor:
 
 
 def as_items(prompt: Any) -> Any:
-    """A text as it is; anything else as a list."""
+    """Returns a text unchanged, and anything else as a list."""
     if isinstance(prompt, str):
         return prompt
     try:

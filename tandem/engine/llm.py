@@ -213,8 +213,8 @@ class LLM:
         return self._inputs.prepare(prompt, **params)
 
     def chat_ids(self, messages: Iterable[Message], **template: Any) -> list[int]:
-        """The token ids of a conversation, up to where the model's answer begins. `template`: variables of the chat
-        template."""
+        """Returns the token ids of a conversation, up to the beginning of the model's response. `template`: variables
+        of the chat template."""
         return self._inputs.chat_ids(messages, **template)
 
     @property
@@ -245,8 +245,8 @@ class LLM:
     # ---- tokens and numbers
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of a text, with the beginning-of-sequence token where the model wants one. Control tokens
-        written out in the text are parsed only with `special`."""
+        """Returns the token ids of a text, with the BOS token if the model needs it. Control tokens in the text are
+        parsed only with `special`."""
         if not isinstance(text, str):
             raise RequestError(f"a {type(text).__name__} is no text: give a str")
         return self.tokenizer.encode(text, special=special)
@@ -255,12 +255,12 @@ class LLM:
         return self.tokenizer.decode(self._inputs.token_ids(ids))
 
     def logits(self, ids: list[int]) -> Array:
-        """float32 [len(ids), vocabulary]: the logits after each token."""
+        """Returns the logits after each token: float32 [len(ids), vocabulary]."""
         with self.driver.lock:
             return self.engine.logits(self._inputs.token_ids(ids))
 
     def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
-        """Intermediate activations by name, for each token: `intermediates` lists the names."""
+        """Returns intermediate activations by name, for each token. `intermediates` lists the names."""
         try:
             wanted = None if isinstance(names, str) else list(names)
         except TypeError:
@@ -273,14 +273,14 @@ class LLM:
             return self.engine.capture(self._inputs.token_ids(ids), wanted)
 
     def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
-        """A vector of length 1, float32 [width]: the final hidden states before the head, pooled. `pooling`: "mean"
-        of all tokens, the "last" token, or the first ("cls")."""
+        """Returns a vector of length 1, float32 [width]: the final hidden states before the head, pooled. `pooling`:
+        "mean" of all tokens, the "last" token, or the first ("cls")."""
         with self.driver.lock, closing(self.embedding(prompt, pooling)) as vectors:
             return next(vector for vector in vectors if vector is not None)
 
     def embedding(self, prompt: str | list[int], pooling: str) -> Generator[Array | None]:
-        """`embed` in parts, for `driver.forward`: None after each part but the last, which gives the vector. Steps may
-        run in between."""
+        """Runs `embed` in parts, for `driver.forward`: yields None after each part but the last, then the vector. Steps
+        may run between two parts."""
         if not isinstance(pooling, str) or pooling not in POOLINGS:
             raise RequestError(f"pooling={pooling!r}: use mean, last or cls")
         return _pool(self.engine.captured(self._inputs.token_ids(prompt), ["result_norm"]), pooling)
@@ -323,7 +323,7 @@ class LLM:
         return self.engine.program
 
     def program_text(self, *, tokens: int = 1) -> str:
-        """The kernel launches of a step of `tokens` tokens, with the bytes and operations of each."""
+        """Returns the kernel launches of a step of `tokens` tokens, with the bytes and operations of each."""
         counts = {"tokens": tokens, "rows": 1, "work": max(1, tokens // 16)}
         return self.device.step_program(self.program, counts, single=tokens == 1).text(counts)
 
@@ -385,14 +385,14 @@ def _open_device(options: LoadOptions, model: Model) -> Device:
 
 
 def _open_text(gguf: GGUF) -> tuple[Tokenizer, ChatTemplate | None]:
-    """The tokenizer, and the chat template if the file has a sound one."""
+    """Opens the tokenizer, and the chat template if the file has a valid one."""
     from tandem.model.chat_template import ChatTemplate
     from tandem.model.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_gguf(gguf)
     try:
         return tokenizer, ChatTemplate.from_gguf(gguf, tokenizer)
-    except TandemError:  # chat_ids raises it to whoever wants to chat
+    except TandemError:  # chat_ids raises it
         return tokenizer, None
 
 

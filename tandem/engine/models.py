@@ -94,13 +94,13 @@ class Models:
         self._specs.setdefault(name, spec)
 
     def path(self, name: str) -> Path:
-        """The file of a model."""
+        """Returns the file of a model."""
         if name not in self._specs:
             raise self._unknown(name)
         return resolve(os.fspath(self._specs[name]))
 
     def loaded(self) -> list[Loaded]:
-        """The models in memory: those in use first, then by last use."""
+        """Returns the models in memory: models in use first, then by last use."""
         ready = [(entry, llm) for entry in self._entries.values() if (llm := entry.llm)]
         ready.sort(key=lambda pair: (not pair[0].users, -pair[0].last_used))
         return [_describe(entry, llm) for entry, llm in ready]
@@ -217,7 +217,7 @@ class Models:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved here; whoever waited for the task got it too
+            task.exception()  # marks it as retrieved; callers that waited for the task got it too
 
 
 def _describe(entry: _Entry, llm: AsyncLLM) -> Loaded:

@@ -1,4 +1,4 @@
-"""The output of a request: sampled tokens become text as they come, and a Result at the end."""
+"""The output of a request: decodes sampled tokens to text one by one, and makes the Result at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TokenLogprob:
     id: int
     text: str
     logprob: float
-    top: tuple[tuple[int, str, float], ...] = ()  # the likeliest tokens: id, text, log-probability
+    top: tuple[tuple[int, str, float], ...] = ()  # most likely tokens: id, text, log-probability
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Detokenizer:
 
 
 class RequestOutput:
-    """Reads the output of one request: which of its sampled tokens the caller has received, and their text."""
+    """Reads the output of one request: counts the tokens that the caller has received, and decodes them."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self.sequence, self._tokenizer = sequence, tokenizer
@@ -176,7 +176,7 @@ class RequestOutput:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest suffix of `text` that is a prefix of `stop`."""
+    """Returns the length of the longest suffix of `text` that is a prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):
             return length

@@ -1,4 +1,4 @@
-"""Prompt lookup: drafts the tokens behind the last occurrence of the n-gram that ends the text. Needs no model."""
+"""Prompt lookup: drafts the tokens after the last occurrence of the n-gram that ends a sequence. Needs no model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NgramIndex:
 
 
 class PromptLookup:
-    """Proposes tokens that followed the same n-gram earlier in the request's own text."""
+    """Proposes tokens that followed the same n-gram earlier in the prompt or output."""
 
     cost_coefficient = 0.0  # a lookup takes microseconds
 

@@ -62,7 +62,7 @@ class SamplingState:
         self.result_row = -1  # its row in the results of the last step that sampled it
 
     def adjustments_at(self, index: int, draft_tokens: Items[int] = ()) -> Ints:
-        """The logit adjustments of output token `index`, after draft tokens: LOGIT_ADJUSTMENT as int32 [n, 4].
+        """Returns the logit adjustments of output token `index`, after draft tokens: LOGIT_ADJUSTMENT as int32 [n, 4].
         Before min_tokens they ban the stop tokens."""
         adjustments = self._early_adjustments if index < self._min_tokens else self._adjustments
         for token in draft_tokens if self.counts_tokens else ():
@@ -88,7 +88,7 @@ class SamplingState:
 
 
 def _adjustments(params: SamplingParams, prompt: list[int]) -> Ints:
-    """The rows of LOGIT_ADJUSTMENT as int32 [n, ADJUSTMENT_INTS], sorted by token as the kernel needs."""
+    """Returns the rows of LOGIT_ADJUSTMENT as int32 [n, ADJUSTMENT_INTS], sorted by token as the kernel needs."""
     used = Counter(prompt) if params.uses_history else Counter[int]()
     tokens = sorted(used.keys() | params.logit_bias.keys())
     adjustments = np.zeros((len(tokens), ADJUSTMENT_INTS), np.int32)
@@ -99,7 +99,7 @@ def _adjustments(params: SamplingParams, prompt: list[int]) -> Ints:
 
 
 def _counted(adjustments: Ints, token: int) -> Ints:
-    """The adjustments after one more use of a token."""
+    """Returns the adjustments after one more use of a token."""
     at = int(np.searchsorted(adjustments[:, TOKEN], token))
     if at == len(adjustments) or adjustments[at, TOKEN] != token:
         adjustments = np.insert(adjustments, at, 0, axis=0)

@@ -1,8 +1,8 @@
 """Structured output (constrained decoding): JSON of a schema, a regular expression, a Lark grammar, or a choice.
 
-llguidance computes a mask of the tokens that may come next; the sampler takes no other. The next mask depends on the
-sampled token, so a constrained sequence is scheduled only when its token is known. Its mask is computed while the
-device runs a step of the other sequences.
+llguidance computes a mask of the tokens that may come next; the sampler chooses no other token. The next mask depends
+on the sampled token, so a constrained sequence is scheduled only when its token is known. Its mask is computed while
+the device runs a step of the other sequences.
 """
 
 from __future__ import annotations

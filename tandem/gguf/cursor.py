@@ -62,12 +62,12 @@ class StringArray(Sequence[str]):
 
 
 def label(name: str) -> str:
-    """A name as errors show it: one line of moderate length, whatever the file says."""
+    """Returns a name for error messages: printable, with at most its first 80 characters."""
     return name if name.isprintable() and len(name) <= 80 else ascii(name[:80])
 
 
 class Cursor:
-    """Reads forward through the header of a mapped file; `field` is what an error will name."""
+    """Reads forward through the header of a mapped file; `field`: the name in error messages."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.size = path, data, min(len(data), MAX_HEADER)
@@ -88,14 +88,14 @@ class Cursor:
         return struct.unpack_from(code, self.data, self.take(struct.calcsize(code)))[0]
 
     def count(self, smallest: int) -> int:
-        """A count of things of at least `smallest` bytes each, which must fit in what is left."""
+        """Reads a count of items of at least `smallest` bytes each; they must fit in the rest of the file."""
         at, count = self.at, int(self.number("<Q"))
         if count * smallest > self.size - self.at:
             self.fail(f"a count of {count} is more than the file can hold", at)
         return count
 
     def entries_of(self, smallest: int) -> int:
-        """As `count`, for things that become Python objects: bounded for the whole file."""
+        """Reads a count like `count`, of items that become Python objects; their total per file is limited."""
         at, count = self.at, self.count(smallest)
         self.entries += count
         if self.entries > MAX_ENTRIES:
@@ -107,7 +107,7 @@ class Cursor:
         return self.data[start : self.at]
 
     def name(self, field: str) -> str:
-        """A key or the name of a tensor, which becomes the field of the errors after it."""
+        """Reads a key or the name of a tensor. Later errors name it."""
         self.field, at = field, self.at
         raw = self.text()
         if not 0 < len(raw) <= MAX_NAME:

@@ -13,7 +13,7 @@ from tandem.kernels.kernel import Array
 
 
 def half(blocks: Array, at: int) -> Array:
-    """The float16 at byte `at` of each block: [n, 1]."""
+    """Returns the float16 at byte `at` of each block: [n, 1]."""
     return blocks[:, at : at + 2].view("<f2").astype(np.float32)
 
 
@@ -111,7 +111,7 @@ def q6_k(blocks: Array) -> Array:
 
 
 def _trits(data: Array, group: int, count: int) -> Array:
-    """A byte holds base-3 digits as a fraction of 256: multiplied by 3, the digit comes out at the top."""
+    """Unpacks base-3 digits. A byte holds them as a fraction of 256: multiplying by 3 moves a digit to the top."""
     powers = (3 ** np.arange(count)).astype(np.uint8)[:, None]
     fractions = data.reshape(len(data), -1, 1, group) * powers  # modulo 256: the digits before are gone
     return (fractions.astype(np.uint16) * 3 >> 8).reshape(len(data), -1)

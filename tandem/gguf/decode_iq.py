@@ -80,7 +80,7 @@ _DELTA = np.float32(0.125)  # IQ1 shifts its points by this, up or down
 
 @cache
 def _codebook(name: str) -> Array:
-    """float32 [points, width]."""
+    """Returns the points of a codebook: float32 [points, width]."""
     levels, packed = _CODEBOOKS[name]
     width = 8 if len(levels) == 3 else 4
     bitmap = np.frombuffer(zlib.decompress(base64.b85decode(packed)), np.uint8)
@@ -98,14 +98,14 @@ def _points(name: str, index: Array, signs: Array) -> Array:
 
 
 def _seven_bit_signs(words: Array) -> Array:
-    """Four sign indices in the low 28 bits of each 32-bit word."""
+    """Unpacks four sign indices from the low 28 bits of each 32-bit word."""
     index = words[:, :, None] >> np.array([0, 7, 14, 21], np.uint32) & np.uint32(127)
     signs: Array = _EVEN_SIGNS[index]
     return signs
 
 
 def _top_scale(words: Array) -> Array:
-    """The top four bits of each word, plus a half."""
+    """Returns the top four bits of each word, plus a half."""
     return (words >> np.uint32(28)).astype(np.float32) + np.float32(0.5)
 
 

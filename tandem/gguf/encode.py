@@ -17,12 +17,12 @@ def _half(values: Array) -> Array:
 
 
 def _rounded_half(values: Array) -> Array:
-    """What a reader will see of a scale stored in float16."""
+    """Rounds scales to float16, as a reader will see them."""
     return values.astype(np.float16).astype(np.float32)
 
 
 def _pack(fields: Array, bits: int, group: int) -> Array:
-    """The inverse of `decode.planes`."""
+    """Packs fields: the inverse of `decode.planes`."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     grouped = fields.astype(np.uint8).reshape(len(fields), -1, 8 // bits, group) << shifts
     packed: Array = np.bitwise_or.reduce(grouped, axis=2).reshape(len(fields), -1)
@@ -30,13 +30,13 @@ def _pack(fields: Array, bits: int, group: int) -> Array:
 
 
 def _steps(values: Array, step: Array, low: int, high: int) -> Array:
-    """values / step, rounded and clipped; a step of zero gives zero."""
+    """Returns values / step, rounded and clipped; 0 where the step is 0."""
     quotient = np.divide(values, step, out=np.zeros_like(values), where=step != 0)
     return np.clip(np.rint(quotient), low, high)
 
 
 def _extreme(groups: Array) -> Array:
-    """The value of largest magnitude, with its sign: it gets the longer side of the range."""
+    """Returns the value of largest magnitude, with its sign: the longer side of the range is for this sign."""
     largest = np.abs(groups).argmax(axis=-1, keepdims=True)
     return np.take_along_axis(groups, largest, axis=-1)
 
@@ -88,9 +88,9 @@ def q8_0(values: Array) -> Array:
 
 
 def _k_affine(values: Array, bits: int) -> tuple[Array, Array]:
-    """The head of a Q4_K or Q5_K block (two halves, 8 scales and 8 minima of 6 bits), and the values."""
+    """Returns the head of a Q4_K or Q5_K block (two halves, 8 scales and 8 minima of 6 bits), and the values."""
     groups = values.reshape(len(values), 8, 32)
-    low = np.maximum(-groups.min(axis=2), 0)  # minima are stored as what is subtracted, never below zero
+    low = np.maximum(-groups.min(axis=2), 0)  # minima are stored negated, never below zero
     step = (groups.max(axis=2) + low) / ((1 << bits) - 1)
     scale = _rounded_half(step.max(axis=1, keepdims=True) / 63)
     minimum = _rounded_half(low.max(axis=1, keepdims=True) / 63)

@@ -1,7 +1,7 @@
 """A GGUF model: its metadata and its tensors, memory-mapped. Versions 2 and 3, whole or split.
 
 Layout: magic, version, counts; metadata (key, type, value); tensor infos (name, dimensions, type, offset);
-padding; tensor data. Nothing the file says is believed: each count, length and offset is checked before it is
+padding; tensor data. The file is not trusted: each count, length and offset is checked before it is
 used, and a fault is a ModelFileError that names file, field and byte.
 """
 
@@ -128,13 +128,13 @@ class GGUF:
         self.file_size += part.file_size
 
     def fail(self, field: str, problem: str) -> NoReturn:
-        """Raises the error that says what is wrong with a key or a tensor of this file."""
+        """Raises an error about a key or a tensor of this file."""
         if field in self.tensors:
             raise ModelFileError(self.tensors[field].path, label(field), self.tensors[field].offset, problem)
         raise ModelFileError(self.path, label(field), self._value_at.get(field, HEADER_BYTES), problem)
 
     def require(self, key: str, kind: type[T]) -> T:
-        """The value of `key`, of type `kind`: bool, int, float, str, np.ndarray, StringArray or list."""
+        """Returns the value of `key`, of type `kind`: bool, int, float, str, np.ndarray, StringArray or list."""
         if key not in self.metadata:
             self.fail(key, "the key is missing: fetch or convert the file again")
         value = self.metadata[key]
@@ -150,7 +150,7 @@ class GGUF:
     @overload
     def get(self, key: str, default: T) -> T: ...
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of `key`, or `default`; a value must be of the default's type (any, for None)."""
+        """Returns the value of `key`, or `default`; a value must be of the default's type (any, for None)."""
         if key not in self.metadata:
             return default
         return self.metadata[key] if default is None else self.require(key, type(default))
@@ -161,7 +161,7 @@ class GGUF:
         return self.tensors[name]
 
     def raw(self, name: str) -> Array:
-        """The bytes of a tensor as they are mapped: uint8 [rows, row bytes], not to be written."""
+        """Returns the bytes of a tensor as they are mapped: uint8 [rows, row bytes], not to be written."""
         info = self.tensor(name)
         flat = np.frombuffer(self._maps[info.path], np.uint8, info.nbytes, info.offset)
         return flat.reshape(-1, info.row_bytes)
@@ -179,7 +179,7 @@ class GGUF:
             data.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Unmaps the files; a file of which views are still in use goes with the last of them."""
+        """Unmaps the files; a file with views in use is unmapped with the last of them."""
         for data in self._maps.values():
             try:
                 data.close()
@@ -227,7 +227,7 @@ def _check_version(cursor: Cursor) -> None:
 
 
 def _read_tensor(cursor: Cursor, index: int, alignment: int) -> tuple[TensorInfo, int]:
-    """A tensor with its offset as stored, from the start of the data, and the place where that is stored."""
+    """Reads a tensor: its offset is relative to the start of the data. Also returns where the offset is stored."""
     name = cursor.name(f"tensor {index}")
     shown = cursor.field
     cursor.field, at = f"{shown} dimensions", cursor.at
@@ -253,7 +253,7 @@ def _read_tensor(cursor: Cursor, index: int, alignment: int) -> tuple[TensorInfo
 
 
 def _other_parts(first: GGUF, count: int) -> Iterator[GGUF]:
-    """Opens the second to the last file of a split model and checks that each is the part its name says."""
+    """Opens the second to the last file of a split model and checks that its part number agrees with its name."""
     name = SPLIT_NAME.fullmatch(first.path.name)
     number = first.get("split.no", 0)
     if number != 0:

@@ -73,7 +73,7 @@ _CHUNK = 1 << 17  # elements converted at a time: the temporaries stay in the ca
 
 
 def by_name(name: str) -> Format:
-    """The format called `name`, as in `by_name("Q4_K")`."""
+    """Returns the format called `name`, as in `by_name("Q4_K")`."""
     return _BY_NAME[name]
 
 
@@ -93,7 +93,7 @@ def dequantise(format: Format, raw: Array) -> Array:
 
 
 def quantise(format: Format, values: Array) -> Array:
-    """float32 [..., elements] -> uint8 [..., row bytes], rounded to nearest (for synthetic models)."""
+    """Quantises float32 [..., elements] to uint8 [..., row bytes], rounded to nearest (for synthetic models)."""
     values = np.ascontiguousarray(values, np.float32)
     if format.name in _NUMBERS:
         return values.astype(_NUMBERS[format.name]).view(np.uint8)

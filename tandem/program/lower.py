@@ -89,7 +89,7 @@ class _Lowering:
     # ---- tensors
 
     def _rows(self, value: Value, arena: str = "activations") -> Tensor:
-        """A new float32 tensor for a value; every row is aligned."""
+        """Makes a float32 tensor for a value; every row is aligned."""
         stride = align(4 * value.width) // 4
         size = rows_bytes(self.counts[value.count], value.width, stride)
         self.f32[value] = Tensor(value.name, arena, "f32", size, stride)
@@ -101,7 +101,7 @@ class _Lowering:
         return self.q8[value]
 
     def _output(self, value: Value, unit: int = 32) -> tuple[Tensor, bool]:
-        """The output of a kernel that can quantise: int8 tiles if all readers are matmuls of int8 activations.
+        """Makes the output tensor of a kernel that can quantise: int8 tiles if all readers are int8 matmuls.
 
         One work item writes `unit` columns; it must write all 32 that share a scale. Returns (tensor, is q8).
         """

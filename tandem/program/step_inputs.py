@@ -92,7 +92,7 @@ class StepLayout:
 
 
 def bytes_in_use(table: Tensor, header: Ints) -> int:
-    """Bytes of a table that a step with this header uses."""
+    """Returns the bytes of a table that a step with this header uses."""
     field = IN_USE.get(table.name)
     return table.nbytes if field is None else 4 * table.stride * int(header[field])
 

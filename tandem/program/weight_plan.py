@@ -22,7 +22,7 @@ class PackedMatrix(NamedTuple):
     glu: bool
 
     def placement(self, part: int) -> tuple[int, int, int]:
-        """(first, run, period) in groups of rows: group g of a part goes to first + g // run * period + g % run."""
+        """Returns (first, run, period): row group g of a part becomes group first + g // run * period + g % run."""
         if self.glu:
             run = self.layout.glu_rows // self.layout.group_rows
             return part * run, run, run * len(self.parts)

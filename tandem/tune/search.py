@@ -180,8 +180,8 @@ def keep(device: AnyDevice, findings: Iterable[Finding], folder: Path) -> Path:
     choices = read_choices(file)
     for finding in findings:
         for key in finding.keys:
-            choices.found.pop(key, None)
+            choices.by_shape.pop(key, None)
             if finding.choice:
-                choices.found[key] = finding.choice
+                choices.by_shape[key] = finding.choice
     write_choices(file, choices, {"device": device.describe()})
     return file

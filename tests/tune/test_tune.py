@@ -116,14 +116,14 @@ def test_differences_are_of_the_results_size() -> None:
 @pytest.mark.fast
 def test_choices_are_kept_whole_and_a_damaged_file_is_not_used(tmp_path: Path) -> None:
     file = tmp_path / "new" / "some.tuned"
-    assert read_choices(file).found == {}
+    assert read_choices(file).by_shape == {}
     write_choices(file, Choices({"a": {"threads": 64}}), {"device": "one"})
-    assert read_choices(file).found == {"a": {"threads": 64}} and list(file.parent.iterdir()) == [file]
+    assert read_choices(file).by_shape == {"a": {"threads": 64}} and list(file.parent.iterdir()) == [file]
     text = file.read_text()
     for damaged in (text.replace("64", "65"), text[:40], "", "[]", "\udcff", '{"choices": {}}'):
         file.write_bytes(damaged.encode(errors="surrogateescape"))
         with pytest.warns(UserWarning, match="is damaged and not used") as told:
-            assert read_choices(file).found == {}
+            assert read_choices(file).by_shape == {}
         assert len(told) == 1
 
 
@@ -213,12 +213,12 @@ def test_what_is_found_is_kept_and_taken_by_the_next_device(
     assert keep(device, [found, fewer], folder) == tuned_file(device, folder)
     monkeypatch.setenv("TANDEM_TUNE", "1")
     again: Any = open_device("cpu", threads=2)
-    assert again.choices.found == {key: {"panels_per_item": 8}, cpu.DEVICE: {"threads": 1}}
+    assert again.choices.by_shape == {key: {"panels_per_item": 8}, cpu.DEVICE: {"threads": 1}}
     again.close()
     keep(device, [replace(found, choice={})], folder)
-    assert read_choices(tuned_file(device, folder)).found == {cpu.DEVICE: {"threads": 1}}
+    assert read_choices(tuned_file(device, folder)).by_shape == {cpu.DEVICE: {"threads": 1}}
     monkeypatch.setenv("TANDEM_TUNE", "0")
-    assert not cpu.tuned_choices(read_settings(), 2).found
+    assert not cpu.tuned_choices(read_settings(), 2).by_shape
     assert tuned_file(device, folder) != cpu.tuned_file(folder, 3)
 
 
@@ -255,7 +255,7 @@ def test_what_was_found_before_ctrl_c_is_kept(tmp_path: Path, monkeypatch: pytes
     finally:
         signal.signal(signal.SIGINT, before)
     [file] = (tmp_path / "tandem").glob("cpu-*.tuned")
-    assert read_choices(file).found == {"key": FAST}
+    assert read_choices(file).by_shape == {"key": FAST}
 
 
 @pytest.mark.fast

@@ -20,7 +20,7 @@ PANELS = (1, 2, 4, 8, 16)
 
 
 def tuned_file(folder: Path, threads: int) -> Path:
-    """The file for this CPU, this number of threads and this build of the kernels."""
+    """Returns the file for this CPU, this number of threads and this build of the kernels."""
     about = f"{cpu_name()} {native.best_isa()} {threads}"
     built = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest()[:16]
     return folder / f"cpu-{hashlib.sha256(about.encode()).hexdigest()[:16]}-{built}.tuned"
@@ -36,7 +36,7 @@ def cpu_name() -> str:
 
 
 def tuned_choices(settings: Settings, threads: int) -> Choices:
-    """The choices for this number of threads."""
+    """Returns the choices for this number of threads."""
     folder = settings.pipelines
     # Usually there is no file, and the library need not be hashed.
     if not settings.tune or next(folder.glob("cpu-*.tuned"), None) is None:
@@ -45,14 +45,14 @@ def tuned_choices(settings: Settings, threads: int) -> Choices:
 
 
 def tuned_threads(settings: Settings) -> int:
-    """The default number of threads."""
+    """Returns the default number of threads."""
     if settings.threads_given:
         return settings.threads
-    return tuned_choices(settings, settings.threads).found.get(DEVICE, {}).get("threads", settings.threads)
+    return tuned_choices(settings, settings.threads).by_shape.get(DEVICE, {}).get("threads", settings.threads)
 
 
 def candidate_threads(threads: int) -> list[Choice]:
-    """Smaller numbers: threads of a core share its units, and fewer may already use the whole memory bandwidth."""
+    """Returns smaller numbers of threads: fewer may already use the whole memory bandwidth."""
     return [{"threads": n} for n in dict.fromkeys((3 * threads // 4, threads // 2)) if 0 < n < threads]
 
 

@@ -147,7 +147,7 @@ class Balance:
         return Division(tuple(counts), max(division.seconds, aside) - aside)
 
     def _aside(self, gemm: Gemm) -> float:
-        """Seconds of the other step's launches that the main device runs during this matmul."""
+        """Returns the seconds of the other step's launches that the main device runs during this matmul."""
         total = sum(each.units for gemms in self.shapes.values() for each in gemms)
         return self._rest * gemm.units / total if self.beside else 0.0
 

@@ -75,7 +75,7 @@ def _among(units: int, workers: Sequence[Seconds]) -> tuple[list[int], float]:
 
 
 def gain(alone: float, together: float) -> float:
-    """The fraction of time saved."""
+    """Returns the fraction of time saved."""
     return 1 - together / alone if alone else 0.0
 
 
@@ -122,7 +122,7 @@ def is_divisible(launch: Launch) -> bool:
 
 
 def launch_cost(launch: Launch, counts: Counts, keys: int) -> Cost:
-    """A launch's cost; for attention with `keys`, which its declaration does not know."""
+    """Returns the cost of a launch; for attention with the number of `keys`, which its kernel does not declare."""
     cost, s = launch.cost(counts), launch.scalars
     if launch.kernel.name != "attention":
         return cost
@@ -159,17 +159,17 @@ def _placed(
 def place_attention(
     program: Program, counts: Counts, devices: Sequence[Rates], shared: float, keys: int
 ) -> StepCost:
-    """Attention on the second device, the rest on the first, in sequence: queries, keys, values and outputs pass
+    """Places attention on the second device, the rest on the first, in sequence. Queries, keys, values and outputs pass
     through memory once more each way."""
     first, second = devices[:2]
     placed = []
     for launch in program.launches:
         cost = launch_cost(launch, counts, keys)
         alone = seconds = first.seconds(cost)
-        elsewhere = launch.kernel.name == "attention"
-        if elsewhere:
+        on_second = launch.kernel.name == "attention"
+        if on_second:
             extents = launch.kernel.extents(launch.scalars, counts)
             crossing = 2 * (extents["q"] + extents["out"])
             seconds = second.seconds(cost) + crossing / shared + first.dispatch
-        placed.append(Placed(launch, (float(not elsewhere), float(elsewhere)), alone, seconds))
+        placed.append(Placed(launch, (float(not on_second), float(on_second)), alone, seconds))
     return StepCost(placed)

@@ -85,7 +85,7 @@ class HybridDevice:
         self._ended = 0.0
 
     def with_accelerator(self, accelerator: Accelerator) -> HybridDevice:
-        """A hybrid device with one more accelerator; no model is placed yet."""
+        """Returns a hybrid device with one more accelerator; no model is placed yet."""
         if not self.whole or self.fractions is not None:
             raise DeviceError(
                 "the NPU needs measured partitions: use --placement columns or pipeline, and no --split"
@@ -95,10 +95,10 @@ class HybridDevice:
     def describe(self) -> str:
         kind = {"columns": "columns of matmuls", "pipeline": "columns of matmuls, two steps in flight,"}
         said = f"{kind.get(self.placement, 'attention')} on {' and '.join(h.describe() for h in self.accelerators)}"
-        found = [
+        divisions = [
             f"{bucket} tokens: {self._said(balance)}" for bucket, balance in sorted(self.balances.items())
         ]
-        return f"{self.main.describe()}; {said}" + (f" ({'; '.join(found)})" if found else "")
+        return f"{self.main.describe()}; {said}" + (f" ({'; '.join(divisions)})" if divisions else "")
 
     def _said(self, balance: Balance | Fixed) -> str:
         if isinstance(balance, Fixed) and not self.whole:
@@ -140,7 +140,8 @@ class HybridDevice:
         self.runner = SegmentRunner(self._run_segment, behind=self.stages > 1)
 
     def _main_launches(self, step_slot: int) -> list[Launch]:
-        """All launches that the main device may run in a step slot. `place` needs them: a tensor must not be split."""
+        """Returns all launches that the main device may run in a step slot. `place` needs them: a tensor must not be
+        split."""
         tensor_map, scratch = moved_activations(step_slot * self._apart), self._scratch(step_slot)
         lent = set() if self.whole else {i for work in self.works for i in range(work.begin, work.end)}
         launches = [
@@ -173,7 +174,7 @@ class HybridDevice:
             self.main.write(tensor, data)
 
     def _lent(self, tensor: Tensor) -> tuple[DeviceAccelerator, Tensor] | None:
-        """The accelerator that holds a KV cache, and the tensor there; None: the main device holds it."""
+        """Returns the accelerator that holds a KV cache, and the tensor there; None: the main device holds it."""
         accelerator = self.accelerators[0]
         if tensor.arena != "kv" or self.whole or not isinstance(accelerator, DeviceAccelerator):
             return None
@@ -327,7 +328,7 @@ class HybridDevice:
             put_columns(self.main.view(recordings.mapped(work.out)), work, step.tokens, *columns, data)
 
     def _measure(self, recordings: SlotRecordings, tokens: int, gemm: Gemm, worker: int, units: int) -> float:
-        """Seconds of `units` of a matmul on one device: the minimum of several runs, since other load only adds."""
+        """Measures `units` of a matmul on one device; returns the minimum seconds of several runs."""
         index = self.works.index(gemm)
         # Zeros: activations may hold garbage now.
         inputs = [np.zeros(rows_bytes(t, tokens), np.uint8) for t in gemm.entering]

@@ -23,7 +23,7 @@ class Verdict:
 
 
 def groups(gemm: Gemm) -> list[str]:
-    """The groups that a matmul belongs to: its layer, its kind of weights, and both together."""
+    """Returns the groups that a matmul belongs to: its layer, its kind of weights, and both together."""
     names = gemm.weights.name.replace(".weight", "").split("+")
     layer = re.match(r"blk\.(\d+)\.", names[0])
     kind = "+".join(name.split(".")[-1] for name in names)

@@ -51,7 +51,7 @@ def dot(x: Array, w: Array) -> Array:
 
 
 def matmul(x: tuple[Array, Array], w: tuple[Array, Array], block: int | None) -> Array:
-    """float32 [x rows, w rows]."""
+    """Returns x times w transposed: float32 [x rows, w rows]."""
     (x_quants, x_scales), (w_quants, w_scales) = x, w
     y = np.zeros((len(x_quants), len(w_quants)), np.float32)
     for i, part in enumerate(blocks(x_quants.shape[1], block)):
@@ -103,7 +103,7 @@ class Int8Accelerator(Worker):
         return [_stored(gemm, y)]
 
     def matmul(self, work: int, x: tuple[Array, Array], rows: slice) -> Array:
-        """The matmul with some rows of a Work's weights; the NPU overrides it."""
+        """Computes the matmul with some rows of a Work's weights; the NPU overrides it."""
         quants, scales = self._weights[work]
         return matmul(x, (quants[rows], scales[rows]), self.block)
 
@@ -117,7 +117,7 @@ class Int8Accelerator(Worker):
 
 
 def _stored(gemm: Gemm, y: Array) -> Bytes:
-    """The matmul's epilogue, which the host computes for the NPU: GLU, and int8 tiles for the next matmul."""
+    """Computes the epilogue of a matmul on the host, for the NPU: GLU, and int8 tiles for the next matmul."""
     if gemm.glu:
         pairs = y.reshape(len(y), -1, 2, GLU_ROWS)
         gate, up = pairs[:, :, 0].reshape(len(y), -1), pairs[:, :, 1].reshape(len(y), -1)

@@ -33,8 +33,8 @@ class InFlightStep:
 
 
 class SegmentRunner:
-    """`run(step)` runs a step's next segment and returns whether it was the last. `behind`: a step may follow the step
-    before it one segment behind; otherwise it waits until that step is done."""
+    """`run(step)` runs a step's next segment and returns whether it was the last. `behind`: a step may follow the
+    previous step one segment behind; otherwise it waits until the previous step is done."""
 
     def __init__(self, run: Callable[[InFlightStep], bool], *, behind: bool) -> None:
         self.times: deque[tuple[float, float]] = deque(maxlen=KEPT)  # when the main device was busy
@@ -93,7 +93,8 @@ class SegmentRunner:
                     future.add_done_callback(self.wake)
 
     def _ready(self) -> InFlightStep | None:
-        """The oldest step whose results have arrived. Steps stay in order: later tokens attend to earlier ones."""
+        """Returns the oldest step whose results have arrived. Steps stay in order: later tokens attend to earlier
+        ones."""
         before: InFlightStep | None = None
         for step in self._steps:
             follows = before is None or (

@@ -67,7 +67,7 @@ def _bytes(launches: Sequence[Launch], tokens: int) -> float:
 def _rate(
     device: Device, program: Program, starts: Sequence[int], work: Sequence[float], tokens: int
 ) -> float:
-    """Bytes/s of a step of the first layers alone, with `tokens` tokens."""
+    """Measures the bytes per second of a step of only the first layers, with `tokens` tokens."""
     count = next((n for n in range(1, len(work)) if sum(work[:n]) >= ENOUGH), len(work))
     part = cut(program, starts, [count])[0]
     device.place(part.program)
@@ -87,7 +87,8 @@ def _rate(
 
 
 def _memory(program: Program, layers: Sequence[Sequence[Launch]]) -> tuple[list[int], int]:
-    """Bytes of each layer, and bytes that every device needs: activations, StepInputs, tensors of several layers."""
+    """Returns the bytes of each layer, and bytes that every device needs: activations, StepInputs, tensors of several
+    layers."""
     users: dict[Tensor, set[int]] = {}
     for i, launches in enumerate(layers):
         for launch in launches:

@@ -34,7 +34,7 @@ class Part:
         return sum(self.program.arena_bytes.values())
 
     def mapped(self, tensor: Tensor) -> Tensor:
-        """The tensor of this part for one of the whole Program."""
+        """Returns the tensor of this part for a tensor of the whole Program."""
         root = self.tensor_map.get(tensor.root)
         if root is None or tensor is tensor.root:
             return root or tensor
@@ -42,8 +42,8 @@ class Part:
 
 
 def layer_starts(program: Program) -> list[int]:
-    """The first launch of each layer: the one after the previous layer's output. A norm fused with that output has
-    run by then, so its rows cross the cut too."""
+    """Returns the first launch of each layer: the one after the previous layer's output. A norm fused with that output
+    has run by then, so its rows cross the cut too."""
     starts = [0]
     while end := program.values.get(f"blk.{len(starts) - 1}.out"):
         starts.append(end[0] + 1)
@@ -51,12 +51,12 @@ def layer_starts(program: Program) -> list[int]:
 
 
 def alive(lives: dict[Tensor, tuple[int, int]], at: int) -> list[Tensor]:
-    """Activations written before launch `at` and read by it or a later one."""
+    """Returns the activations that are written before launch `at` and read by it or a later one."""
     return [tensor for tensor, (first, last) in lives.items() if first < at <= last]
 
 
 def cut(program: Program, starts: Sequence[int], counts: Sequence[int]) -> list[Part]:
-    """One part for each count of layers."""
+    """Cuts a Program into one part for each count of layers."""
     lives, parts, layer = lifetimes(program.launches), [], 0
     for count in counts:
         layers, layer = range(layer, layer + count), layer + count

@@ -55,7 +55,7 @@ class SplitDevice:
     # ---- memory
 
     def weight_layout(self, format: str, rows: int, columns: int) -> Layout:
-        """The layout of all devices: they run parts of one Program."""
+        """Returns the layout of all devices: they run parts of one Program."""
         layout, *others = (device.weight_layout(format, rows, columns) for device in self.devices)
         if any(other != layout for other in others):
             raise DeviceError(
@@ -64,7 +64,7 @@ class SplitDevice:
         return layout
 
     def free_memory(self) -> tuple[float, float]:
-        """The devices' own memory, plus the host memory counted once."""
+        """Returns the devices' own memory, plus the host memory counted once."""
         free = [(device.shares_memory, *device.free_memory()) for device in self.devices]
         own = sum(fast for shares, fast, _ in free if not shares)
         host = [nbytes if shares else nbytes - fast for shares, fast, nbytes in free]
@@ -137,7 +137,7 @@ class SplitDevice:
                     stage.device.repack(mine)
 
     def _having(self, tensor: Tensor) -> list[Stage]:
-        """The stages that hold a tensor: several hold a tied head or RoPE's table."""
+        """Returns the stages that hold a tensor: several hold a tied head or RoPE's table."""
         self._check_open()
         if tensor.arena in OWN:
             return [stage for stage in self.chain if tensor.root in stage.part.tensor_map]
@@ -146,7 +146,7 @@ class SplitDevice:
     # ---- running
 
     def step_program(self, program: Program, counts: Counts, single: bool) -> Program:
-        """The launches of all stages, one after the other."""
+        """Returns the launches of all stages, one after the other."""
         parts = [stage.device.step_program(stage.part.program, counts, single) for stage in self.chain]
         launches = [launch for part in parts for launch in part.launches]
         return replace(program, launches=launches) if launches else program
@@ -183,12 +183,11 @@ class SplitRecording:
         self._step = step
         try:
             inbox.put(step)
-        except (
-            BaseException
-        ) as interrupt:  # the step may be queued already: a second one behind it shows when it has passed
-            behind = InFlightStep(self.buffers, interrupt)
-            inbox.put(behind)
-            behind.done.wait()
+        except BaseException as interrupt:
+            # The step may be queued already. A second one after it shows when it has passed.
+            follower = InFlightStep(self.buffers, interrupt)
+            inbox.put(follower)
+            follower.done.wait()
             step.done.set()
             raise
 

@@ -104,6 +104,6 @@ class Stage:
 
 
 def _used(tensor: Tensor, tokens: int) -> int:
-    """Bytes of the first `tokens` rows."""
+    """Returns the bytes of the first `tokens` rows."""
     size = q8_bytes(tokens, tensor.stride) if tensor.dtype == "q8" else 4 * tokens * tensor.stride
     return min(size, tensor.nbytes)

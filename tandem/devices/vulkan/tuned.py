@@ -1,4 +1,4 @@
-"""What may be chosen for a launch on Vulkan (devices/tuned_choices.py), and where the choices of a device are kept."""
+"""Candidate choices for a launch on Vulkan (devices/tuned_choices.py), and the file of a device's choices."""
 
 from __future__ import annotations
 

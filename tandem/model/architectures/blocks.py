@@ -84,7 +84,7 @@ def feed_forward(b: Builder, c: ModelConfig, layer: int, h: Value, activation: s
 
 
 def head(b: Builder, c: ModelConfig, x: Value) -> None:
-    """The end of every model: the sampled rows, the last norm, the LM head and the sampler."""
+    """Builds the end of every model: the sampled rows, the last norm, the LM head and the sampler."""
     rows = norm(b, c, b.select_rows(x, "result_rows"), "output_norm", "result_norm")
     name = "token_embd" if c.tied_head else "output"
     b.sample(b.matmul(rows, c.matrix(name, c.vocab, c.dim), "logits", softcap=c.logit_softcap))
