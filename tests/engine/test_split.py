@@ -100,10 +100,10 @@ def test_little_crosses_and_nothing_is_there_twice() -> None:
 @pytest.mark.parametrize(
     ("rates", "free", "rows", "counts"),
     [
-        ((1.0, 1.0), (1e12, 1e12), 2, (33, 29)),  # the head is worth some layers
+        ((1.0, 1.0), (1e12, 1e12), 2, (33, 29)),  # the head takes as long as some layers
         ((3.0, 1.0), (1e12, 1e12), 2, (49, 13)),
-        ((3.0, 1.0), (5e9, 1e12), 2, (16, 46)),  # of 0.25 GB each, beside the embedding
-        ((3.0, 1.0), (5e9, 6e9), 2, (32, 30)),  # more than they have of their own: some of the host's too
+        ((3.0, 1.0), (5e9, 1e12), 2, (16, 46)),  # layers of 0.25 GB each, and the embedding
+        ((3.0, 1.0), (5e9, 6e9), 2, (32, 30)),  # more than their own memory: some of the host's, too
         ((1.0, 1.0, 2.0), (1e12, 1e12, 1e12), 4, (16, 16, 30)),
         (
             (3.0, 1.0),

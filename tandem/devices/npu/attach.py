@@ -1,4 +1,4 @@
-"""`--npu`: whether the NPU helps the device that a model runs on. Emulated; not yet run on a Phoenix."""
+"""`--npu`: attaches the NPU as an accelerator to the device that runs the model. Emulated; not yet run on a Phoenix."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MODES = ("off", "auto", "require")
 
 
 def npu_missing(mode: str, root: Path = Path("/")) -> str:
-    """Why the NPU cannot be used, in one sentence; empty: it can, or `mode` is off. With `require` an error. Takes
-    milliseconds, so that it runs before a model is loaded."""
+    """Returns why the NPU cannot be used, in one sentence; empty: it can, or `mode` is off. With `require`, raises an
+    error. Takes milliseconds, so that it can run before a model is loaded."""
     if mode not in MODES:
         raise RequestError(f"npu={mode!r}: use {', '.join(MODES)}")
     if mode == "off":
