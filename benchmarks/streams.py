@@ -56,7 +56,7 @@ class _Row:
     def seconds(self) -> float:
         """Of a launch."""
         best, begun = math.inf, time.perf_counter()
-        with self.recording.watched():
+        with self.recording.timed():
             while best == math.inf or time.perf_counter() - begun < SECONDS:
                 self.recording.replay()
                 begin, end = self.recording.times()

@@ -82,9 +82,9 @@ class _Watch:
     """Measures the calls of a recording: seconds of this thread, and spans on the device."""
 
     def __init__(self, recording: Any, synchronous: bool, undo: ExitStack) -> None:
-        self.recording, self.on_device = recording, hasattr(recording, "watched")
+        self.recording, self.on_device = recording, hasattr(recording, "timed")
         if self.on_device:
-            undo.enter_context(recording.watched())
+            undo.enter_context(recording.timed())
         for name in ("finish", "start") if synchronous else ("finish",):
             setattr(recording, name, self._timed(getattr(recording, name), name == "finish"))
             undo.callback(delattr, recording, name)

@@ -1,4 +1,7 @@
-"""One stem a kernel: name.py declares it (as KERNEL, or several as KERNELS), name.c runs it on the CPU."""
+"""A kernel `name` has name.py (declaration), name.c (CPU) and name.slang (GPU).
+
+name.py declares one kernel as KERNEL, or several as KERNELS.
+"""
 
 from __future__ import annotations
 

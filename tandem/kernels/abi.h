@@ -20,7 +20,7 @@ enum {
     TOKEN_ID = 0,  // columns of the token table, [tokens][TOKEN_INTS]
     TOKEN_POSITION = 1,
     TOKEN_SEQUENCE = 2,  // row of the block tables
-    TOKEN_SOURCE = 3,
+    TOKEN_SOURCE = 3,  // 0: TOKEN_ID holds the id; else 1 + its row in the other step slot's results
     TOKEN_SLOT = 4,  // KV slot in group 0; TOKEN_SLOT + g in group g
     TOKEN_INTS = 8,
     WORK_ROW = 0,  // columns of the attention work list, [work][WORK_INTS]: the first token of the entry
@@ -42,31 +42,31 @@ enum {
     Q8_COLUMNS = 32,  // columns of a block, which share a scale
     Q8_BLOCK_BYTES = 768,
 
-// ---- Weights in panels (panels.h): PANEL_ROWS rows interleaved, in chunks of some columns
-    PANEL_ROWS = 16,  // rows of a panel, a SIMD lane each
+// ---- Weights in panels (panels.h): PANEL_ROWS rows interleaved, in chunks of some columns. Comments: bytes of a chunk
+    PANEL_ROWS = 16,  // rows of a panel, one SIMD lane per row
     GLU_ROWS = 32,  // in a GLU matmul, gate and up alternate by this many rows, so that one work item has both
-    q4_0_BYTES = 288,  // 256 bytes of nibbles, 16 half scales
+    q4_0_BYTES = 288,  // 256 nibbles, 16 half scales
     q4_0_SPAN = 32,
     q4_0_FINE = 0,
-    q4_1_BYTES = 320,  // 256 bytes of nibbles, 16 half scales, 16 half minima
+    q4_1_BYTES = 320,  // 256 nibbles, 16 half scales, 16 half minima
     q4_1_SPAN = 32,
     q4_1_FINE = 0,
-    q5_0_BYTES = 352,  // 256 bytes of nibbles, 64 of fifth bits, 16 half scales
+    q5_0_BYTES = 352,  // 256 nibbles, 64 fifth bits, 16 half scales
     q5_0_SPAN = 32,
     q5_0_FINE = 0,
-    q5_1_BYTES = 384,  // 256 bytes of nibbles, 64 of fifth bits, 16 half scales, 16 half minima
+    q5_1_BYTES = 384,  // 256 nibbles, 64 fifth bits, 16 half scales, 16 half minima
     q5_1_SPAN = 32,
     q5_1_FINE = 0,
     q8_0_BYTES = 544,  // 512 quants + 128, 16 half scales
     q8_0_SPAN = 32,
     q8_0_FINE = 0,
-    q4_k_BYTES = 2304,
+    q4_k_BYTES = 2304,  // 8 x 256 nibbles, 3 x 64 packed scales, 16 half d, 16 half dmin
     q4_k_SPAN = 256,
     q4_k_FINE = 0,
-    q5_k_BYTES = 2816,  // 8 x 256 bytes of nibbles, 8 x 64 of fifth bits, then as q4_k
+    q5_k_BYTES = 2816,  // 8 x 256 nibbles, 8 x 64 fifth bits, then as q4_k
     q5_k_SPAN = 256,
     q5_k_FINE = 0,
-    q6_k_BYTES = 3360,
+    q6_k_BYTES = 3360,  // 8 x 256 nibbles, 8 x 128 upper bits, 256 scales, 16 half d
     q6_k_SPAN = 256,
     q6_k_FINE = 1,
     f16_BYTES = 32,
@@ -82,13 +82,13 @@ enum {
 // ---- Scalars of kernels with a few named values
     ACTIVATION_SILU = 0,  // activation functions, the scalar `activation`
     ACTIVATION_GELU = 1,  // in its tanh form
-    EPILOGUE_STORE = 0,  // what a matmul does with its sums, the scalar `epilogue`
+    EPILOGUE_STORE = 0,  // epilogues of a matmul, the scalar `epilogue`: store the sums
     EPILOGUE_SILU_GLU = 1,  // silu(gate) * up
     EPILOGUE_GELU_GLU = 2,  // gelu(gate) * up
     PART_NORM = 1,  // bits of the rope kernel's scalar `parts`: RMS norm of each head
     PART_ROPE = 2,  // rotation by position
     PART_STORE = 4,  // keys and values to the KV cache
-    PART_SHIFT = 8,  // keys are stored less a mean; never with PART_NORM, which uses the same buffer
+    PART_SHIFT = 8,  // a mean is subtracted from stored keys; never with PART_NORM, which uses the same buffer
 
 // ---- Sampling: a row of each for every sampled token, except that a row may have any number of logit adjustments
     MAX_TOP_LOGPROBS = 20,  // most likely tokens that a result may hold
@@ -137,5 +137,5 @@ typedef struct {
     int32_t unused;
     int32_t top_ids[20];
     float top_logprobs[20];
-    int32_t rest[20];
+    int32_t padding[20];
 } sampling_result;

@@ -2,7 +2,7 @@
 
 This file is the only definition. `make abi` (`python -m tandem.kernels.generate_abi`) writes abi.h and abi.slang from
 it; tests/ops/test_abi.py checks that both are up to date, that the C compiler lays out the same structs, and that no
-other file defines one of these names. The comment behind a constant goes into the generated files too.
+other file defines one of these names. The comment on a constant's line goes into the generated files too.
 """
 
 from __future__ import annotations
@@ -26,18 +26,13 @@ HEADER_ADJUSTMENTS = 3  # logit adjustments
 HEADER_MASKS = 4  # rows up to the last one with a token mask
 HEADER_SEQUENCES = 5  # sequences that have tokens in the step
 HEADER_INTS = 16  # size of the header
-COUNTS = (
-    "tokens",
-    "rows",
-    "work",
-)  # the first header fields by name; a Grid multiplies its items by one of them
+# The first header fields by name; a Grid multiplies its items by one of them.
+COUNTS = ("tokens", "rows", "work")
 
 TOKEN_ID = 0  # columns of the token table, [tokens][TOKEN_INTS]
 TOKEN_POSITION = 1
 TOKEN_SEQUENCE = 2  # row of the block tables
-TOKEN_SOURCE = (
-    3  # 0: TOKEN_ID holds the id; else 1 + the row of the other step slot's results that will hold it
-)
+TOKEN_SOURCE = 3  # 0: TOKEN_ID holds the id; else 1 + its row in the other step slot's results
 TOKEN_SLOT = 4  # KV slot in group 0; TOKEN_SLOT + g in group g
 TOKEN_INTS = 8
 
@@ -66,42 +61,36 @@ Q8_BLOCK = np.dtype(
     [
         ("q", np.int8, (Q8_TILE, Q8_COLUMNS)),
         ("scale", np.float32, Q8_TILE),  # x = q * scale
-        (
-            "sum",
-            np.float32,
-            Q8_TILE,
-        ),  # scale * (sum of the 32 q), the factor of a weight's minimum or zero point
-        ("low", np.float32, Q8_TILE),  # the same of columns 0-15, for formats with 16 weights a scale (Q6_K)
-        ("high", np.float32, Q8_TILE),  # the same of columns 16-31
+        # scale * (sum of the 32 q), the factor of a weight's minimum or zero point
+        ("sum", np.float32, Q8_TILE),
+        # the same for columns 0-15, for formats with 16 weights per scale (Q6_K)
+        ("low", np.float32, Q8_TILE),
+        ("high", np.float32, Q8_TILE),  # the same for columns 16-31
     ]
 )
 Q8_BLOCK_BYTES = Q8_BLOCK.itemsize
 
-# ---- Weights in panels (panels.h): PANEL_ROWS rows interleaved, in chunks of some columns
+# ---- Weights in panels (panels.h): PANEL_ROWS rows interleaved, in chunks of some columns. Comments: bytes of a chunk
 
 
 class PanelFormat(NamedTuple):
     span: int  # columns of a chunk
-    bytes: int  # bytes of a chunk of PANEL_ROWS rows: as many as the GGUF file has for them
-    fine: int = 0  # 1: a scale for every 16 columns, not for every 32
+    bytes: int  # bytes of a chunk of PANEL_ROWS rows, as many as in the GGUF file
+    fine: int = 0  # 1: two scales per 32 columns, one for each 16; 0: one
     quantised: int = 1  # 1: multiplied by int8 activations; 0: float weights, multiplied by float32
 
 
-PANEL_ROWS = 16  # rows of a panel, a SIMD lane each
+PANEL_ROWS = 16  # rows of a panel, one SIMD lane per row
 GLU_ROWS = 32  # in a GLU matmul, gate and up alternate by this many rows, so that one work item has both
 PANEL_FORMATS = {
-    "q4_0": PanelFormat(32, 288),  # 256 bytes of nibbles, 16 half scales
-    "q4_1": PanelFormat(32, 320),  # 256 bytes of nibbles, 16 half scales, 16 half minima
-    "q5_0": PanelFormat(32, 352),  # 256 bytes of nibbles, 64 of fifth bits, 16 half scales
-    "q5_1": PanelFormat(32, 384),  # 256 bytes of nibbles, 64 of fifth bits, 16 half scales, 16 half minima
+    "q4_0": PanelFormat(32, 288),  # 256 nibbles, 16 half scales
+    "q4_1": PanelFormat(32, 320),  # 256 nibbles, 16 half scales, 16 half minima
+    "q5_0": PanelFormat(32, 352),  # 256 nibbles, 64 fifth bits, 16 half scales
+    "q5_1": PanelFormat(32, 384),  # 256 nibbles, 64 fifth bits, 16 half scales, 16 half minima
     "q8_0": PanelFormat(32, 544),  # 512 quants + 128, 16 half scales
-    "q4_k": PanelFormat(
-        256, 2304
-    ),  # 8 x 256 bytes of nibbles, 3 x 64 of packed scales, 16 half d, 16 half dmin
-    "q5_k": PanelFormat(256, 2816),  # 8 x 256 bytes of nibbles, 8 x 64 of fifth bits, then as q4_k
-    "q6_k": PanelFormat(
-        256, 3360, fine=1
-    ),  # 8 x 256 bytes of nibbles, 8 x 128 of upper bits, 256 scales, 16 half d
+    "q4_k": PanelFormat(256, 2304),  # 8 x 256 nibbles, 3 x 64 packed scales, 16 half d, 16 half dmin
+    "q5_k": PanelFormat(256, 2816),  # 8 x 256 nibbles, 8 x 64 fifth bits, then as q4_k
+    "q6_k": PanelFormat(256, 3360, fine=1),  # 8 x 256 nibbles, 8 x 128 upper bits, 256 scales, 16 half d
     "f16": PanelFormat(1, 32, quantised=0),
     "bf16": PanelFormat(1, 32, quantised=0),
     "f32": PanelFormat(1, 64, quantised=0),
@@ -111,13 +100,13 @@ PANEL_FORMATS = {
 
 ACTIVATION_SILU = 0  # activation functions, the scalar `activation`
 ACTIVATION_GELU = 1  # in its tanh form
-EPILOGUE_STORE = 0  # what a matmul does with its sums, the scalar `epilogue`
+EPILOGUE_STORE = 0  # epilogues of a matmul, the scalar `epilogue`: store the sums
 EPILOGUE_SILU_GLU = 1  # silu(gate) * up
 EPILOGUE_GELU_GLU = 2  # gelu(gate) * up
 PART_NORM = 1  # bits of the rope kernel's scalar `parts`: RMS norm of each head
 PART_ROPE = 2  # rotation by position
 PART_STORE = 4  # keys and values to the KV cache
-PART_SHIFT = 8  # keys are stored less a mean; never with PART_NORM, which uses the same buffer
+PART_SHIFT = 8  # a mean is subtracted from stored keys; never with PART_NORM, which uses the same buffer
 
 # ---- Sampling: a row of each for every sampled token, except that a row may have any number of logit adjustments
 
@@ -134,13 +123,11 @@ SAMPLING_PARAMETERS = np.dtype(
         ("frequency_penalty", np.float32),
         ("seed_low", np.uint32),
         ("seed_high", np.uint32),
-        ("counter", np.uint32),  # how many tokens the request has sampled before
+        ("counter", np.uint32),  # number of tokens that the request has sampled before
         ("first_adjustment", np.int32),  # index of the row's first logit adjustment
-        ("adjustments", np.int32),  # how many the row has
-        (
-            "top_logprobs",
-            np.int32,
-        ),  # most likely tokens wanted, to MAX_TOP_LOGPROBS; -1: no log-probabilities
+        ("adjustments", np.int32),  # number of logit adjustments of the row
+        # number of most likely tokens wanted, up to MAX_TOP_LOGPROBS; -1: no log-probabilities
+        ("top_logprobs", np.int32),
         ("masked", np.int32),  # 1: only tokens whose bit of the row's mask is set
         ("unused", np.int32, 2),
     ]
@@ -161,7 +148,7 @@ SAMPLING_RESULT = np.dtype(
         ("unused", np.int32),
         ("top_ids", np.int32, MAX_TOP_LOGPROBS),  # the most likely first
         ("top_logprobs", np.float32, MAX_TOP_LOGPROBS),
-        ("rest", np.int32, 20),  # a power of two makes the row
+        ("padding", np.int32, 20),  # to 256 bytes
     ]
 )
 SAMPLING_INTS = SAMPLING_PARAMETERS.itemsize // 4

@@ -44,8 +44,8 @@ typedef struct {
 typedef struct {
     int32_t count, stride;  // queries; floats from row to row of queries and sums
     int32_t position[MAX_QUERIES];
-    float highest[MAX_QUERIES], total[MAX_QUERIES], rescale[MAX_QUERIES];  // of the current split
-    float all_highest[MAX_QUERIES], all_total[MAX_QUERIES];                // of the splits before it
+    float highest[MAX_QUERIES], total[MAX_QUERIES], rescale[MAX_QUERIES];  // for the current split
+    float all_highest[MAX_QUERIES], all_total[MAX_QUERIES];                // for the splits before it
     float scores[MAX_QUERIES][CHUNK];                                      // then weights
     float queries[MAX_STATE], sums[MAX_STATE], all_sums[MAX_STATE];
     float stage[MAX_HEAD_DIM * LANES];  // 16 keys of a block, or 16 columns of a chunk's values, as float32
@@ -55,7 +55,7 @@ typedef struct {
 // The keys of a chunk that some query sees, numbered from the chunk's first position, and their blocks.
 typedef struct {
     int first_block, end_block, first_key, end_key;
-    const char *blocks[CHUNK_BLOCKS], *next[CHUNK_BLOCKS];  // of this chunk and of the next one, to prefetch
+    const char *blocks[CHUNK_BLOCKS], *next[CHUNK_BLOCKS];  // blocks of this chunk, and of the next one to prefetch
 } chunk_view;
 
 // 2^x for x <= 0, to 1e-7; exactly 0 below -126.5: the bits of 2^-127 are those of 0.

@@ -25,7 +25,7 @@ def grid(scalars: Scalars) -> Grid:
 
 
 def cost(scalars: Scalars, counts: Counts) -> Cost:
-    """Of queries and results only: the number of keys is in the work list, not in scalars or counts."""
+    """Counts queries and results only; the number of keys is known only in the work list."""
     columns = scalars["q_heads"] * scalars["head_dim"]
     return Cost(bytes=counts["tokens"] * columns * (4 + (1.5 if scalars["out_q8"] else 4)), ops=0)
 
@@ -75,12 +75,15 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
     return {"out": out}
 
 
-def cut(rows: Sequence[tuple[int, int]], most: int) -> Array:
-    """The work list of sequences with (position of the first new token, new tokens), at most `most` rows an entry."""
+def make_work_list(rows: Sequence[tuple[int, int]], max_rows: int) -> Array:
+    """The work list for sequences with (position of the first new token, new tokens).
+
+    An entry has at most `max_rows` rows.
+    """
     work, row = [], 0
     for sequence, (position, new) in enumerate(rows):
-        for i in range(0, new, most):
-            work.append((row + i, min(most, new - i), sequence, position + i))
+        for i in range(0, new, max_rows):
+            work.append((row + i, min(max_rows, new - i), sequence, position + i))
         row += new
     return np.array(work, np.int32)
 
@@ -94,7 +97,7 @@ def make_case(
     softcap: float = 0.0,
     kv: str = "f16",
     out_q8: int = 0,
-    most: int = 16,
+    max_rows: int = 16,
     size: float = 1.0,
     q_gap: int = 3,
 ) -> Case:
@@ -115,7 +118,7 @@ def make_case(
         slots = tables[sequence, seen // KV_BLOCK] * KV_BLOCK + seen % KV_BLOCK
         k, v = (rng.standard_normal((len(seen), kv_heads, dim)) for _ in range(2))
         kv_store(cache, slots, k * size, v)
-    work = cut(rows, most)
+    work = make_work_list(rows, max_rows)
     gap = 0 if out_q8 else 5
     arrays = {
         "q": padded(rng.standard_normal((tokens, columns)), columns + q_gap),
@@ -139,7 +142,7 @@ def make_case(
         "sequences": len(tables),
         "blocks": len(cache),
     }
-    # A score errs by float32's 6e-8 of |q||k| a term; a weight by as much as its score, a result by its weights.
+    # The error of a score is float32's 6e-8 of |q||k| per term; that of a weight is as large, and so is a result's.
     return Case(
         label, arrays, scalars, {"tokens": tokens, "rows": 1, "work": len(work)}, atol=4e-6 * size, rtol=4e-6
     )
@@ -153,14 +156,14 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield make_case(rng, f"head_dim {dim} q8", (2, 1, dim), [(0, 19), (70, 1)], kv="q8")
     for group in range(1, 9):
         yield make_case(
-            rng, f"{group} heads a group", (2 * group, 2, 32), [(30, 40), (5, 1)], out_q8=group % 2
+            rng, f"{group} heads per group", (2 * group, 2, 32), [(30, 40), (5, 1)], out_q8=group % 2
         )
     for group in (1, 4, 7):
-        yield make_case(rng, f"{group} heads a group, q8", (group, 1, 64), [(30, 9), (5, 1)], kv="q8")
+        yield make_case(rng, f"{group} heads per group, q8", (group, 1, 64), [(30, 9), (5, 1)], kv="q8")
     for window in (1, 15, 16, 17, 64, 100, 1000):
         rows = [(0, 33), (90, 20), (200, 1)]
         yield make_case(rng, f"window {window}", (3, 1, 32), rows, window=window)
-        yield make_case(rng, f"window {window} by 3 rows", (2, 1, 16), rows, window=window, most=3)
+        yield make_case(rng, f"window {window} by 3 rows", (2, 1, 16), rows, window=window, max_rows=3)
         yield make_case(rng, f"window {window} q8", (2, 1, 64), rows, window=window, kv="q8")
     yield make_case(rng, "softcap", (4, 2, 32), [(100, 9)], softcap=2.0)
     yield make_case(rng, "softcap, window, float32", (4, 2, 32), [(100, 9)], window=50, softcap=5.0, kv="f32")
@@ -171,19 +174,19 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
     yield make_case(rng, "context 8190", (2, 1, 32), [(8190, 2)], kv="f32")
     yield make_case(rng, "window over splits", (2, 1, 32), [(1290, 16)], window=700)
     yield make_case(rng, "chunk of a prompt", (9, 3, 64), [(450, 100)], out_q8=1)
-    yield make_case(rng, "more queries than are taken together", (16, 2, 16), [(3, 20), (0, 16)], most=20)
+    yield make_case(rng, "more queries than one pass takes", (16, 2, 16), [(3, 20), (0, 16)], max_rows=20)
     yield make_case(rng, "very large head", (4, 1, 512), [(20, 17)], window=30)
     yield make_case(rng, "very large head q8", (4, 1, 512), [(20, 17)], window=30, kv="q8")
     yield make_case(rng, "sharp scores", (4, 2, 64), [(600, 5)], size=8.0)
     yield make_case(rng, "sharp scores, q8", (4, 2, 64), [(600, 5)], size=8.0, kv="q8")
     yield make_case(rng, "large odd head", (4, 1, 328), [(20, 17)])
-    # Rows that begin on 16 bytes, as in a Program: what matrix units take.
+    # Rows that begin on 16 bytes, as in a Program: matrix units need that.
     for dim in (64, 128, 256):
         rows, single = [(0, 40), (130, 1), (700, 20)], [(0, 1), (77, 1), (1500, 1)]
         yield make_case(rng, f"aligned {dim}", (4, 2, dim), rows, out_q8=1, q_gap=0)
         yield make_case(rng, f"aligned {dim}, window", (2, 1, dim), rows, window=200, q_gap=0)
         yield make_case(rng, f"aligned {dim}, single tokens", (8, 1, dim), single, q_gap=0)
-    # In software, matrices take long to compile: q8 once in each kernel there, the rest where there are matrix units.
+    # In software, matrices take long to compile: there q8 runs once per kernel, the rest only on matrix units.
     for label, dim in (("aligned", 64), ("on GPUs", 128), ("on GPUs", 256)):
         yield make_case(rng, f"{label} {dim}, window, q8", (4, 2, dim), rows, window=200, q_gap=0, kv="q8")
         yield make_case(rng, f"{label} {dim}, single tokens, q8", (4, 2, dim), single, q_gap=0, kv="q8")
@@ -197,9 +200,8 @@ KERNEL = Kernel(
     buffers=(
         Buffer("q", "r"),  # float32 [T, q_stride], heads of head_dim
         Buffer("cache", "r"),  # one layer's KV blocks (kv_layout.h)
-        Buffer(
-            "tables", "r"
-        ),  # int32 [sequences][table_stride]: entry i is the block of positions i * KV_BLOCK on
+        # int32 [sequences][table_stride]: entry i is the block of positions i * KV_BLOCK on
+        Buffer("tables", "r"),
         Buffer("work", "r"),  # int32 [W][first row, rows, sequence, position of the first row]
         Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]
     ),
@@ -215,7 +217,7 @@ KERNEL = Kernel(
         ("softcap", "f"),  # c: a score s becomes c tanh(s / c); 0: off
         ("kv", "i"),  # data type of the cache, an index into KV_TYPES
         ("out_q8", "i"),  # head_dim is then a multiple of 32
-        ("sequences", "i"),  # rows of `tables`, and blocks of the cache: their sizes, for the validator
+        ("sequences", "i"),  # rows of `tables`, and then blocks of the cache: for the validator
         ("blocks", "i"),
     ),
     grid=grid,

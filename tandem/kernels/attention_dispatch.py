@@ -19,80 +19,91 @@ from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.kv_layout import kv_bytes
 
 MAX_KV_SPLITS = 64  # workgroups that share the keys of a query
-KEY_SUBGROUPS = (
-    4  # subgroups that take the same keys (attention_multi_subgroup.slang); with fewer a loop never ends
-)
-ENOUGH_MULTI_SUBGROUP = (
-    128  # workgroups with several subgroups: a large GPU's cores have room for about one each
-)
-MAX_QUERY_FLOATS = 2048  # of attention.slang, in shared memory
+# Subgroups that process the same keys (attention_multi_subgroup.slang); with fewer a loop never ends.
+KEY_SUBGROUPS = 4
+# Workgroups with several subgroups that fill a large GPU: its cores have room for about one each.
+ENOUGH_MULTI_SUBGROUP = 128
+MAX_QUERY_FLOATS = 2048  # floats of queries in the shared memory of attention.slang
 HEAD_LANES = 32  # lanes that rotate a head of a single token
-PREFETCH_BYTES = (
-    8 << 20
-)  # of a layer's keys and values: more would not stay in cache until attention reads them
+# Prefetched bytes of a layer's keys and values: more would not stay in cache until attention reads them.
+PREFETCH_BYTES = 8 << 20
 
 
 def attention(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """A workgroup some queries of a work item and a KV head; where items are few, each with a part of the keys."""
+    """One workgroup per work item, KV head and tile of queries.
+
+    With few items, the keys are split over several workgroups.
+    """
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
     if kv_bytes(scalars["blocks"], kv_heads, dim, scalars["kv"]) >= 1 << 32:
         raise DeviceError(
             "a layer's keys and values take more than 4 GB: use a smaller --kv-memory or --context"
         )
-    rows = 1 if counts["tokens"] <= counts["work"] else 16  # of an item, as a rule
-    together = 1 << (rows * int(scalars["q_heads"]) // kv_heads - 1).bit_length()
+    rows = 1 if counts["tokens"] <= counts["work"] else 16  # rows of most items
+    # Of an item, rounded up to a power of two:
+    queries_per_kv_head = 1 << (rows * int(scalars["q_heads"]) // kv_heads - 1).bit_length()
     aligned = scalars["q_stride"] % 4 == 0 and dim in (64, 128, 256)
     if gpu.register_coopmat and aligned and KV_TYPES[int(scalars["kv"])] != "f32":
-        return _attention_coopmat(scalars, counts, gpu, together, rows)
+        return _attention_coopmat(scalars, counts, gpu, queries_per_kv_head, rows)
     choice = gpu.choices.of("attention", scalars, counts["tokens"], counts["work"])
-    queries = min(choice.get("queries", 8 if dim <= 256 else 4), together)
-    enough = ENOUGH_WORKGROUPS.get(gpu.kind, 8)
-    slots = _workgroups(scalars, counts, gpu, -(-together // queries), queries, 64, enough)
-    loads = 2 if gpu.kind == "software" else 8  # at a time: longer code takes long to compile in software
+    queries = min(choice.get("queries", 8 if dim <= 256 else 4), queries_per_kv_head)
+    target_workgroups = ENOUGH_WORKGROUPS.get(gpu.kind, 8)
+    tiles = -(-queries_per_kv_head // queries)
+    workgroups = _workgroups(scalars, counts, gpu, tiles, queries, 64, target_workgroups)
+    loads = 2 if gpu.kind == "software" else 8  # in flight; longer code takes long to compile in software
     constants = (queries, dim, int(scalars["kv"]), loads)
-    return Dispatch(kv_heads, counts["work"], slots, "attention", constants, scratch="w")
+    return Dispatch(kv_heads, counts["work"], workgroups, "attention", constants, scratch="w")
 
 
-def _attention_coopmat(scalars: Scalars, counts: Counts, gpu: Gpu, together: int, rows: int) -> Dispatch:
-    """On matrix units, 16 queries a subgroup, or for single tokens four subgroups together."""
+def _attention_coopmat(
+    scalars: Scalars, counts: Counts, gpu: Gpu, queries_per_kv_head: int, rows: int
+) -> Dispatch:
+    """Uses matrix units: one subgroup per 16 queries, or for single tokens KEY_SUBGROUPS together."""
     kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
     choice = gpu.choices.of("attention", scalars, counts["tokens"], counts["work"])
     # Four subgroups together have the lowest latency, but a core has room for few such workgroups.
-    pairs, enough = max(1, kv_heads * counts["work"]), ENOUGH_WORKGROUPS.get(gpu.kind, 1024)
-    few = choice.get("multi_subgroup", int(4 * pairs <= enough))
-    multi_subgroup = rows == 1 and together <= 8 and together * dim <= 1024 and bool(few)
-    queries = min(choice.get("queries", 16), together)
+    pairs, target_workgroups = max(1, kv_heads * counts["work"]), ENOUGH_WORKGROUPS.get(gpu.kind, 1024)
+    use_multi_subgroup = choice.get("multi_subgroup", int(4 * pairs <= target_workgroups))
+    small = rows == 1 and queries_per_kv_head <= 8 and queries_per_kv_head * dim <= 1024
+    multi_subgroup = small and bool(use_multi_subgroup)
+    queries = min(choice.get("queries", 16), queries_per_kv_head)
     tiles = -(-queries // 16)
     # Subgroups with the same queries, each with a part of the keys, as shared memory allows.
-    filling = 8 // tiles if few else max(1, min(8 // tiles, enough // pairs))
+    default_key_splits = 8 // tiles
+    if not use_multi_subgroup:
+        default_key_splits = max(1, min(default_key_splits, target_workgroups // pairs))
     if multi_subgroup and counts["work"] == 1 and dim <= 128:
-        filling = 3 * KEY_SUBGROUPS  # 192 keys at once, as registers allow
-    key_splits = choice.get("key_splits", 2 if rows > 1 else filling)
-    exchanged = 32 * queries if multi_subgroup else 0  # pairs of floats, for each of them
-    split_bytes = 4 * queries * (dim + 2) + 8 * exchanged
+        default_key_splits = 3 * KEY_SUBGROUPS  # 192 keys at once, as registers allow
+    key_splits = choice.get("key_splits", 2 if rows > 1 else default_key_splits)
+    split_float2s = 32 * queries if multi_subgroup else 0  # float2s of shared memory per key split
+    split_bytes = 4 * queries * (dim + 2) + 8 * split_float2s
     while key_splits * split_bytes + 32 * tiles * dim > gpu.shared_memory - 1024:
         several = multi_subgroup and key_splits > KEY_SUBGROUPS
         key_splits = key_splits - KEY_SUBGROUPS if several else key_splits // 2
     multi_subgroup = multi_subgroup and key_splits >= KEY_SUBGROUPS and key_splits % KEY_SUBGROUPS == 0
-    rounds = choice.get(
-        "rounds", 4 if rows == 1 and not multi_subgroup else 1
-    )  # of a part, before parts combine
+    # Units of 64 keys per key split, at least, that make a workgroup's part of the keys worth combining.
+    rounds = choice.get("rounds", 4 if rows == 1 and not multi_subgroup else 1)
     keys = 64 * rounds * (key_splits // KEY_SUBGROUPS if multi_subgroup else key_splits)
-    enough = ENOUGH_MULTI_SUBGROUP if multi_subgroup else enough
-    slots = _workgroups(scalars, counts, gpu, -(-together // queries), queries, keys, enough)
+    if multi_subgroup:
+        target_workgroups = ENOUGH_MULTI_SUBGROUP
+    query_tiles = -(-queries_per_kv_head // queries)
+    workgroups = _workgroups(scalars, counts, gpu, query_tiles, queries, keys, target_workgroups)
     shader = f"attention_{'multi_subgroup' if multi_subgroup else 'coopmat'}_{dim}"
-    threads, pairs_exchanged = 32 * tiles * key_splits, max(1, exchanged * key_splits)
-    constants = (queries, dim, int(scalars["kv"]), key_splits, threads, pairs_exchanged, rounds)
-    return Dispatch(kv_heads, counts["work"], slots, shader, constants, subgroup=32, scratch="w")
+    threads, float2s = 32 * tiles * key_splits, max(1, split_float2s * key_splits)
+    constants = (queries, dim, int(scalars["kv"]), key_splits, threads, float2s, rounds)
+    return Dispatch(kv_heads, counts["work"], workgroups, shader, constants, subgroup=32, scratch="w")
 
 
 def _workgroups(
-    scalars: Scalars, counts: Counts, gpu: Gpu, tiles: int, queries: int, keys: int, enough: int
+    scalars: Scalars, counts: Counts, gpu: Gpu, tiles: int, queries: int, keys: int, target: int
 ) -> int:
-    """Workgroups of a work item and a KV head, for its tiles of queries and the parts of their keys, `keys` or more."""
+    """Workgroups per work item and KV head: for each tile of queries, one per part of `keys` keys or more.
+
+    `target`: workgroups of the launch that fill the GPU.
+    """
     pairs = max(1, int(scalars["kv_heads"]) * counts["work"])
     choice = gpu.choices.of("attention", scalars, counts["tokens"], counts["work"])
-    wanted = max(2, choice.get("workgroups", enough) // pairs)
+    wanted = max(2, choice.get("workgroups", target) // pairs)
     max_keys = min(int(scalars["window"]) or 1 << 30, KV_BLOCK * int(scalars["table_stride"]))
     wanted = max(tiles, min(wanted, tiles * (max_keys // keys + 2)))
     room = SCRATCH_WORDS_BYTES // (4 * queries * (int(scalars["head_dim"]) + 4))
@@ -100,8 +111,10 @@ def _workgroups(
 
 
 def attention_rope(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
-    """As multi-subgroup attention for single tokens; None where that is not what attention alone would use, or where
-    there is more to do than its shader does."""
+    """Like multi-subgroup attention for single tokens.
+
+    None if plain attention would use another shader, or if the launch needs a part that this shader lacks.
+    """
     plain = attention(rope_in_attention.attention_scalars(scalars), counts, gpu)
     parts, dim = int(scalars["parts"]), int(scalars["head_dim"])
     if not plain.shader.startswith("attention_multi_subgroup") or KV_TYPES[int(scalars["kv"])] != "f16":
@@ -121,8 +134,7 @@ def attention_rope(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | Non
 
 
 def attention_prefetch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
-    """For a single token on a GPU with memory of its own. Where the host shares the memory, caches are small, and all
-    would be read twice."""
+    """For a single token on a discrete GPU. An integrated GPU has small caches and would read everything twice."""
     if gpu.kind != "discrete" or counts["work"] > 1:
         return None
     kv_heads, dim, kv = (int(scalars[name]) for name in ("kv_heads", "head_dim", "kv"))

@@ -1,7 +1,7 @@
-"""Reads what attention of a single token is about to read, so that it is in the GPU's cache by then; writes nothing.
+"""Reads the memory that attention of a single token is about to read into the GPU's cache; writes nothing.
 
-For GPUs only (attention_prefetch.slang). It runs beside the matmul that makes the query: since this layer's attention
-in the last step, all weights have gone through the cache.
+For GPUs only (attention_prefetch.slang). It runs beside the matmul that computes the query. Since the last step, the
+weights have evicted this layer's KV blocks from the cache.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tandem.kernels.kernel import AFTER_SCALARS, Array, Buffer, Case, Cost, Coun
 
 
 def cost(scalars: Scalars, counts: Counts) -> Cost:
-    """None of its own: what it reads counts as attention's, which reads it again, from cache."""
+    """Zero: attention already counts these bytes."""
     return Cost(bytes=0.0, ops=0.0)
 
 
 def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
-    of_all = attention_rope.extents(scalars, counts)
-    return {buffer.name: of_all[buffer.name] for buffer in KERNEL.buffers}
+    extents = attention_rope.extents(scalars, counts)
+    return {buffer.name: extents[buffer.name] for buffer in KERNEL.buffers}
 
 
 def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
@@ -37,7 +37,8 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
 
 KERNEL = Kernel(
     name="attention_prefetch",
-    buffers=(  # of attention_rope, those that it reads and no launch of the step has written
+    # The inputs of attention_rope that no launch of the step writes.
+    buffers=(
         Buffer("cache", "r", 1),
         Buffer("tables", "r", 2),
         Buffer("work", "r", 3),

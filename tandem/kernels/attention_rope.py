@@ -1,7 +1,7 @@
-"""Attention with head norm, RoPE and the KV store in one launch: `rope`, then `attention`, for one token a sequence.
+"""Attention with head norm, RoPE and KV store in one launch: `rope`, then `attention`, for one token per sequence.
 
-For GPUs only (attention_rope.slang). It takes queries, keys and values as the matmul left them and does not change
-them. Each work item is one token, whose new key and value go to the cache; keys and values are float16.
+For GPUs only (attention_rope.slang). It reads the matmul's queries, keys and values and does not change them.
+Each work item is one token, whose new key and value go to the cache; keys and values are float16.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tandem.kernels.rows import rows_bytes
 
 
 def attention_scalars(scalars: Scalars) -> Scalars:
-    """Those of `attention`, which does the second half."""
+    """The scalars of the `attention` kernel."""
     return {name: scalars[name] for name, _ in attention.KERNEL.scalars}
 
 
 def rope_scalars(scalars: Scalars) -> Scalars:
-    """Those of `rope`, which does the first half: q, k and v are columns of one matrix."""
+    """The scalars of the `rope` kernel, where q, k and v are columns of one matrix."""
     strides = dict.fromkeys(("q_stride", "k_stride", "v_stride"), scalars["q_stride"])
     own = {**scalars, **strides, "slot_field": TOKEN_SLOT}
     return {name: own[name] for name, _ in rope.KERNEL.scalars}
@@ -40,11 +40,11 @@ def rope_scalars(scalars: Scalars) -> Scalars:
 
 def fused_scalars(of_rope: Scalars, of_attention: Scalars, k_column: int, v_column: int) -> Scalars:
     own = {**of_rope, **of_attention, "k_column": k_column, "v_column": v_column}
-    return {name: own[name] for name in KERNEL.numbers}
+    return {name: own[name] for name in KERNEL.scalar_names}
 
 
 def cost(scalars: Scalars, counts: Counts) -> Cost:
-    """As of both: but queries and keys are neither written nor read again."""
+    """The sum of rope and attention, without writing and re-reading the rotated queries and keys."""
     both = [rope.cost(rope_scalars(scalars), counts), attention.cost(attention_scalars(scalars), counts)]
     rotated = (scalars["q_heads"] + scalars["kv_heads"]) * scalars["head_dim"]
     saved = counts["tokens"] * 8 * rotated if int(scalars["parts"]) & (PART_NORM | PART_ROPE) else 0
@@ -54,9 +54,9 @@ def cost(scalars: Scalars, counts: Counts) -> Cost:
 def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     columns = int(max(scalars["k_column"], scalars["v_column"]) + scalars["kv_heads"] * scalars["head_dim"])
     of_rope, of_attention = rope_scalars(scalars), attention_scalars(scalars)
-    of_both = attention.extents(of_attention, counts)
+    attention_extents = attention.extents(of_attention, counts)
     return {
-        **{name: of_both[name] for name in ("cache", "tables", "work", "out")},
+        **{name: attention_extents[name] for name in ("cache", "tables", "work", "out")},
         **{name: rope.extents(of_rope, counts)[name] for name in ("vectors", "table")},
         "qkv": rows_bytes(counts["tokens"], columns, scalars["q_stride"]),
     }
@@ -86,7 +86,7 @@ def make_case(
     rot_dim: int = 0,
     interleaved: int = 0,
 ) -> Case:
-    """`heads`: of queries, of keys, and their size. The place of the new token in the cache is NaN."""
+    """`heads`: query heads, KV heads, head_dim. The new token's KV slot in the cache is NaN."""
     (q_heads, kv_heads, dim), n = heads, len(positions)
     rows = [(position, 1) for position in positions]
     case = attention.make_case(rng, label, heads, rows, window, out_q8=1, q_gap=2 * kv_heads * dim)
@@ -119,10 +119,10 @@ def cases(rng: np.random.Generator, dims: Sequence[int] = (64, 128, 256)) -> Ite
     for dim in dims:
         for group in (1, 2, 3) if dim < 256 else (2, 4):
             positions = [0, 15, 16, 63, 64, 300 + dim + group]
-            yield make_case(rng, f"{dim}, {group} a head", (2 * group, 2, dim), positions)
+            yield make_case(rng, f"{dim}, {group} per KV head", (2 * group, 2, dim), positions)
     dim, part = dims[0], dims[0] // 2
     yield make_case(rng, "window", (4, 2, dim), [3, 100, 129, 1500], window=100)
-    yield make_case(rng, "window of 2, 7 a head", (7, 1, dim), [0, 1, 16, 17, 64, 65, 700], window=2)
+    yield make_case(rng, "window of 2, 7 per KV head", (7, 1, dim), [0, 1, 16, 17, 64, 65, 700], window=2)
     yield make_case(rng, "interleaved, part of the head", (4, 2, dim), [7, 130], rot_dim=part, interleaved=1)
     yield make_case(rng, "part of the head", (4, 2, dim), [7, 130], rot_dim=part)
     yield make_case(rng, "without norm", (8, 1, dim), [9, 700], parts=PART_ROPE | PART_STORE)
@@ -132,12 +132,11 @@ def cases(rng: np.random.Generator, dims: Sequence[int] = (64, 128, 256)) -> Ite
 KERNEL = Kernel(
     name="attention_rope",
     buffers=(
-        Buffer(
-            "qkv", "r"
-        ),  # float32 [T, q_stride]: heads of queries, and of keys and values from their columns on
+        # float32 [T, q_stride]: query heads from column 0, then keys from k_column, values from v_column
+        Buffer("qkv", "r"),
         Buffer("cache", "rw"),  # one layer's KV blocks, float16
-        Buffer("tables", "r"),  # int32 [sequences][table_stride], as of attention
-        Buffer("work", "r"),  # int32 [W][WORK_INTS], of one row each
+        Buffer("tables", "r"),  # int32 [sequences][table_stride], as in `attention`
+        Buffer("work", "r"),  # int32 [W][WORK_INTS], one row per entry
         Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]
         Buffer("vectors", "r"),  # float32 [2][head_dim]: the weights of the head norms
         Buffer("table", "r", AFTER_SCALARS),  # float32 [positions][rot_dim / 2][cos, sin]
@@ -145,14 +144,14 @@ KERNEL = Kernel(
     scalars=(
         ("q_heads", "i"),
         ("kv_heads", "i"),
-        ("k_column", "i"),  # of qkv: the first of the keys
+        ("k_column", "i"),  # first column of the keys in qkv
         ("q_stride", "i"),
         ("out_stride", "i"),
         ("table_stride", "i"),
         ("window", "i"),
         ("scale", "f"),
         ("softcap", "f"),
-        ("v_column", "i"),  # of qkv: the first of the values
+        ("v_column", "i"),  # first column of the values in qkv
         ("out_q8", "i"),
         ("eps", "f"),
         ("rot_dim", "i"),

@@ -1,9 +1,8 @@
 """How a kernel is dispatched on a GPU: workgroups, the entry point of its shader and its specialisation constants.
 
-A dispatch rule is a function (scalars, counts, gpu) -> Dispatch. Each stands beside the kernel that it is for:
-`dispatch` in kernels/NAME.py, or kernels/NAME_dispatch.py where it is long; dispatch_table.py lists them. `counts` are
-those of the bucket that is being recorded ("tokens", "rows", "work"): the shader skips what lies past the counts in
-StepInputs.
+A dispatch rule is a function (scalars, counts, gpu) -> Dispatch. Each stands beside its kernel: `dispatch` in
+kernels/NAME.py, or kernels/NAME_dispatch.py where it is long; dispatch_table.py lists them. `counts` are the counts
+("tokens", "rows", "work") of the bucket that is being recorded: the shader skips work past the counts in StepInputs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tandem.kernels.kernel import Counts, Scalars
 
 class Choices(Protocol):
     def of(self, kernel: str, scalars: Scalars, *sizes: int) -> Mapping[str, int]:
-        """What tuning has chosen for a kernel and a shape; empty: nothing."""
+        """The tuned parameters for a kernel and a shape; empty if it is not tuned."""
 
 
 class Gpu(Protocol):
@@ -33,15 +32,14 @@ class Gpu(Protocol):
     @property
     def subgroup_max(self) -> int: ...
     @property
-    def shared_memory(self) -> int: ...  # bytes a workgroup
+    def shared_memory(self) -> int: ...  # bytes per workgroup
     @property
     def workgroup_invocations(self) -> int: ...
     @property
-    def matrix_shapes(self) -> Sequence[Any]: ...  # of cooperative matrices: m, n, k, a, b, c
+    def matrix_shapes(self) -> Sequence[Any]: ...  # cooperative matrices: m, n, k, a, b, c
+    # Whether lanes hold the elements of a cooperative matrix in the known order (coopmat_layout.py).
     @property
-    def register_coopmat(
-        self,
-    ) -> bool: ...  # it is known which lane holds which element of a cooperative matrix
+    def register_coopmat(self) -> bool: ...
     @property
     def choices(self) -> Choices: ...
 
@@ -55,12 +53,10 @@ class Dispatch:
     constants: tuple[int, ...] = ()  # specialisation constants 0, 1, ...; absent ones keep their defaults
     subgroup: int = 0  # invocations; 0: the driver's choice
     compiled_scalars: int = 0  # the launch's first scalars, compiled in as specialisation constants
-    scratch: Literal["", "r", "w"] = (
-        ""  # how it uses scratch memory, where the kernel itself declares no such buffer
-    )
-    expand: str = (
-        ""  # the kernel that must have written the activations to scratch memory in this shader's order
-    )
+    # How the shader uses scratch memory, if the kernel itself declares no such buffer.
+    scratch: Literal["", "r", "w"] = ""
+    # The kernel that must have written the activations to scratch memory in this shader's order.
+    expand: str = ""
 
 
 DispatchRule = Callable[[Scalars, Counts, Gpu], Dispatch | None]  # None: this GPU does not run such a launch
@@ -68,12 +64,14 @@ DispatchRule = Callable[[Scalars, Counts, Gpu], Dispatch | None]  # None: this G
 # Scratch memory is one buffer of the device. It begins with counters, which are 0 between launches (scratch.slang).
 SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
 COUNTER_BYTES = 4 * COUNTERS
-SCRATCH_WORDS_BYTES = SCRATCH_BYTES - COUNTER_BYTES  # what is left after the counters
+SCRATCH_WORDS_BYTES = SCRATCH_BYTES - COUNTER_BYTES  # bytes after the counters
 
 ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # workgroups that fill a GPU of this kind
 
 
 def compiled_scalars(gpu: Gpu, count: int = MAX_SCALARS) -> int:
-    """How many scalars of a launch for one token are compiled in: a discrete GPU starts sooner without loading them,
-    and its driver compiles fast."""
+    """Number of scalars that are compiled in for a launch of one token.
+
+    A discrete GPU starts sooner without loading them, and its driver compiles fast.
+    """
     return count if gpu.kind == "discrete" else 0

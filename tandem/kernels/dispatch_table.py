@@ -42,7 +42,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
 
 def dispatch(kernel: str, scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     rule = DISPATCH_RULES.get(kernel)
-    found = rule(scalars, counts, gpu) if rule else None
-    if found is None:
+    result = rule(scalars, counts, gpu) if rule else None
+    if result is None:
         raise DeviceError(f"{gpu.name} does not run the kernel {kernel}: use the device cpu")
-    return found
+    return result

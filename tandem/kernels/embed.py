@@ -64,7 +64,7 @@ def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """A thread 8 columns of a token."""
+    """One thread computes 8 columns of one token."""
     return Dispatch(-(-int(scalars["columns"]) // (8 * 64)), counts["tokens"])
 
 

@@ -1,7 +1,8 @@
-"""Quantised activations as float16 in scratch memory, in the order in which matmuls on cooperative matrices take them.
+"""Expands quantised activations to float16 in scratch memory, in the order that cooperative matrix matmuls read.
 
 For GPUs only, before such a matmul. `expand_coopmat` (matmul_coopmat.slang) writes float16 [tokens][columns], both
-padded to whole tiles; `expand_coopmat_reg` (matmul_coopmat_reg.slang) writes what each lane of a subgroup loads.
+padded to whole tiles; `expand_coopmat_reg` (matmul_coopmat_reg.slang) writes them
+in the order in which the lanes of a subgroup load them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tandem.kernels.matmul import token_count
 from tandem.kernels.matmul_dispatch import REG_TOKENS, covered_tokens, padded_columns, reg_tiles
 from tandem.kernels.q8_tiles import q8_bytes
 
-SHRINK = np.float32(1 / 16)  # of panels.slang: what activations are multiplied by, so that sums fit float16
+SHRINK = np.float32(1 / 16)  # scale of activations that keeps sums in float16 range (panels.slang)
 BYTE_ORDER = (0, 2, 1, 3)  # four bytes become float16 in pairs of every second one
 
 
@@ -79,7 +80,7 @@ def _kernel(name: str, reference: object) -> Kernel:
             Buffer("x", "r"),  # q8 [T, columns]
             Buffer("expanded", "w", SCRATCH_ADDRESS),  # float16, after the counters
         ),
-        scalars=matmul.BY_LAYOUT["q4_0"].scalars,  # those of the matmul
+        scalars=matmul.BY_LAYOUT["q4_0"].scalars,  # the scalars of the matmul
         grid=lambda scalars: Grid(int(scalars["columns"]) // 32, "rows" if scalars["count"] else "tokens"),
         cost=cost,
         extents=extents,

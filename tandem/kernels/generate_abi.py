@@ -17,7 +17,7 @@ C_TYPES = {"int8": "int8_t", "int32": "int32_t", "uint32": "uint32_t", "float32"
 
 class Struct(NamedTuple):
     dtype: np.dtype[np.void]
-    prefix: str  # of the field offsets in Slang
+    prefix: str  # prefix of the field offsets in Slang
     unit: int  # offsets count bytes (1) or 32-bit words (4)
 
 
@@ -30,7 +30,7 @@ STRUCTS = {
 
 
 def constants_of(name: str) -> dict[str, int]:
-    """What an integer or a panel format of abi.py becomes in C and Slang; nothing for other names."""
+    """The C and Slang constants for an integer or a panel format of abi.py; none for other names."""
     value = getattr(abi, name, None)
     if isinstance(value, int):
         return {name: value}
@@ -41,14 +41,17 @@ def constants_of(name: str) -> dict[str, int]:
 
 def constants() -> dict[str, int]:
     """Every constant of C and Slang."""
-    found: dict[str, int] = {}
+    by_name: dict[str, int] = {}
     for name in (*vars(abi), *abi.PANEL_FORMATS):
-        found |= constants_of(name)
-    return found
+        by_name |= constants_of(name)
+    return by_name
 
 
 def lines(pattern: str) -> list[str]:
-    """The constants in the order of abi.py, with its headings and comments; `pattern` declares one."""
+    """The constants in the order of abi.py, with its headings and the comments on their lines.
+
+    `pattern`: the declaration of a constant.
+    """
     out: list[str] = []
     for line in Path(abi.__file__).read_text().splitlines():
         code, _, comment = line.partition("#")
@@ -62,7 +65,7 @@ def lines(pattern: str) -> list[str]:
 
 
 def offsets(struct: Struct) -> dict[str, int]:
-    """The fields of a struct by their names in Slang."""
+    """Offsets of the fields of a struct, by their names in Slang."""
     fields = (struct.dtype.fields or {}).items()
     return {struct.prefix + name.upper(): at // struct.unit for name, (_, at, *_) in fields}
 

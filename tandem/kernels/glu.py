@@ -82,7 +82,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """A thread 4 columns of a token."""
+    """One thread computes 4 columns of one token."""
     return Dispatch(-(-int(scalars["dim"]) // (4 * 64)), counts["tokens"])
 
 

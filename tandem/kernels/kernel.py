@@ -21,13 +21,14 @@ Counts = Mapping[str, int]  # the sizes of a step, by the names of abi.COUNTS: "
 
 # The addresses that every launch on a GPU has at the same index.
 SCRATCH_ADDRESS, STEP_ADDRESS = 6, 7  # scratch memory, if the launch uses it, and StepInputs
-AFTER_SCALARS = 8  # this address does not fit among the first eight: it takes the two words after the scalars
+# Not one of the first eight addresses: passed in the two words behind the scalars.
+AFTER_SCALARS = 8
 
 
 class Buffer(NamedTuple):
     name: str
     access: Literal["r", "w", "rw"]
-    # Its index among the addresses of a GPU's launch; None: its place in the declaration.
+    # Its index among the addresses of a launch on a GPU; None: its index in the declaration.
     address: int | None = None
 
 
@@ -44,13 +45,13 @@ class Grid:
 
 
 class Cost(NamedTuple):
-    bytes: float  # moved to or from memory, each buffer once
-    ops: float  # multiplications and additions
+    bytes: float  # bytes moved to or from memory, each buffer once
+    ops: float  # number of multiplications and additions
 
 
 @dataclass(frozen=True)
 class Case:
-    """One test of a kernel: `arrays` by buffer name (outputs are overwritten), what the reference must agree with."""
+    """One test of a kernel: `arrays` by buffer name (outputs are overwritten), and tolerances."""
 
     label: str
     arrays: Mapping[str, Array]
@@ -72,9 +73,9 @@ class Kernel:
     cases: Callable[[np.random.Generator], Iterator[Case]]
     # (scalars, counts) -> bytes each bound buffer must have from its address on; the validator checks it
     extents: Callable[[Scalars, Counts], dict[str, int]]
-    # Further numbers of a launch, beside its scalars, that are not passed to the kernel: they decide its dispatch.
+    # Names of further values of a launch that only its dispatch rule reads: they are not passed to the kernel.
     constants: tuple[str, ...] = ()
-    # A kernel that a GPU's own pass over the Program makes (devices/vulkan/step_program.py); the CPU does not run it.
+    # The CPU does not run it: only a pass over the Program for GPUs creates it (devices/vulkan/step_program.py).
     gpu_only: bool = False
 
     def __post_init__(self) -> None:
@@ -90,6 +91,6 @@ class Kernel:
         return [(i if b.address is None else b.address, b.name) for i, b in enumerate(self.buffers)]
 
     @property
-    def numbers(self) -> tuple[str, ...]:
+    def scalar_names(self) -> tuple[str, ...]:
         """The names of a launch's scalars and constants."""
         return (*(name for name, _ in self.scalars), *self.constants)

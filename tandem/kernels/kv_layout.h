@@ -7,7 +7,7 @@
 
 ALWAYS_INLINE int32_t kv_scales(int32_t head_dim) { return (head_dim + KV_SCALED - 1) / KV_SCALED; }
 
-// Bytes of the keys and values that a block has of one head.
+// Bytes of one head's keys and values in a block.
 ALWAYS_INLINE size_t kv_head_bytes(int32_t head_dim, int32_t kv) {
     if (kv == KV_Q8) return (size_t)2 * KV_BLOCK * (head_dim + sizeof(half) * kv_scales(head_dim));
     return (size_t)2 * KV_BLOCK * head_dim * (kv == KV_F32 ? sizeof(float) : sizeof(half));

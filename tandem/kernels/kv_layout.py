@@ -11,14 +11,14 @@ from tandem.kernels.kernel import Array
 
 
 def kv_head_bytes(head_dim: float, kv: float) -> int:
-    """Bytes of the keys and values that a block has of one head."""
+    """Bytes of one head's keys and values in a block."""
     if KV_TYPES[int(kv)] == "q8":
         return int(2 * KV_BLOCK * (head_dim + 2 * -(-head_dim // KV_SCALED)))
     return int(2 * KV_BLOCK * head_dim * (4 if KV_TYPES[int(kv)] == "f32" else 2))
 
 
 def kv_bytes(blocks: float, kv_heads: float, head_dim: float, kv: float) -> int:
-    """Bytes of a layer's cache, as `kv_zeros` makes it."""
+    """Bytes of a layer's cache, as `kv_zeros` allocates it."""
     return int(blocks * kv_heads) * kv_head_bytes(head_dim, kv)
 
 
@@ -28,7 +28,7 @@ def kv_zeros(blocks: int, kv_heads: int, head_dim: int, kv: str) -> Array:
 
 
 def kv_dtype(head_dim: int, kv: str) -> np.dtype[np.void]:
-    """Keys [head_dim, KV_BLOCK] and values [KV_BLOCK, head_dim] of a block and a head; in q8 also their scales."""
+    """Keys [head_dim, KV_BLOCK] and values [KV_BLOCK, head_dim] of one block and head; in q8 also their scales."""
     element = {"f16": np.float16, "f32": np.float32, "q8": np.int8}[kv]
     fields: list[Any] = [("k", element, (head_dim, KV_BLOCK)), ("v", element, (KV_BLOCK, head_dim))]
     if kv == "q8":

@@ -1,4 +1,4 @@
-"""The layout of a weight matrix in a device's memory. A device answers which one it wants (Device.weight_layout)."""
+"""The layout of a weight matrix in a device's memory. A device chooses it (Device.weight_layout)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ class Layout:
     name: str
     span: int  # columns of a chunk
     chunk_bytes: int
-    activations: Literal[
-        "f32", "q8"
-    ]  # data type that the matmul multiplies by: float32, or int8 tiles (q8_tiles.py)
+    # Data type of the activations that the matmul multiplies: float32, or int8 tiles (q8_tiles.py).
+    activations: Literal["f32", "q8"]
     group_rows: int  # rows that are interleaved: matrices are stacked and cut by whole groups
     glu_rows: int  # in a GLU matmul, gate and up alternate by this many rows
 

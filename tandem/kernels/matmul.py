@@ -18,7 +18,7 @@ def panels(rows: int) -> int:
 
 
 def panels_per_item(rows: int, glu: bool) -> int:
-    """Few enough to have items for all threads, enough to reuse a tile of activations."""
+    """Few enough that all threads have items, enough to reuse a tile of activations."""
     return 4 if glu else max(1, min(4, panels(rows) // 32))
 
 
@@ -213,7 +213,7 @@ def make_case(
     return Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0}, atol=2e-4, rtol=1e-4)
 
 
-# Standard deviation of random quants, times their quantised scales and less their minima where a format has these.
+# Standard deviation of random weights with a float16 scale of 1: quants times quantised scales, minus minima.
 SPREADS = {
     "q4_0": 4.6, "q4_1": 4.6, "q5_0": 9.2, "q5_1": 9.2, "q8_0": 74.0, "q4_k": 257.0, "q5_k": 523.0, "q6_k": 1367.0
 }  # fmt: skip
@@ -222,9 +222,11 @@ SPREADS = {
 def random_panels(
     layout: str, rows: int, columns: int, rng: np.random.Generator, size: float | None = None
 ) -> Array:
-    """Random bytes with float16 scales that give sums of order 1 to 100 (weights of order `size`), and with minima that
-    make the mean weight 0: else every sum would be close to that of the activations, and rounding could change its
-    sign."""
+    """Random bytes with float16 scales that give sums of order 1 to 100 (weights of order `size`).
+
+    The minima make the mean weight 0: otherwise every sum would be nearly proportional to the sum of the activations,
+    and rounding could change its sign.
+    """
     info = LAYOUTS[layout]
     count = panels(rows)
     if not info.quantised:

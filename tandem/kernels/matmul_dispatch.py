@@ -16,12 +16,13 @@ from tandem.kernels.panels import LAYOUTS
 Choice = Mapping[str, int]
 Path = Literal["float", "integer_dot", "coopmat_reg", "coopmat"]
 
-MAX_DOT_TOKENS = (
-    8  # up to here integer dot products are faster than cooperative matrices through shared memory,
-)
-MAX_DOT_TOKENS_REG = 2  # and up to here than those whose weights go to registers
+# Up to so many tokens, integer dot products are faster than cooperative matrices through shared memory (MAX_DOT_TOKENS)
+# or with weights in registers (MAX_DOT_TOKENS_REG).
+MAX_DOT_TOKENS = 8
+MAX_DOT_TOKENS_REG = 2
 ENOUGH_THREADS = {"discrete": 128_000, "integrated": 20_000}  # threads that fill a GPU of this kind
-HEAD_PANELS = 4096  # a matmul with more has more rows than a GPU has subgroups: a vocabulary's
+# Panels of a vocabulary-sized matmul, which has more rows than a GPU has subgroups.
+HEAD_PANELS = 4096
 # Blocks of 32 columns that a lane has in flight for one token and for two: ENTRIES of matmul.slang.
 BLOCKS_IN_FLIGHT = {
     "q4_0": (2, 2), "q4_1": (2, 2), "q5_0": (2, 2), "q5_1": (2, 2), "q8_0": (2, 2), "q4_k": (1, 1), "q5_k": (1, 1),
@@ -30,7 +31,7 @@ BLOCKS_IN_FLIGHT = {
 
 
 def matmul(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """Few tokens: a workgroup a panel of 16 rows; with GLU one for the four panels that make 32 outputs."""
+    """Few tokens: one workgroup per panel of 16 rows; with GLU, per four panels (32 outputs)."""
     layout, tokens = layout_of(scalars), token_count(scalars, counts)
     panels = -(-int(scalars["rows"]) // PANEL_ROWS)
     choice = gpu.choices.of("matmul", scalars, tokens)
@@ -47,8 +48,8 @@ def matmul(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
 
 
 def matmul_path(scalars: Scalars, counts: Counts, gpu: Gpu) -> Path:
-    """Which shader does a matmul: for float weights, by integer dot products, or by cooperative matrices, with weights
-    in registers or through shared memory."""
+    """The shader for a matmul: for float weights, with integer dot products, or with cooperative matrices whose weights
+    are in registers or go through shared memory."""
     layout, tokens, columns = layout_of(scalars), token_count(scalars, counts), int(scalars["columns"])
     if not LAYOUTS[layout].quantised:
         return "float"
@@ -57,19 +58,18 @@ def matmul_path(scalars: Scalars, counts: Counts, gpu: Gpu) -> Path:
     if gpu.register_coopmat and in_registers and not choice.get("integer_dot", tokens <= MAX_DOT_TOKENS_REG):
         return "coopmat_reg"
     fits = 2 * (tokens + 127) * (columns + 63) < SCRATCH_WORDS_BYTES
-    fits = (
-        fits and LAYOUTS[layout].matrix_bytes(int(scalars["rows"]), columns) < 1 << 32
-    )  # as its shader's offsets
+    # The shader has 32-bit offsets into the weights.
+    fits = fits and LAYOUTS[layout].matrix_bytes(int(scalars["rows"]), columns) < 1 << 32
     if not choice.get("integer_dot", tokens <= MAX_DOT_TOKENS) and fits and has_coopmat(gpu):
         return "coopmat"
     return "integer_dot"
 
 
 def has_coopmat(gpu: Gpu) -> bool:
-    """Cooperative matrices of 16 x 16 x 16 in float16 with float32 sums, for subgroups of 32."""
+    """Whether the GPU multiplies 16 x 16 x 16 float16 matrices with float32 sums in subgroups of 32."""
     shape = (16, 16, 16, "f16", "f16", "f32")
-    found = any((s.m, s.n, s.k, s.a, s.b, s.c) == shape for s in gpu.matrix_shapes)
-    return found and gpu.subgroup_min <= 32 <= gpu.subgroup_max and gpu.shared_memory >= 48 << 10
+    has_shape = any((s.m, s.n, s.k, s.a, s.b, s.c) == shape for s in gpu.matrix_shapes)
+    return has_shape and gpu.subgroup_min <= 32 <= gpu.subgroup_max and gpu.shared_memory >= 48 << 10
 
 
 # ---- integer dot products
@@ -78,45 +78,47 @@ def has_coopmat(gpu: Gpu) -> bool:
 def _matmul_dots(
     layout: str, scalars: Scalars, panels: int, tokens: int, gpu: Gpu, choice: Choice
 ) -> Dispatch:
-    """1, 2, 4 or 8 tokens at a time."""
+    """Computes 1, 2, 4 or 8 tokens at a time."""
     columns, glu = int(scalars["columns"]), bool(scalars["epilogue"])
-    together = tokens if tokens <= 2 else 4 if tokens <= 4 else 8
-    two_panels = glu and together <= 2  # a lane has one panel of gate and one of up
-    # Threads of a panel: enough in all to fill the device, if there are blocks of columns for them.
-    max_threads = min({1: 512, 2: 384}.get(together, 128), columns // 8, gpu.workgroup_invocations)
+    tokens_at_a_time = tokens if tokens <= 2 else 4 if tokens <= 4 else 8
+    two_panels = glu and tokens_at_a_time <= 2  # a lane has one panel of gate and one of up
+    # Threads per panel: enough in total to fill the device, if there are blocks of columns for them.
+    max_threads = min({1: 512, 2: 384}.get(tokens_at_a_time, 128), columns // 8, gpu.workgroup_invocations)
     max_threads //= 4 if glu else 1
     wanted = min(ENOUGH_THREADS.get(gpu.kind, 1) / panels, max_threads)
     min_threads = 64
-    if two_panels and together == 2:  # twice the sums: as much in registers with half the threads
+    if two_panels and tokens_at_a_time == 2:  # twice the sums per thread, half the threads
         wanted, min_threads = wanted / 2, max(32, gpu.subgroup_max // 2)
     sizes = range(min_threads, max(min_threads, max_threads) + 1, min(min_threads, 64))
 
     def rank(n: int) -> tuple[bool, float]:
-        """Whole rounds first, but not with less than half of what is wanted."""
-        whole = together > 2 or (2 * n >= wanted and _ends_with_row(layout, columns, n, glu, together))
+        """Prefers thread counts that process a row in whole rounds, if they are at least half of `wanted`."""
+        enough = 2 * n >= wanted
+        whole = tokens_at_a_time > 2 or (
+            enough and _fills_whole_rounds(layout, columns, n, glu, tokens_at_a_time)
+        )
         return not whole, abs(math.log(n / wanted))
 
     threads = choice.get("threads", min(sizes, key=rank)) * (4 if glu else 1)
-    partial_sums = (
-        (2 if two_panels else 1) * threads // gpu.subgroup_min * PANEL_ROWS * together
-    )  # in shared memory
+    # Floats of shared memory.
+    partial_sums = (2 if two_panels else 1) * threads // gpu.subgroup_min * PANEL_ROWS * tokens_at_a_time
     return Dispatch(
         panels // 4 if glu else panels,
-        shader=f"matmul_{layout}_t{together}" + ("_glu" if two_panels else ""),
-        constants=(threads, int(glu), partial_sums, *([columns] if together <= 2 else [])),
+        shader=f"matmul_{layout}_t{tokens_at_a_time}" + ("_glu" if two_panels else ""),
+        constants=(threads, int(glu), partial_sums, *([columns] if tokens_at_a_time <= 2 else [])),
         subgroup=choice.get("subgroup", 0),
         compiled_scalars=compiled_scalars(gpu) if tokens == 1 else 0,
     )
 
 
-def _ends_with_row(layout: str, columns: int, threads: int, glu: bool, tokens: int) -> bool:
-    """Whether so many threads a panel, with the blocks that each has in flight, go through a row in whole rounds."""
+def _fills_whole_rounds(layout: str, columns: int, threads: int, glu: bool, tokens: int) -> bool:
+    """Whether `threads` threads per panel process a row in whole rounds of the blocks that they have in flight."""
     blocks = 2 if glu else BLOCKS_IN_FLIGHT[layout][tokens - 1]  # with GLU two panels share the threads
     return columns // 32 % (threads // PANEL_ROWS * blocks) == 0
 
 
 def matmul_norm_partials(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
-    """As the matmul of one token; None where that is not done by integer dot products."""
+    """Like the matmul for one token; None if integer dot products are not used for it."""
     own = {name: value for name, value in scalars.items() if name != "rows_per_sum"}
     if counts["tokens"] > 1 or scalars["epilogue"] or matmul_path(own, counts, gpu) != "integer_dot":
         return None
@@ -126,24 +128,24 @@ def matmul_norm_partials(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch
 
 
 def rows_per_sum(gpu: Gpu) -> int:
-    """Rows of a panel whose squares a subgroup adds up for the norm after the matmul."""
+    """Rows of a panel whose squares a subgroup sums for the norm after the matmul."""
     return min(PANEL_ROWS, gpu.subgroup_min)
 
 
 # ---- cooperative matrices, with weights in registers
 
-COOPMAT_REG_SUMS = 3072  # float4s of shared memory in which matmul_coopmat_reg.slang adds up sums
+COOPMAT_REG_SUMS = 3072  # float4s of shared memory for the partial sums of matmul_coopmat_reg.slang
 REG_TOKENS = 8  # tokens of a tile: columns of the matrix of activations
 
 
 def reg_tiles(tokens: int) -> int:
-    """Tiles of REG_TOKENS in whole groups of up to 8, which a subgroup takes together."""
+    """Tiles of REG_TOKENS in whole groups of up to 8, which a subgroup processes together."""
     tiles = min(8, 1 << (-(-tokens // REG_TOKENS) - 1).bit_length())
     return tiles * -(-tokens // (REG_TOKENS * tiles))
 
 
 def coopmat_reg_tiles(columns: int, tokens: int, gpu: Gpu) -> int:
-    """The tiles that a matmul takes from scratch memory; 0: it takes none from there."""
+    """Tiles that a matmul reads from scratch memory; 0: it reads the quantised activations themselves."""
     tiles = reg_tiles(tokens)
     fits = 2 * REG_TOKENS * columns * tiles <= SCRATCH_WORDS_BYTES
     return tiles if gpu.register_coopmat and tokens > MAX_DOT_TOKENS and fits else 0
@@ -152,13 +154,13 @@ def coopmat_reg_tiles(columns: int, tokens: int, gpu: Gpu) -> int:
 def _matmul_coopmat_reg(
     layout: str, scalars: Scalars, panels: int, tokens: int, expanded: int, choice: Choice
 ) -> Dispatch:
-    """A subgroup 32 or 64 rows of up to 8 tiles of 8 tokens.
+    """One subgroup computes 32 or 64 rows for up to 8 tiles of 8 tokens.
 
-    `expanded`: tiles that come from scratch memory; 0: the one tile is taken from the quantised activations themselves.
+    `expanded`: tiles that come from scratch memory; 0: the one tile comes from the quantised activations themselves.
     """
     glu, tiles = bool(scalars["epilogue"]), min(8, expanded or 1)
     groups = max(1, expanded // 8)
-    pairs = 2 if glu or groups > 1 else 1  # of panels
+    pairs = 2 if glu or groups > 1 else 1  # pairs of panels per subgroup
     # split_k: subgroups that share the columns of the same rows, more where rows are few; units: subgroups with rows of
     # their own.
     if groups > 1:
@@ -169,8 +171,8 @@ def _matmul_coopmat_reg(
     elif panels >= HEAD_PANELS and tiles < 8:
         pairs, split_k, units = (1, 4, 2) if tiles == 1 else (2, 2, 2)
     elif tokens <= 4:
-        # For 5 to 8 tokens this is faster too, by 5%; but then a ninth, which takes a second tile, would cost more than
-        # it brings, and a batch's tokens a second shall not fall as it grows.
+        # Also 5% faster for 5 to 8 tokens. Not used there: throughput must not fall from 8 to 9 tokens, which need a
+        # second tile.
         pairs = 2 if glu or panels >= 256 else 1
         split_k, units = 16 if not glu and scalars["columns"] >= 2048 else 8, 1
     else:
@@ -190,7 +192,7 @@ def _matmul_coopmat_reg(
 
 
 def expand_coopmat_reg(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """A thread what a lane takes of a block of 32 columns and a tile of tokens."""
+    """One thread writes the values that one lane loads of a block of 32 columns and a tile of tokens."""
     return Dispatch(-(-int(scalars["columns"]) // 128), reg_tiles(token_count(scalars, counts)))
 
 
@@ -198,7 +200,7 @@ def expand_coopmat_reg(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
 
 
 def _matmul_coopmat(layout: str, scalars: Scalars, panels: int, tokens: int) -> Dispatch:
-    """32 or 64 rows of up to 64 tokens a workgroup, or 128 rows of 128 tokens."""
+    """One workgroup computes 32 or 64 rows for up to 64 tokens, or 128 rows for 128 tokens."""
     covered, kernel = covered_tokens(tokens, bool(scalars["epilogue"])), f"matmul_{layout}"
     if covered >= 128:
         grid, shader = (-(-panels // 8), covered // 128), f"{kernel}_many"
@@ -209,7 +211,7 @@ def _matmul_coopmat(layout: str, scalars: Scalars, panels: int, tokens: int) -> 
 
 
 def covered_tokens(tokens: int, glu: bool) -> int:
-    """The tokens that tiles cover: 16, 32 or 64 at a time, or whole 128s."""
+    """`tokens` rounded up to what tiles cover: 16, 32, 64 or a multiple of 128."""
     tiles = 1 if tokens <= 16 else 2 if tokens <= 32 else 4
     return -(-tokens // 128) * 128 if tokens > 64 or (tiles == 4 and glu) else 16 * tiles
 
@@ -219,6 +221,6 @@ def padded_columns(columns: float) -> int:
 
 
 def expand_coopmat(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """A thread 4 columns of a token."""
+    """One thread expands 4 columns of one token."""
     covered = covered_tokens(token_count(scalars, counts), bool(scalars["epilogue"]))
     return Dispatch(-(-padded_columns(scalars["columns"]) // (4 * 128)), covered)

@@ -1,7 +1,8 @@
-"""A matmul for one token that leaves, in place of its result, what the norm after it needs (norm_finish.py).
+"""A matmul for one token that writes partial sums of squares for the next norm instead of its result.
 
-For GPUs only (matmul.slang, `_sums`). Many workgroups can then share the norm: each finds the sums of squares and the
-whole row in scratch memory. The residual and the norm's weights are read while the matmul's weights come.
+For GPUs only (matmul.slang, `_sums`). Many workgroups can then share the norm (norm_finish.py): each reads the sums of
+squares and the whole row from scratch memory. The matmul copies the residual and the norm's weights there too, while it
+waits for its own weights.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from tandem.kernels.dispatch import COUNTERS
 from tandem.kernels.kernel import SCRATCH_ADDRESS, Array, Buffer, Case, Cost, Counts, Kernel, Scalars
 from tandem.kernels.panels import LAYOUTS
 
-ROWS_PER_SUM = 8  # in cases: as few as the smallest subgroup has lanes
+ROWS_PER_SUM = 8  # in test cases: the number of lanes of the smallest subgroup
 
 
 def partials_bytes(dim: float, rows_per_sum: float) -> int:
-    """The counters of scratch memory, which stay as they are, then float32 [dim / rows_per_sum][4] and [3][dim]."""
+    """The counters of scratch memory (unchanged), then float32 [dim / rows_per_sum][4] and [3][dim]."""
     return int(4 * (COUNTERS + 4 * (dim // rows_per_sum) + 3 * dim))
 
 
@@ -29,8 +30,8 @@ def split_partials(partials: Array, dim: int, rows_per_sum: int) -> tuple[Array,
     """Views of an array of partials_bytes: (sums [dim / rows_per_sum][4], rows [3][dim]).
 
     The rows are the residual x, the addend a (the matmul's result times the post norm's weight) and the norm's weight.
-    The sums, over rows_per_sum neighbours, are of result², x², x a and a². Without a post norm a is the result itself,
-    the second sum is of (x + a)², and the others are 0.
+    Each group of rows_per_sum neighbours has the sums of result², x², x a and a². Without a post norm, a is the result
+    itself, the second is the sum of (x + a)², and the others are 0.
     """
     begin, end = COUNTERS, COUNTERS + 4 * dim // rows_per_sum
     return partials[begin:end].reshape(-1, 4), partials[end : end + 3 * dim].reshape(3, dim)
@@ -82,7 +83,7 @@ def make_case(layout: str, dim: int, columns: int, post: bool, rng: np.random.Ge
     if post:
         arrays["post_weight"] = rng.uniform(0.5, 2, dim).astype(np.float32)
     scalars = {**case.scalars, "rows_per_sum": ROWS_PER_SUM}
-    # A sum of products of the matmul's result, which is exact to 2e-4 and of order 1 to 100.
+    # The matmul's result, whose products are summed, is exact to 2e-4 and of order 1 to 100.
     label = f"{layout} {dim}x{columns}{' post' if post else ''}"
     return Case(label, arrays, scalars, case.counts, atol=2e-3, rtol=5e-4)
 
@@ -94,7 +95,7 @@ def _kernel(layout: str) -> Kernel:
             Buffer("x", "r"),
             Buffer("weights", "r"),
             Buffer("bias", "r"),
-            Buffer("weight", "r"),  # float32 [rows], of the norm
+            Buffer("weight", "r"),  # float32 [rows]: the weight of the norm
             Buffer("residual", "r"),  # float32 [1, rows]
             Buffer("post_weight", "r"),  # float32 [rows]; may be absent
             Buffer("partials", "w", SCRATCH_ADDRESS),  # float32, see split_partials

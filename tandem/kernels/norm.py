@@ -1,6 +1,6 @@
-"""Residual addition and RMS normalisation: x += add (or its normalised form), then out = rmsnorm(x) * weight.
+"""Residual addition and RMS normalisation: x += add (or rmsnorm(add) * post_weight), then out = rmsnorm(x) * weight.
 
-With `use_rows` it works on the listed rows of x and add alone (each at most once) and packs the results.
+With `use_rows` it processes only the listed rows of x and add (each at most once) and packs the results.
 An absent buffer (`add`, `post_weight`, `weight` with `out`, `rows`) has address 0 and stride 0.
 """
 
@@ -78,7 +78,7 @@ def make_case(
     size: float = 1.0,
     gap: int = 0,
 ) -> Case:
-    """`options` names what is present: add, post, rows, q8; `only` leaves out the second half."""
+    """`options` names what is present: add, post, rows, q8; `only`: the addition without the norm."""
     has = options.split()
     rows = rng.permutation(tokens)[: max(1, tokens // 3)].astype(np.int32)
     n = len(rows) if "rows" in has else tokens

@@ -7,12 +7,12 @@ from tandem.kernels.dispatch import Dispatch, Gpu, compiled_scalars
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.matmul_dispatch import coopmat_reg_tiles
 
-MAX_COLUMNS_OF_THREAD = 32  # of norm.slang: 8 groups of 4
-FINISH_THREADS = 128  # of a workgroup of norm_finish, each with 4 columns
+MAX_COLUMNS_OF_THREAD = 32  # columns per thread in norm.slang: 8 groups of 4
+FINISH_THREADS = 128  # threads of a workgroup of norm_finish, each with 4 columns
 
 
 def norm(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """A workgroup a row; the fewer rows there are to hide its latency, the more threads share one."""
+    """One workgroup per row. With few rows, more threads per row hide its latency."""
     rows = counts["rows" if scalars["use_rows"] else "tokens"]
     dim, max_threads = int(scalars["dim"]), gpu.workgroup_invocations
     few = max(64, 1 << (-(-dim // 12) - 1).bit_length())
@@ -25,17 +25,18 @@ def norm(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
         )
     threads = gpu.choices.of("norm", scalars, rows).get("threads", threads)
     strides = (dim, *(int(scalars[f"{name}_stride"]) for name in ("x", "add", "out")))
-    held = 2 if 8 * threads >= dim else 3 if 12 * threads >= dim else 8  # groups of 4 columns a thread
+    # Groups of 4 columns per thread.
+    column_groups = 2 if 8 * threads >= dim else 3 if 12 * threads >= dim else 8
     aligned = all(n % 4 == 0 for n in strides)
-    # Beside int8, the matmul after it may want its activations as float16 in scratch memory (expand.py).
+    # The next matmul may read the activations as float16 from scratch memory, besides int8 (expand.py).
     tiles = coopmat_reg_tiles(dim, rows, gpu) if scalars["out_q8"] and aligned else 0
     added, out_q8, use_rows = (int(scalars[n] > 0) for n in ("add_stride", "out_q8", "use_rows"))
     constants = (threads, int(aligned), tiles, added, out_q8, use_rows)
-    return Dispatch(rows, shader=f"norm_{held}", constants=constants, scratch="w" if tiles else "")
+    return Dispatch(rows, shader=f"norm_{column_groups}", constants=constants, scratch="w" if tiles else "")
 
 
 def norm_finish(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """Of a single row, shared by many workgroups."""
+    """Many workgroups divide the one row."""
     constants = (FINISH_THREADS, 1, 0, 1, int(scalars["out_q8"]), 0, int(scalars["rows_per_sum"]))
     return Dispatch(
         -(-int(scalars["dim"]) // (4 * FINISH_THREADS)),

@@ -1,6 +1,6 @@
-"""The norm of a single row whose parts and sums of squares the matmul before has left in scratch memory.
+"""The second half of a fused matmul + norm: finishes the norm from the partial sums in scratch memory.
 
-For GPUs only (norm.slang): with matmul_norm_partials.py it does what `norm` does after a matmul.
+For GPUs only (norm.slang). matmul_norm_partials.py is the first half; together they replace a matmul and `norm`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def make_case(rng: np.random.Generator, dim: int, options: str) -> Case:
-    """`options`: of norm.make_case."""
+    """`options`: the options of norm.make_case."""
     case = norm.make_case(rng, f"1x{dim}", 1, dim, f"add {options}")
     x, y = case.arrays["x"][0].astype(np.float64), case.arrays["add"][0].astype(np.float64)
     partials = np.zeros(partials_bytes(dim, ROWS_PER_SUM) // 4, np.float32)
@@ -71,9 +71,9 @@ KERNEL = Kernel(
     name="norm_finish",
     buffers=(
         Buffer("x", "w", 0),  # float32 [1, dim]: the residual stream
-        Buffer("post_weight", "r", 2),  # only whether it is present counts: the partials are weighted by it
+        Buffer("post_weight", "r", 2),  # read only for its presence: the partials include it
         Buffer("out", "w", 4),  # float32 [1, dim] or q8 [1, dim]
-        Buffer("partials", "r", SCRATCH_ADDRESS),  # of matmul_norm_partials
+        Buffer("partials", "r", SCRATCH_ADDRESS),  # the output of matmul_norm_partials
     ),
     scalars=norm.KERNEL.scalars,
     constants=("rows_per_sum",),

@@ -65,7 +65,7 @@ ALWAYS_INLINE void q8_0_scales(const uint8_t *chunk, f32x16 *scale, f32x16 *mini
     minimum[0] = f_mul(scale[0], f_set(-128.0f));
 }
 
-// The file's own 12 bytes of 6-bit scales and minima, as three 32-bit words a row:
+// The file's own 12 bytes of 6-bit scales and minima, as three 32-bit words per row:
 // word 0 = scales 0-3 in its bytes' low 6 bits, word 1 = minima 0-3, word 2 = low 4 bits of scales 4-7 (low
 // nibbles) and minima 4-7 (high nibbles); their upper 2 bits are the top bits of words 0 and 1.
 ALWAYS_INLINE void k_scales(const uint8_t *p, f32x16 *scale, f32x16 *minimum) {

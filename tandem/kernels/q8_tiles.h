@@ -16,7 +16,7 @@ ALWAYS_INLINE void q8_write(void *base, int32_t columns, int32_t token, int32_t 
     q8_block *block = q8_at(base, columns, token, column);
     int32_t t = token % Q8_TILE;
     float largest = f_reduce_max(f_max(f_abs(a), f_abs(b)));
-    // Below 1e-30 the inverse would overflow; such a block is 0 for every purpose.
+    // Below 1e-30 the inverse would overflow; such a block is stored as 0.
     float scale = largest / 127.0f, inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
     i32x16 qa = f_round(f_mul(a, f_set(inverse))), qb = f_round(f_mul(b, f_set(inverse)));
     float low = f_reduce_add(f_from_int(qa)), high = f_reduce_add(f_from_int(qb));  // integers: exact in any order

@@ -55,7 +55,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """A thread a block of 32 columns; y walks the rows."""
+    """One thread quantises a block of 32 columns; y is the row."""
     blocks = int(scalars["dim"]) // 32
     return Dispatch(-(-blocks // 64), counts["rows" if scalars["count_rows"] else "tokens"])
 

@@ -55,8 +55,8 @@ ALWAYS_INLINE void store_halves(half *to, size_t at, int32_t stride, const float
     }
 }
 
-// The scales of 32 elements each go to scales[0], [KV_BLOCK], ... A scale is max|x| / 127 as float16, and the inverse
-// that of what was stored; where that is much less, as of numbers below 1e-5, quants end at 127.
+// The scales of 32 elements each go to scales[0], [KV_BLOCK], ... A scale is max|x| / 127 as float16, and quants
+// use the inverse of the stored scale; where rounding makes that too large (numbers below 1e-5), quants end at 127.
 ALWAYS_INLINE void store_q8(int8_t *to, size_t at, int32_t stride, half *scales, const float *x, int32_t dim) {
     for (int32_t i = 0; i < dim; i += KV_SCALED, scales += KV_BLOCK) {
         f32x16 v[2] = {f_load_first(x + i, dim - i), i + LANES < dim ? f_load_first(x + i + LANES, dim - i - LANES) : f_zero()};

@@ -199,7 +199,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """A workgroup a head of a token: of q, k and v."""
+    """One workgroup per token and head of q, k or v."""
     shader = "rope_q8" if KV_TYPES[int(scalars["kv"])] == "q8" else "rope"
     constants = tuple(int(scalars[name]) for name in ("head_dim", "parts", "kv"))
     heads = int(scalars["q_heads"] + 2 * scalars["kv_heads"])
@@ -214,9 +214,8 @@ KERNEL = Kernel(
         Buffer("v", "r"),  # float32 [T, v_stride]
         Buffer("cache", "w"),  # one layer's KV blocks (kv_layout.h)
         Buffer("table", "r"),  # float32 [positions][rot_dim / 2][cos, sin]
-        Buffer(
-            "vectors", "r"
-        ),  # float32 [2][head_dim]: the norms' weights; with PART_SHIFT [kv_heads][head_dim]
+        # float32 [2][head_dim]: the weights of the head norms; with PART_SHIFT [kv_heads][head_dim]
+        Buffer("vectors", "r"),
         Buffer("tokens", "r"),  # int32 [T][TOKEN_INTS]
     ),
     scalars=(
@@ -232,7 +231,7 @@ KERNEL = Kernel(
         ("slot_field", "i"),  # the column of `tokens` with the KV slot
         ("kv", "i"),  # data type of the cache, an index into KV_TYPES
         ("parts", "i"),
-        ("positions", "i"),  # rows of `table`, and blocks of the cache: their sizes, for the validator
+        ("positions", "i"),  # rows of `table`, and then blocks of the cache: for the validator
         ("blocks", "i"),
     ),
     grid=lambda scalars: Grid(1, "tokens"),

@@ -8,7 +8,7 @@ from tandem.kernels.kernel import Array
 
 
 def rows_bytes(rows: int, columns: int, stride: float) -> int:
-    """From the first float32 of the first row to the last one of the last row."""
+    """Bytes from the first float32 of the first row to the last one of the last row."""
     return 4 * ((rows - 1) * int(stride) + columns) if rows else 0
 
 

@@ -12,8 +12,8 @@ enum { BLOCK = 64, MAX_GROUPS = 4096, BINS = 2048, WAYS = 4, LEVELS = 3 };
 
 typedef struct {
     const float *logits;
-    const logit_adjustment *adjustments;  // by token, upwards
-    const uint32_t *mask;  // a bit a token, or NULL
+    const logit_adjustment *adjustments;  // in ascending order of tokens
+    const uint32_t *mask;  // one bit per token, or NULL
     const sampling_parameters *p;
     int32_t vocab, adjustment_count, blocks, shift;  // a group is 2^shift blocks
     float highest, group_highest[MAX_GROUPS];
@@ -102,7 +102,7 @@ static int32_t nth_equal(const row_view *r, float value, int32_t n) {
     return INT32_MAX;
 }
 
-// e^((x - highest) / temperature) of what is kept of a block, 0 of the rest.
+// e^((x - highest) / temperature) for the kept logits of a block, 0 for the others.
 ALWAYS_INLINE void weigh(const row_view *r, kept_set kept, float inverse, int block, const float x[BLOCK],
                          float w[BLOCK]) {
     for (int i = 0; i < BLOCK; i += LANES)
@@ -112,7 +112,7 @@ ALWAYS_INLINE void weigh(const row_view *r, kept_set kept, float inverse, int bl
         if (x[i] < kept.edge || (x[i] == kept.edge && block * BLOCK + i > kept.last)) w[i] = 0.0f;
 }
 
-// The weight of what is kept, and of each group's part of it.
+// The total weight of the kept logits, and the weight of each group.
 static double weigh_all(const row_view *r, kept_set kept, float inverse, double groups[MAX_GROUPS]) {
     double total = 0.0;
     int cursor = 0;
@@ -165,7 +165,7 @@ static kept_set cut(const row_view *r, kept_set kept, int32_t count, double shar
     double bins[BINS][WAYS], above = 0.0, target = count;  // a bin has several sums, so that neighbours need not wait
     float least = kept.edge;
     uint32_t prefix = 0;
-    if (count) {  // as many groups have logits from here on, so as many logits are
+    if (count) {  // at least `count` groups, so at least `count` logits, reach this
         int groups = ((r->blocks - 1) >> r->shift) + 1;
         memset(bins, 0, sizeof bins);
         for (int g = 0; g < groups; g++) bins[key_of(r->group_highest[g]) >> shifts[0]][0] += 1.0;

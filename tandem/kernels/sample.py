@@ -2,7 +2,7 @@
 
 The order is: logit adjustments (bias, then penalties), token mask, top_k, top_p, min_p, temperature, sampling. At
 temperature 0 the highest logit wins. Of equal logits the lower id wins. NaN counts as -inf; if all logits are -inf, the
-token is 0. Log-probabilities are those of the unadjusted logits. The random number depends on seed and counter alone.
+token is 0. Log-probabilities come from the unadjusted logits. The random number depends on seed and counter alone.
 `logits` is not changed. The adjustments of a row are sorted by token, with one entry for each token.
 """
 
@@ -42,7 +42,7 @@ def mix(z: int) -> int:
 
 
 def uniform(seed: int, counter: int) -> float:
-    """0 <= u < 1, of 53 bits."""
+    """A random number 0 <= u < 1 with 53 bits."""
     return (mix((mix(seed) + (counter + 1) * 0x9E3779B97F4A7C15) % 2**64) >> 11) * 2.0**-53
 
 
@@ -51,7 +51,7 @@ def clean(logits: Array) -> Array:
 
 
 def adjusted(logits: Array, p: Any, adjustments: Array) -> Array:
-    """In float32 like the kernel, so that equal logits are equal here too."""
+    """Applies the adjustments in float32 like the kernel, so that equal logits are equal here too."""
     x = clean(logits).astype(np.float32)
     for token, count, bias, _ in adjustments:
         value = x[token] + bias
@@ -82,8 +82,8 @@ def pick(x: Array, p: Any) -> int:
         return int(x.argmax())
     ids = kept(x, p)
     weights = np.exp((x[ids].astype(np.float64) - x.max()) / np.clip(p["temperature"], 1e-30, 1e30))
-    drawn = uniform(int(p["seed_high"]) << 32 | int(p["seed_low"]), int(p["counter"]))
-    return int(ids[np.searchsorted(np.cumsum(weights), drawn * weights.sum(), side="right")])
+    random = uniform(int(p["seed_high"]) << 32 | int(p["seed_low"]), int(p["counter"]))
+    return int(ids[np.searchsorted(np.cumsum(weights), random * weights.sum(), side="right")])
 
 
 def log_softmax(x: Array) -> Array:
@@ -139,7 +139,7 @@ def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], ga
                 p["seed_low"], p["seed_high"] = value % 2**32, value >> 32
             elif name == "adjustments":
                 p["first_adjustment"], p["adjustments"] = len(adjustments), len(value)
-                adjustments += [(*edit, 0) for edit in sorted(value)]
+                adjustments += [(*adjustment, 0) for adjustment in sorted(value)]
             elif name == "mask":
                 p["masked"] = 1
                 bits = np.packbits(value, bitorder="little")
@@ -168,7 +168,7 @@ def make_case(label: str, logits: Array, wanted: Sequence[Mapping[str, Any]], ga
 
 
 def cases(rng: np.random.Generator) -> Iterator[Case]:
-    draws = [{"seed": int(rng.integers(2**63)), "counter": i} for i in range(8)]
+    seeds = [{"seed": int(rng.integers(2**63)), "counter": i} for i in range(8)]
     filters: tuple[dict[str, float], ...] = (
         {},
         {"temperature": 0},
@@ -188,7 +188,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         {"top_k": 5, "min_p": 1e-30, "temperature": 2},
     )
     for vocab, gap in ((1, 0), (7, 1), (63, 0), (64, 5), (65, 0), (1000, 3), (5000, 0)):
-        wanted = [{**some, **draws[i % 8]} for i, some in enumerate(filters)]
+        wanted = [{**some, **seeds[i % 8]} for i, some in enumerate(filters)]
         logits = rng.standard_normal((len(wanted), vocab)) * 4
         yield make_case(f"{vocab} tokens", logits, wanted, gap)
         yield make_case(f"{vocab} tokens, many ties", np.round(logits / 4), wanted, gap)
@@ -210,7 +210,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         masked = [{**want, "mask": mask} for want, mask in zip(wanted, masks, strict=True)]
         some = [{**want, **penalties} if i % 2 else want for i, want in enumerate(masked)]
         yield make_case(f"{vocab} tokens, masked", logits, [*some[:-1], wanted[-1]], gap)
-    wanted = [{**some, **draws[i % 8]} for i, some in enumerate(filters)]
+    wanted = [{**some, **seeds[i % 8]} for i, some in enumerate(filters)]
     everything = [(t, 0, -np.inf) for t in range(100)]
     yield make_case(
         "everything banned",
@@ -242,7 +242,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """A few workgroups a row: reading 1 MB takes no more than 16."""
+    """2 to 16 workgroups per row; more do not read 1 MB faster."""
     parts = max(2, min(16, ENOUGH_WORKGROUPS.get(gpu.kind, 8) // 4 // max(1, counts["rows"])))
     return Dispatch(parts, counts["rows"], scratch="w")
 
@@ -253,13 +253,13 @@ KERNEL = Kernel(
         Buffer("logits", "r"),  # float32 [R, stride]
         Buffer("params", "r"),  # SAMPLING_PARAMETERS [R]
         Buffer("adjustments", "r"),  # LOGIT_ADJUSTMENT [...]
-        Buffer("masks", "r"),  # uint32 [R, mask_words], a bit a token
+        Buffer("masks", "r"),  # uint32 [R, mask_words], one bit per token
         Buffer("out", "w"),  # SAMPLING_RESULT [R]
     ),
     scalars=(
         ("vocab", "i"),
         ("stride", "i"),
-        ("adjustments", "i"),  # how many there is room for
+        ("adjustments", "i"),  # capacity of the buffer
         ("mask_words", "i"),
     ),
     grid=lambda scalars: Grid(1, "rows"),

@@ -48,7 +48,7 @@ def validate(program: Program, given: Iterable[Tensor] = ()) -> None:
 def _check_bindings(where: str, launch: Launch) -> None:
     if set(launch.buffers) != {b.name for b in launch.kernel.buffers}:
         raise ProgramError(f"{where} binds {sorted(launch.buffers)}, not the buffers its kernel declares")
-    if set(launch.scalars) != set(launch.kernel.numbers):
+    if set(launch.scalars) != set(launch.kernel.scalar_names):
         raise ProgramError(f"{where} gives {sorted(launch.scalars)}, not the scalars its kernel declares")
     for tensor in launch.touched("w"):
         if tensor.arena in READ_ONLY:

@@ -127,7 +127,7 @@ class KernelTrial:
             if key not in self._kept:
                 recording = cast(VulkanRecording, self._record(self._cold * (launches // len(self._cold))))
                 closing = ExitStack()
-                closing.enter_context(recording.watched())
+                closing.enter_context(recording.timed())
                 self._kept[key] = recording, closing
             recording = self._kept[key][0]
             recording.start()

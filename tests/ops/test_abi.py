@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tandem.kernels import abi
-from tandem.kernels.generate_abi import FILES, FOLDER, STRUCTS, constants, offsets
+from tandem.kernels.generate_abi import FILES, FOLDER, STRUCTS, constants, constants_of, offsets
 from tandem.native import ffi
 
 pytestmark = pytest.mark.fast
@@ -30,6 +32,35 @@ def sources(*suffixes: str) -> list[Path]:
 @pytest.mark.parametrize("file", FILES)
 def test_generated_files_are_up_to_date(file: str) -> None:
     assert (FOLDER / file).read_text() == FILES[file](), "run `make abi`"
+
+
+def declared_comments() -> dict[str, str]:
+    """Generated constant -> its comment in abi.py: above its declaration, inside it, or behind it."""
+    text = Path(abi.__file__).read_text()
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+    alone = {line for line in comments if text.splitlines()[line - 1].lstrip().startswith("#")}
+    declarations: dict[str, ast.expr] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            declarations[node.targets[0].id] = node.value
+            if isinstance(node.value, ast.Dict):
+                keys = [ast.literal_eval(key) for key in node.value.keys if key]
+                declarations |= dict(zip(keys, node.value.values, strict=True))
+    expected = {}
+    for name, value in declarations.items():
+        above = [value.lineno - 1] if value.lineno - 1 in alone else []
+        for line in (*above, *range(value.lineno, (value.end_lineno or 0) + 1)):
+            for constant in [*constants_of(name)][:1] if line in comments else []:
+                expected[constant] = comments[line].removeprefix("# ")
+    return {name: comment for name, comment in expected.items() if not comment.startswith("----")}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_generated_constants_have_their_comments(file: str) -> None:
+    generated = dict(re.findall(r"(\w+) = \d+[,;]  // (.*)", (FOLDER / file).read_text()))
+    assert {"TOKEN_SOURCE", "q4_k_BYTES", "q6_k_BYTES"} <= set(generated)
+    assert generated == declared_comments(), "write the comment on the line of the constant"
 
 
 def test_c_sees_what_python_declares(tmp_path: Path) -> None:

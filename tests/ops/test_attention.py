@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tandem import native
 from tandem.devices.cpu.device import CPUDevice
 from tandem.kernels.abi import KV_BLOCK, KV_SCALED
-from tandem.kernels.attention import KERNEL, cut, make_case
+from tandem.kernels.attention import KERNEL, make_case, make_work_list
 from tandem.kernels.kernel import Array, Case
 from tandem.kernels.kv_layout import kv_bytes, kv_quantise
 from tests.ops.harness import STEP_INTS, assert_matches, run_once, time_case
@@ -30,7 +30,7 @@ CASES = {
     "q8, window": make_case(np.random.default_rng(9), "", (4, 1, 32), ROWS, window=45, out_q8=1, kv="q8"),
     "odd head": make_case(np.random.default_rng(3), "", (3, 1, 40), ROWS, softcap=3.0),
     "window": make_case(np.random.default_rng(4), "", (4, 1, 32), ROWS, window=45, out_q8=1),
-    "seven heads a group": make_case(np.random.default_rng(5), "", (7, 1, 16), ROWS, window=400),
+    "seven heads per group": make_case(np.random.default_rng(5), "", (7, 1, 16), ROWS, window=400),
 }
 
 
@@ -39,10 +39,10 @@ def out_with(case: Case, isa: str, work: Array) -> bytes:
     return bytes(run_once(KERNEL, isa, other, False)["out"].tobytes())
 
 
-def cut_at_random(rng: np.random.Generator, rows: Sequence[tuple[int, int]]) -> Array:
+def work_list_at_random(rng: np.random.Generator, rows: Sequence[tuple[int, int]]) -> Array:
     """Entries of 1 to 24 rows, in any order."""
     work = []
-    for first, n, sequence, position in cut(rows, 1000):
+    for first, n, sequence, position in make_work_list(rows, 1000):
         begin = 0
         while begin < n:
             size = min(int(rng.integers(1, 25)), n - begin)
@@ -55,11 +55,13 @@ def cut_at_random(rng: np.random.Generator, rows: Sequence[tuple[int, int]]) -> 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits_however_rows_are_cut(name: str, isa: str) -> None:
     case, rng = CASES[name], np.random.default_rng(0)
-    alone = out_with(case, isa, cut(ROWS, 1))
-    for most in (2, 3, 5, 8, 16, 24):
-        assert out_with(case, isa, cut(ROWS, most)) == alone, f"at most {most} rows an entry"
+    alone = out_with(case, isa, make_work_list(ROWS, 1))
+    for max_rows in (2, 3, 5, 8, 16, 24):
+        assert out_with(case, isa, make_work_list(ROWS, max_rows)) == alone, (
+            f"at most {max_rows} rows per entry"
+        )
     for _ in range(6):
-        work = cut_at_random(rng, ROWS)
+        work = work_list_at_random(rng, ROWS)
         assert out_with(case, isa, work) == alone, f"entries {work.tolist()}"
 
 
@@ -68,15 +70,15 @@ def test_the_same_bits_however_rows_are_cut(name: str, isa: str) -> None:
     group=st.integers(1, 9),
     rows=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 20)), min_size=1, max_size=3),
     window=st.sampled_from([0, 1, 7, 16, 33, 100]),
-    most=st.integers(1, 20),
+    max_rows=st.integers(1, 20),
     size=st.sampled_from([0.01, 1.0, 5.0]),
 )
 @settings(max_examples=25, deadline=None)
 def test_any_shape_in_int8(
-    dim: int, group: int, rows: list[tuple[int, int]], window: int, most: int, size: float
+    dim: int, group: int, rows: list[tuple[int, int]], window: int, max_rows: int, size: float
 ) -> None:
     rng = np.random.default_rng(len(rows))
-    case = make_case(rng, "", (2 * group, 2, dim), rows, window=window, most=most, size=size, kv="q8")
+    case = make_case(rng, "", (2 * group, 2, dim), rows, window=window, max_rows=max_rows, size=size, kv="q8")
     expected = KERNEL.reference(case.arrays, case.scalars, case.counts)
     for isa in SUPPORTED:
         assert_matches(
@@ -121,8 +123,8 @@ def main() -> None:
         for heads in ((9, 3, 64), (12, 2, 128), (4, 1, 256)):
             q_heads, kv_heads, dim = heads
             for position, new in ((0, 512), (1024, 128)):
-                most = min(16, 64 // (q_heads // kv_heads))
-                case = make_case(rng, "", heads, [(position, new)], out_q8=1, most=most)
+                max_rows = min(16, 64 // (q_heads // kv_heads))
+                case = make_case(rng, "", heads, [(position, new)], out_q8=1, max_rows=max_rows)
                 seconds = time_case(device, KERNEL, case, repeats=3)
                 operations = 4 * dim * q_heads * sum(range(position + 1, position + new + 1))
                 label = f"{new} rows at {position}"

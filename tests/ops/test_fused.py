@@ -35,7 +35,7 @@ FUSED = {name: kernel for name, kernel in all_kernels().items() if kernel.gpu_on
 def test_cases_are_as_declared(kernel: Kernel) -> None:
     """Arrays have the bytes of the extents, references return what is written, and nothing else."""
     for case in kernel.cases(np.random.default_rng(0)):
-        assert set(case.scalars) == set(kernel.numbers), case.label
+        assert set(case.scalars) == set(kernel.scalar_names), case.label
         extents = kernel.extents(case.scalars, case.counts)
         assert set(extents) == {buffer.name for buffer in kernel.buffers}
         assert all(array.nbytes >= extents[name] for name, array in case.arrays.items()), case.label

@@ -1,4 +1,4 @@
-"""Sampling: draws follow the distribution, filters keep what they should, strange input does no harm."""
+"""Sampling: tokens follow the distribution, filters keep what they should, strange input does no harm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def results(logits: Array, wanted: Sequence[Mapping[str, Any]], isa: str) -> Arr
     return run_once(KERNEL, isa, make_case("", logits, wanted), False)["out"]
 
 
-def draw(n: int, isa: str, logits: Array = LOGITS, **wanted: Any) -> Array:
+def sample_tokens(n: int, isa: str, logits: Array = LOGITS, **wanted: Any) -> Array:
     """n tokens of one request."""
     tokens: Array = results(logits, [{**wanted, "counter": i} for i in range(n)], isa)["token"]
     return tokens
@@ -65,33 +65,35 @@ def chi_square(tokens: Array, shares: Array) -> float:
     ],
     ids=str,
 )
-def test_draws_follow_the_distribution(wanted: dict[str, Any], kept: Sequence[int], isa: str) -> None:
-    """Chi-square of 2,000 draws with 9 degrees of freedom or fewer: above 34 once in 10,000 tries."""
+def test_sampled_tokens_follow_the_distribution(
+    wanted: dict[str, Any], kept: Sequence[int], isa: str
+) -> None:
+    """Chi-square of 2,000 tokens with 9 degrees of freedom or fewer: above 34 once in 10,000 tries."""
     x = LOGITS.copy()
     for token, _, bias in wanted.get("adjustments", []):
         x[token] += bias
     x[[t for t in range(10) if t not in kept]] = -np.inf
     shares = softmax(x / wanted.get("temperature", 1.0))
-    assert chi_square(draw(2000, isa, **wanted, seed=12345), shares) < 34
+    assert chi_square(sample_tokens(2000, isa, **wanted, seed=12345), shares) < 34
     by_seed = results(LOGITS, [{**wanted, "seed": seed} for seed in range(2000)], isa)["token"]
     assert chi_square(by_seed, shares) < 34
 
 
 @pytest.mark.parametrize("isa", SUPPORTED)
-def test_draws_from_a_large_vocabulary(isa: str) -> None:
+def test_sampling_from_a_large_vocabulary(isa: str) -> None:
     """Each tenth of 20,000 tokens with the share that is its weight."""
     x = np.random.default_rng(0).standard_normal(20_000)
-    tokens = draw(400, isa, x, seed=7)
+    tokens = sample_tokens(400, isa, x, seed=7)
     assert chi_square(tokens // 2_000, softmax(x).reshape(10, -1).sum(axis=1)) < 34
     assert len(set(tokens)) > 350
 
 
 @pytest.mark.parametrize("isa", SUPPORTED)
-def test_a_draw_depends_on_seed_and_counter_alone(isa: str) -> None:
-    tokens = draw(64, isa, seed=2**63 + 5, top_p=0.95)
+def test_a_sample_depends_on_seed_and_counter_alone(isa: str) -> None:
+    tokens = sample_tokens(64, isa, seed=2**63 + 5, top_p=0.95)
     backwards = [{"seed": 2**63 + 5, "counter": i, "top_p": 0.95} for i in range(64)[::-1]]
     assert (tokens == results(LOGITS, backwards, isa)["token"][::-1]).all()
-    assert (tokens != draw(64, isa, seed=2**63 + 6, top_p=0.95)).any()
+    assert (tokens != sample_tokens(64, isa, seed=2**63 + 6, top_p=0.95)).any()
 
 
 def test_random_numbers_are_uniform() -> None:

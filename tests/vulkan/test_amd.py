@@ -43,26 +43,25 @@ def test_every_shader_compiles_and_none_spills(compiled: list[Compiled]) -> None
     assert not spilled, f"registers and bytes that spill: {spilled}"
 
 
-def test_products_of_few_tokens_use_integer_dot_products(compiled: list[Compiled]) -> None:
-    products = [c for c in accepted(compiled) if is_product(c) and not amd.on_matrix_units(c.job[0])]
-    assert products
-    assert not [c.job for c in products if not c.count(r"\bv_dot4_i32_iu8\b")]
+def test_matmuls_of_few_tokens_use_integer_dot_products(compiled: list[Compiled]) -> None:
+    matmuls = [c for c in accepted(compiled) if is_quantised_matmul(c) and not amd.on_matrix_units(c.job[0])]
+    assert matmuls
+    assert not [c.job for c in matmuls if not c.count(r"\bv_dot4_i32_iu8\b")]
 
 
-def test_products_load_from_scalar_bases(compiled: list[Compiled]) -> None:
-    products = [c for c in accepted(compiled) if is_product(c)]
-    assert not [c.job for c in products if c.scalar_loads < 4 * c.vector_loads]
+def test_matmuls_load_from_scalar_bases(compiled: list[Compiled]) -> None:
+    matmuls = [c for c in accepted(compiled) if is_quantised_matmul(c)]
+    assert not [c.job for c in matmuls if c.scalar_loads < 4 * c.vector_loads]
 
 
-def test_matrix_products_use_matrix_units(compiled: list[Compiled]) -> None:
-    on_units = [c for c in accepted(compiled) if is_product(c) and amd.on_matrix_units(c.job[0])]
+def test_coopmat_matmuls_use_matrix_units(compiled: list[Compiled]) -> None:
+    on_units = [c for c in accepted(compiled) if is_quantised_matmul(c) and amd.on_matrix_units(c.job[0])]
     if not on_units:
         pytest.skip("this Mesa has no cooperative matrices: 23.3 and newer do")
     assert not [c.job for c in on_units if not c.count(r"\bv_wmma_f32_16x16x16_f16\b")]
 
 
-def is_product(c: Compiled) -> bool:
-    """With quantised weights."""
+def is_quantised_matmul(c: Compiled) -> bool:
     return c.job[0].startswith("matmul_q")
 
 

@@ -1,4 +1,4 @@
-"""What is decided for a GPU that shares the host's memory (a Radeon 780M as RADV shows it): no device is touched."""
+"""Memory plans and segments for a GPU that shares the host's memory (a Radeon 780M under RADV), without a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.devices.vulkan.capabilities import carved_out
+from tandem.devices.vulkan.capabilities import reserved_vram
 from tandem.devices.vulkan.memory import (
     COLD,
     DEVICE_LOCAL,
@@ -19,7 +19,7 @@ from tandem.devices.vulkan.memory import (
     HOST_WRITES,
     HOT,
     UNFIT,
-    Run,
+    ArenaPart,
     plan,
     usable,
 )
@@ -34,8 +34,8 @@ FREE = [heap.nbytes - 0.1 * GB for heap in PHOENIX.heaps]
 PART = GB // 4
 
 
-def weights(nbytes: float, use: str = HOT) -> list[Run]:
-    return [Run("weights", i * PART, (i + 1) * PART, use) for i in range(int(nbytes // PART))]
+def weights(nbytes: float, use: str = HOT) -> list[ArenaPart]:
+    return [ArenaPart("weights", i * PART, (i + 1) * PART, use) for i in range(int(nbytes // PART))]
 
 
 def test_weights_fill_both_heaps_and_are_written_where_they_lie() -> None:
@@ -48,8 +48,12 @@ def test_weights_fill_both_heaps_and_are_written_where_they_lie() -> None:
 
 
 def test_small_buffers_lie_where_host_and_gpu_reach_them() -> None:
-    runs = [Run("step", 0, 10**6, HOST_WRITES), Run("output", 0, 10**5, HOST_READS), *weights(GB, COLD)]
-    step, output, *rest = plan(runs, PHOENIX, FREE, None)
+    parts = [
+        ArenaPart("step", 0, 10**6, HOST_WRITES),
+        ArenaPart("output", 0, 10**5, HOST_READS),
+        *weights(GB, COLD),
+    ]
+    step, output, *rest = plan(parts, PHOENIX, FREE, None)
     assert step.type.flags & DEVICE_LOCAL and step.type.flags & HOST_VISIBLE
     assert output.type.flags & HOST_CACHED
     assert not any(p.type.flags & UNFIT for p in (step, output, *rest))
@@ -64,7 +68,9 @@ def test_all_of_a_shared_memory_counts_as_fast_and_what_the_firmware_keeps_too()
     assert usable(PHOENIX, FREE, 30 * GB, None) == (sum(FREE), sum(FREE))
     assert usable(PHOENIX, FREE, 9 * GB, None) == (9 * GB, 9 * GB)  # the host has no more
     assert usable(PHOENIX, FREE, 30 * GB, 4 * GB) == (4 * GB, sum(FREE))
-    kept = replace(PHOENIX, carved_out=8 * GB)  # by a setting of the firmware: the host sees 24 GB of its 32
+    kept = replace(
+        PHOENIX, reserved_vram=8 * GB
+    )  # by a setting of the firmware: the host sees 24 GB of its 32
     assert usable(kept, FREE, 5 * GB, None) == (13 * GB, 13 * GB)
 
 
@@ -79,8 +85,8 @@ def test_what_the_firmware_keeps_is_read_from_the_card_that_is_meant(tmp_path: P
         ):
             (card / name).write_text(text + "\n")
     (tmp_path / "card1-eDP-1" / "device").mkdir(parents=True)
-    assert carved_out(0x1002, 0x15BF, tmp_path) == GB // 2
-    assert carved_out(0x8086, 0x15BF, tmp_path) == 0
+    assert reserved_vram(0x1002, 0x15BF, tmp_path) == GB // 2
+    assert reserved_vram(0x8086, 0x15BF, tmp_path) == 0
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (64, 64), (512, 1)])

@@ -40,7 +40,7 @@ def test_a_small_gpu_memory_spills_and_changes_no_token(
 
     def watched(device: VulkanDevice, program: Any) -> None:
         original(device, program)
-        spilled.append(sum(placed.run.nbytes for placed in device.placed if placed.spilled))
+        spilled.append(sum(placed.part.nbytes for placed in device.placed if placed.spilled))
 
     monkeypatch.setattr(VulkanDevice, "place", watched)
     expected = answer(capsys, tiny, "--device", "cpu")

@@ -200,7 +200,7 @@ def test_a_small_limit_spills_and_gives_the_same(lavapipe: str) -> None:
         start(device, program)
         device.record(program).replay()
         results.append(device.read(program.values["out"][1]).copy())
-        spilled = {placed.run.arena for placed in device.placed if placed.spilled}
+        spilled = {placed.part.arena for placed in device.placed if placed.spilled}
         assert spilled == (set() if limit is None else {"weights", "activations"})
         device.close()
     assert (results[0] == results[1]).all()

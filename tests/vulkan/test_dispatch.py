@@ -15,7 +15,7 @@ from tandem.devices.vulkan.capabilities import Capabilities, MatrixShape
 from tandem.devices.vulkan.compile_shaders import KERNELS
 from tandem.devices.vulkan.shader_modules import SPIRV, shader_modules
 from tandem.kernels import all_kernels, attention_rope, matmul
-from tandem.kernels.abi import PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
+from tandem.kernels.abi import MAX_BUFFERS, PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
 from tandem.kernels.dispatch import COUNTERS, Dispatch
 from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
@@ -115,18 +115,19 @@ def test_attention_is_fused_with_rope_where_it_sees_stored_keys_and_has_the_shar
         device = replace(device, shared_memory=kb << 10)
         found = with_rope(scalars, dim, device)
         if found:
-            queries, _, _, shares, threads, exchanged, _ = found.constants[:7]
-            own = 4 * dim * (shares + 1) * queries + 8 * exchanged + 34 * dim + 8 * (shares + 2) * queries + 4
+            queries, _, _, key_splits, threads, float2s, _ = found.constants[:7]
+            results, limits = 4 * dim * (key_splits + 1) * queries, 8 * (key_splits + 2) * queries
+            own = results + limits + 8 * float2s + 34 * dim + 4
             assert (
                 group <= queries
                 and own <= device.shared_memory
-                and threads == 32 * shares
-                and shares % 4 == 0
+                and threads == 32 * key_splits
+                and key_splits % 4 == 0
             )
 
 
 def test_whole_rounds_do_not_leave_a_gpu_idle() -> None:
-    """Of Qwen 2.5 0.5B, Llama 2 7B and Gemma 3 27B: in the first two only 64 threads a panel would end with a row."""
+    """Qwen 2.5 0.5B, Llama 2 7B and Gemma 3 27B: in the first two only 64 threads per panel fill whole rounds."""
     rng, device = np.random.default_rng(0), replace(MATRICES, register_coopmat=True)
     for rows, columns, threads in ((896, 4864, 512), (4096, 11008, 512), (5376, 21504, 384)):
         scalars = {
@@ -137,18 +138,20 @@ def test_whole_rounds_do_not_leave_a_gpu_idle() -> None:
         assert dispatch("matmul_q4_0", scalars, ONE, device).constants[0] == threads
 
 
-@pytest.mark.parametrize("least, most", [(8, 8), (16, 16), (32, 32), (64, 64), (8, 32), (32, 64)])
-def test_dot_products_fit_gpus_with_any_subgroups(least: int, most: int) -> None:
-    """With the threads of the rule and with those the tuner tries, of few columns and many."""
+@pytest.mark.parametrize(
+    "subgroup_min, subgroup_max", [(8, 8), (16, 16), (32, 32), (64, 64), (8, 32), (32, 64)]
+)
+def test_dot_products_fit_gpus_with_any_subgroups(subgroup_min: int, subgroup_max: int) -> None:
+    """With the threads of the rule and those that the tuner tries, for few columns and many."""
     small = matmul.make_case("q4_0", 1, 64, 256, 0, 0, np.random.default_rng(0)).scalars
-    memory = 32 << 10 if least == 8 else 16 << 10  # 16: the least that Vulkan allows
+    memory = 32 << 10 if subgroup_min == 8 else 16 << 10  # 16 KB: the minimum of Vulkan
     features = ALL_MAPPED.features | {"subgroupSizeControl"}
     shapes = [(40, 32), (64, 288), (576, 1536), (5376, 5376), (262208, 21504)]
     for kind, threads, (rows, columns), glu in product(
         ("discrete", "integrated", "software"), (256, 384, 1024), shapes, (False, True)
     ):
         device = replace(ALL_MAPPED, kind=kind, features=features, workgroup_invocations=threads, shared_memory=memory,
-                         subgroup_min=least, subgroup_max=most)  # fmt: skip
+                         subgroup_min=subgroup_min, subgroup_max=subgroup_max)  # fmt: skip
         rows = -(-rows // 64) * 64 if glu else rows
         scalars = {**small, "rows": rows, "columns": columns, "epilogue": 2 * glu}
         for layout, tokens in product(("q4_0", "q6_k") if columns % 256 == 0 else ("q4_0",), (1, 2, 4, 8)):
@@ -161,29 +164,29 @@ def test_dot_products_fit_gpus_with_any_subgroups(least: int, most: int) -> None
 
 
 def fits_dot_products(dispatch: Dispatch, device: Capabilities, tokens: int, columns: int) -> None:
-    """As matmul.slang's Place cuts a workgroup: a panel's threads are whole subgroups, whose sums have room to meet."""
-    threads, glu, meeting, *row = dispatch.constants
+    """As Place of matmul.slang divides a workgroup: a panel has whole subgroups, whose sums fit in shared memory."""
+    threads, glu, partial_sums, *row = dispatch.constants
     panels, of_lane = 4 if glu else 1, 2 if dispatch.shader.endswith("_glu") else 1
     assert (of_lane == 2) == (bool(glu) and tokens <= 2) and f"_t{tokens}" in dispatch.shader
     assert row == ([columns] if tokens <= 2 else [])
     assert 0 < threads <= device.workgroup_invocations and dispatch.x > 0
-    share, sizes = threads * of_lane // panels, [8, 16, 32, 64]
+    panel_threads, sizes = threads * of_lane // panels, [8, 16, 32, 64]
     allowed = [n for n in sizes if device.subgroup_min <= n <= device.subgroup_max]
     for lanes in [dispatch.subgroup] if dispatch.subgroup else allowed:
-        assert threads % lanes == share % lanes == share % PANEL_ROWS == 0
-        assert panels * (share // lanes) * PANEL_ROWS * tokens <= meeting
-    assert 4 * meeting + 1024 <= device.shared_memory
+        assert threads % lanes == panel_threads % lanes == panel_threads % PANEL_ROWS == 0
+        assert panels * (panel_threads // lanes) * PANEL_ROWS * tokens <= partial_sums
+    assert 4 * partial_sums + 1024 <= device.shared_memory
 
 
 def test_constants_are_those_of_the_shaders() -> None:
-    """What a dispatch rule counts with is what the shader has room for."""
+    """Dispatch rules and shaders have the same limits."""
 
     def first(pattern: str, module: str) -> tuple[str, ...]:
         found = re.search(pattern, (KERNELS / f"{module}.slang").read_text())
         assert found, f"{module}.slang has no {pattern}"
         return found.groups()
 
-    assert first(r"STEP = (\d+);", "common") == (str(STEP_ADDRESS),)
+    assert first(r"STEP = MAX_BUFFERS - (\d+);", "common") == (str(MAX_BUFFERS - STEP_ADDRESS),)
     assert first(r"SCRATCH = (\d+);", "scratch") == (str(SCRATCH_ADDRESS),)
     assert first(r"COUNTERS = (\d+);", "scratch") == (str(COUNTERS),)
     assert first(r"groupshared float4 \w+\[(\d+)\];", "matmul_coopmat_reg") == (str(COOPMAT_REG_SUMS),)

@@ -27,7 +27,7 @@ def test_modules_are_few_and_small() -> None:
 )
 def test_an_entry_point_gets_its_functions_and_no_others(shader: str) -> None:
     whole = shader_modules(SPIRV)[shader]
-    part = ShaderModule(whole.only(shader))
+    part = ShaderModule(whole.extract(shader))
     assert part.entry_points.keys() == {shader} and part.features == whole.features
     calls = {call for function in part.functions.values() for call in function.calls}
     assert part.functions.keys() == calls | {part.entry_points[shader]}
@@ -40,7 +40,7 @@ def test_an_entry_point_gets_its_functions_and_no_others(shader: str) -> None:
 def test_no_decoration_is_left_without_its_target() -> None:
     """Each target is the result of an instruction: the first or second word after the opcode."""
     for name, module in shader_modules(SPIRV).items():
-        words, results, targets, at = ShaderModule(module.only(name)).words, set(), set(), 5
+        words, results, targets, at = ShaderModule(module.extract(name)).words, set(), set(), 5
         while at < len(words):
             op, end = words[at] & 0xFFFF, at + (words[at] >> 16)
             if op == OP_DECORATE:

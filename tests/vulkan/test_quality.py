@@ -23,22 +23,22 @@ from tests.packages import model_path
 TEXT = Path(__file__).parents[1] / "models" / "text.txt"
 MODELS = ["smollm2", "gemma-3-270m"]
 GENERATED = 32
-RATIO = 1.1  # of the CPU's divergence, at most
-FAR = 3.0  # of a few tokens: more is no matter of chance
-CLOSE = 0.3  # between logits: tokens nearer than this may change places
+RATIO = 1.1  # maximum ratio to the CPU's divergence
+FAR = 3.0  # maximum ratio for a few tokens: more is not by chance
+CLOSE = 0.3  # difference of logits below which tokens may change places
 
 
 @dataclass
 class Divergences:
-    """From the reference, of the same tokens: one entry a token."""
+    """Divergences from the reference for the same tokens: one entry per token."""
 
     ours: Array
     cpu: Array
 
     def ratio(self) -> tuple[float, float]:
-        """Of the means, and the low end of its 95% bootstrap interval."""
-        drawn = np.random.default_rng(0).integers(0, len(self.cpu), (2000, len(self.cpu)))
-        ratios = self.ours[drawn].mean(axis=1) / self.cpu[drawn].mean(axis=1)
+        """The ratio of the means, and the low end of its 95% bootstrap interval."""
+        samples = np.random.default_rng(0).integers(0, len(self.cpu), (2000, len(self.cpu)))
+        ratios = self.ours[samples].mean(axis=1) / self.cpu[samples].mean(axis=1)
         return float(self.ours.mean() / self.cpu.mean()), float(np.percentile(ratios, 2.5))
 
 
@@ -48,7 +48,7 @@ def divergences(truth: Array, logits: Array) -> Array:
 
 
 def logits(llm: LLM, ids: list[int], rows: int) -> Array:
-    """Of steps of at most `rows` tokens."""
+    """Logits from steps of at most `rows` tokens."""
     scheduler = llm.engine.scheduler
     whole, scheduler.limits = scheduler.limits, replace(scheduler.limits, rows=rows)
     try:
@@ -68,8 +68,10 @@ def check_greedy(on_cpu: Array, ids: list[int], prompt: int) -> None:
 def compare(
     reference: ReferenceModel, llm: LLM, cpu: LLM, ids: list[int], steps: dict[int, int]
 ) -> dict[int, Divergences]:
-    """By the rows of a step: products of 1, of 2 to 4, of 5 to 8 and of more tokens are different shaders. `steps`: how
-    many tokens are measured with each."""
+    """Divergences by the rows of a step: matmuls of 1, 2 to 4, 5 to 8 and more tokens use different shaders.
+
+    `steps`: rows of a step -> number of tokens to measure.
+    """
     truth = log_softmax(reference.logits(ids))
     on_cpu = divergences(truth, cpu.logits(ids))
     found = {rows: divergences(truth, logits(llm, ids[:count], rows)) for rows, count in steps.items()}

@@ -46,15 +46,15 @@ def program() -> Program:
 
 @pytest.fixture(scope="module")
 def small() -> Program:
-    """A product, attention and a norm of a small model."""
+    """Attention, a norm, a matmul and a GLU matmul of a small model."""
     launches = Planned(SyntheticModel("smollm2-135m:q4_0", layers=1), 512).program.launches
-    found = [
+    attention, norm = (
         next(launch for launch in launches if launch.kernel.name.startswith(k)) for k in ("attention", "norm")
-    ]
-    products = [launch for launch in launches if launch.kernel.name == "matmul_q4_0"]
-    glu = [launch for launch in products if launch.scalars["epilogue"]]
-    fewest = min(products, key=lambda launch: launch.cost(ONE).bytes)
-    return Program([*found, fewest, glu[0]], {"tokens": 512, "rows": 1, "work": 64}, {})
+    )
+    matmuls = [launch for launch in launches if launch.kernel.name == "matmul_q4_0"]
+    glu = next(launch for launch in matmuls if launch.scalars["epilogue"])
+    smallest = min(matmuls, key=lambda launch: launch.cost(ONE).bytes)
+    return Program([attention, norm, smallest, glu], {"tokens": 512, "rows": 1, "work": 64}, {})
 
 
 @pytest.mark.fast

@@ -12,7 +12,7 @@ from tandem.devices.vulkan.binding import Vulkan, ffi, new
 from tandem.errors import DeviceError
 from tandem.kernels.abi import LAUNCH_BYTES
 
-KINDS = {1: "integrated", 2: "discrete", 3: "virtual", 4: "software"}  # by VkPhysicalDeviceType
+KINDS = {1: "integrated", 2: "discrete", 3: "virtual", 4: "software"}  # VkPhysicalDeviceType -> kind
 PREFERENCE = ("discrete", "integrated", "virtual", "other")  # software is used only if it is named
 VENDORS = {
     0x1002: "AMD",
@@ -26,7 +26,7 @@ LAVAPIPE = 13  # VkDriverId
 COMPUTE, GRAPHICS = 2, 1  # queue flags
 PUSH_BYTES = LAUNCH_BYTES
 
-# Feature structs: the Vulkan version whose core has them, else the extension, and the fields switched on if there.
+# Feature structs: the Vulkan version whose core has them, else the extension, and the fields to switch on if available.
 FEATURES: tuple[tuple[str, tuple[int, int], str, tuple[str, ...]], ...] = (
     ("VkPhysicalDevice16BitStorageFeatures", (1, 1), "", ("storageBuffer16BitAccess",)),
     ("VkPhysicalDevice8BitStorageFeatures", (1, 2), "", ("storageBuffer8BitAccess",)),
@@ -43,7 +43,7 @@ FEATURES: tuple[tuple[str, tuple[int, int], str, tuple[str, ...]], ...] = (
     ("VkPhysicalDeviceMaintenance4Features", (1, 3), "VK_KHR_maintenance4", ("maintenance4",)),
     ("VkPhysicalDeviceCooperativeMatrixFeaturesKHR", (9, 9), "VK_KHR_cooperative_matrix", ("cooperativeMatrix",)),
 )  # fmt: skip
-PLAIN_FEATURES = ("shaderInt64", "shaderInt16")  # of VkPhysicalDeviceFeatures
+PLAIN_FEATURES = ("shaderInt64", "shaderInt16")  # fields of VkPhysicalDeviceFeatures
 REQUIRED = ("bufferDeviceAddress", "timelineSemaphore", "shaderInt64", "maintenance4")
 MEMORY_BUDGET = "VK_EXT_memory_budget"
 COMPONENT_TYPES = {
@@ -88,14 +88,14 @@ class MatrixShape:
 
 @dataclass(frozen=True)
 class Capabilities:
-    index: int  # in the loader's order: vulkan:<index>
+    index: int  # index in the loader's order: vulkan:<index>
     name: str
     kind: str  # discrete, integrated, virtual, software, other
     vendor: str
     driver: str
     driver_version: int
     api: tuple[int, int, int]
-    features: frozenset[str]  # the fields of FEATURES and PLAIN_FEATURES that are there and switched on
+    features: frozenset[str]  # fields of FEATURES and PLAIN_FEATURES that the device has; switched on
     extensions: tuple[str, ...]  # switched on
     subgroup: int  # invocations of a subgroup by default
     subgroup_min: int
@@ -104,17 +104,18 @@ class Capabilities:
     heaps: tuple[Heap, ...]
     memory_types: tuple[MemoryType, ...]
     largest_allocation: int
-    shared_memory: int  # bytes a workgroup
+    shared_memory: int  # bytes per workgroup
     workgroup_invocations: int
     workgroup_count: tuple[int, int, int]
-    timestamp_ns: float  # of one tick; 0: no timestamps
+    timestamp_ns: float  # nanoseconds per tick; 0: no timestamps
     queue_family: int
-    cache_key: str  # changes with the driver: what a pipeline cache depends on
-    register_coopmat: bool = (
-        False  # lanes hold a matrix's elements as coopmat_layout.py expects; tested when it is opened
+    cache_key: str  # identifies the driver: pipeline caches are valid for one
+    # Whether lanes hold a matrix's elements as coopmat_layout.py expects; tested when the device is opened.
+    register_coopmat: bool = False
+    reserved_vram: int = (
+        0  # bytes that the firmware keeps for an integrated GPU; the host does not count them
     )
-    carved_out: int = 0  # bytes that the firmware keeps for an integrated GPU: the host does not count them
-    choices: Choices = field(default_factory=Choices, compare=False, repr=False)  # what dispatch rules ask
+    choices: Choices = field(default_factory=Choices, compare=False, repr=False)  # tuned parameters
 
     @property
     def int8_dot(self) -> bool:
@@ -141,8 +142,8 @@ class Capabilities:
         return MEMORY_BUDGET in self.extensions
 
     def describe(self) -> str:
-        """One line for people: the device, and which optional paths it takes."""
-        paths = {
+        """One line for people: the device, and the optional features that it has and lacks."""
+        optional = {
             "int8 dot product": self.int8_dot,
             "float16": self.float16,
             "16-bit storage": self.storage16,
@@ -150,7 +151,9 @@ class Capabilities:
             "matrix units": bool(self.matrix_shapes),
             "memory budget": self.memory_budget,
         }
-        has, lacks = (", ".join(n for n, there in paths.items() if there is side) for side in (True, False))
+        has, lacks = (
+            ", ".join(n for n, there in optional.items() if there is side) for side in (True, False)
+        )
         size = max((h.nbytes for h in self.heaps if h.device_local), default=0) / 1e9
         api = ".".join(map(str, self.api))
         return (
@@ -184,12 +187,12 @@ def available_features(
 
 
 def read_capabilities(vk: Vulkan, instance: Any, physical: Any, index: int) -> Capabilities:
-    found = {text(e.extensionName) for e in vk.listed(
+    extensions = {text(e.extensionName) for e in vk.listed(
         "EnumerateDeviceExtensionProperties", "VkExtensionProperties", physical, ffi.NULL)}  # fmt: skip
     properties = new("VkPhysicalDeviceProperties2")
     vk.GetPhysicalDeviceProperties2(physical, properties)
     api = version(properties.properties.apiVersion)
-    known = available_features(api, found)
+    known = available_features(api, extensions)
     sizes_known = any(struct == "VkPhysicalDeviceSubgroupSizeControlFeatures" for struct, _, _ in known)
     driver, subgroup, allocation, sizes = more = [
         new("VkPhysicalDeviceDriverProperties"), new("VkPhysicalDeviceSubgroupProperties"),
@@ -215,7 +218,7 @@ def read_capabilities(vk: Vulkan, instance: Any, physical: Any, index: int) -> C
         driver_version=base.driverVersion,
         api=api,
         features=frozenset(features),
-        extensions=tuple(wanted + [MEMORY_BUDGET] * (MEMORY_BUDGET in found)),
+        extensions=tuple(wanted + [MEMORY_BUDGET] * (MEMORY_BUDGET in extensions)),
         subgroup=subgroup.subgroupSize,
         subgroup_min=sizes.minSubgroupSize or subgroup.subgroupSize,
         subgroup_max=sizes.maxSubgroupSize or subgroup.subgroupSize,
@@ -235,7 +238,7 @@ def read_capabilities(vk: Vulkan, instance: Any, physical: Any, index: int) -> C
         timestamp_ns=limits.timestampPeriod if ticks else 0.0,
         queue_family=family,
         cache_key=bytes(base.pipelineCacheUUID).hex(),
-        carved_out=carved_out(base.vendorID, base.deviceID) if kind == "integrated" else 0,
+        reserved_vram=reserved_vram(base.vendorID, base.deviceID) if kind == "integrated" else 0,
     )
 
 
@@ -243,14 +246,14 @@ def read_features(vk: Vulkan, physical: Any, known: list[tuple[str, str, tuple[s
     structs = [new(struct) for struct, _, _ in known]
     top = new("VkPhysicalDeviceFeatures2", pNext=chain(structs))
     vk.GetPhysicalDeviceFeatures2(physical, top)
-    found = {name for name in PLAIN_FEATURES if getattr(top.features, name)}
+    features = {name for name in PLAIN_FEATURES if getattr(top.features, name)}
     for struct, (_, _, fields) in zip(structs, known, strict=True):
-        found |= {name for name in fields if getattr(struct, name)}
-    return found
+        features |= {name for name in fields if getattr(struct, name)}
+    return features
 
 
 def compute_family(vk: Vulkan, physical: Any) -> tuple[int, int]:
-    """(queue family, timestamp bits): one for compute alone if there is, which leaves a desktop responsive."""
+    """(queue family, timestamp bits). Prefers a family without graphics, which leaves a desktop responsive."""
     families = vk.listed("GetPhysicalDeviceQueueFamilyProperties", "VkQueueFamilyProperties", physical)
     computing = [i for i, family in enumerate(families) if family.queueFlags & COMPUTE]
     if not computing:
@@ -260,15 +263,15 @@ def compute_family(vk: Vulkan, physical: Any) -> tuple[int, int]:
     return best, families[best].timestampValidBits
 
 
-def carved_out(vendor: int, device: int, cards: Path = Path("/sys/class/drm")) -> int:
-    """Bytes that the firmware keeps for a GPU, where its kernel driver says so (amdgpu does)."""
+def reserved_vram(vendor: int, device: int, cards: Path = Path("/sys/class/drm")) -> int:
+    """Bytes that the firmware keeps for a GPU, if its kernel driver reports them (amdgpu does); else 0."""
     for card in cards.glob("card*/device"):
         try:
-            found = tuple(int((card / name).read_text(), 16) for name in ("vendor", "device"))
-            if found == (vendor, device):
+            ids = tuple(int((card / name).read_text(), 16) for name in ("vendor", "device"))
+            if ids == (vendor, device):
                 return int((card / "mem_info_vram_total").read_text())
         except (OSError, ValueError):
-            continue  # a connector, or a driver that does not say
+            continue  # a connector, or a driver that does not report it
     return 0
 
 

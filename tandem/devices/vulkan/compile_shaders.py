@@ -52,8 +52,8 @@ def _source(module: str) -> str:
 
 def known_sums() -> dict[str, str]:
     """Module -> the `source_sum` that its SPIR-V was compiled from."""
-    found: dict[str, str] = json.loads(SUMS.read_text()) if SUMS.exists() else {}
-    return found
+    sums: dict[str, str] = json.loads(SUMS.read_text()) if SUMS.exists() else {}
+    return sums
 
 
 def stale() -> list[str]:
@@ -107,7 +107,7 @@ def compile_modules(names: list[str], out: Path) -> None:
 
 
 def refresh(names: list[str] | None = None) -> list[str]:
-    """Compiles what is stale (of `names`, or of all) and removes SPIR-V without a source; returns their names."""
+    """Compiles stale modules (all, or those in `names`) and removes SPIR-V without a source; returns their names."""
     COMPILER.mkdir(parents=True, exist_ok=True)
     with open(COMPILER / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two at a time would lose each other's sums
@@ -116,11 +116,13 @@ def refresh(names: list[str] | None = None) -> list[str]:
 
 def _refresh(names: list[str]) -> list[str]:
     sums = {m: known for m, known in known_sums().items() if m in modules()}
-    sums |= {name: source_sum(name) for name in names}  # before: a source that is saved meanwhile stays stale
+    # Before compiling: a source that is saved meanwhile stays stale.
+    sums |= {name: source_sum(name) for name in names}
     compile_modules(names, COMPILER / "new")
     SPIRV.mkdir(exist_ok=True)
     for name in names:
-        (COMPILER / "new" / f"{name}.spv").replace(SPIRV / f"{name}.spv")  # at once: a test may be reading it
+        # Atomically: a test may be reading it.
+        (COMPILER / "new" / f"{name}.spv").replace(SPIRV / f"{name}.spv")
     SUMS.write_text(json.dumps(sums, indent=1, sort_keys=True) + "\n")
     for path in SPIRV.glob("*.spv"):
         if path.stem not in sums:

@@ -1,8 +1,8 @@
 """Whether a device spreads a cooperative matrix over the lanes of a subgroup as register kernels expect.
 
-These are matmul_coopmat_reg.slang and those that import attention_coopmat_common.slang. Vulkan does not specify which
-lane holds which element, so a shader tests it once when the device is opened. NVIDIA's GPUs do it this way; on others,
-matrices go through shared memory (matmul_coopmat.slang).
+Register kernels are matmul_coopmat_reg.slang and the modules that import attention_coopmat_common.slang. Vulkan
+does not specify which lane holds which element, so a shader tests it once when the device is opened. NVIDIA's GPUs have
+this layout; on others, matrices go through shared memory (matmul_coopmat.slang).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ def expected() -> Array:
     """int32 [lane][8 of weights 16 x 16, 4 of tokens 16 x 8, 4 of sums 16 x 8]: 16 * row + column of each element."""
     lane = np.arange(LANES)[:, None]
     g, t = lane // 4, lane % 4
-    near, far = np.array([0, 1]), np.array([0, 1, 8, 9])
-    weights = np.hstack([(g + row) * 16 + 2 * t + far for row in (0, 8)])
-    tokens = (2 * t + far) * 16 + g
-    sums = np.hstack([(g + row) * 16 + 2 * t + near for row in (0, 8)])
+    two, four = np.array([0, 1]), np.array([0, 1, 8, 9])
+    weights = np.hstack([(g + row) * 16 + 2 * t + four for row in (0, 8)])
+    tokens = (2 * t + four) * 16 + g
+    sums = np.hstack([(g + row) * 16 + 2 * t + two for row in (0, 8)])
     return np.hstack([weights, tokens, sums]).astype(np.int32)
 
 
-def may_fit(device: Capabilities) -> bool:
+def supports_shape(device: Capabilities) -> bool:
     shapes = {(s.m, s.n, s.k, s.a, s.b, s.c) for s in device.matrix_shapes}
     sizes = device.subgroup_min <= LANES <= device.subgroup_max
     return SHAPE in shapes and sizes and device.shared_memory >= 48 << 10
 
 
-def found(device: VulkanDevice, staging: Staging) -> bool:
-    """Runs the test on the device, which writes its result to scratch memory."""
-    if not may_fit(device.capabilities):
+def has_expected_layout(device: VulkanDevice, staging: Staging) -> bool:
+    """Runs coopmat_probe.slang on the device, which writes the layout to scratch memory, and compares it."""
+    if not supports_shape(device.capabilities):
         return False
     vk, want = device.vk, expected()
     push = np.zeros(PUSH_BYTES // 8, np.uint64)

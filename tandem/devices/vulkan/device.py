@@ -25,13 +25,13 @@ from tandem.devices.vulkan.memory import (
     HOST_READS,
     HOST_WRITES,
     HOT,
-    RUN_BYTES,
+    MAX_PART_BYTES,
     Arena,
+    ArenaPart,
     Block,
     Placed,
-    Run,
+    arena_parts,
     plan,
-    program_runs,
     usable,
 )
 from tandem.devices.vulkan.pipelines import Pipelines
@@ -97,7 +97,7 @@ def create_device(vk: Vulkan, physical: Any, device: Capabilities, closing: Exit
 
 
 def scatter(first: int, count: int, run: int, period: int) -> Iterator[tuple[int, int, int]]:
-    """Where panels [first, first + count) of a matrix go: (panel of these, place, how many in a row)."""
+    """Where panels [first, first + count) of a matrix go: yields (source panel, target panel, count)."""
     at = first
     while at < first + count:
         n = min(run - at % run, first + count - at)
@@ -109,7 +109,7 @@ class VulkanDevice:
     step_slots = STEP_SLOTS
     stages = 1
     loaders = 1  # there is one staging buffer
-    workers = 1  # larger items make up for idle ones
+    workers = 1  # no finer cut: large items are faster even if some cores idle
 
     def __init__(
         self, device: str = "vulkan", *, gpu_memory: float | None = None, cache: Path | None = None
@@ -126,23 +126,25 @@ class VulkanDevice:
     def _start(self, wanted: str, gpu_memory: float | None, cache: Path | None) -> None:
         vk = self.vk = Vulkan()
         closing = self._closing
-        found = list_devices(vk, create_instance(vk, closing))
-        capabilities = self.capabilities = choose([c for _, c in found], wanted)
-        self._physical = found[capabilities.index][0]
+        listed = list_devices(vk, create_instance(vk, closing))
+        capabilities = self.capabilities = choose([c for _, c in listed], wanted)
+        self._physical = listed[capabilities.index][0]
         self.name, self.gpu_memory = f"vulkan:{capabilities.index} {capabilities.name}", gpu_memory
         self.handle = create_device(vk, self._physical, capabilities, closing)
         timeout = SOFTWARE_TIMEOUT if capabilities.kind == "software" else TIMEOUT
         self.queue = Queue(vk, self.handle, capabilities.queue_family, timeout, closing)
         self.pipelines = Pipelines(vk, self.handle, capabilities, cache, closing)
         self.arenas: dict[str, Arena] = {}
-        self.placed: list[Placed] = []  # of the Program: what lies where
+        self.placed: list[Placed] = []  # the parts of the Program's arenas, with their memory
         self._memory = closing.enter_context(ExitStack())
-        runs = [Run("staging", 0, STAGING_BYTES, HOST_READS)] * 2 + [Run("scratch", 0, SCRATCH_BYTES)]
+        staging = ArenaPart("staging", 0, STAGING_BYTES, HOST_READS)
+        own = [staging, staging, ArenaPart("scratch", 0, SCRATCH_BYTES)]
         *blocks, self.scratch = [
-            self._block(placed, closing) for placed in plan(runs, capabilities, self.heaps_free(), None)
+            self._block(placed, closing) for placed in plan(own, capabilities, self.heaps_free(), None)
         ]
         self._staging = Staging(self.queue, blocks)
-        self.capabilities = replace(capabilities, register_coopmat=coopmat_layout.found(self, self._staging))
+        register_coopmat = coopmat_layout.has_expected_layout(self, self._staging)
+        self.capabilities = replace(capabilities, register_coopmat=register_coopmat)
         self.choices = capabilities.choices
         if cache and read_settings().tune:
             self.choices = read_choices(tuned_file(cache, capabilities))
@@ -181,30 +183,30 @@ class VulkanDevice:
         return [float(max(0, budget.heapBudget[i] - budget.heapUsage[i])) for i in heaps]
 
     def place(self, program: Program) -> None:
-        """As Device.place. One Program at a time: the memory of the one before is given back."""
+        """Like Device.place. One Program at a time: frees the memory of the previous one."""
         self._memory.close()
         self.arenas.clear()
-        largest = min(RUN_BYTES, self.capabilities.largest_allocation)
-        self._allocate(program_runs(program, largest))
+        max_bytes = min(MAX_PART_BYTES, self.capabilities.largest_allocation)
+        self._allocate(arena_parts(program, max_bytes))
 
     def allocate(self, arena: str, nbytes: int) -> None:
-        """One arena in one piece, zeroed."""
-        self._allocate([Run(arena, 0, nbytes, HOST_WRITES if arena == "step" else HOT)])
+        """Allocates one arena in one part, zeroed."""
+        self._allocate([ArenaPart(arena, 0, nbytes, HOST_WRITES if arena == "step" else HOT)])
 
-    def _allocate(self, runs: Sequence[Run]) -> None:
-        self.placed = plan(runs, self.capabilities, self.heaps_free(), self.gpu_memory)
+    def _allocate(self, parts: Sequence[ArenaPart]) -> None:
+        self.placed = plan(parts, self.capabilities, self.heaps_free(), self.gpu_memory)
         with ExitStack() as undo:
-            parts = [(p.run, self._block(p, undo)) for p in self.placed]
+            blocks = [(placed.part, self._block(placed, undo)) for placed in self.placed]
             with self.queue.once() as commands:
-                for _, block in parts:
+                for _, block in blocks:
                     self.vk.CmdFillBuffer(commands, block.buffer, 0, 2**64 - 1, 0)
                 self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)
             self._memory.enter_context(undo.pop_all())
-        for arena in {run.arena for run in runs}:
-            self.arenas[arena] = Arena(arena, [part for part in parts if part[0].arena == arena])
+        for arena in {part.arena for part in parts}:
+            self.arenas[arena] = Arena(arena, [pair for pair in blocks if pair[0].arena == arena])
 
     def _block(self, placed: Placed, closing: ExitStack) -> Block:
-        return Block(self.vk, self.handle, placed.type, placed.run.nbytes, closing)
+        return Block(self.vk, self.handle, placed.type, placed.part.nbytes, closing)
 
     def address(self, tensor: Tensor, step_slot: int = 0) -> int:
         if tensor.arena == SCRATCH:
@@ -266,7 +268,7 @@ class VulkanDevice:
         return Recording(self, program, step_slot)
 
     def close(self) -> None:
-        """Gives everything back, also after a failure. NumPy views of its memory must not be used any more."""
+        """Frees everything, also after a failure. NumPy views of its memory must not be used any more."""
         closing, self._closing = self._closing, ExitStack()
         if self._open and not self.queue.idle():
             closing.pop_all()  # the GPU hangs, and freeing what it may still use would hang us too

@@ -1,4 +1,4 @@
-"""What the engine does with each optional feature of a device, for `tandem inspect --device`."""
+"""Reports the effect of each optional feature of a device, for `tandem inspect --device` and `tandem doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.kernels.matmul_dispatch import MAX_DOT_TOKENS, MAX_DOT_TOKENS_REG, h
 
 
 def feature_paths(device: Capabilities) -> list[tuple[str, bool, str]]:
-    """(feature, whether the device has it, what the engine does then)."""
+    """(feature, whether the device has it, its effect on the engine)."""
     few, matrices = MAX_DOT_TOKENS_REG if device.register_coopmat else MAX_DOT_TOKENS, has_coopmat(device)
     how = "and attention, all from registers" if device.register_coopmat else "through shared memory"
     optional = [
@@ -40,6 +40,6 @@ def feature_paths(device: Capabilities) -> list[tuple[str, bool, str]]:
 
 @cache
 def features_of_all_models() -> frozenset[str]:
-    """Features that no model runs without: those of shaders that do not need matrix units."""
+    """Features that every model needs: the features of all shaders that do not use matrix units."""
     needs = [module.features for module in shader_modules(SPIRV).values()]
     return frozenset(REQUIRED).union(*(need for need in needs if "cooperativeMatrix" not in need))

@@ -1,8 +1,8 @@
-"""Arenas over large allocations: what goes into which heap is decided before anything is allocated.
+"""Arenas over large allocations: which part goes into which heap is planned before anything is allocated.
 
-An arena is cut between tensors into runs; a run is one buffer in one allocation, so that a tensor has one address.
-Runs take device memory in the order of their traffic until the budget is used up; the rest goes to memory of the
-host that the device can read.
+An arena is split between tensors into parts; a part is one buffer in one allocation, so that a tensor has one address.
+The parts with the most traffic get device memory until the budget is used up; the rest goes to memory of the host that
+the device can read.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tandem.program.program import Launch, Program, Tensor
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
 UNFIT = 0xF0  # memory for images only, protected, or uncached (AMD)
 USAGE = 0x20000 | 0x20 | 0x3  # device address, storage, transfer in both directions
-RUN_BYTES = 256 << 20  # of an allocation, where tensors allow it
-# What a run is used for, in the order in which they get memory.
+MAX_PART_BYTES = 256 << 20  # size of an allocation, unless one tensor is larger
+# The uses of parts, in the order in which they get memory.
 HOST_WRITES, HOST_READS, HOT, COLD = "host writes", "host reads", "hot", "cold"
 USES = (HOST_WRITES, HOST_READS, HOT, COLD)
 HOT_FIRST = ("output", "activations", "kv", "weights")
@@ -33,7 +33,7 @@ HOST_ARENAS = {"step": HOST_WRITES, "step.1": HOST_WRITES, "results": HOST_READS
 
 
 @dataclass(frozen=True)
-class Run:
+class ArenaPart:
     """A part of an arena that is contiguous in memory."""
 
     arena: str
@@ -48,58 +48,60 @@ class Run:
 
 @dataclass(frozen=True)
 class Placed:
-    run: Run
+    part: ArenaPart
     type: MemoryType
-    spilled: bool  # to memory of the host's
+    spilled: bool  # in memory of the host
 
 
 Spans = dict[tuple[int, int], str]  # (begin, end) of tensors -> their use
 
 
-def cut(arena: str, nbytes: int, tensors: Spans, largest: int) -> list[Run]:
-    """Runs of one use and at most `largest` bytes that cover an arena; none ends inside a tensor."""
-    whole: list[tuple[int, int, str]] = []  # tensors that share bytes, together
+def split_arena(arena: str, nbytes: int, tensors: Spans, max_bytes: int) -> list[ArenaPart]:
+    """Parts of one use and at most `max_bytes` bytes that cover an arena; none ends inside a tensor."""
+    whole: list[tuple[int, int, str]] = []  # spans of tensors, merged where they overlap
     for (begin, end), use in sorted(tensors.items()):
         if whole and begin < whole[-1][1]:
             first, last, first_use = whole.pop()
             begin, end, use = first, max(last, end), min(first_use, use, key=USES.index)
         whole.append((begin, end, use))
     unbound = HOST_ARENAS.get(arena, HOT)
-    runs = [Run(arena, 0, 0, whole[0][2] if whole else unbound)]
+    parts = [ArenaPart(arena, 0, 0, whole[0][2] if whole else unbound)]
     for begin, end, use in whole:
-        last_run = runs[-1]
-        if last_run.nbytes and (end - last_run.begin > largest or use != last_run.use):
-            runs.append(Run(arena, begin, end, use))
+        last_part = parts[-1]
+        if last_part.nbytes and (end - last_part.begin > max_bytes or use != last_part.use):
+            parts.append(ArenaPart(arena, begin, end, use))
         else:
-            runs[-1] = Run(arena, last_run.begin, end, use)
-    # What lies between and after tensors belongs to the run before it.
-    ends = [run.begin for run in runs[1:]] + [max(nbytes, 1)]
-    return [Run(arena, run.begin, end, run.use) for run, end in zip(runs, ends, strict=True)]
+            parts[-1] = ArenaPart(arena, last_part.begin, end, use)
+    # Bytes between and after tensors belong to the part before them.
+    ends = [part.begin for part in parts[1:]] + [max(nbytes, 1)]
+    return [ArenaPart(arena, part.begin, end, part.use) for part, end in zip(parts, ends, strict=True)]
 
 
-def program_runs(program: Program, largest: int) -> list[Run]:
-    """The runs of all arenas of a Program, those with the most traffic a byte first."""
-    found: dict[str, Spans] = {arena: {} for arena in program.arena_bytes}
+def arena_parts(program: Program, max_bytes: int) -> list[ArenaPart]:
+    """The parts of all arenas of a Program, in descending order of traffic per byte."""
+    arena_spans: dict[str, Spans] = {arena: {} for arena in program.arena_bytes}
     read = {tensor.root for launch in program.launches for tensor in launch.touched("r")}
     for launch in program.launches:
         for tensor in launch.buffers.values():
             if tensor is not None:
-                span, spans = (tensor.root.start, tensor.root.start + tensor.root.nbytes), found[tensor.arena]
+                span = (tensor.root.start, tensor.root.start + tensor.root.nbytes)
+                spans = arena_spans[tensor.arena]
                 spans[span] = min(spans.get(span, COLD), use_of(launch, tensor, read), key=USES.index)
-    runs = [
-        run
+    parts = [
+        part
         for arena, nbytes in program.arena_bytes.items()
-        for run in cut(arena, nbytes, found[arena], largest)
+        for part in split_arena(arena, nbytes, arena_spans[arena], max_bytes)
     ]
-    return sorted(runs, key=lambda run: (USES.index(run.use), (*HOT_FIRST, *HOST_ARENAS).index(run.arena)))
+    arenas = (*HOT_FIRST, *HOST_ARENAS)
+    return sorted(parts, key=lambda part: (USES.index(part.use), arenas.index(part.arena)))
 
 
 def use_of(launch: Launch, tensor: Tensor, read: set[Tensor]) -> str:
     if tensor.arena in HOST_ARENAS:
         return HOST_ARENAS[tensor.arena]
     if tensor.arena == "output" and tensor.root not in read:
-        return HOST_READS  # what a later launch reads (logits) stays where that is fast
-    # Of an embedding table a step reads a row a token; a tied head reads all of it.
+        return HOST_READS  # outputs that a later launch reads (logits) stay in fast memory
+    # A step reads only one row per token of an embedding table; a tied head reads all of it.
     return COLD if launch.kernel.name.startswith("embed") and tensor.arena == "weights" else HOT
 
 
@@ -115,15 +117,15 @@ def candidates(
     mappable = [t for t in types if has(t, HOST_VISIBLE | HOST_COHERENT)]
     if use == HOST_READS:
         return sorted(mappable, key=lambda t: (not has(t, HOST_CACHED), has(t, DEVICE_LOCAL)))
-    if use == HOST_WRITES:  # a little, that every launch reads
+    if use == HOST_WRITES:  # few bytes, which every launch reads
         return sorted(mappable, key=lambda t: (not has(t, DEVICE_LOCAL), has(t, HOST_CACHED)))
     if spilled:
         return sorted(mappable, key=lambda t: (has(t, DEVICE_LOCAL), has(t, HOST_CACHED)))
     local = [t for t in types if has(t, DEVICE_LOCAL)]
-    most = max((heaps[t.heap] for t in local), default=0)
-    # Mapped where all of the memory can be: not the small window that some GPUs show to the host.
+    largest = max((heaps[t.heap] for t in local), default=0)
+    # Prefers mapped memory, but not the small window that some GPUs show to the host.
     return sorted(
-        (t for t in local if heaps[t.heap] == most),
+        (t for t in local if heaps[t.heap] == largest),
         key=lambda t: (not has(t, HOST_VISIBLE | HOST_COHERENT), has(t, HOST_CACHED), t.index),
     )
 
@@ -131,51 +133,51 @@ def candidates(
 def usable(
     device: Capabilities, free: Sequence[float], host: float, limit: float | None
 ) -> tuple[float, float]:
-    """Bytes that can be used: (at the device's own speed, in all). `host`: those that the host has left."""
+    """Usable bytes: (at the speed of the device's own memory, in total). `host`: free bytes of the host."""
     local = sum(nbytes for nbytes, heap in zip(free, device.heaps, strict=True) if heap.device_local)
     every = sum(free)
-    if device.kind in ("integrated", "software"):  # one memory, whatever heaps it is shown as: all is as fast
-        local = every = min(every, host + device.carved_out)
+    if device.kind in ("integrated", "software"):  # one memory, equally fast in all heaps
+        local = every = min(every, host + device.reserved_vram)
     return min(local, every if limit is None else limit), every
 
 
 def plan(
-    runs: Sequence[Run], device: Capabilities, free: Sequence[float], limit: float | None
+    parts: Sequence[ArenaPart], device: Capabilities, free: Sequence[float], limit: float | None
 ) -> list[Placed]:
-    """A memory type for each run, in their order. `free`: bytes of each heap; `limit`: of device memory in all."""
+    """Chooses a memory type for each part, in order. `free`: bytes of each heap; `limit`: bytes of device memory."""
     left, local_left = list(free), float("inf") if limit is None else limit
     sizes = [heap.nbytes for heap in device.heaps]
     placed = []
-    for run in runs:
-        if run.nbytes > device.largest_allocation:
+    for part in parts:
+        if part.nbytes > device.largest_allocation:
             raise DoesNotFitError(
-                f"a tensor of {run.nbytes / 1e9:.2f} GB is more than {device.name} allocates at once "
+                f"a tensor of {part.nbytes / 1e9:.2f} GB is more than {device.name} allocates at once "
                 f"({device.largest_allocation / 1e9:.2f} GB): use a smaller model, context or batch"
             )
-        options = [False, True] if run.nbytes <= local_left else [True]
+        options = [False, True] if part.nbytes <= local_left else [True]
         fitting = [
             (kind, spilled)
-            for spilled in (options if run.use in (HOT, COLD) else [False])
-            for kind in candidates(device.memory_types, sizes, run.use, spilled)
-            if run.nbytes <= left[kind.heap]
+            for spilled in (options if part.use in (HOT, COLD) else [False])
+            for kind in candidates(device.memory_types, sizes, part.use, spilled)
+            if part.nbytes <= left[kind.heap]
         ]
         if not fitting:
-            raise does_not_fit(runs, device, free, limit)
+            raise does_not_fit(parts, device, free, limit)
         kind, spilled = fitting[0]
-        left[kind.heap] -= run.nbytes
-        if not spilled and run.use in (HOT, COLD):
-            local_left -= run.nbytes
-        placed.append(Placed(run, kind, spilled))
+        left[kind.heap] -= part.nbytes
+        if not spilled and part.use in (HOT, COLD):
+            local_left -= part.nbytes
+        placed.append(Placed(part, kind, spilled))
     return placed
 
 
 def does_not_fit(
-    runs: Sequence[Run], device: Capabilities, free: Sequence[float], limit: float | None
+    parts: Sequence[ArenaPart], device: Capabilities, free: Sequence[float], limit: float | None
 ) -> DoesNotFitError:
-    needed = {run.arena: 0 for run in runs}
-    for run in runs:
-        needed[run.arena] += run.nbytes
-    parts = ", ".join(f"{arena} {nbytes / 1e9:.2f} GB" for arena, nbytes in needed.items() if nbytes > 1e6)
+    needed = {part.arena: 0 for part in parts}
+    for part in parts:
+        needed[part.arena] += part.nbytes
+    sizes = ", ".join(f"{arena} {nbytes / 1e9:.2f} GB" for arena, nbytes in needed.items() if nbytes > 1e6)
     local = sum(size for size, heap in zip(free, device.heaps, strict=True) if heap.device_local)
     rest = f"{local / 1e9:.2f} GB of its own memory free"
     if len(device.heaps) > 1:
@@ -183,7 +185,7 @@ def does_not_fit(
     if limit is not None:
         rest += f" (limited to {limit / 1e9:.2f} GB of its own)"
     return DoesNotFitError(
-        f"{sum(needed.values()) / 1e9:.2f} GB ({parts}) do not fit: {device.name} has {rest}; use a smaller context, "
+        f"{sum(needed.values()) / 1e9:.2f} GB ({sizes}) do not fit: {device.name} has {rest}; use a smaller context, "
         "batch or quantisation"
     )
 
@@ -224,23 +226,23 @@ class Block:
 class Arena:
     """A named range of bytes over one or more blocks."""
 
-    def __init__(self, name: str, parts: list[tuple[Run, Block]]) -> None:
+    def __init__(self, name: str, parts: list[tuple[ArenaPart, Block]]) -> None:
         self.name = name
-        self.parts = sorted(parts, key=lambda part: part[0].begin)
+        self.parts = sorted(parts, key=lambda pair: pair[0].begin)
         self.nbytes = self.parts[-1][0].end
-        self._begins = [run.begin for run, _ in self.parts]
+        self._begins = [part.begin for part, _ in self.parts]
 
     def locate(self, start: int) -> tuple[Block, int]:
         """(block, offset in it) of a byte of the arena."""
-        run, block = self.parts[bisect_right(self._begins, start) - 1]
-        return block, start - run.begin
+        part, block = self.parts[bisect_right(self._begins, start) - 1]
+        return block, start - part.begin
 
     def address(self, start: int) -> int:
         block, offset = self.locate(start)
         return block.address + offset
 
     def bytes_at(self, start: int, nbytes: int) -> Bytes:
-        """Bytes that the host sees."""
+        """A view of bytes that the host has mapped."""
         block, offset = self.locate(start)
         if block.mapped is None or offset + nbytes > block.nbytes:
             raise DeviceError(

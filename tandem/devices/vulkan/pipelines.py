@@ -25,17 +25,21 @@ class Pipelines:
     def __init__(
         self, vk: Vulkan, device: Any, capabilities: Capabilities, folder: Path | None, closing: ExitStack
     ) -> None:
-        """`folder`: where the cache file is kept; None: nowhere."""
+        """`folder`: the folder of the cache file; None: no cache file."""
         self.vk, self.device, self.capabilities, self._closing = vk, device, capabilities, closing
         self.compiled = 0  # pipelines that were not in the cache
-        self.q8_sums = True  # whether quantised activations get their sums, which only other devices read
+        self.q8_sums = (
+            True  # whether to store the sums of quantised activations, which only other devices read
+        )
         self._pipelines: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], int] = {}
         push = new("VkPushConstantRange", stageFlags=STAGE_COMPUTE, size=PUSH_BYTES)
         self.layout = vk.create("PipelineLayout", device, pushConstantRangeCount=1, pPushConstantRanges=push)
         closing.callback(vk.DestroyPipelineLayout, device, self.layout, ffi.NULL)
         self._file = folder and folder / f"{capabilities.cache_key}-{shader_sum()}.pipelines"
         known = self._file.read_bytes() if self._file and self._file.exists() else b""
-        if known[16:32].hex() != capabilities.cache_key:  # a damaged header: drivers need not look
+        if (
+            known[16:32].hex() != capabilities.cache_key
+        ):  # damaged: drivers are not required to check the header
             known = b""
         self._known = len(known)
         data = ffi.new("char[]", known) if known else ffi.NULL
@@ -45,7 +49,7 @@ class Pipelines:
     def get(
         self, shader: str, constants: tuple[int, ...] = (), subgroup: int = 0, scalars: tuple[int, ...] = ()
     ) -> int:
-        """`scalars`: the first of the launch's, to be compiled in."""
+        """`scalars`: the first scalars of the launch, to be compiled in."""
         key = (shader, constants, subgroup, scalars)
         if key not in self._pipelines:
             self._pipelines[key] = self._create(*key)
@@ -60,7 +64,7 @@ class Pipelines:
             raise DeviceError(
                 f"{self.capabilities.name} lacks {lacking.pop()} for {shader}: update its driver"
             )
-        code = source.only(shader)
+        code = source.extract(shader)
         words = ffi.new("uint32_t[]", len(code) // 4)
         ffi.memmove(words, code, len(code))
         module = self.vk.create("ShaderModule", self.device, codeSize=len(code), pCode=words)
@@ -76,8 +80,8 @@ class Pipelines:
                 pName=ffi.new("char[]", shader.encode()),
                 pSpecializationInfo=_specialisation(constants, self.q8_sums, scalars),
             )
-            feedback = ffi.new("VkPipelineCreationFeedback[2]")  # of the pipeline, and of its one stage
-            told = new(
+            feedback = ffi.new("VkPipelineCreationFeedback[2]")  # for the pipeline, and for its one stage
+            feedback_info = new(
                 "VkPipelineCreationFeedbackCreateInfo",
                 pPipelineCreationFeedback=feedback,
                 pipelineStageCreationFeedbackCount=1,
@@ -85,14 +89,14 @@ class Pipelines:
             )
             info = new(
                 "VkComputePipelineCreateInfo",
-                pNext=told if self.capabilities.api >= (1, 3) else ffi.NULL,
+                pNext=feedback_info if self.capabilities.api >= (1, 3) else ffi.NULL,
                 stage=stage[0],
                 layout=self.layout,
             )
             pipeline = ffi.new("uint64_t *")
             self.vk.CreateComputePipelines(self.device, self._cache, 1, info, ffi.NULL, pipeline)
             self.compiled += not feedback[0].flags & CACHE_HIT
-            del stage, told  # alive until here: `info` holds copies with their pointers
+            del stage, feedback_info  # alive until here: `info` holds copies with their pointers
         except DeviceError as error:
             raise DeviceError(f"the driver refuses the shader {shader} {constants}: {error}") from error
         finally:
@@ -121,7 +125,7 @@ class Pipelines:
             partial.write_bytes(ffi.buffer(data, size[0])[:])
             partial.replace(self._file)
             for other in self._file.parent.glob(f"{self.capabilities.cache_key}-*.pipelines"):
-                if other != self._file:  # of older shaders
+                if other != self._file:  # caches of older shaders
                     other.unlink(missing_ok=True)
         except OSError:
             return

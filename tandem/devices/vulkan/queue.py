@@ -10,16 +10,16 @@ from tandem.devices.vulkan.binding import TIMEOUT, Vulkan, ffi, new
 from tandem.errors import DeviceLostError
 
 RESETTABLE = 2  # command pool flag
-GRACE_NS = 2_000_000_000  # for a GPU that did not answer, before its memory is abandoned
+GRACE_NS = 2_000_000_000  # last wait for a GPU that timed out, before its memory is abandoned
 # Ends of a memory barrier: (pipeline stage, accesses).
 Side = tuple[int, int]
 COMPUTE_WRITES, COMPUTE_TOUCHES = (0x800, 0x40), (0x800, 0x60)
 TRANSFER_WRITES, TRANSFER_TOUCHES = (0x1000, 0x1000), (0x1000, 0x1800)
-HOST_READS = (0x4000, 0x2000)
+HOST_READ_BARRIER = (0x4000, 0x2000)
 
 
 class Submission:
-    """Command buffers to be submitted again and again, each signalling the timeline when it is done."""
+    """Command buffers that are submitted repeatedly, each of which signals the timeline when it is done."""
 
     def __init__(self, commands: list[Any], semaphore: int) -> None:
         count = len(commands)
@@ -52,7 +52,7 @@ class Queue:
         closing.callback(vk.DestroySemaphore, device, self.semaphore, ffi.NULL)
         self._stuck = False  # a wait has timed out
         self._lost = ""  # the error with which the device stopped: later calls raise it too
-        self.submitted = 0  # the timeline's value when all that was submitted is done
+        self.submitted = 0  # the timeline's value when all submissions are done
         self._wait_value = ffi.new("uint64_t[1]")
         self._wait = new("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=ffi.new("uint64_t[]", [self.semaphore]),
                          pValues=self._wait_value)  # fmt: skip
@@ -67,7 +67,7 @@ class Queue:
         self.vk.FreeCommandBuffers(self.device, self.pool, len(commands), ffi.new("void *[]", commands))
 
     def submit(self, submission: Submission) -> int:
-        """Hands all its command buffers over in one call; returns the value to wait for."""
+        """Submits all its command buffers in one call; returns the timeline value to wait for."""
         if self._lost:
             raise DeviceLostError(self._lost)
         for i in range(submission.count):
@@ -85,7 +85,7 @@ class Queue:
         return self.submitted
 
     def _read_timeline(self) -> None:
-        """Waits for all that was submitted, and sets `submitted` to what the timeline says."""
+        """Waits for all submissions, and sets `submitted` to the timeline's value."""
         self.vk.DeviceWaitIdle(self.device)
         value = ffi.new("uint64_t *")
         self.vk.GetSemaphoreCounterValue(self.device, self.semaphore, value)
@@ -107,7 +107,7 @@ class Queue:
             raise
 
     def idle(self) -> bool:
-        """Waits for all that was submitted; False if a GPU that did not answer before still does not."""
+        """Waits for all submissions. False if the GPU timed out before and still does."""
         self._wait_value[0] = self.submitted
         try:
             again = GRACE_NS if self._stuck else self._timeout_ns
@@ -117,13 +117,13 @@ class Queue:
 
     @contextmanager
     def once(self) -> Iterator[Any]:
-        """A command buffer to fill; it runs at the end of the block and is waited for."""
+        """A command buffer to fill; at the end of the block it is submitted and waited for."""
         commands = self.allocate(1)
         self.vk.BeginCommandBuffer(commands[0], new("VkCommandBufferBeginInfo", flags=1))
         yield commands[0]
         self.vk.EndCommandBuffer(commands[0])
         self.wait(self.submit(Submission(commands, self.semaphore)))
-        self.free(commands)  # after a failure they may still run: they go with the pool
+        self.free(commands)  # not after a failure, when they may still run: the pool frees them
 
     def barrier(self, commands: Any, source: Side, target: Side) -> None:
         memory = new("VkMemoryBarrier", srcAccessMask=source[1], dstAccessMask=target[1])

@@ -16,7 +16,7 @@ import numpy as np
 from tandem.devices.vulkan.binding import ffi, new
 from tandem.devices.vulkan.capabilities import PUSH_BYTES
 from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
-from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES, HOST_READS, Submission
+from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES, HOST_READ_BARRIER, Submission
 from tandem.devices.vulkan.step_program import SINGLE, step_program
 from tandem.errors import DeviceError
 from tandem.kernels.abi import COUNTS, HEADER_SEQUENCES
@@ -27,22 +27,22 @@ from tandem.program.program import Launch, Program, arena_in
 if TYPE_CHECKING:
     from tandem.devices.vulkan.device import VulkanDevice
 
-MAX_SEGMENT_SECONDS = 0.2  # of a submission, by estimate: drivers reset a GPU that seems to hang
-# Bytes and operations a second that any device of its kind reaches.
+MAX_SEGMENT_SECONDS = 0.2  # estimated time of a submission: drivers reset a GPU that seems to hang
+# Bytes and operations per second that any device of its kind reaches.
 RATES = {"discrete": (200e9, 4e12), "integrated": (40e9, 0.8e12)}
 SLOW = (4e9, 10e9)
 HEADER = struct.Struct("6i")
-ADDRESS_BYTES = 64  # of push constants: eight addresses, before the scalars
+ADDRESS_BYTES = 64  # bytes of push constants before the scalars: eight addresses
 TIMESTAMP_QUERY, WAIT_FOR_64_BITS, ALL_COMMANDS = 2, 3, 0x10000
 
 
 def bucket(count: int, limit: int) -> int:
-    """The recorded size for a count: the next power of two, or the largest there can be."""
+    """The recorded size for a count: the next power of two, or `limit`."""
     return min(1 << max(count - 1, 0).bit_length(), limit)
 
 
 def push_constants(launch: Launch, device: VulkanDevice, step_slot: int = 0) -> bytes:
-    """What a launch passes to its shader: eight addresses, its scalars, and what addresses are left."""
+    """The arguments of a shader: eight addresses, the scalars, and the addresses beyond the first eight."""
     addresses, more = [0] * 8, b""
     for index, name in launch.kernel.addresses:
         tensor = launch.buffers[name]
@@ -69,10 +69,10 @@ class Recording:
         self._limits = [program.max_counts[name] for name in COUNTS]
         self._recorded: dict[tuple[int, ...], Submission] = {}
         self._done = 0  # the timeline's value at the end of the step that was started last
-        self._timestamps = 0  # a pool of two timestamps, while steps are watched
+        self._timestamps = 0  # a pool of two timestamps, while steps are timed
 
     def start(self) -> None:
-        """Submits a step, recorded when its bucket is new."""
+        """Submits a step; records it if its bucket is new."""
         key = self._sizes()
         submission = self._recorded.get(key)
         if submission is None:
@@ -85,7 +85,7 @@ class Recording:
         self.device.queue.wait(self._done)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def timed(self) -> Iterator[None]:
         """Steps started inside are timed on the device: see `times`."""
         vk, device = self.device.vk, self.device.handle
         self._timestamps = self._query_pool(2)
@@ -100,7 +100,7 @@ class Recording:
             self._recorded, self._timestamps = kept, 0
 
     def times(self) -> tuple[float, float]:
-        """When the watched step that was finished last began and ended: seconds on the device's clock."""
+        """Begin and end of the last timed step, in seconds on the device's clock."""
         begin, end = self._seconds(self._timestamps, 2)
         return float(begin), float(end)
 
@@ -150,7 +150,7 @@ class Recording:
         return dict(zip((*COUNTS, SINGLE), self._sizes(), strict=True))
 
     def _sizes(self) -> tuple[int, ...]:
-        """Of each of COUNTS, and SINGLE. The header is read in one go, for it may lie behind a slow bus."""
+        """The bucket of each of COUNTS, and SINGLE. One read of the header, which may lie behind a slow bus."""
         header = HEADER.unpack(self._header.tobytes())
         tokens, rows, work = header[: len(COUNTS)]
         limits, single = self._limits, int(tokens == work == header[HEADER_SEQUENCES])
@@ -170,7 +170,7 @@ class Recording:
             for i, launch in enumerate(program.launches[first:last], first):
                 self._record(commands, launch, counts, launch.barrier or i == 0)
             if last == len(program.launches):
-                queue.barrier(commands, COMPUTE_WRITES, HOST_READS)
+                queue.barrier(commands, COMPUTE_WRITES, HOST_READ_BARRIER)
                 if self._timestamps:
                     vk.CmdWriteTimestamp(commands, ALL_COMMANDS, self._timestamps, 1)
             vk.EndCommandBuffer(commands)
@@ -190,21 +190,21 @@ class Recording:
 
     def _record(self, commands: Any, launch: Launch, counts: Counts, barrier: bool) -> None:
         device, gpu = self.device, self.device.capabilities
-        found = dispatch(launch.kernel.name, launch.scalars, counts, gpu)
-        sizes = found.x, found.y, found.z
+        dispatch_ = dispatch(launch.kernel.name, launch.scalars, counts, gpu)
+        sizes = dispatch_.x, dispatch_.y, dispatch_.z
         for size, limit in zip(sizes, gpu.workgroup_count, strict=True):
             if size > limit:
                 raise DeviceError(
                     f"{launch.kernel.name} needs {size} workgroups, {device.name} has {limit}: report this"
                 )
-        if barrier:  # also before a launch with nothing to do: those that follow rely on it
+        if barrier:  # also before an empty launch: later launches rely on it
             device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
         if min(sizes) == 0:
             return
         constants = push_constants(launch, device, self._step_slot)
-        scalars = struct.unpack_from(f"<{found.compiled_scalars}I", constants, ADDRESS_BYTES)
-        shader = found.shader or launch.kernel.name
-        pipeline = device.pipelines.get(shader, found.constants, found.subgroup, scalars)
+        scalars = struct.unpack_from(f"<{dispatch_.compiled_scalars}I", constants, ADDRESS_BYTES)
+        shader = dispatch_.shader or launch.kernel.name
+        pipeline = device.pipelines.get(shader, dispatch_.constants, dispatch_.subgroup, scalars)
         device.vk.CmdBindPipeline(commands, 1, pipeline)
         device.vk.CmdPushConstants(
             commands, device.pipelines.layout, STAGE_COMPUTE, 0, PUSH_BYTES, ffi.from_buffer(constants)

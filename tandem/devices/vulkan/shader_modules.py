@@ -1,7 +1,7 @@
 """SPIR-V modules with many entry points, and the part of a module that one entry point needs.
 
 A driver may translate a whole module for each pipeline (NVIDIA's takes a third longer), so a pipeline gets a module of
-its own: the declarations, and of the functions those that its entry point calls.
+its own: the declarations, and the functions that its entry point calls.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ SPIRV = Path(__file__).with_name("spirv")
 HEADER_WORDS = 5
 OP_ENTRY_POINT, OP_EXECUTION_MODE, OP_CAPABILITY, OP_EXECUTION_MODE_ID = 15, 16, 17, 331
 OP_FUNCTION, OP_FUNCTION_END, OP_FUNCTION_CALL, OP_DECORATE = 54, 56, 57, 71
-FUNCTION_DECORATIONS = {20}  # Aliased: the only decoration that Slang gives to what is inside of a function
-NEEDS = {  # SPIR-V capability -> the device feature it takes
+FUNCTION_DECORATIONS = {20}  # Aliased: the only decoration that Slang gives to values inside a function
+# SPIR-V capability -> the device feature that it needs
+NEEDS = {
     9: "shaderFloat16",
     22: "shaderInt16",
     39: "shaderInt8",
@@ -33,7 +34,7 @@ NEEDS = {  # SPIR-V capability -> the device feature it takes
 
 
 class Function(NamedTuple):
-    begin: int  # words
+    begin: int  # index of its first word
     end: int
     calls: tuple[int, ...]  # ids of functions
 
@@ -44,7 +45,7 @@ class ShaderModule:
     def __init__(self, code: bytes) -> None:
         self.words = words = array("I", code)
         self.entry_points: dict[str, int] = {}  # name -> id of its function
-        self.features: set[str] = set()  # that a device must have
+        self.features: set[str] = set()  # features that a device must have
         at, end = HEADER_WORDS, len(words)
         while at < end and (op := words[at] & 0xFFFF) not in (OP_DECORATE, OP_FUNCTION):
             if op == OP_ENTRY_POINT:
@@ -56,41 +57,41 @@ class ShaderModule:
 
     @cached_property
     def declarations(self) -> list[tuple[int, array[int]]]:
-        """All before the first function: (the function or value that it is about, or 0 for all, words)."""
+        """Everything before the first function, as (id of the function or value it decorates, or 0, words)."""
         words, at = self.words, HEADER_WORDS
-        found, shared = [], at
+        parts, shared = [], at
         while (op := words[at] & 0xFFFF) != OP_FUNCTION:
             end = at + (words[at] >> 16)
             inside = op == OP_DECORATE and words[at + 2] in FUNCTION_DECORATIONS
             if inside or op in (OP_ENTRY_POINT, OP_EXECUTION_MODE, OP_EXECUTION_MODE_ID):
                 about = words[at + 2] if op == OP_ENTRY_POINT else words[at + 1]
-                found += [(0, words[shared:at]), (about, words[at:end])]
+                parts += [(0, words[shared:at]), (about, words[at:end])]
                 shared = end
             at = end
-        return [*found, (0, words[shared:at])]
+        return [*parts, (0, words[shared:at])]
 
     @cached_property
     def functions(self) -> dict[int, Function]:
-        """By id."""
+        """Functions by id."""
         words, end = self.words, len(self.words)
         begin = at = HEADER_WORDS + sum(len(part) for _, part in self.declarations)
-        found: dict[int, Function] = {}
+        functions: dict[int, Function] = {}
         calls: list[int] = []
         while at < end:
             first = words[at]
             op = first & 0xFFFF
-            if OP_FUNCTION <= op <= OP_FUNCTION_CALL:  # few are: this loop takes most of the time
+            if OP_FUNCTION <= op <= OP_FUNCTION_CALL:  # rare: this loop takes most of the time
                 if op == OP_FUNCTION_CALL:
                     calls.append(words[at + 3])
                 elif op == OP_FUNCTION:
                     begin, calls = at, []
                 elif op == OP_FUNCTION_END:
-                    found[words[begin + 2]] = Function(begin, at + 1, tuple(dict.fromkeys(calls)))
+                    functions[words[begin + 2]] = Function(begin, at + 1, tuple(dict.fromkeys(calls)))
             at += first >> 16
-        return found
+        return functions
 
-    def only(self, entry_point: str) -> bytes:
-        """A module with this entry point, the functions that it calls, and all declarations that are not of others."""
+    def extract(self, entry_point: str) -> bytes:
+        """A module with this entry point, the functions that it calls, and the declarations that these use."""
         entry = self.entry_points[entry_point]
         if len(self.entry_points) == 1:
             return self.words.tobytes()
@@ -112,7 +113,7 @@ class ShaderModule:
 
 @cache
 def shader_modules(folder: Path) -> dict[str, ShaderModule]:
-    """Entry point -> its module, of all in a folder."""
+    """Entry point -> its module, for all modules of a folder."""
     modules = [ShaderModule(path.read_bytes()) for path in sorted(folder.glob("*.spv"))]
     return {name: module for module in modules for name in module.entry_points}
 

@@ -1,4 +1,4 @@
-"""Moves bytes between the host and memory it cannot see: two buffers, one filled while the other is copied."""
+"""Copies between the host and memory that it cannot map: one of two buffers is filled while the other is copied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.devices.vulkan.memory import Block
 from tandem.devices.vulkan.queue import (
     COMPUTE_TOUCHES,
     COMPUTE_WRITES,
-    HOST_READS,
+    HOST_READ_BARRIER,
     TRANSFER_TOUCHES,
     TRANSFER_WRITES,
     Queue,
@@ -41,7 +41,7 @@ class Staging:
         return mapped
 
     def upload(self, target: Block, regions: Sequence[Region]) -> None:
-        """Copies from the buffer just filled. Returns at once; what is submitted later sees the bytes."""
+        """Copies from the buffer just filled. Returns at once; later submissions see the bytes."""
         index, self._next = self._next, (self._next + 1) % len(self._blocks)
         self._copy(index, self._blocks[index], target, regions)
 
@@ -63,6 +63,6 @@ class Staging:
         copies: Any = ffi.new("VkBufferCopy[]", list(regions))
         vk.CmdCopyBuffer(commands, source.buffer, target.buffer, len(regions), copies)
         self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)
-        self.queue.barrier(commands, TRANSFER_WRITES, HOST_READS)
+        self.queue.barrier(commands, TRANSFER_WRITES, HOST_READ_BARRIER)
         vk.EndCommandBuffer(commands)
         self._values[index] = self.queue.submit(self._submissions[index])

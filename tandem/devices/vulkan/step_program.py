@@ -1,6 +1,6 @@
 """The launches of a step on a GPU: a pass Program -> Program, for each bucket of counts.
 
-A Program has one launch an op. Here launches are fused where a step has one token a sequence, and bound to the scratch
+A Program has one launch per op. Here launches are fused if a step has one token per sequence, and bound to the scratch
 memory that their shaders use. The resulting launches are declared like all others: barriers follow from what they read
 and write, validate.py checks them, and `tandem inspect --program` and profiles show them.
 """
@@ -25,18 +25,19 @@ from tandem.kernels.panels import LAYOUTS
 from tandem.program.hazards import Unordered
 from tandem.program.program import Launch, Program, Tensor
 
-SCRATCH = "scratch"  # the arena: the device's, beside those of the Program
-SINGLE = "single"  # beside COUNTS, of a bucket: 1 if every sequence of the step has one token
+SCRATCH = "scratch"  # an arena of the device, in addition to the arenas of the Program
+# Key of a bucket in addition to COUNTS: 1 if every sequence has one token (decode only).
+SINGLE = "single"
 
 
 def step_program(
     program: Program, counts: Counts, gpu: Gpu, begin: int = 0, end: int | None = None
 ) -> Program:
-    """The launches that a step of these counts, SINGLE among them, runs in place of launches [begin, end)."""
+    """The launches that a step with these counts (and SINGLE) runs in place of launches [begin, end)."""
     plain = program.launches[begin:end]
     launches = list(fuse_single_token(plain, program.launches, counts, gpu)) if counts.get(SINGLE) else plain
     launches = list(bind_scratch(launches, counts, gpu))
-    limits = {name: min(counts[name], most) for name, most in program.max_counts.items()}
+    limits = {name: min(counts[name], limit) for name, limit in program.max_counts.items()}
     sizes = {**program.arena_bytes, SCRATCH: SCRATCH_BYTES}
     return Program(with_barriers(launches, set(plain)), limits, sizes)
 
@@ -48,7 +49,7 @@ def fuse_single_token(
     launches: Sequence[Launch], whole: Sequence[Launch], counts: Counts, gpu: Gpu
 ) -> Iterator[Launch]:
     """`launches` with fused ones in place of pairs: `rope` and attention, and for a single token a matmul and the norm
-    of its result. `whole`: the launches of the Program, of which `launches` may be a part."""
+    of its result. `whole`: all launches of the Program; `launches` may be a part of them."""
     reads = Counter(tensor.root for launch in whole for tensor in launch.touched("r"))
     fused: list[Launch] = []
     for first, second in pairwise([*launches, None]):
@@ -62,7 +63,7 @@ def fuse_single_token(
 
 
 def _fuse(first: Launch, second: Launch, reads: Counter[Tensor], counts: Counts, gpu: Gpu) -> list[Launch]:
-    """What takes the place of two launches; empty: they stay."""
+    """The launches that replace two launches; empty: these stay."""
     if (first.kernel.name, second.kernel.name) == ("rope", "attention"):
         return _attention_rope(first, second, reads, counts, gpu)
     if first.kernel.name.startswith("matmul_") and second.kernel.name == "norm" and counts["tokens"] == 1:
@@ -73,7 +74,7 @@ def _fuse(first: Launch, second: Launch, reads: Counter[Tensor], counts: Counts,
 def _attention_rope(
     rope: Launch, attention: Launch, reads: Counter[Tensor], counts: Counts, gpu: Gpu
 ) -> list[Launch]:
-    """Attention with RoPE and the KV store, and ahead of it, if it pays, a prefetch of what it reads."""
+    """Attention with RoPE and the KV store, preceded by a prefetch of its inputs if that is faster."""
     q, k, v, cache = (rope.buffers[name] for name in ("q", "k", "v", "cache"))
     if q is None or k is None or v is None or cache is None or cache is not attention.buffers["cache"]:
         return []
@@ -95,8 +96,10 @@ def _attention_rope(
 def _matmul_norm(
     matmul: Launch, norm: Launch, reads: Counter[Tensor], counts: Counts, gpu: Gpu
 ) -> list[Launch]:
-    """A matmul that leaves partials, and the norm that finishes them. The matmul's result is not stored, so no other
-    launch may read it."""
+    """A matmul that writes partial sums, and the norm that finishes them.
+
+    The matmul's result is not stored, so no other launch may read it.
+    """
     s, n, out = matmul.scalars, norm.scalars, matmul.buffers["out"]
     if out is None or norm.buffers["add"] is not out or norm.buffers["weight"] is None or reads[out.root] > 1:
         return []
@@ -124,30 +127,33 @@ def _matmul_norm(
 
 
 def bind_scratch(launches: Sequence[Launch], counts: Counts, gpu: Gpu) -> Iterator[Launch]:
-    """Binds the device's scratch memory to the launches whose shaders use it, and puts a launch that expands the
-    activations before each matmul that reads them from there, unless the norm before has written them."""
-    expanded: Tensor | None = None  # what the launch before has left in scratch memory,
-    of: Tensor | None = None  # and the activations that it holds
+    """Binds the device's scratch memory to the launches whose shaders use it.
+
+    A matmul that reads its activations from there is preceded by a launch that expands them, unless the norm before it
+    has written them.
+    """
+    expanded: Tensor | None = None  # activations that the previous launch has written to scratch memory
+    expanded_from: Tensor | None = None  # the same activations in int8
     for launch in launches:
-        found = dispatch(launch.kernel.name, launch.scalars, counts, gpu)
-        if found.expand:
-            x, kernel = launch.buffers["x"], expand.BY_NAME[found.expand]
+        dispatch_ = dispatch(launch.kernel.name, launch.scalars, counts, gpu)
+        if dispatch_.expand:
+            x, kernel = launch.buffers["x"], expand.BY_NAME[dispatch_.expand]
             assert x is not None
-            if expanded is None or of is not x:
+            if expanded is None or expanded_from is not x:
                 nbytes = expand.expanded_bytes(kernel.name, launch.scalars, counts)
                 expanded = Tensor(f"{x.name}.expanded", SCRATCH, "f16", nbytes, offset=0)
                 yield Launch(
                     kernel, {"x": x, "expanded": expanded}, launch.scalars, expanded.name, launch.barrier
                 )
             yield _with_scratch(launch, "r", expanded)
-            expanded = of = None
-        elif found.scratch:
+            expanded = expanded_from = None
+        elif dispatch_.scratch:
             scratch = Tensor(f"{launch.name}.scratch", SCRATCH, "", SCRATCH_BYTES, offset=0)
-            is_norm = launch.kernel.name == "norm"  # it writes its output there too, in registers' order
-            expanded, of = (scratch, launch.buffers["out"]) if is_norm else (None, None)
+            is_norm = launch.kernel.name == "norm"  # it also writes its output there, in register order
+            expanded, expanded_from = (scratch, launch.buffers["out"]) if is_norm else (None, None)
             yield _with_scratch(launch, "w", scratch)
         else:
-            expanded = of = None
+            expanded = expanded_from = None
             yield launch
 
 
@@ -168,11 +174,11 @@ def _scratch_kernel(kernel: Kernel, access: Literal["r", "w"]) -> Kernel:
 
 
 def with_barriers(launches: Sequence[Launch], plain: set[Launch]) -> list[Launch]:
-    """Each launch with the barrier that it had, or that what this pass has changed makes necessary.
+    """Each launch with the barrier that it had, or that the changes of this pass make necessary.
 
-    `plain`: launches as they were planned, which have the barriers that they need among themselves.
+    `plain`: unchanged launches, which have the barriers that they need among themselves.
     """
-    since, changed_since, found = Unordered(), Unordered(), []
+    since, changed_since, ordered = Unordered(), Unordered(), []
     for launch in launches:
         changed = launch not in plain
         barrier = launch.barrier or (since if changed else changed_since).conflict(launch) is not None
@@ -181,5 +187,5 @@ def with_barriers(launches: Sequence[Launch], plain: set[Launch]) -> list[Launch
         since.add(launch)
         if changed:
             changed_since.add(launch)
-        found.append(launch if launch.barrier == barrier else replace(launch, barrier=barrier))
-    return found
+        ordered.append(launch if launch.barrier == barrier else replace(launch, barrier=barrier))
+    return ordered

@@ -22,18 +22,18 @@ from tandem.kernels.panels import LAYOUTS
 TUNED = ("matmul", "attention", "norm")
 THREADS = (32, 64, 128, 256, 512, 1024)
 SUBGROUPS = (16, 32, 64)
-MAX_DOT_TRIAL_TOKENS = 16  # with more, each weight is read too often where there are matrix units
+MAX_DOT_TRIAL_TOKENS = 16  # with more, dot products read weights too often compared to matrix units
 
 
 def tuned_file(folder: Path, device: Capabilities) -> Path:
-    """Of this device, driver and set of shaders."""
+    """The file for this device, driver and set of shaders."""
     about = f"{device.name} {device.driver} {device.driver_version} {device.cache_key}"
     return folder / f"vulkan-{hashlib.sha256(about.encode()).hexdigest()[:16]}-{shader_sum()}.tuned"
 
 
 def candidates(kernel: str, scalars: Scalars, counts: Counts, device: Capabilities) -> list[Choice]:
-    """Choices that lead to dispatches other than the rule's, each to one of its own."""
-    found: list[Choice] = []
+    """Choices that change the dispatch, without duplicates."""
+    choices: list[Choice] = []
     with device.choices.trying(NOTHING):
         known = [dispatch(kernel, scalars, counts, device)]
     for choice in _proposed(kernel.partition("_")[0], scalars, counts, device, known[0]):
@@ -41,8 +41,8 @@ def candidates(kernel: str, scalars: Scalars, counts: Counts, device: Capabiliti
             tried = dispatch(kernel, scalars, counts, device)
         if tried not in known and _possible(tried, device):
             known.append(tried)
-            found.append(choice)
-    return found
+            choices.append(choice)
+    return choices
 
 
 def _proposed(
@@ -51,15 +51,15 @@ def _proposed(
     if kind == "norm":
         yield from ({"threads": n} for n in THREADS if 32 * n >= scalars["dim"])
     elif kind == "attention":
-        yield from _of_attention(rule, int(scalars["head_dim"]))
+        yield from _attention_choices(rule, int(scalars["head_dim"]))
     elif not LAYOUTS[layout_of(scalars)].quantised:
-        yield from ({"threads": n} for n in THREADS if n <= 256)  # as matmul_float.slang has room for
+        yield from ({"threads": n} for n in THREADS if n <= 256)  # the limit of matmul_float.slang
     else:
-        yield from _of_matmul(scalars, token_count(scalars, counts), device, rule)
+        yield from _matmul_choices(scalars, token_count(scalars, counts), device, rule)
 
 
-def _of_attention(rule: Dispatch, dim: int) -> Iterator[Choice]:
-    """One number at a time: those that matter most differ from device to device, not from each other."""
+def _attention_choices(rule: Dispatch, dim: int) -> Iterator[Choice]:
+    """Varies one parameter at a time; their effects are nearly independent."""
     yield from ({"workgroups": 2**n} for n in range(3, 13))
     if rule.shader == "attention":
         yield from ({"queries": n} for n in (1, 2, 4, 8) if n * dim <= MAX_QUERY_FLOATS)
@@ -71,11 +71,11 @@ def _of_attention(rule: Dispatch, dim: int) -> Iterator[Choice]:
     yield from ({"multi_subgroup": 0, "key_splits": n} for n in (1, 2, 4))
 
 
-def _of_matmul(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispatch) -> Iterator[Choice]:
+def _matmul_choices(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispatch) -> Iterator[Choice]:
     if tokens > 1:
         yield {"integer_dot": 0}
     if _path(rule) == "register_coopmat":
-        many = rule.y > 1  # groups of tokens: then fewer subgroups share rows
+        many = rule.y > 1  # several groups of tokens: fewer subgroups share rows
         split_k, units = ((1, 2, 4), (1, 2, 4)) if many else ((2, 4, 8, 16), (1, 2))
         for some in product((2,) if scalars["epilogue"] else (1, 2), split_k, units):
             yield dict(zip(("pairs", "split_k", "units"), some, strict=True))
@@ -84,7 +84,7 @@ def _of_matmul(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispat
     dot = {} if _path(rule) == "dot" else {"integer_dot": 1}
     threads = [n for n in THREADS if n <= max(64, int(scalars["columns"]) // 2)]
     yield from ({**dot, "threads": n} for n in threads)
-    if device.subgroup_size_control and device.subgroup_min < device.subgroup_max:  # as AMD's: 32 or 64
+    if device.subgroup_size_control and device.subgroup_min < device.subgroup_max:  # AMD: 32 or 64
         sizes = [n for n in SUBGROUPS if device.subgroup_min <= n <= device.subgroup_max]
         yield from ({**dot, "threads": n, "subgroup": size} for n, size in product(threads, sizes))
 
@@ -96,12 +96,12 @@ def _path(dispatch: Dispatch) -> str:
 
 
 def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
-    """Whether a dispatch keeps to the device's limits and to what its shader has room for."""
+    """Whether a dispatch is within the limits of the device and of its shader."""
     constants = dispatch.constants
-    if found := re.search(r"_[qx]u(\d)n(\d)$", dispatch.shader):
-        pairs, tiles = map(int, found.groups())
+    if match := re.search(r"_[qx]u(\d)n(\d)$", dispatch.shader):
+        pairs, tiles = map(int, match.groups())
         threads, split_k = constants[:2]
-        units, each = threads // 32 // split_k, 64 * pairs * tiles  # float4s of a subgroup
+        units, each = threads // 32 // split_k, 64 * pairs * tiles  # float4s per subgroup
         fits = (
             split_k // 2 * units * each <= COOPMAT_REG_SUMS
             and units * each // (2 if tiles == 8 else 1) <= COOPMAT_REG_SUMS
@@ -110,14 +110,13 @@ def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
     if re.search(r"_t\d(_glu)?$", dispatch.shader):
         threads, glu, partial_sums = constants[:3]
         panels = 4 if glu else 1
-        own = threads // panels * (2 if dispatch.shader.endswith("_glu") else 1)  # threads of a panel
+        own = threads // panels * (2 if dispatch.shader.endswith("_glu") else 1)  # threads per panel
         fits = 4 * partial_sums + 1024 <= device.shared_memory and own >= max(16, device.subgroup_max)
         return fits and threads % device.subgroup_max == 0 and threads <= device.workgroup_invocations
     if dispatch.shader.startswith(("attention_coopmat", "attention_multi_subgroup")):
         key_splits, threads = constants[3], constants[4]
-        whole = (
-            key_splits % KEY_SUBGROUPS == 0 or "multi_subgroup" not in dispatch.shader
-        )  # else a loop never ends
+        # With a fraction of KEY_SUBGROUPS, a loop of the shader never ends.
+        whole = key_splits % KEY_SUBGROUPS == 0 or "multi_subgroup" not in dispatch.shader
         return key_splits > 0 and whole and threads <= device.workgroup_invocations
     if dispatch.shader.startswith("attention") or dispatch.expand:
         return True

@@ -224,7 +224,7 @@ def _memory(llm: LLM) -> dict[str, Any]:
             held = dict(arenas)
             for placed in device.placed:
                 if placed.type.heap == index:
-                    held[placed.run.arena if placed.run.arena in held else "other"] += placed.run.nbytes
+                    held[placed.part.arena if placed.part.arena in held else "other"] += placed.part.nbytes
             heaps.append({"name": "GPU memory" if heap.device_local else "host memory", "free": free, **held})
     return {"heaps": heaps, "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
