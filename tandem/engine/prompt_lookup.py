@@ -30,7 +30,7 @@ class NgramIndex:
 class PromptLookup:
     """Proposes tokens that followed the same n-gram earlier in the prompt or output."""
 
-    cost_coefficient = 0.0  # a lookup takes microseconds
+    cost_coefficient = 0.0  # a search takes microseconds
 
     def __init__(self) -> None:
         self._indices: dict[Sequence, NgramIndex] = {}

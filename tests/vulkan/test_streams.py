@@ -1,4 +1,4 @@
-"""Products in a row without barriers, as `python -m benchmarks.gpu --steady` times them."""
+"""Matmuls in a row without barriers, as `python -m benchmarks.gpu --steady` times them."""
 
 from __future__ import annotations
 
