@@ -23,10 +23,18 @@ MAX_RETRIES = 3  # measurements of the limits before a result counts as above th
 
 
 def run(
-    model: Model, device: Device, workloads: Sequence[Workload], *, name: str, command: str, rounds: int = ROUNDS,
-    kv: str = "f16", profiled: bool = False, peer: Callable[[], LlamaCpp] | None = None,
+    model: Model,
+    device: Device,
+    workloads: Sequence[Workload],
+    *,
+    name: str,
+    command: str,
+    rounds: int = ROUNDS,
+    kv: str = "f16",
+    profiled: bool = False,
+    peer: Callable[[], LlamaCpp] | None = None,
     tell: Callable[[str], None] = lambda text: None,
-) -> Result:  # fmt: skip
+) -> Result:
     """Runs all workloads. `peer` opens the peer, after the limits of the device are measured."""
     machine, sensors = machine_facts(), Sensors(gpu=not computes_on_cpu(device))
     tell("measuring the limits")

@@ -112,7 +112,7 @@ def large_matmuls(rng: np.random.Generator) -> Iterator[Case]:
             (200, 384, 1024, 2, 1),
             (512, 8192, 256, 0, 0),
             (4, 4112, 2048, 0, 0),
-        ):  # fmt: skip
+        ):
             yield matmul.make_case(layout, tokens, rows, columns, epilogue, out_q8, rng)
 
 

@@ -37,10 +37,13 @@ def main(options: argparse.Namespace) -> int:
     if file:
         tune_at_first_use(options.device, file, options.no_tune)
     device = open_with_npu(
-        options.npu, options.device, threads=options.threads,
+        options.npu,
+        options.device,
+        threads=options.threads,
         gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
-        split=options.split, placement=options.placement,
-    )  # fmt: skip
+        split=options.split,
+        placement=options.placement,
+    )
 
     def peer() -> LlamaCpp:
         assert file
@@ -50,11 +53,17 @@ def main(options: argparse.Namespace) -> int:
 
     try:
         result = run(
-            model, device, workloads, name=without_folder(options.synthetic or options.model),
-            command=shlex.join(["tandem", *map(without_folder, options.arguments)]), rounds=options.rounds,
-            kv=options.kv, profiled=options.profile or bool(options.html), peer=peer if options.against else None,
+            model,
+            device,
+            workloads,
+            name=without_folder(options.synthetic or options.model),
+            command=shlex.join(["tandem", *map(without_folder, options.arguments)]),
+            rounds=options.rounds,
+            kv=options.kv,
+            profiled=options.profile or bool(options.html),
+            peer=peer if options.against else None,
             tell=note,
-        )  # fmt: skip
+        )
         if options.placement != "layers":
             result["notes"].append(f"partitions: {device.describe()}")
     finally:

@@ -88,9 +88,11 @@ def _serve(commands: Any) -> None:
     summary = "serve models over HTTP (OpenAI, Anthropic and Ollama APIs), with a chat page"
     serve = add(commands, "serve", "serve", summary, model=None, prints_data=False)
     serve.add_argument(
-        "models", metavar="MODEL", nargs="*",
+        "models",
+        metavar="MODEL",
+        nargs="*",
         help=f"{MODEL_HELP}; the first is the default for requests without a model (all in the cache)",
-    )  # fmt: skip
+    )
     serve.add_argument(
         "--host", metavar="H", help="address to listen on; 0.0.0.0: all interfaces (127.0.0.1)"
     )
@@ -98,22 +100,31 @@ def _serve(commands: Any) -> None:
     serve.add_argument("--api-keys", type=Path, metavar="FILE", help="file of accepted API keys, one a line")
     serve.add_argument("--settings", type=Path, metavar="FILE", help="TOML file with server settings")
     serve.add_argument(
-        "--cors-origin", action="append", dest="cors_origins", metavar="URL",
+        "--cors-origin",
+        action="append",
+        dest="cors_origins",
+        metavar="URL",
         help="allow browser requests from this origin (may be repeated)",
-    )  # fmt: skip
+    )
     serve.add_argument("--batch", type=positive, metavar="N", help="maximum requests in a batch (64)")
     serve.add_argument(
         "--max-queue", type=positive, metavar="N", help="maximum requests waiting for the batch (128)"
     )
     serve.add_argument("--timeout", type=float, metavar="S", help="maximum seconds for a request (600)")
     serve.add_argument(
-        "--keep-alive", type=float, metavar="S",
+        "--keep-alive",
+        type=float,
+        metavar="S",
         help="unload a model S seconds after its last use (only when another model needs its memory)",
-    )  # fmt: skip
+    )
     serve.add_argument(
-        "--ray", type=replicas, nargs="?", const="2", metavar="N",
+        "--ray",
+        type=replicas,
+        nargs="?",
+        const="2",
+        metavar="N",
         help="serve with N replicas on a Ray cluster (2), or with an autoscaled range such as 1-4",
-    )  # fmt: skip
+    )
     add_speculation(serve, "[NAME=]MODEL")
     add_device(serve)
     add_npu(serve)
@@ -270,9 +281,13 @@ def _plan(commands: Any) -> None:
     )
     batches = "1,2,4,8,16,32,64"
     plan.add_argument(
-        "-b", "--batch", type=numbers, default=numbers(batches), metavar="N,N",
+        "-b",
+        "--batch",
+        type=numbers,
+        default=numbers(batches),
+        metavar="N,N",
         help=f"batch sizes ({batches})",
-    )  # fmt: skip
+    )
     plan.add_argument(
         "-d",
         "--depth",
@@ -285,9 +300,11 @@ def _plan(commands: Any) -> None:
         "--draft", metavar="SHAPE", help="also predict speculative decoding with this draft model"
     )
     plan.add_argument(
-        "--acceptance", type=floats, metavar="A,A",
+        "--acceptance",
+        type=floats,
+        metavar="A,A",
         help="acceptance rates of draft tokens (0.6,0.7,0.8)",
-    )  # fmt: skip
+    )
     plan.add_argument(
         "--target",
         type=above_zero,
@@ -295,9 +312,11 @@ def _plan(commands: Any) -> None:
         help="also find the batch size that reaches N tokens/s in total",
     )
     plan.add_argument(
-        "--active", type=above_zero, metavar="B",
+        "--active",
+        type=above_zero,
+        metavar="B",
         help="also estimate a mixture of experts with B billion active parameters",
-    )  # fmt: skip
+    )
 
 
 def _tune(commands: Any) -> None:

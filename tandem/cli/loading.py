@@ -64,8 +64,10 @@ def _tune_quickly(name: str, model: Path, folder: Path) -> None:
         keep(device, [], folder)
         print(
             f"first use of {device.capabilities.name}: tuning its kernels for {QUICK_LIMIT:.0f} s "
-            "(once; --no-tune skips it, `tandem tune` does more)", file=sys.stderr, flush=True,
-        )  # fmt: skip
+            "(once; --no-tune skips it, `tandem tune` does more)",
+            file=sys.stderr,
+            flush=True,
+        )
         with open_model(model) as opened:
             context = min(MAX_TUNING_CONTEXT, opened.config.trained_context)
             program = Planned(opened, context).program

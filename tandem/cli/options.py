@@ -51,9 +51,11 @@ def add_speculation(command: argparse.ArgumentParser, models: str = "") -> None:
     )
     more = "; NAME= selects one of several models (may be repeated)" if models else ""
     command.add_argument(
-        "--draft", metavar=models or "MODEL", action="append" if models else "store",
+        "--draft",
+        metavar=models or "MODEL",
+        action="append" if models else "store",
         help=f"speculative decoding with this draft model of the same family{more}",
-    )  # fmt: skip
+    )
 
 
 def add_device(
@@ -70,27 +72,37 @@ def add_device(
         )
     device.add_argument("--threads", type=positive, metavar="N", help="CPU threads (one a core)")
     device.add_argument(
-        "--device", type=device_name, default="auto", metavar="D",
+        "--device",
+        type=device_name,
+        default="auto",
+        metavar="D",
         help="cpu, vulkan, vulkan:<index or part of a name>, auto, or several, such as vulkan,cpu (auto)",
-        nargs="?" if value_optional else None, const="auto" if value_optional else None,
-    )  # fmt: skip
+        nargs="?" if value_optional else None,
+        const="auto" if value_optional else None,
+    )
     device.add_argument(
-        "--split", type=layers, metavar="N,N",
+        "--split",
+        type=layers,
+        metavar="N,N",
         help="layers on each of several devices, or auto: by the speed of each (auto)",
-    )  # fmt: skip
+    )
     device.add_argument(
-        "--placement", choices=("layers", "columns", "pipeline", "npu-attention"), default="layers",
+        "--placement",
+        choices=("layers", "columns", "pipeline", "npu-attention"),
+        default="layers",
         help="how several devices share a model: by layers; by columns of matmuls; pipeline: by columns with two "
         "steps in flight; npu-attention: attention on the second device (layers)",
-    )  # fmt: skip
+    )
     device.add_argument("--gpu-memory", type=above_zero, metavar="GB", help="maximum GPU memory to use")
     device.add_argument(
         "--no-tune", action="store_true", help="skip the few seconds of tuning at the first use of a GPU"
     )
     device.add_argument(
-        "--kv", choices=("f16", "q8"), default="f16",
+        "--kv",
+        choices=("f16", "q8"),
+        default="f16",
         help="KV cache type: float16, or int8 with half the memory (f16)",
-    )  # fmt: skip
+    )
     if context:
         device.add_argument(
             "--kv-memory",
@@ -124,9 +136,11 @@ def check_either(options: argparse.Namespace) -> None:
 
 def add_npu(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--npu", choices=("off", "auto", "require"), default="off",
+        "--npu",
+        choices=("off", "auto", "require"),
+        default="off",
         help="use the NPU of a Ryzen 7040 or 8040 for prompts; tested by emulation, not yet run on hardware (off)",
-    )  # fmt: skip
+    )
 
 
 # ---- values of options

@@ -25,8 +25,11 @@ def main(options: argparse.Namespace) -> int:
 def _summary(data: dict[str, Any]) -> None:
     print(data["device"].get("description", data["asked_for"]))
     rates = data.get("rates", {})
-    for name, unit in (("read_bytes_per_s", "GB/s read"), ("int8_ops_per_s", "GOP/s int8 dot products"),
-                       ("fp16_matrix_ops_per_s", "GFLOP/s float16 matrix units")):  # fmt: skip
+    for name, unit in (
+        ("read_bytes_per_s", "GB/s read"),
+        ("int8_ops_per_s", "GOP/s int8 dot products"),
+        ("fp16_matrix_ops_per_s", "GFLOP/s float16 matrix units"),
+    ):
         if rates.get(name):
             print(f"{rates[name] / 1e9:12,.1f} {unit}")
     rows = [

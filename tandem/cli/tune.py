@@ -54,9 +54,13 @@ def main(options: argparse.Namespace) -> int:
 
         def search() -> None:
             for finding in tune(
-                device, program, context=context, quick=options.quick, limit=options.seconds,
+                device,
+                program,
+                context=context,
+                quick=options.quick,
+                limit=options.seconds,
                 threads=free_choice and not busy,
-            ):  # fmt: skip
+            ):
                 findings.append(finding)
                 note(f"{finding.kernel} {finding.shape}, {finding.size}: {finding.gain:+.1%}")
 

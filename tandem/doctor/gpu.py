@@ -98,8 +98,10 @@ def vulkan(place: Place) -> Iterator[Finding]:
     """The Vulkan loader, the installed drivers, and whether each GPU has one."""
     probe, wanted = place.vulkan, bool(nodes(place))
     bad: Status = "fail" if wanted else "warn"  # without a GPU, Vulkan is not needed
-    drivers = sorted({path.stem.split("_icd")[0] for path in place.files("*/share/vulkan/icd.d/*.json")}
-                     | {path.stem.split("_icd")[0] for path in place.files("etc/vulkan/icd.d/*.json")})  # fmt: skip
+    drivers = sorted(
+        {path.stem.split("_icd")[0] for path in place.files("*/share/vulkan/icd.d/*.json")}
+        | {path.stem.split("_icd")[0] for path in place.files("etc/vulkan/icd.d/*.json")}
+    )
     data = {"loader": probe.loader, "drivers": drivers}
     if not probe.loader:
         yield from_error("vulkan", DeviceError(probe.problem), bad)

@@ -191,9 +191,17 @@ def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
 
 
 def make_case(
-    layout: str, tokens: int, rows: int, columns: int, epilogue: int, out_q8: int, rng: np.random.Generator, *,
-    bias: bool = False, softcap: float = 0.0,
-) -> Case:  # fmt: skip
+    layout: str,
+    tokens: int,
+    rows: int,
+    columns: int,
+    epilogue: int,
+    out_q8: int,
+    rng: np.random.Generator,
+    *,
+    bias: bool = False,
+    softcap: float = 0.0,
+) -> Case:
     """Random weights and activations of any shape."""
     x = rng.standard_normal((tokens, columns)).astype(np.float32)
     width = rows // (2 if epilogue else 1)
@@ -206,9 +214,18 @@ def make_case(
     if bias:
         arrays["bias"] = np.zeros(panels(rows) * PANEL_ROWS, np.float32)
         arrays["bias"][:rows] = rng.standard_normal(rows)
-    scalars = dict(format=LAYOUT_NAMES.index(layout), rows=rows, columns=columns, x_stride=columns,
-                   out_stride=width + 3, panels_per_item=4 if epilogue else 2, count=0, epilogue=epilogue,
-                   out_q8=out_q8, softcap=softcap)  # fmt: skip
+    scalars = dict(
+        format=LAYOUT_NAMES.index(layout),
+        rows=rows,
+        columns=columns,
+        x_stride=columns,
+        out_stride=width + 3,
+        panels_per_item=4 if epilogue else 2,
+        count=0,
+        epilogue=epilogue,
+        out_q8=out_q8,
+        softcap=softcap,
+    )
     label = f"{layout} T={tokens} {rows}x{columns} epilogue={epilogue} q8={out_q8}"
     return Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0}, atol=2e-4, rtol=1e-4)
 
@@ -249,15 +266,23 @@ def _kernel(layout: str) -> Kernel:
         name=f"matmul_{layout}",
         buffers=(Buffer("x", "r"), Buffer("weights", "r"), Buffer("bias", "r"), Buffer("out", "w")),
         scalars=(
-            ("format", "i"), ("rows", "i"), ("columns", "i"), ("x_stride", "i"), ("out_stride", "i"),
-            ("panels_per_item", "i"), ("count", "i"), ("epilogue", "i"), ("out_q8", "i"), ("softcap", "f"),
+            ("format", "i"),
+            ("rows", "i"),
+            ("columns", "i"),
+            ("x_stride", "i"),
+            ("out_stride", "i"),
+            ("panels_per_item", "i"),
+            ("count", "i"),
+            ("epilogue", "i"),
+            ("out_q8", "i"),
+            ("softcap", "f"),
         ),
         grid=_grid,
         cost=_cost,
         extents=_extents,
         reference=_reference,
         cases=partial(_cases, layout),
-    )  # fmt: skip
+    )
 
 
 BY_LAYOUT = {layout: _kernel(layout) for layout in LAYOUTS}

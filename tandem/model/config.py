@@ -92,10 +92,20 @@ class ModelConfig:
     def heads(self, layer: int, context: int) -> Heads:
         rope = self.ropes[self.layer_rope[layer]]
         return Heads(
-            layer, self.windows.index(self.layer_window[layer]), self.q_heads, self.kv_heads, self.head_dim,
-            rope.rot_dim, self.interleaved, Vector(f"rope.{self.layer_rope[layer]}", context * rope.rot_dim),
-            self.layer_window[layer], self.scale, self.attention_softcap, self.eps, self._key_mean(layer),
-        )  # fmt: skip
+            layer,
+            self.windows.index(self.layer_window[layer]),
+            self.q_heads,
+            self.kv_heads,
+            self.head_dim,
+            rope.rot_dim,
+            self.interleaved,
+            Vector(f"rope.{self.layer_rope[layer]}", context * rope.rot_dim),
+            self.layer_window[layer],
+            self.scale,
+            self.attention_softcap,
+            self.eps,
+            self._key_mean(layer),
+        )
 
     def _key_mean(self, layer: int) -> Vector | None:
         """Returns the mean for keys with a bias, unless there is a soft cap: scores must change by the same number."""
@@ -182,9 +192,12 @@ class Metadata:
                 self.key("rope.scaling.type"), f"{kind!r} is unknown: use a model with none, linear or yarn"
             )
         return Rope(
-            self.number("rope.freq_base", default_base), rotated, factor if kind == "linear" else 1.0, yarn,
+            self.number("rope.freq_base", default_base),
+            rotated,
+            factor if kind == "linear" else 1.0,
+            yarn,
             self._rope_factors(rotated // 2),
-        )  # fmt: skip
+        )
 
     def _rope_factors(self, count: int) -> tuple[float, ...]:
         name = "rope_freqs.weight"

@@ -65,7 +65,19 @@ def measure(device: Device) -> Hardware:
     read_source = f"measured: {limits['bytes_from']}"
     rate_source = f"what a prompt of {prompt} reached, over matrix_ops of `calibration`"
     unknown = Hardware(
-        "this", device.describe(), kind, True, read / 1e9, read / 1e9, read / 1e9, 1.0, 1.0, 1.0, few, memory, 0.0,
+        "this",
+        device.describe(),
+        kind,
+        True,
+        read / 1e9,
+        read / 1e9,
+        read / 1e9,
+        1.0,
+        1.0,
+        1.0,
+        few,
+        memory,
+        0.0,
         {
             **dict.fromkeys(("pin_gb_s", "read_gb_s", "usual_gb_s"), read_source),
             **dict.fromkeys(("matrix_tflop_s", "dot_top_s"), rate_source),
@@ -76,7 +88,7 @@ def measure(device: Device) -> Hardware:
         },
         calibration_of(kind),
         careful=disturbed(seen.others) and f"{disturbed(seen.others)} during it: repeat with --measure",
-    )  # fmt: skip
+    )
     return _with_rate(unknown, Planned(model, prompt), prompt, seconds, peak and peak / 1e12)
 
 

@@ -75,8 +75,12 @@ def _norm(op: Op) -> list[int]:
 
 def _matmul(op: Op) -> list[int]:
     for matrix, bias in zip(op.attrs["matrices"], op.attrs["biases"], strict=True):
-        _require(op, matrix.columns == op.inputs[0].width, f"{matrix.name} has {matrix.columns} columns, "
-                 f"its input {op.inputs[0].name} is {op.inputs[0].width} wide")  # fmt: skip
+        _require(
+            op,
+            matrix.columns == op.inputs[0].width,
+            f"{matrix.name} has {matrix.columns} columns, "
+            f"its input {op.inputs[0].name} is {op.inputs[0].width} wide",
+        )
         _require(op, bias is None or bias.size == matrix.rows, f"{matrix.name} and its bias differ in rows")
     return [matrix.rows for matrix in op.attrs["matrices"]]
 

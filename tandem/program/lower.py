@@ -159,11 +159,15 @@ class _Lowering:
         matrix: Matrix = op.attrs["matrix"]
         table, out = self.plan.matrix([matrix]), self._rows(op.outputs[0])
         self._launch(
-            embed.BY_LAYOUT[table.dtype], op.outputs[0].name,
+            embed.BY_LAYOUT[table.dtype],
+            op.outputs[0].name,
             {"tokens": self.step.tokens, "table": table, "sampled": self.step.sampled_before, "out": out},
-            format=LAYOUT_NAMES.index(table.dtype), rows=matrix.rows, columns=matrix.columns,
-            out_stride=out.stride, scale=op.attrs["scale"],
-        )  # fmt: skip
+            format=LAYOUT_NAMES.index(table.dtype),
+            rows=matrix.rows,
+            columns=matrix.columns,
+            out_stride=out.stride,
+            scale=op.attrs["scale"],
+        )
         self._done(op.outputs[0])
 
     def _norm(self, op: Op) -> None:
@@ -186,13 +190,24 @@ class _Lowering:
         y_tensor = self.f32[y] if y else None
         out, out_q8 = self._output(normed) if normed else (None, False)
         self._launch(
-            norm.KERNEL, op.outputs[-1].name,
-            {"x": x_tensor, "add": y_tensor, "post_weight": self.plan.vector(post) if post else None,
-             "weight": self.plan.vector(weight) if weight else None, "out": out,
-             "rows": self.step.rows if source is not x else None},
-            dim=x.width, x_stride=x_tensor.stride, add_stride=y_tensor.stride if y_tensor else 0,
-            out_stride=out.stride if out else 0, eps=op.attrs["eps"], out_q8=out_q8, use_rows=source is not x,
-        )  # fmt: skip
+            norm.KERNEL,
+            op.outputs[-1].name,
+            {
+                "x": x_tensor,
+                "add": y_tensor,
+                "post_weight": self.plan.vector(post) if post else None,
+                "weight": self.plan.vector(weight) if weight else None,
+                "out": out,
+                "rows": self.step.rows if source is not x else None,
+            },
+            dim=x.width,
+            x_stride=x_tensor.stride,
+            add_stride=y_tensor.stride if y_tensor else 0,
+            out_stride=out.stride if out else 0,
+            eps=op.attrs["eps"],
+            out_q8=out_q8,
+            use_rows=source is not x,
+        )
         if normed:
             self._done(normed)
 
@@ -218,13 +233,25 @@ class _Lowering:
         parts = [b or m.rows for b, m in zip(biases, matrices, strict=True)]
         x_tensor = self._quantised(x) if layout.activations == "q8" else self.f32[x]
         self._launch(
-            matmul.BY_LAYOUT[layout.name], "+".join(v.name for v in op.outputs),
-            {"x": x_tensor, "weights": self.plan.matrix(matrices, glu=bool(activation)),
-             "bias": self.plan.vector(*parts) if any(biases) else None, "out": out},
-            format=LAYOUT_NAMES.index(layout.name), rows=rows, columns=columns, x_stride=x_tensor.stride,
-            out_stride=out.stride, panels_per_item=matmul.panels_per_item(rows, bool(activation)),
-            count=x.count == "rows", epilogue=epilogue, out_q8=out_q8, softcap=op.attrs["softcap"],
-        )  # fmt: skip
+            matmul.BY_LAYOUT[layout.name],
+            "+".join(v.name for v in op.outputs),
+            {
+                "x": x_tensor,
+                "weights": self.plan.matrix(matrices, glu=bool(activation)),
+                "bias": self.plan.vector(*parts) if any(biases) else None,
+                "out": out,
+            },
+            format=LAYOUT_NAMES.index(layout.name),
+            rows=rows,
+            columns=columns,
+            x_stride=x_tensor.stride,
+            out_stride=out.stride,
+            panels_per_item=matmul.panels_per_item(rows, bool(activation)),
+            count=x.count == "rows",
+            epilogue=epilogue,
+            out_q8=out_q8,
+            softcap=op.attrs["softcap"],
+        )
         self._done(*op.outputs)
 
     def _stack(self, outputs: list[Value]) -> Tensor:
@@ -239,18 +266,30 @@ class _Lowering:
     def _quantised(self, x: Value) -> Tensor:
         if x not in self.q8:
             source, out = self.f32[x], self._tiles(x)
-            self._launch(quantise.KERNEL, out.name, {"x": source, "out": out},
-                         dim=x.width, x_stride=source.stride, count_rows=x.count == "rows")  # fmt: skip
+            self._launch(
+                quantise.KERNEL,
+                out.name,
+                {"x": source, "out": out},
+                dim=x.width,
+                x_stride=source.stride,
+                count_rows=x.count == "rows",
+            )
         return self.q8[x]
 
     def _glu(self, op: Op) -> None:
         gate, up = (self.f32[v] for v in op.inputs)
         out, out_q8 = self._output(op.outputs[0])
         self._launch(
-            glu.KERNEL, op.outputs[0].name, {"gate": gate, "up": up, "out": out},
-            dim=op.inputs[0].width, gate_stride=gate.stride, up_stride=up.stride, out_stride=out.stride,
-            activation=ACTIVATIONS[op.attrs["activation"]], out_q8=out_q8,
-        )  # fmt: skip
+            glu.KERNEL,
+            op.outputs[0].name,
+            {"gate": gate, "up": up, "out": out},
+            dim=op.inputs[0].width,
+            gate_stride=gate.stride,
+            up_stride=up.stride,
+            out_stride=out.stride,
+            activation=ACTIVATIONS[op.attrs["activation"]],
+            out_q8=out_q8,
+        )
         self._done(op.outputs[0])
 
     def _head_norm(self, op: Op) -> None:
@@ -268,9 +307,15 @@ class _Lowering:
         self._heads_launch(op, *op.inputs, weights=weights, parts=parts)
 
     def _heads_launch(
-        self, op: Op, q: Value | None, k: Value, v: Value | None = None, *,
-        weights: tuple[Vector, ...] | None = None, parts: int,
-    ) -> None:  # fmt: skip
+        self,
+        op: Op,
+        q: Value | None,
+        k: Value,
+        v: Value | None = None,
+        *,
+        weights: tuple[Vector, ...] | None = None,
+        parts: int,
+    ) -> None:
         heads: Heads = op.attrs["heads"]
         tensors = {name: self.f32[value] for name, value in (("q", q), ("k", k), ("v", v)) if value}
         for value, output in zip(op.inputs, op.outputs, strict=False):
@@ -279,16 +324,30 @@ class _Lowering:
         if self.kv.kv == "q8" and parts & PART_STORE and heads.key_mean and not weights:
             parts, vectors = parts | PART_SHIFT, (heads.key_mean,)
         self._launch(
-            rope.KERNEL, f"kv.{heads.layer}" if parts & PART_STORE else op.outputs[1].name,
-            {**tensors, "cache": self._cache(heads) if parts & PART_STORE else None,
-             "table": self.plan.vector(heads.table) if parts & PART_ROPE else None,
-             "vectors": self.plan.vector(*vectors) if vectors else None, "tokens": self.step.tokens},
-            q_heads=heads.q_heads, kv_heads=heads.kv_heads, head_dim=heads.head_dim, rot_dim=heads.rot_dim,
-            q_stride=tensors["q"].stride if q else 0, k_stride=tensors["k"].stride,
-            v_stride=tensors["v"].stride if v else 0, eps=heads.eps, interleaved=heads.interleaved,
-            slot_field=TOKEN_SLOT + heads.group, kv=self.kv.index, parts=parts,
-            positions=heads.table.size // heads.rot_dim, blocks=self.kv.blocks[heads.group],
-        )  # fmt: skip
+            rope.KERNEL,
+            f"kv.{heads.layer}" if parts & PART_STORE else op.outputs[1].name,
+            {
+                **tensors,
+                "cache": self._cache(heads) if parts & PART_STORE else None,
+                "table": self.plan.vector(heads.table) if parts & PART_ROPE else None,
+                "vectors": self.plan.vector(*vectors) if vectors else None,
+                "tokens": self.step.tokens,
+            },
+            q_heads=heads.q_heads,
+            kv_heads=heads.kv_heads,
+            head_dim=heads.head_dim,
+            rot_dim=heads.rot_dim,
+            q_stride=tensors["q"].stride if q else 0,
+            k_stride=tensors["k"].stride,
+            v_stride=tensors["v"].stride if v else 0,
+            eps=heads.eps,
+            interleaved=heads.interleaved,
+            slot_field=TOKEN_SLOT + heads.group,
+            kv=self.kv.index,
+            parts=parts,
+            positions=heads.table.size // heads.rot_dim,
+            blocks=self.kv.blocks[heads.group],
+        )
         self._done(*op.outputs)
 
     def _attention(self, op: Op) -> None:
@@ -297,22 +356,40 @@ class _Lowering:
         out, out_q8 = self._output(op.outputs[0], heads.head_dim)
         table = self.step.tables[heads.group]
         self._launch(
-            attention.KERNEL, op.outputs[0].name,
+            attention.KERNEL,
+            op.outputs[0].name,
             {"q": q, "cache": self._cache(heads), "tables": table, "work": self.step.work, "out": out},
-            q_heads=heads.q_heads, kv_heads=heads.kv_heads, head_dim=heads.head_dim, q_stride=q.stride,
-            out_stride=out.stride, table_stride=table.stride, window=heads.window, scale=heads.scale,
-            softcap=heads.softcap, kv=self.kv.index, out_q8=out_q8, sequences=self.step.limits.sequences,
+            q_heads=heads.q_heads,
+            kv_heads=heads.kv_heads,
+            head_dim=heads.head_dim,
+            q_stride=q.stride,
+            out_stride=out.stride,
+            table_stride=table.stride,
+            window=heads.window,
+            scale=heads.scale,
+            softcap=heads.softcap,
+            kv=self.kv.index,
+            out_q8=out_q8,
+            sequences=self.step.limits.sequences,
             blocks=self.kv.blocks[heads.group],
-        )  # fmt: skip
+        )
         self._done(op.outputs[0])
 
     def _sample(self, op: Op) -> None:
         logits = self.f32[op.inputs[0]]
         self._launch(
-            sample.KERNEL, "result",
-            {"logits": logits, "params": self.step.params, "adjustments": self.step.adjustments,
-             "masks": self.step.masks, "out": self.step.results},
-            vocab=op.inputs[0].width, stride=logits.stride, adjustments=self.step.limits.adjustments,
+            sample.KERNEL,
+            "result",
+            {
+                "logits": logits,
+                "params": self.step.params,
+                "adjustments": self.step.adjustments,
+                "masks": self.step.masks,
+                "out": self.step.results,
+            },
+            vocab=op.inputs[0].width,
+            stride=logits.stride,
+            adjustments=self.step.limits.adjustments,
             mask_words=self.step.masks.stride,
-        )  # fmt: skip
+        )
         self.values["result"] = (len(self.launches) - 1, self.step.results)

@@ -276,10 +276,17 @@ def tiny_model(name: str) -> SyntheticModel:
     model = SyntheticModel(name, 6 if name.startswith("gemma") else 3)
     old, dim = model.config, 64
     model.config = replace(
-        old, dim=512, ffn_dim=1024, q_heads=4, kv_heads=2, head_dim=dim, vocab=4096, scale=1 / dim,
+        old,
+        dim=512,
+        ffn_dim=1024,
+        q_heads=4,
+        kv_heads=2,
+        head_dim=dim,
+        vocab=4096,
+        scale=1 / dim,
         ropes=tuple(Rope(rope.base, dim, rope.linear) for rope in old.ropes),
         layer_window=tuple(16 if window else 0 for window in old.layer_window),
-    )  # fmt: skip
+    )
     return model
 
 
@@ -306,9 +313,15 @@ def bench(device: AnyDevice, full: bool, say: Say) -> list[Data]:
         say(name)
         try:
             run = benchmark.run(
-                SyntheticModel(name), device, workloads, name=name, command="tandem report", rounds=ROUNDS,
-                profiled=True, tell=say,
-            )  # fmt: skip
+                SyntheticModel(name),
+                device,
+                workloads,
+                name=name,
+                command="tandem report",
+                rounds=ROUNDS,
+                profiled=True,
+                tell=say,
+            )
             found.append(dict(run))
         except DoesNotFitError as error:
             found.append({"model": name, "left_out": str(error)})

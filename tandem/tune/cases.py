@@ -137,9 +137,17 @@ def _attention_case(shape: Shape, rows: list[tuple[int, int]], rng: np.random.Ge
     heads = (int(s["q_heads"]), int(s["kv_heads"]), int(s["head_dim"]))
     max_rows = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM * heads[1] // heads[0]))
     return attention.make_case(
-        rng, f"T={sum(new for _, new in rows)}", heads, rows, int(s["window"]), s["softcap"],
-        KV_TYPES[int(s["kv"])], int(s["out_q8"]), max_rows, q_gap=0,
-    )  # fmt: skip
+        rng,
+        f"T={sum(new for _, new in rows)}",
+        heads,
+        rows,
+        int(s["window"]),
+        s["softcap"],
+        KV_TYPES[int(s["kv"])],
+        int(s["out_q8"]),
+        max_rows,
+        q_gap=0,
+    )
 
 
 def depths(sequences: int, context: int) -> Iterator[int]:

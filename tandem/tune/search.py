@@ -58,9 +58,14 @@ class Finding:
 
 
 def tune(
-    device: AnyDevice, program: Program, *, context: int, quick: bool = False, limit: float | None = None,
+    device: AnyDevice,
+    program: Program,
+    *,
+    context: int,
+    quick: bool = False,
+    limit: float | None = None,
     threads: bool = False,
-) -> Iterator[Finding]:  # fmt: skip
+) -> Iterator[Finding]:
     """Yields a finding for each task of a Program until `limit` seconds are over; the rest keeps its defaults.
     `threads`: also tunes the number of CPU threads."""
     seconds = (GPU_SECONDS if is_gpu(device) else CPU_SECONDS) / (2 if quick else 1)
@@ -125,9 +130,17 @@ def choose(task: Task, run_seconds: float, until: float = np.inf) -> Finding:
             best, after = NOTHING, before
     task.done()
     return Finding(
-        task.kernel, task.shape, task.size, task.keys, task.each, float(np.median(_costs(before))),
-        float(np.median(_costs(after))), best, tried, wrong,
-    )  # fmt: skip
+        task.kernel,
+        task.shape,
+        task.size,
+        task.keys,
+        task.each,
+        float(np.median(_costs(before))),
+        float(np.median(_costs(after))),
+        best,
+        tried,
+        wrong,
+    )
 
 
 def _runs(task: Task, choice: Choice) -> bool:

@@ -126,12 +126,18 @@ def _vulkan_rows(
     for sizes in groups:
         bound = MATRIX_ERROR if half and sizes[-1] > 1 else INTEGER_ERROR
         yield Task(
-            shape.kernel.name, described(shape), _many(sizes, shape.count[:-1]),
-            [shape_of(shape.kind, shape.launch.scalars, size) for size in sizes], shape.launches,
+            shape.kernel.name,
+            described(shape),
+            _many(sizes, shape.count[:-1]),
+            [shape_of(shape.kind, shape.launch.scalars, size) for size in sizes],
+            shape.launches,
             [(trial, shape.counts(size)) for size in sizes],
-            vulkan.candidates(shape.kernel.name, trial.case.scalars, shape.counts(sizes[-1]), device.capabilities),
-            _check(device, shape, sizes[-1], bound), 2 * bound,
-        )  # fmt: skip
+            vulkan.candidates(
+                shape.kernel.name, trial.case.scalars, shape.counts(sizes[-1]), device.capabilities
+            ),
+            _check(device, shape, sizes[-1], bound),
+            2 * bound,
+        )
 
 
 def _many(sizes: Sequence[int], what: str) -> str:
@@ -168,12 +174,16 @@ def _vulkan_attention(
         counts = [case.counts for case in timed]
         keys = [shape_of(shape.kind, shape.launch.scalars, c["tokens"], c["work"]) for c in counts]
         yield Task(
-            shape.kernel.name, described(shape), _many(sizes, "sequence") if sizes else f"{PROMPT} tokens",
-            list(dict.fromkeys(keys)), shape.launches,
+            shape.kernel.name,
+            described(shape),
+            _many(sizes, "sequence") if sizes else f"{PROMPT} tokens",
+            list(dict.fromkeys(keys)),
+            shape.launches,
             [(KernelTrial(space, shape.kernel, case, "cache"), case.counts) for case in timed],
             vulkan.candidates(shape.kernel.name, timed[-1].scalars, counts[-1], device.capabilities),
-            _check_attention(device, shape, min(sizes[-1], 4) if sizes else 0), 2 * bound,
-        )  # fmt: skip
+            _check_attention(device, shape, min(sizes[-1], 4) if sizes else 0),
+            2 * bound,
+        )
 
 
 def _check_attention(device: VulkanDevice, shape: Shape, sequences: int) -> Check:
@@ -204,9 +214,14 @@ def _cpu_task(space: TrialMemory, shape: Shape, context: int, quick: bool, rng: 
         trial = _kernel_trial(space, shape, max(sizes), rng)
         timed = [(trial, shape.counts(size)) for size in sizes]
     return Task(
-        shape.kernel.name, described(shape), "all", [shape_of(shape.kind, shape.launch.scalars)], shape.launches,
-        timed, cpu.candidates(shape.launch.scalars),
-    )  # fmt: skip
+        shape.kernel.name,
+        described(shape),
+        "all",
+        [shape_of(shape.kind, shape.launch.scalars)],
+        shape.launches,
+        timed,
+        cpu.candidates(shape.launch.scalars),
+    )
 
 
 def _kernel_trial(space: TrialMemory, shape: Shape, size: int, rng: np.random.Generator) -> KernelTrial:

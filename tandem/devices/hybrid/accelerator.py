@@ -212,9 +212,12 @@ def _place(work: Work, sizes: dict[str, int], own: dict[Tensor, Tensor]) -> Plac
     launches = [tensor_map.launch(launch) for launch in work.launches]
     touched = {t for launch in launches for t in launch.buffers.values() if t is not None}
     return PlacedWork(
-        work, [tensor_map.mapped(t) for t in work.entering], launches, [tensor_map.mapped(t) for t in work.leaving],
+        work,
+        [tensor_map.mapped(t) for t in work.entering],
+        launches,
+        [tensor_map.mapped(t) for t in work.leaving],
         [t for t in touched if t.arena == "step"],
-    )  # fmt: skip
+    )
 
 
 def _partition(gemm: Gemm, first: int, count: int, whole: Launch, tokens: int) -> tuple[Launch, Tensor]:

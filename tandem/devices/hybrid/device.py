@@ -40,9 +40,13 @@ class Mapped(Device, Protocol):
 
 class HybridDevice:
     def __init__(
-        self, main: Mapped, accelerators: Sequence[Accelerator], placement: str = "columns",
-        fractions: Sequence[float] | None = None, only: Callable[[Gemm], bool] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        main: Mapped,
+        accelerators: Sequence[Accelerator],
+        placement: str = "columns",
+        fractions: Sequence[float] | None = None,
+        only: Callable[[Gemm], bool] | None = None,
+    ) -> None:
         """`fractions`: each device's fraction of a matmul's columns; None: from measured times. `only`: the matmuls
         that may be partitioned (gate.py)."""
         if fractions is not None and (

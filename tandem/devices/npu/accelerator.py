@@ -37,9 +37,15 @@ class NpuAccelerator(Int8Accelerator):
     name = "npu"
 
     def __init__(
-        self, tools: Tools, cache: Path, block: int | None = None, chunk: int = CHUNK, may: Admitted = ALL, *,
+        self,
+        tools: Tools,
+        cache: Path,
+        block: int | None = None,
+        chunk: int = CHUNK,
+        may: Admitted = ALL,
+        *,
         required: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`block`: columns of activations with a scale of their own, whose sums come back by themselves; None: all.
         `required`: fail if the NPU cannot be set up; otherwise warn and compute nothing."""
         super().__init__(block)

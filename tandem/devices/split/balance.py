@@ -41,9 +41,12 @@ def balance(program: Program, starts: Sequence[int], devices: Sequence[Device]) 
 
 
 def partition(
-    work: Sequence[float], rates: Sequence[float], sizes: Sequence[float], room: Sequence[float],
+    work: Sequence[float],
+    rates: Sequence[float],
+    sizes: Sequence[float],
+    room: Sequence[float],
     join: Callable[[float, float], float],
-) -> tuple[int, ...] | None:  # fmt: skip
+) -> tuple[int, ...] | None:
     """Number of consecutive items for each worker, at least one, that minimises the time. `join` combines the times of
     two workers (max or sum). None: the items do not fit."""
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # items assigned -> (time, counts)

@@ -85,11 +85,20 @@ def create_device(vk: Vulkan, physical: Any, device: Capabilities, closing: Exit
     features = new("VkPhysicalDeviceFeatures2", pNext=chain(structs))
     features.features.shaderInt64 = "shaderInt64" in device.features
     features.features.shaderInt16 = "shaderInt16" in device.features
-    queue = new("VkDeviceQueueCreateInfo", queueFamilyIndex=device.queue_family, queueCount=1,
-                pQueuePriorities=ffi.new("float[]", [1.0]))  # fmt: skip
-    info = new("VkDeviceCreateInfo", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue,
-               enabledExtensionCount=len(device.extensions),
-               ppEnabledExtensionNames=strings(device.extensions))  # fmt: skip
+    queue = new(
+        "VkDeviceQueueCreateInfo",
+        queueFamilyIndex=device.queue_family,
+        queueCount=1,
+        pQueuePriorities=ffi.new("float[]", [1.0]),
+    )
+    info = new(
+        "VkDeviceCreateInfo",
+        pNext=features,
+        queueCreateInfoCount=1,
+        pQueueCreateInfos=queue,
+        enabledExtensionCount=len(device.extensions),
+        ppEnabledExtensionNames=strings(device.extensions),
+    )
     handle = ffi.new("void **")
     vk.CreateDevice(physical, info, ffi.NULL, handle)
     closing.callback(vk.DestroyDevice, handle[0], ffi.NULL)

@@ -138,5 +138,10 @@ def _specialisation(constants: tuple[int, ...], q8_sums: bool, scalars: tuple[in
         values |= {KNOWN: len(scalars), **{KNOWN + 1 + i: scalar for i, scalar in enumerate(scalars)}}
     entries = ffi.new("VkSpecializationMapEntry[]", [(id, 4 * i, 4) for i, id in enumerate(values)])
     data = ffi.new("uint32_t[]", [value & 0xFFFFFFFF for value in values.values()])
-    return new("VkSpecializationInfo", mapEntryCount=len(values), pMapEntries=entries, dataSize=4 * len(values),
-               pData=data)  # fmt: skip
+    return new(
+        "VkSpecializationInfo",
+        mapEntryCount=len(values),
+        pMapEntries=entries,
+        dataSize=4 * len(values),
+        pData=data,
+    )

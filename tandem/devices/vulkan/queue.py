@@ -30,10 +30,19 @@ class Submission:
         self.infos = ffi.new("VkSubmitInfo[]", count)
         self._kept = [semaphores]
         for i in range(count):
-            value = new("VkTimelineSemaphoreSubmitInfo", signalSemaphoreValueCount=1,
-                        pSignalSemaphoreValues=self.values + i)  # fmt: skip
-            info = new("VkSubmitInfo", pNext=value, commandBufferCount=1, pCommandBuffers=self._buffers + i,
-                       signalSemaphoreCount=1, pSignalSemaphores=semaphores)  # fmt: skip
+            value = new(
+                "VkTimelineSemaphoreSubmitInfo",
+                signalSemaphoreValueCount=1,
+                pSignalSemaphoreValues=self.values + i,
+            )
+            info = new(
+                "VkSubmitInfo",
+                pNext=value,
+                commandBufferCount=1,
+                pCommandBuffers=self._buffers + i,
+                signalSemaphoreCount=1,
+                pSignalSemaphores=semaphores,
+            )
             self.infos[i] = info[0]
             self._kept += [value, info]
 
@@ -54,8 +63,12 @@ class Queue:
         self._lost = ""  # the error with which the device stopped: later calls raise it too
         self.submitted = 0  # the timeline's value when all submissions are done
         self._wait_value = ffi.new("uint64_t[1]")
-        self._wait = new("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=ffi.new("uint64_t[]", [self.semaphore]),
-                         pValues=self._wait_value)  # fmt: skip
+        self._wait = new(
+            "VkSemaphoreWaitInfo",
+            semaphoreCount=1,
+            pSemaphores=ffi.new("uint64_t[]", [self.semaphore]),
+            pValues=self._wait_value,
+        )
 
     def allocate(self, count: int) -> list[Any]:
         buffers = ffi.new("void *[]", count)

@@ -54,13 +54,33 @@ class Options(StrictModel):
     """Sampling options, with Ollama's defaults. Options about loading are ignored: the server's settings decide."""
 
     ignored = frozenset(
-        {"num_ctx", "num_batch", "num_gpu", "num_thread", "main_gpu", "use_mmap", "use_mlock", "low_vram", "numa",
-         "num_keep", "f16_kv", "vocab_only", "logits_all"}
-    )  # fmt: skip
+        {
+            "num_ctx",
+            "num_batch",
+            "num_gpu",
+            "num_thread",
+            "main_gpu",
+            "use_mmap",
+            "use_mlock",
+            "low_vram",
+            "numa",
+            "num_keep",
+            "f16_kv",
+            "vocab_only",
+            "logits_all",
+        }
+    )
     neutral = (
-        ("mirostat", 0), ("mirostat_tau", 5), ("mirostat_eta", 0.1), ("tfs_z", 1), ("typical_p", 1),
-        ("repeat_last_n", -1), ("repeat_last_n", 64), ("penalize_newline", True), ("penalize_newline", False),
-    )  # fmt: skip
+        ("mirostat", 0),
+        ("mirostat_tau", 5),
+        ("mirostat_eta", 0.1),
+        ("tfs_z", 1),
+        ("typical_p", 1),
+        ("repeat_last_n", -1),
+        ("repeat_last_n", 64),
+        ("penalize_newline", True),
+        ("penalize_newline", False),
+    )
     num_predict: Int32 | None = None  # -1: until the context is full
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_k: TopK | None = None
