@@ -18,7 +18,7 @@ from tandem.devices.vulkan.binding import ffi
 from tandem.devices.vulkan.capabilities import PUSH_BYTES
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
-from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES
+from tandem.devices.vulkan.queue import COMPUTE_READS_WRITES, COMPUTE_WRITES
 from tandem.program.program import Program
 from tandem.settings import read_settings
 
@@ -107,7 +107,7 @@ def device_reads(device: VulkanDevice, nbytes: int) -> float:
             )
             for _ in range(times):
                 device.vk.CmdDispatch(commands, nbytes // READ_BY_WORKGROUP, 1, 1)
-                device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
+                device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_READS_WRITES)
         return time.perf_counter() - begun
 
     times = 1 + int(MIN_SECONDS / min(read(1) for _ in range(REPEATS)))

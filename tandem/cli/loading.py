@@ -40,9 +40,9 @@ def tune_at_first_use(device: str | None, model: Path, no_tune: bool) -> None:
         return
     if name == "auto" and not backends.has_gpu():
         return
-    from tandem.devices.vulkan.shader_modules import shader_sum
+    from tandem.devices.vulkan.shader_modules import shader_checksum
 
-    if next(settings.pipelines.glob(f"vulkan-*-{shader_sum()}.tuned"), None):
+    if next(settings.pipelines.glob(f"vulkan-*-{shader_checksum()}.tuned"), None):
         return
     try:
         _tune_quickly(name, model, settings.pipelines)

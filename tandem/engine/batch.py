@@ -33,7 +33,7 @@ from tandem.kernels.abi import (
 )
 from tandem.program.step_inputs import KNOWN, Ints, StepInputs
 
-FOUR = Struct("4i")  # a token's fields before its KV slots, or one entry of the work list
+FOUR_INTS = Struct("4i")  # a token's fields before its KV slots, or one entry of the work list
 QUERIES_PER_ITEM = 64  # rows x query heads per KV head that one attention item computes together
 MIN_QUERIES = 8  # minimum of the same: with fewer, each takes longer
 ROWS_PER_ITEM = 16  # maximum token rows per attention item
@@ -144,8 +144,8 @@ class Batch:
         else:
             id, source = 0, 1 + sequence.sampling.result_row
         first = token * TOKEN_INTS
-        FOUR.pack_into(self._tokens, 4 * first, id, position, table_row, source)
-        FOUR.pack_into(self._work, 4 * WORK_INTS * work, token, 1, table_row, position)
+        FOUR_INTS.pack_into(self._tokens, 4 * first, id, position, table_row, source)
+        FOUR_INTS.pack_into(self._work, 4 * WORK_INTS * work, token, 1, table_row, position)
         block, place = position // KV_BLOCK, position % KV_BLOCK
         for group, table in enumerate(tables, first + TOKEN_SLOT):
             self._tokens[group] = table.blocks[block] * KV_BLOCK + place

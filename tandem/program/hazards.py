@@ -8,7 +8,7 @@ from __future__ import annotations
 from tandem.program.program import Launch, Tensor
 
 
-class Unordered:
+class PendingAccesses:
     """The tensors that launches have read and written since the last barrier."""
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 
 def place_barriers(launches: list[Launch]) -> None:
     """Sets a barrier before each launch that conflicts with one since the last barrier, and nowhere else."""
-    since = Unordered()
+    since = PendingAccesses()
     for launch in launches:
         launch.barrier = since.conflict(launch) is not None
         if launch.barrier:
-            since = Unordered()
+            since = PendingAccesses()
         since.add(launch)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from itertools import combinations
 
 from tandem.errors import ProgramError
-from tandem.program.hazards import Unordered, overlap
+from tandem.program.hazards import PendingAccesses, overlap
 from tandem.program.program import Launch, Program, Tensor
 
 INITIALISED = ("weights", "kv", "step", "results.1")  # arenas with contents before the first launch
@@ -22,7 +22,7 @@ READ_ONLY = ("weights", "step", "results.1")
 
 def validate(program: Program, given: Iterable[Tensor] = ()) -> None:
     """Raises ProgramError. `given`: activations that are written before the first launch."""
-    since = Unordered()
+    since = PendingAccesses()
     intact = set(given)  # written so far, and not written over since
     lost: dict[Tensor, Tensor] = {}  # root -> what was written over it
     for i, launch in enumerate(program.launches):
@@ -37,7 +37,7 @@ def validate(program: Program, given: Iterable[Tensor] = ()) -> None:
         if conflict:
             raise ProgramError(f"{where} {conflict}, without a barrier")
         if launch.barrier:
-            since = Unordered()
+            since = PendingAccesses()
         since.add(launch)
         for tensor in launch.touched("w"):
             over = {t for t in intact if t.root is not tensor.root and overlap(t, tensor)}

@@ -16,10 +16,10 @@ TOKENS, BOTH = 64, (True, True)
 class Machine:
     """Two devices with so many seconds a row, and the rest of a step."""
 
-    def __init__(self, *, beside: bool = False) -> None:
+    def __init__(self, *, overlaps_steps: bool = False) -> None:
         self.each, self.dispatch, self.rest = [1e-5, 1e-5], [1e-5, 1e-5], 0.005
         self.gemms = [work for work in gemms(golden("gemma3-pattern3")) if isinstance(work, Gemm)]
-        self.balance = Balance([(gemm, BOTH) for gemm in self.gemms], beside=beside)
+        self.balance = Balance([(gemm, BOTH) for gemm in self.gemms], overlaps_steps=overlaps_steps)
         self.kinds: list[str] = []
 
     def seconds(self, gemm: Gemm, worker: int, units: int) -> float:
@@ -63,10 +63,10 @@ def test_fractions_follow_the_rates() -> None:
     assert machine.kinds == ["alone"] * 3 + ["measure", "together"] and machine.balance.on
     assert machine.fraction == pytest.approx(0.5, abs=0.05)
     machine.each[1] = 3e-5  # slowed down
-    machine.run(2 * module.REVIEW)
+    machine.run(2 * module.REBALANCE_STEPS)
     assert machine.fraction == pytest.approx(0.25, abs=0.05) and machine.balance.on
     machine.each = [3e-5, 1e-5]  # and the other one
-    machine.run(2 * module.REVIEW)
+    machine.run(2 * module.REBALANCE_STEPS)
     assert machine.fraction == pytest.approx(0.75, abs=0.05)
 
 
@@ -97,7 +97,7 @@ def test_a_prediction_that_does_not_come_true() -> None:
     machine = Machine()
     machine.run(5)
     alone = machine.balance.alone
-    for _ in range(3 * module.REVIEW):
+    for _ in range(3 * module.REBALANCE_STEPS):
         machine.balance.observe_step(TOKENS, 0.99 * alone * TOKENS, machine.rest, together=True)
     assert machine.balance.on is False
 
@@ -107,17 +107,17 @@ def test_small_changes_record_nothing_anew() -> None:
     machine.run(5)
     cuts = dict(machine.balance.cuts)
     machine.each[1] *= 1.02
-    machine.run(3 * module.REVIEW)
+    machine.run(3 * module.REBALANCE_STEPS)
     assert machine.balance.cuts == cuts and machine.balance.reviews >= 2
 
 
 def test_beside_another_step_the_helper_takes_more() -> None:
     """The main device has the rest of the other step to do meanwhile."""
     fractions = []
-    for beside in (False, True):
-        machine = Machine(beside=beside)
+    for overlaps_steps in (False, True):
+        machine = Machine(overlaps_steps=overlaps_steps)
         machine.rest = 0.01
-        machine.run(5 + module.REVIEW)
+        machine.run(5 + module.REBALANCE_STEPS)
         fractions.append(machine.fraction)
     assert fractions[1] > fractions[0] + 0.05
 
@@ -143,18 +143,18 @@ def test_times_that_other_work_made_long_are_forgotten(worker: int, half: bool) 
         return seconds(gemm, who, units) * (1.9 if long else 1.0)
 
     machine.balance.measure(disturbed, TOKENS)
-    machine.run(5 * module.REVIEW)
+    machine.run(5 * module.REBALANCE_STEPS)
     assert machine.balance.on and machine.fraction == pytest.approx(0.5, abs=0.05)
 
 
 def test_lines() -> None:
     line = fit(4, 3.0, 8, 5.0)
-    assert (line.any, line.each) == (1.0, 0.5) and line(2) == 2.0
+    assert (line.fixed, line.per_unit) == (1.0, 0.5) and line(2) == 2.0
     line.observe(4, 5.0)
-    assert (line.any, line.each) == (1.0, 1.0)
+    assert (line.fixed, line.per_unit) == (1.0, 1.0)
     line.observe(4, 0.8)
-    assert (line.any, line.each) == (0.4, 0.1)
-    assert fit(1, 2.0, 1, 2.0).each == 2.0
+    assert (line.fixed, line.per_unit) == (0.4, 0.1)
+    assert fit(1, 2.0, 1, 2.0).per_unit == 2.0
 
 
 def test_fixed_fractions_use_all_units() -> None:
@@ -169,13 +169,13 @@ def test_fixed_fractions_use_all_units() -> None:
 def test_each_matmul_is_divided_among_those_that_may() -> None:
     """Three devices of equal speed, of which the third, as an NPU, may take every other matmul."""
     works = [work for work in gemms(golden("gemma3-pattern3")) if isinstance(work, Gemm)]
-    takers = [(True, True, i % 2 == 0) for i in range(len(works))]
-    balance = Balance(list(zip(works, takers, strict=True)))
+    eligible = [(True, True, i % 2 == 0) for i in range(len(works))]
+    balance = Balance(list(zip(works, eligible, strict=True)))
     while balance.next() == "alone":
         balance.observe_step(TOKENS, sum(gemm.rows for gemm in works) * 1e-5, 0.0, together=False)
     balance.measure(lambda gemm, worker, units: 1e-5 * units / gemm.units * gemm.rows, TOKENS)
     assert balance.on
-    for gemm, may in zip(works, takers, strict=True):
+    for gemm, may in zip(works, eligible, strict=True):
         cut = balance.division(gemm, may)
         assert sum(cut) == gemm.units and bool(cut[2]) == (may[2] and gemm.units > 2) and cut[1]
     never = (True, False, False)

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tandem.devices.hybrid.balance import Line
+from tandem.devices.hybrid.balance import LinearCost
 from tandem.devices.hybrid.cost import Rates, divide, gain, place_attention, place_columns
 from tandem.kernels.kernel import Cost
 from tests.program.programs import build, formats_of, real_config
@@ -38,7 +38,7 @@ def test_no_other_division_is_faster(seed: int) -> None:
     def together(fractions: Sequence[int]) -> float:
         return common * sum(n > 0 for n in fractions)
 
-    workers = [Line(*line) for line in zip(dispatch, each, strict=True)]
+    workers = [LinearCost(*line) for line in zip(dispatch, each, strict=True)]
     found = divide(units, workers, together)
     best = min(
         max(

@@ -100,7 +100,7 @@ def test_chunks_of_a_prompt_follow_each_other(tmp_path: Path) -> None:
 
 def test_fractions_follow_the_speed_of_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two alike; then one is slowed down, until it does not pay; then it is fast again."""
-    monkeypatch.setattr(balance, "REVIEW", 4)
+    monkeypatch.setattr(balance, "REBALANCE_STEPS", 4)
     monkeypatch.setattr(balance, "RETRY", 12)
     monkeypatch.setattr(balance, "REFRESH", 1000)
     path, ids = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), list(range(30))
@@ -188,13 +188,13 @@ def test_intermediates_and_saved_conversations(tmp_path: Path) -> None:
                 assert len(many.engine.step_slots[0].recording.replay_timed()) == len(
                     many.engine.program.launches
                 )
-    with LLM(GOLDEN, device="cpu,cpu", placement="npu-attention", **options) as lent:
-        assert lent.save(prompt, tmp_path / "lent") == 64
-        assert (tmp_path / "one").read_bytes() == (tmp_path / "lent").read_bytes()
-        assert lent.restore(tmp_path / "one") == prompt[:64]
+    with LLM(GOLDEN, device="cpu,cpu", placement="npu-attention", **options) as offloaded:
+        assert offloaded.save(prompt, tmp_path / "offloaded") == 64
+        assert (tmp_path / "one").read_bytes() == (tmp_path / "offloaded").read_bytes()
+        assert offloaded.restore(tmp_path / "one") == prompt[:64]
         with pytest.raises(DeviceError, match="cannot capture intermediates"):
-            lent.capture(prompt[:20], ["blk.0.out"])
-        assert "attention took" in lent.device.describe()
+            offloaded.capture(prompt[:20], ["blk.0.out"])
+        assert "attention took" in offloaded.device.describe()
 
 
 def test_the_command_line(

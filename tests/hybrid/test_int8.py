@@ -111,7 +111,7 @@ def test_each_partition_is_computed_in_int8(architecture: str, format: str, tmp_
 class Picky(Int8Accelerator):
     """May take one kind of matmul, as the NPU after its gate."""
 
-    def takes(self, gemm: Gemm) -> bool:
+    def supports(self, gemm: Gemm) -> bool:
         return groups(gemm)[0] == "ffn_down"
 
 
@@ -126,10 +126,10 @@ def test_three_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [engine.logits(ids) for _ in range(6)]
     for gemm in device.works:
         assert isinstance(gemm, Gemm)
-        assert device.takers(gemm) == (True, True, groups(gemm)[0] == "ffn_down")
-        cut = device.balances[32].division(gemm, device.takers(gemm))
+        assert device.eligible(gemm) == (True, True, groups(gemm)[0] == "ffn_down")
+        cut = device.balances[32].division(gemm, device.eligible(gemm))
         assert sum(cut) == gemm.units and (not cut[2] or groups(gemm)[0] == "ffn_down")
-    assert set(npu._weights) == {i for i, work in enumerate(device.works) if device.takers(work)[2]}
+    assert set(npu._weights) == {i for i, work in enumerate(device.works) if device.eligible(work)[2]}
     with opened(path, context=256) as one:
         assert found[0].tobytes() == one.logits(ids).tobytes()  # still alone
     np.testing.assert_allclose(found[-1], found[0], atol=0.35 * np.abs(found[0]).max())

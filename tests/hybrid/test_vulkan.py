@@ -75,7 +75,7 @@ def test_both_are_at_work(lavapipe: str, tmp_path: Path) -> None:
 
 def test_fractions_adapt(lavapipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fraction of a slowed-down device falls to zero; tokens do not change."""
-    monkeypatch.setattr(balance, "REVIEW", 4)
+    monkeypatch.setattr(balance, "REBALANCE_STEPS", 4)
     monkeypatch.setattr(balance, "MIN_GAIN", -math.inf)  # on a busy machine nothing may pay: that is below
     monkeypatch.setattr(slow_devices, "PER_ROW", 40e-6)
     path, ids = write_model(tmp_path / "tiny.gguf", "F32"), list(range(8))

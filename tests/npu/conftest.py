@@ -19,7 +19,7 @@ def xrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     for name in ("pyxrt", *USERS):
         monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module("pyxrt")
-    importlib.import_module(USERS[0]).PATIENCE = 600.0  # type: ignore[attr-defined]  # the emulator takes its time
+    importlib.import_module(USERS[0]).TIMEOUT_SECONDS = 600.0  # type: ignore[attr-defined]  # the emulator takes its time
     yield module
     for name in ("pyxrt", *USERS):
         sys.modules.pop(name, None)

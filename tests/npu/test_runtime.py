@@ -56,12 +56,12 @@ def job(npu: Any, plan: GemmPlan, seed: int = 0) -> tuple[Any, np.ndarray[Any, A
     buffers = [npu.allocate(size, i) for i, size in enumerate(plan.argument_bytes)]
     for buffer, words in zip(buffers, (words_of_a(plan, a), words_of_b(plan, b)), strict=False):
         buffer.bytes[:] = words.view(np.uint8)
-        buffer.sent()
+        buffer.sync_to_device()
     return runtime.Job(plan, *buffers), matmul(a, b)
 
 
 def result(item: Any) -> np.ndarray[Any, Any]:
-    item.c.received()
+    item.c.sync_from_device()
     return c_of_words(item.plan, item.c.bytes.view(np.uint32))
 
 
@@ -70,7 +70,7 @@ def test_one_gemm_again_and_again(npu: Any, xrt: Any) -> None:
     chain = npu.chain([item])
     for _ in range(3):
         item.c.bytes[:] = 0
-        item.c.sent()
+        item.c.sync_to_device()
         assert chain.start().result(60) > 0
         assert np.array_equal(result(item), want)
     made = ["device", "register_xclbin", "hw_context", "kernel", *["bo"] * 5, "run"]
@@ -113,7 +113,7 @@ def test_unsent_data_is_not_seen(npu: Any) -> None:
     item.a.bytes[:] = 0
     npu.chain([item]).start().result(60)
     assert np.array_equal(result(item), want)
-    item.a.sent()
+    item.a.sync_to_device()
     npu.chain([item]).start().result(60)
     assert not result(item).any()
 
@@ -126,7 +126,7 @@ def test_weights_in_one_allocation(npu: Any) -> None:
     whole = npu.allocate(4096 + size, 1)
     part = whole.part(4096, size)
     part.bytes[:] = item.b.bytes
-    whole.sent()
+    whole.sync_to_device()
     item = runtime.Job(item.plan, item.a, part, item.c)
     npu.chain([item]).start().result(60)
     assert np.array_equal(result(item), want)
@@ -177,7 +177,7 @@ def test_a_failed_run(npu: Any, xrt: Any, count: int) -> None:
 
 
 def test_an_npu_that_does_not_answer(npu: Any, xrt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["tandem.devices.npu.runtime"], "PATIENCE", 0.05)
+    monkeypatch.setattr(sys.modules["tandem.devices.npu.runtime"], "TIMEOUT_SECONDS", 0.05)
     xrt.may_end.clear()
     with pytest.raises(DeviceLostError, match="has not answered"):
         npu.chain([job(npu, PLANS[0])[0]]).start().result(60)
@@ -191,8 +191,8 @@ def test_an_npu_that_is_lost(npu: Any, xrt: Any) -> None:
     xrt.lost = True
     for asked in (
         chain.start,
-        item.a.sent,
-        item.c.received,
+        item.a.sync_to_device,
+        item.c.sync_from_device,
         lambda: npu.load(PLANS[0], instructions(PLANS[0])),
     ):
         with pytest.raises(DeviceLostError, match=r"the NPU \(No such device\): open it again"):

@@ -25,7 +25,7 @@ from tandem.program.program import Launch, Program, Tensor
 from tandem.program.step_inputs import bytes_in_use
 from tandem.program.weight_plan import align
 
-KEPT = 8192  # recent partitions whose times are kept
+MAX_RECENT_TIMES = 8192  # recent partitions whose times are kept
 
 
 class Partition(NamedTuple):
@@ -57,7 +57,7 @@ class Accelerator(Protocol):
 
     def describe(self) -> str: ...
 
-    def takes(self, gemm: Gemm) -> bool:
+    def supports(self, gemm: Gemm) -> bool:
         """Whether it may compute this matmul."""
 
     def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
@@ -81,10 +81,10 @@ class Worker:
     """A thread that computes partitions one after the other, and keeps their times."""
 
     def __init__(self, name: str) -> None:
-        self.times: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self.times: deque[tuple[float, float]] = deque(maxlen=MAX_RECENT_TIMES)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tandem {name}")
 
-    def takes(self, gemm: Gemm) -> bool:
+    def supports(self, gemm: Gemm) -> bool:
         return True
 
     def submit(self, partition: Partition) -> Future[PartitionResult]:

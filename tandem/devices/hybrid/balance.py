@@ -16,44 +16,44 @@ from typing import Any
 from tandem.devices.hybrid.cost import MIN_GAIN, Division, divide, gain
 from tandem.devices.hybrid.cut import Gemm
 
-ALONE = 3  # baseline steps on the main device alone
-REVIEW = 8  # partitioned steps between two reviews of the division
+BASELINE_STEPS = 3  # baseline steps on the main device alone
+REBALANCE_STEPS = 8  # partitioned steps between two reviews of the division
 TOO_LONG = 2  # a step this many times the baseline triggers a review at once
 REFRESH = 64  # steps between two baseline steps
 RETRY = 256  # steps after which a division that did not pay is tried again
-STEADY = 0.03  # minimum gain, as a fraction of a matmul's time, for a new division
-FINEST = 32  # partitions are multiples of 1/FINEST of a matmul, so that few are recorded
+MIN_REBALANCE_GAIN = 0.03  # minimum gain, as a fraction of a matmul's time, for a new division
+MAX_PARTITIONS = 32  # partitions are multiples of 1/MAX_PARTITIONS of a matmul, so that few are recorded
 
 # Whether each worker may compute a matmul. The first is the main device, which may compute all.
-Takers = tuple[bool, ...]
-Shape = tuple[Any, ...]  # a matmul's shape, and its takers
+Eligible = tuple[bool, ...]
+Shape = tuple[Any, ...]  # a matmul's shape, and its Eligible
 Cuts = dict[Shape, tuple[int, ...]]  # units of each worker
-NEVER = float("inf")
+INFINITE = float("inf")
 Measure = Callable[[Gemm, int, int], float]  # (matmul, worker, units) -> seconds
 
 
 @dataclass
-class Line:
+class LinearCost:
     """Seconds of a partition: a constant, and a cost per unit."""
 
-    any: float
-    each: float
+    fixed: float
+    per_unit: float
 
     def __call__(self, units: float) -> float:
-        return self.any + self.each * units
+        return self.fixed + self.per_unit * units
 
     def observe(self, units: int, seconds: float) -> None:
         """Makes the line pass through a measurement. The constant is at most half of it, so that one slow first run
         does not stay in the constant for ever."""
-        self.any = min(self.any, seconds / 2)
-        self.each = (seconds - self.any) / units
+        self.fixed = min(self.fixed, seconds / 2)
+        self.per_unit = (seconds - self.fixed) / units
 
 
-def fit(few: int, few_seconds: float, many: int, many_seconds: float) -> Line:
+def fit(few: int, few_seconds: float, many: int, many_seconds: float) -> LinearCost:
     if few == many:
-        return Line(0.0, many_seconds / many)
+        return LinearCost(0.0, many_seconds / many)
     each = max((many_seconds - few_seconds) / (many - few), 0.1 * many_seconds / many)
-    return Line(max(0.0, many_seconds - each * many), each)
+    return LinearCost(max(0.0, many_seconds - each * many), each)
 
 
 class RecentTimes(list[float]):
@@ -67,23 +67,26 @@ class RecentTimes(list[float]):
 
 
 class Balance:
-    """The division of one bucket. `beside`: the main device runs launches of another step while accelerators work."""
+    """The division of one bucket. `overlaps_steps`: the main device runs launches of another step while accelerators
+    work."""
 
-    def __init__(self, gemms: Sequence[tuple[Gemm, Takers]], *, beside: bool = False) -> None:
+    def __init__(self, gemms: Sequence[tuple[Gemm, Eligible]], *, overlaps_steps: bool = False) -> None:
         self.shapes: dict[Shape, list[Gemm]] = {}
-        for gemm, takers in gemms:
-            if any(takers[1:]):
-                self.shapes.setdefault((gemm.shape, takers), []).append(gemm)
-        self.beside = beside
-        self.lines: dict[Shape, list[Line]] = {}
+        for gemm, eligible in gemms:
+            if any(eligible[1:]):
+                self.shapes.setdefault((gemm.shape, eligible), []).append(gemm)
+        self.overlaps_steps = overlaps_steps
+        self.lines: dict[Shape, list[LinearCost]] = {}
         self.cuts: Cuts = {}
         self.on: bool | None = None  # None: not measured yet
-        self._alone: deque[float] = deque(maxlen=ALONE)  # baseline: seconds per token on the main device
+        self._alone: deque[float] = deque(
+            maxlen=BASELINE_STEPS
+        )  # baseline: seconds per token on the main device
         self.steps = 0  # steps since `on` changed
         self._rest = 0.0  # seconds per step in launches that are not partitioned
         self._times: dict[tuple[Shape, int], RecentTimes] = {}
         self._step, self._others = RecentTimes(), RecentTimes()
-        self._poor = False  # the last review found too little gain; another division may gain more
+        self._gain_too_small = False  # the last review found too little gain; another division may gain more
         self.reviews = 0
 
     # ---- deciding
@@ -96,12 +99,12 @@ class Balance:
                 return "off"
             self.on = None
             self._alone.clear()
-        if len(self._alone) < ALONE or self.steps % REFRESH == 0:
+        if len(self._alone) < BASELINE_STEPS or self.steps % REFRESH == 0:
             return "alone"
         return "together" if self.on else "measure"
 
-    def division(self, gemm: Gemm, takers: Takers) -> tuple[int, ...]:
-        return self.cuts.get((gemm.shape, takers)) or whole(gemm, takers)
+    def division(self, gemm: Gemm, eligible: Eligible) -> tuple[int, ...]:
+        return self.cuts.get((gemm.shape, eligible)) or whole(gemm, eligible)
 
     @property
     def alone(self) -> float:
@@ -115,9 +118,9 @@ class Balance:
             half = max(1, gemm.units // 2)
             self.lines[shape] = [
                 fit(half, seconds(gemm, worker, half), gemm.units, seconds(gemm, worker, gemm.units))
-                if taker
-                else Line(NEVER, NEVER)
-                for worker, taker in enumerate(shape[1])
+                if may
+                else LinearCost(INFINITE, INFINITE)
+                for worker, may in enumerate(shape[1])
             ]
         self._switch(self._expected(tokens) >= MIN_GAIN)
 
@@ -132,11 +135,11 @@ class Balance:
 
     def _best(self, shape: Shape) -> Division:
         gemm, lines = self.shapes[shape][0], self.lines[shape]
-        units, aside = gemm.units, self._aside(gemm)
-        grain = -(-units // FINEST)
+        units, overlapped = gemm.units, self._overlapped_seconds(gemm)
+        grain = -(-units // MAX_PARTITIONS)
 
         def worker(i: int) -> Callable[[int], float]:
-            extra = aside if i == 0 else 0.0
+            extra = overlapped if i == 0 else 0.0
             return lambda n: lines[i](min(n * grain, units)) + extra
 
         division = divide(-(-units // grain), [worker(i) for i in range(len(lines))])
@@ -144,25 +147,25 @@ class Balance:
         for n in division.units:
             counts.append(min(n * grain, left))
             left -= counts[-1]
-        return Division(tuple(counts), max(division.seconds, aside) - aside)
+        return Division(tuple(counts), max(division.seconds, overlapped) - overlapped)
 
-    def _aside(self, gemm: Gemm) -> float:
+    def _overlapped_seconds(self, gemm: Gemm) -> float:
         """Returns the seconds of the other step's launches that the main device runs during this matmul."""
         total = sum(each.units for gemms in self.shapes.values() for each in gemms)
-        return self._rest * gemm.units / total if self.beside else 0.0
+        return self._rest * gemm.units / total if self.overlaps_steps else 0.0
 
     def _switch(self, on: bool) -> None:
         if on != self.on:
             self.steps = 0
-        self.on, self._poor = on, False
+        self.on, self._gain_too_small = on, False
         for times in [*self._times.values(), self._step, self._others]:
             times.clear()
 
     # ---- observing
 
-    def observe(self, gemm: Gemm, takers: Takers, worker: int, units: int, seconds: float) -> None:
-        if (gemm.shape, takers) in self.cuts:
-            self._times.setdefault(((gemm.shape, takers), worker), RecentTimes()).append(seconds / units)
+    def observe(self, gemm: Gemm, eligible: Eligible, worker: int, units: int, seconds: float) -> None:
+        if (gemm.shape, eligible) in self.cuts:
+            self._times.setdefault(((gemm.shape, eligible), worker), RecentTimes()).append(seconds / units)
 
     def observe_step(self, tokens: int, seconds: float, rest: float, together: bool) -> None:
         """`rest`: seconds in launches that are not partitioned."""
@@ -171,7 +174,7 @@ class Balance:
             return
         self._step.append(seconds / tokens)
         self._others.append(rest)
-        if len(self._step) >= REVIEW or seconds / tokens > TOO_LONG * self.alone:
+        if len(self._step) >= REBALANCE_STEPS or seconds / tokens > TOO_LONG * self.alone:
             self._review(tokens)
 
     def _review(self, tokens: int) -> None:
@@ -186,24 +189,24 @@ class Balance:
         changed = any(self._differs(shape, before[shape]) for shape in self.shapes)
         if not changed:
             self.cuts = before
-        poor, before_poor = gain(self.alone, took) < MIN_GAIN, self._poor
-        self._switch(expected >= MIN_GAIN and not (poor and (before_poor or not changed)))
-        self._poor = poor
+        too_small, was_too_small = gain(self.alone, took) < MIN_GAIN, self._gain_too_small
+        self._switch(expected >= MIN_GAIN and not (too_small and (was_too_small or not changed)))
+        self._gain_too_small = too_small
 
     def _differs(self, shape: Shape, before: tuple[int, ...]) -> bool:
-        """Whether the new division should be faster by more than STEADY."""
-        aside = [self._aside(self.shapes[shape][0]), *[0.0] * (len(self.lines[shape]) - 1)]
+        """Whether the new division should be faster by more than MIN_REBALANCE_GAIN."""
+        overlapped = [self._overlapped_seconds(self.shapes[shape][0]), *[0.0] * (len(self.lines[shape]) - 1)]
 
         def slowest(units: tuple[int, ...]) -> float:
-            workers = zip(self.lines[shape], units, aside, strict=True)
+            workers = zip(self.lines[shape], units, overlapped, strict=True)
             return max(line(n) + extra for line, n, extra in workers if n)
 
-        return slowest(self.cuts[shape]) < (1 - STEADY) * slowest(before)
+        return slowest(self.cuts[shape]) < (1 - MIN_REBALANCE_GAIN) * slowest(before)
 
 
-def whole(gemm: Gemm, takers: Takers) -> tuple[int, ...]:
+def whole(gemm: Gemm, eligible: Eligible) -> tuple[int, ...]:
     """Gives all of a matmul to the main device."""
-    return (gemm.units, *[0] * (len(takers) - 1))
+    return (gemm.units, *[0] * (len(eligible) - 1))
 
 
 class Fixed:
@@ -216,11 +219,11 @@ class Fixed:
         self.cuts: Cuts = {}
         self.steps, self.seconds, self.rest = 0, 0.0, 0.0  # totals; `rest`: launches that are not partitioned
 
-    def division(self, gemm: Gemm, takers: Takers) -> tuple[int, ...]:
+    def division(self, gemm: Gemm, eligible: Eligible) -> tuple[int, ...]:
         """Returns the units of each worker. The main device computes the parts of workers that may not."""
-        key = gemm.shape, takers
+        key = gemm.shape, eligible
         if key not in self.cuts:
-            fractions = [f if taker else 0.0 for f, taker in zip(self.fractions, takers, strict=True)]
+            fractions = [f if may else 0.0 for f, may in zip(self.fractions, eligible, strict=True)]
             fractions[0] += sum(self.fractions) - sum(fractions)
             ends = [
                 round(gemm.units * sum(fractions[: i + 1]) / sum(fractions)) for i in range(len(fractions))
@@ -233,7 +236,7 @@ class Fixed:
 
     def measure(self, seconds: Measure, tokens: int) -> None: ...
 
-    def observe(self, gemm: Gemm, takers: Takers, worker: int, units: int, seconds: float) -> None: ...
+    def observe(self, gemm: Gemm, eligible: Eligible, worker: int, units: int, seconds: float) -> None: ...
 
     def observe_step(self, tokens: int, seconds: float, rest: float, together: bool) -> None:
         self.steps, self.seconds, self.rest = self.steps + 1, self.seconds + seconds, self.rest + rest

@@ -17,7 +17,13 @@ import numpy as np
 
 from tandem.devices import device as devices
 from tandem.devices.device import Bytes, Device, WeightRows
-from tandem.devices.hybrid.accelerator import KEPT, Accelerator, DeviceAccelerator, Partition, rows_bytes
+from tandem.devices.hybrid.accelerator import (
+    MAX_RECENT_TIMES,
+    Accelerator,
+    DeviceAccelerator,
+    Partition,
+    rows_bytes,
+)
 from tandem.devices.hybrid.balance import Balance, Fixed
 from tandem.devices.hybrid.cut import Gemm, Work, attentions, gemms, moved_activations, put_columns
 from tandem.devices.hybrid.recording import HybridRecording, SlotRecordings
@@ -85,7 +91,7 @@ class HybridDevice:
         self._program = Program([], {}, {})
         self._slot_recordings: dict[int, SlotRecordings] = {}
         # Begin and end of recent partitions of the main device.
-        self.times: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self.times: deque[tuple[float, float]] = deque(maxlen=MAX_RECENT_TIMES)
         self._ended = 0.0
 
     def with_accelerator(self, accelerator: Accelerator) -> HybridDevice:
@@ -129,12 +135,15 @@ class HybridDevice:
         self._slot_recordings, self.balances = {}, {}
         sizes = dict(program.arena_bytes)
         used = align(sizes["activations"])
-        aside = max(
+        scratch_bytes = max(
             (w.out.nbytes for w in self.works if isinstance(w, Gemm) and w.out.dtype == "q8"), default=0
         )
         # Bytes between the activations of two step slots.
-        self._apart = used + align(aside) if self.stages > 1 else 0
-        self._aside, sizes["activations"] = (used, aside), (used + align(aside)) * self.stages
+        self._slot_stride = used + align(scratch_bytes) if self.stages > 1 else 0
+        self._scratch_range, sizes["activations"] = (
+            (used, scratch_bytes),
+            (used + align(scratch_bytes)) * self.stages,
+        )
         if not self.whole:
             sizes["kv"] = 0
         launches = [launch for step_slot in range(self.stages) for launch in self._main_launches(step_slot)]
@@ -146,10 +155,10 @@ class HybridDevice:
     def _main_launches(self, step_slot: int) -> list[Launch]:
         """Returns all launches that the main device may run in a step slot. `place` needs them: a tensor must not be
         split."""
-        tensor_map, scratch = moved_activations(step_slot * self._apart), self._scratch(step_slot)
-        lent = set() if self.whole else {i for work in self.works for i in range(work.begin, work.end)}
+        tensor_map, scratch = moved_activations(step_slot * self._slot_stride), self._scratch(step_slot)
+        offloaded = set() if self.whole else {i for work in self.works for i in range(work.begin, work.end)}
         launches = [
-            tensor_map.launch(launch) for i, launch in enumerate(self._program.launches) if i not in lent
+            tensor_map.launch(launch) for i, launch in enumerate(self._program.launches) if i not in offloaded
         ]
         for work in self.works:
             if isinstance(work, Gemm) and work.out.dtype == "q8" and scratch:
@@ -158,26 +167,28 @@ class HybridDevice:
         return launches
 
     def _scratch(self, step_slot: int) -> Tensor | None:
-        begin, nbytes = self._aside
+        begin, nbytes = self._scratch_range
         if not nbytes:
             return None
-        return Tensor("aside", "activations", "q8", nbytes, Q8_COLUMNS, begin + step_slot * self._apart)
+        return Tensor(
+            "scratch", "activations", "q8", nbytes, Q8_COLUMNS, begin + step_slot * self._slot_stride
+        )
 
     def memory(self, arena: str) -> Bytes:
         return self.main.memory(arena)
 
     def read(self, tensor: Tensor) -> Bytes:
-        if lent := self._lent(tensor):
-            return lent[0].device.read(lent[1])
+        if offloaded := self._find_offloaded(tensor):
+            return offloaded[0].device.read(offloaded[1])
         return self.main.read(tensor)
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        if lent := self._lent(tensor):
-            lent[0].device.write(lent[1], data)
+        if offloaded := self._find_offloaded(tensor):
+            offloaded[0].device.write(offloaded[1], data)
         else:
             self.main.write(tensor, data)
 
-    def _lent(self, tensor: Tensor) -> tuple[DeviceAccelerator, Tensor] | None:
+    def _find_offloaded(self, tensor: Tensor) -> tuple[DeviceAccelerator, Tensor] | None:
         """Returns the accelerator that holds a KV cache, and the tensor there; None: the main device holds it."""
         accelerator = self.accelerators[0]
         if tensor.arena != "kv" or self.whole or not isinstance(accelerator, DeviceAccelerator):
@@ -191,8 +202,8 @@ class HybridDevice:
     def _load(self) -> None:
         """Copies the weights of each Work from the main device to its accelerators."""
         for index, work in enumerate(self.works):
-            takers = self.takers(work)[1:]
-            if not any(takers):
+            eligible = self.eligible(work)[1:]
+            if not any(eligible):
                 continue
             constants = {
                 name: self.main.read(tensor)
@@ -200,8 +211,8 @@ class HybridDevice:
                 for name, tensor in launch.buffers.items()
                 if tensor is not None and tensor.arena == "weights"
             }
-            for accelerator, taker in zip(self.accelerators, takers, strict=True):
-                if taker:
+            for accelerator, may in zip(self.accelerators, eligible, strict=True):
+                if may:
                     accelerator.load(index, constants)
 
     # ---- running
@@ -213,7 +224,7 @@ class HybridDevice:
     def record(self, program: Program, step_slot: int = 0) -> HybridRecording:
         if not self._slot_recordings:
             self._load()
-        tensor_map = moved_activations(step_slot * self._apart)
+        tensor_map = moved_activations(step_slot * self._slot_stride)
         self._slot_recordings[step_slot] = SlotRecordings(
             self, program, step_slot, tensor_map, self._scratch(step_slot if self.stages > 1 else 0)
         )
@@ -232,15 +243,15 @@ class HybridDevice:
             if self.fractions is not None or not self.whole:
                 self.balances[bucket] = Fixed(self.fractions or (1,))
             else:
-                works = [(work, self.takers(work)) for work in self.works if isinstance(work, Gemm)]
-                self.balances[bucket] = Balance(works, beside=self.stages > 1)
+                works = [(work, self.eligible(work)) for work in self.works if isinstance(work, Gemm)]
+                self.balances[bucket] = Balance(works, overlaps_steps=self.stages > 1)
         return self.balances[bucket]
 
-    def takers(self, work: Work) -> tuple[bool, ...]:
+    def eligible(self, work: Work) -> tuple[bool, ...]:
         if not isinstance(work, Gemm):
             return False, True
         may = self.only(work)
-        return (True, *(may and accelerator.takes(work) for accelerator in self.accelerators))
+        return (True, *(may and accelerator.supports(work) for accelerator in self.accelerators))
 
     def _run_segment(self, step: InFlightStep) -> bool:
         recordings, balance = self._slot_recordings[step.step_slot], self.balance(step.tokens)
@@ -278,8 +289,8 @@ class HybridDevice:
     def _divide(self, recordings: SlotRecordings, step: InFlightStep, balance: Balance | Fixed) -> None:
         """Submits each accelerator's partition of the segment's Work, and computes the main device's own."""
         work = self.works[step.segment]
-        takers = self.takers(work)
-        cut = balance.division(work, takers) if isinstance(work, Gemm) else (0, 1)
+        eligible = self.eligible(work)
+        cut = balance.division(work, eligible) if isinstance(work, Gemm) else (0, 1)
         step.first |= recordings.is_new(step.segment, cut)
         inputs: list[Bytes] | None = None
         first = cut[0]
@@ -299,7 +310,7 @@ class HybridDevice:
             if step.waiting:
                 self.times.append((begun, ended))
             if not step.first:
-                balance.observe(work, takers, 0, cut[0], ended - begun)
+                balance.observe(work, eligible, 0, cut[0], ended - begun)
 
     def _inputs(self, recordings: SlotRecordings, work: Work, tokens: int) -> list[Bytes]:
         tensors = [recordings.mapped(tensor) for tensor in work.entering]
@@ -320,15 +331,15 @@ class HybridDevice:
                 out = self.main.view(recordings.mapped(work.out))
                 put_columns(out, work, step.tokens, *work.columns(first, count), result.outputs[0])
                 if not step.first:
-                    balance.observe(work, self.takers(work), worker, count, result.ended - result.begun)
+                    balance.observe(work, self.eligible(work), worker, count, result.ended - result.begun)
             else:
                 for tensor, data in zip(work.leaving, result.outputs, strict=True):
                     self.main.write(recordings.mapped(tensor), data)
         own = waiting[0][1] if waiting else 0
         if isinstance(work, Gemm) and own and work.out.dtype == "q8":
-            aside = recordings.partition(index, own)[1]
+            scratch = recordings.partition(index, own)[1]
             columns = work.columns(0, own)
-            data = self.main.read(replace(aside, nbytes=rows_bytes(aside, step.tokens)))
+            data = self.main.read(replace(scratch, nbytes=rows_bytes(scratch, step.tokens)))
             put_columns(self.main.view(recordings.mapped(work.out)), work, step.tokens, *columns, data)
 
     def _measure(self, recordings: SlotRecordings, tokens: int, gemm: Gemm, worker: int, units: int) -> float:

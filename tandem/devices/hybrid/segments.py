@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Event, Thread
 
-from tandem.devices.hybrid.accelerator import KEPT, PartitionResult
+from tandem.devices.hybrid.accelerator import MAX_RECENT_TIMES, PartitionResult
 
 
 @dataclass(eq=False)
@@ -37,7 +37,9 @@ class SegmentRunner:
     previous step one segment behind; otherwise it waits until the previous step is done."""
 
     def __init__(self, run: Callable[[InFlightStep], bool], *, behind: bool) -> None:
-        self.times: deque[tuple[float, float]] = deque(maxlen=KEPT)  # when the main device was busy
+        self.times: deque[tuple[float, float]] = deque(
+            maxlen=MAX_RECENT_TIMES
+        )  # when the main device was busy
         self._run, self._behind = run, behind
         self._steps: list[InFlightStep] = []  # oldest first
         self._changed, self._open = Condition(), True

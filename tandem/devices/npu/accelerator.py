@@ -63,7 +63,7 @@ class NpuAccelerator(Int8Accelerator):
         use = "" if self._may != NOTHING else "; not in use"
         return f"the NPU (int8, a scale for {scales}; emulated; not yet run on a Phoenix{use})"
 
-    def takes(self, gemm: Gemm) -> bool:
+    def supports(self, gemm: Gemm) -> bool:
         return self._may.admits(gemm)
 
     def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
@@ -74,7 +74,7 @@ class NpuAccelerator(Int8Accelerator):
             self._configure(int(program.max_counts["tokens"]))
 
     def _configure(self, tokens: int) -> None:
-        mine = [gemm for gemm in self._works if self.takes(gemm)]
+        mine = [gemm for gemm in self._works if self.supports(gemm)]
         if not mine:
             raise DeviceError(
                 "none of this file's matmuls, as they are fused, was measured in int8: use --npu off"
@@ -114,7 +114,7 @@ class NpuAccelerator(Int8Accelerator):
                 padded[:, : some.shape[1]] = some
                 buffer = self._npu.allocate(plan.argument_bytes[1], 1)
                 buffer.bytes[:] = words_of_b(plan, padded).view(np.uint8)
-                buffer.sent()
+                buffer.sync_to_device()
                 self._chunks[work, number, i] = buffer
 
     @contextmanager
@@ -138,7 +138,7 @@ class NpuAccelerator(Int8Accelerator):
             padded = np.zeros((plan.M, plan.K), np.int8)
             padded[: len(quants)] = quants[:, part]
             buffer.bytes[: plan.argument_bytes[0]] = words_of_a(plan, padded).view(np.uint8)
-            buffer.sent()
+            buffer.sync_to_device()
         self._chain(work, height, first, last, plans).start().result()
         y = np.zeros((len(quants), rows.stop - rows.start), np.float32)
         begin = rows.start - first * self._chunk
@@ -152,7 +152,7 @@ class NpuAccelerator(Int8Accelerator):
         return list(blocks(int(gemm.launch.scalars["columns"]), self.block))
 
     def _sums(self, plan: GemmPlan, buffer: NpuBuffer) -> Array:
-        buffer.received()
+        buffer.sync_from_device()
         return c_of_words(plan, buffer.bytes[: plan.argument_bytes[2]].view(np.uint32))
 
     def _chain(self, work: int, height: int, first: int, last: int, plans: Sequence[GemmPlan]) -> Chain:

@@ -52,7 +52,7 @@ from tandem.errors import LimitError
 OUTPUTS = {"int8": 1, "int16": 2, "int32": 4}
 ROUNDINGS = ("floor", "half up", "half even")
 IN_FLIGHT = 4  # blocks of the runtime sequence: what a channel's task queue holds
-MOST_ITERATIONS = 64  # of one shim descriptor
+MAX_ITERATIONS = 64  # of one shim descriptor
 
 View = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides in words, innermost first
 
@@ -311,9 +311,9 @@ def _sequence(tiling: Tiling, bits: int, element: int) -> list[Command]:
     C of a block is whole only when its A and B have been read, so one token frees all three descriptors.
     """
     blocks = [
-        (row, first, min(MOST_ITERATIONS, tiling.columns - first))
+        (row, first, min(MAX_ITERATIONS, tiling.columns - first))
         for row in range(tiling.rows)
-        for first in range(0, tiling.columns, MOST_ITERATIONS)
+        for first in range(0, tiling.columns, MAX_ITERATIONS)
     ]
     commands: list[Command] = []
     for number, (row, first, count) in enumerate(blocks):

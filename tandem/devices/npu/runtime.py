@@ -33,7 +33,7 @@ INSTRUCTIONS, ARGUMENTS = (
     3,
 )  # the first arguments are EXECUTE, the instructions and their bytes; then A, B and C
 PAUSE = 100e-6  # seconds between looks at a run
-PATIENCE = 10.0  # seconds until a run counts as lost; the largest GEMM takes a tenth of one
+TIMEOUT_SECONDS = 10.0  # seconds until a run counts as lost; the largest GEMM takes a tenth of one
 DONE = pyxrt.ert_cmd_state.ERT_CMD_STATE_COMPLETED
 ENDED = {  # others, one of which has no name in pyxrt, are of runs under way
     DONE,
@@ -47,10 +47,10 @@ FROM_NPU = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
 
 
 @contextmanager
-def told(
+def translate_xrt_errors(
     problem: str, kind: type[DeviceError] = DeviceLostError, fix: str = "open it again"
 ) -> Iterator[None]:
-    """XRT says all that goes wrong by a RuntimeError."""
+    """Raises XRT's errors, which are all RuntimeErrors, as `kind`."""
     try:
         yield
     except RuntimeError as error:
@@ -58,8 +58,8 @@ def told(
 
 
 class NpuBuffer:
-    """Memory that the NPU and the host (or the iGPU) share. Caches are not: `sent` what the host wrote before a run,
-    `received` before the host reads."""
+    """Memory that the NPU and the host (or the iGPU) share. Caches are not: call `sync_to_device`
+    after the host writes and before a run, and `sync_from_device` before the host reads."""
 
     def __init__(self, bo: pyxrt.bo) -> None:
         self.bo = bo
@@ -69,12 +69,12 @@ class NpuBuffer:
         """A range of it, as an argument by itself."""
         return NpuBuffer(pyxrt.bo(self.bo, size, offset))
 
-    def sent(self) -> None:
-        with told("a buffer cannot be sent to the NPU"):
+    def sync_to_device(self) -> None:
+        with translate_xrt_errors("a buffer cannot be sent to the NPU"):
             self.bo.sync(TO_NPU)
 
-    def received(self) -> None:
-        with told("a buffer cannot be received from the NPU"):
+    def sync_from_device(self) -> None:
+        with translate_xrt_errors("a buffer cannot be received from the NPU"):
             self.bo.sync(FROM_NPU)
 
 
@@ -96,7 +96,7 @@ class Npu:
         self.configuration = configured.configuration
         self._instructions: dict[GemmPlan, tuple[pyxrt.bo, int]] = {}
         fix = "close what else uses it, look in `dmesg`"
-        with told("the NPU does not take its configuration", DeviceError, fix):
+        with translate_xrt_errors("the NPU does not take its configuration", DeviceError, fix):
             self._device = pyxrt.device(0)
             image = pyxrt.xclbin(str(xclbin))
             self._device.register_xclbin(image)
@@ -124,12 +124,16 @@ class Npu:
         return NpuBuffer(self._bo(size, pyxrt.bo.flags.host_only, ARGUMENTS + argument))
 
     def _bo(self, size: int, flags: pyxrt.bo.flags, argument: int) -> pyxrt.bo:
-        with told(f"no buffer of {size} bytes for the NPU", DeviceError, "`ulimit -l unlimited` may help"):
+        with translate_xrt_errors(
+            f"no buffer of {size} bytes for the NPU", DeviceError, "`ulimit -l unlimited` may help"
+        ):
             return pyxrt.bo(self._device, size, flags, self._kernel.group_id(argument))
 
     def import_dma_buf(self, descriptor: int) -> NpuBuffer:
         """Memory that another driver, such as the iGPU's, has exported as a dma-buf."""
-        with told("the NPU's driver does not import this dma-buf", DeviceError, "copy instead"):
+        with translate_xrt_errors(
+            "the NPU's driver does not import this dma-buf", DeviceError, "copy instead"
+        ):
             return NpuBuffer(pyxrt.ext.bo(self._context, os.getpid(), descriptor))
 
     def load(self, plan: GemmPlan, instructions: bytes) -> None:
@@ -137,13 +141,13 @@ class Npu:
         if plan.configuration != self.configuration:
             raise DeviceError("the plan is for another configuration: open the NPU with one of its own")
         bo = self._bo(len(instructions), pyxrt.bo.flags.cacheable, INSTRUCTIONS)
-        with told("instructions cannot be sent to the NPU"):
+        with translate_xrt_errors("instructions cannot be sent to the NPU"):
             bo.write(instructions, 0)
             bo.sync(TO_NPU)
         self._instructions[plan] = bo, len(instructions)
 
     def chain(self, jobs: Sequence[Job]) -> Chain:
-        with told("GEMMs cannot be made ready on the NPU"):
+        with translate_xrt_errors("GEMMs cannot be made ready on the NPU"):
             return Chain(self, jobs)
 
     def _run(self, job: Job) -> pyxrt.run:
@@ -183,7 +187,7 @@ class Chain:
         if self._pending and not self._pending.done():
             raise DeviceError("this chain is still running: wait for it, or make a second one")
         begun = time.perf_counter()
-        with told("a GEMM does not start on the NPU"):
+        with translate_xrt_errors("a GEMM does not start on the NPU"):
             if self._before:
                 self._before.execute()
             self._last.start()
@@ -191,10 +195,12 @@ class Chain:
         return self._pending
 
     def _finish(self, begun: float) -> float:
-        with told("a GEMM failed on the NPU"):
+        with translate_xrt_errors("a GEMM failed on the NPU"):
             while (state := self._last.state()) not in ENDED:
-                if time.perf_counter() - begun > PATIENCE:
-                    raise DeviceLostError(f"the NPU has not answered for {PATIENCE:.0f} s: open it again")
+                if time.perf_counter() - begun > TIMEOUT_SECONDS:
+                    raise DeviceLostError(
+                        f"the NPU has not answered for {TIMEOUT_SECONDS:.0f} s: open it again"
+                    )
                 time.sleep(PAUSE)
             took = time.perf_counter() - begun
             if self._before:

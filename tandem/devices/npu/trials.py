@@ -61,7 +61,7 @@ def smoke(plan: GemmPlan, tools: Tools, cache: Path) -> Data:
         opened = time.perf_counter() - begun
         job = _job(npu, plan, a, b)
         npu.chain([job]).start().result()
-        job.c.received()
+        job.c.sync_from_device()
         found = c_of_words(plan, job.c.bytes.view(np.uint32))
         wrong = int(np.count_nonzero(found != _expected(plan, a, b)))
     return {**_named(plan), "exact": wrong == 0, "wrong": wrong, "of": found.size, "open_s": opened}
@@ -102,7 +102,7 @@ def _job(npu: Npu, plan: GemmPlan, a: npt.NDArray[np.int8], b: npt.NDArray[np.in
     job = _zeros(npu, plan)
     for buffer, words in ((job.a, words_of_a(plan, a)), (job.b, words_of_b(plan, b))):
         buffer.bytes[:] = words.view(np.uint8)
-        buffer.sent()
+        buffer.sync_to_device()
     return job
 
 
@@ -110,7 +110,7 @@ def _zeros(npu: Npu, plan: GemmPlan) -> Job:
     a, b, c = (npu.allocate(size, i) for i, size in enumerate(plan.argument_bytes))
     for buffer in (a, b):
         buffer.bytes[:] = 0
-        buffer.sent()
+        buffer.sync_to_device()
     return Job(plan, a, b, c)
 
 

@@ -14,7 +14,7 @@ from tandem.errors import DoesNotFitError
 from tandem.kernels.abi import COUNTS
 from tandem.program.program import Launch, Program, Tensor
 
-ENOUGH = 64 << 20  # weight bytes that a measurement reads: more than most caches hold
+MIN_MEASURED_BYTES = 64 << 20  # weight bytes that a measurement reads: more than most caches hold
 REPEATS, LONG = 3, 0.3  # maximum steps and seconds of a measurement
 
 
@@ -71,7 +71,7 @@ def _rate(
     device: Device, program: Program, starts: Sequence[int], work: Sequence[float], tokens: int
 ) -> float:
     """Measures the bytes per second of a step of only the first layers, with `tokens` tokens."""
-    count = next((n for n in range(1, len(work)) if sum(work[:n]) >= ENOUGH), len(work))
+    count = next((n for n in range(1, len(work)) if sum(work[:n]) >= MIN_MEASURED_BYTES), len(work))
     part = cut(program, starts, [count])[0]
     device.place(part.program)
     for tensor in part.tensor_map.values():

@@ -16,7 +16,7 @@ from tandem.kernels.q8_tiles import q8_bytes
 from tandem.program.program import Tensor
 from tandem.program.step_inputs import Ints, bytes_in_use
 
-KEPT = 4096  # recent steps whose times are kept
+MAX_RECENT_TIMES = 4096  # recent steps whose times are kept
 
 
 @dataclass(eq=False)
@@ -45,7 +45,9 @@ class Stage:
     def __init__(self, device: Device, part: Part) -> None:
         self.device, self.part = device, part
         self.recording = device.record(part.program)
-        self.times: deque[tuple[float, float]] = deque(maxlen=KEPT)  # begin and end of recent steps
+        self.times: deque[tuple[float, float]] = deque(
+            maxlen=MAX_RECENT_TIMES
+        )  # begin and end of recent steps
         self.inbox: SimpleQueue[InFlightStep | None] = SimpleQueue()
         tensors = {t for launch in part.program.launches for t in launch.buffers.values() if t is not None}
         self._tables = [tensor for tensor in tensors if tensor.arena == "step"]

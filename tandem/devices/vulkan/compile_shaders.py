@@ -33,7 +33,7 @@ def modules() -> list[str]:
     return sorted(path.stem for path in KERNELS.glob("*.slang") if "[shader(" in path.read_text())
 
 
-def source_sum(module: str) -> str:
+def source_checksum(module: str) -> str:
     """The hash of a module, of all modules that it imports and of the compiler."""
     seen: set[str] = set()
     waiting = [module]
@@ -51,7 +51,7 @@ def _source(module: str) -> str:
 
 
 def known_sums() -> dict[str, str]:
-    """Module -> the `source_sum` that its SPIR-V was compiled from."""
+    """Module -> the `source_checksum` that its SPIR-V was compiled from."""
     sums: dict[str, str] = json.loads(SUMS.read_text()) if SUMS.exists() else {}
     return sums
 
@@ -59,7 +59,7 @@ def known_sums() -> dict[str, str]:
 def stale() -> list[str]:
     """Modules whose SPIR-V is older than their sources, or missing."""
     sums = known_sums()
-    return [m for m in modules() if sums.get(m) != source_sum(m) or not (SPIRV / f"{m}.spv").exists()]
+    return [m for m in modules() if sums.get(m) != source_checksum(m) or not (SPIRV / f"{m}.spv").exists()]
 
 
 def fetch_compiler() -> Path:
@@ -117,7 +117,7 @@ def refresh(names: list[str] | None = None) -> list[str]:
 def _refresh(names: list[str]) -> list[str]:
     sums = {m: known for m, known in known_sums().items() if m in modules()}
     # Before compiling: a source that is saved meanwhile stays stale.
-    sums |= {name: source_sum(name) for name in names}
+    sums |= {name: source_checksum(name) for name in names}
     compile_modules(names, COMPILER / "new")
     SPIRV.mkdir(exist_ok=True)
     for name in names:

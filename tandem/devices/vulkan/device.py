@@ -35,7 +35,7 @@ from tandem.devices.vulkan.memory import (
     usable,
 )
 from tandem.devices.vulkan.pipelines import Pipelines
-from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, TRANSFER_WRITES, Queue
+from tandem.devices.vulkan.queue import COMPUTE_READS_WRITES, TRANSFER_WRITES, Queue
 from tandem.devices.vulkan.recording import Recording, bucket
 from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
 from tandem.devices.vulkan.step_program import SCRATCH, SINGLE, step_program
@@ -160,7 +160,7 @@ class VulkanDevice:
             self.capabilities = replace(self.capabilities, choices=self.choices)
         with self.queue.once() as commands:
             vk.CmdFillBuffer(commands, self.scratch.buffer, 0, 2**64 - 1, 0)
-            self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)
+            self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_READS_WRITES)
         self._repacker = Repacker(read_settings().threads)
         closing.callback(self._repacker.close)
         self._open = True
@@ -209,7 +209,7 @@ class VulkanDevice:
             with self.queue.once() as commands:
                 for _, block in blocks:
                     self.vk.CmdFillBuffer(commands, block.buffer, 0, 2**64 - 1, 0)
-                self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)
+                self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_READS_WRITES)
             self._memory.enter_context(undo.pop_all())
         for arena in {part.arena for part in parts}:
             self.arenas[arena] = Arena(arena, [pair for pair in blocks if pair[0].arena == arena])

@@ -28,7 +28,7 @@ MAX_PART_BYTES = 256 << 20  # size of an allocation, unless one tensor is larger
 # The uses of parts, in the order in which they get memory.
 HOST_WRITES, HOST_READS, HOT, COLD = "host writes", "host reads", "hot", "cold"
 USES = (HOST_WRITES, HOST_READS, HOT, COLD)
-HOT_FIRST = ("output", "activations", "kv", "weights")
+ARENA_PRIORITY = ("output", "activations", "kv", "weights")
 HOST_ARENAS = {"step": HOST_WRITES, "step.1": HOST_WRITES, "results": HOST_READS, "results.1": HOST_READS}
 
 
@@ -92,7 +92,7 @@ def arena_parts(program: Program, max_bytes: int) -> list[ArenaPart]:
         for arena, nbytes in program.arena_bytes.items()
         for part in split_arena(arena, nbytes, arena_spans[arena], max_bytes)
     ]
-    arenas = (*HOT_FIRST, *HOST_ARENAS)
+    arenas = (*ARENA_PRIORITY, *HOST_ARENAS)
     return sorted(parts, key=lambda part: (USES.index(part.use), arenas.index(part.arena)))
 
 

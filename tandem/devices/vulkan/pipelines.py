@@ -12,7 +12,7 @@ from typing import Any
 
 from tandem.devices.vulkan.binding import Vulkan, ffi, new
 from tandem.devices.vulkan.capabilities import PUSH_BYTES, Capabilities
-from tandem.devices.vulkan.shader_modules import find_module, shader_sum
+from tandem.devices.vulkan.shader_modules import find_module, shader_checksum
 from tandem.errors import DeviceError
 
 STAGE_COMPUTE = 0x20
@@ -35,7 +35,7 @@ class Pipelines:
         push = new("VkPushConstantRange", stageFlags=STAGE_COMPUTE, size=PUSH_BYTES)
         self.layout = vk.create("PipelineLayout", device, pushConstantRangeCount=1, pPushConstantRanges=push)
         closing.callback(vk.DestroyPipelineLayout, device, self.layout, ffi.NULL)
-        self._file = folder and folder / f"{capabilities.cache_key}-{shader_sum()}.pipelines"
+        self._file = folder and folder / f"{capabilities.cache_key}-{shader_checksum()}.pipelines"
         known = self._file.read_bytes() if self._file and self._file.exists() else b""
         if (
             known[16:32].hex() != capabilities.cache_key

@@ -12,9 +12,9 @@ from tandem.errors import DeviceLostError
 RESETTABLE = 2  # command pool flag
 GRACE_NS = 2_000_000_000  # last wait for a GPU that timed out, before its memory is abandoned
 # Ends of a memory barrier: (pipeline stage, accesses).
-Side = tuple[int, int]
-COMPUTE_WRITES, COMPUTE_TOUCHES = (0x800, 0x40), (0x800, 0x60)
-TRANSFER_WRITES, TRANSFER_TOUCHES = (0x1000, 0x1000), (0x1000, 0x1800)
+BarrierScope = tuple[int, int]
+COMPUTE_WRITES, COMPUTE_READS_WRITES = (0x800, 0x40), (0x800, 0x60)
+TRANSFER_WRITES, TRANSFER_READS_WRITES = (0x1000, 0x1000), (0x1000, 0x1800)
 HOST_READ_BARRIER = (0x4000, 0x2000)
 
 
@@ -138,6 +138,6 @@ class Queue:
         self.wait(self.submit(Submission(commands, self.semaphore)))
         self.free(commands)  # not after a failure, when they may still run: the pool frees them
 
-    def barrier(self, commands: Any, source: Side, target: Side) -> None:
+    def barrier(self, commands: Any, source: BarrierScope, target: BarrierScope) -> None:
         memory = new("VkMemoryBarrier", srcAccessMask=source[1], dstAccessMask=target[1])
         self.vk.CmdPipelineBarrier(commands, source[0], target[0], 0, 1, memory, 0, ffi.NULL, 0, ffi.NULL)

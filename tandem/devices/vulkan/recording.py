@@ -16,7 +16,7 @@ import numpy as np
 from tandem.devices.vulkan.binding import ffi, new
 from tandem.devices.vulkan.capabilities import PUSH_BYTES
 from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
-from tandem.devices.vulkan.queue import COMPUTE_TOUCHES, COMPUTE_WRITES, HOST_READ_BARRIER, Submission
+from tandem.devices.vulkan.queue import COMPUTE_READS_WRITES, COMPUTE_WRITES, HOST_READ_BARRIER, Submission
 from tandem.devices.vulkan.step_program import SINGLE, step_program
 from tandem.errors import DeviceError
 from tandem.kernels.abi import COUNTS, HEADER_SEQUENCES
@@ -198,7 +198,7 @@ class Recording:
                     f"{launch.kernel.name} needs {size} workgroups, {device.name} has {limit}: report this"
                 )
         if barrier:  # also before an empty launch: later launches rely on it
-            device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_TOUCHES)
+            device.queue.barrier(commands, COMPUTE_WRITES, COMPUTE_READS_WRITES)
         if min(sizes) == 0:
             return
         constants = push_constants(launch, device, self._step_slot)

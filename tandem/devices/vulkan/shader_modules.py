@@ -127,7 +127,7 @@ def find_module(shader: str) -> ShaderModule:
 
 
 @cache
-def shader_sum() -> str:
+def shader_checksum() -> str:
     total = hashlib.sha256()
     for path in sorted(SPIRV.glob("*.spv")):
         total.update(path.name.encode() + path.read_bytes())

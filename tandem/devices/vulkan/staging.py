@@ -11,10 +11,10 @@ from tandem.devices.device import Bytes
 from tandem.devices.vulkan.binding import ffi, new
 from tandem.devices.vulkan.memory import Block
 from tandem.devices.vulkan.queue import (
-    COMPUTE_TOUCHES,
+    COMPUTE_READS_WRITES,
     COMPUTE_WRITES,
     HOST_READ_BARRIER,
-    TRANSFER_TOUCHES,
+    TRANSFER_READS_WRITES,
     TRANSFER_WRITES,
     Queue,
     Submission,
@@ -59,10 +59,10 @@ class Staging:
     def _copy(self, index: int, source: Block, target: Block, regions: Sequence[Region]) -> None:
         commands, vk = self._commands[index], self.queue.vk
         vk.BeginCommandBuffer(commands, new("VkCommandBufferBeginInfo", flags=1))
-        self.queue.barrier(commands, COMPUTE_WRITES, TRANSFER_TOUCHES)
+        self.queue.barrier(commands, COMPUTE_WRITES, TRANSFER_READS_WRITES)
         copies: Any = ffi.new("VkBufferCopy[]", list(regions))
         vk.CmdCopyBuffer(commands, source.buffer, target.buffer, len(regions), copies)
-        self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_TOUCHES)
+        self.queue.barrier(commands, TRANSFER_WRITES, COMPUTE_READS_WRITES)
         self.queue.barrier(commands, TRANSFER_WRITES, HOST_READ_BARRIER)
         vk.EndCommandBuffer(commands)
         self._values[index] = self.queue.submit(self._submissions[index])

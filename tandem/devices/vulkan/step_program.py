@@ -22,7 +22,7 @@ from tandem.kernels.matmul import layout_of
 from tandem.kernels.matmul_dispatch import rows_per_sum
 from tandem.kernels.matmul_norm_partials import partials_bytes
 from tandem.kernels.panels import LAYOUTS
-from tandem.program.hazards import Unordered
+from tandem.program.hazards import PendingAccesses
 from tandem.program.program import Launch, Program, Tensor
 
 SCRATCH = "scratch"  # an arena of the device, in addition to the arenas of the Program
@@ -178,12 +178,12 @@ def with_barriers(launches: Sequence[Launch], plain: set[Launch]) -> list[Launch
 
     `plain`: unchanged launches, which have the barriers that they need among themselves.
     """
-    since, changed_since, ordered = Unordered(), Unordered(), []
+    since, changed_since, ordered = PendingAccesses(), PendingAccesses(), []
     for launch in launches:
         changed = launch not in plain
         barrier = launch.barrier or (since if changed else changed_since).conflict(launch) is not None
         if barrier:
-            since, changed_since = Unordered(), Unordered()
+            since, changed_since = PendingAccesses(), PendingAccesses()
         since.add(launch)
         if changed:
             changed_since.add(launch)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tandem.devices.tuned_choices import NOTHING, Choice
 from tandem.devices.vulkan.capabilities import Capabilities
-from tandem.devices.vulkan.shader_modules import shader_sum
+from tandem.devices.vulkan.shader_modules import shader_checksum
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
 from tandem.kernels.dispatch import Dispatch
 from tandem.kernels.dispatch_table import dispatch
@@ -28,7 +28,7 @@ MAX_DOT_TRIAL_TOKENS = 16  # with more, dot products read weights too often comp
 def tuned_file(folder: Path, device: Capabilities) -> Path:
     """The file for this device, driver and set of shaders."""
     about = f"{device.name} {device.driver} {device.driver_version} {device.cache_key}"
-    return folder / f"vulkan-{hashlib.sha256(about.encode()).hexdigest()[:16]}-{shader_sum()}.tuned"
+    return folder / f"vulkan-{hashlib.sha256(about.encode()).hexdigest()[:16]}-{shader_checksum()}.tuned"
 
 
 def candidates(kernel: str, scalars: Scalars, counts: Counts, device: Capabilities) -> list[Choice]:
