@@ -33,9 +33,10 @@ def readme_table() -> str:
     head = ["model", "on", "prompt of 512", "1 sequence", "8", "32", "server, 16 clients"]
     cpu = f"{machine['cores']} cores of an {machine['cpu']}, {data['date'][:10]}"
     return (
-        f"{rows_of(head, rows)}\n\nTokens a second: **Tandem** / llama.cpp, with the same model and threads. "
+        f"{rows_of(head, rows)}\n\nTokens per second: **Tandem** / llama.cpp, with the same model and threads. "
         f"CPU: {cpu}.\n"
-        f"{gpu}: Tandem through Vulkan, {read('h200')['date']}; llama.cpp through CUDA, measured before."
+        f"{gpu}: Tandem through Vulkan, {read('h200')['date']}; "
+        "llama.cpp build 0c1e57098 through CUDA, from an earlier run."
     )
 
 
