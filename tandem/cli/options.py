@@ -1,4 +1,4 @@
-"""Options that several commands share, and the parsers of option values."""
+"""Options that several commands share, and the parsers of option values. Each command's own options: commands.py."""
 
 from __future__ import annotations
 

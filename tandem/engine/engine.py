@@ -25,7 +25,7 @@ from tandem.engine.prefill_budget import PrefillBudget
 from tandem.engine.sampling import sample_on_host
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Chunk, Sequence
-from tandem.engine.speculation import Proposer, Speculator
+from tandem.engine.speculation import Proposer, Speculator, accept_draft
 from tandem.engine.stats import EngineStats, KVStats, SpeculationStats
 from tandem.errors import ContextError, RequestError
 from tandem.interrupts import deferred
@@ -242,7 +242,7 @@ class Engine:
                     self._sample_on_host(sequence, batch, row)
                 elif chunk.draft_tokens:
                     sampled = [batch.read(row + i, sequence) for i in range(1 + len(chunk.draft_tokens))]
-                    accepted = sequence.append_verified(sampled, chunk.draft_tokens)
+                    accepted = accept_draft(sequence, sampled, chunk.draft_tokens)
                     self.scheduler.accept(chunk, accepted)
                 else:
                     sequence.append(batch.read(row, sequence))

@@ -1,4 +1,7 @@
-"""How a sequence is sampled: its row of sampling parameters, its logit adjustments, and sampling on the host."""
+"""How a sequence is sampled: its row of sampling parameters, its logit adjustments, and sampling on the host.
+
+The user's parameters are in params.py; the sampler on the device is kernels/sample.py.
+"""
 
 from __future__ import annotations
 

@@ -153,20 +153,6 @@ class Sequence:
         elif len(self.generated) >= request.max_tokens:
             self.finish("length")
 
-    def append_verified(self, sampled: list[Sampled], draft_tokens: Items[int]) -> int:
-        """Accepts or rejects draft tokens: appends sampled tokens up to the first that differs from the draft. Returns
-        the number of accepted draft tokens."""
-        self.append(sampled[0])
-        accepted = 0
-        while (
-            accepted < len(draft_tokens)
-            and sampled[accepted].id == draft_tokens[accepted]
-            and self.finish_reason is None
-        ):
-            accepted += 1
-            self.append(sampled[accepted])
-        return accepted
-
     def score_prompt(self, begin: int, scores: list[Sampled]) -> None:
         """Sets the log-probabilities of the prompt tokens after `begin`."""
         self.prompt_scores[begin:] = scores

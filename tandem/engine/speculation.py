@@ -2,8 +2,7 @@
 
 A step computes the draft tokens of a sequence after its last token, and samples a token at each of these positions as
 it would without a draft; samples are kept up to the first that differs from the draft. So a seed gives the same tokens
-as without speculation, greedy and sampled alike. `Sequence.append_verified` accepts or rejects draft tokens; this
-module chooses their number, and learns from the result.
+as without speculation, greedy and sampled alike.
 
 In the terms of Leviathan et al. (2023): the draft length gamma of a sequence maximises the expected tokens per second,
 given its acceptance rate alpha and the measured times of steps and draft steps (speculation_cost.py). If speculation
@@ -14,8 +13,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from typing import Protocol
 
+from tandem.engine.sampling import Sampled
 from tandem.engine.sequence import Sequence
 from tandem.engine.speculation_cost import (
     EXPECTED_TOKENS,
@@ -43,6 +44,21 @@ class Proposer(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """Frees the state of a sequence that has ended."""
+
+
+def accept_draft(sequence: Sequence, sampled: list[Sampled], draft_tokens: Items[int]) -> int:
+    """Accepts or rejects draft tokens: appends sampled tokens up to the first that differs from the draft. Returns the
+    number of accepted draft tokens."""
+    sequence.append(sampled[0])
+    accepted = 0
+    while (
+        accepted < len(draft_tokens)
+        and sampled[accepted].id == draft_tokens[accepted]
+        and sequence.finish_reason is None
+    ):
+        accepted += 1
+        sequence.append(sampled[accepted])
+    return accepted
 
 
 class AcceptanceRate:

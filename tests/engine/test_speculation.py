@@ -13,6 +13,7 @@ import pytest
 
 from tandem import LLM
 from tandem.devices.cpu import device as cpu
+from tandem.engine import engine as engine_module
 from tandem.engine.draft_model import DraftModel, check_vocabularies
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.kv_plan import HEADROOM
@@ -210,7 +211,7 @@ def test_the_distribution_is_that_without_speculation(
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     without = endings(path, count, False, 0)
     assert chi_square(without, endings(path, count, True, count)) < MAX_CHI_SQUARE
-    monkeypatch.setattr(Sequence, "append_verified", always_accepted)
+    monkeypatch.setattr(engine_module, "accept_draft", always_accepted)
     monkeypatch.setattr(AcceptanceRate, "learn", lambda *args: None)  # or rejections would stop the drafts
     assert chi_square(without, endings(path, count, True, 2 * count)) > MAX_CHI_SQUARE, (
         "a wrong rule goes unnoticed"
