@@ -129,7 +129,9 @@ def test_the_server_shows_its_page(folder: Path, environment: dict[str, str]) ->
 
 def test_make_run(folder: Path, environment: dict[str, str]) -> None:
     """Its command, without the set-up before it, prints the answer that README.md shows."""
-    plan = subprocess.run(["make", "-n", "run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    plan = subprocess.run(
+        ["make", "--no-print-directory", "-n", "run"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     command = plan.splitlines()[-1]
     assert command.startswith(f".venv/bin/tandem run {DEFAULT_MODEL} ")
     printed = shell(command.removeprefix(".venv/bin/"), folder, environment)
