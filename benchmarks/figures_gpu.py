@@ -200,12 +200,13 @@ def renaming_h200_summary() -> str:
 
     timed = {label: {"label": label, "tok_s": _tokens(label) / ms * 1e3} for label, ms in new_ms.items()}
     host = [
-        f"{new['host_us']:,.0f} us ({old['host_us']:,.0f}) at batch {new['label'].rpartition(' ')[2]}"
+        f"{median(new['host_us']):,.0f} us ({median(old['host_us']):,.0f}) at batch {new['label'].rpartition(' ')[2]}"
         for old, new in zip(data["steady"]["old"], data["steady"]["new"], strict=True)
     ]
     return (
         f"Change of a step's time: one sequence {span('batch 1 at')}, all decode rows {span('decode')}, "
-        f"prompts {span('prefill')}. The host's work a step, {data['commits']['old']} in brackets, from one run each: "
+        f"prompts {span('prefill')}. Host time of a step, {data['commits']['old']} in brackets, median of "
+        f"{len(data['steady']['old'][0]['host_us'])} runs: "
         f"{', '.join(host)}. Targets that {data['commits']['new']} misses: {'; '.join(_missed(timed)) or 'none'}."
     )
 
