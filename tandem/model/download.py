@@ -31,43 +31,62 @@ from urllib.parse import quote, urlsplit
 
 from tandem.errors import DownloadError, ModelNotFoundError
 from tandem.model.catalogue import Package, Progress, RemoteFile
+from tandem.model.files import is_plain
 from tandem.settings import read_settings
 
 CHUNK = 1 << 20
 TIMEOUT_SECONDS = 30
 RETRIES = 4  # consecutive attempts without a byte of progress
 RETRY_SECONDS = 0.5  # doubled each time
-NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+MAX_LISTING, LISTING_SECONDS = 16 << 20, 60  # bytes and time of a repository's listing
+NETWORK_ERRORS = (
+    *(urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError),
+    ssl.SSLError,
+)
+PORTS = {"http": 80, "https": 443}
 
 
 def list_repository(repo: str) -> tuple[str, list[RemoteFile]]:
     """Returns the newest commit of a hub repository and its GGUF files."""
-    url = f"{read_settings().hub}/api/models/{quote(repo)}/revision/main?blobs=true"
+    url = f"{_hub()}/api/models/{quote(repo)}/revision/main?blobs=true"
     try:
         with _retried(lambda: _open(url)) as response:
-            listing = json.load(response)
+            listing = json.loads(_read_listing(response, repo))
+        commit = listing["sha"]
         files = [
-            RemoteFile(entry["rfilename"], int(entry["size"]), str(entry["lfs"]["sha256"]))
+            RemoteFile(entry["rfilename"], entry["size"], entry["lfs"]["sha256"])
             for entry in listing["siblings"]
             if entry["rfilename"].endswith(".gguf") and entry.get("lfs")
         ]
-        commit = str(listing["sha"])
+        if not (_is_hex(commit, 40) and all(type(f.size) is int and _is_hex(f.sha256, 64) for f in files)):
+            raise ValueError("a field has the wrong type")
     except NETWORK_ERRORS as error:
         raise _explained(error, repo) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DownloadError(f"{url} did not answer like a Hugging Face hub; check HF_ENDPOINT") from error
-    # These become file names in the cache: nothing in them may lead out of it.
-    names_safe = all(not Path(f.name).is_absolute() and ".." not in Path(f.name).parts for f in files)
-    if not names_safe or not all(
-        re.fullmatch("[0-9a-f]{40,64}", s) for s in (commit, *(f.sha256 for f in files))
-    ):
-        raise DownloadError(f"{repo} lists files with unsafe names; do not use it")
+    # Names become paths in the cache: nothing in them may lead out of it.
+    if not all(f.size > 0 and len(f.name) < 1000 and all(map(is_plain, f.name.split("/"))) for f in files):
+        raise DownloadError(f"{repo} lists files with unsafe names or sizes; do not use it")
     return commit, files
+
+
+def _is_hex(text: object, digits: int) -> bool:
+    return isinstance(text, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", text) is not None
+
+
+def _read_listing(response: Any, repo: str) -> bytes:
+    """Returns the body of a response, within the limits of a listing."""
+    body, end = bytearray(), time.monotonic() + LISTING_SECONDS
+    while chunk := response.read1(CHUNK):
+        body += chunk
+        if len(body) > MAX_LISTING or time.monotonic() > end:
+            raise DownloadError(f"the hub's listing of {repo} does not end: check HF_ENDPOINT")
+    return bytes(body)
 
 
 def fetch_file(repo: str, commit: str, file: RemoteFile, target: Path, progress: Progress) -> None:
     """Downloads one file of a hub repository to `target`; resumes from `target.incomplete` if there is one."""
-    url = f"{read_settings().hub}/{quote(repo)}/resolve/{commit}/{quote(file.name)}"
+    url = f"{_hub()}/{quote(repo)}/resolve/{commit}/{quote(file.name)}"
     part = target.with_name(target.name + ".incomplete")
     with disk_errors_explained(target.parent), open(part, "ab") as out:
         _lock(out, part)
@@ -148,25 +167,49 @@ def disk_errors_explained(folder: Path) -> Iterator[None]:
 
 
 class _Redirect(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but shows the token to no other host than the hub."""
+    """Follows redirects over HTTP, but shows the token to nobody but the hub: same scheme, host and port."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
+        origin = _origin(newurl)
+        if origin[0] not in PORTS:
+            raise http.client.InvalidURL(f"it redirects to {origin[0]}")
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if new is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
-            new.remove_header("Authorization")
+        if new is not None and origin != _origin(req.full_url):
+            new.remove_header("Authorization")  # for the rest of the chain, should it lead back
         return new
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    address = urlsplit(url)
+    return address.scheme, address.hostname, address.port or PORTS.get(address.scheme)
+
+
+def _hub() -> str:
+    hub = read_settings().hub
+    try:
+        scheme, host, _ = _origin(hub)
+    except ValueError:
+        scheme, host = "", None
+    if scheme not in PORTS or not host or "@" in hub:  # which is not repeated: it may contain a password
+        raise DownloadError("HF_ENDPOINT is not the address of a hub: set it to https://HOST, and HF_TOKEN")
+    return hub
 
 
 def _open(url: str, offset: int = 0) -> Any:
     headers = {"User-Agent": "tandem", "Accept-Encoding": "identity"}
-    if token := read_settings().hub_token:
+    if token := (read_settings().hub_token or "").strip():
+        if not (token.isascii() and token.isprintable()):
+            raise DownloadError("HF_TOKEN has characters that no token has: copy it again from the hub")
         headers["Authorization"] = f"Bearer {token}"
     if offset:
         headers["Range"] = f"bytes={offset}-"
     opener = urllib.request.build_opener(_Redirect)
-    return opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
+    try:
+        return opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
+    except ValueError as error:  # a redirect to something that is not an address
+        raise http.client.InvalidURL(str(error)) from error
 
 
 def _append(url: str, file: RemoteFile, out: IO[bytes], digest: Any, progress: Progress) -> None:
@@ -218,8 +261,13 @@ def _is_transient(error: Exception) -> bool:
     if isinstance(error, urllib.error.HTTPError):
         return error.code >= 500 or error.code == http.client.TOO_MANY_REQUESTS
     reason = getattr(error, "reason", error)
-    # These errors are not transient.
-    return not isinstance(reason, (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError))
+    permanent = (
+        socket.gaierror,
+        ConnectionRefusedError,
+        ssl.SSLCertVerificationError,
+        http.client.InvalidURL,
+    )
+    return not isinstance(reason, permanent)
 
 
 def _explained(error: Exception, repo: str) -> Exception:
@@ -232,7 +280,7 @@ def _explained(error: Exception, repo: str) -> Exception:
         return ModelNotFoundError(f"{hub} has no repository or file {repo}: check its spelling")
     if error.code in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
         return DownloadError(f"{repo} is gated: accept its terms at {hub}/{repo} and set HF_TOKEN")
-    return DownloadError(f"{hub} answered {error.code} {error.reason} for {repo}: pull again later")
+    return DownloadError(f"{hub} answered {error.code} {error.reason:.80} for {repo}: pull again later")
 
 
 def _pip_download(package: Package, folder: Path, progress: Progress) -> None:

@@ -11,6 +11,7 @@ from tandem.errors import ModelNotFoundError
 
 PREFERRED_QUANTS = ("Q4_K_M", "Q4_0", "Q4_1", "Q8_0")  # in this order, if the name has none
 SPLIT = r"-(\d{5})-of-(\d{5})(?=\.gguf$)"
+MAX_FILE_NAME = 255  # bytes
 QUANT = r"(?i)(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|FP?16|FP?32)(?=$|[-./])"
 
 
@@ -21,6 +22,16 @@ class CachedModel(NamedTuple):
     files: tuple[Path, ...]  # parts of a split file in order; empty: the download is incomplete
     size: int
     modified: float  # seconds since 1970
+
+
+def is_plain(part: str) -> bool:
+    """Whether a part of a name, joined to a folder, is a file in this folder."""
+    return (
+        part not in ("", ".", "..")
+        and part.isprintable()
+        and not set(part) & {"/", "\\"}
+        and len(part.encode()) <= MAX_FILE_NAME
+    )
 
 
 def base_of(name: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.errors import ModelNotFoundError
-from tandem.model.files import CachedModel, choose, quant_of, whole_models
+from tandem.model.files import CachedModel, choose, is_plain, quant_of, whole_models
 from tandem.settings import read_settings
 
 OLLAMA, LM_STUDIO, LLAMA_CPP = "ollama:", "lmstudio:", "llama.cpp:"
@@ -25,17 +25,19 @@ DIGEST = r"sha256:[0-9a-f]{64}"
 def find(model: str) -> Path:
     """Returns the file of a model, by a name from `list_models`."""
     kind, _, name = model.partition(":")
-    if kind + ":" == OLLAMA:
+    repo, _, quant = name.partition(":")
+    if not all(is_plain(part) for part in re.split("[:/]", name)):
+        pass  # the name of a file, not of a model
+    elif kind + ":" == OLLAMA:
         for folder in read_settings().ollama:
             if blob := _ollama_blob(folder, _manifest(name)):
                 return blob
-    elif kind + ":" == LM_STUDIO:
-        repo, _, quant = name.partition(":")
+    elif kind + ":" == LM_STUDIO and repo.count("/") == 1:
         for folder in read_settings().lm_studio:
             if file := _pick(folder / repo, _names(folder / repo), quant, model):
                 return file
-    elif (path := read_settings().llama_cpp / os.path.basename(name)).is_file():
-        return path
+    elif kind + ":" == LLAMA_CPP and name in _names(read_settings().llama_cpp):
+        return read_settings().llama_cpp / name
     raise ModelNotFoundError(f"there is no {model} on this machine: `tandem list` shows what is")
 
 
@@ -71,9 +73,9 @@ def _manifest(name: str) -> Path:
     """Returns the path under `manifests` of a name such as llama3.2, llama3.2:1b, somebody/model or
     hf.co/user/repo:Q4_0."""
     name, _, tag = name.partition(":")
-    parts = [part for part in name.split("/") if part not in ("", ".", "..")]
+    parts = name.split("/")
     full = [OLLAMA_HOST, OLLAMA_NAMESPACE][: max(0, 3 - len(parts))] + parts
-    return Path(*full, tag if tag and "/" not in tag and tag != ".." else "latest")
+    return Path(*full, tag or "latest")
 
 
 def _ollama_blob(folder: Path, manifest: Path) -> Path | None:
@@ -81,7 +83,7 @@ def _ollama_blob(folder: Path, manifest: Path) -> Path | None:
     try:
         layers = json.loads((folder / "manifests" / manifest).read_text())["layers"]
         digests = [str(layer["digest"]) for layer in layers if layer["mediaType"] == MODEL_LAYER]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     blobs = [
         folder / "blobs" / digest.replace(":", "-") for digest in digests if re.fullmatch(DIGEST, digest)

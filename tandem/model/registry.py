@@ -18,7 +18,10 @@ from tandem.model.files import PREFERRED_QUANTS, CachedModel, base_of, choose, q
 from tandem.settings import read_settings
 
 OTHER_PROGRAMS = ("ollama:", "lmstudio:", "llama.cpp:")  # prefixes of names of their models
-REPOSITORY = r"(?:https?://)?(?:(?:hf|huggingface)\.co/)?([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w./-]+))?"
+# Names become folders of the cache: no part of one is a path, and none is too long for a file system.
+PART, FILE = r"[\w-][\w.-]{0,95}", r"[\w./-]{1,200}"
+REPOSITORY = rf"(?a)(?:https?://)?(?:(?:hf|huggingface)\.co/)?({PART}/{PART})(?::({FILE}))?"
+SHORT_NAME = rf"(?a)({PART})(?::({FILE}))?"
 
 
 def resolve(model: str | Path, pull: bool = False, progress: Progress = lambda *_: None) -> Path:
@@ -26,14 +29,23 @@ def resolve(model: str | Path, pull: bool = False, progress: Progress = lambda *
     path = os.path.expanduser(model)
     if os.path.isfile(path):
         return Path(path)
-    if not (is_other := str(model).startswith(OTHER_PROGRAMS)):
-        repo, quant = _parse(str(model))
-        if cached := _find(repo, quant):
-            return cached.files[0]
-    from tandem.model import other_programs  # imported late: it takes milliseconds
+    if str(model).startswith(OTHER_PROGRAMS):
+        from tandem.model import other_programs  # imported late: it takes milliseconds
 
-    if is_other:
         return other_programs.find(str(model))
+    if os.path.isdir(path) and str(model).lower() not in SHORT_NAMES:
+        raise ModelNotFoundError(f"{model} is a directory: name a .gguf file in it")
+    return resolve_name(str(model), pull, progress)
+
+
+def resolve_name(model: str, pull: bool = False, progress: Progress = lambda *_: None) -> Path:
+    """Returns the file of a short name or a repository. It takes no path, so that clients of a server may name a
+    MODEL."""
+    repo, quant = _parse(model)
+    if cached := _find(repo, quant):
+        return cached.files[0]
+    from tandem.model import other_programs
+
     if copy := other_programs.find_copy(repo, quant):
         return copy
     if not pull:
@@ -43,7 +55,8 @@ def resolve(model: str | Path, pull: bool = False, progress: Progress = lambda *
 
 def is_known(name: str) -> bool:
     """Whether the name is valid on other machines, too."""
-    return name.partition(":")[0].lower() in SHORT_NAMES or bool(re.fullmatch(REPOSITORY, name))
+    short = re.fullmatch(SHORT_NAME, name)
+    return bool((short and short[1].lower() in SHORT_NAMES) or re.fullmatch(REPOSITORY, name))
 
 
 def list_models() -> list[CachedModel]:
@@ -96,12 +109,9 @@ def remove(model: CachedModel) -> None:
 
 def _parse(model: str) -> tuple[str, str]:
     """Returns (repository, quant) of a short name or a repository; quant "": use PREFERRED_QUANTS."""
-    name, _, quant = model.partition(":")
-    if name.lower() in SHORT_NAMES:
-        repo, _, usual = SHORT_NAMES[name.lower()].partition(":")
-        return repo, quant or usual
-    if os.path.isdir(os.path.expanduser(model)):
-        raise ModelNotFoundError(f"{model} is a directory: name a .gguf file in it")
+    if (short := re.fullmatch(SHORT_NAME, model)) and (full := SHORT_NAMES.get(short[1].lower())):
+        repo, _, usual = full.partition(":")
+        return repo, short[2] or usual
     match = re.fullmatch(REPOSITORY, model)
     if match and (match[2] or not model.endswith(".gguf")):
         return match[1], match[2] or ""

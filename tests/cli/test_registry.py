@@ -188,7 +188,7 @@ def test_no_hub_there(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_not_a_hub(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download.json, "load", lambda _: {"error": "?"})
+    monkeypatch.setattr(download.json, "loads", lambda _: {"error": "?"})
     with pytest.raises(DownloadError, match="check HF_ENDPOINT"):
         pull("user/repo")
 

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from tandem import __version__
 from tandem.errors import RequestError, TandemError
 from tandem.gguf.file import GGUF
-from tandem.model.registry import resolve
+from tandem.model.registry import is_known, resolve_name
 from tandem.server.core.serving import Server, get_server
 from tandem.server.http.errors import OllamaErrorBody
 from tandem.server.http.request_body import JSONRoute, StrictModel
@@ -37,7 +37,7 @@ PULL_ERRORS: dict[int | str, dict[str, Any]] = {
     403: {"model": OllamaErrorBody, "description": "Only the operator of this server can download models"},
     502: {"model": OllamaErrorBody, "description": "The download failed"},
 }
-NAME = r"(https?://)?\w[\w.-]*(/\w[\w.-]*){0,2}(:[\w./-]+)?"
+NAME = r"[\w.-]{1,80}"  # perhaps a misspelt short name
 MAX_VALUE_LENGTH = 1000  # characters; /api/show leaves out longer metadata values
 
 
@@ -162,7 +162,7 @@ async def pull(request: Request, body: PullRequest) -> Response:
         raise HTTPException(
             403, "only the operator of this server can download models: ask for `tandem pull`"
         )
-    if not re.fullmatch(NAME, name) or Path(name).is_file():  # clients may not open files of this machine
+    if not is_known(name) and not re.fullmatch(NAME, name):
         raise RequestError(
             f"model: {name[:80]!r} cannot be downloaded: use a short name or hf.co/user/repo:QUANT"
         )
@@ -199,7 +199,7 @@ class Pull:
 
     async def _run(self) -> None:
         try:
-            path = await asyncio.to_thread(resolve, self._name, True, self._note)
+            path = await asyncio.to_thread(resolve_name, self._name, True, self._note)
             self._server.models.add(self._name, path)
         finally:
             del self._server.pulls[self._name]
