@@ -50,7 +50,7 @@ def test_the_npu_computes_what_its_arithmetic_does(
     accelerator = importlib.import_module("tandem.devices.npu.accelerator")
     npu = accelerator.NpuAccelerator(find_tools(), tmp_path / "cache", block, chunk=96)
     assert np.array_equal(logits(npu, name), logits(Int8Accelerator(block), name))
-    assert xrt.calls.count("hw_context") == 1 and "execute" in xrt.calls
+    assert xrt.calls.count("hw_context") == 1 and "start" in xrt.calls
     assert not [call for call in xrt.calls if call.startswith("failed")]
 
 

@@ -78,14 +78,32 @@ def test_one_gemm_again_and_again(npu: Any, xrt: Any) -> None:
 
 
 def test_a_chain_of_shapes(npu: Any, xrt: Any) -> None:
-    """Several shapes in one configuration; all but the last in a runlist."""
+    """Several shapes in one configuration, each started by itself: a Phoenix has no runlists."""
     items = [job(npu, PLANS[i % 2], i) for i in range(5)]
     chain = npu.chain([item for item, _ in items])
     for _ in range(2):
         chain.start().result(60)
         for item, want in items:
             assert np.array_equal(result(item), want)
-    assert xrt.calls.count("hw_context") == 1 and xrt.calls.count("execute") == 2
+    assert xrt.calls.count("hw_context") == 1 and xrt.calls.count("start") == 2 * 5
+    assert not [call for call in xrt.calls if call.startswith("failed")]
+
+
+def test_no_start_waits_in_the_driver(npu: Any, xrt: Any) -> None:
+    """It keeps four commands of a context; the start of a fifth would stop every Python thread until one is done."""
+    items = [job(npu, PLANS[i % 2], i) for i in range(11)]
+    xrt.may_end.clear()
+    pending = npu.chain([item for item, _ in items]).start()
+    time.sleep(0.02)
+    assert xrt.calls.count("start") == xrt.MAX_COMMANDS and not pending.done()
+    other = npu.chain([items[0][0]])
+    with pytest.raises(DeviceError, match="still running"):
+        other.start()
+    xrt.may_end.set()
+    pending.result(60)
+    for item, want in items:
+        assert np.array_equal(result(item), want)
+    assert xrt.calls.count("start") == 11
     assert not [call for call in xrt.calls if call.startswith("failed")]
 
 
@@ -168,12 +186,14 @@ def test_a_second_start_waits_for_the_first(npu: Any, xrt: Any) -> None:
     pending.result(60)
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, 3, 9])
 def test_a_failed_run(npu: Any, xrt: Any, count: int) -> None:
+    """Behind it no more are started."""
     chain = npu.chain([job(npu, PLANS[0])[0] for _ in range(count)])
     xrt.ends_as = xrt.ert_cmd_state.ERT_CMD_STATE_ABORT
     with pytest.raises(DeviceLostError, match="failed on the NPU"):
         chain.start().result(60)
+    assert xrt.calls.count("start") == min(count, xrt.MAX_COMMANDS)
 
 
 def test_an_npu_that_does_not_answer(npu: Any, xrt: Any, monkeypatch: pytest.MonkeyPatch) -> None:

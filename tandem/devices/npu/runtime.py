@@ -4,8 +4,8 @@ Import this only where detect() is content: it needs `pyxrt`. The array is confi
 each shape has its own instructions, which set the cores' parameters and send the data. Buffers, instructions and runs
 are made once and used again at each step.
 
-No wait of pyxrt lets other Python threads run, so nothing here waits in XRT for something that is not done: a thread
-looks at the state of the last run, a word of memory, and sleeps in between.
+No call of pyxrt lets other Python threads run while it waits. So a thread looks at the state of a run, a word of
+memory, and sleeps in between; and no more runs are started than the driver takes without a wait.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ INSTRUCTIONS, ARGUMENTS = (
     1,
     3,
 )  # the first arguments are EXECUTE, the instructions and their bytes; then A, B and C
+MAX_IN_FLIGHT = 4  # commands of a context that amdxdna takes (HWCTX_MAX_CMDS); the start of a fifth waits in it
 PAUSE = 100e-6  # seconds between looks at a run
 TIMEOUT_SECONDS = 10.0  # seconds until a run counts as lost; the largest GEMM takes a tenth of one
 DONE = pyxrt.ert_cmd_state.ERT_CMD_STATE_COMPLETED
@@ -103,6 +104,7 @@ class Npu:
             self._context = pyxrt.hw_context(self._device, image.get_uuid())
             self._kernel = pyxrt.kernel(self._context, KERNEL)
         self._waits = ThreadPoolExecutor(1, "npu-waits")
+        self._pending: Future[float] | None = None  # of the chain started last
 
     def __enter__(self) -> Npu:
         return self
@@ -168,43 +170,41 @@ class Npu:
 
 
 class Chain:
-    """GEMMs that run one after the other, prepared once. Commands of a context are done in order, so the last one is
-    started by itself, behind a list of the others, to be looked at: a runlist has no state to look at."""
+    """GEMMs that run one after the other, prepared once. Each is started by itself, since XRT has no runlists on a
+    Phoenix; the NPU does them in order."""
 
     def __init__(self, npu: Npu, jobs: Sequence[Job]) -> None:
         self._npu, self._jobs = npu, tuple(jobs)  # the buffers live as long as this
-        runs = [npu._run(job) for job in jobs]
-        self._last = runs[-1]
-        self._before: pyxrt.runlist | None = None
-        if len(runs) > 1:
-            self._before = pyxrt.runlist(npu._context)
-            for run in runs[:-1]:
-                self._before.add(run)
-        self._pending: Future[float] | None = None
+        self._runs = [npu._run(job) for job in jobs]
 
     def start(self) -> Future[float]:
-        """Starts all; the result, once all are done, is the seconds it took. One start at a time."""
-        if self._pending and not self._pending.done():
-            raise DeviceError("this chain is still running: wait for it, or make a second one")
+        """Starts all; the result, once all are done, is the seconds it took. One chain of an Npu at a time."""
+        if self._npu._pending and not self._npu._pending.done():
+            raise DeviceError("a chain is still running on the NPU: wait for it")
         begun = time.perf_counter()
         with translate_xrt_errors("a GEMM does not start on the NPU"):
-            if self._before:
-                self._before.execute()
-            self._last.start()
-        self._pending = self._npu._waits.submit(self._finish, begun)
-        return self._pending
+            for run in self._runs[:MAX_IN_FLIGHT]:
+                run.start()
+        self._npu._pending = self._npu._waits.submit(self._finish, begun)
+        return self._npu._pending
 
     def _finish(self, begun: float) -> float:
+        """Waits for each run in order, and starts one of the rest for each that is done."""
+        rest = iter(self._runs[MAX_IN_FLIGHT:])
         with translate_xrt_errors("a GEMM failed on the NPU"):
-            while (state := self._last.state()) not in ENDED:
-                if time.perf_counter() - begun > TIMEOUT_SECONDS:
-                    raise DeviceLostError(
-                        f"the NPU has not answered for {TIMEOUT_SECONDS:.0f} s: open it again"
-                    )
-                time.sleep(PAUSE)
-            took = time.perf_counter() - begun
-            if self._before:
-                self._before.wait()  # all are done: this only makes the list ready for its next start
-        if state != DONE:
-            raise DeviceLostError(f"a GEMM failed on the NPU ({state.name}): open it again")
-        return took
+            for run in self._runs:
+                _wait(run)
+                if following := next(rest, None):
+                    following.start()
+        return time.perf_counter() - begun
+
+
+def _wait(run: pyxrt.run) -> None:
+    """Until the run is done; other Python threads go on."""
+    begun = time.perf_counter()
+    while (state := run.state()) not in ENDED:
+        if time.perf_counter() - begun > TIMEOUT_SECONDS:
+            raise DeviceLostError(f"the NPU has not answered for {TIMEOUT_SECONDS:.0f} s: open it again")
+        time.sleep(PAUSE)
+    if state != DONE:
+        raise DeviceLostError(f"a GEMM failed on the NPU ({state.name}): open it again")

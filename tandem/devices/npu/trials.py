@@ -23,7 +23,7 @@ from tandem.errors import TandemError
 
 Data = dict[str, Any]
 Shape = tuple[int, int, int]
-CHAIN = 16  # GEMMs of a runlist
+CHAIN = 16  # GEMMs, four of them in flight at a time
 
 
 def attempts(tools: Tools, cache: Path, shapes: Sequence[Shape], rounds: int) -> Data:

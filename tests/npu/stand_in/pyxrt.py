@@ -2,7 +2,8 @@
 
 It is strict where XRT would crash, hang or be silently wrong. Host and NPU have their own copies of a buffer until it
 is synchronised; runs are done in order, by a thread, some time after they were started; a wait for what is not done is
-an error, since the real one would hold the interpreter's lock; runs do not keep their buffers alive.
+an error, since the real one would hold the interpreter's lock, and so is a fifth run of a context under way, whose start
+would wait in the driver; runs do not keep their buffers alive. There are no runlists, as on a Phoenix.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ ert_cmd_state = IntEnum(
 )
 xrt_info_device = IntEnum("xrt_info_device", ["bdf", "name"])
 DONE = ert_cmd_state.ERT_CMD_STATE_COMPLETED
+MAX_COMMANDS = 4  # of a context under way, in the driver
 
 may_end = threading.Event()  # runs do not end before
 may_end.set()
@@ -215,24 +217,21 @@ class ext:
 class run:
     def __init__(self, kernel: kernel) -> None:
         calls.append("run")
-        self.kernel, self.args, self.list = kernel, {}, None  # type: ignore[var-annotated]
+        self.kernel, self.args = kernel, {}  # type: ignore[var-annotated]
         self.now = ert_cmd_state.ERT_CMD_STATE_NEW
 
     def set_arg(self, index: int, value: Any) -> None:
         self.args[index] = weakref.ref(value) if isinstance(value, bo) else int(value)
 
     def start(self) -> None:
-        if self.list is not None:
-            raise RuntimeError("a run of a runlist cannot be started by itself")
-        self._submit()
-
-    def _submit(self) -> None:
         if self.now in (ert_cmd_state.ERT_CMD_STATE_QUEUED, ert_cmd_state.ERT_CMD_STATE_RUNNING):
             raise RuntimeError("the run is under way already")
         _alive()
         calls.append("start")
         self.now = ert_cmd_state.ERT_CMD_STATE_QUEUED
         with self.kernel.ctx.condition:
+            if sum(item.now < DONE for item in self.kernel.ctx.queue) == MAX_COMMANDS:
+                calls.append("failed: a start that waits in the driver")
             self.kernel.ctx.queue.append(self)
             self.kernel.ctx.condition.notify_all()
 
@@ -278,29 +277,3 @@ def _work(context: Any, condition: threading.Condition, queue: list[run]) -> Non
         with condition:
             queue.pop(0)
         del item
-
-
-class runlist:
-    def __init__(self, hwctx: hw_context) -> None:
-        calls.append("runlist")
-        self.runs: list[run] = []
-        self.running = False
-
-    def add(self, run: run) -> None:
-        assert not self.running
-        run.list = self
-        self.runs.append(run)
-
-    def execute(self) -> None:
-        if self.running:
-            raise RuntimeError("the runlist was not waited for")
-        calls.append("execute")
-        self.running = True
-        for item in self.runs:
-            item._submit()
-
-    def wait(self) -> None:
-        assert all(item.now >= DONE for item in self.runs), "this wait would hold the interpreter's lock"
-        self.running = False
-        if any(item.now != DONE for item in self.runs):
-            raise RuntimeError("runlist failed execution")
