@@ -13,7 +13,7 @@ from tandem.devices.npu.compile import compile_configuration, compile_instructio
 from tandem.devices.npu.emit import KERNEL_SOURCE, emit, emit_configuration
 from tandem.devices.npu.plan import plan_gemm, plan_resident
 from tandem.errors import CompilerError
-from tests.npu.tools import install
+from tests.npu.tools import install, install_in_venv
 
 PLANS = plan_resident([(40, 90, 50), (9, 70, 120)])
 
@@ -100,6 +100,49 @@ def test_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert find_tools().compiler == tmp_path / "elsewhere/bin/clang++"
 
 
+def test_both_are_found_after_pip_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`<venv>/bin/aiecc` is a script; Peano and the AIE API lie in site-packages."""
+    packages = install_in_venv(tmp_path / "venv", monkeypatch)
+    tools = find_tools()
+    assert tools.aiecc == tmp_path / "venv/bin/aiecc"
+    assert tools.compiler == packages / "llvm-aie/bin/clang++"
+    assert tools.headers == packages / "mlir_aie/include"
+    assert compile_configuration(PLANS[0], tools, tmp_path / "cache").exists()
+    monkeypatch.setenv("PATH", f"{packages / 'mlir_aie/bin'}:/usr/bin:/bin")
+    assert find_tools().compiler == tools.compiler and find_tools().headers == tools.headers
+
+
+def test_peano_of_the_user_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_in_venv(tmp_path / "venv", monkeypatch)
+    install(tmp_path / "own", monkeypatch)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'venv/bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("PEANO_INSTALL_DIR", str(tmp_path / "own/llvm-aie"))
+    assert find_tools().compiler == tmp_path / "own/llvm-aie/bin/clang++"
+
+
+def test_aiecc_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch)
+    (tmp_path / "mlir_aie/include/aie_api/aie.hpp").unlink()
+    with pytest.raises(CompilerError, match=r"no AIE API \(aie_api/aie\.hpp\) .* install MLIR-AIE"):
+        find_tools()
+
+
+def test_the_release_is_that_of_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`aiecc --version` of 1.4 names a commit, which says nothing of the release."""
+    install_in_venv(tmp_path, monkeypatch, release="1.3.9")
+    with pytest.raises(CompilerError, match=r"is of MLIR-AIE 1\.3: install MLIR-AIE 1\.4"):
+        find_tools()
+
+
+def test_aiecc_py_where_there_is_no_aiecc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch)
+    script = (tmp_path / "mlir_aie/bin/aiecc").rename(tmp_path / "mlir_aie/bin/aiecc.py")
+    assert find_tools().aiecc == script
+    (tmp_path / "mlir_aie_no_rtti-1.3.1.dist-info").mkdir()
+    with pytest.raises(CompilerError, match=r"aiecc\.py is of MLIR-AIE 1\.3: install MLIR-AIE 1\.4"):
+        find_tools()
+
+
 def test_an_old_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, version="1.3.2")
     with pytest.raises(CompilerError, match=r"is of MLIR-AIE 1\.3: install MLIR-AIE 1\.4"):
@@ -117,6 +160,32 @@ def test_a_failure_is_said_and_nothing_is_kept(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(CompilerError, match=r"aiecc failed \(error: unknown attribute\)"):
         compile_configuration(PLANS[0], find_tools(), tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+
+
+LINKER = """\
+ld.lld: error: section '.bss' will not fit in region 'data': overflowed by 64 bytes
+clang++: error: ld.lld command failed with exit code 1 (use -v to see invocation)
+aiecc: core main_core_0_2: its .data/.rodata/.bss exceed the `data` region of /tmp/x/ldScripts_core_0_2.ld.script
+ld.lld: error: section '.bss' will not fit in region 'data': overflowed by 64 bytes
+aiecc: edge 'core_0_2.elf' (key 'input.mlir') failed
+aiecc: pipeline failed"""
+
+
+def test_the_linkers_reason_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line says only that something failed; the reason stands above it, and no folder is named."""
+    install(tmp_path, monkeypatch, broken=LINKER)
+    with pytest.raises(CompilerError, match="overflowed by 64 bytes") as error:
+        compile_configuration(PLANS[0], find_tools(), tmp_path / "cache")
+    said = str(error.value)
+    assert said.count("overflowed by 64 bytes") == 1 and "exceed the `data` region" in said
+    assert "/tmp/" not in said and str(tmp_path) not in said
+
+
+def test_a_reason_without_the_word_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, broken="\n".join(f"line {i}" for i in range(1000)))
+    with pytest.raises(CompilerError, match=r"aiecc failed \(.*line 998; line 999\)") as error:
+        compile_configuration(PLANS[0], find_tools(), tmp_path / "cache")
+    assert len(str(error.value)) < 3000
 
 
 def test_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,3 +211,19 @@ def test_lowering_by_the_real_compiler(weights: str, capsys: pytest.CaptureFixtu
     ):
         lowered = compiling.lower(emit(plan), aie_opt)
         assert "aie.dma_bd" in lowered and "aiex.npu." in lowered
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_building_with_the_real_compilers(
+    weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The core kernels by Peano, and all that an NPU is given by aiecc, where both are; they have not been yet."""
+    try:
+        tools = find_tools()
+    except CompilerError as error:
+        with capsys.disabled():
+            print(f"\nNPU: int8 x {weights} is NOT COMPILED: {error}")
+        pytest.skip(str(error))
+    plan = plan_gemm(512, 512, 512, weights=weights)
+    assert compile_configuration(plan, tools, tmp_path).stat().st_size
+    assert compile_instructions(plan, tools, tmp_path)

@@ -71,12 +71,18 @@ def test_all_of_it(xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_fails_is_said_and_the_rest_goes_on(
     xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools.install(tmp_path, monkeypatch, broken="error: out of descriptors")
+    """With the reason, which compilers do not print last; and without a folder's name."""
+    reason = f"{tmp_path}/gemm.mlir:3:1: error: out of descriptors\naiecc: pipeline failed"
+    tools.install(tmp_path, monkeypatch, broken=reason)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = collect(phoenix(tmp_path / "m"), SHAPES, 1)
     assert all(
         "out of descriptors" in item["error"] for item in (*found["smoke"], found["dispatch"], *found["gemm"])
     )
+    (tmp_path / "llvm-aie/bin/clang++").unlink()
+    found["without Peano"] = collect(phoenix(tmp_path / "n"), SHAPES, 1)
+    assert "no Peano" in found["without Peano"]["missing"] and "STAND-IN" in found["tools"]
+    assert str(tmp_path) not in json.dumps(found)
 
 
 def test_a_wrong_result_is_seen(xrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ for option in sys.argv[1:-1]:
 CLANG = """#!{python} -SE
 # A STAND-IN for Peano, for tests.
 import pathlib, sys
-if "--version" in sys.argv: print("clang (STAND-IN) {version}"); sys.exit()
+if "--version" in sys.argv: print("clang (STAND-IN) {version}\\nInstalledDir:", sys.argv[0]); sys.exit()
 with pathlib.Path({log!r}).open("a") as log: log.write("clang++ " + " ".join(sys.argv[1:]) + "\\n")
 pathlib.Path(sys.argv[sys.argv.index("-o") + 1]).write_text("object")
 """
@@ -42,19 +42,37 @@ def install(
     options: str = "",
     broken: str = "",
 ) -> Path:
-    """Both on the PATH, as their wheels lie; returns the log of what they were asked for."""
+    """Both as their wheels lie in `folder`, with `mlir_aie/bin` on the PATH; returns the log of what they were asked
+    for."""
     log = folder / "log"
-    for name, text in (
-        ("mlir_aie/bin/aiecc", AIECC.format(**_with(log, version, options=options, broken=broken))),
-        ("llvm-aie/bin/clang++", CLANG.format(**_with(log, peano))),
-    ):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
+    _program(
+        folder / "mlir_aie/bin/aiecc", AIECC.format(**_with(log, version, options=options, broken=broken))
+    )
+    _program(folder / "llvm-aie/bin/clang++", CLANG.format(**_with(log, peano)))
+    headers = folder / "mlir_aie/include/aie_api"
+    headers.mkdir(parents=True, exist_ok=True)
+    (headers / "aie.hpp").write_text("")
     monkeypatch.setenv("PATH", f"{folder / 'mlir_aie/bin'}:/usr/bin:/bin")
     monkeypatch.delenv("PEANO_INSTALL_DIR", raising=False)
     return log
+
+
+def install_in_venv(venv: Path, monkeypatch: pytest.MonkeyPatch, *, release: str = "1.4.2") -> Path:
+    """As `pip install mlir_aie llvm-aie` leaves them: only scripts are on the PATH, and `aiecc --version` names a
+    commit. Returns the folder of the packages."""
+    packages = venv / "lib/python3.12/site-packages"
+    install(packages, monkeypatch, version="at 2fbe248")
+    (packages / f"mlir_aie-{release}.dist-info").mkdir()
+    for name in ("aiecc", "aie-opt"):
+        _program(venv / "bin" / name, f'#!/bin/sh\nexec "{packages}/mlir_aie/bin/{name}" "$@"\n')
+    monkeypatch.setenv("PATH", f"{venv / 'bin'}:/usr/bin:/bin")
+    return packages
+
+
+def _program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
 
 
 def _with(log: Path, version: str, **more: str) -> dict[str, str]:

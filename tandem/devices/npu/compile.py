@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,10 @@ from tandem.errors import CompilerError
 from tandem.settings import read_settings
 
 HOW = f"install MLIR-AIE {VERSION} and Peano (wheels mlir_aie and llvm-aie; docs/NPU.md has the steps)"
+AIE_API = "aie_api/aie.hpp"  # what gemm.cc includes
+SAID = r"(?:mlir[-_]aie|aiecc)\D*(\d+)\.(\d+)"  # of itself, by `aiecc --version`
 SECONDS = 600  # a compilation takes some
+MAX_REASONS, MAX_REASON = 6, 400  # lines of a compiler's output in an error, and characters of each
 # What aie-opt is asked for, so that text is not only parsed: routes, addresses, descriptors and instructions are made.
 LOWERING = (
     "--aie-assign-buffer-addresses",
@@ -55,23 +58,43 @@ class Tools:
 
 
 def find_tools() -> Tools:
-    """aiecc by the PATH; Peano by PEANO_INSTALL_DIR, or where its wheel lies beside that of MLIR-AIE."""
-    found = shutil.which("aiecc")
+    """aiecc by the PATH, the AIE API in the package that it is of, and Peano by PEANO_INSTALL_DIR, or as the package
+    beside that one."""
+    found = shutil.which("aiecc") or shutil.which("aiecc.py")
     if found is None:
         raise CompilerError(f"no aiecc on the PATH: {HOW}")
     aiecc = Path(found).resolve()
-    folders = [read_settings().peano, *(folder / "llvm-aie" for folder in aiecc.parents[2:3])]
+    package = next((folder for folder in _packages(aiecc) if (folder / "include" / AIE_API).exists()), None)
+    if package is None:
+        raise CompilerError(f"no AIE API ({AIE_API}) in the package of {aiecc.name}: {HOW}")
+    folders = [read_settings().peano, package.parent / "llvm-aie"]
     compilers = [folder / "bin" / "clang++" for folder in folders if folder]
     compiler = next((path for path in compilers if path.exists()), None)
     if compiler is None:
-        raise CompilerError(f"no Peano beside {aiecc}: {HOW}, or set PEANO_INSTALL_DIR")
+        raise CompilerError(f"no Peano beside {aiecc.name}: {HOW}, or set PEANO_INSTALL_DIR")
     says = _run([str(aiecc), "--version"])
-    number = re.search(r"(?:mlir[-_]aie|aiecc)\D*(\d+)\.(\d+)", says)
-    if number and (int(number[1]), int(number[2])) < tuple(map(int, VERSION.split("."))):
+    release = _release(package, says)
+    if release and release < tuple(map(int, VERSION.split("."))):
         # An older one drops attributes it does not know without a word.
-        raise CompilerError(f"aiecc is of MLIR-AIE {number[1]}.{number[2]}: {HOW}")
-    versions = says + _run([str(compiler), "--version"])
-    return Tools(aiecc, compiler, aiecc.parents[1] / "include", versions, _run([str(aiecc), "--help"]))
+        raise CompilerError(f"{aiecc.name} is of MLIR-AIE {release[0]}.{release[1]}: {HOW}")
+    versions = _without_folders(says + _run([str(compiler), "--version"]))
+    return Tools(aiecc, compiler, package / "include", versions, _run([str(aiecc), "--help"]))
+
+
+def _packages(aiecc: Path) -> Iterator[Path]:
+    """Folders that may be MLIR-AIE's: `mlir_aie/bin/aiecc` is in it; `<venv>/bin/aiecc` is a script that pip made."""
+    prefix = aiecc.parents[1]
+    yield prefix
+    yield from sorted(prefix.glob("lib*/python3*/*-packages/mlir_aie"), reverse=True)
+
+
+def _release(package: Path, says: str) -> tuple[int, ...] | None:
+    """MLIR-AIE's major and minor version: of the wheel, or what aiecc says, which since 1.4 is a commit."""
+    wheels = (folder.name for folder in package.parent.glob("mlir_aie*.dist-info"))
+    for text, pattern in (*((name, r"-(\d+)\.(\d+)") for name in wheels), (says, SAID)):
+        if number := re.search(pattern, text):
+            return int(number[1]), int(number[2])
+    return None
 
 
 def compile_configuration(plan: GemmPlan, tools: Tools, cache: Path) -> Path:
@@ -165,10 +188,24 @@ def _run(command: Sequence[str], folder: Path | None = None) -> str:
             command, capture_output=True, text=True, errors="replace", cwd=folder, timeout=SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilerError(f"{Path(command[0]).name} does not run ({error}): {HOW}") from None
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
         raise CompilerError(
-            f"{Path(command[0]).name} failed ({said[-1] if said else done.returncode}): {HOW}"
-        )
+            f"{Path(command[0]).name} does not run ({_without_folders(str(error))}): {HOW}"
+        ) from None
+    if done.returncode:
+        said = _reason(done.stderr + "\n" + done.stdout) or str(done.returncode)
+        raise CompilerError(f"{Path(command[0]).name} failed ({said}): {HOW}")
     return done.stdout
+
+
+def _reason(output: str) -> str:
+    """Why a compiler failed: its first lines with an error and what explains them, or its last lines. Drivers end with
+    a line that says only that something failed."""
+    lines = [line.strip() for line in _without_folders(output).splitlines() if line.strip()]
+    reasons = [line for line in lines if re.search(r"(?i)error|fail|exceed|overflow|undefined", line)]
+    kept = list(dict.fromkeys(reasons))[:MAX_REASONS] or lines[-MAX_REASONS:]
+    return "; ".join(line[:MAX_REASON] for line in kept)
+
+
+def _without_folders(text: str) -> str:
+    """Of each path the last part: reports name no folders."""
+    return re.sub(r"(?<![\w.:/])/\S*/", "", text)

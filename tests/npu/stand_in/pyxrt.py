@@ -2,7 +2,7 @@
 
 It is strict where XRT would crash, hang or be silently wrong. Host and NPU have their own copies of a buffer until it
 is synchronised; runs are done in order, by a thread, some time after they were started; a wait for what is not done is
-an error, since the real one would hold the interpreter's lock, and so is a fifth run of a context under way, whose start
+an error, since the real one would hold the interpreter's lock, and so is the start of a fifth run of a context, which
 would wait in the driver; runs do not keep their buffers alive. There are no runlists, as on a Phoenix.
 """
 
