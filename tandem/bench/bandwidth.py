@@ -93,7 +93,7 @@ class HostReads:
 
 def device_reads(device: VulkanDevice, nbytes: int) -> float:
     """The best rate in bytes a second of a kernel that only reads a buffer of zeros."""
-    device.allocate("read", nbytes)
+    device.allocate_arena("read", nbytes)
     push = np.zeros(PUSH_BYTES // 8, np.uint64)
     push[:2] = device.arenas["read"].address(0), device.scratch.address
     pipeline = device.pipelines.get("memory_read")
@@ -112,5 +112,5 @@ def device_reads(device: VulkanDevice, nbytes: int) -> float:
 
     times = 1 + int(MIN_SECONDS / min(read(1) for _ in range(REPEATS)))
     seconds = min(read(times) for _ in range(REPEATS))
-    device.place(Program([], {}, {}))  # frees the buffer
+    device.allocate(Program([], {}, {}))  # frees the buffer
     return nbytes * times / seconds

@@ -161,8 +161,8 @@ def open_for_checks(name: str, threads: int | None = None) -> AnyDevice:
 
 
 def prepare(device: AnyDevice) -> None:
-    device.allocate("step", STEP_BYTES)
-    device.allocate(ARENA, ARENA_BYTES)
+    device.allocate_arena("step", STEP_BYTES)
+    device.allocate_arena(ARENA, ARENA_BYTES)
 
 
 def tensors_of(case: Case) -> dict[str, Tensor]:

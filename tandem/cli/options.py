@@ -88,10 +88,10 @@ def add_device(
     )
     device.add_argument(
         "--placement",
-        choices=("layers", "columns", "pipeline", "npu-attention"),
+        choices=("layers", "columns", "columns-overlapped", "npu-attention"),
         default="layers",
-        help="how several devices share a model: by layers; by columns of matmuls; pipeline: by columns with two "
-        "steps in flight; npu-attention: attention on the second device (layers)",
+        help="how several devices share a model: by layers; by columns of matmuls; columns-overlapped: by columns "
+        "with two steps in flight; npu-attention: attention on the second device (layers)",
     )
     device.add_argument("--gpu-memory", type=above_zero, metavar="GB", help="maximum GPU memory to use")
     device.add_argument(

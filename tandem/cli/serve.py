@@ -35,7 +35,7 @@ def main(options: argparse.Namespace) -> int:
     if not options.ray:
         tune_at_first_use(settings.device, next(iter(files.values())), options.no_tune)
     engine = {"keep_alive": settings.keep_alive, "queue": settings.max_queue, **_engine(options, settings)}
-    engine["own"] = _own(files, settings.draft, settings.context)
+    engine["per_model_options"] = _per_model_options(files, settings.draft, settings.context)
     app, fatal = _app(options, settings, files, engine, bound.getsockname()[1])
     serve(app, settings, bound, fatal)
     return 0
@@ -110,9 +110,11 @@ def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, 
     }
 
 
-def _own(files: dict[str, Path], drafts: Sequence[str], context: int | None) -> dict[str, dict[str, Any]]:
+def _per_model_options(
+    files: dict[str, Path], drafts: Sequence[str], context: int | None
+) -> dict[str, dict[str, Any]]:
     """Options that differ between models: the draft model, and the context, which is at most the trained one."""
-    own: dict[str, dict[str, Any]] = {}
+    options: dict[str, dict[str, Any]] = {}
     for text in drafts:
         name, _, draft = text.partition("=") if text.partition("=")[0] in files else ("", "", text)
         if not name and len(files) > 1:
@@ -120,12 +122,12 @@ def _own(files: dict[str, Path], drafts: Sequence[str], context: int | None) -> 
                 f"several models are served: name the model of the draft, as --draft {next(iter(files))}={text}"
             )
         name = name or next(iter(files))
-        own[name] = {"draft": _checked_draft(files[name], model_file(draft))}
+        options[name] = {"draft": _checked_draft(files[name], model_file(draft))}
     if context and len(files) > 1:  # with one model, too large a context is an error
         for name, path in files.items():
             with suppress(ModelFileError, UnsupportedModelError):  # reported when the model is loaded
-                own.setdefault(name, {})["context"] = min(context, _trained_context(path))
-    return own
+                options.setdefault(name, {})["context"] = min(context, _trained_context(path))
+    return options
 
 
 def _checked_draft(model: Path, draft: Path) -> Path:

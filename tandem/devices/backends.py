@@ -135,7 +135,7 @@ def open_device(
     alone: bool = True,
 ) -> Device:
     """Opens a device, or several as one. `threads`, `gpu_memory` and `alone`: see OpenOptions. `placement`: how several
-    devices divide the work (PLACEMENTS of hybrid/device.py). `split`: the number of layers, or the fraction of each
+    devices divide the work (PLACEMENTS of hybrid/placement.py). `split`: the number of layers, or the fraction of each
     matmul's columns, of each device; None: by measured speed."""
     check_names(name)
     _check_placement(name, split, placement)

@@ -80,7 +80,7 @@ class Device(Protocol):
     def free_memory(self) -> tuple[float, float]:
         """Returns the bytes that can be allocated: (in the device's fastest memory, in all)."""
 
-    def place(self, program: Program) -> None:
+    def allocate(self, program: Program) -> None:
         """Allocates and clears all arenas of a Program, or none of them."""
 
     def memory(self, arena: str) -> Bytes:
@@ -100,7 +100,7 @@ class Device(Protocol):
         device may fuse launches then; one with no passes of its own returns the Program itself."""
 
     def record(self, program: Program, step_slot: int = 0) -> Recording:
-        """Prepares a Program that was placed for replay in a step slot."""
+        """Prepares a Program whose arenas are allocated for replay in a step slot."""
 
     def close(self) -> None: ...
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from tandem.engine.input_processor import Message
 from tandem.engine.llm import LLM
-from tandem.engine.output import RequestOutput, Result, Token
+from tandem.engine.output import OutputReader, Result, Token
 from tandem.errors import QueueFullError, RequestError
 from tandem.kernels.kernel import Array
 
@@ -28,7 +28,7 @@ CLOSED = "the model is closed: open it again"
 class _Outbox:
     """Deltas of one request, on their way to the event loop that made it."""
 
-    def __init__(self, work: RequestOutput | Generator[Array | None]) -> None:
+    def __init__(self, work: OutputReader | Generator[Array | None]) -> None:
         self.work = work  # what to stream, or an embedding to compute in parts
         self.loop = asyncio.get_running_loop()
         # Lists of tokens, or a vector; BaseException: the request failed; None: the end.
@@ -102,13 +102,13 @@ class AsyncLLM:
     ) -> None:
         await self.close()
 
-    async def _whole(self, output: RequestOutput) -> Result:
+    async def _whole(self, output: OutputReader) -> Result:
         async with aclosing(self._tokens(output)) as steps:
             async for _ in steps:
                 pass
         return output.result()
 
-    async def _tokens(self, output: RequestOutput) -> AsyncGenerator[list[Token], None]:
+    async def _tokens(self, output: OutputReader) -> AsyncGenerator[list[Token], None]:
         async with aclosing(self._receive(_Outbox(output))) as steps:
             async for tokens in steps:
                 yield tokens
@@ -142,7 +142,7 @@ class AsyncLLM:
     # ---- for the thread
 
     def _serve(self) -> None:
-        self._streams: dict[RequestOutput, _Outbox] = {}
+        self._streams: dict[OutputReader, _Outbox] = {}
         self._embeddings: dict[_Outbox, None] = {}
         failure: BaseException = RequestError(CLOSED)
         try:
@@ -181,7 +181,7 @@ class AsyncLLM:
     def _embed(self) -> list[tuple[_Outbox, Any]]:
         """Runs one part of the first embedding."""
         first = next(iter(self._embeddings))
-        assert not isinstance(first.work, RequestOutput)
+        assert not isinstance(first.work, OutputReader)
         result: Array | BaseException | None
         try:
             result = self._driver.forward(first.work)
@@ -193,14 +193,14 @@ class AsyncLLM:
         return [(first, result), (first, None)]
 
     def _begin(self, outbox: _Outbox) -> None:
-        if isinstance(outbox.work, RequestOutput):
+        if isinstance(outbox.work, OutputReader):
             self._streams[outbox.work] = outbox
             self._driver.submit([outbox.work])
         else:
             self._embeddings[outbox] = None
 
     def _end(self, outbox: _Outbox) -> None:
-        if isinstance(outbox.work, RequestOutput):
+        if isinstance(outbox.work, OutputReader):
             self._streams.pop(outbox.work, None)
             self._driver.cancel([outbox.work])
         else:

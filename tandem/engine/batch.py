@@ -90,7 +90,7 @@ class Batch:
             if chunk.sampled:
                 adjustments = self._write_rows(chunk, first + chunk.count - 1, row, adjustments)
                 row += 1 + len(chunk.draft_tokens)
-                if chunk.sequence.request.constraint:
+                if chunk.sequence.constraint:
                     masks = row
         self._set_counts(token, row, work, adjustments, masks)
         self._header[HEADER_SEQUENCES] = len(chunks)
@@ -192,8 +192,8 @@ class Batch:
         sequence, draft_tokens = chunk.sequence, chunk.draft_tokens
         request, sampling = sequence.request, sequence.sampling
         sampling.result_row = row
-        if request.constraint:
-            request.constraint.write_masks(self.inputs.masks[row:], draft_tokens)
+        if sequence.constraint:
+            sequence.constraint.write_masks(self.inputs.masks[row:], draft_tokens)
         index, drafted = chunk.begin + chunk.count - len(request.prompt), 0
         while True:
             if sampling.adjusts_logits or self._row_owners[row] != request.number:

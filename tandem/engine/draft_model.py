@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 from itertools import takewhile
 
 from tandem.engine.engine import STEP_TOKENS, Engine
-from tandem.engine.kv_plan import HEADROOM, KV_FRACTION, context_bytes
+from tandem.engine.kv_size import HEADROOM, KV_FRACTION, context_bytes
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.errors import DoesNotFitError, RequestError

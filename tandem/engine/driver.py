@@ -1,7 +1,7 @@
-"""The engine loop: the only caller of `Engine.step`, shared by LLM (sync) and AsyncLLM.
+"""Runs one step at a time under a lock, for LLM (sync) and AsyncLLM.
 
-There is no loop thread of its own. Whichever thread waits for a token runs the next step, and a step serves every
-request. LLM's callers wait in their own threads; AsyncLLM has one thread that waits for all its requests.
+`LLM._run` and `AsyncLLM._serve` loop over `Driver.advance`. LLM's callers loop in their own threads, AsyncLLM in one
+thread for all its requests; a step serves every request. Benchmarks and the draft model step engines of their own.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from tandem.engine.engine import Engine
-from tandem.engine.output import RequestOutput, Token
+from tandem.engine.output import OutputReader, Token
 from tandem.interrupts import deferred
 
 T = TypeVar("T")
-Deltas = list[tuple[RequestOutput, list[Token]]]
+Deltas = list[tuple[OutputReader, list[Token]]]
 
 
 class Driver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.lock = threading.Lock()  # held by every caller of the engine
-        self._abandoned: deque[RequestOutput] = deque()  # cancelled by their readers, still in the engine
+        self._abandoned: deque[OutputReader] = deque()  # cancelled by their readers, still in the engine
 
-    def submit(self, outputs: Iterable[RequestOutput]) -> None:
+    def submit(self, outputs: Iterable[OutputReader]) -> None:
         with self.lock:
             for output in outputs:
                 self.engine.enqueue(output.sequence)
 
-    def advance(self, outputs: Collection[RequestOutput]) -> Deltas:
+    def advance(self, outputs: Collection[OutputReader]) -> Deltas:
         """Returns the new tokens of these requests, after one step if there are none yet.
 
         Lists each request that has new tokens or is done. A step serves every request, so a request that was not read
@@ -56,7 +56,7 @@ class Driver:
             self._cancel_abandoned()
             return next(parts)
 
-    def cancel(self, outputs: Iterable[RequestOutput]) -> None:
+    def cancel(self, outputs: Iterable[OutputReader]) -> None:
         """Ends requests that are not finished: at once if the lock is free, otherwise before the next step.
 
         It never waits. A stream may be collected as garbage anywhere, also in a thread that holds the lock."""
@@ -75,7 +75,7 @@ class Driver:
         while self._abandoned:
             self.engine.cancel(self._abandoned.popleft().sequence)
 
-    def _read(self, output: RequestOutput) -> list[Token]:
+    def _read(self, output: OutputReader) -> list[Token]:
         tokens = []
         while output.has_new_tokens:
             tokens.append(output.next())

@@ -19,7 +19,7 @@ import numpy as np
 from tandem.devices.device import Device, Recording, validate_on
 from tandem.engine.batch import Batch
 from tandem.engine.kv_cache import KVCache
-from tandem.engine.kv_plan import plan_kv
+from tandem.engine.kv_size import plan_kv
 from tandem.engine.params import SamplingParams
 from tandem.engine.prefill_budget import PrefillBudget
 from tandem.engine.sampling import sample_on_host
@@ -35,7 +35,7 @@ from tandem.kernels.q8_tiles import q8_unpack
 from tandem.model.config import ModelConfig
 from tandem.model.model import Model
 from tandem.program.fuse import PASSES, fuse
-from tandem.program.lower import KVPlan, lower
+from tandem.program.lower import KVCacheShape, lower
 from tandem.program.program import Program, Tensor, arena_in
 from tandem.program.step_inputs import MAX_BIASES, StepInputs, StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
@@ -117,9 +117,9 @@ class Engine:
             step_slots=device.step_slots,
             wanted=kv_memory,
         )
-        program = lower(ops, weights, layout, KVPlan(kv_blocks, kv), passes)
+        program = lower(ops, weights, layout, KVCacheShape(kv_blocks, kv), passes)
         validate_on(device, program)
-        device.place(program)
+        device.allocate(program)
         model.load(weights, device, context)
         cache = KVCache(config.windows, kv_blocks)
         scheduler = Scheduler(
@@ -142,10 +142,10 @@ class Engine:
         return self.scheduler.limits.sequences - 1  # one table row is for out-of-band forwards
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset()
+        self, prompt: list[int], params: SamplingParams, eos_ids: frozenset[int] = frozenset()
     ) -> Sequence:
         """Checks and queues a request; `step` serves it until it has a finish_reason."""
-        sequence = self.prepare(prompt, params, stop_ids)
+        sequence = self.prepare(prompt, params, eos_ids)
         self.enqueue(sequence)
         return sequence
 
@@ -153,7 +153,7 @@ class Engine:
         self,
         prompt: list[int],
         params: SamplingParams,
-        stop_ids: frozenset[int] = frozenset(),
+        eos_ids: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
     ) -> Sequence:
         """Checks a request. It is not queued yet."""
@@ -169,10 +169,10 @@ class Engine:
         if len(params.logit_bias) > MAX_BIASES:
             raise RequestError(f"logit_bias has {len(params.logit_bias)} entries: give {MAX_BIASES} at most")
         banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
-        if len(banned | stop_ids if params.min_tokens else banned) >= config.vocab:
+        if len(banned | eos_ids if params.min_tokens else banned) >= config.vocab:
             raise RequestError("logit_bias bans every token: leave one")
         max_tokens = self.context - len(prompt)
-        return Sequence(prompt, params, stop_ids, self.cache.new_tables(), max_tokens, constraint=constraint)
+        return Sequence(prompt, params, eos_ids, self.cache.new_tables(), max_tokens, constraint=constraint)
 
     def enqueue(self, sequence: Sequence) -> None:
         self._any_logits_processor |= sequence.request.params.logits_processor is not None
@@ -243,7 +243,7 @@ class Engine:
                 elif chunk.draft_tokens:
                     sampled = [batch.read(row + i, sequence) for i in range(1 + len(chunk.draft_tokens))]
                     accepted = accept_draft(sequence, sampled, chunk.draft_tokens)
-                    self.scheduler.accept(chunk, accepted)
+                    self.scheduler.count_accepted(chunk, accepted)
                 else:
                     sequence.append(batch.read(row, sequence))
                 served.append(sequence)

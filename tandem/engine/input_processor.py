@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.engine import Engine
-from tandem.engine.output import RequestOutput
+from tandem.engine.output import OutputReader
 from tandem.engine.params import SamplingParams
 from tandem.errors import RequestError
 
@@ -29,13 +29,13 @@ class InputProcessor:
         self.engine, self.tokenizer, self._template = engine, tokenizer, template
         self._compiler: ConstraintCompiler | None = None
 
-    def prepare(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> RequestOutput:
+    def prepare(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> OutputReader:
         """Checks a request. It is not queued yet."""
         items = as_items(prompt)
         is_chat = bool(items) and isinstance(items[0], Mapping)
         return self._prepare(self.chat_ids(items) if is_chat else self.token_ids(items), params)
 
-    def prepare_copies(self, ids: list[int], params: dict[str, Any], n: int | None) -> list[RequestOutput]:
+    def prepare_copies(self, ids: list[int], params: dict[str, Any], n: int | None) -> list[OutputReader]:
         """Checks `n` requests (None: one) with the same prompt; request i has seed + i."""
         if n is not None and not (isinstance(n, int) and 1 <= n <= MAX_COMPLETIONS):
             raise RequestError(f"n={n!r}: give a number of answers, 1 to {MAX_COMPLETIONS}")
@@ -67,7 +67,7 @@ class InputProcessor:
         except TypeError:
             raise RequestError(NOT_A_PROMPT) from None
 
-    def _prepare(self, ids: list[int], params: dict[str, Any]) -> RequestOutput:
+    def _prepare(self, ids: list[int], params: dict[str, Any]) -> OutputReader:
         known = {f.name for f in dataclasses.fields(SamplingParams)}
         unknown = params.keys() - known
         if unknown:
@@ -76,8 +76,8 @@ class InputProcessor:
             )
         wanted = SamplingParams(**params)
         constraint = self._compile(wanted) if wanted.constraint else None
-        sequence = self.engine.prepare(ids, wanted, self.tokenizer.stop_ids, constraint)
-        return RequestOutput(sequence, self.tokenizer)
+        sequence = self.engine.prepare(ids, wanted, self.tokenizer.eos_ids, constraint)
+        return OutputReader(sequence, self.tokenizer)
 
     def _compile(self, params: SamplingParams) -> Constraint:
         from tandem.engine.structured_output import ConstraintCompiler

@@ -18,7 +18,7 @@ from tandem.engine.driver import Driver
 from tandem.engine.engine import Engine
 from tandem.engine.input_processor import InputProcessor, Message, as_items
 from tandem.engine.load_options import LoadOptions
-from tandem.engine.output import RequestOutput, Result, Token, TokenLogprob, Usage
+from tandem.engine.output import OutputReader, Result, Token, TokenLogprob, Usage
 from tandem.engine.speculation import Proposer
 from tandem.engine.stats import EngineStats
 from tandem.errors import RequestError, TandemError
@@ -76,7 +76,8 @@ class LLM:
         `prompt_lookup`: speculative decoding with n-grams of the prompt and output; fast where output repeats input.
         `draft`: speculative decoding with this smaller model of the same family.
         `split`: layers of each of several devices; None: in proportion to their measured speed.
-        `placement`: what several devices divide: "layers", "columns" of matmuls, "pipeline" or "npu-attention".
+        `placement`: what several devices divide: "layers", "columns" of matmuls,
+        "columns-overlapped" (two steps in flight) or "npu-attention".
         `npu`: "auto" or "require" use the NPU of a Ryzen 7040 or 8040 (docs/NPU.md; not yet run on one).
         `lookup`: the former name of `prompt_lookup`."""
         if not isinstance(lookup, bool):
@@ -208,7 +209,7 @@ class LLM:
         """Like generate (text or ids) or chat (messages), one item per token. Closing the iterator ends the request."""
         return self._stream(self.prepare(prompt, **params))
 
-    def prepare(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> RequestOutput:
+    def prepare(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> OutputReader:
         """Checks a request; `driver.submit` queues it."""
         return self._inputs.prepare(prompt, **params)
 
@@ -223,7 +224,7 @@ class LLM:
         source: str = self._model.gguf.get("tokenizer.chat_template", "")
         return source
 
-    def _stream(self, output: RequestOutput) -> Iterator[Token]:
+    def _stream(self, output: OutputReader) -> Iterator[Token]:
         try:
             self.driver.submit([output])  # at the first next(): an unread stream takes no place in the queue
             while not output.done:
@@ -233,7 +234,7 @@ class LLM:
         finally:
             self.driver.cancel([output])
 
-    def _run(self, outputs: list[RequestOutput]) -> list[Result]:
+    def _run(self, outputs: list[OutputReader]) -> list[Result]:
         try:
             self.driver.submit(outputs)
             while unfinished := [output for output in outputs if not output.done]:

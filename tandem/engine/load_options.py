@@ -48,7 +48,7 @@ class LoadOptions:
         for name, value, hint in (
             ("device", self.device, "give a name, such as cpu or auto"),
             ("kv", self.kv, "use f16, q8 or f32"),
-            ("placement", self.placement, "use layers, columns, pipeline or npu-attention"),
+            ("placement", self.placement, "use layers, columns, columns-overlapped or npu-attention"),
             ("npu", self.npu, "use off, auto or require"),
         ):
             if not isinstance(value, str) or (name == "kv" and value not in KV_TYPES):

@@ -73,13 +73,13 @@ class Models:
         specs: Mapping[str, str | os.PathLike[str]],
         *,
         keep_alive: float | None = None,
-        own: Mapping[str, Mapping[str, Any]] | None = None,
+        per_model_options: Mapping[str, Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
         """`specs`: the names of the models, each with a GGUF file or a name that `tandem pull` has fetched.
         `keep_alive`: seconds that a model stays loaded after its last use; None: until another needs its memory.
-        `options`: of AsyncLLM, for all models; `own`: for single models, by name."""
-        self._specs, self._options, self._own = dict(specs), options, own or {}
+        `options`: of AsyncLLM, for all models; `per_model_options`: for single models, by name."""
+        self._specs, self._options, self._per_model_options = dict(specs), options, per_model_options or {}
         self._keep_alive = math.inf if keep_alive is None else keep_alive
         self._entries: dict[str, _Entry] = {}
         self._lock = asyncio.Lock()  # held while a model is loaded or closed
@@ -166,7 +166,7 @@ class Models:
         can free enough memory."""
         while not self._closed:
             try:
-                options = {**self._options, **self._own.get(name, {})}
+                options = {**self._options, **self._per_model_options.get(name, {})}
                 return await asyncio.to_thread(AsyncLLM, self._specs[name], **options)
             except DoesNotFitError as error:
                 idle = [entry for entry in self._entries.values() if entry.idle]

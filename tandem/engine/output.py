@@ -98,7 +98,7 @@ class Detokenizer:
         return min((place for place in places if place >= 0), default=-1)
 
 
-class RequestOutput:
+class OutputReader:
     """Reads the output of one request: counts the tokens that the caller has received, and decodes them."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
@@ -119,7 +119,7 @@ class RequestOutput:
         """Reads the next token. At a stop string the output is done, and the caller must cancel the sequence."""
         sequence, detokenizer = self.sequence, self.detokenizer
         sampled = sequence.generated[len(self.texts)]
-        self.texts.append("" if sampled.id in sequence.request.stop_ids else detokenizer.push(sampled.id))
+        self.texts.append("" if sampled.id in sequence.request.eos_ids else detokenizer.push(sampled.id))
         if detokenizer.stopped:
             sequence.stop_after(len(self.texts))
         logprob = self._logprob(sampled) if sampled.logprob is not None else None

@@ -50,7 +50,7 @@ class SamplingState:
     )
 
     def __init__(
-        self, params: SamplingParams, prompt: list[int], stop_ids: frozenset[int], seed: int, masked: bool
+        self, params: SamplingParams, prompt: list[int], eos_ids: frozenset[int], seed: int, masked: bool
     ) -> None:
         self._params, self.seed = params, seed
         self.masked = masked  # a constraint says which tokens may come next
@@ -58,7 +58,7 @@ class SamplingState:
         self._min_tokens = params.min_tokens
         self._adjustments = self._early_adjustments = _adjustments(params, prompt)
         if params.min_tokens:
-            no_stop = {**params.logit_bias, **dict.fromkeys(stop_ids, -math.inf)}
+            no_stop = {**params.logit_bias, **dict.fromkeys(eos_ids, -math.inf)}
             self._early_adjustments = _adjustments(replace(params, logit_bias=no_stop), prompt)
         self.adjusts_logits = self.counts_tokens or len(self._early_adjustments) > 0
         self.param_row: Ints | None = None  # SAMPLING_PARAMETERS as int32, made at the first use
@@ -146,8 +146,8 @@ def _sample(sequence: Sequence, logits: Array, param_row: Any) -> Sampled:
         "out": np.zeros(1, SAMPLING_RESULT),
     }
     arrays["params"]["first_adjustment"], arrays["params"]["adjustments"] = 0, len(adjustments)
-    if sequence.request.constraint:
-        arrays["masks"] = sequence.request.constraint.mask[None]
+    if sequence.constraint:
+        arrays["masks"] = sequence.constraint.mask[None]
     out = sample.reference(arrays, {"vocab": len(logits)}, {"rows": 1})["out"][0]
     if sequence.request.params.logprobs is None:
         return Sampled(int(out["token"]))

@@ -166,7 +166,7 @@ class Scheduler:
         if self.speculator:
             self.speculator.observe(decodes, drafted, seconds, prompt_tokens)
 
-    def accept(self, chunk: Chunk, accepted: int) -> None:
+    def count_accepted(self, chunk: Chunk, accepted: int) -> None:
         """Counts the first `accepted` draft tokens as computed."""
         if chunk.draft_tokens and self.speculator:
             self.speculator.learn(chunk.sequence, len(chunk.draft_tokens), accepted)
@@ -184,7 +184,7 @@ class Scheduler:
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if sequence.state.table_row >= 0:
-            self._free(sequence)
+            self._stop_running(sequence)
         else:
             self._free_blocks(sequence)
 
@@ -318,12 +318,12 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Frees a running sequence's blocks and puts it back into the queue. It is recomputed later."""
-        self._free(sequence)
+        self._stop_running(sequence)
         insort(self.waiting, sequence, key=_order)
         self.preemptions += 1
 
-    def _free(self, sequence: Sequence) -> None:
-        """Removes a running sequence; frees its blocks and its table row."""
+    def _stop_running(self, sequence: Sequence) -> None:
+        """Takes a running sequence out of the steps; frees its blocks and its table row."""
         self._maintain_blocks(sequence)
         if sequence in self.running:  # else it is paused
             self.running.remove(sequence)

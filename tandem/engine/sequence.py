@@ -1,13 +1,13 @@
 """A Sequence is a request inside the engine; a Chunk is the part of it that one step computes.
 
-Each part of a Sequence is changed by one owner:
+The owners of each part of a Sequence; nobody else changes it:
 
     request      Request           nobody: prompt and parameters
     state        SchedulerState    Scheduler: its computed tokens, and whether it runs
     kv           SequenceKV        KVCache and Scheduler: its KV blocks
-    sampling     SamplingState     Batch: its sampling parameters and logit adjustments
+    sampling     SamplingState     Batch (result_row, param_row) and Sequence (the counts of penalties)
     acceptance   RequestAcceptance Speculator: the acceptance rate of its draft tokens
-    the rest                       Sequence's own methods: its tokens, and how it ended
+    the rest                       Sequence's own methods: its tokens, its constraint, and how it ended
 
 A step is scheduled while the previous one runs, so a sequence may have tokens in flight that the host does not know.
 """
@@ -37,16 +37,15 @@ class Request:
     """A prompt and its parameters. They never change."""
 
     __slots__ = (
-        "constraint",
         "deadline",
-        "end_ids",
+        "eos_ids",
         "max_tokens",
         "number",
         "params",
         "priority",
         "prompt",
         "seed",
-        "stop_ids",
+        "stop_token_ids",
         "submitted",
     )
 
@@ -54,15 +53,15 @@ class Request:
         self,
         prompt: list[int],
         params: SamplingParams,
-        stop_ids: frozenset[int],
+        eos_ids: frozenset[int],
         max_tokens: int,
-        constraint: Constraint | None,
     ) -> None:
         self.prompt, self.params = prompt, params
-        self.stop_ids = stop_ids  # end-of-sequence tokens of the model; they have no text
-        self.end_ids = frozenset[int]() if params.ignore_eos else stop_ids  # tokens that end the request
+        self.eos_ids = eos_ids  # end-of-sequence tokens of the model; they have no text
+        self.stop_token_ids = (
+            frozenset[int]() if params.ignore_eos else eos_ids
+        )  # tokens that end the request
         self.max_tokens = min(max_tokens, params.max_tokens)  # tokens to generate
-        self.constraint = constraint  # for structured output
         self.seed = int.from_bytes(os.urandom(8)) if params.seed is None else int(params.seed) & (2**64 - 1)
         self.number = next(_numbers)  # order of arrival
         self.priority = params.priority
@@ -97,6 +96,7 @@ class Sequence:
     __slots__ = (
         "__weakref__",
         "acceptance",
+        "constraint",
         "error",
         "finish_reason",
         "finished",
@@ -114,7 +114,7 @@ class Sequence:
         self,
         prompt: list[int],
         params: SamplingParams,
-        stop_ids: frozenset[int],
+        eos_ids: frozenset[int],
         tables: list[BlockTable],
         max_tokens: int = 2**31,
         *,
@@ -122,11 +122,12 @@ class Sequence:
         table_row: int = -1,
     ) -> None:
         """`max_tokens`: number of output tokens that the context has room for."""
-        self.request = request = Request(prompt, params, stop_ids, max_tokens, constraint)
-        self.sampling = SamplingState(params, prompt, stop_ids, request.seed, constraint is not None)
+        self.request = request = Request(prompt, params, eos_ids, max_tokens)
+        self.sampling = SamplingState(params, prompt, eos_ids, request.seed, constraint is not None)
         waits = self.sampling.counts_tokens or constraint is not None or params.logits_processor is not None
         self.state = SchedulerState(waits, table_row)
         self.kv = SequenceKV(tables)
+        self.constraint = constraint  # for structured output; advances with each token
         self.acceptance: RequestAcceptance | None = None
         self.tokens = list(prompt)  # prompt and output
         self.generated: list[Sampled] = []
@@ -137,10 +138,9 @@ class Sequence:
 
     def append(self, sampled: Sampled) -> None:
         """Appends a token, and ends the request if it was the last."""
-        request = self.request
+        request, constraint = self.request, self.constraint
         if not self.generated:
             self.first_token = time.perf_counter()
-        constraint = request.constraint
         if constraint and not constraint.accept(sampled.id):
             self.fail(RequestError(constraint.problem))
             return
@@ -148,7 +148,7 @@ class Sequence:
         self.tokens.append(sampled.id)
         if self.sampling.counts_tokens:
             self.sampling.count(sampled.id)
-        if sampled.id in request.end_ids or (constraint and constraint.ended):
+        if sampled.id in request.stop_token_ids or (constraint and constraint.ended):
             self.finish("stop")
         elif len(self.generated) >= request.max_tokens:
             self.finish("length")

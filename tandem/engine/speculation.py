@@ -143,9 +143,9 @@ class Speculator:
         self.cost_model.observe_drafting(made, prefilled, self.clock() - begun)
         for i, (sequence, acceptance) in enumerate(zip(sequences, acceptances, strict=True)):
             draft = drafts[i]
-            if sequence.request.constraint and lengths[i]:
-                drafts[i] = sequence.request.constraint.allowed_prefix(
-                    sequence.request.constraint.forced_tokens()[: lengths[i]] or draft
+            if sequence.constraint and lengths[i]:
+                drafts[i] = sequence.constraint.allowed_prefix(
+                    sequence.constraint.forced_tokens()[: lengths[i]] or draft
                 )
             if draft or drafts[i]:
                 acceptance.tried()

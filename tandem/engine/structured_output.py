@@ -32,8 +32,8 @@ class Constraint:
 
     problem = "logit_bias bans every token that the output constraint allows: ban fewer"  # why `accept` refused a token
 
-    def __init__(self, matcher: Any, vocab: int, end_ids: frozenset[int]) -> None:
-        self._matcher, self._end_ids = matcher, end_ids
+    def __init__(self, matcher: Any, vocab: int, eos_ids: frozenset[int]) -> None:
+        self._matcher, self._eos_ids = matcher, eos_ids
         self.mask = np.zeros(-(-vocab // 32), np.int32)  # the last mask, a bit per token
 
     def write_masks(self, rows: Ints, draft: Sequence[int] = ()) -> None:
@@ -56,7 +56,7 @@ class Constraint:
     def allowed_prefix(self, draft: list[int]) -> list[int]:
         """Returns the draft up to the first token that is not allowed or is a stop token: no row may follow it."""
         allowed = self._matcher.validate_tokens(draft)
-        ends = (i for i, token in enumerate(draft[:allowed]) if token in self._end_ids)
+        ends = (i for i, token in enumerate(draft[:allowed]) if token in self._eos_ids)
         return draft[: next(ends, allowed)]
 
     def accept(self, token: int) -> bool:
@@ -85,8 +85,8 @@ class ConstraintCompiler:
         except ImportError:
             raise RequestError("structured output needs the package llguidance: install it") from None
         words = TokenizerWrapper(_Vocabulary(tokenizer))
-        self._tokenizer = LLTokenizer(words, n_vocab=vocab, eos_token=sorted(tokenizer.stop_ids))
-        self._vocab, self._end_ids = vocab, tokenizer.stop_ids
+        self._tokenizer = LLTokenizer(words, n_vocab=vocab, eos_token=sorted(tokenizer.eos_ids))
+        self._vocab, self._eos_ids = vocab, tokenizer.eos_ids
 
     def compile(self, params: SamplingParams) -> Constraint:
         from llguidance import LLMatcher, LLParserLimits
@@ -97,7 +97,7 @@ class ConstraintCompiler:
             matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         except (ValueError, TypeError, RecursionError) as error:
             raise _refused(params, str(error)) from None
-        constraint = Constraint(matcher, self._vocab, self._end_ids)
+        constraint = Constraint(matcher, self._vocab, self._eos_ids)
         if not matcher.is_error():
             # The first mask already exceeds the limits of a grammar that is too complex.
             matcher.unsafe_compute_mask_ptr(constraint.mask.ctypes.data, constraint.mask.nbytes)
@@ -111,7 +111,7 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         ids = range(tokenizer.vocab_size)
-        self.eos_token_id, self.bos_token_id = min(tokenizer.stop_ids, default=0), tokenizer.bos_id
+        self.eos_token_id, self.bos_token_id = min(tokenizer.eos_ids, default=0), tokenizer.bos_id
         self.tokens = [tokenizer.token_bytes(id) for id in ids]
         self.special_token_ids = [id for id in ids if tokenizer.is_hidden(id)]
         self._tokenizer = tokenizer

@@ -47,7 +47,7 @@ class Tokenizer:
         self.bos_id: int | None = None
         self.eos_id: int | None = None
         self.add_bos = self.add_eos = self.add_space_prefix = False
-        self.stop_ids: frozenset[int] = frozenset()
+        self.eos_ids: frozenset[int] = frozenset()  # all tokens that end an output: eos_id, end of turn ...
         self._shown: dict[int, bytes] = {}  # cache: bytes of recently decoded tokens
 
     @classmethod
@@ -66,12 +66,12 @@ class Tokenizer:
         self.add_bos = gguf.get("tokenizer.ggml.add_bos_token", pre.add_bos if pre else True)
         self.add_eos = gguf.get("tokenizer.ggml.add_eos_token", False)
         self.add_space_prefix = pre is None and gguf.get("tokenizer.ggml.add_space_prefix", True)
-        known_stop_ids = [id for id in map(self.find, STOP_TOKENS) if id is not None]
-        self._types[known_stop_ids] = CONTROL  # not all files mark them
+        known_eos_ids = [id for id in map(self.find, STOP_TOKENS) if id is not None]
+        self._types[known_eos_ids] = CONTROL  # not all files mark them
         if (end := self.find("</s>")) is not None and self._types[end] == CONTROL:  # in Gemma's, it is HTML
-            known_stop_ids.append(end)
+            known_eos_ids.append(end)
         ends = [_token_id(gguf, name, None, self.vocab_size) for name in ("eot", "eom")]
-        self.stop_ids = frozenset(known_stop_ids) | {id for id in (self.eos_id, *ends) if id is not None}
+        self.eos_ids = frozenset(known_eos_ids) | {id for id in (self.eos_id, *ends) if id is not None}
         if pre:
             _add_merges(gguf, self._core, self._memory)
         _add_specials(gguf, self._core, self._memory)

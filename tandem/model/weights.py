@@ -70,7 +70,7 @@ def _load(gguf: GGUF, device: Device, group: list[_Rows]) -> None:
 def _read(gguf: GGUF, wanted: _Rows) -> WeightRows:
     packed, part, layout = wanted.packed, wanted.packed.parts[wanted.part], wanted.packed.layout
     info, rows = gguf.tensor(part.name), gguf.raw(part.name)[wanted.row : wanted.end]
-    first, run, period = packed.placement(wanted.part)
+    first, run, period = packed.row_groups(wanted.part)
     begin = first * layout.matrix_bytes(layout.group_rows, part.columns)
     converted = rows if _same(packed, info) else _converted(rows, info.format, layout.name)
     return WeightRows(

@@ -14,7 +14,7 @@ from functools import cached_property
 from tandem.bench.hardware import Hardware
 from tandem.bench.step_cost import COUNTED_KERNELS, Step, min_cost, step_costs, weights_read
 from tandem.engine.engine import STEP_TOKENS
-from tandem.engine.kv_plan import HEADROOM, plan_kv
+from tandem.engine.kv_size import HEADROOM, plan_kv
 from tandem.errors import RequestError
 from tandem.kernels.abi import KV_BLOCK, KV_TYPES
 from tandem.kernels.kernel import Cost
@@ -22,7 +22,7 @@ from tandem.kernels.kv_layout import kv_bytes
 from tandem.kernels.panels import panel_layout
 from tandem.model.model import Model
 from tandem.program.fuse import fuse
-from tandem.program.lower import KVPlan, lower
+from tandem.program.lower import KVCacheShape, lower
 from tandem.program.program import Launch, Program
 from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.validate import validate
@@ -86,7 +86,7 @@ class Planned:
         weights = WeightPlan(model.layouts(panel_layout))
         ops = fuse(model.ops(context), weights.layouts)
         layout = StepLayout(self._limits(context))
-        self.program: Program = lower(ops, weights, layout, KVPlan(self._kv_blocks(context, 1), kv))
+        self.program: Program = lower(ops, weights, layout, KVCacheShape(self._kv_blocks(context, 1), kv))
         validate(self.program)
 
     def _limits(self, context: int) -> StepLimits:

@@ -38,7 +38,7 @@ GLU_EPILOGUES = {"silu": EPILOGUE_SILU_GLU, "gelu": EPILOGUE_GELU_GLU}
 
 
 @dataclass(frozen=True)
-class KVPlan:
+class KVCacheShape:
     """The size of the KV cache: blocks of KV_BLOCK tokens for each KV group."""
 
     blocks: tuple[int, ...]  # per group
@@ -54,7 +54,7 @@ class KVPlan:
 
 
 def lower(
-    ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVPlan, passes: Iterable[str] = PASSES
+    ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVCacheShape, passes: Iterable[str] = PASSES
 ) -> Program:
     lowering = _Lowering(ops, plan, step, kv, "quantise" in set(passes))
     for op in ops:
@@ -73,7 +73,7 @@ def lower(
 
 class _Lowering:
     def __init__(
-        self, ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVPlan, fuse_quantise: bool
+        self, ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVCacheShape, fuse_quantise: bool
     ) -> None:
         self.plan, self.step, self.kv, self.fuse_quantise = plan, step, kv, fuse_quantise
         self.counts = {"tokens": step.limits.tokens, "rows": step.limits.rows}

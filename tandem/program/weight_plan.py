@@ -21,7 +21,7 @@ class PackedMatrix(NamedTuple):
     parts: tuple[Matrix, ...]
     glu: bool
 
-    def placement(self, part: int) -> tuple[int, int, int]:
+    def row_groups(self, part: int) -> tuple[int, int, int]:
         """Returns (first, run, period): row group g of a part becomes group first + g // run * period + g % run."""
         if self.glu:
             run = self.layout.glu_rows // self.layout.group_rows

@@ -42,8 +42,8 @@ class TrialMemory:
         if isinstance(device, VulkanDevice):
             end = min(end, device.capabilities.largest_allocation)
         self.max_array_bytes, self._end = end // 2, end
-        device.allocate(ARENA, end)
-        device.allocate("step", STEP_BYTES)
+        device.allocate_arena(ARENA, end)
+        device.allocate_arena("step", STEP_BYTES)
 
     def clear(self) -> None:
         self._at = 0

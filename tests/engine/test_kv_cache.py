@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.engine.kv_cache import NO_BLOCK, BlockTable, KVCache
-from tandem.engine.kv_plan import HEADROOM, plan_kv, step_bytes
+from tandem.engine.kv_size import HEADROOM, plan_kv, step_bytes
 from tandem.errors import DoesNotFitError
 from tandem.gguf.file import GGUF, TensorInfo
 from tandem.gguf.formats import by_name

@@ -109,7 +109,7 @@ def test_a_stream_may_be_collected_during_a_step(llm: LLM, monkeypatch: pytest.M
     assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
 
 
-@pytest.mark.parametrize("place", ["remove", "_free", "_maintain_blocks", "_free_blocks"])
+@pytest.mark.parametrize("place", ["remove", "_stop_running", "_maintain_blocks", "_free_blocks"])
 def test_an_interrupt_while_a_request_is_removed(llm: LLM, place: str) -> None:
     """Ctrl-C at its last token: it is removed all the same."""
 
@@ -285,13 +285,13 @@ def test_embeddings(llm: LLM) -> None:
 
 @pytest.mark.parametrize("penalty", [1.0, 1.1])
 def test_min_tokens(llm: LLM, penalty: float) -> None:
-    end = next(iter(llm.tokenizer.stop_ids))
+    end = next(iter(llm.tokenizer.eos_ids))
     eager = {"logit_bias": {end: 100.0}, "max_tokens": 20, "repeat_penalty": penalty}
     assert len(llm.generate("x", **eager).token_ids) == 1
     for least in (1, 2, 7):
         result = llm.generate("x", min_tokens=least, **eager)
         assert len(result.token_ids) == least + 1 and result.finish_reason == "stop"
-        assert not set(result.token_ids[:-1]) & llm.tokenizer.stop_ids
+        assert not set(result.token_ids[:-1]) & llm.tokenizer.eos_ids
     assert llm.generate("x", min_tokens=30, **eager).finish_reason == "length"
 
 

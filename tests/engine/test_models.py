@@ -19,7 +19,7 @@ import pytest
 from tandem import AsyncLLM
 from tandem.devices.cpu import device as cpu
 from tandem.engine import models as module
-from tandem.engine.kv_plan import HEADROOM
+from tandem.engine.kv_size import HEADROOM
 from tandem.engine.models import Models
 from tandem.errors import DeviceLostError, DoesNotFitError, ModelFileError, ModelNotFoundError, RequestError
 from tests.cli.tiny_model import write_tiny_model

@@ -119,7 +119,7 @@ def test_all_tokens_banned(llm: LLM) -> None:
     everything = dict.fromkeys(range(llm.config["vocab"]), float("-inf"))
     with pytest.raises(RequestError, match="logit_bias bans every token: leave one"):
         llm.generate("x", logit_bias=everything)
-    some = {token: bias for token, bias in everything.items() if token not in llm.tokenizer.stop_ids}
+    some = {token: bias for token, bias in everything.items() if token not in llm.tokenizer.eos_ids}
     with pytest.raises(RequestError, match="logit_bias bans every token: leave one"):
         llm.generate("x", logit_bias=some, min_tokens=2)
     assert llm.generate("x", logit_bias=some).finish_reason == "stop"

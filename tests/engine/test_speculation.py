@@ -16,7 +16,7 @@ from tandem.devices.cpu import device as cpu
 from tandem.engine import engine as engine_module
 from tandem.engine.draft_model import DraftModel, check_vocabularies
 from tandem.engine.kv_cache import KVCache
-from tandem.engine.kv_plan import HEADROOM
+from tandem.engine.kv_size import HEADROOM
 from tandem.engine.params import SamplingParams
 from tandem.engine.prompt_lookup import NgramIndex, PromptLookup
 from tandem.engine.scheduler import Scheduler

@@ -201,13 +201,13 @@ class Letters:
         words = ["".join(each) for size in (1, 2) for each in product(letters, repeat=size)]
         long = ["".join(Random(i).choices(letters, k=12)) for i in range(2000)]
         self.words = [*"0123456789+-*()", *words, *long, "<end>"]
-        self.vocab_size, self.stop_ids, self.bos_id = len(self.words), frozenset({len(self.words) - 1}), None
+        self.vocab_size, self.eos_ids, self.bos_id = len(self.words), frozenset({len(self.words) - 1}), None
 
     def token_bytes(self, id: int) -> bytes:
         return self.words[id].encode()
 
     def is_hidden(self, id: int) -> bool:
-        return id in self.stop_ids
+        return id in self.eos_ids
 
     def encode(self, text: str | bytes, **_: Any) -> list[int]:
         return [self.words.index(letter) for letter in (text if isinstance(text, str) else text.decode())]

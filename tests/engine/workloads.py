@@ -86,7 +86,7 @@ def prepare(engine: Engine, workload: Workload) -> None:
     )
 
 
-def serve(engine: Engine, workload: Workload, stop_ids: frozenset[int]) -> list[Sequence]:
+def serve(engine: Engine, workload: Workload, eos_ids: frozenset[int]) -> list[Sequence]:
     """Each arrival's sequence, when all have ended."""
     prepare(engine, workload)
     sequences: dict[int, Sequence] = {}
@@ -94,7 +94,7 @@ def serve(engine: Engine, workload: Workload, stop_ids: frozenset[int]) -> list[
     while len(sequences) < len(workload.arrivals) or any(s.finish_reason is None for s in sequences.values()):
         for i, arrival in enumerate(workload.arrivals):
             if arrival.step == step:
-                sequences[i] = engine.submit(list(arrival.prompt), arrival.params, stop_ids)
+                sequences[i] = engine.submit(list(arrival.prompt), arrival.params, eos_ids)
             if arrival.cancelled is not None and arrival.step + arrival.cancelled == step:
                 engine.cancel(sequences[i])
         engine.step()

@@ -50,9 +50,9 @@ def test_an_accelerator_has_a_program(name: str, monkeypatch: pytest.MonkeyPatch
     program = golden(name, tokens=64)
     device = DeviceAccelerator(CPUDevice(1))
     placed: list[Program] = []
-    monkeypatch.setattr(device.device, "place", placed.append)
+    monkeypatch.setattr(device.device, "allocate", placed.append)
     for works in (gemms(program), attentions(program)):
-        device.place(works, program, copies=False)
+        device.allocate(works, program, copies=False)
         found = placed.pop()
         for one in device._placed:
             launches = [replace(launch) for launch in one.launches]

@@ -46,8 +46,8 @@ def cpus(count: int) -> list[DeviceAccelerator]:
         ("gemma3", "Q4_K", "columns", (1, 1, 1), {"kv": "q8"}),
         ("gemma3", "F32", "columns", None, {}),
         ("qwen2", "Q8_0", "columns", (0, 1), {}),
-        ("gemma3", "Q4_0", "pipeline", (1, 1), {}),
-        ("llama", "Q6_K", "pipeline", None, {"proposer": PromptLookup()}),
+        ("gemma3", "Q4_0", "columns-overlapped", (1, 1), {}),
+        ("llama", "Q6_K", "columns-overlapped", None, {"proposer": PromptLookup()}),
         ("gemma3", "Q4_0", "npu-attention", None, {"kv": "q8"}),
     ],
 )
@@ -82,7 +82,9 @@ def test_chunks_of_a_prompt_follow_each_other(tmp_path: Path) -> None:
     found = []
     with (
         opened(path, context=512, batch=8) as one,
-        hybrid_engine(path, CPUDevice(1), [accelerator], "pipeline", fractions=(1, 1), context=512) as many,
+        hybrid_engine(
+            path, CPUDevice(1), [accelerator], "columns-overlapped", fractions=(1, 1), context=512
+        ) as many,
     ):
         for engine in (one, many):
             sequences = [engine.submit(prompt[i:], params) for i in range(3)]
@@ -180,7 +182,7 @@ def test_intermediates_and_saved_conversations(tmp_path: Path) -> None:
         expected = one.capture(prompt[:20], names)
         one.save(prompt, tmp_path / "one")
         embedded = one.embed(prompt)
-        for placement in ("columns", "pipeline"):
+        for placement in ("columns", "columns-overlapped"):
             with LLM(GOLDEN, device="cpu,cpu", placement=placement, split=[1, 1], **options) as many:
                 found = many.capture(prompt[:20], names)
                 assert all(found[name].tobytes() == expected[name].tobytes() for name in names)
@@ -208,7 +210,7 @@ def test_the_command_line(
         return capsys.readouterr().out
 
     expected = answer("--device", "cpu")
-    for placement in ("columns", "pipeline", "npu-attention"):
+    for placement in ("columns", "columns-overlapped", "npu-attention"):
         assert answer("--device", "cpu,cpu", "--placement", placement) == expected
     assert answer("--device", "cpu,cpu", "--placement", "columns", "--split", "60,40") == expected
     assert any("columns of matmuls on the CPU" in note for note in notes)
@@ -224,7 +226,7 @@ class Failing(DeviceAccelerator):
         return super().run(partition)
 
 
-@pytest.mark.parametrize("placement", ["columns", "pipeline", "npu-attention"])
+@pytest.mark.parametrize("placement", ["columns", "columns-overlapped", "npu-attention"])
 def test_an_accelerator_that_fails_fails_the_requests(placement: str, tmp_path: Path) -> None:
     threads = set(threading.enumerate())
     path, accelerator = write_model(tmp_path / "tiny.gguf", "Q4_0"), Failing(CPUDevice(1))
@@ -241,7 +243,7 @@ def test_an_accelerator_that_fails_fails_the_requests(placement: str, tmp_path: 
 
 def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
-    with hybrid_engine(path, CPUDevice(1), cpus(1), "pipeline", fractions=(1, 1)) as engine:
+    with hybrid_engine(path, CPUDevice(1), cpus(1), "columns-overlapped", fractions=(1, 1)) as engine:
         alone = answer(engine, [1, 2, 3])
         device = engine.device
         assert isinstance(device, HybridDevice) and device.runner
@@ -263,7 +265,7 @@ def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody(tmp_path: Path
         assert answer(engine, [1, 2, 3]) == alone
 
 
-@pytest.mark.parametrize("placement", ["columns", "pipeline", "npu-attention"])
+@pytest.mark.parametrize("placement", ["columns", "columns-overlapped", "npu-attention"])
 def test_an_interrupt_while_a_step_is_waited_for_waits_for_it(placement: str) -> None:
     """Ctrl-C comes to the main thread, which waits, while a accelerator works with what the step has been given."""
     options: dict[str, Any] = {"split": None if placement == "npu-attention" else [1, 1], "threads": 2}

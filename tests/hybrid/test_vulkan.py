@@ -28,8 +28,8 @@ from tests.vulkan.test_split import NEAR, below
     [
         ("cpu,{}", "columns", [3, 1]),
         ("{},cpu", "columns", [1, 3]),
-        ("cpu,{}", "pipeline", [3, 1]),
-        ("{},cpu", "pipeline", [1, 3]),
+        ("cpu,{}", "columns-overlapped", [3, 1]),
+        ("{},cpu", "columns-overlapped", [1, 3]),
         ("cpu,{}", "npu-attention", None),
     ],
 )
@@ -51,7 +51,7 @@ def test_the_same_tokens(
     model.gguf.close()
 
 
-@pytest.mark.parametrize(("order", "placement"), [("{},cpu", "columns"), ("cpu,{}", "pipeline")])
+@pytest.mark.parametrize(("order", "placement"), [("{},cpu", "columns"), ("cpu,{}", "columns-overlapped")])
 def test_quantised_tokens_are_those_of_one_devices_logits(
     lavapipe: str, order: str, placement: str, tmp_path: Path
 ) -> None:
@@ -113,7 +113,7 @@ def test_one_answers_while_others_wait(lavapipe: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3")
     accelerator = SlowHelper(open_device(lavapipe))
     accelerator.times_as_long = 0.2
-    with hybrid_engine(path, CPUDevice(1), [accelerator], "pipeline", fractions=(1, 1)) as engine:
+    with hybrid_engine(path, CPUDevice(1), [accelerator], "columns-overlapped", fractions=(1, 1)) as engine:
         params = SamplingParams(max_tokens=4, ignore_eos=True)
         sequences = [engine.submit([i, 5], params) for i in range(4)]
         while any(sequence.finish_reason is None for sequence in sequences):

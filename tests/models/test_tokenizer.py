@@ -238,7 +238,7 @@ def test_bos_is_added_as_the_file_says_and_never_twice() -> None:
 
 def test_stop_tokens() -> None:
     def stops(tokenizer: Tokenizer) -> set[str]:
-        return set(map(tokenizer.piece, tokenizer.stop_ids))
+        return set(map(tokenizer.piece, tokenizer.eos_ids))
 
     assert stops(real("smollm2")) == {"<|im_end|>", "<|endoftext|>", "<reponame>"}
     assert stops(real("gemma-3-270m")) == {"<eos>", "<end_of_turn>"}

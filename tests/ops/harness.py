@@ -129,7 +129,7 @@ def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1] not in kernels:
         sys.exit(f"usage: python -m tests.ops.harness KERNEL, one of {', '.join(kernels)}")
     kernel, device = kernels[sys.argv[1]], CPUDevice(threads=1)
-    device.allocate("step", 4 * STEP_INTS)
+    device.allocate_arena("step", 4 * STEP_INTS)
     print(f"{kernel.name} on {device.isa}, one thread")
     for case in kernel.cases(np.random.default_rng(0)):
         cost, best = kernel.cost(case.scalars, case.counts), time_case(device, kernel, case)

@@ -118,7 +118,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for threads in (1, 2):
         device = CPUDevice(threads)
-        device.allocate("step", 4 * STEP_INTS)
+        device.allocate_arena("step", 4 * STEP_INTS)
         print(f"attention on {device.isa}, {threads} threads")
         for heads in ((9, 3, 64), (12, 2, 128), (4, 1, 256)):
             q_heads, kv_heads, dim = heads

@@ -14,7 +14,7 @@ from tandem.model.config import ModelConfig, Rope
 from tandem.model.model import open_model
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.graph import Builder
-from tandem.program.lower import KVPlan, lower
+from tandem.program.lower import KVCacheShape, lower
 from tandem.program.program import Launch, Program, Tensor
 from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
@@ -40,7 +40,7 @@ def build(
     ops = fuse(builder.ops, layouts, passes)
     blocks = -(-context // KV_BLOCK)
     limits = StepLimits(tokens, rows, rows, blocks, len(config.windows))
-    plan = KVPlan(tuple(blocks + group for group in range(len(config.windows))), kv)
+    plan = KVCacheShape(tuple(blocks + group for group in range(len(config.windows))), kv)
     return lower(ops, WeightPlan(layouts), StepLayout(limits), plan, passes)
 
 

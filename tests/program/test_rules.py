@@ -7,7 +7,7 @@ import pytest
 from tandem.errors import ProgramError
 from tandem.kernels.panels import LAYOUTS
 from tandem.program.graph import Builder, Heads, Matrix, Value, Vector
-from tandem.program.lower import KVPlan, lower
+from tandem.program.lower import KVCacheShape, lower
 from tandem.program.program import Tensor
 from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.validate import validate
@@ -200,4 +200,9 @@ def test_a_value_that_is_changed_in_place_but_needed_later() -> None:
     with pytest.raises(
         ProgramError, match=r"first = add\(embedded, h\) changes embedded in place, but second = "
     ):
-        lower(b.ops, WeightPlan({"table": LAYOUTS["f32"]}), StepLayout(StepLimits(4, 1, 1, 1)), KVPlan((1,)))
+        lower(
+            b.ops,
+            WeightPlan({"table": LAYOUTS["f32"]}),
+            StepLayout(StepLimits(4, 1, 1, 1)),
+            KVCacheShape((1,)),
+        )

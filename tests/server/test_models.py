@@ -21,10 +21,10 @@ def test_a_draft_belongs_to_one_model(tmp_path: Path) -> None:
     tiny, other = (write_tiny_model(tmp_path / f"{name}.gguf") for name in ("tiny", "other"))
     files = {"tiny": tiny, "other": other}
     assert parse(["serve", str(tiny), "--draft", "a", "--draft", "b=c"]).draft == ["a", "b=c"]
-    assert serve._own({"tiny": tiny}, [str(other)], None) == {"tiny": {"draft": other}}
-    assert serve._own(files, [f"other={tiny}"], None) == {"other": {"draft": tiny}}
+    assert serve._per_model_options({"tiny": tiny}, [str(other)], None) == {"tiny": {"draft": other}}
+    assert serve._per_model_options(files, [f"other={tiny}"], None) == {"other": {"draft": tiny}}
     with pytest.raises(RequestError, match="--draft tiny="):
-        serve._own(files, [str(other)], None)
+        serve._per_model_options(files, [str(other)], None)
 
 
 @pytest.mark.fast
@@ -33,7 +33,7 @@ def test_a_draft_of_another_vocabulary_is_refused_at_once(tmp_path: Path, monkey
     monkeypatch.setattr("tests.cli.tiny_model.byte_letters", lambda: [f"token {i}" for i in range(256)])
     strange = write_tiny_model(tmp_path / "strange.gguf")
     with pytest.raises(RequestError, match="another vocabulary"):
-        serve._own({"tiny": tiny}, [str(strange)], None)
+        serve._per_model_options({"tiny": tiny}, [str(strange)], None)
 
 
 def test_each_model_has_its_own(tmp_path: Path) -> None:

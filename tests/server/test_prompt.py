@@ -50,7 +50,7 @@ def allows(llm: LLM, answer: str, **request: Any) -> bool:
     """Whether the grammar of a request accepts the whole response."""
     prompt = build_prompt(llm, GenerationRequest("m", messages=HI, **request))
     params = {**prompt.params, "max_tokens": 5000}
-    constraint = llm.prepare(prompt.ids, **params).sequence.request.constraint
+    constraint = llm.prepare(prompt.ids, **params).sequence.constraint
     assert constraint is not None
     matcher, ids = constraint._matcher, llm.tokenizer.encode(answer, bos=False)
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())

@@ -24,7 +24,7 @@ from tandem.kernels.panels import LAYOUTS, panel_layout
 from tandem.model.config import Rope
 from tandem.model.synthetic import SHAPES, SyntheticModel
 from tandem.program.fuse import PASSES, fuse
-from tandem.program.lower import KVPlan, lower
+from tandem.program.lower import KVCacheShape, lower
 from tandem.program.program import Program
 from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
@@ -97,7 +97,7 @@ def lowered(model: SyntheticModel, passes: tuple[str, ...], kv: str = "f16") -> 
         StepLayout(StepLimits(STEP_TOKENS, BATCH, BATCH, blocks, groups)),
     )
     ops = fuse(model.ops(CONTEXT), plan.layouts, passes)
-    return lower(ops, plan, step, KVPlan((blocks,) * groups, kv), passes)
+    return lower(ops, plan, step, KVCacheShape((blocks,) * groups, kv), passes)
 
 
 def jobs_of(program: Program, device: Capabilities) -> Iterator[Job]:

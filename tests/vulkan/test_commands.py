@@ -42,7 +42,7 @@ def test_a_small_gpu_memory_spills_and_changes_no_token(
         original(device, program)
         spilled.append(sum(placed.part.nbytes for placed in device.placed if placed.spilled))
 
-    monkeypatch.setattr(VulkanDevice, "place", watched)
+    monkeypatch.setattr(VulkanDevice, "allocate", watched)
     expected = answer(capsys, tiny, "--device", "cpu")
     assert len(expected) == 24
     for limit in ("1", "0.0001", "0.000001"):  # GB

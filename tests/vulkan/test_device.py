@@ -56,7 +56,7 @@ def rows() -> np.ndarray:  # type: ignore[type-arg]
 
 
 def start(device: VulkanDevice, program: Program, tokens: int = TOKENS) -> None:
-    device.place(program)
+    device.allocate(program)
     device.write(program.values["x"][1], rows().reshape(-1).view(np.uint8))
     device.memory("step").view(np.int32)[:3] = tokens, 1, 1
 
@@ -71,7 +71,7 @@ def hide_memory(device: VulkanDevice) -> None:
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_program_runs_and_what_is_not_in_the_step_stays(small: VulkanDevice, hidden: bool) -> None:
     program = quantise_program()
-    small.place(program)
+    small.allocate(program)
     if hidden:
         hide_memory(small)
     small.write(program.values["x"][1], rows().reshape(-1).view(np.uint8))
@@ -162,7 +162,7 @@ def test_repacked_panels_are_those_of_the_cpu(
     program = Program([], {}, {"weights": nbytes})
     cpu = CPUDevice(threads=1)
     for device in (cpu, small):
-        device.place(program)
+        device.allocate(program)
     if hidden:
         hide = small.arenas["weights"].parts[0][1]
         hide.mapped = None
@@ -176,7 +176,7 @@ def test_repacked_panels_are_those_of_the_cpu(
 
 def test_transfers_larger_than_the_staging_buffers(small: VulkanDevice) -> None:
     nbytes = 2 * STAGING_BYTES + 12345
-    small.allocate("weights", nbytes)
+    small.allocate_arena("weights", nbytes)
     small.arenas["weights"].parts[0][1].mapped = None
     data = np.random.default_rng(0).integers(0, 256, nbytes - 7, np.uint8)
     small.write(Tensor("all", "weights", "u8", nbytes, offset=0), data)

@@ -56,12 +56,12 @@ class CPUDevice:
         free = host_memory() - (max(0, given - touched_memory()) if given else 0)
         return free, free
 
-    def place(self, program: Program) -> None:
+    def allocate(self, program: Program) -> None:
         self._arenas.clear()  # frees the arenas of the previous Program
         for arena, nbytes in program.arena_bytes.items():
-            self.allocate(arena, nbytes)
+            self.allocate_arena(arena, nbytes)
 
-    def allocate(self, arena: str, nbytes: int) -> Bytes:
+    def allocate_arena(self, arena: str, nbytes: int) -> Bytes:
         """Allocates zeroed memory for an arena. Its pages are not resident until they are touched."""
         try:
             memory = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -46,7 +46,7 @@ class PartitionResult(NamedTuple):
 
 
 class Accelerator(Protocol):
-    """Computes partitions in the order of submission. Nothing is allocated after `place`."""
+    """Computes partitions in the order of submission. Nothing is allocated after `allocate`."""
 
     @property
     def name(self) -> str: ...
@@ -60,7 +60,7 @@ class Accelerator(Protocol):
     def supports(self, gemm: Gemm) -> bool:
         """Whether it may compute this matmul."""
 
-    def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
+    def allocate(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
         """Allocates the Works' weights. `copies`: results must stay valid while the next partition runs."""
 
     def load(self, work: int, operands: Mapping[str, Bytes]) -> None:
@@ -130,7 +130,7 @@ class DeviceAccelerator(Worker):
     def describe(self) -> str:
         return self.device.describe()
 
-    def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
+    def allocate(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
         sizes = {"step": program.arena_bytes["step"]}
         self._counts, self._copies, self._own = dict(program.max_counts), copies, {}
         self._recordings.clear()
@@ -142,7 +142,7 @@ class DeviceAccelerator(Worker):
                 f"the partitioned matmuls take up to {nbytes / 1e9:.2f} GB more, and {self.name} has "
                 f"{free / 1e9:.2f} GB free: use one device, or a smaller model"
             )
-        self.device.place(Program(launches, self._counts, sizes))
+        self.device.allocate(Program(launches, self._counts, sizes))
 
     def load(self, work: int, operands: Mapping[str, Bytes]) -> None:
         for launch in self._placed[work].launches:

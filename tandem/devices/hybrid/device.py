@@ -1,8 +1,9 @@
-"""A main device whose matmuls (`columns`, `pipeline`) or attention (`npu-attention`) are partitioned with accelerators.
+"""A main device that shares its matmuls (`columns`, `columns-overlapped`) or its attention (`npu-attention`) with
+accelerators.
 
 The main device holds the whole model, so it runs a step alone where partitioning does not pay. The engine sees one
-device. `pipeline` is `columns` with two steps in flight: the main device runs one step while the accelerators compute
-their partitions of the other; each step has its own activations.
+device. `columns-overlapped` is `columns` with two steps in flight: the main device runs one step while the accelerators
+compute their partitions of the other; each step has its own activations.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tandem.devices.hybrid.accelerator import (
 from tandem.devices.hybrid.balance import Balance, Fixed
 from tandem.devices.hybrid.cut import Gemm, Work, attentions, gemms, moved_activations, put_columns
 from tandem.devices.hybrid.recording import HybridRecording, SlotRecordings
-from tandem.devices.hybrid.segments import InFlightStep, SegmentRunner
+from tandem.devices.hybrid.segments import SegmentedStep, SegmentRunner
 from tandem.errors import DeviceError
 from tandem.kernels.abi import COUNTS, Q8_COLUMNS
 from tandem.kernels.kernel import Counts
@@ -79,9 +80,9 @@ class HybridDevice:
         self.name = ",".join(
             [main.name.split()[0], *(accelerator.name.split()[0] for accelerator in accelerators)]
         )
-        self.stages = 2 if placement == "pipeline" else 1
+        self.stages = 2 if placement == "columns-overlapped" else 1
         self.step_slots = (
-            2 if placement == "pipeline" else 1 if placement == "npu-attention" else main.step_slots
+            2 if placement == "columns-overlapped" else 1 if placement == "npu-attention" else main.step_slots
         )
         self.whole = placement != "npu-attention"  # the main device can run a whole step alone
         self.shares_memory, self.loaders, self.workers = main.shares_memory, main.loaders, main.workers
@@ -98,12 +99,15 @@ class HybridDevice:
         """Returns a hybrid device with one more accelerator; no model is placed yet."""
         if not self.whole or self.fractions is not None:
             raise DeviceError(
-                "the NPU needs measured partitions: use --placement columns or pipeline, and no --split"
+                "the NPU needs measured partitions: use --placement columns or columns-overlapped, and no --split"
             )
         return HybridDevice(self.main, [*self.accelerators, accelerator], self.placement, None, self.only)
 
     def describe(self) -> str:
-        kind = {"columns": "columns of matmuls", "pipeline": "columns of matmuls, two steps in flight,"}
+        kind = {
+            "columns": "columns of matmuls",
+            "columns-overlapped": "columns of matmuls, two steps in flight,",
+        }
         said = f"{kind.get(self.placement, 'attention')} on {' and '.join(h.describe() for h in self.accelerators)}"
         divisions = [
             f"{bucket} tokens: {self._said(balance)}" for bucket, balance in sorted(self.balances.items())
@@ -128,7 +132,7 @@ class HybridDevice:
     def free_memory(self) -> tuple[float, float]:
         return self.main.free_memory()
 
-    def place(self, program: Program) -> None:
+    def allocate(self, program: Program) -> None:
         self._stop()
         self.works = gemms(program) if self.whole else attentions(program)
         self._program = program
@@ -148,12 +152,12 @@ class HybridDevice:
             sizes["kv"] = 0
         launches = [launch for step_slot in range(self.stages) for launch in self._main_launches(step_slot)]
         for accelerator in self.accelerators:
-            accelerator.place(self.works, program, copies=self.stages > 1)
-        self.main.place(Program(launches, program.max_counts, sizes))
+            accelerator.allocate(self.works, program, copies=self.stages > 1)
+        self.main.allocate(Program(launches, program.max_counts, sizes))
         self.runner = SegmentRunner(self._run_segment, behind=self.stages > 1)
 
     def _main_launches(self, step_slot: int) -> list[Launch]:
-        """Returns all launches that the main device may run in a step slot. `place` needs them: a tensor must not be
+        """Returns all launches that the main device may run in a step slot. `allocate` needs them: a tensor must not be
         split."""
         tensor_map, scratch = moved_activations(step_slot * self._slot_stride), self._scratch(step_slot)
         offloaded = set() if self.whole else {i for work in self.works for i in range(work.begin, work.end)}
@@ -253,7 +257,7 @@ class HybridDevice:
         may = self.only(work)
         return (True, *(may and accelerator.supports(work) for accelerator in self.accelerators))
 
-    def _run_segment(self, step: InFlightStep) -> bool:
+    def _run_segment(self, step: SegmentedStep) -> bool:
         recordings, balance = self._slot_recordings[step.step_slot], self.balance(step.tokens)
         if step.segment == 0:
             if step.kind == "measure":
@@ -280,13 +284,13 @@ class HybridDevice:
         step.segment += 1
         return False
 
-    def _observe_step(self, step: InFlightStep, balance: Balance | Fixed) -> None:
+    def _observe_step(self, step: SegmentedStep, balance: Balance | Fixed) -> None:
         now = time.perf_counter()
         seconds, self._ended = now - max(step.begun, self._ended), now
         if not step.first:
             balance.observe_step(step.tokens, seconds, step.rest, step.kind == "together")
 
-    def _divide(self, recordings: SlotRecordings, step: InFlightStep, balance: Balance | Fixed) -> None:
+    def _divide(self, recordings: SlotRecordings, step: SegmentedStep, balance: Balance | Fixed) -> None:
         """Submits each accelerator's partition of the segment's Work, and computes the main device's own."""
         work = self.works[step.segment]
         eligible = self.eligible(work)
@@ -320,7 +324,7 @@ class HybridDevice:
     def _step(self, step_slot: int) -> Bytes:
         return self.main.memory(arena_in(step_slot, "step"))
 
-    def _gather(self, recordings: SlotRecordings, step: InFlightStep, balance: Balance | Fixed) -> None:
+    def _gather(self, recordings: SlotRecordings, step: SegmentedStep, balance: Balance | Fixed) -> None:
         """Copies the accelerators' results into the output, beside the main device's own columns."""
         waiting, step.waiting = step.waiting, []
         index = step.segment - 1

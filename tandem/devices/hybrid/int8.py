@@ -74,7 +74,7 @@ class Int8Accelerator(Worker):
         scales = f"each {self.block} columns" if self.block else "a row"
         return f"the NPU's arithmetic on the CPU (int8, a scale for {scales})"
 
-    def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
+    def allocate(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
         self._works = [check_gemm(work, self.name) for work in works]
 
     def load(self, work: int, operands: Mapping[str, Bytes]) -> None:

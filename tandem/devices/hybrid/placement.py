@@ -10,7 +10,7 @@ from tandem.devices.hybrid.accelerator import DeviceAccelerator
 from tandem.devices.hybrid.device import HybridDevice, Mapped
 from tandem.errors import DeviceError
 
-PLACEMENTS = ("layers", "columns", "pipeline", "npu-attention")
+PLACEMENTS = ("layers", "columns", "columns-overlapped", "npu-attention")
 
 
 def open_hybrid(devices: Sequence[Device], placement: str, split: Sequence[int] | None) -> HybridDevice:

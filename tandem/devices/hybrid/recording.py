@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tandem.devices import device as devices
 from tandem.devices.hybrid.cut import Gemm, TensorMap
-from tandem.devices.hybrid.segments import InFlightStep
+from tandem.devices.hybrid.segments import SegmentedStep
 from tandem.errors import DeviceError
 from tandem.interrupts import deferred
 from tandem.program.program import Program, Tensor
@@ -72,7 +72,7 @@ class HybridRecording:
 
     def __init__(self, device: HybridDevice, recordings: SlotRecordings) -> None:
         self.device, self.recordings = device, recordings
-        self._in_flight: InFlightStep | None = None
+        self._in_flight: SegmentedStep | None = None
 
     def start(self) -> None:
         device, tokens = self.device, self.device.tokens(self.recordings.step_slot)
@@ -85,7 +85,7 @@ class HybridRecording:
             assert self.recordings.alone is not None
             self.recordings.alone.start()
             return
-        step = InFlightStep(self.recordings.step_slot, tokens, kind)
+        step = SegmentedStep(self.recordings.step_slot, tokens, kind)
         try:
             self._in_flight = step
             runner.add(step)

@@ -18,7 +18,7 @@ from tandem.devices.hybrid.accelerator import MAX_RECENT_TIMES, PartitionResult
 
 
 @dataclass(eq=False)
-class InFlightStep:
+class SegmentedStep:
     step_slot: int
     tokens: int
     kind: str  # "off" or "alone": main device only; "measure": measure, then decide; "together": partitioned
@@ -36,12 +36,12 @@ class SegmentRunner:
     """`run(step)` runs a step's next segment and returns whether it was the last. `behind`: a step may follow the
     previous step one segment behind; otherwise it waits until the previous step is done."""
 
-    def __init__(self, run: Callable[[InFlightStep], bool], *, behind: bool) -> None:
+    def __init__(self, run: Callable[[SegmentedStep], bool], *, behind: bool) -> None:
         self.times: deque[tuple[float, float]] = deque(
             maxlen=MAX_RECENT_TIMES
         )  # when the main device was busy
         self._run, self._behind = run, behind
-        self._steps: list[InFlightStep] = []  # oldest first
+        self._steps: list[SegmentedStep] = []  # oldest first
         self._changed, self._open = Condition(), True
         self._thread = Thread(target=self._work, name="tandem hybrid", daemon=True)
         self._thread.start()
@@ -50,12 +50,12 @@ class SegmentRunner:
     def idle(self) -> bool:
         return not self._steps
 
-    def add(self, step: InFlightStep) -> None:
+    def add(self, step: SegmentedStep) -> None:
         with self._changed:
             self._steps.append(step)
             self._changed.notify_all()
 
-    def withdraw(self, step: InFlightStep) -> None:
+    def withdraw(self, step: SegmentedStep) -> None:
         """Releases the waiter of a step that may not have been added."""
         with self._changed:
             if step not in self._steps:
@@ -94,10 +94,10 @@ class SegmentRunner:
                 for *_, future in step.waiting:
                     future.add_done_callback(self.wake)
 
-    def _ready(self) -> InFlightStep | None:
+    def _ready(self) -> SegmentedStep | None:
         """Returns the oldest step whose results have arrived. Steps stay in order: later tokens attend to earlier
         ones."""
-        before: InFlightStep | None = None
+        before: SegmentedStep | None = None
         for step in self._steps:
             follows = before is None or (
                 self._behind and before.kind == step.kind == "together" and before.segment > step.segment

@@ -66,9 +66,9 @@ class NpuAccelerator(Int8Accelerator):
     def supports(self, gemm: Gemm) -> bool:
         return self._may.admits(gemm)
 
-    def place(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
+    def allocate(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
         """One configuration for all works, and instructions for each depth and number of rows of tiles."""
-        super().place(works, program, copies=copies)
+        super().allocate(works, program, copies=copies)
         self.close_npu()
         with self._made_ready():
             self._configure(int(program.max_counts["tokens"]))

@@ -73,7 +73,7 @@ def _rate(
     """Measures the bytes per second of a step of only the first layers, with `tokens` tokens."""
     count = next((n for n in range(1, len(work)) if sum(work[:n]) >= MIN_MEASURED_BYTES), len(work))
     part = cut(program, starts, [count])[0]
-    device.place(part.program)
+    device.allocate(part.program)
     for tensor in part.tensor_map.values():
         if tensor.arena == "weights":  # unwritten pages map to one zero page, which stays in cache
             device.write(tensor, np.zeros(tensor.nbytes, np.uint8))
@@ -85,7 +85,7 @@ def _rate(
         begun = time.perf_counter()
         recording.replay()
         seconds.append(time.perf_counter() - begun)
-    device.place(Program([], {}, {}))  # frees the memory
+    device.allocate(Program([], {}, {}))  # frees the memory
     return sum(work[:count]) / min(seconds)
 
 

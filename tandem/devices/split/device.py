@@ -15,7 +15,7 @@ import numpy as np
 from tandem.devices.device import Bytes, Device, WeightRows, validate_on
 from tandem.devices.split.balance import balance
 from tandem.devices.split.cut import OWN, Part, cut, layer_starts
-from tandem.devices.split.stage import InFlightStep, Stage, StepBuffers
+from tandem.devices.split.stage import Stage, StagedStep, StepBuffers
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.interrupts import deferred
 from tandem.kernels.kernel import Counts
@@ -71,7 +71,7 @@ class SplitDevice:
         shared = max((fast for shares, fast, _ in free if shares), default=0.0)
         return own + shared, own + max(host)
 
-    def place(self, program: Program) -> None:
+    def allocate(self, program: Program) -> None:
         self._stop()
         starts = layer_starts(program)
         counts = self.split or self._balance(program, starts)
@@ -83,7 +83,7 @@ class SplitDevice:
         self._check_fit(parts)
         for device, part in zip(self.devices, parts, strict=True):
             validate_on(device, part.program, part.entering)
-            device.place(part.program)
+            device.allocate(part.program)
         crossing = max(sum(tensor.nbytes for tensor in part.leaving) for part in parts)
         sizes = program.arena_bytes["step"], program.arena_bytes["results"], crossing
         self._buffers = [StepBuffers(*(np.zeros(n, np.uint8) for n in sizes)) for _ in range(self.step_slots)]
@@ -174,18 +174,18 @@ class SplitRecording:
 
     def __init__(self, device: SplitDevice, buffers: StepBuffers) -> None:
         self.device, self.buffers = device, buffers
-        self._step = InFlightStep(buffers)
+        self._step = StagedStep(buffers)
         self._step.done.set()
 
     def start(self) -> None:
         self.device._check_open()
-        step, inbox = InFlightStep(self.buffers), self.device.chain[0].inbox
+        step, inbox = StagedStep(self.buffers), self.device.chain[0].inbox
         self._step = step
         try:
             inbox.put(step)
         except BaseException as interrupt:
             # The step may be queued already. A second one after it shows when it has passed.
-            follower = InFlightStep(self.buffers, interrupt)
+            follower = StagedStep(self.buffers, interrupt)
             inbox.put(follower)
             follower.done.wait()
             step.done.set()

@@ -33,7 +33,7 @@ class StepBuffers:
 
 
 @dataclass(eq=False)
-class InFlightStep:
+class StagedStep:
     """A step that passes through the stages."""
 
     buffers: StepBuffers
@@ -48,13 +48,13 @@ class Stage:
         self.times: deque[tuple[float, float]] = deque(
             maxlen=MAX_RECENT_TIMES
         )  # begin and end of recent steps
-        self.inbox: SimpleQueue[InFlightStep | None] = SimpleQueue()
+        self.inbox: SimpleQueue[StagedStep | None] = SimpleQueue()
         tensors = {t for launch in part.program.launches for t in launch.buffers.values() if t is not None}
         self._tables = [tensor for tensor in tensors if tensor.arena == "step"]
         self._samples = any(tensor.arena == "results" for tensor in tensors)
         self._thread: Thread | None = None
 
-    def start(self, onward: Callable[[InFlightStep], None]) -> None:
+    def start(self, onward: Callable[[StagedStep], None]) -> None:
         self._thread = Thread(
             target=self._work, args=(onward,), name=f"tandem {self.device.name}", daemon=True
         )
@@ -66,7 +66,7 @@ class Stage:
         if self._thread:
             self._thread.join()
 
-    def _work(self, onward: Callable[[InFlightStep], None]) -> None:
+    def _work(self, onward: Callable[[StagedStep], None]) -> None:
         while (step := self.inbox.get()) is not None:
             if step.error is None:
                 begun = time.perf_counter()

@@ -191,14 +191,14 @@ class VulkanDevice:
         heaps = range(len(self.capabilities.heaps))
         return [float(max(0, budget.heapBudget[i] - budget.heapUsage[i])) for i in heaps]
 
-    def place(self, program: Program) -> None:
-        """Like Device.place. One Program at a time: frees the memory of the previous one."""
+    def allocate(self, program: Program) -> None:
+        """Like Device.allocate. One Program at a time: frees the memory of the previous one."""
         self._memory.close()
         self.arenas.clear()
         max_bytes = min(MAX_PART_BYTES, self.capabilities.largest_allocation)
         self._allocate(arena_parts(program, max_bytes))
 
-    def allocate(self, arena: str, nbytes: int) -> None:
+    def allocate_arena(self, arena: str, nbytes: int) -> None:
         """Allocates one arena in one part, zeroed."""
         self._allocate([ArenaPart(arena, 0, nbytes, HOST_WRITES if arena == "step" else HOT)])
 

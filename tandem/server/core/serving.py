@@ -191,7 +191,7 @@ def _prompt_logprobs(llm: AsyncLLM, ids: list[int], token: Token) -> list[TokenL
 
 def _find_stop_string(llm: AsyncLLM, ids: list[int], stops: Sequence[str]) -> str | None:
     """The stop string that ended a response; the response's text does not contain it any more."""
-    if ids[-1] in llm.llm.tokenizer.stop_ids:
+    if ids[-1] in llm.llm.tokenizer.eos_ids:
         return None
     text = llm.llm.tokenizer.decode(ids, continues=True)
     found = [stop for stop in stops if stop in text]
