@@ -10,6 +10,7 @@ import pytest
 
 from tandem.cli.commands import parse
 from tandem.doctor.checks import without_names
+from tandem.server.http.connections import RESERVED_FILES
 from tandem.server.settings import ServerSettings, read_settings_file
 from tandem.settings import read_settings
 
@@ -38,6 +39,8 @@ def test_the_unit_starts_an_existing_command() -> None:
     assert parse(command.split()).command == "serve"
     [stop] = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
     assert int(stop) > ServerSettings().shutdown
+    [files] = re.findall(r"^LimitNOFILE=(\d+)$", unit, re.MULTILINE)
+    assert int(files) >= ServerSettings().max_connections + 2 * RESERVED_FILES
 
 
 def test_a_services_user_needs_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

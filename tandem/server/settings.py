@@ -35,6 +35,8 @@ class ServerSettings:
     max_prompt: int | None = None  # tokens of a prompt; None: the context
     max_requests: int = 256  # running and waiting requests
     max_queue: int = 128  # waiting requests
+    max_connections: int = 1024  # open connections, if the limit of open files allows them
+    max_connections_per_address: int = 512  # of a client, or of a proxy
     timeout: float = 600.0  # seconds for a response
     read_timeout: float = 20.0  # seconds for the headers, and for the body, of a request
     write_timeout: float = 30.0  # seconds for a client to read what was sent

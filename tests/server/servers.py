@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -106,16 +107,23 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str | Path, **settings: Any) -> Iterator[Running]:
-    """A server on a free port, with its own cache folder."""
+def serving(
+    folder: Path, *arguments: str | Path, open_files: int | None = None, **settings: Any
+) -> Iterator[Running]:
+    """A server on a free port, with its own cache folder; with `open_files` as its limit."""
     folder.mkdir(parents=True, exist_ok=True)
     log, file = folder / "server.log", folder / "settings.toml"
     file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "NO_PROXY": "*"}
     options = ["--settings", str(file)] + ([] if "port" in settings else ["--port", "0"])
     command = [sys.executable, "-m", "tandem", "serve", *map(str, arguments), *options]
+
+    def limit() -> None:
+        if open_files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=env)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=env, preexec_fn=limit)
     try:
         running = Running(process, _address(process, log), log, env)
         wait_until(lambda: running.ask("/health")[0] == 200)

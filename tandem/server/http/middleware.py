@@ -30,7 +30,7 @@ OPEN_PATHS = ("/", "/health", "/favicon.ico")  # need no API key
 OPEN_FOLDER = "/page/"
 MONITORING_PATHS = ("/live", "/metrics")  # do not count towards max_requests
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-MAX_PARTIAL_BODIES = 16  # times max_body: memory for all incomplete bodies
+MAX_BODIES = 8  # times max_body: memory for the bodies of all requests
 DISCARD_SECONDS = 5.0  # to read the rest of a rejected body, so that the client sees the response
 RETRY_AFTER = 2  # seconds
 
@@ -70,7 +70,7 @@ class Middleware:
         self.app, self.settings = app, settings
         self.keys = ApiKeys(read_api_keys(settings.api_keys)) if settings.api_keys else None
         self.working = 0  # requests that count towards max_requests
-        self.arriving = 0  # bytes of incomplete bodies
+        self.body_bytes = 0  # of all requests
         self.draining = False  # shutting down: new requests are rejected
         self._exchanges: set[Exchange] = set()
 
@@ -95,6 +95,7 @@ class Middleware:
             await exchange.end()
         finally:
             self._exchanges.discard(exchange)
+            self.body_bytes -= exchange.body_bytes
             exchange.write_log()
 
     async def _serve(self, exchange: Exchange) -> None:
@@ -107,6 +108,7 @@ class Middleware:
             return await exchange.allow_origin()
         if self.keys and not is_open and not self.keys.accept(exchange.key()):
             raise Refusal(401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`")
+        exchange.is_served = not is_open
         counts = not is_open and path not in MONITORING_PATHS
         self.check_capacity(counts)
         await exchange.read_body(self)
@@ -120,8 +122,8 @@ class Middleware:
     def check_capacity(self, counts: bool) -> None:
         if counts and self.working >= self.settings.max_requests:
             raise Refusal(429, f"{self.working} requests are in progress: try again later")
-        if self.arriving > MAX_PARTIAL_BODIES * self.settings.max_body:
-            raise Refusal(429, "too many large requests are arriving: try again later")
+        if self.body_bytes > MAX_BODIES * self.settings.max_body:
+            raise Refusal(429, "too many large requests are in progress: try again later")
 
     def _check_origin(self, exchange: Exchange) -> None:
         """Rejects web pages of other origins, and host names that DNS rebinding points at this machine."""
@@ -159,6 +161,8 @@ class Exchange:
         self.id = given if re.fullmatch(r"[\w.-]{1,64}", given) else secrets.token_hex(8)
         self.origin = ""  # of an allowed web page of another origin
         self.expired = False
+        self.is_served = False  # it has passed all checks, and is not open to everyone
+        self.body_bytes = 0
         self._body: bytes | None = None
         self._status, self._sent, self._kind, self._complete = 0, 0, b"", False
 
@@ -172,7 +176,7 @@ class Exchange:
     # ---- the request
 
     async def read_body(self, middleware: Middleware) -> None:
-        limit, parts, size, more = self._settings.max_body, list[bytes](), 0, True
+        limit, parts, more = self._settings.max_body, list[bytes](), True
         too_large = Refusal(413, f"the request is larger than {limit} bytes: shorten it, or raise max_body")
         if int(self.header(b"content-length") or 0) > limit:
             raise too_large
@@ -183,17 +187,16 @@ class Exchange:
                     if message["type"] == "http.disconnect":
                         raise ClientGone
                     parts.append(message.get("body", b""))
-                    size, more = size + len(parts[-1]), message.get("more_body", False)
-                    middleware.arriving += len(parts[-1])
-                    if size > limit:
+                    more = message.get("more_body", False)
+                    self.body_bytes += len(parts[-1])
+                    middleware.body_bytes += len(parts[-1])
+                    if self.body_bytes > limit:
                         raise too_large
                     if more:
                         middleware.check_capacity(False)
         except TimeoutError:
             seconds = self._settings.read_timeout
             raise Refusal(408, f"the request did not arrive within {seconds:g} s: send it faster") from None
-        finally:
-            middleware.arriving -= size
         self._body = b"".join(parts)
 
     async def receive(self) -> Message:
@@ -307,6 +310,9 @@ class Exchange:
             self._sent,
             seconds,
             how,
+            extra={
+                "kind": None if self.is_served and self._status < 400 else f"status {self._status or '-'}"
+            },
         )
 
 

@@ -1,28 +1,22 @@
-"""Runs the app on uvicorn: socket, timeouts, log, and a shutdown that ends every response."""
+"""Runs the app on uvicorn: socket, timeouts, and a shutdown that ends every response."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tandem.errors import RequestError
+from tandem.server.http.connections import Connection, Connections, Listener, allowed_connections
+from tandem.server.http.limited_log import log_to_stderr
 from tandem.server.http.middleware import App, Middleware
 from tandem.server.instances import registered
 from tandem.server.settings import ServerSettings
 
-KEEPALIVE = {
-    socket.TCP_KEEPIDLE: 30,  # s before the first probe
-    socket.TCP_KEEPINTVL: 10,  # s between probes
-    socket.TCP_KEEPCNT: 3,  # probes
-}
 SWITCH_INTERVAL = 0.0005  # s that the engine's thread waits at most for the GIL while tokens are sent
 SHUTDOWN_GRACE = 3.0  # s to send the error to clients whose responses were ended
 
@@ -50,13 +44,13 @@ def serve(
     fatal: Callable[[], Exception | None] = lambda: None,
 ) -> None:
     """Serves `app` until SIGTERM or Ctrl-C, or until `fatal` returns an error, which is raised."""
-    _log_to_stderr()
+    log_to_stderr()
     middleware = Middleware(app, settings)
     host, port = bound.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     config = uvicorn.Config(
         middleware,
-        http=_connection_class(settings),
+        http=Connection,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -79,11 +73,26 @@ class _Server(uvicorn.Server):
         self.middleware, self.url, self.fatal = middleware, url, fatal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        assert sockets
+        self.servers = [self._listener(bound) for bound in sockets]  # type: ignore[misc]
         sys.setswitchinterval(SWITCH_INTERVAL)
         gc.collect()
         gc.freeze()  # the loaded objects stay: each collection that scans them would take as long as four steps
         print(f"tandem: listening at {self.url}", file=sys.stderr, flush=True)
+
+    def _listener(self, bound: socket.socket) -> Listener:
+        settings = self.middleware.settings
+        max_open = allowed_connections(settings.max_connections)
+        connections = Connections(max_open, min(settings.max_connections_per_address, max_open))
+
+        def create() -> Connection:
+            state, config = self.server_state, self.config
+            return Connection(
+                settings, connections, config=config, server_state=state, app_state=self.lifespan.state
+            )
+
+        return Listener(bound, connections, create)
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self.fatal() is not None
@@ -96,55 +105,3 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         timer.cancel()
         self._captured_signals.clear()  # uvicorn would raise them again after this shutdown
-
-
-def _connection_class(settings: ServerSettings) -> type[asyncio.Protocol]:
-    """The class of uvicorn's connections: with a deadline for request headers, and TCP keepalive."""
-
-    class Connection(HttpToolsProtocol):
-        _deadline: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if (peer := transport.get_extra_info("socket")) and peer.family != socket.AF_UNIX:
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option, value in KEEPALIVE.items():
-                    peer.setsockopt(socket.IPPROTO_TCP, option, value)
-            self._start_deadline()
-
-        def data_received(self, data: bytes) -> None:
-            idle = self.cycle is None or self.cycle.response_complete
-            if idle and self._deadline is None:  # the next request of a kept-alive connection
-                self._start_deadline()
-            super().data_received(data)
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self.scope["tandem.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
-
-        def on_headers_complete(self) -> None:
-            self._cancel_deadline()
-            super().on_headers_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._cancel_deadline()
-            super().connection_lost(exc)
-
-        def _start_deadline(self) -> None:
-            self._deadline = self.loop.call_later(settings.read_timeout, self.transport.abort)
-
-        def _cancel_deadline(self) -> None:
-            if self._deadline:
-                self._deadline.cancel()
-            self._deadline = None
-
-    return Connection
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
-    for name, level in (("tandem", logging.INFO), ("uvicorn", logging.WARNING)):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
