@@ -63,7 +63,7 @@ class Hardware:
     sources: dict[str, str]
     calibration: Calibration
     npu: dict[str, Any] | None = None
-    careful: str = ""  # of "this" machine: what disturbed its measurement
+    warning: str = ""  # of "this" machine: what disturbed its measurement
 
     def __post_init__(self) -> None:
         """Refuses rates with which a prediction could exceed the roofline."""

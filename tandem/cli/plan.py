@@ -152,15 +152,15 @@ def _is_file(name: str) -> bool:
 def _print(data: Data, hardware: Hardware) -> None:
     print(f"{data['model']['name']} on {hardware.title}: {data['status']}")
     print(LEGEND)
-    if hardware.careful:
-        print(f"Warning: {hardware.careful}.")
+    if hardware.warning:
+        print(f"Warning: {hardware.warning}.")
     for plan in data["plans"]:
         _print_plan(plan, data, hardware)
     if data["experts"]:
         found = data["experts"]
         print(
             f"\nA mixture of experts with {found['active_parameters'] / 1e9:.3g} billion active parameters in "
-            f"{found['weights']} ({human_size(found['bytes_a_token'])} a token), batch 1: limit "
+            f"{found['weights']} ({human_size(found['bytes_per_token'])} a token), batch 1: limit "
             f"{found['limit_tokens_per_s']:.1f} tok/s, predicted {found['predicted_tokens_per_s']:.1f}. "
             "By the active weights alone: this version runs no such model, and memory for all experts is not checked."
         )
@@ -179,7 +179,7 @@ def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
     half = "Linux's default, half of " if hardware.kind == "apu" else ""
     assumed = f" ({half}{hardware.memory_gib:g} GiB)" if hardware.name != "this" else ""
     print(f"  in {heaps}{assumed}: {_verdict(memory, hardware)}")
-    weights, reads = plan["weights_bytes_a_token"], hardware.read_gb_s
+    weights, reads = plan["weight_bytes_per_step"], hardware.read_gb_s
     print(
         f"each step reads {human_size(weights)} of weights at {_digits(reads)} GB/s or less: at batch 1 no more than "
         f"{_rate(reads * 1e9 / weights)} tok/s without speculative decoding\n"
@@ -188,7 +188,7 @@ def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
     _print_step_down(plan["decode"], hardware)
     print(
         f"\nprefill of {prompt['tokens']} tokens: limit {prompt['limit']['tokens_per_s']:,.0f} tok/s, predicted "
-        f"{prompt['predicted']['tokens_per_s']:,.0f} (by {prompt['predicted']['binds']}), first token after "
+        f"{prompt['predicted']['tokens_per_s']:,.0f} (by {prompt['predicted']['bottleneck']}), first token after "
         f"{_digits(prompt['first_token_s'])} s"
     )
     for row in plan["speculation"] or []:
@@ -206,11 +206,13 @@ def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
 
 
 def _verdict(memory: Data, hardware: Hardware) -> str:
-    if memory["fits"] and memory["left"] < LITTLE:
-        return f"fits, but leaves only {human_size(memory['left'])} for the desktop and other programs"
+    if memory["fits"] and memory["free"] < LITTLE:
+        return f"fits, but leaves only {human_size(memory['free'])} for the desktop and other programs"
     if memory["fits"]:
-        return f"fits, with room for {memory['sequences']} such context{'s' * (memory['sequences'] > 1)}"
-    missing = f"DOES NOT FIT, {human_size(-memory['left'])} are missing"
+        return (
+            f"fits, with room for {memory['max_sequences']} such context{'s' * (memory['max_sequences'] > 1)}"
+        )
+    missing = f"DOES NOT FIT, {human_size(-memory['free'])} are missing"
     if hardware.kind == "apu" and memory["needed"] <= hardware.memory_gib * 2**30 * HOST_SHARE:
         return f"{missing}; it would fit with a higher memory limit for the GPU (docs/AMD.md, Memory)"
     return missing
@@ -239,7 +241,7 @@ def _print_target(target: Data) -> None:
 
 def _batch(found: Data, target: Data) -> str:
     if found["batch"] is None:
-        return f"not reached up to batch {target['most_batch']}"
+        return f"not reached up to batch {target['max_batch']}"
     each = target["tokens_per_s"] / found["batch"]
     of_each = f" ({each:.1f} tok/s each)" if found["batch"] > 1 else ""
     return f"from batch {found['batch']}{of_each}" + ("" if found["fits"] else ", which does not fit")
@@ -250,9 +252,9 @@ def _cells(row: Data) -> list[str]:
         str(row["batch"]),
         str(row["depth"]),
         _rate(row["limit"]["tokens_per_s"]),
-        row["limit"]["binds"],
+        row["limit"]["bottleneck"],
         _rate(row["predicted"]["tokens_per_s"]),
-        row["predicted"]["binds"],
+        row["predicted"]["bottleneck"],
         _digits(row["predicted"]["seconds"] * 1e3),
         "yes" if row["fits"] else "no",
     ]

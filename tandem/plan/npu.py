@@ -46,7 +46,7 @@ def npu_plan(planned: Planned, hardware: Hardware, prompt: int, depth: int) -> D
     for name, prompt_of in (("a good shader", _good_prompt), ("our kernels", _our_prompt)):
         found = {tokens: prompt_of(planned, kinds, tokens, hardware, npu) for tokens in {*PROMPTS, prompt}}
         pays = [tokens for tokens in PROMPTS if found[tokens]["gain"] >= MIN_GAIN]
-        prefill.append({"shader": name, **found[prompt], "pays_from": min(pays, default=None)})
+        prefill.append({"shader": name, **found[prompt], "min_prompt_tokens": min(pays, default=None)})
     decode = [_decode(kinds, batch, depth, hardware, npu) for batch in BATCHES]
     return {
         "status": f"{NOT_RUN}; {STATUS}",
@@ -110,12 +110,12 @@ class _Kinds:
         helped = sum(n * placed.seconds for placed, n in each if placed.fractions[1])
         columns = sum(n * placed.seconds * placed.fractions[1] for placed, n in each)
         return {
-            "alone_tokens_per_s": tokens / alone,
-            "together_tokens_per_s": tokens / together,
+            "without_npu_tokens_per_s": tokens / alone,
+            "with_npu_tokens_per_s": tokens / together,
             "speedup": alone / together,
             "gain": gain(alone, together),
-            "pays": gain(alone, together) >= MIN_GAIN,
-            "npu_columns": columns / helped if helped else 0.0,
+            "recommended": gain(alone, together) >= MIN_GAIN,
+            "npu_column_share": columns / helped if helped else 0.0,
         }
 
 
@@ -155,7 +155,7 @@ def _prompt(
         sums.append(place_columns(kinds.program, counts, [igpu, npu], memory, begin + count // 2 or 1))
     return {
         "tokens": tokens,
-        "reached": rate / (hardware.matrix_tflop_s * 1e12),
+        "peak_fraction": rate / (hardware.matrix_tflop_s * 1e12),
         "tflop_s": rate / 1e12,
         **kinds.summed(sums, tokens, predicted),
     }
@@ -191,26 +191,27 @@ def npu_lines(plan: Data) -> list[str]:
         + ("fits" if memory["fits"] else "DOES NOT FIT"),
     ]
     for row in plan["prefill"]:
-        pays = f"pays from prompts of {row['pays_from']} on" if row["pays_from"] else "does not pay up to 512"
+        shortest = row["min_prompt_tokens"]
+        pays = f"pays from prompts of {shortest} on" if shortest else "does not pay up to 512"
         lines.append(
-            f"  prompt of {row['tokens']} with {row['shader']} ({row['reached']:.0%} of the peak, {row['tflop_s']:.1f} "
-            "TFLOP/s): "
-            f"{row['alone_tokens_per_s']:,.0f} tok/s alone, {row['together_tokens_per_s']:,.0f} with the NPU "
-            f"({row['speedup']:.2f}x; {row['npu_columns']:.0%} of the columns of what it helps with); {pays}"
+            f"  prompt of {row['tokens']} with {row['shader']} ({row['peak_fraction']:.0%} of the peak, "
+            f"{row['tflop_s']:.1f} TFLOP/s): "
+            f"{row['without_npu_tokens_per_s']:,.0f} tok/s alone, {row['with_npu_tokens_per_s']:,.0f} with the NPU "
+            f"({row['speedup']:.2f}x; {row['npu_column_share']:.0%} of the columns of what it helps with); {pays}"
         )
     for row in plan["decode"]:
         lines.append(
             f"  decoding {row['batch']} at depth {row['depth']}, read at the usual rate: "
-            f"{row['alone_tokens_per_s']:,.1f} tok/s alone, "
-            f"{row['together_tokens_per_s']:,.1f} with the NPU: "
-            + ("it would help" if row["pays"] else "no help, for both read the same memory")
+            f"{row['without_npu_tokens_per_s']:,.1f} tok/s alone, "
+            f"{row['with_npu_tokens_per_s']:,.1f} with the NPU: "
+            + ("it would help" if row["recommended"] else "no help, for both read the same memory")
         )
     row = plan["attention"]
     lines.append(
         f"  attention alone on the NPU, {row['depth']} deep: {row['speedup']:.2f}x"
         + ("" if row["speedup"] > 1 else ", slower than without")
     )
-    decoding = max((row["speedup"] for row in plan["decode"] if row["pays"]), default=0.0)
+    decoding = max((row["speedup"] for row in plan["decode"] if row["recommended"]), default=0.0)
     lines.append(
         f"  at most about {best['speedup']:.1f}x for prompts against a good shader, and "
         + (f"{decoding:.1f}x for decoding" if decoding else "nothing for decoding")

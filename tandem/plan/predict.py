@@ -43,7 +43,7 @@ class Seconds:
     total: float = 0.0  # less than the sum where they overlap
 
     @property
-    def binds(self) -> str:
+    def bottleneck(self) -> str:
         parts = {"memory": self.memory, "arithmetic": self.arithmetic, "launches": self.launches}
         return max(parts, key=lambda name: parts[name])
 

@@ -87,7 +87,7 @@ def measure(device: Device) -> Hardware:
             "carve_out_gib": "in memory_gib",
         },
         calibration_of(kind),
-        careful=disturbed(seen.others) and f"{disturbed(seen.others)} during it: repeat with --measure",
+        warning=disturbed(seen.others) and f"{disturbed(seen.others)} during it: repeat with --measure",
     )
     return _with_rate(unknown, Planned(model, prompt), prompt, seconds, peak and peak / 1e12)
 

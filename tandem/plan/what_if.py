@@ -17,7 +17,7 @@ from tandem.kernels.panels import LAYOUTS
 from tandem.model.model import Model
 from tandem.plan.predict import MAX_ROWS, Planned, Seconds, added
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_DRAFT_TOKENS = 8
 TARGET_DEPTHS = (512, 4096, 16384)
 Data = dict[str, Any]
@@ -59,7 +59,7 @@ def plan_of(planned: Planned, hardware: Hardware, wanted: PlanOptions, draft: Pl
     room = sum(memory.heaps.values()) - memory.needed
     return {
         "kv": planned.kv,
-        "weights_bytes_a_token": planned.weights_read,
+        "weight_bytes_per_step": planned.weights_read,
         "memory": {
             "parts": memory.parts,
             "heaps": {
@@ -67,8 +67,8 @@ def plan_of(planned: Planned, hardware: Hardware, wanted: PlanOptions, draft: Pl
             },
             "needed": memory.needed,
             "fits": memory.fits,
-            "left": room,
-            "sequences": 1 + int(room / planned.kv_bytes(planned.context, 1)) if memory.fits else 0,
+            "free": room,
+            "max_sequences": 1 + int(room / planned.kv_bytes(planned.context, 1)) if memory.fits else 0,
         },
         "decode": [
             _decode(planned, hardware, batch, depth) for depth in wanted.depths for batch in wanted.batches
@@ -81,11 +81,15 @@ def plan_of(planned: Planned, hardware: Hardware, wanted: PlanOptions, draft: Pl
 
 def _rates(tokens: float, limit: Seconds, predicted: Seconds) -> Data:
     return {
-        "limit": {"tokens_per_s": tokens / limit.total, "seconds": limit.total, "binds": limit.binds},
+        "limit": {
+            "tokens_per_s": tokens / limit.total,
+            "seconds": limit.total,
+            "bottleneck": limit.bottleneck,
+        },
         "predicted": {
             "tokens_per_s": tokens / predicted.total,
             "seconds": predicted.total,
-            "binds": predicted.binds,
+            "bottleneck": predicted.bottleneck,
         },
     }
 
@@ -128,7 +132,7 @@ def _speculation(
         return {
             "acceptance": rate,
             "draft_tokens": draft_tokens,
-            "expected": expected,
+            "tokens_per_step": expected,
             "fits": fits,
             **speeds,
         }
@@ -160,7 +164,7 @@ def _target(planned: Planned, hardware: Hardware, target: float, depths: Sequenc
             fits = batch is not None and planned.memory(hardware, depth + 1, batch).fits
             row["limit" if how == "limit" else "predicted"] = {"batch": batch, "fits": fits}
         rows.append(row)
-    return {"tokens_per_s": target, "most_batch": MAX_ROWS, "rows": rows}
+    return {"tokens_per_s": target, "max_batch": MAX_ROWS, "rows": rows}
 
 
 def _min_batch(planned: Planned, hardware: Hardware, how: str, depth: int, target: float) -> int | None:
@@ -190,7 +194,7 @@ def experts(active: float, layout: str, hardware: Hardware) -> Data:
     return {
         "active_parameters": active,
         "weights": layout,
-        "bytes_a_token": nbytes,
+        "bytes_per_token": nbytes,
         "limit_tokens_per_s": 1 / limit,
         "predicted_tokens_per_s": 1 / predicted,
     }

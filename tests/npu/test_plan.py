@@ -25,17 +25,17 @@ def planned() -> Planned:
 def test_prompts_gain_and_decoding_does_not(planned: Planned) -> None:
     found = npu_plan(planned, PHOENIX, 512, 128)
     good, ours = found["prefill"]
-    assert 1.4 <= good["speedup"] <= 1.6 and good["pays"] and 32 <= good["pays_from"] <= 128
+    assert 1.4 <= good["speedup"] <= 1.6 and good["recommended"] and 32 <= good["min_prompt_tokens"] <= 128
     # Together they cannot be faster than the sum of their rates, and most of that is reached.
     most = 1 + INT32_TOP_S / (PHOENIX.matrix_tflop_s * GOOD_SHADER)
     assert 0.9 * most < good["speedup"] < most
-    assert ours["alone_tokens_per_s"] < good["alone_tokens_per_s"]
+    assert ours["without_npu_tokens_per_s"] < good["without_npu_tokens_per_s"]
     predicted = plan_of(planned, PHOENIX, PlanOptions(batches=(1,)))["prefill"]["predicted"]["tokens_per_s"]
-    assert ours["alone_tokens_per_s"] == pytest.approx(predicted), (
+    assert ours["without_npu_tokens_per_s"] == pytest.approx(predicted), (
         "one figure for our kernels without the NPU"
     )
     for row in found["decode"]:
-        assert row["speedup"] == 1 and not row["pays"] and row["npu_columns"] == 0
+        assert row["speedup"] == 1 and not row["recommended"] and row["npu_column_share"] == 0
     assert found["attention"]["speedup"] < 1
 
 

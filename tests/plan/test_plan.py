@@ -77,8 +77,10 @@ def test_keys_and_values_by_hand() -> None:
 def test_one_stream_is_bound_by_memory_and_prompts_by_arithmetic() -> None:
     found = plan(gemma())
     one = found["decode"][0]
-    assert one["limit"]["binds"] == "memory" and one["limit"]["tokens_per_s"] == pytest.approx(5.55, abs=0.03)
-    assert found["prefill"]["limit"]["binds"] == "arithmetic"
+    assert one["limit"]["bottleneck"] == "memory" and one["limit"]["tokens_per_s"] == pytest.approx(
+        5.55, abs=0.03
+    )
+    assert found["prefill"]["limit"]["bottleneck"] == "arithmetic"
     assert found["prefill"]["first_token_s"] > found["prefill"]["first_token_limit_s"]
 
 
@@ -135,7 +137,7 @@ def test_speculation_counts_the_draft() -> None:
     plain = gemma().predict(PHOENIX, [(128, 1)]).total
     assert never["draft_tokens"] == 1 and never["predicted"]["seconds"] > plain
     assert often["predicted"]["tokens_per_s"] > 1.5 / plain
-    assert often["expected"] == pytest.approx((1 - 0.7 ** (often["draft_tokens"] + 1)) / 0.3)
+    assert often["tokens_per_step"] == pytest.approx((1 - 0.7 ** (often["draft_tokens"] + 1)) / 0.3)
 
 
 def test_a_draft_takes_memory_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,14 +156,14 @@ def test_short_steps_have_digits(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_experts_by_hand() -> None:
     found = experts(3e9, "q4_0", PHOENIX)
-    assert found["bytes_a_token"] == 3e9 * Q4_0
+    assert found["bytes_per_token"] == 3e9 * Q4_0
     assert found["limit_tokens_per_s"] == pytest.approx(86.7e9 / (3e9 * Q4_0))
 
 
 def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("llama-3-70b:q8_0", "--hardware", "phoenix-780m", "--memory", "32", "-b", "1")
     memory = said(capsys, *arguments)["plans"][0]["memory"]
-    assert not memory["fits"] and memory["sequences"] == 0 and memory["left"] < 0
+    assert not memory["fits"] and memory["max_sequences"] == 0 and memory["free"] < 0
     assert main(["plan", *arguments]) == 0
     assert "DOES NOT FIT" in capsys.readouterr().out
 
@@ -268,14 +270,14 @@ def form(data: Any) -> Any:
 
 
 RATES = {
-    "limit": {"tokens_per_s": "float", "seconds": "float", "binds": "str"},
-    "predicted": {"tokens_per_s": "float", "seconds": "float", "binds": "str"},
+    "limit": {"tokens_per_s": "float", "seconds": "float", "bottleneck": "str"},
+    "predicted": {"tokens_per_s": "float", "seconds": "float", "bottleneck": "str"},
 }
 BATCH = {"batch": "int", "fits": "bool"}
 PLAN = {
     "model": "str",
     "kv": "str",
-    "weights_bytes_a_token": "float",
+    "weight_bytes_per_step": "float",
     "memory": {
         "parts": dict.fromkeys(
             ("weights", "keys and values", "activations", "inputs and results", "headroom"), "float"
@@ -283,13 +285,14 @@ PLAN = {
         "heaps": {key: {"bytes": "float", "used": "float"} for key in ("carved out", "GTT")},
         "needed": "float",
         "fits": "bool",
-        "left": "float",
-        "sequences": "int",
+        "free": "float",
+        "max_sequences": "int",
     },
     "decode": [{"batch": "int", "depth": "int", "fits": "bool", **RATES}],
     "prefill": {"tokens": "int", "first_token_s": "float", "first_token_limit_s": "float", **RATES},
-    "speculation": [{"acceptance": "float", "draft_tokens": "int", "expected": "float", "fits": "bool", **RATES}],
-    "target": {"tokens_per_s": "float", "most_batch": "int",
+    "speculation": [{"acceptance": "float", "draft_tokens": "int", "tokens_per_step": "float", "fits": "bool",
+                     **RATES}],
+    "target": {"tokens_per_s": "float", "max_batch": "int",
                "rows": [{"depth": "int", "limit": BATCH, "predicted": BATCH}]},
 }  # fmt: skip
 
@@ -300,13 +303,13 @@ def test_the_form_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "gemma-3-4b:q4_0", "--hardware", "phoenix-780m", "--weights", "q4_0,q8_0", "--kv", "f16,q8",
         "--draft", "gemma-3-1b:q4_0", "--target", "81", "--active", "3", "-b", "1,8", "-c", "1024",
     )  # fmt: skip
-    assert found["schema"] == 1 and found["status"] == NOT_RUN == "estimate; not yet run"
+    assert found["schema"] == 2 and found["status"] == NOT_RUN == "estimate; not yet run"
     names = [(each["model"], each["kv"]) for each in found["plans"]]
     assert names == [(f"gemma-3-4b:{f}", kv) for f in ("q4_0", "q8_0") for kv in ("f16", "q8")]
     assert form(found["plans"]) == [PLAN]
     assert list(found) == ["schema", "status", "model", "hardware", "context", "draft", "plans", "experts"]
     assert list(found["experts"]) == [
-        "active_parameters", "weights", "bytes_a_token", "limit_tokens_per_s", "predicted_tokens_per_s",
+        "active_parameters", "weights", "bytes_per_token", "limit_tokens_per_s", "predicted_tokens_per_s",
     ]  # fmt: skip
     assert found["experts"]["weights"] == "q4_0", "the first of the formats"
     assert {"name", "title", "status", "heaps", "sources", "calibration"} < set(found["hardware"])
@@ -343,5 +346,5 @@ def test_the_whole_command_is_quick() -> None:
         check=True,
         timeout=300,
     )
-    assert json.loads(done.stdout)["schema"] == 1
+    assert json.loads(done.stdout)["schema"] == 2
     assert min(float(done.stderr), time.perf_counter() - begun) < 3

@@ -85,7 +85,7 @@ def test_nothing_is_above_the_limit(
         assert limit <= machine.peak_top_s * 1e12 / (2 * weights(model))
     for row in found["speculation"]:
         within(row)
-        assert 1 <= row["expected"] <= row["draft_tokens"] + 1
+        assert 1 <= row["tokens_per_step"] <= row["draft_tokens"] + 1
     assert [row["depth"] for row in found["target"]["rows"]] == [d for d in TARGET_DEPTHS if d < CONTEXT]
     for row in found["target"]["rows"]:
         predicted, limit = row["predicted"]["batch"], row["limit"]["batch"]
@@ -106,7 +106,7 @@ def test_experts_are_within_it_too(active: float, layout: str, machine: Hardware
     found = experts(active, layout, machine)
     assert 0 < found["predicted_tokens_per_s"] <= found["limit_tokens_per_s"] * (1 + 1e-9)
     assert found["limit_tokens_per_s"] <= machine.peak_top_s * 1e12 / (2 * active) * (1 + 1e-9)
-    assert found["limit_tokens_per_s"] <= machine.read_gb_s * 1e9 / found["bytes_a_token"] * (1 + 1e-9)
+    assert found["limit_tokens_per_s"] <= machine.read_gb_s * 1e9 / found["bytes_per_token"] * (1 + 1e-9)
 
 
 WRONG = (

@@ -82,7 +82,7 @@ def test_a_busy_machine_is_remembered_as_such(
     reading = Reading(1.0, None, [], 0, others)
     monkeypatch.setattr(Sensors, "during", lambda self, run: (run(), reading))
     this_machine(device="cpu", folder=tmp_path)
-    kept = this_machine(device="cpu", folder=tmp_path).careful
+    kept = this_machine(device="cpu", folder=tmp_path).warning
     assert kept.startswith(said) and ("--measure" in kept) == bool(said)
 
 
