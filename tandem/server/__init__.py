@@ -14,5 +14,5 @@ The path of a chat request:
 | exception -> HTTP status and the API's error body | `http/errors.py` |
 
 To add an API, copy `anthropic/messages.py` (request models, endpoints, translation to `GenerationRequest` and from
-`Delta`), add its router to `app.py`, and its error body to `http/errors.py`.
+`Delta`), add its router to `ROUTERS` of `app.py`, and its error formats to `APIS` of `http/apis.py`.
 """

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tandem.server.http import errors
 from tests.cli.tiny_model import write_tiny_model
 from tests.packages import model_path
 from tests.server.servers import PATIENCE, Running, serving, wait_until
@@ -134,6 +135,23 @@ def test_rejections_have_the_error_body_of_their_api(
     else:
         assert "origins" in body["error"]["message"] and body["error"]["type"] == "permission_error"
     assert (body.get("type") == "error") == (path == "/v1/messages")
+
+
+@pytest.mark.parametrize(
+    ("path", "begin", "end", "error"),
+    [
+        ("/v1/chat/completions", "data: ", "\n\n",
+         {"message": "no {}", "type": "server_error", "param": None, "code": "lost"}),
+        ("/v1/messages", "event: error\ndata: ", "\n\n", {"type": "overloaded_error", "message": "no {}"}),
+        ("/api/chat", "", "\n", "no {}"),
+    ],
+)  # fmt: skip
+def test_a_stream_that_fails_ends_in_the_format_of_its_api(
+    path: str, begin: str, end: str, error: Any
+) -> None:
+    text = errors.stream_error(path, 503, "no {}", "lost")
+    assert text.startswith(begin) and text.endswith(end) and text.strip().count("\n") == begin.count("\n")
+    assert json.loads(text[len(begin) :])["error"] == error
 
 
 def test_models_are_chosen_by_name(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem.errors import RequestError
+from tandem.server.anthropic.error_body import AnthropicErrorBody
 from tandem.server.core.content_blocks import ContentBlock, block_events, content_blocks
 from tandem.server.core.generation import (
     GenerationRequest,
@@ -23,14 +24,13 @@ from tandem.server.core.generation import (
     sampling_params,
 )
 from tandem.server.core.serving import Server, get_server
-from tandem.server.http import errors
 from tandem.server.http.request_body import JSONRoute, Natural, Positive, StrictModel, drop_none
 from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
 from tandem.server.openai.types import ERRORS as OPENAI_ERRORS
 from tandem.server.openai.types import EVENTS, new_id
 
 router = APIRouter(route_class=JSONRoute, tags=["Anthropic"])
-ERRORS = {status: {**about, "model": errors.AnthropicErrorBody} for status, about in OPENAI_ERRORS.items()}
+ERRORS = {status: {**about, "model": AnthropicErrorBody} for status, about in OPENAI_ERRORS.items()}
 IGNORED = frozenset(
     {
         "metadata",

@@ -31,6 +31,7 @@ from tandem.server.app import create_app
 from tandem.server.cluster import merged
 from tandem.server.cluster.routing import PrefixAffinity, prefix_keys
 from tandem.server.http import errors
+from tandem.server.http.apis import STREAMS
 from tandem.server.http.middleware import RETRY_AFTER, Message, Receive, Send
 from tandem.server.monitoring.engine_monitor import live_snapshot
 from tandem.server.settings import ServerSettings
@@ -230,8 +231,8 @@ async def _fail(path: str, kind: bytes | None, send: Send) -> None:
     if kind is None:
         headers = [(b"content-type", b"application/json"), (b"retry-after", b"%d" % RETRY_AFTER)]
         await send({"type": "http.response.start", "status": 503, "headers": headers})
-    elif kind.startswith(b"text/event-stream"):
-        body = b"data: " + body + b"\n\n"
+    elif kind.startswith(STREAMS):
+        body = errors.stream_error(path, 503, LOST, "replica_lost").encode()
     await send({"type": "http.response.body", "body": body})
 
 

@@ -1,10 +1,11 @@
-"""Maps exceptions to HTTP status codes and to the error body of each API.
+"""Maps exceptions to HTTP status codes and to the error body of each API (apis.py).
 
 An unexpected exception is a 500 that reveals nothing; the log has its traceback.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -15,9 +16,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from typing_extensions import TypedDict
 
 from tandem import errors
+from tandem.server.http.apis import api_of
 
 LOG = logging.getLogger("tandem.server")
 RETRY_SECONDS = "1"
@@ -36,40 +37,11 @@ STATUS: tuple[tuple[type[errors.TandemError], int, str | None], ...] = (
     (errors.ModelFileError, 503, "model_file"),
     (errors.UnsupportedModelError, 503, "model_file"),
 )
-ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
 # Errors of Starlette's router.
 UNROUTED = {
     404: "there is no endpoint {path}: see /docs; OpenAI's clients need a base URL that ends in /v1",
     405: "{path} does not support {method}: see /docs",
 }
-ANTHROPIC_ERROR_TYPES = {413: "request_too_large", 503: "overloaded_error"}
-
-
-class ErrorDetail(TypedDict):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(TypedDict):
-    """OpenAI's error body."""
-
-    error: ErrorDetail
-
-
-class AnthropicErrorBody(TypedDict):
-    type: str
-    error: dict[str, str]
-
-
-class OllamaErrorBody(TypedDict):
-    error: str
 
 
 def install(app: FastAPI) -> None:
@@ -111,14 +83,13 @@ def response(
 
 def body(path: str, status: int, message: str, code: str | None = None, param: str | None = None) -> Any:
     """The error body of the API that `path` belongs to."""
-    message = message.encode(errors="replace").decode()
-    if path.startswith("/api/"):
-        return OllamaErrorBody(error=message)
-    error_type = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    if path.startswith("/v1/messages"):
-        error_type = ANTHROPIC_ERROR_TYPES.get(status, "api_error" if status >= 500 else error_type)
-        return AnthropicErrorBody(type="error", error={"type": error_type, "message": message})
-    return ErrorBody(error=ErrorDetail(message=message, type=error_type, param=param, code=code))
+    return api_of(path).error_body(status, message.encode(errors="replace").decode(), code, param)
+
+
+def stream_error(path: str, status: int, message: str, code: str | None = None) -> str:
+    """The last event of a stream that failed after its status was sent."""
+    text = json.dumps(body(path, status, message, code), ensure_ascii=False, separators=(",", ":"))
+    return api_of(path).stream_error.format(text)
 
 
 async def _tandem_error(request: Request, error: Exception) -> JSONResponse:

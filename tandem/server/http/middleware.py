@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from tandem.server.http import errors
+from tandem.server.http.apis import STREAMS
 from tandem.server.settings import ServerSettings, read_api_keys
 
 Message = MutableMapping[str, Any]
@@ -278,12 +279,9 @@ class Exchange:
             return await self.refuse(refusal)
         if self._complete:
             return
-        error = json.dumps(errors.body(self.scope["path"], refusal.status, refusal.message))
-        if self._kind.startswith(b"text/event-stream"):
-            name = "event: error\n" * (self.scope["path"] == "/v1/messages")
-            await self.send({"type": "http.response.body", "body": f"{name}data: {error}\n\n".encode()})
-        elif self._kind.startswith(b"application/x-ndjson"):
-            await self.send({"type": "http.response.body", "body": f"{error}\n".encode()})
+        if self._kind.startswith(STREAMS):
+            error = errors.stream_error(self.scope["path"], refusal.status, refusal.message)
+            await self.send({"type": "http.response.body", "body": error.encode()})
         else:
             self.abort()
 

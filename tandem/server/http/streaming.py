@@ -84,10 +84,4 @@ async def _rest(request: Request, first: str, events: AsyncGenerator[str, None])
             status, code = errors.status_of(error)
             if status >= 500:
                 errors.LOG.error("%s: %r", request.url.path, error, exc_info=error)
-            last = errors.body(request.url.path, status, errors.message_of(error), code)
-            path = request.url.path
-            yield (
-                json_line(last)
-                if path.startswith("/api/")
-                else sse_event(last, "error" * (path == "/v1/messages"))
-            )
+            yield errors.stream_error(request.url.path, status, errors.message_of(error), code)

@@ -26,15 +26,15 @@ from tandem.server.core.generation import (
     ToolCall,
 )
 from tandem.server.core.serving import Server, get_server
-from tandem.server.http import errors
 from tandem.server.http.request_body import Int32, JSONRoute, StrictModel, drop_none
 from tandem.server.http.streaming import cancel_on_disconnect, json_line, stream_response
+from tandem.server.ollama.error_body import OllamaErrorBody
 from tandem.server.openai.chat import ToolParam, logprobs_body, tool
 from tandem.server.openai.types import ERRORS as OPENAI_ERRORS
 from tandem.server.openai.types import Seed, StopTexts, TopK, TopLogprobs
 
 router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
-ERRORS = {status: {**about, "model": errors.OllamaErrorBody} for status, about in OPENAI_ERRORS.items()}
+ERRORS = {status: {**about, "model": OllamaErrorBody} for status, about in OPENAI_ERRORS.items()}
 MAX_KEEP_ALIVE = 1e9  # seconds; more means for ever
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 NDJSON = "application/x-ndjson"

@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 from tandem.engine.input_processor import MAX_COMPLETIONS
 from tandem.errors import RequestError
 from tandem.server.core.generation import GenerationUsage, sampling_params
-from tandem.server.http import errors
 from tandem.server.http.request_body import WHOLE, Natural, StrictModel, drop_none
+from tandem.server.openai.error_body import ErrorBody
 
 # Accepted and ignored: these fields cannot change the response.
 IGNORED = frozenset(
@@ -30,7 +30,7 @@ IGNORED = frozenset(
     }
 )
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": errors.ErrorBody, "description": text}
+    status: {"model": ErrorBody, "description": text}
     for status, text in {
         400: "The request is invalid or not supported",
         401: "The API key is missing or wrong",

@@ -1,0 +1,29 @@
+"""The table of APIs: the error format of each, by the prefix of its paths. A new API adds a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tandem.server.anthropic.error_body import error_body as anthropic_error_body
+from tandem.server.ollama.error_body import error_body as ollama_error_body
+from tandem.server.openai.error_body import error_body as openai_error_body
+
+
+class Api(NamedTuple):
+    prefix: str
+    error_body: Callable[[int, str, str | None, str | None], Any]  # from status, message, code and parameter
+    stream_error: str  # the last event of a stream that failed; {} is the error body as JSON
+
+
+# The first match counts. All other paths, such as /tokenize, use OpenAI's formats.
+APIS = (
+    Api("/api/", ollama_error_body, "{}\n"),
+    Api("/v1/messages", anthropic_error_body, "event: error\ndata: {}\n\n"),
+    Api("", openai_error_body, "data: {}\n\n"),
+)
+STREAMS = (b"text/event-stream", b"application/x-ndjson")  # content types of streams
+
+
+def api_of(path: str) -> Api:
+    return next(api for api in APIS if path.startswith(api.prefix))
