@@ -26,7 +26,11 @@ def find_server(options: argparse.Namespace) -> RemoteLLM | None:
         getattr(options, name) for name in LOAD_OPTIONS
     ):
         return None
-    for instance in running():
+    try:
+        found_servers = running()
+    except RequestError:  # of `tandem ps`; the model can be loaded here
+        return None
+    for instance in found_servers:
         if options.model in instance.models:
             found = RemoteLLM(instance, options.model)
             if found.is_available():

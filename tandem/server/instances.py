@@ -1,4 +1,8 @@
-"""The registry of running servers of this user, for `tandem ps`, `stop` and `run`: one locked file for each process."""
+"""The registry of running servers of this user, for `tandem ps`, `stop` and `run`: one locked file for each process.
+
+Others must not write to it: `tandem stop` kills the processes that it names, `tandem run` sends prompts and API keys to
+their addresses.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,21 @@ import fcntl
 import json
 import os
 import signal
+import stat
+import struct
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tandem.errors import RequestError
 from tandem.settings import read_settings
 
 POLL_SECONDS = 0.05
+MAX_SIZE = 1 << 20  # bytes of a file
+FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 
 
 class Instance(NamedTuple):
@@ -25,44 +35,47 @@ class Instance(NamedTuple):
     api_keys: str | None  # path of the file with its API keys
 
 
-def _folder() -> Path:
-    return read_settings().pipelines / "servers"
-
-
 @contextmanager
 def registered(url: str, models: list[str], api_keys: Path | None) -> Iterator[None]:
-    """Registers this process as a server while the block runs."""
+    """Registers this process as a server while the block runs. A full disk brings a warning: it is not listed then."""
     keys = str(api_keys.resolve()) if api_keys else None
     instance = Instance(os.getpid(), url, models, time.time(), keys)
-    path = _folder() / f"{instance.pid}.json"
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.unlink(missing_ok=True)
-    with path.open("x") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    file, path = None, None
+    try:
+        path = _folder() / f"{instance.pid}.json"
+        path.unlink(missing_ok=True)
+        file = path.open("x")
+        fcntl.lockf(file, fcntl.LOCK_EX)
         file.write(json.dumps(instance._asdict()))
         file.flush()
-        try:
-            yield
-        finally:
+    except (OSError, RequestError) as error:
+        problem = f"{path or _path()}: {error.strerror}" if isinstance(error, OSError) else error
+        warnings.warn(f"`tandem ps` will not show this server: {problem}", stacklevel=2)
+    try:
+        yield
+    finally:
+        if path:
             path.unlink(missing_ok=True)
+        if file:
+            with suppress(OSError):  # what could not be written
+                file.close()
 
 
 def running() -> list[Instance]:
-    """The running servers, oldest first. Files of killed servers are removed."""
+    """The running servers of this user, oldest first. Files of killed servers are removed."""
     found = []
-    for path in _folder().glob("*.json"):
-        with suppress(OSError, ValueError, TypeError), path.open() as file:
-            if _locked(file.fileno()):
-                found.append(Instance(**json.load(file)))
-            else:
-                path.unlink(missing_ok=True)
+    with suppress(OSError):
+        for path in _folder().glob("*.json"):
+            if instance := _read(path):
+                found.append(instance)
     return sorted(found, key=lambda instance: instance.started)
 
 
 def stop(instance: Instance, seconds: float) -> bool:
     """Sends SIGTERM and waits; False if the server is still running after `seconds`."""
     with suppress(ProcessLookupError):
-        os.kill(instance.pid, signal.SIGTERM)
+        if instance in running():
+            os.kill(instance.pid, signal.SIGTERM)
     end = time.monotonic() + seconds
     while any(other.pid == instance.pid for other in running()):
         if time.monotonic() > end:
@@ -71,9 +84,43 @@ def stop(instance: Instance, seconds: float) -> bool:
     return True
 
 
-def _locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
+def _path() -> Path:
+    return read_settings().pipelines / "servers"
+
+
+def _folder() -> Path:
+    """The folder of the registry. Only this user can write to it, also if it was there before."""
+    folder = _path()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise RequestError(f"{folder} is not a folder of this user: remove it, or set XDG_CACHE_HOME")
+    if status.st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
+def _read(path: Path) -> Instance | None:
+    """The server of a file of this user, if the process that it names holds its lock. The kernel knows that process, so
+    a forged file names nobody else's."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                return None
+            if (holder := _lock_holder(file)) is None:
+                path.unlink(missing_ok=True)
+                return None
+            instance = Instance(**json.loads(os.read(file, MAX_SIZE)))
+            return instance if instance.pid == holder else None
+        finally:
+            os.close(file)
+    return None
+
+
+def _lock_holder(file: int) -> int | None:
+    """The process that holds the lock of a file, None if none does. Of another machine or container: not above 0."""
+    asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = struct.unpack(FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else int(pid)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,9 +60,23 @@ class ServerSettings:
             raise RequestError(f"port = {self.port}: use 1 to 65535, or 0 for any free port")
 
     @property
+    def is_loopback(self) -> bool:
+        """Only this machine can connect."""
+        with suppress(ValueError):
+            return ipaddress.ip_address(self.host).is_loopback
+        return self.host == "localhost"
+
+    @property
     def is_personal(self) -> bool:
         """A local server without API keys: its clients may download models."""
-        return self.api_keys is None and self.host in ("127.0.0.1", "localhost", "::1")
+        return self.api_keys is None and self.is_loopback
+
+    def warnings(self) -> Iterator[str]:
+        """What lets others in, in sentences."""
+        if self.api_keys is None and not self.is_loopback:
+            yield f"everyone who can reach {self.host} can use this server: give API keys with --api-keys FILE"
+        if self.api_keys and self.api_keys.stat().st_mode & 0o077:
+            yield f"other users may read the API keys: run `chmod 600 {self.api_keys}`"
 
 
 def read_settings_file(path: Path) -> ServerSettings:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import json
 import logging
 import re
 import secrets
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from tandem.server.http import errors
 from tandem.server.http.apis import STREAMS
@@ -30,7 +33,9 @@ Headers = list[tuple[bytes, bytes]]
 OPEN_PATHS = ("/", "/health", "/favicon.ico")  # need no API key
 OPEN_FOLDER = "/page/"
 MONITORING_PATHS = ("/live", "/metrics")  # do not count towards max_requests
+PAGES = ("/", "/docs")  # may be opened by a link on a page of another origin
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+PRIVATE_DOMAINS = (".local", ".internal", ".localhost")  # that nobody can register
 MAX_BODIES = 8  # times max_body: memory for the bodies of all requests
 DISCARD_SECONDS = 5.0  # to read the rest of a rejected body, so that the client sees the response
 RETRY_AFTER = 2  # seconds
@@ -74,6 +79,7 @@ class Middleware:
         self.body_bytes = 0  # of all requests
         self.draining = False  # shutting down: new requests are rejected
         self._exchanges: set[Exchange] = set()
+        self._hostname = socket.gethostname().lower()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -130,17 +136,31 @@ class Middleware:
         """Rejects web pages of other origins, and host names that DNS rebinding points at this machine."""
         allowed, host = self.settings.cors_origins, exchange.header(b"host")
         name = re.sub(r":\d*$", "", host).lower()
-        is_local = self.settings.host in ("localhost", "::1") or self.settings.host.startswith("127.")
-        if is_local and not self.keys and name not in (*LOOPBACK_HOSTS, self.settings.host, ""):
+        if not self.keys and not self._is_own_name(name):
             raise Refusal(
-                403, f"this server is local and rejects the host name {name[:80]}: start it with --api-keys"
+                403,
+                f"this server has no API keys and rejects the host name {name[:80]}: "
+                f"start it with --api-keys, or add http://{name[:80]} to cors_origins",
             )
         origin = exchange.header(b"origin")
+        if origin == "" and exchange.is_cross_origin() and "*" not in allowed:
+            raise Refusal(403, "web pages of other origins may not call the server: see cors_origins")
         if origin in ("", f"http://{host}", f"https://{host}"):
             return
         if origin not in allowed and "*" not in allowed:
             raise Refusal(403, "this origin may not call the server: add it to cors_origins")
         exchange.origin = origin
+
+    def _is_own_name(self, name: str) -> bool:
+        """Whether a host name can be one of this server: not one that the owner of a web page may have registered."""
+        named = (urlsplit(origin).hostname for origin in self.settings.cors_origins)
+        if name in ("", self.settings.host, *LOOPBACK_HOSTS, *named):
+            return True
+        if self.settings.is_loopback:
+            return False
+        return (
+            "." not in name or name.endswith(PRIVATE_DOMAINS) or name == self._hostname or _is_address(name)
+        )
 
     def drain(self) -> None:
         """Rejects new requests; running ones continue."""
@@ -173,6 +193,14 @@ class Exchange:
     def key(self) -> str:
         scheme, _, token = self.header(b"authorization").partition(" ")
         return token.strip() if scheme.lower() == "bearer" else self.header(b"x-api-key")
+
+    def is_cross_origin(self) -> bool:
+        """Whether a web page of another origin caused the request. Browsers send no Origin with a GET of an image, a
+        script or a link; what they send tells it all the same. A link to one of our pages is welcome."""
+        if self.header(b"sec-fetch-site") not in ("cross-site", "same-site"):
+            return False
+        opens = self.header(b"sec-fetch-mode"), self.header(b"sec-fetch-dest"), self.scope["method"]
+        return opens != ("navigate", "document", "GET") or self.scope["path"] not in PAGES
 
     # ---- the request
 
@@ -312,6 +340,14 @@ class Exchange:
                 "kind": None if self.is_served and self._status < 400 else f"status {self._status or '-'}"
             },
         )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _digest(key: str) -> bytes:

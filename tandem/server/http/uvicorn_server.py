@@ -46,6 +46,8 @@ def serve(
     """Serves `app` until SIGTERM or Ctrl-C, or until `fatal` returns an error, which is raised."""
     log_to_stderr()
     middleware = Middleware(app, settings)
+    for warning in settings.warnings():
+        print(f"tandem: warning: {warning}", file=sys.stderr, flush=True)
     host, port = bound.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     config = uvicorn.Config(
