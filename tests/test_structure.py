@@ -19,7 +19,7 @@ LAYERS = [
     *("cli", "server", "report", "doctor", "tune", "plan", "bench"),
     *("engine", "model", "gguf", "devices", "program", "kernels", "native"),
 ]
-COMMON = {"errors", "interrupts", "settings", "threads"}  # for all
+COMMON = {"errors", "files", "interrupts", "settings", "threads"}  # for all
 MAX_LINES = 600
 
 

@@ -1,6 +1,6 @@
 """Reads the values of a GGUF file one after the other, each checked against the end of the file before use.
 
-Values are copied out of the mapping (a vocabulary is a few MB): only views of tensors keep a file mapped.
+The file is read in growing parts, since only its values say where the header ends.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, overload
 
 import numpy as np
 
 from tandem.errors import ModelFileError
+from tandem.gguf.disk import DiskFile
 from tandem.kernels.kernel import Array
 from tandem.native import ffi, load
 
@@ -22,6 +22,7 @@ NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=T
 BOOL, STRING, ARRAY = 7, 8, 9
 
 MAX_HEADER = 1 << 27  # bytes before the tensors; a large vocabulary takes 20 MB. Bounds every count below
+FIRST_READ = 1 << 20
 MAX_NAME = 65535
 MAX_NESTING = 4
 MAX_ENTRIES = 1 << 17  # keys, tensors and nested arrays of a file; models have a few thousand
@@ -67,11 +68,16 @@ def label(name: str) -> str:
 
 
 class Cursor:
-    """Reads forward through the header of a mapped file; `field`: the name in error messages."""
+    """Reads forward through the header of a file; `field`: the name in error messages."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data, self.size = path, data, min(len(data), MAX_HEADER)
+    def __init__(self, file: DiskFile) -> None:
+        self.path, self._file, self.size = file.path, file, min(file.size, MAX_HEADER)
         self.at, self.field, self.entries = 0, "magic", 0
+        if self.size == 0:
+            self.fail("the file is empty", 0, "fetch it again")
+        # Memory for the whole header; the first `known` bytes have been read. Not of the heap, which would keep it.
+        self.data, self.known = mmap.mmap(-1, self.size), 0
+        self.read_up_to(min(FIRST_READ, self.size))
 
     def fail(self, problem: str, at: int, advice: str = "the file is damaged, fetch it again") -> NoReturn:
         raise ModelFileError(self.path, self.field, at, f"{problem}: {advice}")
@@ -82,7 +88,16 @@ class Cursor:
         if size > left:
             self.fail(f"this needs {size} bytes where {left} are left", start, CUT_SHORT)
         self.at += size
+        if self.at > self.known:
+            self.read_up_to(self.at)
         return start
+
+    def read_up_to(self, end: int) -> None:
+        """Reads the file up to `end`, or beyond it."""
+        end = min(max(end, 2 * self.known), self.size)
+        with memoryview(self.data) as data:
+            self._file.read_into(data[self.known : end], self.known, self.field)
+        self.known = end
 
     def number(self, code: str) -> Any:
         return struct.unpack_from(code, self.data, self.take(struct.calcsize(code)))[0]
@@ -155,11 +170,18 @@ class Cursor:
 
     def strings(self, count: int) -> StringArray:
         offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
-        pointers = (ffi.cast("int64_t *", array.ctypes.data) for array in (offsets, lengths))
-        with ffi.from_buffer(self.data) as data:
-            used = load().tandem_scan_strings(data + self.at, self.size - self.at, count, *pointers)
-        if used < 0:
+        pointers = [ffi.cast("int64_t *", array.ctypes.data) for array in (offsets, lengths)]
+        while True:
+            with ffi.from_buffer(self.data) as data:
+                used = load().tandem_scan_strings(data + self.at, self.known - self.at, count, *pointers)
+            if used >= 0:
+                break
             at = self.at + int(offsets[-1 - used])
-            self.fail(f"string {-1 - used} of {count} runs past the end", at, CUT_SHORT)
+            end = at + 8
+            if end <= self.known:
+                end += int.from_bytes(self.data[at:end], "little")
+            if end > self.size:
+                self.fail(f"string {-1 - used} of {count} runs past the end", at, CUT_SHORT)
+            self.read_up_to(end)
         start = self.take(used)
         return StringArray(np.frombuffer(self.data[start : self.at], np.uint8), offsets, lengths)

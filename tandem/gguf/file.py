@@ -1,17 +1,16 @@
-"""A GGUF model: its metadata and its tensors, memory-mapped. Versions 2 and 3, whole or split.
+"""A GGUF model: its metadata and its tensors. Versions 2 and 3, whole or split.
 
 Layout: magic, version, counts; metadata (key, type, value); tensor infos (name, dimensions, type, offset);
 padding; tensor data. The file is not trusted: each count, length and offset is checked before it is
-used, and a fault is a ModelFileError that names file, field and byte.
+used, and a fault is a ModelFileError that names file, field and byte. So is a change of the file while it is
+open: it is read with `pread`, not mapped, since reading a mapped file that was cut short kills the process.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar, overload
@@ -20,6 +19,7 @@ import numpy as np
 
 from tandem.errors import ModelFileError, ModelNotFoundError
 from tandem.gguf.cursor import CUT_SHORT, NEWER, Cursor, StringArray, label
+from tandem.gguf.disk import DiskFile
 from tandem.gguf.formats import FORMATS, Format
 from tandem.kernels.kernel import Array
 
@@ -30,7 +30,6 @@ T = TypeVar("T")
 HEADER_BYTES = 24  # magic, version, count of tensors, count of keys: where metadata begins
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
-MAX_READ = 8 << 20  # bytes of tensors that may stay in memory after they were read
 SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 KINDS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
@@ -54,19 +53,17 @@ class GGUF:
     def __init__(self, path: Path) -> None:
         """Reads one file; `open` reads a model with all its parts."""
         self.path = path
-        cursor = Cursor(path, _map(path))
-        self._maps = {path: cursor.data}
-        self.file_size = len(cursor.data)
-        self._read = 0  # bytes since the last `forget`
+        file = DiskFile(path)
+        self._files = {path: file}
+        self.file_size = file.size
         self.metadata: dict[str, Any] = {}
         self._value_at: dict[str, int] = {}  # where in the file each value of `metadata` is
         self.tensors: dict[str, TensorInfo] = {}
-        _check_version(cursor)
-        cursor.field = "tensor count"
-        tensor_count = cursor.entries_of(33)
-        cursor.field = "metadata count"
-        self._read_metadata(cursor, cursor.entries_of(14))
-        self._read_tensors(cursor, tensor_count)
+        try:
+            self._read_header(Cursor(file))
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -83,6 +80,14 @@ class GGUF:
                     f"this says {total}, but the files hold {len(model.tensors)}: fetch them again",
                 )
         return model
+
+    def _read_header(self, cursor: Cursor) -> None:
+        _check_version(cursor)
+        cursor.field = "tensor count"
+        tensor_count = cursor.entries_of(33)
+        cursor.field = "metadata count"
+        self._read_metadata(cursor, cursor.entries_of(14))
+        self._read_tensors(cursor, tensor_count)
 
     def _read_metadata(self, cursor: Cursor, count: int) -> None:
         for index in range(count):
@@ -124,7 +129,7 @@ class GGUF:
             if name in self.tensors:
                 part.fail(name, f"the tensor is also in {self.tensors[name].path.name}: fetch both again")
         self.tensors |= part.tensors
-        self._maps |= part._maps
+        self._files |= part._files
         self.file_size += part.file_size
 
     def fail(self, field: str, problem: str) -> NoReturn:
@@ -161,56 +166,32 @@ class GGUF:
         return self.tensors[name]
 
     def raw(self, name: str) -> Array:
-        """Returns the bytes of a tensor as they are mapped: uint8 [rows, row bytes], not to be written."""
+        """Reads a tensor: uint8 [rows, row bytes]."""
         info = self.tensor(name)
-        flat = np.frombuffer(self._maps[info.path], np.uint8, info.nbytes, info.offset)
-        return flat.reshape(-1, info.row_bytes)
+        out = np.empty((info.nbytes // info.row_bytes, info.row_bytes), np.uint8)
+        self.read_rows(name, 0, out)
+        return out
 
-    def done_with(self, nbytes: int) -> None:
-        """Counts the bytes of tensors that were read, and frees their pages after MAX_READ bytes: freeing is slow."""
-        self._read += nbytes
-        if self._read >= MAX_READ:
-            self.forget()
+    def read_rows(self, name: str, first: int, out: Array) -> None:
+        """Fills `out`, uint8 [rows, row bytes], with the rows of a tensor from `first`."""
+        info = self.tensor(name)
+        self._files[info.path].read_into(out.data, info.offset + first * info.row_bytes, label(name))
 
-    def forget(self) -> None:
-        """Frees the pages of the file that were read; tensors can be read again."""
-        self._read = 0
-        for data in self._maps.values():
-            data.madvise(mmap.MADV_DONTNEED)
+    def check_unchanged(self) -> None:
+        """Raises an error if a file was written since it was opened: what was read may be of two versions."""
+        for file in self._files.values():
+            file.check_unchanged()
 
     def close(self) -> None:
-        """Unmaps the files; a file with views in use is unmapped with the last of them."""
-        for data in self._maps.values():
-            try:
-                data.close()
-            except BufferError:
-                continue
-        self._maps.clear()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        status = path.stat()  # before opening: to open a pipe would wait for its writer
-        if stat.S_ISDIR(status.st_mode):
-            raise ModelNotFoundError(f"{path} is a directory: name a .gguf file inside it")
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(path, "magic", 0, "this is not a regular file: name a .gguf file")
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise ModelFileError(path, "magic", 0, "the file is empty: fetch it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte in it
-        raise ModelNotFoundError(
-            f"{path} cannot be opened: {getattr(error, 'strerror', None) or error}"
-        ) from None
 
 
 def _check_version(cursor: Cursor) -> None:

@@ -1,4 +1,4 @@
-"""Loads weights: reads matrices from the file, repacks them into the device's layouts, and frees the pages it has read.
+"""Loads weights: reads matrices from the file and repacks them into the device's layouts.
 
 A format with a layout of its own keeps every bit. Other formats are converted, in panels to 8 bits with a scale per 32
 (q8_0), which adds less than a hundredth of their own quantisation error; `tandem inspect` shows each tensor's path.
@@ -6,7 +6,9 @@ A format with a layout of its own keeps every bit. Other formats are converted, 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
+from threading import Semaphore, local
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,9 @@ from tandem.program.graph import Vector
 from tandem.program.weight_plan import PackedMatrix, PackedVector, WeightPlan
 from tandem.threads import each
 
-READ_BYTES = 8 << 20  # bytes of the file that all loader threads together work on at a time
+# Bytes of the file that a thread reads before it repacks them. Few: they stay in its cache meanwhile. A device with one
+# loader divides them among threads of its own.
+READ_BYTES, READ_BYTES_OF_ONE = 1 << 19, 8 << 20
 CONVERSION_FACTOR = 8  # minimum memory of a conversion, as a multiple of the bytes in the file
 
 
@@ -31,14 +35,45 @@ class _Rows(NamedTuple):
     row: int
     end: int
 
+    @property
+    def name(self) -> str:
+        return self.packed.parts[self.part].name
+
+
+class _Scratch(local):
+    """Memory of a thread for the rows it reads, used again and again. Not of the heap, which would keep it."""
+
+    memory: Array = np.empty(0, np.uint8)
+    used = 0
+
+    def reserve(self, nbytes: int) -> None:
+        self.used = 0
+        if nbytes > len(self.memory):
+            self.memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+
+    def take(self, rows: int, row_bytes: int) -> Array:
+        begin, self.used = self.used, self.used + rows * row_bytes
+        return self.memory[begin : self.used].reshape(rows, row_bytes)
+
 
 def load_weights(gguf: GGUF, plan: WeightPlan, device: Device, tables: Mapping[str, Array]) -> None:
     """Fills the device's "weights" arena. `tables`: the constants that are not in the file."""
-    groups = _groups(gguf, plan, READ_BYTES // device.loaders)
-    each(lambda group: _load(gguf, device, group), groups, device.loaders)
+    may_repack, memory = Semaphore(device.loaders), _Scratch()
+
+    def load(group: list[_Rows]) -> None:
+        memory.reserve(sum((rows.end - rows.row) * gguf.tensor(rows.name).row_bytes for rows in group))
+        read = [_read(gguf, rows, memory) for rows in group]
+        with may_repack:
+            device.repack(read)
+
+    one = device.loaders == 1
+    groups = _groups(gguf, plan, READ_BYTES_OF_ONE if one else READ_BYTES)
+    each(
+        load, groups, 2 if one else device.loaders
+    )  # with one loader, a thread reads while the other repacks
     for packed in plan.vectors.values():
         _load_vector(gguf, packed, device, tables)
-    gguf.forget()
+    gguf.check_unchanged()
 
 
 def _groups(gguf: GGUF, plan: WeightPlan, max_bytes: int) -> Iterator[list[_Rows]]:
@@ -61,15 +96,11 @@ def _groups(gguf: GGUF, plan: WeightPlan, max_bytes: int) -> Iterator[list[_Rows
     yield group
 
 
-def _load(gguf: GGUF, device: Device, group: list[_Rows]) -> None:
-    read = [_read(gguf, rows) for rows in group]
-    device.repack(read)
-    gguf.done_with(sum(each.rows.nbytes for each in read))  # otherwise the file's pages would stay in memory
-
-
-def _read(gguf: GGUF, wanted: _Rows) -> WeightRows:
+def _read(gguf: GGUF, wanted: _Rows, memory: _Scratch) -> WeightRows:
     packed, part, layout = wanted.packed, wanted.packed.parts[wanted.part], wanted.packed.layout
-    info, rows = gguf.tensor(part.name), gguf.raw(part.name)[wanted.row : wanted.end]
+    info = gguf.tensor(part.name)
+    rows = memory.take(wanted.end - wanted.row, info.row_bytes)
+    gguf.read_rows(part.name, wanted.row, rows)
     first, run, period = packed.row_groups(wanted.part)
     begin = first * layout.matrix_bytes(layout.group_rows, part.columns)
     converted = rows if _same(packed, info) else _converted(rows, info.format, layout.name)

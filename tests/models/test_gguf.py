@@ -43,7 +43,7 @@ def test_metadata_and_tensors_come_back(tmp_path: Path, version: int) -> None:
                 raw.shape == (values.size // values.shape[-1], info.row_bytes) and raw.nbytes == info.nbytes
             )
             assert np.array_equal(raw, quantise(by_name(format), values).reshape(raw.shape))
-            assert not raw.flags.writeable and not raw.flags.owndata
+            assert raw.flags.owndata  # not a view of the file, which may change
 
 
 def test_files_of_the_package(tmp_path: Path) -> None:
@@ -238,12 +238,10 @@ def test_typed_values(tmp_path: Path) -> None:
             model.raw("nothing.weight")
 
 
-def test_views_outlive_the_model(tmp_path: Path) -> None:
-    """Closing never pulls memory from under a view, and forgetting pages loses nothing."""
+def test_values_outlive_the_model(tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((64, 1024)).astype(np.float32)
     model = GGUF.open(write(tmp_path / "m.gguf", tiny_keys(), [("w", "F32", values)]))
     view = model.raw("w")
-    model.forget()
     model.close()
     model.close()
     assert np.array_equal(view.view(np.float32), values)

@@ -1,0 +1,33 @@
+"""Reads files that users name. A path may name anything: a pipe, a device, a folder, a file of any size."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import FileIO
+
+NOT_REGULAR = "not a regular file"
+
+
+def open_regular(path: str | os.PathLike[str]) -> FileIO:
+    """Opens a file. Raises OSError also for a folder, a pipe (which would wait for its writer) and a device (which may
+    never end)."""
+    file = FileIO(path, opener=lambda name, _: os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """Returns the bytes of a file. Raises OSError also for more than `max_bytes`, before it reads them."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", os.fspath(path))
+        data = bytearray()
+        while part := file.read(max_bytes + 1 - len(data)):  # it may grow meanwhile
+            data += part
+        if len(data) > max_bytes:
+            raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", os.fspath(path))
+    return bytes(data)
