@@ -11,6 +11,7 @@ from tandem.gguf.formats import dequantise
 from tandem.kernels.kernel import Array
 from tandem.program.graph import Heads, Matrix, Vector
 
+MIN_NUMBER, MAX_NUMBER = 1e-12, 1e12  # of a model's own numbers
 FINE = 64  # consecutive positions of a table with the same coarse rotation
 
 
@@ -141,13 +142,18 @@ class Metadata:
             )
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def number(self, name: str, default: float | None = None, *, zero: bool = False) -> float:
+        """Returns a positive number, or 0 if that is allowed: never one that makes others infinite."""
         key = self.key(name)
         if default is not None and key not in self.gguf.metadata:
             return default
         value = self.gguf.require(key, float)
         if not np.isfinite(value):
             self.gguf.fail(key, "this is not a finite number: convert the model again")
+        if not (MIN_NUMBER <= value <= MAX_NUMBER or (zero and value == 0.0)):
+            self.gguf.fail(
+                key, f"{value:g} is not from {MIN_NUMBER:g} to {MAX_NUMBER:g}: convert the model again"
+            )
         return value
 
     def vocab(self) -> int:
@@ -178,7 +184,8 @@ class Metadata:
                 self.key("rope.dimension_count"),
                 f"{rotated} is not an even number up to the head size, {head_dim}: convert the model again",
             )
-        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 1.0)) or 1.0
+        old_factor = self.number("rope.scale_linear", 1.0, zero=True)
+        factor = self.number("rope.scaling.factor", old_factor, zero=True) or 1.0
         yarn = None
         if kind == "yarn":
             trained = self.number("rope.scaling.original_context_length", float(self.count("context_length")))
@@ -191,8 +198,13 @@ class Metadata:
             self.gguf.fail(
                 self.key("rope.scaling.type"), f"{kind!r} is unknown: use a model with none, linear or yarn"
             )
+        base = self.number("rope.freq_base", default_base)
+        if base <= 1.0:  # YaRN divides by its logarithm
+            self.gguf.fail(
+                self.key("rope.freq_base"), f"{base:g} is not more than 1: convert the model again"
+            )
         return Rope(
-            self.number("rope.freq_base", default_base),
+            base,
             rotated,
             factor if kind == "linear" else 1.0,
             yarn,

@@ -60,6 +60,21 @@ def test_rope_scaling(tmp_path: Path, keys: dict[str, tuple[str, Any]], linear: 
         ({"rope.dimension_count": ("u32", 65)}, "65 is not an even number up to the head size, 64"),
         ({"rope.dimension_count": ("u32", 63)}, "63 is not an even number"),
         ({"rope.freq_base": ("f32", float("nan"))}, "not a finite number"),
+        ({"rope.freq_base": ("f32", 1.0)}, "1 is not more than 1"),
+        ({"rope.freq_base": ("f32", -5.0)}, "-5 is not from 1e-12 to 1e"),
+        ({"rope.scaling.factor": ("f32", -1.0)}, "-1 is not from"),
+        *(
+            (
+                {
+                    "context_length": ("u32", 99),
+                    "rope.scaling.type": ("str", "yarn"),
+                    f"rope.scaling.{name}": ("f32", value),
+                },
+                "is not from 1e-12 to 1e",
+            )
+            for name in ("yarn_beta_fast", "yarn_beta_slow", "original_context_length", "attn_factor")
+            for value in (0.0, -1.0, 1e30)
+        ),
     ],
 )
 def test_rope_that_makes_no_sense(tmp_path: Path, keys: dict[str, tuple[str, Any]], problem: str) -> None:
@@ -124,7 +139,7 @@ def test_mutated_models_run_or_are_refused(tmp_path: Path) -> None:
             size = rng.choice((1, 4, 8))
             at = rng.randrange(header - size)
             broken[at : at + size] = (number % 256**size).to_bytes(size, "little")
-        path.unlink()  # a mapped file must not change
+        path.unlink()
         path.write_bytes(broken)
         try:
             with LLM(path, threads=1, context=64, batch=1) as llm:

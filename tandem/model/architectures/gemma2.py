@@ -25,8 +25,8 @@ def config(m: Metadata) -> ModelConfig:
         scale=(dim / heads if layers == LAYERS_OF_27B else head_dim) ** -0.5,
         ropes=(m.rope(head_dim),),
         layer_window=tuple(window if sliding else 0 for sliding in m.sliding_layers(layers, PATTERN)),
-        attention_softcap=m.number("attn_logit_softcapping", 50.0),
-        logit_softcap=m.number("final_logit_softcapping", 30.0),
+        attention_softcap=m.number("attn_logit_softcapping", 50.0, zero=True),
+        logit_softcap=m.number("final_logit_softcapping", 30.0, zero=True),
     )
 
 
