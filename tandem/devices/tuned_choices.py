@@ -14,8 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tandem.files import read_regular
+
 Choice = Mapping[str, int]
 NOTHING: Choice = {}
+MAX_BYTES = 1 << 24  # of a file; one has a few KB
 # Scalars that do not influence the speed of a launch, or that depend on the context.
 IRRELEVANT = frozenset(
     {"blocks", "sequences", "positions", "slot_field", "panels_per_item", "adjustments", "mask_words"}
@@ -59,7 +62,7 @@ class Choices:
 def read_choices(file: Path) -> Choices:
     """Reads a file that `write_choices` wrote; returns no choices, with a warning, if it is damaged."""
     try:
-        text = file.read_text()
+        text = read_regular(file, MAX_BYTES).decode()
     except FileNotFoundError:
         return Choices()
     except (OSError, ValueError):
@@ -69,7 +72,7 @@ def read_choices(file: Path) -> Choices:
         if data["sum"] != _sum(data["choices"]):
             raise ValueError
         return Choices(data["choices"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         warnings.warn(f"{file} is damaged and not used: run `tandem tune` again, or delete it", stacklevel=1)
         return Choices()
 

@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from tandem.devices.tuned_choices import read_choices
+from tandem.devices.tuned_choices import MAX_BYTES, read_choices
 from tandem.doctor.finding import Finding, Place
 from tandem.errors import ModelFileError, ModelNotFoundError
+from tandem.files import open_regular, read_regular
 from tandem.settings import read_settings
 
 HEADER_BYTES = 32  # of a pipeline cache: size, version, vendor, device, the driver's UUID
@@ -78,7 +79,8 @@ def caches(_: Place) -> Iterator[Finding]:
 def is_pipeline_cache(path: Path) -> bool:
     """Whether the header has the driver's UUID that the file name begins with."""
     try:
-        head = path.read_bytes()[:HEADER_BYTES]
+        with open_regular(path) as file:
+            head = file.read(HEADER_BYTES)
     except OSError:
         return False
     return len(head) == HEADER_BYTES and path.name.startswith(head[UUID].hex())
@@ -93,6 +95,6 @@ def is_tuned(path: Path) -> bool:
 
 def is_json(path: Path) -> bool:
     try:
-        return isinstance(json.loads(path.read_bytes()), dict)
-    except (OSError, ValueError):
+        return isinstance(json.loads(read_regular(path, MAX_BYTES)), dict)
+    except (OSError, ValueError, RecursionError):
         return False

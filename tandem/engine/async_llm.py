@@ -205,7 +205,7 @@ class AsyncLLM:
             self._driver.cancel([outbox.work])
         else:
             self._embeddings.pop(outbox, None)
-            with self._driver.lock:
+            with self._driver.exclusive():
                 outbox.work.close()
 
     def _deliver(self, items: list[tuple[_Outbox, Any]]) -> None:

@@ -6,13 +6,16 @@ thread for all its requests; a step serves every request. Benchmarks and the dra
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from tandem.engine.engine import Engine
 from tandem.engine.output import OutputReader, Token
+from tandem.errors import DeviceError, RequestError
 from tandem.interrupts import deferred
 
 T = TypeVar("T")
@@ -22,11 +25,37 @@ Deltas = list[tuple[OutputReader, list[Token]]]
 class Driver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.lock = threading.Lock()  # held by every caller of the engine
+        self.closed = False
+        self._lock = threading.Lock()  # held by every caller of the engine
+        self._holder = 0  # the thread that has the lock
+        self._process = os.getpid()
         self._abandoned: deque[OutputReader] = deque()  # cancelled by their readers, still in the engine
 
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """A `with` block in which no other thread uses the engine. Raises an error where it would wait for ever."""
+        if self.forked:
+            raise DeviceError("the model was opened before this process was forked: open it in this process")
+        if self._holder == threading.get_ident():
+            raise RequestError(
+                "the model is computing the step that called this: use another LLM in a callback"
+            )
+        with self._lock:
+            if self.closed:
+                raise DeviceError("the model is closed: open the model again")
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = 0
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child of the one that opened the model: it has none of the model's threads."""
+        return self._process != os.getpid()
+
     def submit(self, outputs: Iterable[OutputReader]) -> None:
-        with self.lock:
+        with self.exclusive():
             for output in outputs:
                 self.engine.enqueue(output.sequence)
 
@@ -35,7 +64,7 @@ class Driver:
 
         Lists each request that has new tokens or is done. A step serves every request, so a request that was not read
         for some steps has several new tokens."""
-        with self.lock, deferred():
+        with self.exclusive(), deferred():
             for output in outputs:
                 if output.has_new_tokens:
                     break
@@ -52,7 +81,7 @@ class Driver:
 
     def forward(self, parts: Iterator[T]) -> T:
         """Runs the next part of an out-of-band forward (`Engine.captured`)."""
-        with self.lock:
+        with self.exclusive():
             self._cancel_abandoned()
             return next(parts)
 
@@ -64,12 +93,12 @@ class Driver:
             # One that has finished is still running if an interrupt came before the scheduler removed it.
             if output.sequence.finish_reason is None or output.sequence.state.table_row >= 0:
                 self._abandoned.append(output)
-        if self.lock.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):
             try:
                 with deferred():
                     self._cancel_abandoned()
             finally:
-                self.lock.release()
+                self._lock.release()
 
     def _cancel_abandoned(self) -> None:
         while self._abandoned:

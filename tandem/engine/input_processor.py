@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.engine import Engine
@@ -63,7 +63,7 @@ class InputProcessor:
                 raise RequestError("the prompt is empty: give at least one character")
             return self.tokenizer.encode(prompt)
         try:
-            return [operator.index(token) for token in prompt]
+            return [operator.index(token) for token in as_items(prompt)]
         except TypeError:
             raise RequestError(NOT_A_PROMPT) from None
 
@@ -92,6 +92,10 @@ def as_items(prompt: Any) -> Any:
     if isinstance(prompt, str):
         return prompt
     try:
-        return list(prompt)
+        items = list(prompt)
     except TypeError:
-        raise RequestError(NOT_A_PROMPT) from None
+        items = None
+    # The types can be iterated too, but not over prompts, token ids or messages.
+    if items is None or isinstance(prompt, bytes | bytearray | memoryview | Mapping | Set):
+        raise RequestError(NOT_A_PROMPT)
+    return items

@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from errno import EFBIG
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tandem.devices.device import Bytes
 from tandem.engine.kv_cache import NO_BLOCK, BlockTable, extend_block_hashes
 from tandem.errors import ContextError, StateFileError
+from tandem.files import read_regular
 from tandem.kernels.abi import KV_BLOCK, TOKEN_SLOT
 from tandem.program.program import Tensor
 
@@ -26,44 +30,86 @@ if TYPE_CHECKING:
     from tandem.model.model import Model
 
 MAGIC, CHECKSUM = b"tandem kv 1\n", 32
+MAX_HEADER = 16 << 20  # a token takes about 6 bytes
+NOTHING = np.empty(0, np.uint8)
 SAMPLE = 256  # bytes of each tensor in a model's fingerprint
 
 
-def save(engine: Engine, tokens: list[int], path: str | os.PathLike[str]) -> int:
-    """Writes the longest prefix of `tokens` that is in the prefix cache; returns its length in tokens."""
+class State(NamedTuple):
+    """The KV blocks of some tokens. `kind`: what must be equal for them to be valid."""
+
+    kind: dict[str, Any]
+    tokens: list[int]
+    blocks: Bytes
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        header = json.dumps({**self.kind, "tokens": self.tokens}).encode()
+        data = b"".join((MAGIC, len(header).to_bytes(4, "little"), header, self.blocks.data))
+        # A name of its own: two saves to one path do not mix, and nothing that is there is opened.
+        unfinished = Path(f"{os.fspath(path)}.{os.getpid()}-{get_ident()}.part")
+        try:
+            with open(unfinished, "xb") as file:
+                file.write(data)
+                file.write(blake2b(data, digest_size=CHECKSUM).digest())
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise StateFileError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def save(engine: Engine, tokens: list[int]) -> State:
+    """Copies the blocks of the longest prefix of `tokens` that is in the prefix cache."""
     engine.wait()
     hashes = block_hashes(tokens)
     count = engine.cache.find_prefix(hashes)
     tables = engine.cache.new_tables()
     engine.cache.attach_prefix(tables, hashes[:count])
     try:
-        header = json.dumps({**_kind(engine), "tokens": tokens[: count * KV_BLOCK]}).encode()
-        parts = [MAGIC, len(header).to_bytes(4, "little"), header]
-        parts += [engine.device.read(block).tobytes() for block in _blocks(engine, tables)]
+        blocks = [engine.device.read(block).copy() for block in _blocks(engine, tables)]
     finally:
         engine.cache.free(tables)
-    data = b"".join(parts)
-    unfinished = Path(f"{os.fspath(path)}.part")
+    return State(_kind(engine), tokens[: count * KV_BLOCK], np.concatenate([NOTHING, *blocks]))
+
+
+def read(path: str | os.PathLike[str], engine: Engine) -> State:
+    """Reads a file that `State.write` wrote. `engine`: limits its size."""
+    max_bytes = MAX_HEADER + sum(cache.nbytes for cache, _, _ in _caches(engine))
     try:
-        with open(unfinished, "wb") as file:
-            file.write(data)
-            file.write(blake2b(data, digest_size=CHECKSUM).digest())
-        unfinished.replace(path)
+        data = read_regular(path, max_bytes)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise StateFileError(f"{path} cannot be written: {error.strerror}") from None
-    return count * KV_BLOCK
+        if error.errno == EFBIG:
+            raise ContextError(
+                f"{path} is larger than the KV cache: use a larger context or KV memory"
+            ) from None
+        raise StateFileError(f"{path} cannot be read: {error.strerror}") from None
+    if not data.startswith(MAGIC):
+        raise StateFileError(f"{path} is no saved state of this version: save it again")
+    if blake2b(data[:-CHECKSUM], digest_size=CHECKSUM).digest() != data[-CHECKSUM:]:
+        raise StateFileError(f"{path} is damaged or was cut off: save it again")
+    begin = len(MAGIC) + 4
+    end = begin + int.from_bytes(data[len(MAGIC) : begin], "little")
+    try:
+        kind = json.loads(data[begin:end])
+    except (ValueError, RecursionError):
+        kind = None
+    tokens = kind.pop("tokens", None) if isinstance(kind, dict) else None
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        raise StateFileError(f"{path} does not hold what its header says: save it again")
+    return State(kind, tokens, np.frombuffer(data[end:-CHECKSUM], np.uint8))
 
 
-def restore(engine: Engine, path: str | os.PathLike[str]) -> list[int]:
-    """Loads the blocks of a file into the prefix cache; returns their tokens."""
+def restore(engine: Engine, state: State, path: str | os.PathLike[str]) -> None:
+    """Loads the blocks of a state into the prefix cache. `path`: its file, for errors."""
     engine.wait()
-    header, data = _read(Path(path))
-    tokens = header.pop("tokens")
-    if header != _kind(engine):
+    if state.kind != _kind(engine):
         raise StateFileError(
             f"{path} was saved with another model, or other settings for keys and values: open that one"
         )
+    tokens, vocab = state.tokens, engine.model.config.vocab
+    if len(tokens) % KV_BLOCK or not all(0 <= token < vocab for token in tokens):
+        raise StateFileError(f"{path} does not hold what its header says: save it again")
     hashes, cache = block_hashes(tokens), engine.cache
     tables = cache.new_tables()
     if len(tokens) > engine.context or not cache.allocate(tables, len(hashes)):
@@ -72,16 +118,15 @@ def restore(engine: Engine, path: str | os.PathLike[str]) -> list[int]:
         )
     try:
         blocks = list(_blocks(engine, tables))
-        if sum(block.nbytes for block in blocks) != len(data):
+        if sum(block.nbytes for block in blocks) != len(state.blocks):
             raise StateFileError(f"{path} does not hold what its header says: save it again")
         at = 0
         for block in blocks:
-            engine.device.write(block, data[at : at + block.nbytes])
+            engine.device.write(block, state.blocks[at : at + block.nbytes])
             at += block.nbytes
         cache.publish(tables, hashes)
     finally:
         cache.free(tables)
-    return list(tokens)
 
 
 def check_path(path: object) -> None:
@@ -107,7 +152,10 @@ def fingerprint(model: Model) -> str:
     hashed = blake2b(repr(model.config).encode(), digest_size=16)
     for name, tensor in sorted(model.gguf.tensors.items()):
         hashed.update(f"{name} {tensor.shape} {tensor.format.name}".encode())
-        hashed.update(model.gguf.raw(name).reshape(-1)[:SAMPLE].tobytes())
+        sample = np.empty(min(SAMPLE, tensor.nbytes), np.uint8)
+        model.gguf.read_rows(name, 0, sample)
+        hashed.update(sample.data)
+    model.gguf.check_unchanged()
     return hashed.hexdigest()
 
 
@@ -132,27 +180,3 @@ def _blocks(engine: Engine, tables: list[BlockTable]) -> Iterator[Tensor]:
         for block in tables[group].blocks:
             if block != NO_BLOCK:
                 yield Tensor("block", cache.arena, cache.dtype, nbytes, offset=block * nbytes, base=cache)
-
-
-def _read(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.uint8]]]:
-    try:
-        with open(path, "rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:  # nothing more is read of another kind of file
-                raise StateFileError(f"{path} is no saved state of this version: save it again")
-            data = MAGIC + file.read()
-    except OSError as error:
-        raise StateFileError(f"{path} cannot be read: {error.strerror}") from None
-    if blake2b(data[:-CHECKSUM], digest_size=CHECKSUM).digest() != data[-CHECKSUM:]:
-        raise StateFileError(f"{path} is damaged or was cut off: save it again")
-    begin = len(MAGIC) + 4
-    end = begin + int.from_bytes(data[len(MAGIC) : begin], "little")
-    try:
-        header = json.loads(data[begin:end])
-    except (ValueError, RecursionError):
-        header = None
-    tokens = header.get("tokens") if isinstance(header, dict) else None
-    if not isinstance(tokens, list) or not all(
-        type(token) is int and 0 <= token < 1 << 31 for token in tokens
-    ):
-        raise StateFileError(f"{path} does not hold what its header says: save it again")
-    return header, np.frombuffer(data[end:-CHECKSUM], np.uint8)

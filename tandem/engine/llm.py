@@ -257,7 +257,7 @@ class LLM:
 
     def logits(self, ids: list[int]) -> Array:
         """Returns the logits after each token: float32 [len(ids), vocabulary]."""
-        with self.driver.lock:
+        with self.driver.exclusive():
             return self.engine.logits(self._inputs.token_ids(ids))
 
     def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
@@ -270,13 +270,13 @@ class LLM:
             raise RequestError(
                 f"{names!r} are no intermediates: give a list of names from `LLM.intermediates`"
             )
-        with self.driver.lock:
+        with self.driver.exclusive():
             return self.engine.capture(self._inputs.token_ids(ids), wanted)
 
     def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
         """Returns a vector of length 1, float32 [width]: the final hidden states before the head, pooled. `pooling`:
         "mean" of all tokens, the "last" token, or the first ("cls")."""
-        with self.driver.lock, closing(self.embedding(prompt, pooling)) as vectors:
+        with self.driver.exclusive(), closing(self.embedding(prompt, pooling)) as vectors:
             return next(vector for vector in vectors if vector is not None)
 
     def embedding(self, prompt: str | list[int], pooling: str) -> Generator[Array | None]:
@@ -301,16 +301,20 @@ class LLM:
         kv_state.check_path(path)  # before the work
         tokens = self.prepare(prompt).sequence.request.prompt
         self.generate(tokens, max_tokens=1)
-        with self.driver.lock, deferred():
-            return kv_state.save(self.engine, tokens, path)
+        with self.driver.exclusive(), deferred():
+            state = kv_state.save(self.engine, tokens)
+        state.write(path)
+        return len(state.tokens)
 
     def restore(self, path: str | os.PathLike[str]) -> list[int]:
         """Loads the KV blocks that `save` wrote with the same model; returns their tokens."""
         from tandem.engine import kv_state
 
         kv_state.check_path(path)
-        with self.driver.lock, deferred():
-            return kv_state.restore(self.engine, path)
+        state = kv_state.read(path, self.engine)
+        with self.driver.exclusive(), deferred():
+            kv_state.restore(self.engine, state, path)
+        return state.tokens
 
     # ---- the loaded model
 
@@ -348,7 +352,10 @@ class LLM:
         return dataclasses.asdict(self._model.config)
 
     def close(self) -> None:
-        with self.driver.lock:
+        if self.driver.closed or self.driver.forked:
+            return
+        with self.driver.exclusive():
+            self.driver.closed = True
             self._closing.close()
 
     def __enter__(self) -> Self:

@@ -85,6 +85,8 @@ def read_settings_file(path: Path) -> ServerSettings:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise RequestError(f"there is no settings file {path}: check the path") from None
+    except OSError as error:
+        raise RequestError(f"the settings file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} is not valid TOML: {error}") from None
     return ServerSettings(**{name: _checked(path, name, value) for name, value in values.items()})

@@ -12,6 +12,7 @@ from tandem.engine.kv_state import CHECKSUM, MAGIC
 from tandem.errors import ContextError, StateFileError
 from tests.models.test_reference import GOLDENS
 
+BAD = (-1, 100_000, 1 << 31, 1 << 70)  # token ids outside the vocabulary
 PROMPT = [(7 * i) % 250 + 3 for i in range(75)]
 
 
@@ -91,7 +92,12 @@ def test_a_file_made_up_by_someone_is_refused(tmp_path: Path) -> None:
         for header, blocks in (
             (b"[" * 100_000, b""),
             (b"{}", b""),
-            (b'{"tokens": [-1]}', b""),
+            (b'{"tokens": ["1"]}', b""),
+            *(
+                (good[begin:end].replace(b'"tokens": [3,', b'"tokens": [%d,' % bad), good[end:-CHECKSUM])
+                for bad in BAD
+            ),
+            (good[begin:end].replace(b'"tokens": [3,', b'"tokens": ['), good[end:-CHECKSUM]),
             (b"\xff\xfe", b""),
             (good[begin:end], good[end : -CHECKSUM - 1]),
         ):

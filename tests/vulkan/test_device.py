@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,6 +225,23 @@ def test_the_second_start_compiles_nothing(lavapipe: str, tmp_path: Path) -> Non
     device.record(program).replay()
     device.close()
     assert list((tmp_path / "new").iterdir()) == [file] and file.read_bytes() != b"damaged"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_a_cache_that_is_no_file_is_not_read(lavapipe: str, tmp_path: Path, kind: str) -> None:
+    """A pipe would wait for its writer for ever."""
+    device = VulkanDevice(lavapipe, cache=tmp_path)
+    start(device, quantise_program())
+    device.record(quantise_program()).replay()
+    device.close()
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+    {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}[kind](file)
+    device = VulkanDevice(lavapipe, cache=tmp_path)
+    start(device, quantise_program())
+    device.record(quantise_program()).replay()
+    device.close()
+    assert file.is_file() == (kind != "folder")  # replaced if that is possible
 
 
 def test_no_cache_folder_is_no_failure(lavapipe: str, tmp_path: Path) -> None:

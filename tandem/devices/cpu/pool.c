@@ -20,6 +20,7 @@ typedef struct { _Alignas(64) atomic_int next; int32_t end; } item_range;  // a 
 
 typedef struct {
     int32_t threads;
+    pid_t process;  // a forked child has a copy of the pool, but no threads
     pthread_t handles[MAX_THREADS];
     _Alignas(64) atomic_int generation;  // counts runs; workers wait for it to change
     _Alignas(64) atomic_int arrived;     // at the current barrier
@@ -114,6 +115,7 @@ static void release_workers(pool *p) {
 }
 
 EXPORT void tandem_pool_destroy(pool *p) {
+    if (p->process != getpid()) return;
     atomic_store(&p->quit, 1);
     release_workers(p);
     for (int32_t i = 1; i < p->threads; i++) pthread_join(p->handles[i], NULL);
@@ -126,6 +128,7 @@ EXPORT pool *tandem_pool_create(int32_t threads, int32_t max_launches) {
     pool *p = aligned_alloc(64, (sizeof(pool) + 63) / 64 * 64);
     if (!p || threads < 1 || threads > MAX_THREADS) { free(p); return NULL; }
     memset(p, 0, sizeof *p);
+    p->process = getpid();
     p->ranges_capacity = max_launches;
     p->ranges = aligned_alloc(64, sizeof(item_range) * (size_t)max_launches * threads);
     p->threads = 1;

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from tandem.devices.hybrid.cut import Gemm
 from tandem.devices.hybrid.gate import groups
+from tandem.devices.tuned_choices import MAX_BYTES
 from tandem.errors import DeviceError
+from tandem.files import read_regular
 
 NAME = "verdicts.json"
 
@@ -37,9 +39,9 @@ def admitted(shape: str, cache: Path) -> Admitted:
     found: dict[str, Any] = json.loads(files("tandem.devices.npu").joinpath(NAME).read_text())
     own = cache / NAME
     try:
-        found |= json.loads(own.read_text()) if own.exists() else {}
+        found |= json.loads(read_regular(own, MAX_BYTES)) if own.exists() else {}
         may = Admitted(found[shape]["block"], frozenset(found[shape]["groups"])) if shape in found else None
-    except (ValueError, TypeError, KeyError, OSError):
+    except (ValueError, TypeError, KeyError, OSError, RecursionError):
         raise DeviceError(f"{own} cannot be read: delete it, or measure again") from None
     if may is None:
         raise DeviceError(

@@ -6,7 +6,7 @@ The cache file is keyed by driver and by the sum of all shaders, so that another
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from tandem.devices.vulkan.binding import Vulkan, ffi, new
 from tandem.devices.vulkan.capabilities import PUSH_BYTES, Capabilities
 from tandem.devices.vulkan.shader_modules import find_module, shader_checksum
 from tandem.errors import DeviceError
+from tandem.files import read_regular
 
 STAGE_COMPUTE = 0x20
+MAX_CACHE_BYTES = 256 << 20  # a cache has about 1 MB
 FULL_SUBGROUPS = 2  # stage flag
 CACHE_HIT = 2  # feedback flag
 Q8_SUMS, KNOWN = 15, 31  # specialisation constants of common.slang; KNOWN is followed by a launch's scalars
@@ -36,7 +38,10 @@ class Pipelines:
         self.layout = vk.create("PipelineLayout", device, pushConstantRangeCount=1, pPushConstantRanges=push)
         closing.callback(vk.DestroyPipelineLayout, device, self.layout, ffi.NULL)
         self._file = folder and folder / f"{capabilities.cache_key}-{shader_checksum()}.pipelines"
-        known = self._file.read_bytes() if self._file and self._file.exists() else b""
+        known = b""
+        if self._file:
+            with suppress(OSError):  # what cannot be read costs the time to compile
+                known = read_regular(self._file, MAX_CACHE_BYTES)
         if (
             known[16:32].hex() != capabilities.cache_key
         ):  # damaged: drivers are not required to check the header

@@ -127,7 +127,7 @@ class EngineMonitor:
 
     def _measure(self) -> Roofline | None:
         try:
-            with self.llm.driver.lock:
+            with self.llm.driver.exclusive():
                 if self._is_busy():
                     return None
                 parts = measure_parts(self.llm)
