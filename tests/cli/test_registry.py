@@ -18,8 +18,10 @@ from tandem.model.catalogue import (
     DEFAULT_MODEL,
     MIRRORS,
     PACKAGES,
+    PINS,
     SHORT_NAMES,
     Package,
+    Pin,
     Progress,
     RemoteFile,
 )
@@ -49,6 +51,7 @@ REPOS = {
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(download, "RETRY_SECONDS", 0)
@@ -425,6 +428,7 @@ def test_the_default_model_comes_from_the_hub_where_one_is(
 ) -> None:
     with LoopbackHub({registry._parse(DEFAULT_MODEL)[0]: {mirror.name: LARGE}}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setitem(PINS, DEFAULT_MODEL, Pin(COMMIT, download.hashlib.sha256(LARGE).hexdigest()))
         assert pull(DEFAULT_MODEL).read_bytes() == LARGE
 
 
