@@ -138,7 +138,7 @@ def cpu_runs() -> str:
 
 @figure
 def cpu_limits() -> str:
-    """What the machine that was measured allows at most, in tokens a second."""
+    """What the machine that was measured allows at most, in tokens per second."""
     rows = []
     for model in read("")["models"]:
         reads = median(gb for row in model["rows"] for gb in row.get("read_gb_per_s_limit", []))
@@ -228,7 +228,7 @@ def kv_table() -> str:
             ]
         )  # fmt: skip
     head = ["model", "tokens", "KL, float16", "KL, int8", "perplexity, float16", "int8", "change"]
-    return rows_of([*head, "bytes a token, float16", "int8"], rows)
+    return rows_of([*head, "bytes per token, float16", "int8"], rows)
 
 
 @figure

@@ -75,7 +75,7 @@ def h200_table() -> str:
         lines.append([_title(label), *rates, *peers, limit, _verdict(row, target, timed)])
     head = [
         "",
-        "Tandem, ms a step",
+        "Tandem, ms per step",
         "tok/s",
         "GB/s",
         "TOP/s",
@@ -148,7 +148,7 @@ def h200_launches() -> str:
             for g in groups
         ]  # fmt: skip
         head = ["kernel, what it makes", "launches", "ms", "share", "GB/s", "TOP/s"]
-        parts.append(f"**{title.capitalize()}**: {whole:,.2f} ms a step\n\n" + rows_of(head, lines))
+        parts.append(f"**{title.capitalize()}**: {whole:,.2f} ms per step\n\n" + rows_of(head, lines))
     return "\n\n".join(parts)
 
 
@@ -163,7 +163,7 @@ def h200_steady() -> str:
     ]  # fmt: skip
     head = [
         "sequences",
-        "ms a step",
+        "ms per step",
         "host's work, us",
         "driver's call to submit, us",
         "device waits for the host",
@@ -182,7 +182,7 @@ def renaming_h200() -> str:
         old, new = median(row["old_ms"]), median(row["new_ms"])
         lines.append([_title(row["label"]), f"{old:,.2f}", f"{new:,.2f}", f"{new / old:.3f}"])
     return rows_of(
-        ["", f"{data['commits']['old']}, ms a step", f"{data['commits']['new']}, ms a step", "new / old"],
+        ["", f"{data['commits']['old']}, ms per step", f"{data['commits']['new']}, ms per step", "new / old"],
         lines,
     )
 

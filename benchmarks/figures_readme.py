@@ -1,4 +1,4 @@
-"""The one table of README.md: tokens a second beside llama.cpp, on the CPU and on the GPU."""
+"""The one table of README.md: tokens per second beside llama.cpp, on the CPU and on the GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,15 @@ def readme_table() -> str:
     cells = [_pair(math.floor(ours[label]), peer[label]) for label in GPU_LABELS]  # as docs/VULKAN.md rounds
     rows.append(["Gemma 3 27B, Q4_0 (random weights)", "H200", *cells, "-"])
     machine, gpu = data["machine"], read("h200")["device"].split(",")[0]
-    head = ["model", "on", "prompt of 512", "1 sequence", "8", "32", "server, 16 clients"]
+    head = [
+        "model",
+        "device",
+        "prefill, 512 tokens",
+        "decode, batch 1",
+        "batch 8",
+        "batch 32",
+        "server, 16 clients",
+    ]
     cpu = f"{machine['cores']} cores of an {machine['cpu']}, {data['date'][:10]}"
     return (
         f"{rows_of(head, rows)}\n\nTokens per second: **Tandem** / llama.cpp, with the same model and threads. "

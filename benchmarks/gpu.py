@@ -83,7 +83,7 @@ def time_model(name: str, device: Any) -> list[dict[str, Any]]:
         ms = row.median / row.steps * 1e3
         rates = {"tok_s": row.tokens_per_s, "GB_s": row.gb_per_s, "TFLOP_s": row.tflop_per_s}
         rows.append({"label": workload.label, "ms": ms, **rates, "interval": row.interval})
-        print(f"{workload.label:32} {ms:9.2f} ms a step {row.tokens_per_s:9.0f} tok/s", flush=True)
+        print(f"{workload.label:32} {ms:9.2f} ms per step {row.tokens_per_s:9.0f} tok/s", flush=True)
     for workload in PROFILED:
         print(f"profile: {workload.label}")
         times: dict[str, float] = {}
@@ -126,7 +126,7 @@ def steady_run(options: argparse.Namespace) -> None:
         keep(options.out, {"steady": steady_rows})
     rows = streams(Bench.on(engine))
     for row in rows:
-        print(f"in a row: {row['kernel']:16} {row['name']:16} {row['us']:8.2f} us a launch", flush=True)
+        print(f"in a row: {row['kernel']:16} {row['name']:16} {row['us']:8.2f} us per launch", flush=True)
     if options.out:
         keep(options.out, {"streams": rows})
 
@@ -155,11 +155,11 @@ def main() -> None:
         failures += check_goldens(options.device)
     device = open_device(options.device)
     rows = time_model(options.model, device)
-    print(f"\n{'':32} {'ms a step':>9} {'tok/s':>9} {'GB/s':>9} {'TFLOP/s':>9}")
+    print(f"\n{'':32} {'ms per step':>11} {'tok/s':>9} {'GB/s':>9} {'TFLOP/s':>9}")
     for r in rows:
         if "tok_s" not in r:
             continue
-        print(f"{r['label']:32} {r['ms']:9.2f} {r['tok_s']:9.0f} {r['GB_s']:9.0f} {r['TFLOP_s']:9.1f}")
+        print(f"{r['label']:32} {r['ms']:11.2f} {r['tok_s']:9.0f} {r['GB_s']:9.0f} {r['TFLOP_s']:9.1f}")
     if options.out:
         about = {
             "device": f"{device.capabilities.name}, {device.capabilities.driver}, Vulkan",

@@ -90,7 +90,7 @@ class Comparison:
         self.path.read_bytes()  # into the page cache
         room = (
             -(-(OPENING + STEPS[1] * (MAX_TRIES * self.rounds + 1) + PREFILL) // 256) * 256
-        )  # tokens a sequence
+        )  # tokens per sequence
         with (
             Worker(sys.executable, HERE / "tandem_worker.py", self.path, self.threads, room) as self.ours,
             Worker(self.peer_python, SCRIPT, self.path, self.threads, room) as self.peer,

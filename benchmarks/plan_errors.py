@@ -230,7 +230,7 @@ def factors_table() -> str:
     }
     rows = [[said, *(f"{each.parts[name]:.1%}" for each in found.values())] for name, said in names.items()]
     us = [
-        [f"us a launch: {kernel}", *(f"{each.launch_us[kernel]:g}" for each in found.values())]
+        [f"us per launch: {kernel}", *(f"{each.launch_us[kernel]:g}" for each in found.values())]
         for kernel in KERNELS
     ]
     return table(["share of", *found], [*rows, *us])

@@ -186,5 +186,5 @@ def bytes_table() -> str:
         )
         for name, nbytes, us in line.rows
     ]
-    said = f"The line: {line.launch_us:.1f} us a launch, and {line.gb_s:,.0f} GB/s ({line.gb_s / best:.0%} of reads)."
+    said = f"The line: {line.launch_us:.1f} us per launch, and {line.gb_s:,.0f} GB/s ({line.gb_s / best:.0%} of reads)."
     return f"{table(heads, rows)}\n\n{said}"

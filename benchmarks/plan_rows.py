@@ -26,7 +26,7 @@ GPU_MODEL = "gemma-3-27b:q4_0"
 
 @dataclass(frozen=True)
 class Row:
-    """A measured rate in tokens a second, with its model, hardware and steps."""
+    """A measured rate in tokens per second, with its model, hardware and steps."""
 
     run: str
     hardware: Hardware

@@ -82,7 +82,7 @@ def test_launches_have_their_rates_where_the_run_kept_them(results: Path) -> Non
     path.write_text(json.dumps(data))
     shown = figures.FIGURES["h200_launches"]()
     assert shown.count("| norm, ffn_norm | 62 | 0.400 | 50.0% | 1,234 | 0.2 |") == 4
-    assert "**Prompt of 512**: 0.80 ms a step" in shown
+    assert "**Prompt of 512**: 0.80 ms per step" in shown
 
 
 def test_the_renaming_slowed_no_step_by_more_than_2_percent() -> None:

@@ -30,7 +30,7 @@ READ_BY_WORKGROUP = 256 * 8 * 16  # bytes that a workgroup of the kernel memory_
 
 
 def measure_bandwidth(device: Device, nbytes: int) -> tuple[float, str]:
-    """(bytes a second, how it was measured). To be called before a model is loaded.
+    """(bytes per second, how it was measured). To be called before a model is loaded.
 
     It reads `nbytes` repeatedly, as steps read a model's weights, so cache hits between passes count.
     """
@@ -92,7 +92,7 @@ class HostReads:
 
 
 def device_reads(device: VulkanDevice, nbytes: int) -> float:
-    """The best rate in bytes a second of a kernel that only reads a buffer of zeros."""
+    """The best rate in bytes per second of a kernel that only reads a buffer of zeros."""
     device.allocate_arena("read", nbytes)
     push = np.zeros(PUSH_BYTES // 8, np.uint64)
     push[:2] = device.arenas["read"].address(0), device.scratch.address

@@ -29,7 +29,7 @@ class Clock(TypedDict):
 class PeerRow(TypedDict):
     """The same workload on a peer, in rounds that alternate with ours."""
 
-    samples: list[float]  # tokens a second of each round
+    samples: list[float]  # tokens per second of each round
     median: float
     interval: Interval
     ratio: float  # our median over the peer's
@@ -44,8 +44,8 @@ class Row(TypedDict):
     depth: int  # tokens already in the KV cache
     steps: int  # of a round
     seconds: list[float]  # of each round, in the order they ran
-    samples: list[float]  # tokens a second of each round, of all sequences together
-    median: float  # tokens a second
+    samples: list[float]  # tokens per second of each round, of all sequences together
+    median: float  # tokens per second
     interval: Interval
     outliers: list[int]  # rounds (from 0) far from the median; no figure excludes them
     ttft: float  # median seconds from the requests' arrival until each has its first token
@@ -54,11 +54,11 @@ class Row(TypedDict):
     bytes: float  # of a round: weights, keys and values, read once in each step
     ops: float  # of a round
     gb_per_s: float  # bytes over the median time
-    tflop_per_s: float  # 1e12 operations a second, int8 or float
+    tflop_per_s: float  # 1e12 operations per second, int8 or float
     of_roofline: float  # share of the nearer limit that the median reaches
     bound: str  # that limit: "memory" or "arithmetic"
     others: float  # share of the machine's processor time that other processes took
-    drift: float  # relative change of tokens a second from the first round to the last: -0.1 is 10% slower
+    drift: float  # relative change of tokens per second from the first round to the last: -0.1 is 10% slower
     energy: Energy | None
     clock: Clock | None
     peer: PeerRow | None
@@ -82,7 +82,7 @@ class Compared(TypedDict):
     """A row beside the one of the same label in an older result."""
 
     label: str
-    old: float  # tokens a second
+    old: float  # tokens per second
     new: float
     ratio: float  # new over old
     ratio_interval: Interval

@@ -61,7 +61,7 @@ def impossible(bytes_per_s: float, ops_per_s: float, limits: Limits) -> str:
 
 
 def host_ops(threads: int) -> float:
-    """int8 operations a second of `threads` threads together; 0: not known for this instruction set. Measured by the
+    """int8 operations per second of `threads` threads together; 0: not known for this instruction set. Measured by the
     processor time of each thread, so that other processes do not lower the limit."""
     peak, isa = native.load().tandem_peak, native.best_isa().encode()
     rates = [[0.0] * threads for _ in range(REPEATS)]

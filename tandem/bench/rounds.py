@@ -88,7 +88,7 @@ class Measured:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% interval of tokens a second."""
+        """95% interval of tokens per second."""
         return median_interval(self.samples)
 
     @property

@@ -19,7 +19,7 @@ HEADER = (
 
 def main(options: argparse.Namespace) -> int:
     if not all(0 < rate < math.inf for rate in options.rate):
-        raise UsageError("--rate must be requests a second above 0: give numbers such as 0.5,1,2")
+        raise UsageError("--rate must be requests per second above 0: give numbers such as 0.5,1,2")
     server = Server(options.url, options.model, options.api_key)
     loads = [
         Load(rate, options.requests, options.prompt, options.generate, options.timeout, options.seed)

@@ -229,7 +229,7 @@ def _bench_serve(commands: Any) -> None:
     serve.add_argument("--model", metavar="NAME", help="model to request (the first that the server lists)")
     serve.add_argument("--api-key", metavar="KEY", help="API key of the server")
     serve.add_argument(
-        "--rate", type=floats, default=[1.0], metavar="R,R", help="average requests a second (1)"
+        "--rate", type=floats, default=[1.0], metavar="R,R", help="average requests per second (1)"
     )
     serve.add_argument(
         "--requests", type=positive, default=32, metavar="N", help="requests at each rate (32)"

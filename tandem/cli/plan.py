@@ -160,7 +160,7 @@ def _print(data: Data, hardware: Hardware) -> None:
         found = data["experts"]
         print(
             f"\nA mixture of experts with {found['active_parameters'] / 1e9:.3g} billion active parameters in "
-            f"{found['weights']} ({human_size(found['bytes_per_token'])} a token), batch 1: limit "
+            f"{found['weights']} ({human_size(found['bytes_per_token'])} per token), batch 1: limit "
             f"{found['limit_tokens_per_s']:.1f} tok/s, predicted {found['predicted_tokens_per_s']:.1f}. "
             "By the active weights alone: this version runs no such model, and memory for all experts is not checked."
         )
@@ -195,7 +195,7 @@ def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
         limit, predicted = row["limit"]["tokens_per_s"], row["predicted"]["tokens_per_s"]
         print(
             f"batch 1 at depth {plan['decode'][0]['depth']} with {row['draft_tokens']} "
-            f"draft token{'s' * (row['draft_tokens'] > 1)} a step by {data['draft']}, acceptance rate "
+            f"draft token{'s' * (row['draft_tokens'] > 1)} per step by {data['draft']}, acceptance rate "
             f"{row['acceptance']:.0%} (assumed): limit {limit:.1f} tok/s, predicted {predicted:.1f}"
             + ("" if row["fits"] else "; both models together DO NOT FIT")
         )

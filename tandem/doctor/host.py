@@ -193,6 +193,6 @@ def by_channel(modules: list[Module]) -> dict[str, Module]:
 
 
 def channels_of(modules: list[Module]) -> tuple[int, float]:
-    """(number of channels, their total bytes a second)."""
+    """(number of channels, their total bytes per second)."""
     channels = by_channel(modules)
     return len(channels), sum(m.bits / 8 * m.speed * 1e6 for m in channels.values())

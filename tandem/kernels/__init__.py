@@ -1,6 +1,7 @@
 """A kernel `name` has name.py (declaration), name.c (CPU) and name.slang (GPU).
 
-name.py declares one kernel as KERNEL, or several as KERNELS.
+A fused kernel that only GPUs run has no C file, and may be an entry point of another kernel's Slang file, which its
+docstring names. name.py declares one kernel as KERNEL, or several as KERNELS.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Expands quantised activations to float16 in scratch memory, in the order that cooperative matrix matmuls read.
 
-For GPUs only, before such a matmul. `expand_coopmat` (matmul_coopmat.slang) writes float16 [tokens][columns], both
-padded to whole tiles; `expand_coopmat_reg` (matmul_coopmat_reg.slang) writes them
-in the order in which the lanes of a subgroup load them.
+For GPUs only (coopmat_activations.slang), before such a matmul. `expand_coopmat` writes float16 [tokens][columns], both
+padded to whole tiles, for matmul_coopmat.slang; `expand_coopmat_reg` writes them in the order in which the lanes of a
+subgroup load them, for matmul_coopmat_reg.slang.
 """
 
 from __future__ import annotations

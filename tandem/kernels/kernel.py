@@ -1,8 +1,8 @@
 """The declaration of a kernel, once for every device: buffers, scalars, grid, cost, NumPy reference and test cases.
 
 A kernel `name` has three files: `kernels/name.py` (the declaration), `kernels/name.c` (CPU) and `kernels/name.slang`
-(Vulkan). A fused kernel that only GPUs run has no C file. A launch passes buffers and scalars in the declared order;
-abi.py limits their number.
+(Vulkan). A fused kernel that only GPUs run has no C file, and may be an entry point of another kernel's Slang file: its
+docstring names the file. A launch passes buffers and scalars in the declared order; abi.py limits their number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Head norm, RoPE and the KV store: the operations on q, k and v before attention.
+"""The kernel `rope` does head norm, RoPE and the KV write: all operations on q, k and v before attention.
 
 The bits of `parts` (PART_*) select them: a fused Program does all three in one launch. q and k change in place. A token
 with a negative slot is not stored. Absent buffers (q, k, v, vectors) have address 0 and stride 0.

@@ -184,7 +184,7 @@ def npu_lines(plan: Data) -> list[str]:
     rates, memory, best = plan["rates"], plan["memory"], plan["prefill"][0]
     lines = [
         f"with the NPU ({plan['status']}): int8 at {rates['int8_top_s']:.2f} TOP/s, {rates['gb_s']:.0f} GB/s of the "
-        f"{rates['shared_gb_s']:.0f} that all share, {rates['dispatch_us']:.0f} us a dispatch, "
+        f"{rates['shared_gb_s']:.0f} that all share, {rates['dispatch_us']:.0f} us per dispatch, "
         f"{rates['weights']:.1f} bytes of weights for one of the iGPU's",
         f"  its own copy of the weights takes {memory['copy'] / 1e9:,.1f} GB more, {memory['needed'] / 1e9:,.1f} in "
         f"all of the machine's {memory['bytes'] / 1e9:,.1f}: "

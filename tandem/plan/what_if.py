@@ -32,7 +32,7 @@ class PlanOptions:
     depths: Sequence[int] = (128, 4095)
     prompt: int = 512
     acceptance: Sequence[float] = (0.6, 0.7, 0.8)  # acceptance rates of draft tokens: assumed
-    target: float | None = None  # tokens a second of all sequences together
+    target: float | None = None  # tokens per second of all sequences together
     target_depths: Sequence[int] = TARGET_DEPTHS
     active: float | None = None  # active parameters of a mixture of experts
 
@@ -153,7 +153,7 @@ def _check_vocabularies(planned: Planned, draft: Planned) -> None:
 
 
 def _target(planned: Planned, hardware: Hardware, target: float, depths: Sequence[int]) -> Data:
-    """The smallest batch that reaches `target` tokens a second in total, at some depths."""
+    """The smallest batch that reaches `target` tokens per second in total, at some depths."""
     rows = []
     for depth in depths:
         if depth >= planned.context:

@@ -1,7 +1,7 @@
 """A model as a flat list of ops, independent of devices: architectures/* build it and fuse.py rewrites it.
 
-A value has one row per token of the step ("tokens") or per sampled token ("rows"). `SHAPES` lists the ops; each entry
-checks the inputs and returns the widths of the outputs.
+A value has one row per token of the step ("tokens") or per sampled token ("rows"). `SHAPES` lists the ops that
+architectures may emit; each entry checks the inputs and returns the widths of the outputs. fuse.py adds fused ops.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ def _sample(op: Op) -> list[int]:
     return []
 
 
+# The ops that architectures may emit.
 SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "embed": lambda op: [op.attrs["matrix"].columns],  # token ids -> rows of a table, times attrs["scale"]
     "norm": _norm,  # RMS norm times a weight

@@ -8,7 +8,7 @@ The path of a chat request:
 | JSON body -> pydantic model, unknown fields rejected | `http/request_body.py` |
 | API request -> `GenerationRequest` | `openai/chat.py`, `anthropic/messages.py`, `ollama/chat.py` ... |
 | chat template, tools, structured output -> `Prompt` | `core/prompt.py`, `core/tool_calls.py` |
-| run on the model's `AsyncLLM` | `core/serving.py` |
+| run on the model's `AsyncLLM` | `core/serving.py`; `engine/models.py` and `engine/async_llm.py` |
 | tokens -> `Delta`: text, reasoning, tool calls | `core/output_parser.py` |
 | server-sent events or JSON lines; client disconnects | `http/streaming.py` |
 | exception -> HTTP status and the API's error body | `http/errors.py` |

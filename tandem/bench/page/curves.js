@@ -10,7 +10,7 @@ function curves(box, { series, ticks, log, title, label }) {
   const top = 28, bottom = height - 46, y = scale(least, most, bottom, top, true);
   const ends = [ticks[0], ticks[ticks.length - 1]];
   const x = ticks.length > 1 ? scale(...ends, left + 26, right - 26, log) : () => (left + right) / 2;
-  yAxis(svg, shown, y, left, right, (value) => digits(value), "tokens a second");
+  yAxis(svg, shown, y, left, right, (value) => digits(value), "tokens per second");
   xAxis(svg, ticks, x, top, bottom, (value) => value.toLocaleString("en"), label, right);
   for (const each of series) curve(svg, each, x, y);
   const labels = new Labels(svg, left, width, top - 6, bottom);

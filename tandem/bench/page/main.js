@@ -226,7 +226,7 @@ function compared() {
 
 function figures() {
   const made = card("figures", "All figures", "Medians; under them the 95% interval.");
-  const columns = ["test", "tok/s", "ms a step", "first token", "GB/s", "TOP/s", "of the limit"];
+  const columns = ["test", "tok/s", "ms per step", "first token", "GB/s", "TOP/s", "of the limit"];
   const energy = rows.some((row) => row.energy);
   const lines = rows.map((row) => {
     const joules = row.energy ? [digits(row.energy.joules_per_token), digits(row.energy.watts)] : ["", ""];

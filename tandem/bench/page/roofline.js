@@ -1,4 +1,4 @@
-// The roofline: operations a second over operations a byte, both in decades.
+// The roofline: operations per second over operations per byte, both in decades.
 
 const COUNTS = [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
 
@@ -9,8 +9,8 @@ function roofline(box, { limits, dots, whole }) {
   const area = { ...extent(limits, [...dots, ...whole].filter((dot) => dot.ops > 0)), left, right, top };
   const { low, high, least, most } = area;
   const x = (area.x = scale(low, high, left, right, true)), y = (area.y = scale(least, most, bottom, top, true));
-  yAxis(svg, logTicks(least, most, 8), y, left, right, (value) => scaled(value, COUNTS), "operations a second");
-  xAxis(svg, logTicks(low, high, width / 90), x, top, bottom, (value) => digits(value, 2), "operations a byte", right);
+  yAxis(svg, logTicks(least, most, 8), y, left, right, (value) => scaled(value, COUNTS), "operations per second");
+  xAxis(svg, logTicks(low, high, width / 90), x, top, bottom, (value) => digits(value, 2), "operations per byte", right);
 
   const inside = (value) => y(Math.min(most, Math.max(least, value)));
   // What moves bytes only is at the left edge, as far under the line as its share of the bandwidth.

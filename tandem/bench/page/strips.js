@@ -25,7 +25,7 @@ function rounds(box, rows) {
   const from = 1.08 * Math.min(-0.01, ...away), to = 1.08 * Math.max(0.01, ...away);
   strips(box, {
     rows, from, to, ticks: steps(from, to, ticksFor(box, 4, 8)), title: "Rounds",
-    label: "from the median of tokens a second", format: (value) => `${value > 0 ? "+" : ""}${digits(100 * value, 2)}%`,
+    label: "from the median of tokens per second", format: (value) => `${value > 0 ? "+" : ""}${digits(100 * value, 2)}%`,
     draw(svg, row, x, y) {
       const [low, high] = row.interval.map((value) => x(value / row.median - 1)), width = Math.max(2, high - low);
       make(svg, "rect", { x: low, y: y - 9, width, height: 18, rx: 4, class: "interval", tip: row.about });
@@ -79,7 +79,7 @@ function ratios(box, rows) {
   const ticks = [...new Set([...logTicks(from, to, ticksFor(box, 4, 8)), 1])].sort((a, b) => a - b);
   strips(box, {
     rows, from, to, log: true, ticks, line: 1, title: "Ratios",
-    label: "tokens a second, ours over the other's", format: (value) => `${digits(value, 4)}x`,
+    label: "tokens per second, ours over the other's", format: (value) => `${digits(value, 4)}x`,
     draw(svg, row, x, y) {
       const [low, high] = row.ratio_interval;
       const stroke = low > 1 ? "var(--good)" : high < 1 ? "var(--bad)" : "var(--muted)";
