@@ -28,7 +28,7 @@ from tests.server.servers import Running, post, read_all, wait_until
 CHAT = "/v1/chat/completions"
 MiB = 1 << 20
 PROBE_SECONDS = 0.05  # between two probes of /health and of the memory
-PACE = 0.005  # s between two connections of an attacker, who shares the machine with the server
+RECONNECT_SECONDS = 0.005  # s between two connections of an attacker, who shares the machine with the server
 HEAD = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 Attack = Callable[[Running, threading.Event], None]
 
@@ -161,7 +161,7 @@ def attacking(server: Running, *attacks: Attack) -> Iterator[None]:
 
 def pour(server: Running, done: threading.Event, first: bytes, more: Callable[[int], bytes]) -> None:
     """Sends `first` and then `more(i)` without end; starts again when the server closes the connection."""
-    while not done.wait(PACE):
+    while not done.wait(RECONNECT_SECONDS):
         with suppress(OSError), server.connect() as connection:
             connection.sendall(first)
             i = 0
@@ -237,7 +237,7 @@ def refused_requests(server: Running, done: threading.Event) -> None:
         b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1\r\n\r\n{",
         b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
     ]
-    while not done.wait(PACE):
+    while not done.wait(RECONNECT_SECONDS):
         for request in requests:
             with suppress(OSError), server.connect() as connection:
                 connection.sendall(request)
