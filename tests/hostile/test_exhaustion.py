@@ -43,10 +43,15 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 @pytest.mark.parametrize("attack", EXHAUSTION, ids=lambda attack: attack.__name__)
 def test_an_attack_exhausts_nothing(server: Running, attack: Attack) -> None:
-    with watched(server) as harm, attacking(server, attack):
-        time.sleep(SECONDS)
-    print(harm)
-    assert harm.memory < MAX_MEMORY and harm.log < MAX_LOG and harm.health < MAX_HEALTH, harm
+    """At most three attempts for /health: other processes may have used the cores during the first."""
+    for _ in range(3):
+        with watched(server) as harm, attacking(server, attack):
+            time.sleep(SECONDS)
+        print(harm)
+        assert harm.memory < MAX_MEMORY and harm.log < MAX_LOG and harm.health < float("inf"), harm
+        if harm.health < MAX_HEALTH:
+            break
+    assert harm.health < MAX_HEALTH, harm
     server.wait_idle()
     assert server.ask(CHAT, server.chat(max_tokens=3))[0] == 200
 
@@ -191,7 +196,35 @@ def test_addresses_of_one_network_count_together() -> None:
     assert network_of("2001:db8::1") == network_of("2001:db8::ffff:2") != network_of("2001:db8:0:1::1")
 
 
+def test_a_client_that_does_not_read_a_large_response_is_disconnected(model: Path, tmp_path: Path) -> None:
+    """The whole response lies in the server's memory; the client does not read it."""
+    limits = {"write_timeout": 1, "idle_timeout": 1, "context": 20_000, "batch": 8, "shutdown": 1}
+    with serving(tmp_path, model, **limits) as server, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", server.port))
+        ports = f":{server.port:04X}", f":{deaf.getsockname()[1]:04X}"
+        body = server.chat(n=8, max_tokens=400, ignore_eos=True, logprobs=True, top_logprobs=20)
+        deaf.sendall(post(CHAT, body))
+        deaf.settimeout(PATIENCE)
+        assert deaf.recv(10, socket.MSG_PEEK)  # it has begun
+        wait_until(lambda: not is_established(*ports))
+
+
+def is_established(here: str, there: str) -> bool:
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(line[1].endswith(here) and line[2].endswith(there) and line[3] == "01" for line in lines)
+
+
 # ---- the log
+
+
+@pytest.mark.fast
+def test_a_message_is_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.Logger("test")
+    logger.addHandler(limited_log.LimitedHandler())
+    logger.error("%s: failed", "/a\n2026-01-01T00:00:00 forged\x1b[2J\u2028" + "b" * 100_000)
+    [line] = capsys.readouterr().err.splitlines()
+    assert len(line) < 1100 and "\x1b" not in line
 
 
 @pytest.mark.fast

@@ -24,6 +24,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tandem.server.http import errors
+from tandem.server.http.middleware import RETRY_AFTER
 from tandem.server.settings import ServerSettings
 
 MAX_HEAD = 32 << 10  # bytes of a request line and its headers; also of the trailers of a body
@@ -168,7 +169,7 @@ class Connection(HttpToolsProtocol):
             raise _Stop
         super().on_message_begin()
         self._head, self._in_head = 0, True
-        self.scope["tandem.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope["tandem.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -196,6 +197,10 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._open_connections.set_waiting(self, True)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes an idle connection, also if the client has not read the response."""
+        self.transport.abort() if self.transport.get_write_buffer_size() else self.transport.close()
 
     def _count(self, size: int) -> None:
         self._head += size
@@ -335,5 +340,5 @@ def error_response(status: int, message: str) -> bytes:
     body = json.dumps(errors.body("", status, message)).encode()
     head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}\r\nconnection: close\r\n"
-    head += "retry-after: 2\r\n" * (status == 503)
+    head += f"retry-after: {RETRY_AFTER}\r\n" * (status == 503)
     return f"{head}\r\n".encode() + body

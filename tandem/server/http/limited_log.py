@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 
 MAX_LINES = 30  # of a kind in a minute
+MAX_LENGTH = 1000  # characters of a message
 MAX_KINDS = 100  # a library may log without a format
 MINUTE = 60.0  # s
+
+
+class LineFormatter(logging.Formatter):
+    """A message is one line of limited length, whatever a client has put into it. A traceback follows it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text = super().formatMessage(record)
+        shown = text[:MAX_LENGTH] + "..." * (len(text) > MAX_LENGTH)
+        return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "?", shown.rstrip())
 
 
 class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
@@ -21,7 +32,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         super().__init__()
         self._end = 0.0
         self._counts: Counter[str] = Counter()
-        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
+        self.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
         kind: str | None = getattr(record, "kind", str(record.msg))

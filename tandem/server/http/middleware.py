@@ -39,6 +39,10 @@ PRIVATE_DOMAINS = (".local", ".internal", ".localhost")  # that nobody can regis
 MAX_BODIES = 8  # times max_body: memory for the bodies of all requests
 DISCARD_SECONDS = 5.0  # to read the rest of a rejected body, so that the client sees the response
 RETRY_AFTER = 2  # seconds
+UNREAD = (
+    64 << 10
+)  # bytes of a response that its client need not read at once, and must read in each `write_timeout`
+UNREAD_SECONDS = 0.05  # between two looks at them
 
 log = logging.getLogger("tandem.access")
 
@@ -251,6 +255,21 @@ class Exchange:
             self._complete = not message.get("more_body", False)
         async with asyncio.timeout(self._settings.write_timeout):
             await self._send(message)
+        if self._complete:
+            await self._wait_until_read()
+
+    async def _wait_until_read(self) -> None:
+        """Waits while the client reads a large response: until then the request counts, with the memory of its body."""
+        if (transport := self.scope.get("tandem.transport")) is None:
+            return
+        unread = transport.get_write_buffer_size()
+        end = time.perf_counter() + self._settings.write_timeout
+        while (now_unread := transport.get_write_buffer_size()) > UNREAD and not transport.is_closing():
+            if now_unread < unread - UNREAD:
+                unread, end = now_unread, time.perf_counter() + self._settings.write_timeout
+            if time.perf_counter() > end:
+                raise TimeoutError
+            await asyncio.sleep(UNREAD_SECONDS)
 
     async def refuse(self, refusal: Refusal) -> None:
         body = json.dumps(errors.body(self.scope["path"], refusal.status, refusal.message)).encode()
@@ -315,7 +334,8 @@ class Exchange:
 
     def abort(self) -> None:
         """Closes the connection without sending buffered data."""
-        self.scope.get("tandem.abort", lambda: None)()
+        if transport := self.scope.get("tandem.transport"):
+            transport.abort()
 
     def write_log(self) -> None:
         if not self._settings.access_log:
