@@ -46,6 +46,8 @@ WORDS = {
     r"\bPieces?\b": "delta",
     r"(?i)\bthoughts?\b": "reasoning",
     r"(?i)dialect": "API",
+    r"\b(?:end|stop)_ids\b": "eos_ids, stop_token_ids",
+    r"\bRequestOutput\b|\bKVPlan\b|\bkv_plan\b|\bInFlightStep\b": "OutputReader, KVCacheShape, kv_size, StagedStep",
 }
 # (path, or folder with a slash at its end; text in the line): the word has another meaning there, or is an old name
 # that must still be read.

@@ -41,7 +41,7 @@ class Percentiles(TypedDict):
     p50: float
     p90: float
     p99: float
-    most: float
+    max: float
 
 
 class ServeRow(TypedDict):
@@ -241,7 +241,7 @@ def percentiles(seconds: Sequence[float]) -> Percentiles | None:
     if not seconds:
         return None
     p50, p90, p99 = map(float, np.percentile(seconds, [50, 90, 99]))
-    return {"p50": p50, "p90": p90, "p99": p99, "most": float(max(seconds))}
+    return {"p50": p50, "p90": p90, "p99": p99, "max": float(max(seconds))}
 
 
 def words(rng: random.Random, count: int) -> str:

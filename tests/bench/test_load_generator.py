@@ -269,7 +269,7 @@ def test_a_server_that_does_not_keep_up_or_sends_pieces() -> None:
         "p50": 2.0,
         "p90": pytest.approx(2.8),
         "p99": pytest.approx(2.98),
-        "most": 3.0,
+        "max": 3.0,
     }
 
 

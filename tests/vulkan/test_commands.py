@@ -36,7 +36,7 @@ def test_a_small_gpu_memory_spills_and_changes_no_token(
     lavapipe: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spilled: list[int] = []
-    original = VulkanDevice.place
+    original = VulkanDevice.allocate
 
     def watched(device: VulkanDevice, program: Any) -> None:
         original(device, program)
