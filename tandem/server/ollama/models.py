@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import math
 import re
+import threading
 from collections.abc import AsyncGenerator
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +21,7 @@ from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
 from tandem import __version__
-from tandem.errors import RequestError, TandemError
+from tandem.errors import QueueFullError, RequestError, TandemError
 from tandem.gguf.file import GGUF
 from tandem.model.registry import is_known, resolve_name
 from tandem.server.core.serving import Server, get_server
@@ -38,6 +40,7 @@ PULL_ERRORS: dict[int | str, dict[str, Any]] = {
     502: {"model": OllamaErrorBody, "description": "The download failed"},
 }
 NAME = r"[\w.-]{1,80}"  # perhaps a misspelt short name
+MAX_PULLS = 8  # at a time
 MAX_VALUE_LENGTH = 1000  # characters; /api/show leaves out longer metadata values
 
 
@@ -199,10 +202,23 @@ class Pull:
 
     async def _run(self) -> None:
         try:
-            path = await asyncio.to_thread(resolve_name, self._name, True, self._note)
-            self._server.models.add(self._name, path)
+            self._server.models.add(self._name, await self._download())
         finally:
             del self._server.pulls[self._name]
+
+    async def _download(self) -> Path:
+        """Downloads in a daemon thread: a slow hub takes no thread from others, and does not delay the server's end."""
+        found: Future[Path] = Future()
+
+        def download() -> None:
+            found.set_running_or_notify_cancel()
+            try:
+                found.set_result(resolve_name(self._name, True, self._note))
+            except BaseException as error:
+                found.set_exception(error)
+
+        threading.Thread(target=download, name="pull", daemon=True).start()
+        return await asyncio.wrap_future(found)
 
     def _note(self, file: str, completed: int, size: int) -> None:
         self._progress = {**self._progress, file: (completed, size)}  # another thread reads it
@@ -218,6 +234,8 @@ async def _pull_progress(server: Server, name: str) -> AsyncGenerator[str, None]
     """The progress of a download, a few times a second."""
     if known_name(server, name) not in server.models.names():
         if name not in server.pulls:
+            if len(server.pulls) >= MAX_PULLS:
+                raise QueueFullError(f"{MAX_PULLS} downloads are running: wait for one of them")
             server.pulls[name] = Pull(server, name)
         pull: Pull = server.pulls[name]
         yield json_line(PullStatus(status="pulling manifest"))

@@ -1,0 +1,47 @@
+"""Downloads from a hub that sends almost nothing: nobody waits for them, and the server can end."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tiny_model import write_tiny_model
+from tests.loopback_hub import LoopbackHub
+from tests.server.servers import serving, wait_until
+
+PULLS = 40
+
+
+def test_slow_downloads_delay_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_tiny_model(tmp_path / "tiny.gguf")
+    repos = {f"user/repo{i}": {"m-Q4_0.gguf": os.urandom(1_000_000)} for i in range(PULLS)}
+    with LoopbackHub(repos) as hub:
+        hub.bytes_per_second = 1000
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        options = ("--device", "cpu", "--threads", "1")
+        with (
+            ThreadPoolExecutor(PULLS) as pool,
+            serving(tmp_path / "home", model, *options, context=64, shutdown=1) as server,
+        ):
+            pulls = [
+                pool.submit(server.ask, "/api/pull", {"model": f"hf.co/{repo}", "stream": False})
+                for repo in repos
+            ]
+            wait_until(lambda: sum("/cdn/" in request for request in hub.requests) >= 6)
+            wait_until(lambda: any(pull.done() for pull in pulls))
+            refused = [pull.result()[0] for pull in pulls if pull.done()]
+            assert refused and set(refused) == {429}  # too many at a time
+            began = time.monotonic()
+            assert server.ask("/api/show", {"model": "tiny"})[0] == 200
+            assert server.ask("/v1/completions", {"prompt": "Hi", "max_tokens": 1})[0] == 200
+            assert time.monotonic() - began < 10
+            began = time.monotonic()
+            server.process.terminate()
+            server.process.wait(30)
+            assert time.monotonic() - began < 20
+        assert "Traceback" not in server.log.read_text()
