@@ -56,6 +56,7 @@ lock: $(VENV)/dev-installed
 	$(BUILD_REQUIRES) | $(LOCK) --all-extras pyproject.toml - -o requirements/dev.lock
 	$(BUILD_REQUIRES) | $(LOCK) - -c requirements/dev.lock -o requirements/build.lock
 	$(LOCK) pyproject.toml -c requirements/dev.lock -o requirements/run.lock
+	$(LOCK) requirements/lm-eval.in --no-deps -c requirements/dev.lock -o requirements/lm-eval.lock
 
 core: tandem/native/libtandem.so
 tandem/native/libtandem.so: $(SOURCES) setup.py $(VENV)/installed

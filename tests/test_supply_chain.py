@@ -26,7 +26,7 @@ from tests.packages import MODELS
 pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LOCKS = ("build", "run", "dev")
+LOCKS = ("build", "run", "dev", "lm-eval")
 Locked = dict[
     str, list[tuple[Requirement, list[str]]]
 ]  # package -> versions (several: by their markers), hashes

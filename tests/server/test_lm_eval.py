@@ -15,11 +15,7 @@ from tests.packages import CACHE, alone, model_path
 from tests.server import lm_eval_task
 from tests.server.servers import PATIENCE, Running
 
-# The imports of its API models that other tests do not install; without PyTorch and scikit-learn.
-PACKAGES = [
-    "lm_eval==0.4.13", "datasets", "pyarrow", "pandas", "dill", "multiprocess", "xxhash", "sacrebleu", "portalocker",
-    "lxml", "colorama", "tabulate", "tenacity",
-]  # fmt: skip
+LOCK = Path(__file__).parents[2] / "requirements" / "lm-eval.lock"
 
 
 def installed() -> Path:
@@ -27,14 +23,8 @@ def installed() -> Path:
     folder = CACHE / "lm-eval"
     with alone() as scratch:
         if not folder.exists():
-            options = [
-                "--quiet",
-                "--no-deps",
-                "--only-binary=:all:",
-                "--target",
-                str(scratch / "found"),
-                *PACKAGES,
-            ]
+            target = ["--target", str(scratch / "found"), "-r", str(LOCK)]
+            options = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:", *target]
             subprocess.run(
                 [sys.executable, "-m", "pip", "install", *options], check=True, capture_output=True
             )
