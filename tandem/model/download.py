@@ -43,6 +43,7 @@ NETWORK_ERRORS = (
     *(urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError),
     ssl.SSLError,
 )
+MAX_FILES = 2000  # of a repository; those of the largest models in many quants are a few hundred
 PORTS = {"http": 80, "https": 443}
 
 
@@ -64,8 +65,10 @@ def list_repository(repo: str, revision: str = "main") -> tuple[str, list[Remote
         raise _explained(error, repo) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DownloadError(f"{url} did not answer like a Hugging Face hub; check HF_ENDPOINT") from error
+    if len(files) > MAX_FILES:
+        raise DownloadError(f"{repo} has more than {MAX_FILES} GGUF files: name a repository of one model")
     # Names become paths in the cache: nothing in them may lead out of it.
-    if not all(f.size > 0 and len(f.name) < 1000 and all(map(is_plain, f.name.split("/"))) for f in files):
+    if not all(f.size > 0 and len(f.name) < 256 and all(map(is_plain, f.name.split("/"))) for f in files):
         raise DownloadError(f"{repo} lists files with unsafe names or sizes; do not use it")
     return commit, files
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,8 @@ from tandem.errors import ModelNotFoundError
 PREFERRED_QUANTS = ("Q4_K_M", "Q4_0", "Q4_1", "Q8_0")  # in this order, if the name has none
 SPLIT = r"-(\d{5})-of-(\d{5})(?=\.gguf$)"
 MAX_FILE_NAME = 255  # bytes
-QUANT = r"(?i)(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|FP?16|FP?32)(?=$|[-./])"
+MAX_SHOWN = 20  # names in an error message
+QUANT = r"(?i)(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*+|TQ\d_\d|MXFP4\w*+|BF16|FP?16|FP?32)(?=$|[-./])"
 
 
 class CachedModel(NamedTuple):
@@ -38,6 +40,13 @@ def base_of(name: str) -> str:
     return re.sub(SPLIT, "", name)
 
 
+def some(names: Iterable[str]) -> str:
+    """Returns the first names for an error message."""
+    first = sorted(names)
+    return ", ".join(first[:MAX_SHOWN] + ["..."] * (len(first) > MAX_SHOWN))
+
+
+@lru_cache(maxsize=4096)
 def quant_of(base: str) -> str:
     """Returns the quantisation in a file name; the file name if there is none."""
     quants = re.findall(QUANT, base.removesuffix(".gguf"))
@@ -68,7 +77,7 @@ def choose(models: Iterable[str], quant: str, repo: str) -> str | None:
         fitting = exact or [base for base, name in names.items() if quant_of(name) == wanted.upper()]
         if len(fitting) > 1:
             raise ModelNotFoundError(
-                f"{repo} has several {wanted} files: name one of {', '.join(fitting)} after the colon"
+                f"{repo} has several {wanted} files: name one of {some(fitting)} after the colon"
             )
         if fitting:
             return fitting[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tandem.errors import DownloadError, ModelNotFoundError
 from tandem.model.catalogue import MIRRORS, PACKAGES, PINS, SHORT_NAMES, Package, Progress, RemoteFile
-from tandem.model.files import PREFERRED_QUANTS, CachedModel, base_of, choose, quant_of, whole_models
+from tandem.model.files import PREFERRED_QUANTS, CachedModel, base_of, choose, quant_of, some, whole_models
 from tandem.settings import read_settings
 
 OTHER_PROGRAMS = ("ollama:", "lmstudio:", "llama.cpp:")  # prefixes of names of their models
@@ -191,7 +191,7 @@ def _pull(repo: str, quant: str, progress: Progress, model: str) -> Path:
     models = whole_models(file.name for file in remote)
     base = choose(models, quant, repo)
     if base is None:
-        there = ", ".join(sorted({quant_of(name) for name in models}))
+        there = some({quant_of(name) for name in models})
         advice = f"name one it has after a colon: {there}" if there else "it has no GGUF file"
         raise ModelNotFoundError(f"{repo} has no {quant or ' or '.join(PREFERRED_QUANTS)}: {advice}")
     files = sorted(file for file in remote if file.name in models[base])

@@ -3,8 +3,10 @@ token."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import threading
 import time
 import urllib.request
@@ -139,6 +141,60 @@ def test_a_file_that_no_disk_holds_is_refused_before_it_is_fetched(hub: Hub) -> 
     with pytest.raises(DownloadError, match="GB are needed"):
         registry.resolve("user/repo", pull=True)
     assert len(hub.seen) == 1
+
+
+def test_many_files_with_long_names_take_little_time(hub: Hub) -> None:
+    """Names that are slow to search for a quant: whoever has a repository on a hub chooses its names."""
+    for name, count, error in (
+        ("_Q1" * 80, 2000, ModelNotFoundError),
+        ("_Q1" * 80, 2001, DownloadError),
+        ("_Q1" * 300, 10, DownloadError),
+    ):
+        files = [{"rfilename": f"{i}{name}+.gguf", "size": 5, "lfs": {"sha256": SHA}} for i in range(count)]
+        hub.answer = lambda _, files=files: json.dumps({"sha": COMMIT, "siblings": files}).encode()
+        began = time.process_time()
+        with pytest.raises(error) as refused:
+            registry.resolve("user/repo", pull=True)
+        assert time.process_time() - began < 5 and len(str(refused.value)) < 6000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(b"", b"garbage\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"HTTP/1.1 999 x\r\n\r\n", b"\0" * 70_000),
+        *(
+            b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n{}",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+        ),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n{}",
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\na: " + b"b" * 70_000 + b"\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: /\xff\r\n\r\n",
+        b"HTTP/1.1 500 " + b"\x1b[2J" * 1000 + b"\r\n\r\n",
+    ],
+)
+def test_an_answer_that_is_not_http_is_a_typed_error(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(65536)
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(DownloadError) as refused:
+            registry.resolve("user/repo", pull=True)
+        assert len(str(refused.value)) < 500
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_a_listing_that_does_not_end_is_cut(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
