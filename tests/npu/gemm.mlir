@@ -166,14 +166,14 @@
   aie.end
 }
 %tile_3_5 = aie.tile(3, 5)
-%parameters_3_5 = aie.buffer(%tile_3_5) {sym_name = "parameters_3_5", address = 992 : i32} : memref<8xi32>
-%A_0_3_5 = aie.buffer(%tile_3_5) {sym_name = "A_0_3_5", address = 1024 : i32} : memref<32xi32>
-%A_1_3_5 = aie.buffer(%tile_3_5) {sym_name = "A_1_3_5", address = 1152 : i32} : memref<32xi32>
-%B_0_3_5 = aie.buffer(%tile_3_5) {sym_name = "B_0_3_5", address = 1280 : i32} : memref<64xi32>
-%B_1_3_5 = aie.buffer(%tile_3_5) {sym_name = "B_1_3_5", address = 1536 : i32} : memref<64xi32>
-%C_0_3_5 = aie.buffer(%tile_3_5) {sym_name = "C_0_3_5", address = 1792 : i32} : memref<32xi32>
-%C_1_3_5 = aie.buffer(%tile_3_5) {sym_name = "C_1_3_5", address = 1920 : i32} : memref<32xi32>
-%accumulator_3_5 = aie.buffer(%tile_3_5) {sym_name = "accumulator_3_5", address = 2048 : i32} : memref<128xi32>
+%parameters_3_5 = aie.buffer(%tile_3_5) {sym_name = "parameters_3_5", address = 3328 : i32} : memref<16xi32>
+%A_0_3_5 = aie.buffer(%tile_3_5) {sym_name = "A_0_3_5", address = 3392 : i32} : memref<32xi32>
+%A_1_3_5 = aie.buffer(%tile_3_5) {sym_name = "A_1_3_5", address = 3520 : i32} : memref<32xi32>
+%B_0_3_5 = aie.buffer(%tile_3_5) {sym_name = "B_0_3_5", address = 3648 : i32} : memref<64xi32>
+%B_1_3_5 = aie.buffer(%tile_3_5) {sym_name = "B_1_3_5", address = 3904 : i32} : memref<64xi32>
+%C_0_3_5 = aie.buffer(%tile_3_5) {sym_name = "C_0_3_5", address = 4160 : i32} : memref<32xi32>
+%C_1_3_5 = aie.buffer(%tile_3_5) {sym_name = "C_1_3_5", address = 4288 : i32} : memref<32xi32>
+%accumulator_3_5 = aie.buffer(%tile_3_5) {sym_name = "accumulator_3_5", address = 4416 : i32} : memref<128xi32>
 %lock_3_5_0 = aie.lock(%tile_3_5, 0) {init = 2 : i32}
 %lock_3_5_1 = aie.lock(%tile_3_5, 1) {init = 0 : i32}
 %lock_3_5_2 = aie.lock(%tile_3_5, 2) {init = 2 : i32}
@@ -232,7 +232,7 @@
     aie.use_lock(%lock_3_5_1, AcquireGreaterEqual, %value1)
     aie.use_lock(%lock_3_5_3, AcquireGreaterEqual, %value1)
     aie.use_lock(%lock_3_5_4, AcquireGreaterEqual, %value1)
-    %word = memref.load %parameters_3_5[%zero] : memref<8xi32>
+    %word = memref.load %parameters_3_5[%zero] : memref<16xi32>
     %depth = arith.index_cast %word : i32 to index
     func.call @zero(%accumulator_3_5) : (memref<128xi32>) -> ()
     %a_at_odd_input = arith.select %odd_input, %A_1_3_5, %A_0_3_5 : memref<32xi32>
@@ -252,14 +252,14 @@
       %other = arith.xori %odd, %flip : i1
       scf.yield %other : i1
     }
-    %shift = memref.load %parameters_3_5[%one] : memref<8xi32>
+    %shift = memref.load %parameters_3_5[%one] : memref<16xi32>
     func.call @store_half_even(%accumulator_3_5, %c, %shift) : (memref<128xi32>, memref<32xi32>, i32) -> ()
     aie.use_lock(%lock_3_5_5, Release, %value1)
     %done = arith.xori %odd_output, %flip : i1
     scf.yield %last, %done : i1, i1
   }
   aie.end
-} {stack_size = 992 : i32}
+} {stack_size = 3328 : i32}
 aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120xi32>) {
   // C of 150 x 120, 48 deep, shift 6
   %p3 = arith.constant 3 : i32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,8 +10,17 @@ import pytest
 
 from tandem.devices.npu.array import Descriptor, Kind, Lock, Port, Push, Set, Start, Tile, Write, words
 from tandem.devices.npu.constraints import all_descriptors, check
-from tandem.devices.npu.plan import GemmPlan, plan_gemm
-from tandem.devices.npu.tiling import CORE_BYTES, Tiling, core_bytes
+from tandem.devices.npu.plan import OUTPUTS, GemmPlan, plan_gemm
+from tandem.devices.npu.tiling import (
+    CORE_BYTES,
+    DATA_BYTES,
+    STACK_BYTES,
+    WEIGHTS,
+    Tiling,
+    best,
+    core_bytes,
+    resident,
+)
 from tandem.errors import LimitError
 
 pytestmark = pytest.mark.fast
@@ -121,13 +131,49 @@ def test_core_transfer_words() -> None:
 
 
 def test_core_memory() -> None:
-    """Of 64 KB with the stack: 8 x 88 x 256 in int32 fits, eight deeper does not."""
-    assert core_bytes(8, 88, 256, 4) <= CORE_BYTES < core_bytes(8, 96, 256, 4)
-    plan_gemm(32, 1024, 88, tiling=Tiling(8, 88, 256, 1, 1, 1))
-    refused(lambda: plan_gemm(32, 1024, 96, tiling=Tiling(8, 96, 256, 1, 1, 1)), "core memory")
+    """Of 64 KB with stack and static data: 8 x 80 x 256 in int32 fits, eight deeper does not."""
+    assert core_bytes(8, 80, 256, 4) <= CORE_BYTES < core_bytes(8, 88, 256, 4)
+    plan_gemm(32, 1024, 80, tiling=Tiling(8, 80, 256, 1, 1, 1))
+    refused(lambda: plan_gemm(32, 1024, 88, tiling=Tiling(8, 88, 256, 1, 1, 1)), "core memory")
     last = max((b for b in PLAN.buffers if b.tile == CORE), key=lambda b: b.offset)
     grown = replace(last, bytes=CORE_BYTES - last.offset + 4)
     refused(replace(PLAN, buffers=(*(b for b in PLAN.buffers if b != last), grown)), "core memory")
+
+
+def test_core_stack() -> None:
+    """Upstream's kernels take 0xD00 bytes from the start of a core's memory; buffers begin behind them."""
+    first = min((b for b in PLAN.buffers if b.tile == CORE), key=lambda b: b.offset)
+    assert first.offset == STACK_BYTES == 0xD00
+    lower = replace(first, offset=first.offset - 4)
+    refused(replace(PLAN, buffers=(lower, *(b for b in PLAN.buffers if b != first))), "core stack")
+
+
+def test_core_static_data() -> None:
+    """The linker puts what a program keeps of its own behind the last buffer."""
+    last = max((b for b in PLAN.buffers if b.tile == CORE), key=lambda b: b.offset)
+    most = CORE_BYTES - DATA_BYTES - last.offset
+    others = [b for b in PLAN.buffers if b != last]
+    check(replace(PLAN, buffers=(*others, replace(last, bytes=most)), fifos=()))
+    refused(replace(PLAN, buffers=(*others, replace(last, bytes=most + 4)), fifos=()), "core static data")
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_every_plan_leaves_room_for_stack_and_static_data(weights: str, output: str) -> None:
+    """300 shapes, and configurations for two of them."""
+    rng = random.Random(3)
+    for _ in range(100):
+        shapes = [
+            tuple(rng.choice((64, 512, 4096, 21504)) - rng.randint(0, 63) for _ in range(3)) for _ in "ab"
+        ]
+        tilings = [best(*shapes[0], OUTPUTS[output], weights), *resident(shapes, OUTPUTS[output], weights)]
+        for t in tilings:
+            assert core_bytes(t.m, t.k, t.n, OUTPUTS[output], WEIGHTS[weights].bits) <= CORE_BYTES
+            plan = (
+                plan_gemm(*t.padded, output, weights=weights, tiling=t) if t.rows * t.columns < 64 else PLAN
+            )
+            used = [(b.offset, b.offset + b.bytes) for b in plan.buffers if b.tile == CORE]
+            assert min(used)[0] >= 0xD00 and max(used)[1] <= CORE_BYTES - DATA_BYTES
 
 
 def test_memory_tile_memory() -> None:

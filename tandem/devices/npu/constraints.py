@@ -24,7 +24,16 @@ from tandem.devices.npu.array import (
     Write,
     words,
 )
-from tandem.devices.npu.tiling import COLUMNS, CORE_BYTES, M_STEP, N_STEP, ROWS, WEIGHTS
+from tandem.devices.npu.tiling import (
+    COLUMNS,
+    CORE_BYTES,
+    DATA_BYTES,
+    M_STEP,
+    N_STEP,
+    ROWS,
+    STACK_BYTES,
+    WEIGHTS,
+)
 from tandem.errors import LimitError
 
 if TYPE_CHECKING:
@@ -93,10 +102,14 @@ def _memory(plan: GemmPlan) -> Broken:
             yield "disjoint buffers", f"{buffer.name} overlaps the buffer before it"
         if buffer.offset % WORD or buffer.bytes % WORD:
             yield "4-byte granularity", f"{buffer.name} is not made of whole words"
+        if buffer.tile.kind is Kind.CORE and buffer.offset < STACK_BYTES:
+            yield "core stack", f"{buffer.name} begins in the {STACK_BYTES} bytes of the stack"
         ends[buffer.tile] = buffer.offset + buffer.bytes
     for tile, end in ends.items():
         if end > MEMORY.get(tile.kind, 0):
             yield f"{tile.kind.value} memory", f"{tile} needs {end} bytes of {MEMORY.get(tile.kind, 0)}"
+        if tile.kind is Kind.CORE and end > CORE_BYTES - DATA_BYTES:
+            yield "core static data", f"{tile} keeps {CORE_BYTES - end} bytes of {DATA_BYTES} for it"
 
 
 def _counts(plan: GemmPlan) -> Broken:

@@ -10,8 +10,11 @@ from tandem.errors import LimitError
 
 COLUMNS, ROWS = 4, 4  # of cores
 CORE_BYTES = 64 * 1024
-STACK_BYTES = 992  # of a core's data memory
-PARAMETER_BYTES = 32  # after the stack: objects behind it stay aligned
+STACK_BYTES = 0xD00  # from the start of a core's memory; as AMD's own GEMM kernels have it
+PARAMETER_BYTES = 64  # behind the stack: objects behind them stay aligned
+DATA_BYTES = (
+    1024  # at the end, where the linker puts .data, .rodata and .bss; assumed, as none was linked yet
+)
 DEPTH = 2  # of every FIFO: one object is filled while the other is used
 
 # Published measurements on Phoenix; they rank tilings and are reported nowhere.
@@ -54,12 +57,11 @@ class Tiling:
 
 
 def core_bytes(m: int, k: int, n: int, out_bytes: int, bits: int = 8) -> int:
-    """Data memory a core needs: its FIFOs' objects, a 32-bit accumulator where the output is narrower, stack and
-    parameters."""
+    """Data memory a core needs: its FIFOs' objects, a 32-bit accumulator where the output is narrower, stack,
+    parameters and static data."""
     accumulator = 0 if out_bytes == 4 else m * n * 4
-    return (
-        DEPTH * (m * k + k * n * bits // 8 + m * n * out_bytes) + accumulator + STACK_BYTES + PARAMETER_BYTES
-    )
+    objects = DEPTH * (m * k + k * n * bits // 8 + m * n * out_bytes)
+    return objects + accumulator + STACK_BYTES + PARAMETER_BYTES + DATA_BYTES
 
 
 def seconds(tiling: Tiling, out_bytes: int, weights: str = "int8") -> float:
