@@ -302,14 +302,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task35)
   %task36 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 0 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 0 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task36)
   %task37 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 1 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task37)
   %task41 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 4 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 2 : i32}
@@ -317,14 +317,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task41)
   %task42 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 96 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 96 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task42)
   %task43 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 4 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 384 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 1 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task43)
   %task47 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 8 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 2 : i32}
@@ -332,14 +332,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task47)
   %task48 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 192 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 192 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task48)
   %task49 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 8 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 768 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 1 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task49)
   %task53 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 12 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 2 : i32}
@@ -347,14 +347,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task53)
   %task54 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 288 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 288 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task54)
   %task55 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 12 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 1152 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 1 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task55)
   %task59 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 1024 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 5 : i32}
@@ -362,14 +362,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task59)
   %task60 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 384 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 3 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 384 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 3 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task60)
   %task61 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 4 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 4 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task61)
   %task65 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 1028 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 5 : i32}
@@ -377,14 +377,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task65)
   %task66 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 480 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 3 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 480 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 3 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task66)
   %task67 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 4 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 4 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 384 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 4 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task67)
   %task71 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 1032 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 5 : i32}
@@ -392,14 +392,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task71)
   %task72 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 576 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 3 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 576 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 3 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task72)
   %task73 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 8 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 4 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 768 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 4 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task73)
   %task77 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 1036 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 5 : i32}
@@ -407,14 +407,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task77)
   %task78 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 672 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 3 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 672 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 3 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task78)
   %task79 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 12 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 4 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 1152 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 4 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task79)
   %task83 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 2048 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 8 : i32}
@@ -422,14 +422,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task83)
   %task84 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 768 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 6 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 768 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 6 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task84)
   %task85 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 7 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 7 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task85)
   %task89 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 2052 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 8 : i32}
@@ -437,14 +437,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task89)
   %task90 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 864 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 6 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 864 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 6 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task90)
   %task91 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 4 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 7 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 384 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 7 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task91)
   %task95 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 2056 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 8 : i32}
@@ -452,14 +452,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task95)
   %task96 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 960 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 6 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 960 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 6 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task96)
   %task97 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 8 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 7 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 768 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 7 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task97)
   %task101 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 2060 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 8 : i32}
@@ -467,14 +467,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task101)
   %task102 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 1056 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 6 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 1056 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 6 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task102)
   %task103 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 12 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 7 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 1152 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 7 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task103)
   %task107 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 3072 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 11 : i32}
@@ -482,14 +482,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task107)
   %task108 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 1152 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 9 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 1152 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 9 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task108)
   %task109 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 10 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 10 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task109)
   %task113 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 3076 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 11 : i32}
@@ -497,14 +497,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task113)
   %task114 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 1248 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 9 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 1248 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 9 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task114)
   %task115 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 4 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 10 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 384 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 10 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task115)
   %task119 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 3080 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 11 : i32}
@@ -512,14 +512,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task119)
   %task120 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 1344 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 9 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 1344 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 9 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task120)
   %task121 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 8 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 10 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 768 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 10 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task121)
   %task125 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
     aie.dma_bd(%C : memref<5120xi32> offset = 3084 len = 128 sizes = [2, 1, 32, 4] strides = [16, 0, 32, 1]) {bd_id = 11 : i32}
@@ -527,14 +527,14 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   } {issue_token = true, repeat_count = 1 : i32}
   aiex.dma_start_task(%task125)
   %task126 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 1440 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 9 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 1440 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 9 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task126)
   %task127 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 12 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 10 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 1152 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 10 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task127)
   aiex.dma_await_task(%task35)
   %task132 = aiex.dma_configure_task(%tile_0_0, S2MM, 0) {
@@ -544,15 +544,15 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   aiex.dma_start_task(%task132)
   aiex.dma_free_task(%task36)
   %task133 = aiex.dma_configure_task(%tile_0_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 1536 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 1536 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task133)
   aiex.dma_free_task(%task37)
   %task134 = aiex.dma_configure_task(%tile_0_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 0 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 1 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task134)
   aiex.dma_await_task(%task41)
   %task139 = aiex.dma_configure_task(%tile_1_0, S2MM, 0) {
@@ -562,15 +562,15 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   aiex.dma_start_task(%task139)
   aiex.dma_free_task(%task42)
   %task140 = aiex.dma_configure_task(%tile_1_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 1632 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 1632 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task140)
   aiex.dma_free_task(%task43)
   %task141 = aiex.dma_configure_task(%tile_1_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 4 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 384 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 1 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task141)
   aiex.dma_await_task(%task47)
   %task146 = aiex.dma_configure_task(%tile_2_0, S2MM, 0) {
@@ -580,15 +580,15 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   aiex.dma_start_task(%task146)
   aiex.dma_free_task(%task48)
   %task147 = aiex.dma_configure_task(%tile_2_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 1728 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 1728 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task147)
   aiex.dma_free_task(%task49)
   %task148 = aiex.dma_configure_task(%tile_2_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 8 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 768 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 1 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task148)
   aiex.dma_await_task(%task53)
   %task153 = aiex.dma_configure_task(%tile_3_0, S2MM, 0) {
@@ -598,15 +598,15 @@ aie.runtime_sequence(%A: memref<1920xi32>, %B: memref<1536xi32>, %C: memref<5120
   aiex.dma_start_task(%task153)
   aiex.dma_free_task(%task54)
   %task154 = aiex.dma_configure_task(%tile_3_0, MM2S, 0) {
-    aie.dma_bd(%A : memref<1920xi32> offset = 1824 len = 96 sizes = [1, 3, 8, 4] strides = [0, 4, 12, 1]) {bd_id = 0 : i32}
+    aie.dma_bd(%A : memref<1920xi32> offset = 1824 len = 96 sizes = [1, 1, 1, 96] strides = [0, 0, 0, 1]) {bd_id = 0 : i32}
     aie.end
   } {repeat_count = 1 : i32}
   aiex.dma_start_task(%task154)
   aiex.dma_free_task(%task55)
   %task155 = aiex.dma_configure_task(%tile_3_0, MM2S, 1) {
-    aie.dma_bd(%B : memref<1536xi32> offset = 12 len = 192 sizes = [2, 48, 1, 4] strides = [16, 32, 1, 1]) {bd_id = 1 : i32}
+    aie.dma_bd(%B : memref<1536xi32> offset = 1152 len = 384 sizes = [1, 1, 1, 384] strides = [0, 0, 0, 1]) {bd_id = 1 : i32}
     aie.end
-  } {repeat_count = 1 : i32}
+  } {repeat_count = 0 : i32}
   aiex.dma_start_task(%task155)
   aiex.dma_await_task(%task59)
   aiex.dma_await_task(%task65)

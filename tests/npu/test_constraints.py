@@ -280,6 +280,20 @@ GEMMA = {
 }
 
 
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_and_b_are_read_in_one_run_of_addresses(weights: str) -> None:
+    """Row-major, a row of a tile would be one: 40 to 96 bytes, too short for the rate that plans are ranked by."""
+    plan = plan_gemm(512, 5376, 4096, weights=weights)
+    M, _, K = plan.tiling.padded
+    moved = {"A": 0, "B": 0}
+    for d in (c.descriptor for c in plan.sequence if isinstance(c, Write)):
+        if d.buffer != "C":
+            assert len(d.sizes) == 1 and d.strides == (1,) and d.iterations == 1
+            moved[d.buffer] += 4 * d.length
+    blocks = plan.tiling.rows * -(-plan.tiling.columns // 64)
+    assert moved == {"A": blocks // plan.tiling.rows * M * K, "B": plan.tiling.rows * plan.argument_bytes[1]}
+
+
 @pytest.mark.parametrize("model", GEMMA)
 @pytest.mark.parametrize(("weights", "output"), [("int8", "int32"), ("int8", "int8"), ("int4", "int32")])
 def test_gemma(model: str, weights: str, output: str) -> None:

@@ -20,7 +20,7 @@ from tandem.devices.hybrid.cut import Gemm, Work
 from tandem.devices.hybrid.device import HybridDevice, Mapped
 from tandem.devices.hybrid.int8 import Int8Accelerator, blocks
 from tandem.devices.npu.compile import Tools, compile_configuration, compile_instructions, find_tools
-from tandem.devices.npu.operands import c_of_words, words_of_a, words_of_b
+from tandem.devices.npu.operands import c_of_words, words_of_b, write_a
 from tandem.devices.npu.plan import GemmPlan, plan_gemm, plan_resident
 from tandem.devices.npu.runtime import Chain, Job, Npu, NpuBuffer
 from tandem.devices.npu.tiling import ROWS, cut
@@ -137,7 +137,7 @@ class NpuAccelerator(Int8Accelerator):
         for buffer, plan, part in zip(self._a, plans, parts, strict=False):
             padded = np.zeros((plan.M, plan.K), np.int8)
             padded[: len(quants)] = quants[:, part]
-            buffer.bytes[: plan.argument_bytes[0]] = words_of_a(plan, padded).view(np.uint8)
+            write_a(plan, padded, buffer.bytes[: plan.argument_bytes[0]])
             buffer.sync_to_device()
         self._chain(work, height, first, last, plans).start().result()
         y = np.zeros((len(quants), rows.stop - rows.start), np.float32)

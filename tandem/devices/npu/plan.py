@@ -1,8 +1,8 @@
 """The plan of a GEMM on a Phoenix NPU: C = A x B, int8 x int8 or int4, as one object: checked, emulated and emitted.
 
-Emulated; not yet run on a Phoenix. A, B and C lie row-major in DRAM, padded with zeros. Memory tile r holds A's tiles
-for the cores of row r and sends each to all of them; memory tile c holds B's tiles for the cores of column c, packs
-them on the way, and joins C's tiles of its column. The order is: rows of tiles, columns of tiles, depth.
+Emulated; not yet run on a Phoenix. A and B lie in DRAM in the tiles of a core, C row-major (operands.py). Memory tile r
+holds A's tiles for the cores of row r and sends each to all of them; memory tile c holds B's tiles for the cores of
+column c, packs them on the way, and joins C's tiles of its column. The order: rows of tiles, columns of tiles, depth.
 
 What the array is configured with depends on the tile of a core alone; the shape is in the runtime sequence. So plans
 with one tile run one after the other without a new configuration, which would take milliseconds.
@@ -326,7 +326,7 @@ def _sequence(tiling: Tiling, bits: int, element: int) -> list[Command]:
             commands += [
                 Push(done, out.number, count - 1, True),
                 Push(Port(Tile(c, 0), True, 0), a.number, count - 1, False),
-                Push(Port(Tile(c, 0), True, 1), b.number, count - 1, False),
+                Push(Port(Tile(c, 0), True, 1), b.number, 0, False),
             ]
     left = min(IN_FLIGHT, len(blocks))
     return commands + [Wait(Port(Tile(c, 0), False, 0)) for _ in range(left) for c in range(COLUMNS)]
@@ -335,20 +335,15 @@ def _sequence(tiling: Tiling, bits: int, element: int) -> list[Command]:
 def _block(
     tiling: Tiling, bits: int, element: int, c: int, number: int, row: int, first: int, count: int
 ) -> tuple[Descriptor, Descriptor, Descriptor]:
-    """Shim descriptors of column c for `count` columns of tiles: A (the same rows each time), B and C."""
-    m, k, n = tiling.m, tiling.k, tiling.n
+    """Shim descriptors of column c for `count` columns of tiles: A (to be repeated), B (all of them) and C."""
+    m, n = tiling.m, tiling.n
     _, N, K = tiling.padded
     shim, start = Tile(c, 0), (first * COLUMNS + c) * n
-    panel = (k // WORD, m, tiling.depth)
-    offset = (row * ROWS + c) * m * K
-    a = Descriptor(shim, number, "A", offset, panel, (1, K // WORD, k // WORD), words(panel))
-    # K may be more than a wrap holds: it goes to the outermost dimension, which has none.
-    strip, width = (n * bits // 32, 1, K), n * bits // 8
-    b = Descriptor(
-        *(shim, number + 1, "B", start * bits // 8, strip, (1, 1, N * bits // 32), words(strip)),
-        iterations=count,
-        step=COLUMNS * width // WORD,
-    )
+    a_bytes, b_bytes = m * K, n * K * bits // 8  # of a row of tiles and of a column of them
+    panel, strip = linear(a_bytes), linear(count * b_bytes)
+    a = Descriptor(shim, number, "A", (row * ROWS + c) * a_bytes, *panel, words(panel[0]))
+    begin = (c * tiling.columns + first) * b_bytes
+    b = Descriptor(shim, number + 1, "B", begin, *strip, words(strip[0]))
     tile, pitch = (n * element // WORD, ROWS * m), N * element // WORD
     offset = (row * ROWS * m * N + start) * element
     out = Descriptor(
