@@ -7,8 +7,8 @@ matmuls run on `Int8Accelerator`, which has the NPU's arithmetic, and the others
 
 The increase of perplexity is an expectation over the next token under the probabilities of float32, instead of the next
 token of the text: it has far less variance, so a thousand tokens are enough. The file has both, and the KL divergence
-from float32 with and without int8. The gate (tandem/devices/hybrid/gate.py) decides about each kind of matmul, and if
-a kind fails, about quarters of its layers.
+from float32 with and without int8. The selection (tandem/devices/hybrid/int8_selection.py) decides about each kind of
+matmul, and if a kind fails, about quarters of its layers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tandem import LLM
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.hybrid.cut import Gemm, gemms
 from tandem.devices.hybrid.device import HybridDevice
-from tandem.devices.hybrid.gate import LIMIT, groups, judge
 from tandem.devices.hybrid.int8 import Int8Accelerator
+from tandem.devices.hybrid.int8_selection import LIMIT, groups, select_int8
 from tandem.engine.engine import Engine
 from tandem.kernels.kernel import Array
 from tandem.model.model import open_model
@@ -48,7 +48,7 @@ IGPU, NPU, WRITTEN = 8.1e12, 4.57e12, 15e9
 
 
 class Measured:
-    """A model with selected groups of matmuls (gate.py) in int8."""
+    """A model with selected groups of matmuls (int8_selection.py) in int8."""
 
     def __init__(self, path: Path, block: int | None, tokens: int, threads: int, closing: ExitStack) -> None:
         model = closing.enter_context(open_model(path))
@@ -128,7 +128,7 @@ def truth(path: Path, ids: tuple[int, ...]) -> Truth:
 
 
 def measure(result: dict[str, Any], options: argparse.Namespace, save: Callable[[], None]) -> None:
-    """Lets the gate decide about each kind of matmul, and about quarters of kinds that fail. Adds to `result`."""
+    """Decides about each kind of matmul, and about quarters of kinds that fail. Adds to `result`."""
     name, block, rows = result["model"], result["block"], result["rows"]
     kinds = kind_groups(matmuls(name)[0])
     layers = 1 + max(int(member.split()[1]) for members in kinds.values() for member in members)
@@ -147,28 +147,28 @@ def measure(result: dict[str, Any], options: argparse.Namespace, save: Callable[
             return float(rows[label]["perplexity_cost"])
 
         cost(frozenset(kinds))
-        verdict = judge(list(kinds), cost)
+        selection = select_int8(list(kinds), cost)
         failed = [
-            kind for kind in options.layers or ["down"] if kind in kinds and kind not in verdict.admitted
+            kind for kind in options.layers or ["down"] if kind in kinds and kind not in selection.selected
         ]
         if failed:
             finer = [f"{kind} of layers {a}-{b}" for kind in failed for a, b in quarters(layers)]
-            verdict = judge([*sorted(verdict.admitted), *finer], cost)
-    result["admitted"] = sorted(verdict.admitted)
-    result["total"] = rows.get(label_of(verdict.admitted, kinds))
+            selection = select_int8([*sorted(selection.selected), *finer], cost)
+    result["admitted"] = sorted(selection.selected)
+    result["total"] = rows.get(label_of(selection.selected, kinds))
     save()
 
 
 def matmuls(name: str) -> tuple[list[Gemm], str]:
-    """The matmuls of a model, and its shape as in verdicts.json."""
+    """The matmuls of a model, and its shape as in int8_matmuls.json."""
     with LLM(model_path(name), device="cpu", context=64, batch=1) as llm:
         c = llm.engine.model.config
         works = [work for work in gemms(llm.engine.program) if isinstance(work, Gemm)]
         return works, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}"
 
 
-def verdicts(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The groups that the NPU may compute (tandem/devices/npu/verdicts.json): per model, the result that saves most."""
+def int8_matmuls(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the NPU may compute (tandem/devices/npu/int8_matmuls.json): per model, the result that saves most."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(result["model"] for result in results):
         works, shape = matmuls(name)
@@ -178,8 +178,8 @@ def verdicts(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if result["model"] == name:
                 members = [m for group in result.get("admitted", []) for m in members_of(group, kinds)]
                 options.append((saved(result["block"], works, members), result["block"], sorted(members)))
-        _, block, admitted = max(options, key=lambda option: option[0])
-        found[shape] = {"block": block, "groups": admitted}
+        _, block, selected = max(options, key=lambda option: option[0])
+        found[shape] = {"block": block, "groups": selected}
     return found
 
 
@@ -233,7 +233,7 @@ def cell(row: dict[str, float]) -> str:
 
 
 def divergences(result: dict[str, Any]) -> str:
-    """KL divergences in nats per token: nothing in int8, the admitted groups, all matmuls."""
+    """KL divergences in nats per token: nothing in int8, the selected groups, all matmuls."""
     rows, total = result["rows"], result.get("total")
     found = [rows["all"]["kl_without"], *([total["kl"]] if total else []), rows["all"]["kl"]]
     return ", ".join(f"{kl:.4f}" for kl in found)
@@ -244,7 +244,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     lines = []
     for name in names:
         mine = [result for result in results if result["model"] == name]
-        # Rows of several groups are the gate's trials: the table shows only the last.
+        # Rows of several groups are trials of the selection: the table shows only the last.
         labels = [x for result in mine for x in result["rows"] if " and " not in x.replace("gate and up", "")]
         lines += [f"{name}, {mine[0]['tokens']} tokens:", ""]
         lines += [
@@ -255,10 +255,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             cells = [cell(result["rows"][label]) if label in result["rows"] else "" for result in mine]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
         sums = [f": {cell(result['total'])}" if result.get("total") else "" for result in mine]
-        admitted = [", ".join(result.get("admitted", ["not judged yet"])) or "nothing" for result in mine]
-        admitted = [groups + total for groups, total in zip(admitted, sums, strict=True)]
-        lines.append("| **the gate admits** | " + " | ".join(admitted) + " |")
-        lines += ["| KL from float32: none, admitted, all | " + " | ".join(map(divergences, mine)) + " |", ""]
+        selected = [", ".join(result.get("admitted", ["not measured yet"])) or "nothing" for result in mine]
+        selected = [groups + total for groups, total in zip(selected, sums, strict=True)]
+        lines.append("| **selected** | " + " | ".join(selected) + " |")
+        lines += ["| KL from float32: none, selected, all | " + " | ".join(map(divergences, mine)) + " |", ""]
     return "\n".join(lines)
 
 
@@ -272,7 +272,7 @@ def main() -> None:
         "--layers", action="append", help="kinds to try by quarters of the layers if they fail (down)"
     )
     parser.add_argument("--out", type=Path, default=RESULTS / f"{date.today()}-npu-numerics.json")
-    parser.add_argument("--verdicts", type=Path, help="file for the admitted groups")
+    parser.add_argument("--int8-matmuls", type=Path, help="file for the selected groups")
     options = parser.parse_args()
     results = json.loads(options.out.read_text())["results"] if options.out.exists() else []
 
@@ -289,8 +289,8 @@ def main() -> None:
                 results += mine
             measure(mine[0], options, save)
     print(table(results))
-    if options.verdicts:
-        options.verdicts.write_text(json.dumps(verdicts(results), indent=1) + "\n")
+    if options.int8_matmuls:
+        options.int8_matmuls.write_text(json.dumps(int8_matmuls(results), indent=1) + "\n")
 
 
 if __name__ == "__main__":

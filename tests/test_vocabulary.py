@@ -21,6 +21,7 @@ NOT_READ = (
 )
 ENGINE = r"^tandem/(?:engine|program|kernels|devices)/.*"
 GPU = r"^(?:tandem/kernels|tandem/devices/vulkan|tests/vulkan)/.*"
+NPU = r"^(?:tandem/devices/(?:npu|hybrid)|tests/(?:npu|hybrid)|docs/NPU\.md).*"
 # Former word -> the field's. A pattern is searched in "path:line", so that it can name folders too.
 WORDS = {
     r"\bTurn\b|\bturns?=|\.turns\b|_turns?\b(?!>)": "step slot, in-flight step",
@@ -48,6 +49,8 @@ WORDS = {
     r"(?i)dialect": "API",
     r"\b(?:end|stop)_ids\b": "eos_ids, stop_token_ids",
     r"\bRequestOutput\b|\bKVPlan\b|\bkv_plan\b|\bInFlightStep\b": "OutputReader, KVCacheShape, kv_size, StagedStep",
+    rf"{NPU}(?i:verdict|\bjudge|\bgate\.py|\badmit(?:s|ted)\b)": "selection",
+    rf"{NPU}\b(?:way_out|Way)\b": "direction",
 }
 # (path, or folder with a slash at its end; text in the line): the word has another meaning there, or is an old name
 # that must still be read.
@@ -70,6 +73,7 @@ ALLOWED = [
     ("docs/NPU.md", "products want it"),
     ("tandem/devices/npu/", "roduct"),
     ("tests/npu/", "product"),
+    ("tests/npu/test_numerics.py", '["admitted"]'),  # a key of the results
     ("tandem/kernels/matmul_norm_partials.py", "products"),
     ("tandem/kernels/norm_finish.py", "product"),
     ("tandem/kernels/panels.slang", "their products are the same"),
@@ -146,6 +150,9 @@ def test_no_exception_is_left_over() -> None:
         "tandem/engine/speculation.py:    chance = 0.5",
         "tandem/engine/speculation.py:    hoped = 3",
         "tandem/engine/worth.py",
+        "tandem/devices/npu/verdicts.py",
+        "tandem/devices/hybrid/gate.py",
+        "tests/npu/test_plan.py:    Port(tile, way_out=True, channel=0)",
         "tandem/engine/scheduler.py:    # depends on its company",
         "tandem/engine/scheduler.py:    pace: Pace",
         "tandem/engine/engine.py:def guest_rows():",

@@ -1,4 +1,4 @@
-"""The NPU's arithmetic, and the gate that keeps off what it costs too much."""
+"""The NPU's arithmetic, and the selection that keeps off what it costs too much."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tandem.devices.hybrid import balance
 from tandem.devices.hybrid.accelerator import DeviceAccelerator
 from tandem.devices.hybrid.cut import Gemm
 from tandem.devices.hybrid.device import HybridDevice
-from tandem.devices.hybrid.gate import LIMIT, groups, judge
 from tandem.devices.hybrid.int8 import Int8Accelerator, dot, matmul, quantise
+from tandem.devices.hybrid.int8_selection import LIMIT, groups, select_int8
 from tandem.devices.npu.emulator import emulate
 from tandem.devices.npu.plan import plan_gemm
 from tandem.engine.engine import Engine
@@ -109,7 +109,7 @@ def test_each_partition_is_computed_in_int8(architecture: str, format: str, tmp_
 
 
 class Picky(Int8Accelerator):
-    """May take one kind of matmul, as the NPU after its gate."""
+    """May take one kind of matmul, as the NPU does with a selection."""
 
     def supports(self, gemm: Gemm) -> bool:
         return groups(gemm)[0] == "ffn_down"
@@ -142,9 +142,13 @@ def test_three_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.fast
 def test_what_is_dear_stays_off() -> None:
     alone = {"a": 0.001, "b": 0.004, "c": 0.02, "d": 0.003}
-    verdict = judge(list(alone), lambda groups: sum(alone[group] for group in groups))
-    assert verdict.admitted == {"a", "d"} and verdict.total == pytest.approx(0.004) and verdict.costs == alone
-    assert judge(["c"], lambda groups: 0.02).admitted == frozenset()
+    selection = select_int8(list(alone), lambda groups: sum(alone[group] for group in groups))
+    assert (
+        selection.selected == {"a", "d"}
+        and selection.total == pytest.approx(0.004)
+        and selection.costs == alone
+    )
+    assert select_int8(["c"], lambda groups: 0.02).selected == frozenset()
 
 
 def test_a_layer_that_int8_ruins_is_found(tmp_path: Path) -> None:
@@ -152,7 +156,7 @@ def test_a_layer_that_int8_ruins_is_found(tmp_path: Path) -> None:
     perplexity grows by is computed for texts of the model's own, of which it is the divergence."""
     planted, ids = tmp_path / "planted.gguf", list(range(100, 200))
     _plant(write_model(tmp_path / "tiny.gguf", "F32"), planted)
-    verdicts = {}
+    selections = {}
     for block in (None, 32):
         engine = Int8Engine(planted, block)
         base = log_softmax(engine.logits(ids))
@@ -162,17 +166,19 @@ def test_a_layer_that_int8_ruins_is_found(tmp_path: Path) -> None:
             return float(np.expm1((np.exp(base) * (base - found)).sum(axis=1).mean()))
 
         works = [work for work in engine.device.works if isinstance(work, Gemm)]
-        verdict = verdicts[block] = judge([groups(work)[2] for work in works], cost)
+        selection = selections[block] = select_int8([groups(work)[2] for work in works], cost)
         engine.close()
         print(
-            block, {group: f"{value:+.3%}" for group, value in verdict.costs.items()}, f"{verdict.total:+.3%}"
+            block,
+            {group: f"{value:+.3%}" for group, value in selection.costs.items()},
+            f"{selection.total:+.3%}",
         )
-        assert sum(map(verdict.admits, works)) == len(verdict.admitted) and verdict.total <= LIMIT
+        assert sum(map(selection.includes, works)) == len(selection.selected) and selection.total <= LIMIT
     ruined = "layer 1 ffn_down"
-    assert verdicts[None].costs[ruined] > LIMIT and ruined not in verdicts[None].admitted
-    assert len(verdicts[None].admitted) == len(verdicts[None].costs) - 1
+    assert selections[None].costs[ruined] > LIMIT and ruined not in selections[None].selected
+    assert len(selections[None].selected) == len(selections[None].costs) - 1
     assert (
-        verdicts[32].costs[ruined] < verdicts[None].costs[ruined] / 10
+        selections[32].costs[ruined] < selections[None].costs[ruined] / 10
     )  # most columns have scales of their own
 
 

@@ -19,7 +19,7 @@ from tandem.devices.hybrid.int8 import Int8Accelerator
 from tandem.devices.npu.attach import npu_missing, with_npu
 from tandem.devices.npu.compile import find_tools
 from tandem.devices.npu.detect import detect
-from tandem.devices.npu.verdicts import ALL, admitted
+from tandem.devices.npu.int8_matmuls import ALL, int8_matmuls
 from tandem.engine.engine import Engine
 from tandem.engine.llm import LLM
 from tandem.errors import DeviceError, RequestError
@@ -70,9 +70,9 @@ def test_an_answer_with_the_npu(xrt: Any, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = phoenix(tmp_path / "machine")
     monkeypatch.setattr("tandem.devices.npu.attach.detect", lambda _: detect(root))
-    verdict = {"llama 2 x 32 x 64": {"block": None, "groups": ["ffn_down"]}}
+    allowed = {"llama 2 x 32 x 64": {"block": None, "groups": ["ffn_down"]}}
     (tmp_path / "cache/tandem/npu").mkdir(parents=True)
-    (tmp_path / "cache/tandem/npu/verdicts.json").write_text(json.dumps(verdict))
+    (tmp_path / "cache/tandem/npu/int8_matmuls.json").write_text(json.dumps(allowed))
     prompt, how = list(range(3, 40)), {"device": "cpu", "threads": 1, "context": 64, "batch": 2}
     with LLM(GOLDENS["llama"], **how) as alone, LLM(GOLDENS["llama"], npu="require", **how) as helped:
         want = alone.generate(prompt, max_tokens=6).token_ids
@@ -92,9 +92,9 @@ def test_auto_goes_on_where_it_cannot_be_made_ready(
     root = phoenix(tmp_path / "machine")
     monkeypatch.setattr("tandem.devices.npu.attach.detect", lambda _: detect(root))
     group = "ffn_up" if broken == "names" else "ffn_down"
-    verdict = {"llama 2 x 32 x 64": {"block": None, "groups": [group]}}
+    allowed = {"llama 2 x 32 x 64": {"block": None, "groups": [group]}}
     (tmp_path / "cache/tandem/npu").mkdir(parents=True)
-    (tmp_path / "cache/tandem/npu/verdicts.json").write_text(json.dumps(verdict))
+    (tmp_path / "cache/tandem/npu/int8_matmuls.json").write_text(json.dumps(allowed))
     xrt.weights_left = 1 if broken == "memory" else 100
     how = {"device": "cpu", "threads": 1, "context": 64, "batch": 2}
     said = {"compiler": "unknown attribute", "memory": "no buffer of", "names": "was measured in int8"}[
@@ -119,23 +119,23 @@ def test_models_that_were_not_measured_stay_off(
 ) -> None:
     """And of those that were, the matmuls that cost too much."""
     with pytest.raises(DeviceError, match=r"int8 costs a model of this shape \(a\) was not measured"):
-        admitted("a", tmp_path)
-    verdicts = {
+        int8_matmuls("a", tmp_path)
+    allowed = {
         "a": {"block": 512, "groups": ["ffn_down", "layer 1 attn_output"]},
         "b": {"block": None, "groups": []},
     }
-    (tmp_path / "verdicts.json").write_text(json.dumps(verdicts))
-    found = admitted("a", tmp_path)
+    (tmp_path / "int8_matmuls.json").write_text(json.dumps(allowed))
+    found = int8_matmuls("a", tmp_path)
     works = [work for work in gemms(golden("llama")) if isinstance(work, Gemm)]
-    names = [work.weights.name for work in works if found.admits(work)]
+    names = [work.weights.name for work in works if found.includes(work)]
     assert names == ["blk.0.ffn_down.weight", "blk.1.attn_output.weight", "blk.1.ffn_down.weight"]
-    assert found.block == 512 and all(ALL.admits(work) for work in works)
+    assert found.block == 512 and all(ALL.includes(work) for work in works)
     with pytest.raises(DeviceError, match="costs too much"):
-        admitted("b", tmp_path)
+        int8_matmuls("b", tmp_path)
     for damaged in ("{", "[1]", '{"a": {"block": 256}}', '{"a": 5}'):
-        (tmp_path / "verdicts.json").write_text(damaged)
+        (tmp_path / "int8_matmuls.json").write_text(damaged)
         with pytest.raises(DeviceError, match="cannot be read: delete it, or measure again"):
-            admitted("a", tmp_path)
+            int8_matmuls("a", tmp_path)
 
 
 @pytest.mark.fast

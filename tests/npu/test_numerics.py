@@ -1,4 +1,4 @@
-"""What int8 costs, as it was measured on real models: docs/NPU.md and verdicts.json have its figures and no others."""
+"""What int8 costs, as it was measured on real models: docs/NPU.md and int8_matmuls.json have these figures only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks import npu_numerics
-from tandem.devices.hybrid.gate import LIMIT
-from tandem.devices.npu import verdicts
+from tandem.devices.hybrid.int8_selection import LIMIT
+from tandem.devices.npu import int8_matmuls
 
 pytestmark = pytest.mark.fast
 
@@ -38,28 +38,28 @@ def test_the_docs_have_its_tables(results: list[dict[str, Any]]) -> None:
 
 
 def test_the_gate_at_work(results: list[dict[str, Any]]) -> None:
-    """On two models, both ways: what is admitted costs half a percent at most, alone and together; some are not."""
+    """On two models, both ways: what is selected costs half a percent at most, alone and together; some are not."""
     ways = {(result["model"], result["block"]) for result in results}
     assert ways == {(model, block) for model in SHAPES.values() for block in (None, 256)}
     for result in results:
-        rows, admitted = result["rows"], result["admitted"]
+        rows, selected = result["rows"], result["admitted"]
         assert result["tokens"] >= 1000 and result["limit"] == LIMIT and result["total"] in rows.values()
-        assert admitted and all(rows[group]["perplexity_cost"] <= LIMIT for group in admitted)
+        assert selected and all(rows[group]["perplexity_cost"] <= LIMIT for group in selected)
         assert result["total"]["perplexity_cost"] <= LIMIT
         assert {"all", *KINDS} <= set(rows) and any(row["perplexity_cost"] > LIMIT for row in rows.values())
 
 
-def test_verdicts_are_its(results: list[dict[str, Any]]) -> None:
-    """Each matmul that `--npu` may give to the NPU was admitted, and none that was is left out."""
-    file = Path(verdicts.__file__).with_name(verdicts.NAME)
-    for shape, verdict in json.loads(file.read_text()).items():
-        of = [r for r in results if (r["model"], r["block"]) == (SHAPES[shape], verdict["block"])]
+def test_the_allowed_matmuls_are_its(results: list[dict[str, Any]]) -> None:
+    """Each matmul that `--npu` may give to the NPU was selected, and none that was is left out."""
+    file = Path(int8_matmuls.__file__).with_name(int8_matmuls.NAME)
+    for shape, allowed in json.loads(file.read_text()).items():
+        of = [r for r in results if (r["model"], r["block"]) == (SHAPES[shape], allowed["block"])]
         wanted = {place for group in of[0]["admitted"] for place in places(group, int(shape.split()[1]))}
-        assert {found(group) for group in verdict["groups"]} == wanted
+        assert {found(group) for group in allowed["groups"]} == wanted
 
 
 def places(group: str, layers: int) -> list[tuple[int, str]]:
-    """Layers and kinds of what was judged."""
+    """Layers and kinds of what was measured."""
     kind, _, span = group.partition(" of layers ")
     first, last = map(int, span.split("-")) if span else (0, layers - 1)
     return [(layer, kind) for layer in range(first, last + 1)]

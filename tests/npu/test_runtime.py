@@ -142,7 +142,7 @@ def test_weights_in_one_allocation(npu: Any) -> None:
     item, want = job(npu, PLANS[0])
     size = PLANS[0].argument_bytes[1]
     whole = npu.allocate(4096 + size, 1)
-    part = whole.part(4096, size)
+    part = whole.sub_buffer(4096, size)
     part.bytes[:] = item.b.bytes
     whole.sync_to_device()
     item = runtime.Job(item.plan, item.a, part, item.c)

@@ -55,7 +55,7 @@ class HybridDevice:
         only: Callable[[Gemm], bool] | None = None,
     ) -> None:
         """`fractions`: each device's fraction of a matmul's columns; None: from measured times. `only`: the matmuls
-        that may be partitioned (gate.py)."""
+        that may be partitioned (int8_selection.py)."""
         if fractions is not None and (
             len(fractions) != 1 + len(accelerators) or min(fractions) < 0 or sum(fractions) <= 0
         ):

@@ -20,11 +20,11 @@ from tandem.devices.hybrid.cut import Gemm, Work
 from tandem.devices.hybrid.device import HybridDevice, Mapped
 from tandem.devices.hybrid.int8 import Int8Accelerator, blocks
 from tandem.devices.npu.compile import Tools, compile_configuration, compile_instructions, find_tools
+from tandem.devices.npu.int8_matmuls import ALL, NOTHING, Int8Matmuls, int8_matmuls
 from tandem.devices.npu.operands import c_of_words, words_of_b, write_a
 from tandem.devices.npu.plan import GemmPlan, plan_gemm, plan_resident
 from tandem.devices.npu.runtime import Chain, Job, Npu, NpuBuffer
-from tandem.devices.npu.tiling import ROWS, cut
-from tandem.devices.npu.verdicts import ALL, NOTHING, Admitted, admitted
+from tandem.devices.npu.tiling import ROWS, tile_gemm
 from tandem.errors import DeviceError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.program.program import Program
@@ -42,14 +42,14 @@ class NpuAccelerator(Int8Accelerator):
         cache: Path,
         block: int | None = None,
         chunk: int = CHUNK,
-        may: Admitted = ALL,
+        allowed: Int8Matmuls = ALL,
         *,
         required: bool = True,
     ) -> None:
         """`block`: columns of activations with a scale of their own, whose sums come back by themselves; None: all.
         `required`: fail if the NPU cannot be set up; otherwise warn and compute nothing."""
         super().__init__(block)
-        self._tools, self._cache, self._chunk, self._may = tools, cache, chunk, may
+        self._tools, self._cache, self._chunk, self._allowed = tools, cache, chunk, allowed
         self._required = required
         self._npu: Npu | None = None
         self._plans: dict[tuple[int, int], GemmPlan] = {}  # by rows of tiles and columns of activations
@@ -60,11 +60,11 @@ class NpuAccelerator(Int8Accelerator):
 
     def describe(self) -> str:
         scales = f"{self.block} columns" if self.block else "a row"
-        use = "" if self._may != NOTHING else "; not in use"
+        use = "" if self._allowed != NOTHING else "; not in use"
         return f"the NPU (int8, a scale for {scales}; emulated; not yet run on a Phoenix{use})"
 
     def supports(self, gemm: Gemm) -> bool:
-        return self._may.admits(gemm)
+        return self._allowed.includes(gemm)
 
     def allocate(self, works: Sequence[Work], program: Program, *, copies: bool) -> None:
         """One configuration for all works, and instructions for each depth and number of rows of tiles."""
@@ -88,7 +88,7 @@ class NpuAccelerator(Int8Accelerator):
         for depth in depths:
             for rows in range(1, t.rows + 1):
                 shape = rows * self._tall, self._chunk, depth
-                plan = plan_gemm(*shape, tiling=cut(*shape, (t.m, t.k, t.n)))
+                plan = plan_gemm(*shape, tiling=tile_gemm(*shape, (t.m, t.k, t.n)))
                 self._npu.load(plan, compile_instructions(plan, self._tools, self._cache))
                 self._plans[rows, depth] = plan
         most = [max(sizes) for sizes in zip(*(p.argument_bytes for p in self._plans.values()), strict=True)]
@@ -125,7 +125,7 @@ class NpuAccelerator(Int8Accelerator):
             if self._required:
                 raise
             warnings.warn(f"going on without the NPU: {error}", stacklevel=2)
-            self._may = NOTHING
+            self._allowed = NOTHING
             self.close_npu()
 
     def matmul(self, work: int, x: tuple[Array, Array], rows: slice) -> Array:
@@ -184,15 +184,15 @@ class NpuAccelerator(Int8Accelerator):
         self.close_npu()
 
 
-def help_with_npu(device: Device, shape: str | None, *, required: bool) -> Device:
+def attach_npu(device: Device, shape: str | None, *, required: bool) -> Device:
     """The device with the NPU as its accelerator; measured times decide whether a step uses it."""
     if not device.shares_memory:
         raise DeviceError(
             f"{device.name} has memory of its own, and the NPU has the host's: use cpu or an iGPU"
         )
     cache = read_settings().pipelines / "npu"
-    may = admitted(shape, cache) if shape else ALL
-    accelerator = NpuAccelerator(find_tools(), cache, may.block, may=may, required=required)
+    allowed = int8_matmuls(shape, cache) if shape else ALL
+    accelerator = NpuAccelerator(find_tools(), cache, allowed.block, allowed=allowed, required=required)
     if isinstance(device, HybridDevice):
         return device.with_accelerator(accelerator)
     return HybridDevice(cast(Mapped, device), [accelerator])

@@ -21,7 +21,7 @@ class Kind(Enum):
     CORE = "core"
 
 
-class Way(Enum):
+class Direction(Enum):
     """The direction of a DMA channel, seen from its tile's memory."""
 
     IN = "S2MM"
@@ -102,15 +102,15 @@ class Port:
     """A DMA channel's end of a stream."""
 
     tile: Tile
-    way_out: bool
+    outgoing: bool
     channel: int
 
     @property
-    def way(self) -> Way:
-        return Way.OUT if self.way_out else Way.IN
+    def direction(self) -> Direction:
+        return Direction.OUT if self.outgoing else Direction.IN
 
     def __str__(self) -> str:
-        return f"{self.tile} {self.way.value} {self.channel}"
+        return f"{self.tile} {self.direction.value} {self.channel}"
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,16 @@ def npu_missing(mode: str, root: Path = Path("/")) -> str:
 
 def with_npu(device: Device, mode: str, shape: str | None = None, root: Path = Path("/")) -> Device:
     """The device with the NPU as an accelerator of its matmuls, if `mode` asks for it and there is one; otherwise the
-    device itself. `shape`: the model, whose quality verdict applies (verdicts.py); None: only its time matters."""
+    device itself. `shape`: the model, whose matmuls were measured (int8_matmuls.py); None: only its time matters."""
     try:
         if mode == "off":
             return device
         if said := npu_missing(mode, root):
             warnings.warn(said, stacklevel=2)
             return device
-        from tandem.devices.npu.accelerator import help_with_npu  # needs pyxrt
+        from tandem.devices.npu.accelerator import attach_npu  # needs pyxrt
 
-        return help_with_npu(device, shape, required=mode == "require")
+        return attach_npu(device, shape, required=mode == "require")
     except DeviceError as error:
         if mode == "require":
             device.close()

@@ -30,10 +30,10 @@ from tandem.devices.npu.plan import GemmPlan
 from tandem.errors import CompilerError
 from tandem.settings import read_settings
 
-HOW = f"install MLIR-AIE {VERSION} and Peano (wheels mlir_aie and llvm-aie; docs/NPU.md has the steps)"
+INSTALL = f"install MLIR-AIE {VERSION} and Peano (wheels mlir_aie and llvm-aie; docs/NPU.md has the steps)"
 AIE_API = "aie_api/aie.hpp"  # what gemm.cc includes
 SAID = r"(?:mlir[-_]aie|aiecc)\D*(\d+)\.(\d+)"  # of itself, by `aiecc --version`
-SECONDS = 600  # a compilation takes some
+TIMEOUT_SECONDS = 600  # a compilation takes some
 MAX_REASONS, MAX_REASON = 6, 400  # lines of a compiler's output in an error, and characters of each
 # What aie-opt is asked for, so that text is not only parsed: routes, addresses, descriptors and instructions are made.
 LOWERING = (
@@ -62,21 +62,21 @@ def find_tools() -> Tools:
     beside that one."""
     found = shutil.which("aiecc") or shutil.which("aiecc.py")
     if found is None:
-        raise CompilerError(f"no aiecc on the PATH: {HOW}")
+        raise CompilerError(f"no aiecc on the PATH: {INSTALL}")
     aiecc = Path(found).resolve()
     package = next((folder for folder in _packages(aiecc) if (folder / "include" / AIE_API).exists()), None)
     if package is None:
-        raise CompilerError(f"no AIE API ({AIE_API}) in the package of {aiecc.name}: {HOW}")
+        raise CompilerError(f"no AIE API ({AIE_API}) in the package of {aiecc.name}: {INSTALL}")
     folders = [read_settings().peano, package.parent / "llvm-aie"]
     compilers = [folder / "bin" / "clang++" for folder in folders if folder]
     compiler = next((path for path in compilers if path.exists()), None)
     if compiler is None:
-        raise CompilerError(f"no Peano beside {aiecc.name}: {HOW}, or set PEANO_INSTALL_DIR")
+        raise CompilerError(f"no Peano beside {aiecc.name}: {INSTALL}, or set PEANO_INSTALL_DIR")
     says = _run([str(aiecc), "--version"])
     release = _release(package, says)
     if release and release < tuple(map(int, VERSION.split("."))):
         # An older one drops attributes it does not know without a word.
-        raise CompilerError(f"{aiecc.name} is of MLIR-AIE {release[0]}.{release[1]}: {HOW}")
+        raise CompilerError(f"{aiecc.name} is of MLIR-AIE {release[0]}.{release[1]}: {INSTALL}")
     versions = _without_folders(says + _run([str(compiler), "--version"]))
     return Tools(aiecc, compiler, package / "include", versions, _run([str(aiecc), "--help"]))
 
@@ -100,7 +100,7 @@ def _release(package: Path, says: str) -> tuple[int, ...] | None:
 def compile_configuration(plan: GemmPlan, tools: Tools, cache: Path) -> Path:
     """The xclbin of the plan's configuration, which is that of all plans with this tile."""
     text = emit_configuration(plan)
-    return _kept(
+    return _cached(
         cache, _key("xclbin", text, plan, tools), "xclbin", lambda: _build("xclbin", text, plan, tools)
     )
 
@@ -108,7 +108,7 @@ def compile_configuration(plan: GemmPlan, tools: Tools, cache: Path) -> Path:
 def compile_instructions(plan: GemmPlan, tools: Tools, cache: Path) -> bytes:
     """What the NPU is sent to run this plan."""
     text = emit(plan)
-    path = _kept(
+    path = _cached(
         cache, _key("npu-insts", text, plan, tools), "insts", lambda: _build("npu-insts", text, plan, tools)
     )
     return path.read_bytes()
@@ -127,23 +127,23 @@ def _key(kind: str, text: str, plan: GemmPlan, tools: Tools) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _kept(cache: Path, key: str, suffix: str, build: Callable[[], bytes]) -> Path:
+def _cached(cache: Path, key: str, suffix: str, build: Callable[[], bytes]) -> Path:
     """The file in the cache, made now if it is not there whole."""
     path = cache / f"{key[:32]}.{suffix}"
-    total = path.with_name(path.name + ".sha256")
-    if path.exists() and total.exists() and _sum(path.read_bytes()) == total.read_text():
+    checksum = path.with_name(path.name + ".sha256")
+    if path.exists() and checksum.exists() and _digest(path.read_bytes()) == checksum.read_text():
         return path
     data = build()
     try:
         cache.mkdir(parents=True, exist_ok=True)
         _write(path, data)
-        _write(total, _sum(data).encode())
+        _write(checksum, _digest(data).encode())
     except OSError as error:
         raise CompilerError(f"{path} cannot be written ({error.strerror}): make room in the cache") from None
     return path
 
 
-def _sum(data: bytes) -> str:
+def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -165,7 +165,7 @@ def _build(kind: str, text: str, plan: GemmPlan, tools: Tools) -> bytes:
         peano = f"--peano={tools.compiler.parents[1]}"
         _run([*command, peano, f"--tmpdir={folder / 'work'}", str(folder / "gemm.mlir")], folder)
         if not result.exists():
-            raise CompilerError(f"aiecc made no {kind}: its version may not be {VERSION}; {HOW}")
+            raise CompilerError(f"aiecc made no {kind}: its version may not be {VERSION}; {INSTALL}")
         return result.read_bytes()
 
 
@@ -185,15 +185,15 @@ def _output_options(kind: str, tools: Tools) -> list[str]:
 def _run(command: Sequence[str], folder: Path | None = None) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", cwd=folder, timeout=SECONDS
+            command, capture_output=True, text=True, errors="replace", cwd=folder, timeout=TIMEOUT_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompilerError(
-            f"{Path(command[0]).name} does not run ({_without_folders(str(error))}): {HOW}"
+            f"{Path(command[0]).name} does not run ({_without_folders(str(error))}): {INSTALL}"
         ) from None
     if done.returncode:
         said = _reason(done.stderr + "\n" + done.stdout) or str(done.returncode)
-        raise CompilerError(f"{Path(command[0]).name} failed ({said}): {HOW}")
+        raise CompilerError(f"{Path(command[0]).name} failed ({said}): {INSTALL}")
     return done.stdout
 
 

@@ -78,7 +78,7 @@ def _ports(plan: GemmPlan) -> set[Port]:
 
 def _vectors(plan: GemmPlan) -> Broken:
     """Cores multiply whole vector tiles, two by two of them."""
-    t, deep = plan.tiling, WEIGHTS[plan.weights].deep
+    t, deep = plan.tiling, WEIGHTS[plan.weights].vector_k
     if min(t.m, t.k, t.n) < 1 or t.m % M_STEP or t.k % deep or t.n % N_STEP:
         yield "vector tile", f"{t.m} x {t.k} x {t.n} is not made of whole {M_STEP} x {deep} x {N_STEP}"
 
@@ -90,7 +90,7 @@ def _array(plan: GemmPlan) -> Broken:
             yield "4 x 4 cores", f"{tile} is outside of the array"
     if plan.program_bytes > PROGRAM_BYTES:
         yield "program memory", f"a core holds {PROGRAM_BYTES} bytes of program, not {plan.program_bytes}"
-    if plan.tiling.padded[2] * 128 * WEIGHTS[plan.weights].largest > ACCUMULATOR:
+    if plan.tiling.padded[2] * 128 * WEIGHTS[plan.weights].max_magnitude > ACCUMULATOR:
         yield "accumulator", f"{plan.tiling.padded[2]} products of int8 do not add up in 32 bits"
 
 

@@ -91,7 +91,8 @@ def emit_tile(plan: GemmPlan, tile: Tile) -> Lines:
             following = f"^channel{i + 1}" if i + 1 < len(starts) else "^end"
             if i:
                 yield f"^channel{i}:"
-            yield f"  %{i} = aie.dma_start({start.port.way.value}, {start.port.channel}, ^bd{start.first}, {following})"
+            channel = f"{start.port.direction.value}, {start.port.channel}"
+            yield f"  %{i} = aie.dma_start({channel}, ^bd{start.first}, {following})"
             for d in _chain(plan, tile, start.first):
                 yield from _ring(plan, d)
         yield from ("^end:", "  aie.end", "}")
@@ -126,7 +127,8 @@ def emit_sequence(plan: GemmPlan) -> Lines:
             token = "issue_token = true, " if command.token else ""
             iteration = (d.iterations, d.step if d.iterations > 1 else 0)
             dims = [iteration, *[(1, 0)] * (3 - len(d.sizes)), *_outermost_first(d)]
-            yield f"  %task{number} = aiex.dma_configure_task({_tile(port.tile)}, {port.way.value}, {port.channel}) {{"
+            channel = f"{_tile(port.tile)}, {port.direction.value}, {port.channel}"
+            yield f"  %task{number} = aiex.dma_configure_task({channel}) {{"
             yield f"    {_transfer(buffers[d.buffer], d, dims)}"
             yield "    aie.end"
             yield f"  }} {{{token}repeat_count = {command.repeat} : i32}}"

@@ -64,7 +64,7 @@ class _Object:
     words: Words
     state: str = "free"
 
-    def turn(self, tile: Tile, before: str, after: str) -> None:
+    def transition(self, tile: Tile, before: str, after: str) -> None:
         if self.tile is None:
             return
         if self.state != before:
@@ -96,7 +96,7 @@ class _Channel:
     def __init__(self, array: EmulatedArray, port: Port) -> None:
         self.array, self.port, self.tile = array, port, port.tile
         self.left = 0  # words of the run
-        self.states = ("filled", "draining", "free") if port.way_out else ("free", "filling", "filled")
+        self.states = ("filled", "draining", "free") if port.outgoing else ("free", "filling", "filled")
 
     def ready(self) -> bool:
         return self.left > 0 or self._begin()
@@ -118,7 +118,7 @@ class _Channel:
             raise EmulationError(
                 self.port, f"descriptor {d.number} does not move each word of {d.buffer} once"
             )
-        target.turn(self.tile, self.states[0], self.states[1])
+        target.transition(self.tile, self.states[0], self.states[1])
         self.descriptor, self.target, self.start, self.left = d, target, start, d.length
 
     def _here(self, count: int) -> slice | npt.NDArray[np.intp]:
@@ -140,7 +140,7 @@ class _Channel:
     def advance(self, count: int) -> None:
         self.left -= count
         if not self.left:
-            self.target.turn(self.tile, self.states[1], self.states[2])
+            self.target.transition(self.tile, self.states[1], self.states[2])
             self._end()
 
 
@@ -186,7 +186,7 @@ class _Queue(_Channel):
         if key not in self.array.written:
             raise EmulationError(self.port, f"descriptor {key[1]} was never written")
         d = self.array.written[key]
-        if (d.buffer == "C") == self.port.way_out:
+        if (d.buffer == "C") == self.port.outgoing:
             raise EmulationError(
                 self.port, f"descriptor {d.number} is of {d.buffer}, which does not go this way"
             )
@@ -293,7 +293,7 @@ class EmulatedArray:
                 break
         if not through:
             self._deadlock()
-        self._rest()
+        self._check_idle()
 
     def _route(self, route: Route) -> Steps:
         ends = [self.queues.get(p) or self.rings[p] for p in (route.source, *route.destinations)]
@@ -322,16 +322,16 @@ class EmulatedArray:
                 for operand, ready in ((p.a, a), (p.b, b)):
                     while not self.acquire(p.tile, operand.acquire):
                         yield False
-                    ready.turn(p.tile, "filled", "draining")
+                    ready.transition(p.tile, "filled", "draining")
                 if i == 0:
                     while not self.acquire(p.tile, p.c.acquire):
                         yield False
-                    c.turn(p.tile, "free", "filling")
+                    c.transition(p.tile, "free", "filling")
                     depth = self._parameter(p, "depth")
                     sums[:] = 0
                 kernels.multiply(a.words, b.words, sums, m, k, n, plan.weights)
                 for operand, done in ((p.a, a), (p.b, b)):
-                    done.turn(p.tile, "draining", "free")
+                    done.transition(p.tile, "draining", "free")
                     self.release(p.tile, operand.release)
                 i, inputs = i + 1, inputs + 1
                 yield True
@@ -339,7 +339,7 @@ class EmulatedArray:
                 c.words.view(plan.output)[:] = kernels.narrow(
                     sums.view(np.int32), plan.output, self._parameter(p, "shift"), plan.rounding
                 )
-            c.turn(p.tile, "filling", "filled")
+            c.transition(p.tile, "filling", "filled")
             self.release(p.tile, p.c.release)
             outputs += 1
             yield True
@@ -377,7 +377,7 @@ class EmulatedArray:
         )
         raise EmulationError(tile or "shim", f"a deadlock; waiting: {waits or 'the runtime sequence'}")
 
-    def _rest(self) -> None:
+    def _check_idle(self) -> None:
         """Checks that every part is back in its initial state, so that the array can run the plan again."""
         for lock in self.plan.locks:
             if self.locks[lock.tile, lock.number] != lock.initial:

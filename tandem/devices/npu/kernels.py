@@ -15,7 +15,7 @@ EXACT_DEPTH = 2**24 // 128**2 - 1  # sums of so many products of int8 are exact 
 
 def multiply(a: Words, b: Words, c: Words, m: int, k: int, n: int, weights: str = "int8") -> None:
     """c += a x b; c holds int32 vector tiles of 4 x 8."""
-    deep = WEIGHTS[weights].deep
+    deep = WEIGHTS[weights].vector_k
     rows = _matrix(a.view(np.int8), m, k, 4, deep)
     numbers = b.view(np.int8)
     columns = _matrix(unpack_int4(numbers) if weights == "int4" else numbers, k, n, deep, 8)

@@ -36,7 +36,7 @@ def write_a(plan: GemmPlan, a: Bytes, to: npt.NDArray[np.uint8]) -> None:
 def words_of_b(plan: GemmPlan, b: Bytes) -> Words:
     """`b` is int8 for int4 weights too: each number by itself."""
     (_, columns, depth), n = plan.tiling.padded, plan.tiling.n
-    _check("B", b, (plan.K, plan.N), WEIGHTS[plan.weights].largest)
+    _check("B", b, (plan.K, plan.N), WEIGHTS[plan.weights].max_magnitude)
     strips = _padded(b, depth, columns).reshape(depth, -1, COLUMNS, n).transpose(2, 1, 0, 3)
     whole = np.ascontiguousarray(strips)
     return (pack_int4(whole) if plan.weights == "int4" else whole).view(np.uint32).reshape(-1)

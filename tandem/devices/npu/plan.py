@@ -138,7 +138,7 @@ class _Builder:
         sizes, strides = view
         for i, (stage, buffer) in enumerate(objects):
             following = first + (i + 1) % len(objects)
-            before, after = (stage.filled, stage.free) if port.way_out else (stage.free, stage.filled)
+            before, after = (stage.filled, stage.free) if port.outgoing else (stage.free, stage.filled)
             self.descriptors.append(
                 Descriptor(
                     port.tile, first + i, buffer, 0, sizes, strides, words(sizes), before, after, following
@@ -183,7 +183,7 @@ def plan_gemm(
     if not 0 <= shift < 32 or (output == "int32" and shift):
         raise LimitError("shift", f"{shift} bits cannot be shifted out of 32; int32 outputs are not shifted")
     tiling = tiling or best(M, N, K, OUTPUTS[output], weights)
-    build, deep, bits = _Builder(), WEIGHTS[weights].deep, WEIGHTS[weights].bits
+    build, deep, bits = _Builder(), WEIGHTS[weights].vector_k, WEIGHTS[weights].bits
     for c in range(COLUMNS):
         for r in range(ROWS):
             _core(build, Tile(c, r + 2), tiling, bits, OUTPUTS[output])
@@ -289,7 +289,7 @@ def _output(build: _Builder, column: int, tiling: Tiling, element: int) -> None:
         build.fifos.append(Fifo(f"C{column}.{r}", DEPTH, size, (build.stages[core, "C"], stage)))
         stages.append(stage)
     port = Port(memory, True, 2)
-    objects = [(stage, stage.objects[turn]) for turn in range(DEPTH) for stage in stages]
+    objects = [(stage, stage.objects[i]) for i in range(DEPTH) for stage in stages]
     build.ring(port, objects, unpacked(tiling.m, tiling.n, element))
     build.routes.append(Route(port, (Port(shim, False, 0),)))
 

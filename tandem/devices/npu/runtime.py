@@ -68,7 +68,7 @@ class NpuBuffer:
         self.bo = bo
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(bo.map(), np.uint8)
 
-    def part(self, offset: int, size: int) -> NpuBuffer:
+    def sub_buffer(self, offset: int, size: int) -> NpuBuffer:
         """A range of it, as an argument by itself."""
         return NpuBuffer(pyxrt.bo(self.bo, size, offset))
 

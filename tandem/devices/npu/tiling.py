@@ -18,8 +18,8 @@ DATA_BYTES = (
 DEPTH = 2  # of every FIFO: one object is filled while the other is used
 
 # Published measurements on Phoenix; they rank tilings and are reported nowhere.
-OPS_A_SECOND = 6.76e12
-BYTES_A_SECOND = 15e9
+OPS_PER_SECOND = 6.76e12
+BYTES_PER_SECOND = 15e9
 # Storing the accumulators after each call, 32 bytes a cycle, takes as long as a depth of 32 at 256 products a cycle.
 STORE_DEPTH = 32
 
@@ -29,11 +29,11 @@ M_STEP, N_STEP = 8, 16
 
 @dataclass(frozen=True)
 class Weights:
-    """What B is made of. A vector tile is 4 x `deep` times `deep` x 8."""
+    """What B is made of. A vector tile is 4 x `vector_k` times `vector_k` x 8."""
 
     bits: int
-    deep: int
-    largest: int  # magnitude
+    vector_k: int
+    max_magnitude: int
 
 
 WEIGHTS = {"int8": Weights(8, 8, 128), "int4": Weights(4, 16, 8)}
@@ -69,9 +69,9 @@ def seconds(tiling: Tiling, out_bytes: int, weights: str = "int8") -> float:
     M, N, K = tiling.padded
     w = WEIGHTS[weights]
     moved = M * K * tiling.columns + K * N * w.bits // 8 * tiling.rows + M * N * out_bytes
-    faster = w.deep / WEIGHTS["int8"].deep  # products a cycle; that a GEMM keeps it is not published
-    computed = 2 * M * N * K * (1 / faster + STORE_DEPTH / tiling.k) / OPS_A_SECOND
-    return max(computed, moved / BYTES_A_SECOND)
+    faster = w.vector_k / WEIGHTS["int8"].vector_k  # products a cycle; that a GEMM keeps it is not published
+    computed = 2 * M * N * K * (1 / faster + STORE_DEPTH / tiling.k) / OPS_PER_SECOND
+    return max(computed, moved / BYTES_PER_SECOND)
 
 
 def best(M: int, N: int, K: int, out_bytes: int, weights: str = "int8") -> Tiling:
@@ -79,11 +79,11 @@ def best(M: int, N: int, K: int, out_bytes: int, weights: str = "int8") -> Tilin
     if min(M, N, K) < 1:
         raise LimitError("positive shape", f"a GEMM of {M} x {K} times {K} x {N} has nothing to compute")
     found = []
-    step = WEIGHTS[weights].deep
+    step = WEIGHTS[weights].vector_k
     for m, n, most in _tiles(out_bytes, weights):
         depth = -(-K // most)
         k = -(-K // (depth * step)) * step
-        tiling = cut(M, N, K, (m, k, n))
+        tiling = tile_gemm(M, N, K, (m, k, n))
         calls = tiling.rows * tiling.columns * tiling.depth
         found.append((seconds(tiling, out_bytes, weights), calls, m, n, tiling))
     return min(found)[-1]
@@ -92,16 +92,16 @@ def best(M: int, N: int, K: int, out_bytes: int, weights: str = "int8") -> Tilin
 def resident(shapes: Sequence[tuple[int, int, int]], out_bytes: int, weights: str = "int8") -> list[Tiling]:
     """The GEMMs of `shapes` (M, N, K), all with one tile of a core, so that they share one configuration: the tile
     that is fastest for all of them together."""
-    step, found = WEIGHTS[weights].deep, []
+    step, found = WEIGHTS[weights].vector_k, []
     for m, n, most in _tiles(out_bytes, weights):
         whole = {math.ceil(K / math.ceil(K / most) / step) * step for _, _, K in shapes}
         for k in whole | {most}:
-            tilings = [cut(M, N, K, (m, k, n)) for M, N, K in shapes]
+            tilings = [tile_gemm(M, N, K, (m, k, n)) for M, N, K in shapes]
             found.append((sum(seconds(t, out_bytes, weights) for t in tilings), m, k, n, tilings))
     return min(found)[-1]
 
 
-def cut(M: int, N: int, K: int, tile: tuple[int, int, int]) -> Tiling:
+def tile_gemm(M: int, N: int, K: int, tile: tuple[int, int, int]) -> Tiling:
     """M x K times K x N in tiles of m, k, n."""
     m, k, n = tile
     return Tiling(m, k, n, -(-M // (ROWS * m)), -(-N // (COLUMNS * n)), -(-K // k))
@@ -113,6 +113,6 @@ def _tiles(out_bytes: int, weights: str) -> Iterator[tuple[int, int, int]]:
     for m in range(M_STEP, 136, M_STEP):
         for n in range(N_STEP, 264, N_STEP):
             room = CORE_BYTES - core_bytes(m, 0, n, out_bytes)
-            most = room // (DEPTH * (m + n * w.bits // 8)) // w.deep * w.deep
-            if most >= w.deep:
+            most = room // (DEPTH * (m + n * w.bits // 8)) // w.vector_k * w.vector_k
+            if most >= w.vector_k:
                 yield m, n, most

@@ -21,7 +21,7 @@ import numpy as np
 from tandem.devices.npu.emit import emit, emit_configuration
 from tandem.devices.npu.emulator import EmulatedArray
 from tandem.devices.npu.plan import GemmPlan, plan_gemm
-from tandem.devices.npu.tiling import cut
+from tandem.devices.npu.tiling import tile_gemm
 
 xclBOSyncDirection = IntEnum(
     "xclBOSyncDirection", ["XCL_BO_SYNC_BO_TO_DEVICE", "XCL_BO_SYNC_BO_FROM_DEVICE"], start=0
@@ -134,7 +134,7 @@ def planned(text: str, shape: tuple[int, int, int], shift: int) -> GemmPlan:
         weights=kind[1],
         shift=shift,
         rounding=rounding[1].replace("_", " ") if rounding else "half even",
-        tiling=cut(*shape, (m, k, n)),
+        tiling=tile_gemm(*shape, (m, k, n)),
     )
 
 

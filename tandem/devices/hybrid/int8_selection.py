@@ -13,13 +13,13 @@ Cost = Callable[[frozenset[str]], float]  # groups in int8 -> relative increase 
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Int8Selection:
     costs: dict[str, float]  # increase for each group alone
-    admitted: frozenset[str]
-    total: float  # increase with all admitted groups
+    selected: frozenset[str]
+    total: float  # increase with all selected groups
 
-    def admits(self, gemm: Gemm) -> bool:
-        return any(group in self.admitted for group in groups(gemm))
+    def includes(self, gemm: Gemm) -> bool:
+        return any(group in self.selected for group in groups(gemm))
 
 
 def groups(gemm: Gemm) -> list[str]:
@@ -30,10 +30,10 @@ def groups(gemm: Gemm) -> list[str]:
     return [kind, f"layer {layer[1]}", f"layer {layer[1]} {kind}"] if layer else [kind]
 
 
-def judge(candidates: Sequence[str], cost: Cost, limit: float = LIMIT) -> Verdict:
-    """Admits groups within the limit alone, then drops the costliest until all together are within it."""
+def select_int8(candidates: Sequence[str], cost: Cost, limit: float = LIMIT) -> Int8Selection:
+    """Selects groups within the limit alone, then drops the costliest until all together are within it."""
     costs = {group: cost(frozenset([group])) for group in candidates}
-    admitted = sorted((group for group in candidates if costs[group] <= limit), key=costs.__getitem__)
-    while admitted and (total := cost(frozenset(admitted))) > limit:
-        admitted.pop()
-    return Verdict(costs, frozenset(admitted), total if admitted else 0.0)
+    selected = sorted((group for group in candidates if costs[group] <= limit), key=costs.__getitem__)
+    while selected and (total := cost(frozenset(selected))) > limit:
+        selected.pop()
+    return Int8Selection(costs, frozenset(selected), total if selected else 0.0)
