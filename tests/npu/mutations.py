@@ -135,7 +135,8 @@ def _depth(plan: GemmPlan, rng: random.Random) -> GemmPlan:
     """A FIFO's depth, or the objects a core thinks it has."""
     if rng.random() < 0.5:
         i = rng.randrange(len(plan.fifos))
-        fifo = replace(plan.fifos[i], depth=plan.fifos[i].depth + rng.choice((-1, 1)))
+        first, *others = plan.fifos[i].depths
+        fifo = replace(plan.fifos[i], depths=(first + rng.choice((-1, 1)), *others))
         return replace(plan, fifos=(*plan.fifos[:i], fifo, *plan.fifos[i + 1 :]))
     i = rng.randrange(len(plan.programs))
     name = rng.choice("abc")

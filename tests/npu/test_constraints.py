@@ -168,7 +168,8 @@ def test_every_plan_leaves_room_for_stack_and_static_data(weights: str, output: 
         ]
         tilings = [best(*shapes[0], OUTPUTS[output], weights), *resident(shapes, OUTPUTS[output], weights)]
         for t in tilings:
-            assert core_bytes(t.m, t.k, t.n, OUTPUTS[output], WEIGHTS[weights].bits) <= CORE_BYTES
+            bits = WEIGHTS[weights].bits
+            assert core_bytes(t.m, t.k, t.n, OUTPUTS[output], bits, t.c_objects) <= CORE_BYTES
             plan = (
                 plan_gemm(*t.padded, output, weights=weights, tiling=t) if t.rows * t.columns < 64 else PLAN
             )
@@ -251,7 +252,9 @@ def test_parameters(wrong: Set) -> None:
 
 def test_depth() -> None:
     fifo = PLAN.fifos[0]
-    refused(replace(PLAN, fifos=(replace(fifo, depth=3), *PLAN.fifos[1:])), "depth")
+    for i in range(len(fifo.depths)):
+        deeper = tuple(depth + (i == j) for j, depth in enumerate(fifo.depths))
+        refused(replace(PLAN, fifos=(replace(fifo, depths=deeper), *PLAN.fifos[1:])), "depth")
 
 
 @pytest.mark.parametrize("shape", [(0, 8, 8), (8, 0, 8), (8, 8, -1)])

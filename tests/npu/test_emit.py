@@ -191,15 +191,16 @@ def run_core(lines: list[str], words: list[int], outputs: int) -> list[str]:
 
 @pytest.mark.parametrize("depth", range(1, 8))
 @pytest.mark.parametrize("output", ["int32", "int8"])
-def test_cores_do_what_the_emulator_does(depth: int, output: str) -> None:
+@pytest.mark.parametrize("c_objects", [1, 2])
+def test_cores_do_what_the_emulator_does(depth: int, output: str, c_objects: int) -> None:
     """The text of a core, carried out, takes locks, objects and kernels in the order of CoreProgram."""
-    plan = plan_gemm(32, 64, 16 * depth, output, shift=0, tiling=Tiling(8, 16, 16, 1, 1, depth))
+    plan = plan_gemm(32, 64, 16 * depth, output, shift=0, tiling=Tiling(8, 16, 16, 1, 1, depth, c_objects))
     lines = [line.strip() for line in emit_tile(plan, Tile(0, 2))]
     p = next(p for p in plan.programs if p.tile == Tile(0, 2))
     outputs = 8  # as many as the deepest loop has turns, at least
     expected, at = [], 0
     for i in range(outputs):
-        c = f"C_{i % 2}_0_2"
+        c = f"C_{i % c_objects}_0_2"
         sums = "accumulator_0_2" if p.accumulator else c
         for k in range(depth):
             operands = (p.a, p.b) if k else (p.a, p.b, p.c)

@@ -112,13 +112,14 @@ def test_int4_is_packed_and_unpacked() -> None:
 
 def test_forced_tilings() -> None:
     """More tiles in each direction than a small shape would get: rings wrap, tasks wait, chunks of 64 columns begin."""
-    for m, k, n, rows, columns, depth in (
-        (8, 8, 16, 9, 1, 1),
-        (8, 16, 16, 1, 67, 1),
-        (16, 8, 32, 2, 3, 5),
-        (8, 24, 16, 5, 2, 2),
+    for tiling in (
+        Tiling(8, 8, 16, 9, 1, 1),
+        Tiling(8, 16, 16, 1, 67, 1),
+        Tiling(16, 8, 32, 2, 3, 5),
+        Tiling(8, 24, 16, 5, 2, 2),
+        Tiling(8, 16, 16, 1, 67, 1, c_objects=1),
+        Tiling(16, 8, 32, 3, 3, 5, c_objects=1),
     ):
-        tiling = Tiling(m, k, n, rows, columns, depth)
         M, N, K = tiling.padded
         for order in ("upstream", "downstream", 5):
             equal(plan_gemm(M - 1, N - 3, K - 2, tiling=tiling), order)  # type: ignore[arg-type]

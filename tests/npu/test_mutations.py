@@ -24,6 +24,7 @@ BASES = [
     plan_gemm(160, 64, 16, tiling=Tiling(8, 16, 16, 5, 1, 1)),
     plan_gemm(32, 128, 48, "int8", shift=6, tiling=Tiling(8, 16, 16, 1, 2, 3)),
     plan_gemm(64, 128, 32, tiling=Tiling(8, 16, 16, 2, 2, 2)),
+    plan_gemm(64, 128, 48, tiling=Tiling(8, 16, 16, 2, 2, 3, c_objects=1)),
     plan_gemm(64, 64, 64, "int16", weights="int4", shift=3, tiling=Tiling(8, 32, 16, 2, 1, 2)),
 ]
 

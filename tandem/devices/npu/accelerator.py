@@ -88,7 +88,7 @@ class NpuAccelerator(Int8Accelerator):
         for depth in depths:
             for rows in range(1, t.rows + 1):
                 shape = rows * self._tall, self._chunk, depth
-                plan = plan_gemm(*shape, tiling=tile_gemm(*shape, (t.m, t.k, t.n)))
+                plan = plan_gemm(*shape, tiling=tile_gemm(*shape, (t.m, t.k, t.n), t.c_objects))
                 self._npu.load(plan, compile_instructions(plan, self._tools, self._cache))
                 self._plans[rows, depth] = plan
         most = [max(sizes) for sizes in zip(*(p.argument_bytes for p in self._plans.values()), strict=True)]

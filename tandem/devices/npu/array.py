@@ -141,10 +141,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Fifo:
-    """An object FIFO: on each tile it passes `depth` objects, all of `bytes`."""
+    """An object FIFO: on each tile it passes, as many objects as `depths` says, all of `bytes`."""
 
     name: str
-    depth: int
+    depths: tuple[int, ...]
     bytes: int
     stages: tuple[Stage, ...]
 

@@ -206,16 +206,12 @@ def _fifos(plan: GemmPlan) -> Broken:
     buffers = {b.name: b for b in plan.buffers}
     initial = {(lock.tile, lock.number): lock.initial for lock in plan.locks}
     for fifo in plan.fifos:
-        for stage in fifo.stages:
-            if len(stage.objects) != fifo.depth or {buffers[name].bytes for name in stage.objects} != {
-                fifo.bytes
-            }:
-                yield (
-                    "depth",
-                    f"{fifo.name} has depth {fifo.depth} but the objects {', '.join(stage.objects)}",
-                )
+        for stage, depth in zip(fifo.stages, fifo.depths, strict=True):
+            sizes = {buffers[name].bytes for name in stage.objects}
+            if len(stage.objects) != depth or sizes != {fifo.bytes}:
+                yield "depth", f"{fifo.name} has depth {depth} but the objects {', '.join(stage.objects)}"
             start = initial[stage.tile, stage.free.lock], initial[stage.tile, stage.filled.lock]
-            if start != (fifo.depth, 0):
+            if start != (depth, 0):
                 yield (
                     "depth",
                     f"{fifo.name} starts with {start[0]} objects free and {start[1]} filled on {stage.tile}",

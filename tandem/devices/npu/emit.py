@@ -1,4 +1,4 @@
-"""Writes a GemmPlan as MLIR-AIE text. Emulated; not yet run on a Phoenix, nor parsed by an `aie-opt`.
+"""Writes a GemmPlan as MLIR-AIE text. Emulated; not yet run on a Phoenix. An `aie-opt` has read an earlier text of it.
 
 Spelled for MLIR-AIE 1.4: a descriptor has `sizes` and `strides`, outermost first, and lock values are constants of
 their region (1.3 wrote both as attributes). Every memory is typed as words of 32 bits, so that sizes, strides and
@@ -57,7 +57,7 @@ def _module(plan: GemmPlan, sequence: Iterable[str]) -> str:
         lines += _indent(_flows(route), 4)
     lines += _indent(sequence, 4)
     t = plan.tiling
-    kind = f"int8 x {plan.weights} to {plan.output}, {t.m} x {t.k} x {t.n} a core"
+    kind = f"int8 x {plan.weights} to {plan.output}, {t.m} x {t.k} x {t.n} a core, {t.c_objects} of C"
     head = f"// MLIR-AIE {VERSION}: {kind}. Emulated; not yet run on a Phoenix."
     return "\n".join([head, *lines, "  }", "}", ""])
 
@@ -155,7 +155,7 @@ def _kernels(plan: GemmPlan) -> Lines:
 
 
 def _core(plan: GemmPlan, p: CoreProgram) -> Lines:
-    """One output tile per iteration. Which of a FIFO's two objects is next is a bit that changes with each use."""
+    """One output tile per iteration. Which of two objects of a FIFO is next is a bit that changes with each use."""
     t, buffers = p.tile, _by_name(plan)
     parameters = f"%{_name(p.parameters)}[{{}}] : {_type(buffers[p.parameters])}"
     yield f"%core_{t.column}_{t.row} = aie.core({_tile(t)}) {{"
@@ -165,8 +165,11 @@ def _core(plan: GemmPlan, p: CoreProgram) -> Lines:
     yield from ("  %first = arith.constant false", "  %flip = arith.constant true")
     bits = "iter_args(%odd_input = %first, %odd_output = %first) -> (i1, i1)"
     yield f"  %through:2 = scf.for %turn = %zero to %ever step %one {bits} {{"
-    yield f"    %c = {_select(buffers, p.c, 'odd_output')}"
-    sums = f"%{_name(p.accumulator)}" if p.accumulator else "%c"
+    c = f"%{_name(p.c.buffers[0])}"
+    if len(p.c.buffers) > 1:
+        c = "%c"
+        yield f"    %c = {_select(buffers, p.c, 'odd_output')}"
+    sums = f"%{_name(p.accumulator)}" if p.accumulator else c
     yield from _indent(_call(plan, p, sums, "%odd_input", parameters), 4)
     yield "    %next = arith.xori %odd_input, %flip : i1"
     yield "    %last = scf.for %i = %one to %depth step %one iter_args(%odd = %next) -> (i1) {"
@@ -175,7 +178,7 @@ def _core(plan: GemmPlan, p: CoreProgram) -> Lines:
     if p.accumulator:
         types = f"{_type(buffers[p.accumulator])}, {_type(buffers[p.c.buffers[0]])}, i32"
         yield f"    %shift = memref.load {parameters.format('%one')}"
-        yield f"    func.call @{_store(plan)}({sums}, %c, %shift) : ({types}) -> ()"
+        yield f"    func.call @{_store(plan)}({sums}, {c}, %shift) : ({types}) -> ()"
     yield f"    {_use(t, 'Release', p.c.release.lock, p.c.release.value)}"
     yield "    %done = arith.xori %odd_output, %flip : i1"
     yield from ("    scf.yield %last, %done : i1, i1", "  }", "  aie.end")

@@ -120,11 +120,11 @@ class _Builder:
         self.used[tile] = start + size
         return full
 
-    def stage(self, tile: Tile, name: str, size: int) -> Stage:
+    def stage(self, tile: Tile, name: str, size: int, depth: int = DEPTH) -> Stage:
         """Objects on a tile, all free."""
-        objects = tuple(self.place(tile, f"{name}.{i}", size) for i in range(DEPTH))
+        objects = tuple(self.place(tile, f"{name}.{i}", size) for i in range(depth))
         number = sum(lock.tile == tile for lock in self.locks)
-        self.locks += [Lock(tile, number, DEPTH), Lock(tile, number + 1, 0)]
+        self.locks += [Lock(tile, number, depth), Lock(tile, number + 1, 0)]
         self.stages[tile, name] = Stage(tile, objects, Use(number, 1), Use(number + 1, 1))
         return self.stages[tile, name]
 
@@ -241,7 +241,7 @@ def _core(build: _Builder, tile: Tile, tiling: Tiling, bits: int, element: int) 
         ("B", k * n * bits // 8, 1, False),
         ("C", m * n * element, 0, True),
     ):
-        stage = build.stage(tile, name, size)
+        stage = build.stage(tile, name, size, tiling.c_objects if out else DEPTH)
         build.ring(Port(tile, out, channel), [(stage, o) for o in stage.objects], linear(size))
         before, after = (stage.free, stage.filled) if out else (stage.filled, stage.free)
         operands.append(Operand(stage.objects, before, after))
@@ -270,7 +270,7 @@ def _input(
         Route(Port(memory, True, channel), tuple(Port(core, False, channel) for core in cores)),
     ]
     ends = [build.stages[core, name] for core in cores]
-    build.fifos.append(Fifo(f"{name}{column}", DEPTH, size, (stage, *ends)))
+    build.fifos.append(Fifo(f"{name}{column}", (DEPTH,) * (1 + len(ends)), size, (stage, *ends)))
 
 
 def _output(build: _Builder, column: int, tiling: Tiling, element: int) -> None:
@@ -286,7 +286,8 @@ def _output(build: _Builder, column: int, tiling: Tiling, element: int) -> None:
         stage = build.stage(memory, f"C{r}", size)
         build.ring(port, [(stage, o) for o in stage.objects], linear(size))
         build.routes.append(Route(Port(core, True, 0), (port,)))
-        build.fifos.append(Fifo(f"C{column}.{r}", DEPTH, size, (build.stages[core, "C"], stage)))
+        depths = tiling.c_objects, DEPTH
+        build.fifos.append(Fifo(f"C{column}.{r}", depths, size, (build.stages[core, "C"], stage)))
         stages.append(stage)
     port = Port(memory, True, 2)
     objects = [(stage, stage.objects[i]) for i in range(DEPTH) for stage in stages]

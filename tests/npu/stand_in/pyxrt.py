@@ -124,17 +124,17 @@ class hw_context:
 
 def planned(text: str, shape: tuple[int, int, int], shift: int) -> GemmPlan:
     """The plan that a text was emitted for."""
-    kind = re.search(r"int8 x (\w+) to (\w+), (\d+) x (\d+) x (\d+) a core", text)
+    kind = re.search(r"int8 x (\w+) to (\w+), (\d+) x (\d+) x (\d+) a core, (\d) of C", text)
     assert kind
     rounding = re.search(r"@store_(\w+)\(", text)
-    m, k, n = map(int, kind.groups()[2:])
+    m, k, n, c_objects = map(int, kind.groups()[2:])
     return plan_gemm(
         *shape,
         kind[2],
         weights=kind[1],
         shift=shift,
         rounding=rounding[1].replace("_", " ") if rounding else "half even",
-        tiling=tile_gemm(*shape, (m, k, n)),
+        tiling=tile_gemm(*shape, (m, k, n), c_objects),
     )
 
 
