@@ -11,6 +11,7 @@ TandemError
 │   ├── ContextError      the prompt is longer than the context
 │   ├── QueueFullError    too many requests are waiting already
 │   └── DeadlineError     the request was not done in its time
+├── OutOfMemoryError      a request needs more memory than the process may have; others go on
 ├── DeviceError           a device is missing or failed
 │   ├── DoesNotFitError   the model, its context or its cache is larger than the memory
 │   ├── DeviceLostError   a device stopped answering; open it again
@@ -67,6 +68,15 @@ class QueueFullError(RequestError):
 
 class DeadlineError(RequestError):
     """The request was not done in the time it had."""
+
+
+class OutOfMemoryError(TandemError):
+    """A request needs more memory than the process may have. Others go on."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "there is not enough memory for this request: try again later, or give the process more"
+        )
 
 
 class DeviceError(TandemError):

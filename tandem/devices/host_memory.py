@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from tandem.errors import OutOfMemoryError
+
+# Free memory that a request must leave, at least and at most; between them, 16 times what it needs itself. Libraries
+# written in Rust end the process when an allocation fails, so there must always be enough for their small ones.
+MIN_RESERVE, MAX_RESERVE = 1 << 20, 24 << 20
+MUCH = 64 << 20  # bytes from which it is worth to read what the machine has free, which takes 0.1 ms
 # Control groups of version 2 and 1: the files with the limit and the usage, and the lines of memory.stat that count the
 # page cache, which the kernel frees on demand.
 VERSIONS = (
@@ -22,6 +29,17 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     free = int(page_cache_aware.split()[0]) * 1024.0
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(free, physical, *(_free_in(group) for group in _groups(proc, groups)))
+
+
+def require_memory(nbytes: int) -> None:
+    """Raises an OutOfMemoryError if the process may not allocate `nbytes` and leave a reserve."""
+    wanted = nbytes + min(max(16 * nbytes, MIN_RESERVE), MAX_RESERVE)
+    try:
+        mmap.mmap(-1, wanted, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except (OSError, MemoryError, OverflowError):
+        raise OutOfMemoryError from None
+    if nbytes >= MUCH and host_memory() < wanted:
+        raise OutOfMemoryError
 
 
 def touched_memory(proc: Path = Path("/proc")) -> int:

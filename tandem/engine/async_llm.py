@@ -18,7 +18,7 @@ from typing import Any, Self
 from tandem.engine.input_processor import Message
 from tandem.engine.llm import LLM
 from tandem.engine.output import OutputReader, Result, Token
-from tandem.errors import QueueFullError, RequestError
+from tandem.errors import OutOfMemoryError, QueueFullError, RequestError, TandemError
 from tandem.kernels.kernel import Array
 
 DEFAULT_QUEUE = 1024  # maximum number of waiting requests
@@ -150,7 +150,10 @@ class AsyncLLM:
                 self._wake.wait()
                 self._wake.clear()
                 while (self._inbox or self._streams or self._embeddings) and not self._closing:
-                    self._serve_once()
+                    try:
+                        self._serve_once()
+                    except MemoryError:
+                        self._fail_all(OutOfMemoryError())
         except BaseException as error:  # a lost device fails all requests, also later ones
             failure = error
         with self._inbox_lock:
@@ -160,6 +163,19 @@ class AsyncLLM:
             with suppress(Exception):
                 self._inbox.popleft()()
         self._deliver([(outbox, failure) for outbox in (*self._streams.values(), *self._embeddings)])
+
+    def _fail_all(self, error: TandemError) -> None:
+        """Ends all requests with an error, and goes on with those that come."""
+        outboxes = [*self._streams.values(), *self._embeddings]
+        sequences = [output.sequence for output in self._streams]
+        self._streams.clear()
+        self._embeddings.clear()
+        with self._driver.exclusive():
+            for outbox in outboxes:
+                if isinstance(outbox.work, Generator):
+                    outbox.work.close()
+            self._driver.engine.reset(sequences)
+        self._deliver([(outbox, error) for outbox in outboxes])
 
     def _serve_once(self) -> None:
         """Runs the commands of the inbox and one step, and delivers the new tokens."""

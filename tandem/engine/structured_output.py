@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tandem.devices.host_memory import require_memory
 from tandem.engine.params import SamplingParams
 from tandem.errors import RequestError
 from tandem.program.step_inputs import Ints
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 # Parser items that llguidance may create for one token. 6,000 take a few milliseconds, and are enough for JSON with
 # MAX_OPTIONAL properties. With llguidance's own limit an ambiguous grammar may take half a second per token.
 MAX_ITEMS = 6000
+# Memory that must be free for llguidance, which ends the process if there is none: for each token, for a constraint.
+VOCABULARY_BYTES, COMPILE_BYTES = 512, 16 << 20
 MAX_OPTIONAL = 495  # optional properties of an object: with more, a row of the parser is too long
 
 
@@ -84,6 +87,7 @@ class ConstraintCompiler:
             from llguidance import LLTokenizer, TokenizerWrapper
         except ImportError:
             raise RequestError("structured output needs the package llguidance: install it") from None
+        require_memory(VOCABULARY_BYTES * vocab)
         words = TokenizerWrapper(_Vocabulary(tokenizer))
         self._tokenizer = LLTokenizer(words, n_vocab=vocab, eos_token=sorted(tokenizer.eos_ids))
         self._vocab, self._eos_ids = vocab, tokenizer.eos_ids
@@ -91,6 +95,7 @@ class ConstraintCompiler:
     def compile(self, params: SamplingParams) -> Constraint:
         from llguidance import LLMatcher, LLParserLimits
 
+        require_memory(COMPILE_BYTES)
         try:
             text = _grammar_text(LLMatcher, params)
             limits = LLParserLimits(step_max_items=MAX_ITEMS)

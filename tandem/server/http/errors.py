@@ -33,6 +33,7 @@ STATUS: tuple[tuple[type[errors.TandemError], int, str | None], ...] = (
     (errors.TemplateError, 400, "chat_template"),
     (errors.ModelNotFoundError, 404, "model_not_found"),
     (errors.DownloadError, 502, "download"),
+    (errors.OutOfMemoryError, 503, "out_of_memory"),
     (errors.DeviceError, 503, "device"),
     (errors.ModelFileError, 503, "model_file"),
     (errors.UnsupportedModelError, 503, "model_file"),
@@ -47,6 +48,8 @@ UNROUTED = {
 def install(app: FastAPI) -> None:
     """Installs the exception handlers."""
     app.add_exception_handler(errors.TandemError, _tandem_error)
+    app.add_exception_handler(MemoryError, _no_memory)
+    app.add_exception_handler(RuntimeError, _no_thread)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _disconnected)
@@ -97,6 +100,16 @@ async def _tandem_error(request: Request, error: Exception) -> JSONResponse:
     if status >= 500:
         LOG.error("%s: %s", request.url.path, error)
     return response(request.url.path, status, message_of(error), code=code)
+
+
+async def _no_memory(request: Request, error: Exception) -> JSONResponse:
+    return await _tandem_error(request, errors.OutOfMemoryError())
+
+
+async def _no_thread(request: Request, error: Exception) -> JSONResponse:
+    if "can't start new thread" not in str(error):
+        raise error
+    return await _no_memory(request, error)
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:

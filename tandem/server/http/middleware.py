@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from tandem.devices.host_memory import require_memory
+from tandem.errors import OutOfMemoryError
 from tandem.server.http import errors
 from tandem.server.http.apis import STREAMS
 from tandem.server.settings import ServerSettings, read_api_keys
@@ -43,6 +45,7 @@ UNREAD = (
     64 << 10
 )  # bytes of a response that its client need not read at once, and must read in each `write_timeout`
 UNREAD_SECONDS = 0.05  # between two looks at them
+TEXT_BYTES, VALUE_BYTES = 4, 128  # memory for each byte of a body and for each value in it, when it is parsed
 
 log = logging.getLogger("tandem.access")
 
@@ -81,6 +84,7 @@ class Middleware:
         self.keys = ApiKeys(read_api_keys(settings.api_keys)) if settings.api_keys else None
         self.working = 0  # requests that count towards max_requests
         self.body_bytes = 0  # of all requests
+        self.parsed_bytes = 0  # estimate of what they take when they are parsed
         self.draining = False  # shutting down: new requests are rejected
         self._exchanges: set[Exchange] = set()
         self._hostname = socket.gethostname().lower()
@@ -96,6 +100,8 @@ class Middleware:
             await self._serve(exchange)
         except Refusal as refusal:
             await exchange.refuse(refusal)
+        except MemoryError:
+            await exchange.refuse(Refusal(503, str(OutOfMemoryError())))
         except (ClientGone, TimeoutError):
             exchange.abort()
         except asyncio.CancelledError:
@@ -107,6 +113,7 @@ class Middleware:
         finally:
             self._exchanges.discard(exchange)
             self.body_bytes -= exchange.body_bytes
+            self.parsed_bytes -= exchange.parsed_bytes
             exchange.write_log()
 
     async def _serve(self, exchange: Exchange) -> None:
@@ -124,6 +131,12 @@ class Middleware:
         self.check_capacity(counts)
         await exchange.read_body(self)
         self.check_capacity(counts)  # again: other requests may have arrived meanwhile
+        self.parsed_bytes += exchange.parsed_bytes
+        if exchange.parsed_bytes:
+            try:
+                require_memory(self.parsed_bytes)
+            except OutOfMemoryError as error:
+                raise Refusal(503, str(error)) from None
         self.working += counts
         try:
             await self.app(exchange.scope, exchange.receive, exchange.send)
@@ -188,6 +201,7 @@ class Exchange:
         self.expired = False
         self.is_served = False  # it has passed all checks, and is not open to everyone
         self.body_bytes = 0
+        self.parsed_bytes = 0
         self._body: bytes | None = None
         self._status, self._sent, self._kind, self._complete = 0, 0, b"", False
 
@@ -231,6 +245,8 @@ class Exchange:
             seconds = self._settings.read_timeout
             raise Refusal(408, f"the request did not arrive within {seconds:g} s: send it faster") from None
         self._body = b"".join(parts)
+        values = sum(map(self._body.count, (b",", b":", b"[", b"{")))
+        self.parsed_bytes = TEXT_BYTES * len(self._body) + VALUE_BYTES * values
 
     async def receive(self) -> Message:
         if self._body is None:
@@ -272,6 +288,8 @@ class Exchange:
             await asyncio.sleep(UNREAD_SECONDS)
 
     async def refuse(self, refusal: Refusal) -> None:
+        if self._status:
+            return self.abort()
         body = json.dumps(errors.body(self.scope["path"], refusal.status, refusal.message)).encode()
         headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         if refusal.status in (429, 503):

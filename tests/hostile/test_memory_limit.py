@@ -1,0 +1,137 @@
+"""A process that may have no more memory refuses what does not fit, and lives: every request gets an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import resource
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem import AsyncLLM
+from tandem.devices.host_memory import require_memory
+from tandem.errors import OutOfMemoryError
+from tests.cli.tiny_model import write_tiny_model
+from tests.models.test_bad_files import little_memory
+from tests.models.test_reference import GOLDENS
+from tests.server.servers import Running, serving
+
+CHAT = "/v1/chat/completions"
+LIMIT = 60_000_000  # bytes above what the server has
+SCHEMA = {"properties": {f"p{i}": {"enum": [f"v{i} {j}" for j in range(40)]} for i in range(200)}}
+
+
+def attacks(server: Running) -> list[tuple[str, dict[str, Any]]]:
+    """Requests that need much memory: long texts, many values, many messages, large constraints, many inputs."""
+    text = "word " * 300_000
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", **SCHEMA}}}
+    return [
+        (CHAT, server.chat("short", max_tokens=20)),
+        (CHAT, server.chat(text)),
+        ("/tokenize", {"prompt": text}),
+        (CHAT, server.chat("json", max_tokens=20, response_format=schema)),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}] * 5_000}),
+        ("/detokenize", {"tokens": [5] * 1_000_000}),
+        ("/v1/embeddings", {"input": ["some words"] * 200}),
+        (CHAT, server.chat("json", max_tokens=20, response_format={"type": "json_object"})),
+        ("/v1/completions", {"prompt": [[5, 6, 7]] * 100, "max_tokens": 20, "logprobs": 5}),
+    ]
+
+
+def limit_memory(server: Running, spare: int | None) -> None:
+    size = re.search(r"VmSize:\s+(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text())
+    assert size
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = most if spare is None else int(size[1]) * 1024 + spare
+    resource.prlimit(server.process.pid, resource.RLIMIT_AS, (limit, most))
+
+
+def attack(server: Running, rounds: int) -> Counter[tuple[str, int]]:
+    """Sends all attacks at the same time; returns how often each status came."""
+    found: Counter[tuple[str, int]] = Counter()
+    problems: list[str] = []
+
+    def send(path: str, body: dict[str, Any]) -> None:
+        for _ in range(rounds):
+            try:
+                status, _, answer = server.ask(path, body)
+            except OSError as error:
+                problems.append(f"{path}: {error}")
+                return
+            found[path, status] += 1
+            if status not in (200, 400) and not (status == 503 and "not enough memory" in str(answer)):
+                problems.append(f"{path}: {status} {str(answer)[:200]}")
+
+    threads = [threading.Thread(target=send, args=one) for one in attacks(server)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems, problems
+    return found
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(50, marks=pytest.mark.soak)])
+def test_a_server_without_memory_refuses_and_lives(rounds: int, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny.gguf", context=2048)
+    with serving(tmp_path, model, "--device", "cpu", context=2048, batch=8, shutdown=1) as server:
+        assert server.ask(CHAT, server.chat(max_tokens=3))[0] == 200
+        limit_memory(server, LIMIT)
+        found = attack(server, rounds)
+        assert sum(count for (_, status), count in found.items() if status == 503), found
+        assert server.process.poll() is None and server.ask("/health")[0] == 200
+        server.wait_idle()
+        limit_memory(server, None)
+        for path, body in attacks(server)[:1] + attacks(server)[7:]:
+            assert server.ask(path, body)[0] == 200
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_memory_is_required_in_advance() -> None:
+    require_memory(1 << 20)
+    with little_memory(), pytest.raises(OutOfMemoryError, match="not enough memory"):
+        require_memory(64 << 20)
+    for impossible in (1 << 50, 1 << 80):
+        with pytest.raises(OutOfMemoryError):
+            require_memory(impossible)
+
+
+def test_a_step_without_memory_fails_its_requests_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever in a step memory is missing, the next requests are served, and no KV block is lost."""
+
+    async def run() -> None:
+        async with AsyncLLM(GOLDENS / "llama.gguf", device="cpu", threads=1, context=64) as llm:
+            engine = llm.llm.engine
+            expected = (await llm.generate([5, 6, 7], max_tokens=6)).token_ids
+            places = (
+                (engine.scheduler, "schedule"),
+                (engine.scheduler, "complete"),
+                (engine.step_slots[0].batch, "write"),
+                (engine.step_slots[0].batch, "read"),
+                (engine.device, "run"),
+                (engine.cache, "reserve"),
+                (engine.cache, "publish"),
+                (engine.cache, "find_prefix"),
+                (engine.cache, "attach_prefix"),
+            )
+            for nth, (owner, name) in enumerate(places):
+                calls, whole = iter(range(100)), getattr(owner, name)
+
+                def failing(*args: Any, calls: Any = calls, whole: Any = whole, **options: Any) -> Any:
+                    if next(calls) == 2:
+                        raise MemoryError
+                    return whole(*args, **options)
+
+                with monkeypatch.context() as patch:
+                    patch.setattr(owner, name, failing)
+                    many = [llm.generate([i, 20 + nth, 7] * 9, max_tokens=6, temperature=0) for i in range(5)]
+                    results = await asyncio.gather(*many, return_exceptions=True)
+                assert any(isinstance(result, OutOfMemoryError) for result in results), name
+                assert (await llm.generate([5, 6, 7], max_tokens=6)).token_ids == expected, name
+                assert engine.cache.free_blocks == engine.cache.blocks, name
+
+    asyncio.run(run())
