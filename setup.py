@@ -140,11 +140,12 @@ class AnyPythonWheel(bdist_wheel):
 
     def write_wheelfile(self, wheelfile_base: str, *arguments: str) -> None:
         super().write_wheelfile(wheelfile_base, *arguments)
-        folder = Path(wheelfile_base) / "sboms"  # where PEP 770 has it
-        folder.mkdir()
         library = Path(self.bdist_dir) / "tandem" / "native" / "libtandem.so"
-        bom = sbom(self.distribution.get_name(), self.distribution.get_version(), library)
-        (folder / "tandem-llm.cdx.json").write_text(json.dumps(bom, indent=1) + "\n")
+        if library.exists():  # not in an editable install, which is shipped to nobody
+            folder = Path(wheelfile_base) / "sboms"  # where PEP 770 has it
+            folder.mkdir()
+            bom = sbom(self.distribution.get_name(), self.distribution.get_version(), library)
+            (folder / "tandem-llm.cdx.json").write_text(json.dumps(bom, indent=1) + "\n")
 
 
 class NativeDistribution(Distribution):

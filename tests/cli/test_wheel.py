@@ -91,3 +91,12 @@ def test_a_wheel_runs_without_a_compiler(tiny: Path, tmp_path: Path) -> None:
     assert Path(where.strip()).is_relative_to(tmp_path)
     assert run(bin / "tandem", "--version", **nothing_else).startswith("tandem ")
     assert run(bin / "tandem", "run", tiny, "hello", "-n", "4", "--device", "cpu", **nothing_else).strip()
+
+
+def test_an_editable_install_builds(tmp_path: Path) -> None:
+    """As `make` installs Tandem."""
+    build = "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
+    run(sys.executable, "-c", build, tmp_path, cwd=ROOT)
+    [wheel] = tmp_path.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if "sboms" in name]
