@@ -194,6 +194,8 @@ def test_a_failed_run(npu: Any, xrt: Any, count: int) -> None:
     with pytest.raises(DeviceLostError, match="failed on the NPU"):
         chain.start().result(60)
     assert xrt.calls.count("start") == min(count, xrt.MAX_COMMANDS)
+    with pytest.raises(DeviceLostError, match="failed before: open it again"):
+        chain.start()  # others may still be under way: one more could wait in the driver
 
 
 def test_an_npu_that_does_not_answer(npu: Any, xrt: Any, monkeypatch: pytest.MonkeyPatch) -> None:

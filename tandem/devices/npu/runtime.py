@@ -181,8 +181,11 @@ class Chain:
 
     def start(self) -> Future[float]:
         """Starts all; the result, once all are done, is the seconds it took. One chain of an Npu at a time."""
-        if self._npu._pending and not self._npu._pending.done():
-            raise DeviceError("a chain is still running on the NPU: wait for it")
+        if before := self._npu._pending:
+            if not before.done():
+                raise DeviceError("a chain is still running on the NPU: wait for it")
+            if before.exception():
+                raise DeviceLostError("a GEMM on the NPU has failed before: open it again")
         begun = time.perf_counter()
         with translate_xrt_errors("a GEMM does not start on the NPU"):
             for run in self._runs[:MAX_IN_FLIGHT]:
