@@ -4,6 +4,7 @@ The path of a chat request:
 
 | step | file |
 |---|---|
+| connections, and the size of a request's head | `http/connections.py` |
 | origin, API key, size and time limits, access log | `http/middleware.py` (run by `http/uvicorn_server.py`) |
 | JSON body -> pydantic model, unknown fields rejected | `http/request_body.py` |
 | API request -> `GenerationRequest` | `openai/chat.py`, `anthropic/messages.py`, `ollama/chat.py` ... |

@@ -32,10 +32,10 @@ MAX_HEADERS = 100
 MAX_IGNORED = 256 << 10  # bytes that are read and dropped after the last request of a connection
 LINGER_SECONDS = 1.0  # for a client to read why its request was refused
 BACKLOG = 1024  # connections that the kernel holds until they are accepted
-ACCEPTED_AT_ONCE = 32  # before other events are handled
+ACCEPTED_AT_ONCE = 16  # before other events are handled
 RESERVED_FILES = 128  # of the limit of open files: for models, devices, and connections that are being closed
 PAUSE_SECONDS = 0.1  # without accepting, when no file can be opened
-TCP_OPTIONS = {
+TCP_OPTIONS = {  # of the listening socket; those it accepts have them too
     socket.TCP_NODELAY: 1,  # a token is sent at once
     socket.TCP_KEEPIDLE: 30,  # s before the first probe
     socket.TCP_KEEPINTVL: 10,  # s between probes
@@ -126,10 +126,6 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        peer = transport.get_extra_info("socket")
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in TCP_OPTIONS.items():
-            peer.setsockopt(socket.IPPROTO_TCP, option, value)
         self._set_deadline(self._settings.read_timeout)
         if self not in self._open_connections:  # its place was given to another
             transport.abort()
@@ -259,6 +255,9 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starved = False  # no file could be opened, which was logged
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in TCP_OPTIONS.items():
+            bound.setsockopt(socket.IPPROTO_TCP, option, value)
         bound.setblocking(False)
         bound.listen(BACKLOG)
         self._listen()
