@@ -1,0 +1,281 @@
+"""Generated model files and saved states, and a runner that survives what they do to the process.
+
+Each case is made from its number alone, so a failure can be run again: `run_file(folder, number)`.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import resource
+import signal
+import struct
+import time
+import traceback
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from tandem import LLM
+from tandem.engine.kv_state import CHECKSUM, MAGIC
+from tandem.errors import ContextError, StateFileError, TandemError
+from tandem.gguf.file import GGUF
+from tests.gguf_files import Key, build, tiny_keys, tiny_tensors
+from tests.models.test_reference import GOLDENS
+
+MODELS = (
+    "llama",
+    "llama-yarn",
+    "llama-linear-biased",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3-pattern3",
+    "mistral-window",
+)
+ODD = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    255,
+    256,
+    4096,
+    2**16,
+    2**24,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**53,
+    2**60,
+    2**63,
+    2**64 - 1,
+)
+ODD_FLOATS = (0.0, -0.0, -1.0, 1.0, 1e-45, 1e-12, 1e12, 1e30, float("inf"), float("-inf"), float("nan"))
+SECONDS, MEMORY = 20, 2 << 30  # limits of a case
+PROMPT = list(range(3, 40))
+
+
+# ---- model files
+
+
+class Golden:
+    """A sound file, and where its header ends and has values."""
+
+    def __init__(self, name: str) -> None:
+        path = GOLDENS / f"{name}.gguf"
+        self.data = path.read_bytes()
+        with GGUF.open(path) as gguf:
+            self.values = list(gguf._value_at.values())
+            self.header = min(tensor.offset for tensor in gguf.tensors.values())
+
+
+GOLDEN: dict[str, Golden] = {}
+WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of numbers, by type
+
+
+def odd_number(rng: random.Random, width: int = 0) -> bytes:
+    width = width or rng.choice((1, 2, 4, 8))
+    kind = rng.randrange(4)
+    if kind == 0 and width == 4:
+        return struct.pack("<f", rng.choice(ODD_FLOATS))
+    if kind == 1:
+        return rng.randbytes(width)
+    return struct.pack("<Q", rng.choice(ODD))[:width]
+
+
+def change_value(data: bytearray, at: int, rng: random.Random) -> None:
+    """Changes a value of the metadata: seldom its type or length, without which the file is at once refused."""
+    (kind,) = struct.unpack_from("<I", data, at - 4)
+    if rng.random() < 0.1:
+        at, number = at - 4, struct.pack("<I", rng.randrange(14))
+    elif kind in WIDTHS:
+        number = odd_number(rng, WIDTHS[kind])
+    else:  # a text or an array: its length or element type, or what follows
+        at, number = (
+            at + (rng.randrange(12) if rng.random() < 0.2 else rng.randrange(12, 200)),
+            odd_number(rng),
+        )
+    data[at : at + len(number)] = number
+
+
+def mutated(rng: random.Random) -> bytes:
+    """A golden model with some bytes changed, in its values, types, names, tensor infos or weights."""
+    name = rng.choice(MODELS)
+    golden = GOLDEN.setdefault(name, Golden(name))
+    data = bytearray(golden.data)
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
+        kind = rng.random()
+        if kind < 0.55:
+            change_value(data, rng.choice(golden.values), rng)
+        elif kind < 0.9:  # a number in the tensor infos (the last part of the header) or in the weights
+            begin = golden.header - 4096 if kind < 0.65 else golden.header
+            at, number = rng.randrange(max(24, begin), len(data)), odd_number(rng)
+            data[at : at + len(number)] = number
+        else:  # bytes more or less, or a part of the file again
+            at, begin = rng.randrange(4, len(data)), rng.randrange(golden.header)
+            data[at : at + rng.randrange(33)] = data[begin : begin + rng.randrange(33)]
+    if rng.random() < 0.05:
+        del data[rng.randrange(1, len(data)) :]
+    return bytes(data)
+
+
+def synthesized(rng: random.Random) -> bytes:
+    """A header made up from keys that models have, with values of any kind, and some tensors."""
+    names = ("block_count", "embedding_length", "feed_forward_length", "attention.head_count", "context_length",
+             "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count",
+             "rope.scaling.type", "rope.scaling.factor", "attention.sliding_window",
+             "attention.key_length")  # fmt: skip
+    architecture = rng.choice(("llama", "qwen2", "qwen3", "gemma2", "gemma3", "", "llama\0", "x" * 300))
+    keys: list[Key] = [("general.architecture", "str", architecture)]
+    for name in rng.sample(names, rng.randrange(len(names) + 1)):
+        kind = rng.choice(
+            ("u32", "u32", "u64", "i32", "f32", "str", "bool", "[u32]", "[f32]", "[str]", "[[u32]]")
+        )
+        value: Any = {
+            "u32": rng.choice(ODD) % 2**32, "u64": rng.choice(ODD), "i32": rng.choice(ODD) % 2**31 - 9,
+            "f32": rng.choice((*ODD_FLOATS[:7], 1e30)), "str": rng.choice(("", "yarn", "linear", "\0", "é" * 9)),
+            "bool": True, "[u32]": [rng.randrange(9)] * rng.randrange(5), "[f32]": [1.0, float("nan")],
+            "[str]": ["a"] * rng.randrange(5), "[[u32]]": [[1], []],
+        }[kind]  # fmt: skip
+        keys.append((f"{architecture}.{name}", kind, value))
+    keys += rng.sample(tiny_keys()[2:], rng.randrange(len(tiny_keys()) - 2))
+    file = build(keys, rng.sample(tiny_tensors(), rng.randrange(len(tiny_tensors()) + 1)))
+    data = file.data
+    for _ in range(rng.choice((0, 1, 3))):
+        at = rng.choice(list(file.marks.values()))
+        number = odd_number(rng)
+        data[at : at + len(number)] = number
+    return bytes(data)
+
+
+def run_file(folder: Path, number: int) -> None:
+    """Loads file `number` and generates tokens: they are right, or an error says what is wrong."""
+    rng = random.Random(number)
+    path = folder / "generated.gguf"
+    path.write_bytes(synthesized(rng) if rng.random() < 0.1 else mutated(rng))
+    try:
+        with LLM(
+            path, device="cpu", threads=1, context=rng.choice((None, 16, 64)), batch=1, kv_memory=1e7
+        ) as llm:
+            vocab = llm.config["vocab"]
+            prompt = [token % vocab for token in PROMPT[:9]]
+            first, again = (llm.generate(prompt, max_tokens=3, temperature=0).token_ids for _ in range(2))
+            assert first == again and all(0 <= token < vocab for token in first), (first, again)
+            assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
+            assert isinstance(llm.detokenize(first), str)
+    except TandemError as error:
+        assert str(error) and "\n" not in str(error)
+
+
+# ---- saved states
+
+
+def open_model() -> LLM:
+    return LLM(GOLDENS / "gemma3-pattern3.gguf", device="cpu", threads=1, context=64, batch=2)
+
+
+def run_state(llm: LLM, sound: bytes, folder: Path, number: int) -> None:
+    """Restores state `number`: an error says what is wrong, or the model goes on with tokens of its own."""
+    rng = random.Random(number)
+    begin = len(MAGIC) + 4
+    end = begin + int.from_bytes(sound[len(MAGIC) : begin], "little")
+    header, blocks = json.loads(sound[begin:end]), bytearray(sound[end:-CHECKSUM])
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        odd: Any = rng.choice((None, True, "x", [], {}, -1, 1.5, 1e999, [[]], *ODD))
+        change = rng.randrange(6)
+        if change == 0:
+            header[rng.choice((*header, "other"))] = odd
+        elif change == 1:
+            header.pop(rng.choice(list(header)))
+        elif isinstance(header.get("tokens"), list) and header["tokens"] and change < 5:
+            tokens = header["tokens"]
+            if change == 2:
+                tokens[rng.randrange(len(tokens))] = odd
+            elif change == 3:
+                del tokens[rng.randrange(len(tokens)) :]
+            else:
+                tokens += [rng.choice((5, odd))] * rng.randrange(1, 100)
+        elif blocks:
+            at = rng.randrange(len(blocks))
+            blocks[at : at + 8] = rng.randbytes(rng.randrange(17))
+    text = json.dumps(header).encode()
+    length = len(text) if rng.random() < 0.9 else rng.choice(ODD) % 2**32
+    data = bytearray(MAGIC + length.to_bytes(4, "little") + text + blocks)
+    if rng.random() < 0.2:
+        at = rng.randrange(len(data))
+        data[at : at + 4] = rng.randbytes(rng.randrange(9))
+    data += blake2b(data, digest_size=CHECKSUM).digest()
+    if rng.random() < 0.1:
+        data = bytearray(rng.choice((data[: rng.randrange(len(data))], data + b"x", rng.randbytes(100), b"")))
+    (folder / "state").write_bytes(data)
+    try:
+        restored = llm.restore(folder / "state")
+    except (StateFileError, ContextError) as error:
+        assert str(error) and "\n" not in str(error)
+        restored = []
+    vocab = llm.config["vocab"]
+    assert len(restored) <= llm.context and all(0 <= token < vocab for token in restored)
+    if restored and len(restored) < llm.context - 2:
+        assert len(llm.generate([*restored, 5], max_tokens=1, temperature=0).token_ids) == 1
+    assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
+
+
+# ---- the runner
+
+
+def run_cases(case: Callable[[int], None], numbers: range) -> list[str]:
+    """Runs cases in a child process; one that kills it or takes too long is noted, and the next child goes on."""
+    problems: list[str] = []
+    progress = mmap.mmap(-1, 8)  # the number of the case that runs, shared with the child
+    number = numbers.start
+    while number < numbers.stop:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            _work(case, range(number, numbers.stop), progress, writing)
+        os.close(writing)
+        status, number = _watch(child, progress, number)
+        with open(reading, "rb") as report:
+            problems += report.read().decode(errors="replace").split("\0")[:-1]
+        if status:
+            problems.append(f"case {number}: {status}")
+        number += 1
+        if len(problems) > 20:
+            break
+    return problems
+
+
+def _work(case: Callable[[int], None], numbers: range, progress: mmap.mmap, writing: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number in numbers:
+        struct.pack_into("<q", progress, 0, number)
+        try:
+            case(number)
+        except BaseException:
+            os.write(writing, f"case {number}: {traceback.format_exc()[-1500:]}\0".encode())
+    os._exit(0)
+
+
+def _watch(child: int, progress: mmap.mmap, begun: int) -> tuple[str, int]:
+    """Waits for a child; returns how it failed, or nothing, and the number of its last case."""
+    (current,), since = (begun,), time.monotonic()
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        (latest,) = struct.unpack_from("<q", progress, 0)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return f"ended with {code}, a signal if negative" if code else "", latest
+        if latest != current:
+            current, since = latest, time.monotonic()
+        elif time.monotonic() - since > SECONDS:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "hangs", latest
+        time.sleep(0.005)

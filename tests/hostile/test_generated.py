@@ -1,0 +1,33 @@
+"""Generated model files and saved states: each ends in right tokens or in an error that says what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.generated import PROMPT, open_model, run_cases, run_file, run_state
+
+FILES, STATES = 100_000, 10_000  # in a soak; `make test` runs a part
+
+
+@pytest.mark.parametrize("count", [FILES // 100, pytest.param(FILES, marks=pytest.mark.soak)])
+def test_model_files(count: int, tmp_path: Path) -> None:
+    problems = run_cases(lambda number: run_file(tmp_path, number), range(count))
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("count", [STATES // 20, pytest.param(STATES, marks=pytest.mark.soak)])
+def test_saved_states(count: int, tmp_path: Path) -> None:
+    with open_model() as llm:
+        llm.save(PROMPT, tmp_path / "sound")
+    sound = (tmp_path / "sound").read_bytes()
+    opened = []
+
+    def case(number: int) -> None:
+        if not opened:  # in the child
+            opened.append(open_model())
+        run_state(opened[0], sound, tmp_path, number)
+
+    problems = run_cases(case, range(count))
+    assert not problems, "\n".join(problems)
