@@ -49,13 +49,16 @@ class State(NamedTuple):
         unfinished = Path(f"{os.fspath(path)}.{os.getpid()}-{get_ident()}.part")
         try:
             with open(unfinished, "xb") as file:
-                file.write(data)
-                file.write(blake2b(data, digest_size=CHECKSUM).digest())
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
+                try:
+                    file.write(data)
+                    file.write(blake2b(data, digest_size=CHECKSUM).digest())
+                    file.flush()
+                    os.fsync(file.fileno())
+                    unfinished.replace(path)
+                except BaseException:
+                    unfinished.unlink()
+                    raise
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             raise StateFileError(f"{path} cannot be written: {error.strerror}") from None
 
 

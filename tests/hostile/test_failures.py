@@ -1,0 +1,63 @@
+"""What was acknowledged is not lost: saved states survive kill -9 and a full disk (docs/FAILURES.md)."""
+
+from __future__ import annotations
+
+import random
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tandem import LLM
+from tandem.errors import StateFileError
+from tests.models.test_reference import GOLDENS
+
+PROMPT = list(range(3, 40))
+SAVE_FOR_EVER = """
+import sys
+from tandem import LLM
+
+llm = LLM(sys.argv[1], device="cpu", threads=1, context=64)
+while True:
+    print(llm.save(list(range(3, 40)), sys.argv[2]), flush=True)
+"""
+
+
+def open_llm() -> LLM:
+    return LLM(GOLDENS / "llama.gguf", device="cpu", threads=1, context=64)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(500, marks=pytest.mark.soak)])
+def test_a_saved_state_survives_kill_9(kills: int, tmp_path: Path) -> None:
+    state, rng = tmp_path / "state", random.Random(5)
+    with open_llm() as llm:
+        for _ in range(kills):
+            command = [sys.executable, "-c", SAVE_FOR_EVER, GOLDENS / "llama.gguf", state]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                assert process.stdout and process.stdout.readline() == b"32\n"  # acknowledged
+                time.sleep(rng.random() / 20)
+                process.kill()
+            assert llm.restore(state) == PROMPT[:32]
+
+
+def test_a_full_disk_keeps_the_state_that_was_there(tmp_path: Path) -> None:
+    state, before = tmp_path / "state", resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_llm() as llm:
+        expected = llm.generate(PROMPT, max_tokens=4).token_ids
+        llm.save(PROMPT, state)
+        sound = state.read_bytes()
+        for room in (0, 100, len(sound) - 1):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+            try:
+                with pytest.raises(StateFileError, match=r"state cannot be written: File too large"):
+                    llm.save(PROMPT, state)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            assert state.read_bytes() == sound and list(tmp_path.iterdir()) == [state]
+        with pytest.raises(StateFileError, match="cannot be written"):
+            llm.save(PROMPT, "/dev/full/state")
+        assert llm.generate(PROMPT, max_tokens=4).token_ids == expected
+        assert llm.restore(state) == PROMPT[:32]
