@@ -160,9 +160,9 @@ def test_core_static_data() -> None:
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_every_plan_leaves_room_for_stack_and_static_data(weights: str, output: str) -> None:
-    """300 shapes, and configurations for two of them."""
+    """Shapes, and configurations for two of them."""
     rng = random.Random(3)
-    for _ in range(100):
+    for _ in range(8):
         shapes = [
             tuple(rng.choice((64, 512, 4096, 21504)) - rng.randint(0, 63) for _ in range(3)) for _ in "ab"
         ]
