@@ -158,12 +158,12 @@ class Engine:
     ) -> Sequence:
         """Checks a request. It is not queued yet."""
         config = self.model.config
-        self._check_prompt(prompt)
         if len(prompt) >= self.context:
             raise ContextError(
                 f"the prompt has {len(prompt)} tokens and the context holds {self.context}, at least one of them for "
                 f"the output: shorten it, or use a larger context (up to {config.trained_context})"
             )
+        self._check_prompt(prompt)
         if any(not 0 <= token < config.vocab for token in params.logit_bias):
             raise RequestError(f"logit_bias names a token outside 0 to {config.vocab - 1}")
         if len(params.logit_bias) > MAX_BIASES:
@@ -324,11 +324,11 @@ class Engine:
     def _forward(self, ids: list[int]) -> Iterator[tuple[int, int]]:
         """Writes StepInputs for parts of `ids`; yields (first token, count) for the caller to replay. Running sequences
         are preempted only if their KV blocks are needed."""
-        self._check_prompt(ids)
         if len(ids) > self.context:
             raise ContextError(
                 f"{len(ids)} tokens are more than the context of {self.context}: load with a larger one"
             )
+        self._check_prompt(ids)
         rows, tables = self.scheduler.limits.rows, self.cache.new_tables()
         sequence = Sequence(ids, SamplingParams(), frozenset(), tables, table_row=self._out_of_band_row)
         begin = 0

@@ -213,10 +213,12 @@ class LLM:
         """Checks a request; `driver.submit` queues it."""
         return self._inputs.prepare(prompt, **params)
 
-    def chat_ids(self, messages: Iterable[Message], **template: Any) -> list[int]:
-        """Returns the token ids of a conversation, up to the beginning of the model's response. `template`: variables
-        of the chat template."""
-        return self._inputs.chat_ids(messages, **template)
+    def chat_ids(
+        self, messages: Iterable[Message], limit: int | None = None, /, **template: Any
+    ) -> list[int]:
+        """Returns the token ids of a conversation, up to the beginning of the model's response. `limit`: of a longer
+        conversation, only so much as shows that it has more ids. `template`: variables of the chat template."""
+        return self._inputs.chat_ids(messages, limit, **template)
 
     @property
     def chat_template(self) -> str:

@@ -300,15 +300,15 @@ static int64_t stretch_length(const tokenizer *t, const uint8_t *text, int64_t n
     return end;
 }
 
-// Encodes plain UTF-8 text. Byte-level: it consists of `words`, given by their lengths in characters. `ids` has room
-// for n. Returns the number of ids, or -1 if there is no memory.
+// Encodes plain UTF-8 text, until there are more than `limit` ids. Byte-level: it consists of `words`, given by their
+// lengths in characters. `ids` has room for n. Returns the number of ids, or -1 if there is no memory.
 EXPORT int64_t tandem_tokenizer_encode(const tokenizer *t, const uint8_t *text, int64_t n, const int32_t *words,
-                                       int64_t word_count, int32_t *ids) {
+                                       int64_t word_count, int32_t *ids, int64_t limit) {
     const int32_t *words_end = words + word_count;
     symbol *symbols = NULL;
     candidate *heap = NULL;
     int64_t written = 0, room = 0;
-    for (int64_t at = 0, length = 0; at < n; at += length) {
+    for (int64_t at = 0, length = 0; at < n && written <= limit; at += length) {
         if (!t->byte_level) {
             length = stretch_length(t, text + at, n - at);
         } else {

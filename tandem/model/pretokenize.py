@@ -7,12 +7,15 @@ each splits the parts of the previous stage into its matches and the text betwee
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tandem.errors import UnsupportedModelError
+from tandem.kernels.kernel import Array
 
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -52,7 +55,7 @@ DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?[{CASED_LETTERS}]+",
     r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-    r"\s+$",
+    r"(?<!\s)\s+$",  # without the lookbehind, each space of a stretch would be a start to search from
     HAN_HANGUL,
     r"\p{N}+",
 )
@@ -95,6 +98,7 @@ BY_NAME = {name: family for family in FAMILIES for name in family[0].split()}
 ASCII = {"L": "A-Za-z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9", "P": r"!-#%-*,-/:;?@\[-\]_{}", "S": "$+<->^`|~"}
 CLASS_OR_PROPERTY = re.compile(r"\[(?:\\.|[^\]\\])+\]|\\p\{\w+\}")
 PROPERTY = re.compile(r"\\p\{(\w+)\}")
+PART = 1 << 14  # characters of a text that are split at once
 
 
 class PreTokenizer(NamedTuple):
@@ -102,22 +106,34 @@ class PreTokenizer(NamedTuple):
     whole_words: bool
     add_bos: bool
 
-    def word_lengths(self, text: str) -> Sequence[int]:
-        """Returns the lengths of the words of `text`, in characters."""
+    def parts(self, data: bytes) -> Iterator[tuple[bytes, list[int] | Array]]:
+        """Yields UTF-8 text in parts of whole words, and the lengths of their words in characters. The GIL is not held
+        for longer than a part takes, or the longest word."""
+        text = data.decode()
         patterns = _compiled(self.patterns, text.isascii())
-        if len(patterns) == 1:
-            return list(map(len, patterns[0].findall(text)))
-        cuts = [0, len(text)]
-        for pattern in patterns:
-            more: list[int] = []
-            for start, end in pairwise(cuts):
-                more.append(start)
-                for match in pattern.finditer(text, start, end):
-                    more += match.span()
-            more.append(len(text))
-            cuts = [cut for cut, following in pairwise(more) if cut != following]
-            cuts.append(len(text))
-        return [end - start for start, end in pairwise(cuts)]
+        if len(patterns) > 1:
+            yield data, _staged_lengths(text, patterns)
+        elif len(text) <= PART:
+            yield data, list(map(len, patterns[0].findall(text)))
+        else:
+            words, begin = patterns[0].finditer(text), 0
+            while ends := [word.end() for word in islice(words, PART // 4)]:
+                yield text[begin : ends[-1]].encode(), np.diff(ends, prepend=begin)
+                begin = ends[-1]
+
+
+def _staged_lengths(text: str, patterns: tuple[Any, ...]) -> list[int]:
+    cuts = [0, len(text)]
+    for pattern in patterns:
+        more: list[int] = []
+        for start, end in pairwise(cuts):
+            more.append(start)
+            for match in pattern.finditer(text, start, end):
+                more += match.span()
+        more.append(len(text))
+        cuts = [cut for cut, following in pairwise(more) if cut != following]
+        cuts.append(len(text))
+    return [end - start for start, end in pairwise(cuts)]
 
 
 @cache

@@ -44,6 +44,9 @@ class Tokenizer:
         self._bytes, self._starts, self._types = memory[:3]
         self._byte_tokens = {} if pre else {id: byte for byte, id in enumerate(core.byte_ids) if id >= 0}
         self.vocab_size = len(self._types)
+        # Text of this length has at least one token, unless the vocabulary cannot spell it. 4: bytes of a character.
+        spells_all = core.unknown >= 0 or min(core.byte_ids) >= 0
+        self._longest = max(4, core.longest) if spells_all else MAX_TEXT
         self.bos_id: int | None = None
         self.eos_id: int | None = None
         self.add_bos = self.add_eos = self.add_space_prefix = False
@@ -84,22 +87,35 @@ class Tokenizer:
         return id if id >= 0 else None
 
     def encode(
-        self, text: str | bytes, *, special: bool = False, bos: bool | None = None, continues: bool = False
+        self,
+        text: str | bytes,
+        *,
+        special: bool = False,
+        bos: bool | None = None,
+        continues: bool = False,
+        limit: int | None = None,
     ) -> list[int]:
         """Returns the ids of `text`. With `special`, control tokens in the text are encoded as such; otherwise as text.
 
         `bos`: whether to add the BOS token; None does as the file says, but never twice.
         `continues`: the text follows another, so no space is added at its start.
+        `limit`: of a text with more ids than this, only so much is encoded as shows that it has more.
         """
+        if limit is not None:
+            text = text[: (limit + 1) * self._longest]
         data = self._spelled(_valid_utf8(text))
         if len(data) > MAX_TEXT:
             raise RequestError(f"the text has {len(data)} bytes: give {MAX_TEXT} at most")
-        ids: list[int] = []
+        most, ids = len(data) if limit is None else limit, list[int]()
         for start, end, token in self._special_spans(data, special):
             if token is not None:
                 ids.append(token)
             elif start < end:
-                ids += self._encode_plain(data[start:end], self.add_space_prefix and not continues)
+                space = self.add_space_prefix and not continues
+                for part in self._plain_ids(data[start:end], space, most - len(ids)):
+                    ids += part
+            if len(ids) > most:
+                break
         if bos is None:
             bos = self.add_bos and ids[:1] != [self.bos_id]
             if self.add_eos and self.eos_id is not None:
@@ -121,14 +137,22 @@ class Tokenizer:
                 yield span[0], span[1], token
             at = span[1]
 
-    def _encode_plain(self, data: bytes, space: bool) -> list[int]:
-        words = np.array(self._pre.word_lengths(data.decode()) if self._pre else [], np.int32)
-        if space:
-            data = b" " + data
-        ids = np.empty(len(data), np.int32)
-        count = load().tandem_tokenizer_encode(
-            self._core, data, len(data), _pointer("int32_t *", words), len(words), _pointer("int32_t *", ids)
-        )
+    def _plain_ids(self, data: bytes, space: bool, most: int) -> Iterator[list[int]]:
+        """Yields the ids of plain text in parts, and no more parts once there are more than `most` ids."""
+        if self._pre is None:
+            yield self._merged(b" " + data if space else data, [], most)
+            return
+        for part, words in self._pre.parts(data):
+            ids = self._merged(part, words, most)
+            yield ids
+            most -= len(ids)
+            if most < 0:
+                return
+
+    def _merged(self, data: bytes, word_lengths: list[int] | Array, most: int) -> list[int]:
+        words, ids = np.array(word_lengths, np.int32), np.empty(len(data), np.int32)
+        memory = _pointer("int32_t *", words), len(words), _pointer("int32_t *", ids)
+        count = load().tandem_tokenizer_encode(self._core, data, len(data), *memory, most)
         if count < 0:
             raise MemoryError
         tokens: list[int] = ids[:count].tolist()
@@ -139,8 +163,18 @@ class Tokenizer:
 
         `continues`: the ids follow others, so a space at their start is text, not the space that `encode` adds.
         """
-        stream = StreamDecoder(self, special=special, continues=continues)
-        return "".join(map(stream.push, ids)) + stream.flush()
+        bytes_of = self.token_bytes if special else self.shown_bytes
+        known: dict[int, bytes] = {}
+        parts = []
+        for id in ids:
+            part = known.get(id)
+            if part is None:
+                part = known[id] = bytes_of(id)
+            parts.append(part)
+        data = b"".join(parts)
+        if self.add_space_prefix and not continues:
+            data = data.removeprefix(b" ")
+        return data.decode(errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
         """Returns the bytes of a token; not always whole characters."""

@@ -34,7 +34,7 @@ class ServerSettings:
     keep_alive: float | None = None  # seconds until an idle model is unloaded; None: when memory is needed
     api_keys: Path | None = None  # file with one API key per line; None: no keys are required
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call the server; "*": all
-    max_body: int = 16 * MiB  # bytes of a request body
+    max_body: int = 4 * MiB  # bytes of a request body
     max_prompt: int | None = None  # tokens of a prompt; None: the context
     max_requests: int = 256  # running and waiting requests
     max_queue: int = 128  # waiting requests

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -15,12 +15,13 @@ from tandem.errors import RequestError
 from tandem.server.core.generation import GenerationRequest
 from tandem.server.core.prompt import build_prompt
 from tandem.server.core.serving import get_server
+from tandem.server.http.background import prepare
 from tandem.server.http.request_body import JSONRoute, Natural, StrictModel
 from tandem.server.openai.chat import MessageParam, message
 from tandem.server.openai.types import ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["more"])
-MAX_TOKENS = 1 << 20  # of one /detokenize request
+PART = 1 << 12  # ids of a response that are written at once
 
 
 class TokenizeRequest(StrictModel):
@@ -30,7 +31,7 @@ class TokenizeRequest(StrictModel):
     model: str | None = None
     prompt: str | None = None
     content: str | None = None
-    messages: list[MessageParam] | None = None
+    messages: Annotated[list[MessageParam], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
@@ -44,7 +45,7 @@ class Tokens(TypedDict):
 
 class DetokenizeRequest(StrictModel):
     model: str | None = None
-    tokens: Annotated[list[Natural], Field(max_length=MAX_TOKENS)]
+    tokens: Annotated[list[Natural], Field(fail_fast=True)]
 
 
 class Text(TypedDict):
@@ -68,8 +69,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """The token ids of a text or a conversation."""
     server = get_server(request)
     async with server.models.use(server.model_name(body.model)) as llm:
-        ids = await asyncio.to_thread(_ids, llm.llm, body)
-        return JSONResponse(Tokens(tokens=ids, count=len(ids), max_model_len=llm.llm.context))
+        return Response(await prepare(_tokenized, llm.llm, body), media_type="application/json")
 
 
 @router.post("/detokenize", response_model=Text, responses=ERRORS)
@@ -77,8 +77,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """The text of token ids, including control tokens."""
     server = get_server(request)
     async with server.models.use(server.model_name(body.model)) as llm:
-        text = await asyncio.to_thread(llm.llm.tokenizer.decode, body.tokens, special=True)
-        return JSONResponse(Text(prompt=text, content=text))
+        return Response(await prepare(_detokenized, llm.llm, body), media_type="application/json")
 
 
 @router.get("/tokenizer_info", responses=ERRORS)
@@ -107,6 +106,18 @@ async def health(request: Request) -> Health:
 async def metrics(request: Request) -> Response:
     """Metrics in Prometheus's text format."""
     return PlainTextResponse(get_server(request).metrics.text())
+
+
+def _tokenized(llm: LLM, body: TokenizeRequest) -> str:
+    """The response as JSON. Its ids are written in parts, so that the GIL is not held for all of them."""
+    ids = _ids(llm, body)
+    parts = (",".join(map(str, ids[at : at + PART])) for at in range(0, len(ids), PART))
+    return f'{{"tokens":[{",".join(parts)}],"count":{len(ids)},"max_model_len":{llm.context}}}'
+
+
+def _detokenized(llm: LLM, body: DetokenizeRequest) -> str:
+    text = json.dumps(llm.tokenizer.decode(body.tokens, special=True), ensure_ascii=False)
+    return f'{{"prompt":{text},"content":{text}}}'
 
 
 def _ids(llm: LLM, body: TokenizeRequest) -> list[int]:

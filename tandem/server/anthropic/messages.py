@@ -24,6 +24,7 @@ from tandem.server.core.generation import (
     sampling_params,
 )
 from tandem.server.core.serving import Server, get_server
+from tandem.server.http.background import translate
 from tandem.server.http.request_body import JSONRoute, Natural, Positive, StrictModel, drop_none
 from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
 from tandem.server.openai.types import ERRORS as OPENAI_ERRORS
@@ -103,7 +104,7 @@ class OutputConfig(StrictModel):
 class CountRequest(StrictModel):
     ignored = IGNORED
     model: str | None = None
-    messages: Annotated[list[MessageParam], Field(min_length=1)]
+    messages: Annotated[list[MessageParam], Field(fail_fast=True, min_length=1)]
     system: str | list[ContentBlockParam] | None = None
     tools: list[ToolParam] | None = None
     tool_choice: ToolChoice | None = None
@@ -151,7 +152,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     """Generates a response to a conversation; with `stream`, as server-sent events. A final assistant message is
     continued (prefill)."""
     server = get_server(request)
-    generation = generation_request(body)
+    generation = await translate(generation_request, body)
     generation.params = drop_none(
         max_tokens=body.max_tokens,
         **sampling_params(body.temperature, body.top_p, body.top_k),
@@ -172,7 +173,8 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
 @router.post("/v1/messages/count_tokens", response_model=Count, responses=ERRORS)
 async def count_tokens(request: Request, body: CountRequest) -> Response:
     """The number of tokens of a conversation, with its tools and chat template."""
-    return JSONResponse(Count(input_tokens=await get_server(request).count(generation_request(body))))
+    generation = await translate(generation_request, body)
+    return JSONResponse(Count(input_tokens=await get_server(request).count(generation)))
 
 
 # ---- translation to and from GenerationRequest, Delta and GenerationResult

@@ -31,22 +31,23 @@ class Prompt:
     text: str = ""  # with `echo`
 
 
-def build_prompt(llm: LLM, request: GenerationRequest) -> Prompt:
-    """The prompt's token ids, sampling parameters and output parser of a request."""
+def build_prompt(llm: LLM, request: GenerationRequest, limit: int | None = None) -> Prompt:
+    """The prompt's token ids, sampling parameters and output parser of a request. `limit`: of a longer prompt, only so
+    much as shows that it has more ids."""
     schema = request.params.get("json_schema")
     if isinstance(schema, dict):
         request.params["json_schema"] = {"x-guidance": JSON_WHITESPACE, **schema}
     if request.prompt is None:
-        return _build_chat_prompt(llm, request)
+        return _build_chat_prompt(llm, request, limit)
     text, ids = "", request.prompt
     if isinstance(ids, str):
-        text, ids = ids, llm.tokenize(ids, special=True)
-    elif request.echo:
+        text, ids = ids, llm.tokenizer.encode(ids, special=True, limit=limit)
+    elif request.echo and (limit is None or len(ids) <= limit):
         text = llm.tokenizer.decode(ids, special=True)
     return Prompt(ids, request.params, OutputParser, request.echo, text)
 
 
-def _build_chat_prompt(llm: LLM, request: GenerationRequest) -> Prompt:
+def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) -> Prompt:
     # A model without a template is recognised by its control tokens.
     template = llm.chat_template or " ".join(
         text for text in BY_TOKEN if llm.tokenizer.find(text) is not None
@@ -61,9 +62,9 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest) -> Prompt:
     else:
         messages = tool_calls.render_tools_as_text(messages, tools, format)
     prefill = messages.pop()["content"] if _continues(request) else ""
-    ids = llm.chat_ids(messages, **variables)
+    ids = llm.chat_ids(messages, limit, **variables)
     if prefill:
-        ids += llm.tokenizer.encode(prefill, bos=False)
+        ids += llm.tokenizer.encode(prefill, bos=False, limit=limit)
     thinking = llm.tokenizer.decode(ids[-8:], special=True).rstrip().endswith(THINK_START)
     may_think = thinking or (
         THINK_START in template and variables.get("enable_thinking") is not False and not prefill

@@ -18,6 +18,7 @@ from tandem.kernels.kernel import Array
 from tandem.server.core.generation import Delta, GenerationRequest, GenerationResult, GenerationUsage
 from tandem.server.core.output_parser import OutputParser
 from tandem.server.core.prompt import Prompt, build_prompt
+from tandem.server.http.background import prepare
 from tandem.server.http.errors import LOG, message_of
 from tandem.server.monitoring.engine_monitor import monitor_of
 from tandem.server.monitoring.metrics import Metrics
@@ -79,7 +80,7 @@ class Server:
             monitor_of(llm)  # starts the monitor on first use
             streams: list[AsyncGenerator[Delta, None]] = []
             for request in requests:
-                prompt = await asyncio.to_thread(self._checked_prompt, llm, request)
+                prompt = await prepare(self._checked_prompt, llm, request)
                 streams += [
                     self._stream_one(llm, name, prompt, len(streams), nth) for nth in range(request.n)
                 ]
@@ -98,7 +99,7 @@ class Server:
     async def count(self, request: GenerationRequest) -> int:
         """The number of tokens of a request's prompt."""
         async with self.models.use(self.model_name(request.model)) as llm:
-            return len((await asyncio.to_thread(build_prompt, llm.llm, request)).ids)
+            return len((await prepare(build_prompt, llm.llm, request)).ids)
 
     async def embed(
         self, model: str, prompts: Sequence[str | list[int]], keep_alive: float | None = None
@@ -109,9 +110,7 @@ class Server:
             try:
                 async with asyncio.timeout(self.settings.timeout):
                     for text in prompts:
-                        ids = (
-                            await asyncio.to_thread(llm.llm.tokenize, text) if isinstance(text, str) else text
-                        )
+                        ids = await prepare(_text_ids, llm, text) if isinstance(text, str) else text
                         vectors.append(await llm.embed(ids))
                         count += len(ids)
             except TimeoutError:
@@ -123,18 +122,21 @@ class Server:
 
     def _checked_prompt(self, llm: AsyncLLM, request: GenerationRequest) -> Prompt:
         """The prompt of a request, if it is short enough."""
-        prompt, model = build_prompt(llm.llm, request), llm.llm
-        count, limit = len(prompt.ids), self.settings.max_prompt or math.inf
+        model = llm.llm
+        limit = min(model.context, self.settings.max_prompt or model.context)
+        prompt = build_prompt(model, request, limit)
+        count = len(prompt.ids)  # of a prompt that is too long: at least so many
         # Clients recognise these errors by OpenAI's and Anthropic's words, and then shorten the prompt.
-        if count > limit:
+        if limit < min(count, model.context):
             raise ContextError(
-                f"the prompt is too long: {count} input tokens exceed the configured limit of {limit}: shorten it"
+                f"the prompt is too long: {count} or more input tokens exceed the configured limit of {limit}: "
+                "shorten it"
             )
         if count >= model.context:
             trained = model.trained_context
             raise ContextError(
                 f"the prompt is too long: this model's maximum context length is {model.context} tokens, and it has "
-                f"{count}: shorten it, or serve the model with a larger context (up to {trained})"
+                f"{count} or more: shorten it, or serve the model with a larger context (up to {trained})"
             )
         return prompt
 
@@ -168,6 +170,10 @@ class Server:
                         )
                         timer.done(delta.usage, delta.finish_reason or "")
                     yield delta
+
+
+def _text_ids(llm: AsyncLLM, text: str) -> list[int]:
+    return llm.llm.tokenizer.encode(text, limit=llm.llm.context)
 
 
 def _parse(token: Token, parser: OutputParser) -> Delta:

@@ -7,12 +7,21 @@ from functools import cache
 from typing import Annotated, Any, ClassVar
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 from starlette.exceptions import HTTPException
 
+from tandem.errors import RequestError
+from tandem.native import load
+from tandem.server.http.background import set_size, translate
+
 IGNORED = "Accepted and ignored."  # description of ignored fields in the OpenAPI document
+MAX_VALUES = (
+    1 << 18
+)  # numbers, texts, lists and objects in a body; parsing them must not hold the GIL for long
+MAX_ERRORS = 100  # of which the first is named
 
 
 def _whole(value: Any) -> Any:
@@ -70,13 +79,12 @@ def drop_none(**values: Any) -> dict[str, Any]:
 
 
 class JSONRequest(Request):
-    """A request whose JSON is parsed by pydantic, which limits the depth of nesting."""
+    """A request whose JSON has been parsed and validated."""
+
+    content: BaseModel
 
     async def json(self) -> Any:
-        try:
-            return from_json(await self.body(), allow_inf_nan=False)
-        except (ValueError, RecursionError, MemoryError) as error:
-            raise HTTPException(400, f"the body is not valid JSON: {error}") from None
+        return self.content
 
 
 class JSONRoute(APIRoute):
@@ -85,12 +93,37 @@ class JSONRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        model: Any = self.body_field and self.body_field.field_info.annotation
 
         async def handler(request: Request) -> Response:
-            scope = request.scope
-            if "origin" not in request.headers:
+            scope, is_json = request.scope, True
+            if "origin" in request.headers:
+                declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                is_json = declared == "application/json" or declared.endswith("+json")
+            else:
                 others = [header for header in scope["headers"] if header[0].lower() != b"content-type"]
                 scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
-            return await handle(JSONRequest(scope, request.receive))
+            parsed = JSONRequest(scope, request.receive)
+            if model and is_json and (body := await parsed.body()):
+                set_size(len(body))
+                parsed.content = await translate(_validated, body, model)
+            return await handle(parsed)
 
         return handler
+
+
+def _validated(body: bytes, model: type[BaseModel]) -> BaseModel:
+    """The body as an instance of the model. pydantic's parser limits the depth of nesting."""
+    if (count := load().tandem_json_count(body, len(body))) > MAX_VALUES:
+        raise RequestError(f"the body has {count} values: give {MAX_VALUES} at most, in several requests")
+    try:
+        return model.model_validate(from_json(body, allow_inf_nan=False))
+    except ValidationError as error:
+        if error.error_count() > MAX_ERRORS:
+            raise RequestError(
+                f"the body has {error.error_count()} errors: see /docs for its format"
+            ) from None
+        found = error.errors(include_url=False, include_input=False)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise HTTPException(400, f"the body is not valid JSON: {error}") from None
+    raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in found])

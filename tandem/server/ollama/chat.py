@@ -26,6 +26,7 @@ from tandem.server.core.generation import (
     ToolCall,
 )
 from tandem.server.core.serving import Server, get_server
+from tandem.server.http.background import translate
 from tandem.server.http.request_body import Int32, JSONRoute, StrictModel, drop_none
 from tandem.server.http.streaming import cancel_on_disconnect, json_line, stream_response
 from tandem.server.ollama.error_body import OllamaErrorBody
@@ -164,7 +165,7 @@ class MessageParam(StrictModel):
 
 
 class ChatRequest(CommonRequest):
-    messages: list[MessageParam] | None = None
+    messages: Annotated[list[MessageParam], Field(fail_fast=True)] | None = None
     tools: list[ToolParam] | None = None
 
 
@@ -224,11 +225,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     server = get_server(request)
     if not body.messages:
         return await _load_or_unload(server, body, message={"role": "assistant", "content": ""})
-    messages, tools = (
-        [_message(one) for one in body.messages],
-        [tool(one.function) for one in body.tools or []],
-    )
-    generation = body.generation(server, messages=messages, tools=tools)
+    generation = await translate(_chat_request, server, body)
     return await _respond(request, server, generation, body, _chat_body)
 
 
@@ -273,6 +270,11 @@ def seconds(duration: Duration | None) -> float | None:
         parts = re.findall(r"(-?\d+(?:\.\d+)?)(ms|s|m|h)", duration)
         duration = sum(float(number) * UNITS[unit] for number, unit in parts)
     return math.inf if duration is not None and not 0 <= duration <= MAX_KEEP_ALIVE else duration
+
+
+def _chat_request(server: Server, body: ChatRequest) -> GenerationRequest:
+    messages = [_message(one) for one in body.messages or []]
+    return body.generation(server, messages=messages, tools=[tool(one.function) for one in body.tools or []])
 
 
 def _message(param: MessageParam) -> Message:

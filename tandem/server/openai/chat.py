@@ -26,6 +26,7 @@ from tandem.server.core.generation import (
     total_usage,
 )
 from tandem.server.core.serving import Server, get_server
+from tandem.server.http.background import translate
 from tandem.server.http.request_body import JSONRoute, Positive, StrictModel, drop_none
 from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
 from tandem.server.openai.types import (
@@ -124,7 +125,7 @@ class ChatRequest(Sampling):
         ("function_call", "auto"),
     )
     model: str | None = None
-    messages: Annotated[list[MessageParam], Field(min_length=1)]
+    messages: Annotated[list[MessageParam], Field(fail_fast=True, min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Count | None = None
@@ -199,7 +200,7 @@ class ChatCompletion(TypedDict):
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """Generates a response to a conversation; with `stream`, as server-sent events."""
     server = get_server(request)
-    generation = generation_request(body)
+    generation = await translate(generation_request, body)
     generation.model = server.model_name(generation.model)
     if body.stream:
         return await stream_response(request, _events(server, generation, body), "text/event-stream")

@@ -15,6 +15,7 @@ from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
 from tandem.server.core.generation import GenerationRequest, GenerationResult, GenerationUsage, total_usage
 from tandem.server.core.serving import Server, get_server
+from tandem.server.http.background import translate
 from tandem.server.http.request_body import JSONRoute, Natural
 from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
 from tandem.server.openai.types import (
@@ -80,7 +81,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     """Completes texts or token ids. The text of a control token is tokenized as that token."""
     server = get_server(request)
     name = server.model_name(body.model)
-    generation = generation_requests(body, name)
+    generation = await translate(generation_requests, body, name)
     if body.stream:
         return await stream_response(request, _events(server, generation, body, name), "text/event-stream")
     results = await cancel_on_disconnect(request, server.generate(*generation))

@@ -23,6 +23,7 @@ from tandem.server.core.generation import (
     sampling_params,
 )
 from tandem.server.core.serving import Server, get_server
+from tandem.server.http.background import translate
 from tandem.server.http.request_body import JSONRoute, Positive, StrictModel, drop_none
 from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
 from tandem.server.openai.types import ERRORS, EVENTS, IGNORED, new_id, now
@@ -151,7 +152,7 @@ class ResponseBody(TypedDict):
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Generates a response to a conversation; with `stream`, as server-sent events."""
     server = get_server(request)
-    generation = generation_request(body)
+    generation = await translate(generation_request, body)
     generation.model = server.model_name(generation.model)
     if body.stream:
         return await stream_response(request, _events(server, generation, body), "text/event-stream")

@@ -55,12 +55,12 @@ EVENTS: dict[int | str, dict[str, Any]] = {
 }
 Finish = Literal["stop", "length", "tool_calls"]
 MAX_PROMPTS = 2048  # in one request
-TokenIds = Annotated[list[Natural], Field(min_length=1)]
+TokenIds = Annotated[list[Natural], Field(fail_fast=True, min_length=1)]
 Prompts = (
     str
     | TokenIds
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
 )
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE]
 TopK = Annotated[int, Field(ge=-1, lt=2**31), WHOLE]

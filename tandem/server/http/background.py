@@ -1,0 +1,48 @@
+"""Prepares requests in threads: parsing, chat templates, tokenizing. The event loop goes on sending tokens meanwhile.
+
+Python threads take turns. So large requests have one thread for all of them, which prepares one at a time and has a low
+priority: they wait for each other, while small requests and the engine's thread find at most one rival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import ContextVar
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+LARGE = 64 << 10  # bytes of a body; preparing a smaller one takes milliseconds
+NICENESS = 10  # of the thread
+
+_is_large: ContextVar[bool] = ContextVar("is_large", default=False)  # of the request that this task serves
+
+
+def _lower_priority() -> None:
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+_large_requests = ThreadPoolExecutor(1, "tandem-large", _lower_priority)
+
+
+def set_size(size: int) -> None:
+    """Says how many bytes the body of this task's request has."""
+    _is_large.set(size > LARGE)
+
+
+async def prepare(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs `call` in a thread: of all large requests, if this task's request is one."""
+    executor = _large_requests if _is_large.get() else None
+    return await asyncio.get_running_loop().run_in_executor(executor, partial(call, *args, **kwargs))
+
+
+async def translate(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs `call`, which takes microseconds for a small request: in a thread only for a large one."""
+    return await prepare(call, *args, **kwargs) if _is_large.get() else call(*args, **kwargs)
