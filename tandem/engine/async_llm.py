@@ -11,13 +11,16 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from tandem.engine.input_processor import Message
 from tandem.engine.llm import LLM
 from tandem.engine.output import OutputReader, Result, Token
+from tandem.engine.params import CONSTRAINTS
 from tandem.errors import OutOfMemoryError, QueueFullError, RequestError, TandemError
 from tandem.kernels.kernel import Array
 
@@ -53,6 +56,8 @@ class AsyncLLM:
         self._wake, self._closing = threading.Event(), False
         self._inbox_lock = threading.Lock()  # of `_inbox` and `failure`
         self.failure: BaseException | None = None  # why the thread has ended
+        # Output constraints are compiled one at a time, and other requests do not wait for them.
+        self._constraints = ThreadPoolExecutor(1, "tandem-constraints")
         self._thread = threading.Thread(target=self._serve, name="tandem-engine", daemon=True)
         self._thread.start()
 
@@ -62,21 +67,30 @@ class AsyncLLM:
         """Continues a text or token ids. Parameters as in SamplingParams. Cancelling the task ends the request.
 
         For several completions make several requests at once: the prompt is computed once."""
-        return await self._whole(await asyncio.to_thread(self.llm.prepare, prompt, **params))
+        return await self._whole(await self._prepare(prompt, params))
 
     async def chat(self, messages: Iterable[Message], **params: Any) -> Result:
         """Answers a conversation."""
-        return await self._whole(await asyncio.to_thread(self.llm.prepare, messages, **params))
+        return await self._whole(await self._prepare(messages, params))
 
     async def stream(
         self, prompt: str | list[int] | Iterable[Message], **params: Any
     ) -> AsyncIterator[Token]:
         """Like generate or chat, one item per token. Closing the iterator ends the request."""
-        output = await asyncio.to_thread(self.llm.prepare, prompt, **params)
+        output = await self._prepare(prompt, params)
         async with aclosing(self._tokens(output)) as steps:
             async for tokens in steps:
                 for token in tokens:
                     yield token
+
+    async def _prepare(
+        self, prompt: str | list[int] | Iterable[Message], params: dict[str, Any]
+    ) -> OutputReader:
+        is_constrained = any(params.get(name) is not None for name in CONSTRAINTS)
+        work = partial(self.llm.prepare, prompt, **params)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._constraints if is_constrained else None, work
+        )
 
     async def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
         """Returns a vector of length 1 for a text, like LLM.embed. Other requests are served meanwhile."""
@@ -92,6 +106,7 @@ class AsyncLLM:
 
     def _close(self) -> None:
         self._thread.join()
+        self._constraints.shutdown(cancel_futures=True)
         self.llm.close()
 
     async def __aenter__(self) -> Self:

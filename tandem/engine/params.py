@@ -14,6 +14,7 @@ from tandem.kernels.kernel import Array
 MAX_LOGPROBS = 20  # most likely tokens with log-probabilities
 MAX_FLOAT = 3.4e38  # largest float32
 MAX_STOPS = 128  # stop strings; each is searched for in every new text
+CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")  # parameters of structured output
 
 
 # A function of the tokens so far and the logits of the next, float32 [vocab]. It changes the logits in place, or

@@ -8,6 +8,7 @@ the device runs a step of the other sequences.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 MAX_ITEMS = 6000
 # Memory that must be free for llguidance, which ends the process if there is none: for each token, for a constraint.
 VOCABULARY_BYTES, COMPILE_BYTES = 512, 16 << 20
+# Steps of the lexer: for the grammar, and for one token. As many take tens of milliseconds at most.
+GRAMMAR_FUEL, TOKEN_FUEL = 200_000, 20_000
+MAX_STATES = 20_000  # of the lexer, with 1 to 2 KB each
+MAX_SOURCE = 128 << 10  # bytes of a constraint: its compilation takes more than linear time
+MAX_COMPILED = 8  # compiled constraints that are kept, for requests with the same one
 MAX_OPTIONAL = 495  # optional properties of an object: with more, a row of the parser is too long
 
 
@@ -91,24 +97,33 @@ class ConstraintCompiler:
         words = TokenizerWrapper(_Vocabulary(tokenizer))
         self._tokenizer = LLTokenizer(words, n_vocab=vocab, eos_token=sorted(tokenizer.eos_ids))
         self._vocab, self._eos_ids = vocab, tokenizer.eos_ids
+        self._compiled: dict[str, Any] = {}  # grammar -> matcher; the oldest is forgotten first
+        self._lock = threading.Lock()
 
     def compile(self, params: SamplingParams) -> Constraint:
-        from llguidance import LLMatcher, LLParserLimits
-
         require_memory(COMPILE_BYTES)
+        grammar = grammar_text(params)
+        with self._lock:
+            matcher = self._compiled.pop(grammar, None)
+            if matcher is None:
+                matcher = self._new_matcher(grammar, params)
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > MAX_COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+            return Constraint(matcher.deep_copy(), self._vocab, self._eos_ids)
+
+    def _new_matcher(self, grammar: str, params: SamplingParams) -> Any:
+        from llguidance import LLMatcher
+
         try:
-            text = _grammar_text(LLMatcher, params)
-            limits = LLParserLimits(step_max_items=MAX_ITEMS)
-            matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
-        except (ValueError, TypeError, RecursionError) as error:
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
+        except (ValueError, TypeError) as error:
             raise _refused(params, str(error)) from None
-        constraint = Constraint(matcher, self._vocab, self._eos_ids)
         if not matcher.is_error():
-            # The first mask already exceeds the limits of a grammar that is too complex.
-            matcher.unsafe_compute_mask_ptr(constraint.mask.ctypes.data, constraint.mask.nbytes)
+            matcher.compute_bitmask()  # the first mask already exceeds the limits of a grammar that is too complex
         if matcher.is_error():
             raise _refused(params, matcher.get_error())
-        return constraint
+        return matcher
 
 
 class _Vocabulary:
@@ -123,6 +138,33 @@ class _Vocabulary:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._tokenizer.encode(text, bos=False, continues=True)
+
+
+def parser_limits() -> Any:
+    """The limits of a constraint's compilation, and of its masks."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        step_max_items=MAX_ITEMS,
+        initial_lexer_fuel=GRAMMAR_FUEL,
+        step_lexer_fuel=TOKEN_FUEL,
+        max_lexer_states=MAX_STATES,
+    )
+
+
+def grammar_text(params: SamplingParams) -> str:
+    """The constraint of a request as a grammar of llguidance."""
+    try:
+        from llguidance import LLMatcher
+    except ImportError:
+        raise RequestError("structured output needs the package llguidance: install it") from None
+    try:
+        text = _grammar_text(LLMatcher, params)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _refused(params, str(error)) from None
+    if len(text) > MAX_SOURCE:
+        raise _refused(params, f"it has {len(text)} bytes: give {MAX_SOURCE} at most")
+    return text
 
 
 def _grammar_text(matcher: Any, params: SamplingParams) -> str:

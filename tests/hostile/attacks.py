@@ -80,9 +80,18 @@ def watched(server: Running, streams: int = 0, quiet_seconds: float = 4.0) -> It
 
 
 def resident(server: Running) -> int:
-    """The bytes of memory of the server's process."""
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+    """The bytes of memory of the server's process and its children."""
+    pid = server.process.pid
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    return sum(
+        map(_resident, [str(pid), *(child for path in children for child in path.read_text().split())])
+    )
+
+
+def _resident(pid: str) -> int:
+    with suppress(OSError, IndexError):  # it has just ended
+        return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
+    return 0
 
 
 def _probe(server: Running, harm: Harm, memory: int, done: threading.Event) -> None:

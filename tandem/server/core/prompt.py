@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 from tandem.engine.llm import LLM
+from tandem.engine.params import CONSTRAINTS, SamplingParams
+from tandem.engine.structured_output import grammar_text
 from tandem.errors import RequestError
 from tandem.model.chat_formats import BY_TOKEN
 from tandem.server.core import tool_calls
@@ -19,7 +21,6 @@ RESERVED_VARIABLES = {"messages", "tools", "self"}  # template variables that a 
 # Whitespace allowed between JSON tokens: one space, or a line break with indentation. With free whitespace a weak model
 # would fill its response with it.
 JSON_WHITESPACE = {"whitespace_pattern": r"( |\r?\n[ \t]{0,24})?"}
-CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")  # sampling parameters of structured output
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Prompt:
     new_parser: Callable[[], OutputParser]  # called once for each response
     echo: bool = False  # return the prompt before the completion
     text: str = ""  # with `echo`
+    grammar: str | None = None  # the output constraint, in llguidance's form
 
 
 def build_prompt(llm: LLM, request: GenerationRequest, limit: int | None = None) -> Prompt:
@@ -44,7 +46,7 @@ def build_prompt(llm: LLM, request: GenerationRequest, limit: int | None = None)
         text, ids = ids, llm.tokenizer.encode(ids, special=True, limit=limit)
     elif request.echo and (limit is None or len(ids) <= limit):
         text = llm.tokenizer.decode(ids, special=True)
-    return Prompt(ids, request.params, OutputParser, request.echo, text)
+    return Prompt(ids, request.params, OutputParser, request.echo, text, _grammar(request.params))
 
 
 def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) -> Prompt:
@@ -77,7 +79,13 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
         thinking=thinking,
         id_length=format.id_length,
     )
-    return Prompt(ids, params, new_parser)
+    return Prompt(ids, params, new_parser, grammar=_grammar(params))
+
+
+def _grammar(params: dict[str, Any]) -> str | None:
+    given = {name: params[name] for name in CONSTRAINTS if params.get(name) is not None}
+    constraint = SamplingParams(**given)
+    return grammar_text(constraint) if constraint.constraint else None
 
 
 def _continues(request: GenerationRequest) -> bool:

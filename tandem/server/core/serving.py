@@ -11,9 +11,10 @@ from typing import Any, Literal
 from fastapi import Request
 
 from tandem.engine.async_llm import AsyncLLM
+from tandem.engine.grammar_process import GrammarProcess
 from tandem.engine.models import Models
 from tandem.engine.output import Token, TokenLogprob
-from tandem.errors import ContextError, DeadlineError, ModelNotFoundError, TandemError
+from tandem.errors import ContextError, DeadlineError, ModelNotFoundError, RequestError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.server.core.generation import Delta, GenerationRequest, GenerationResult, GenerationUsage
 from tandem.server.core.output_parser import OutputParser
@@ -24,6 +25,8 @@ from tandem.server.monitoring.engine_monitor import monitor_of
 from tandem.server.monitoring.metrics import Metrics
 from tandem.server.settings import ServerSettings
 
+MAX_RESPONSES = 4096  # to one HTTP request
+
 
 class Server:
     """The state behind all endpoints, `app.state.server`: models, settings, metrics."""
@@ -31,6 +34,7 @@ class Server:
     def __init__(self, models: Models, settings: ServerSettings) -> None:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
+        self.grammars = GrammarProcess()
         self.pulls: dict[str, Any] = {}  # model name -> download in progress
         self.failure: Exception | None = None  # why the first model could not be loaded at startup
         self._first: asyncio.Task[None] | None = None  # loads the first model
@@ -78,9 +82,15 @@ class Server:
         name = self.model_name(requests[0].model)
         async with self.models.use(name, keep_alive=requests[0].keep_alive) as llm:
             monitor_of(llm)  # starts the monitor on first use
+            if sum(request.n for request in requests) > MAX_RESPONSES:
+                raise RequestError(
+                    f"the request asks for more than {MAX_RESPONSES} responses: send several requests"
+                )
             streams: list[AsyncGenerator[Delta, None]] = []
             for request in requests:
                 prompt = await prepare(self._checked_prompt, llm, request)
+                if prompt.grammar is not None:
+                    await self.grammars.check(prompt.grammar)
                 streams += [
                     self._stream_one(llm, name, prompt, len(streams), nth) for nth in range(request.n)
                 ]
