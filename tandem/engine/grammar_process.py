@@ -42,10 +42,10 @@ class GrammarProcess:
                 try:
                     problem = await self._compile(grammar.encode())
                 except (asyncio.IncompleteReadError, ConnectionError):
-                    self.close()
+                    await self.close()
                     problem = TOO_COMPLEX
                 except BaseException:  # its answer would be read as that of the next grammar
-                    self.close()
+                    await self.close()
                     raise
             if len(self._results) >= MAX_KNOWN:
                 del self._results[next(iter(self._results))]
@@ -64,11 +64,12 @@ class GrammarProcess:
         (size,) = HEADER.unpack(await received.readexactly(HEADER.size))
         return (await received.readexactly(size)).decode()
 
-    def close(self) -> None:
-        if self._process and self._process.returncode is None:
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process:
             with suppress(ProcessLookupError):
-                self._process.kill()
-        self._process = None
+                process.kill()
+            await process.wait()
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.engine.engine import Engine
 from tandem.engine.output import OutputReader
 from tandem.engine.params import SamplingParams
-from tandem.errors import ContextError, RequestError
+from tandem.errors import RequestError
 
 if TYPE_CHECKING:
     from tandem.engine.structured_output import Constraint, ConstraintCompiler
@@ -48,20 +48,15 @@ class InputProcessor:
         self, messages: Iterable[Message], limit: int | None = None, /, **template: Any
     ) -> list[int]:
         """Returns the token ids of a conversation, up to the beginning of the model's response. `limit`: as in
-        Tokenizer.encode; each message has at least one token."""
+        Tokenizer.encode."""
         from tandem.model.chat_template import ChatTemplate
 
         if self._template is None:
             self._template = ChatTemplate.from_gguf(self.engine.model.gguf, self.tokenizer)
-        given: list[Any] = as_items(messages)
-        if not all(isinstance(message, Mapping) for message in given):
+        messages = as_items(messages)
+        if not all(isinstance(message, Mapping) for message in messages):
             raise RequestError('a conversation is a list of messages: [{"role": "user", "content": "..."}]')
-        if limit is not None and len(given) > limit:
-            raise ContextError(
-                f"the prompt is too long: the maximum context length is {limit} tokens, and it has {len(given)} "
-                "messages: shorten it"
-            )
-        text = self._template.render([dict(message) for message in given], **template)
+        text = self._template.render([dict(message) for message in messages], **template)
         return self.tokenizer.encode(text, special=True, limit=limit)
 
     def token_ids(self, prompt: Any) -> list[int]:

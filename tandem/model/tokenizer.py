@@ -22,6 +22,7 @@ from tandem.native import ffi, load
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
 HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # not shown by decode unless `special`
 MAX_TEXT = 64 << 20  # bytes; merging takes up to 52 times as much memory
+MAX_CHARACTER = 4  # bytes in UTF-8
 MAX_SPECIAL = 4 << 20  # bytes of all special tokens; Gemma, which has the most, has 0.1 MB
 MAX_SHOWN = 8192  # tokens in the cache of decoded bytes
 
@@ -44,9 +45,6 @@ class Tokenizer:
         self._bytes, self._starts, self._types = memory[:3]
         self._byte_tokens = {} if pre else {id: byte for byte, id in enumerate(core.byte_ids) if id >= 0}
         self.vocab_size = len(self._types)
-        # Text of this length has at least one token, unless the vocabulary cannot spell it. 4: bytes of a character.
-        spells_all = core.unknown >= 0 or min(core.byte_ids) >= 0
-        self._longest = max(4, core.longest) if spells_all else MAX_TEXT
         self.bos_id: int | None = None
         self.eos_id: int | None = None
         self.add_bos = self.add_eos = self.add_space_prefix = False
@@ -101,12 +99,14 @@ class Tokenizer:
         `continues`: the text follows another, so no space is added at its start.
         `limit`: of a text with more ids than this, only so much is encoded as shows that it has more.
         """
-        if limit is not None:
-            text = text[: (limit + 1) * self._longest]
+        if limit is not None and len(text) > (end := (limit + 1) * max(self._core.longest, MAX_CHARACTER)):
+            ids = self.encode(text[:end], special=special, bos=bos, continues=continues, limit=limit)
+            if len(ids) > limit:
+                return ids  # always, unless the vocabulary cannot spell the text
         data = self._spelled(_valid_utf8(text))
         if len(data) > MAX_TEXT:
             raise RequestError(f"the text has {len(data)} bytes: give {MAX_TEXT} at most")
-        most, ids = len(data) if limit is None else limit, list[int]()
+        ids, most = list[int](), len(data) if limit is None else limit
         for start, end, token in self._special_spans(data, special):
             if token is not None:
                 ids.append(token)

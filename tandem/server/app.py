@@ -44,7 +44,7 @@ def create_app(models: Models, settings: ServerSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         server.start()
         yield
-        server.grammars.close()
+        await server.grammars.close()
         await models.close()
 
     app = FastAPI(title="Tandem", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)

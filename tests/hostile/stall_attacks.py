@@ -1,5 +1,5 @@
 """Requests that would stall a server. `python -m tests.hostile.stall_attacks URL NAME` sends one kind over and over,
-from four connections at a time, as a process of its own with a low priority: the server's time is measured, not ours."""
+from four connections at a time, as a process of its own with a low priority: its time is not ours."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ ATTACKS: dict[str, tuple[str, Callable[[], bytes]]] = {
     ),
     "log-probabilities": (
         "/v1/completions",
-        lambda: _json({"prompt": "word " * 1900, "echo": True, "logprobs": 20, "max_tokens": 0}),
+        lambda: _json({"prompt": "a " * 1000, "echo": True, "logprobs": 20, "max_tokens": 0}),
     ),
 }
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.gguf.file import GGUF
-from tandem.model.pretokenize import BY_NAME, _compiled, pre_tokenizer
+from tandem.model import pretokenize
+from tandem.model.pretokenize import BY_NAME, FAMILIES, _compiled, pre_tokenizer
 from tandem.model.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, StreamDecoder, Tokenizer
 from tests.gguf_files import Key, write
 from tests.models.llama_cpp import LlamaCpp
@@ -372,3 +373,66 @@ def test_threads_may_share_a_tokenizer() -> None:
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(gemma.encode, [long] * 8))
     assert all(ids == results[0] for ids in results)
+
+
+# Long texts
+
+
+@pytest.mark.parametrize("name", [family[0].split()[0] for family in FAMILIES])
+def test_a_long_text_is_split_in_parts_as_in_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pre, sample = pre_tokenizer(name), random.Random(1)
+    for alphabet in ("a B1.,'\n  ", "a B1.,'\n  \u3000\u00e9\u4e2d"):
+        data = "".join(sample.choices(alphabet, k=50_000)).encode()
+        parts = list(pre.parts(data))
+        with monkeypatch.context() as patch:
+            patch.setattr(pretokenize, "PART", len(data))
+            [(_, whole)] = pre.parts(data)
+        assert b"".join(part for part, _ in parts) == data
+        assert [int(length) for _, lengths in parts for length in lengths] == list(whole)
+
+
+def test_spaces_at_the_end_are_found_in_linear_time() -> None:
+    """The pattern of DeepSeek LLM splits as the plain one does, which searches from each space."""
+    pre, sample = pre_tokenizer("deepseek-llm"), random.Random(2)
+    plain = pre._replace(patterns=tuple(pattern.replace(r"(?<!\s)", "") for pattern in pre.patterns))
+    assert plain != pre
+    for _ in range(300):
+        data = "".join(sample.choices("ab1.\r\n \t\u3000\u4e2d", k=40)).encode()
+        assert list(pre.parts(data)) == list(plain.parts(data))
+    assert seconds(lambda: list(pre.parts(b" " * 1_000_000 + b"1")), tries=1) < 5
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_limit_stops_the_encoding(name: str) -> None:
+    tokenizer = real(name)
+    for text in (
+        "\n".join(CODE) * 20,
+        "word " * 10_000,
+        " " * 100_000,
+        "<|im_end|>x" * 5000,
+        "\u4e2d\U0001f600" * 9000,
+    ):
+        ids = tokenizer.encode(text, special=True)
+        for limit in (0, 1, 100):
+            first = tokenizer.encode(text, special=True, limit=limit)
+            assert len(first) > limit
+            if not text.isspace():  # the merges of one long word depend on its end
+                assert first[:limit] == ids[:limit]
+        assert tokenizer.encode(text, special=True, limit=len(ids)) == ids
+    assert seconds(lambda: tokenizer.encode(" " * 50_000_000, limit=100), tries=1) < 2
+
+
+def test_a_text_that_cannot_be_spelled_is_not_cut(tmp_path: Path) -> None:
+    """Its bytes are dropped, so that a long text may have few tokens."""
+    merges: Key = ("tokenizer.ggml.merges", "[str]", ["a a"])
+    tokenizer = small(tmp_path / "m.gguf", "gpt2", [("a", NORMAL)], merges)
+    assert tokenizer.encode("z" * 10_000 + "a", limit=5) == [0]
+
+
+def test_many_ids_are_decoded_as_one_by_one() -> None:
+    for name in REAL:
+        tokenizer = real(name)
+        ids = random.Random(3).choices(range(tokenizer.vocab_size), k=5000)
+        for special in (False, True):
+            stream = StreamDecoder(tokenizer, special=special)
+            assert tokenizer.decode(ids, special=special) == "".join(map(stream.push, ids)) + stream.flush()

@@ -11,7 +11,7 @@ from typing import Any
 from tandem.engine.llm import LLM
 from tandem.engine.params import CONSTRAINTS, SamplingParams
 from tandem.engine.structured_output import grammar_text
-from tandem.errors import RequestError
+from tandem.errors import ContextError, RequestError
 from tandem.model.chat_formats import BY_TOKEN
 from tandem.server.core import tool_calls
 from tandem.server.core.generation import GenerationRequest, Message, Tool
@@ -50,6 +50,11 @@ def build_prompt(llm: LLM, request: GenerationRequest, limit: int | None = None)
 
 
 def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) -> Prompt:
+    if limit is not None and len(request.messages) > limit:  # each has at least one token
+        raise ContextError(
+            f"the prompt is too long: this model's maximum context length is {llm.context} tokens, and it has "
+            f"{len(request.messages)} messages: shorten it"
+        )
     # A model without a template is recognised by its control tokens.
     template = llm.chat_template or " ".join(
         text for text in BY_TOKEN if llm.tokenizer.find(text) is not None

@@ -79,13 +79,10 @@ class Server:
     async def stream(self, *requests: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """The deltas of all responses to requests to one model; `Delta.index` counts the responses. Closing the
         generator cancels them."""
+        _check_count(requests)
         name = self.model_name(requests[0].model)
         async with self.models.use(name, keep_alive=requests[0].keep_alive) as llm:
             monitor_of(llm)  # starts the monitor on first use
-            if sum(request.n for request in requests) > MAX_RESPONSES:
-                raise RequestError(
-                    f"the request asks for more than {MAX_RESPONSES} responses: send several requests"
-                )
             streams: list[AsyncGenerator[Delta, None]] = []
             for request in requests:
                 prompt = await prepare(self._checked_prompt, llm, request)
@@ -100,6 +97,7 @@ class Server:
 
     async def generate(self, *requests: GenerationRequest) -> list[GenerationResult]:
         """The complete responses, in the order of `Delta.index`."""
+        _check_count(requests)
         results = [GenerationResult() for request in requests for _ in range(request.n)]
         async with aclosing(self.stream(*requests)) as deltas:
             async for delta in deltas:
@@ -180,6 +178,11 @@ class Server:
                         )
                         timer.done(delta.usage, delta.finish_reason or "")
                     yield delta
+
+
+def _check_count(requests: Sequence[GenerationRequest]) -> None:
+    if sum(request.n for request in requests) > MAX_RESPONSES:
+        raise RequestError(f"the request asks for more than {MAX_RESPONSES} responses: send several requests")
 
 
 def _text_ids(llm: AsyncLLM, text: str) -> list[int]:

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from tandem.engine.input_processor import MAX_COMPLETIONS
 from tandem.errors import RequestError
+from tandem.program.step_inputs import MAX_BIASES
 from tandem.server.core.generation import GenerationUsage, sampling_params
 from tandem.server.http.request_body import WHOLE, Natural, StrictModel, drop_none
 from tandem.server.openai.error_body import ErrorBody
@@ -98,7 +99,9 @@ class Sampling(StrictModel):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None
+    ) = None
     seed: Seed | None = None
     stop: StopTexts | None = None
     top_k: TopK | None = None
