@@ -87,6 +87,7 @@ def test_streams_do_not_stall_under_an_attack(name: str, tmp_path: Path) -> None
 
 
 def test_a_text_beyond_the_context_is_refused_at_once(server: Running) -> None:
+    assert server.ask("/tokenize", {"content": "x" * 100_000})[0] == 200  # after those of attacks before
     for text in (" " * 3_000_000, "a" * 3_000_000, "<|im_end|>" * 300_000):
         before = server.cpu_seconds()
         status, _, body = server.ask(CHAT, server.chat(text))
