@@ -15,7 +15,7 @@ from typing import Any
 
 MB = 1_000_000
 CLIENTS = 4
-PACE = 0.01  # s between two requests of a client
+PAUSE = 0.01  # s between two requests of a client
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -109,7 +109,7 @@ def main(url: str, name: str) -> None:
             status, answer = send(url, path, body)
             if status >= 500:
                 print(f"{name}: {status} {answer[:300]!r}", flush=True)
-            time.sleep(PACE)
+            time.sleep(PAUSE)
 
     threads = [threading.Thread(target=attack) for _ in range(CLIENTS)]
     for thread in threads:
