@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from threading import Lock, Thread
 from typing import Any, Generic, TypeVar
 
+from tandem.errors import OutOfMemoryError
+
 T = TypeVar("T")
 
 
@@ -16,7 +18,10 @@ class BackgroundCall(Generic[T]):
         self._returned: list[T] = []
         self._raised: list[BaseException] = []
         self._thread = Thread(target=self._run, args=(function, *args))
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # "can't start new thread"
+            raise OutOfMemoryError from None
 
     def _run(self, function: Callable[..., T], *args: Any) -> None:
         try:
@@ -54,9 +59,14 @@ def each(function: Callable[[T], object], items: Iterable[T], threads: int) -> N
             failed = True
             raise
 
-    others = [BackgroundCall(work) for _ in range(threads - 1)]
+    others: list[BackgroundCall[None]] = []
     try:
+        for _ in range(threads - 1):
+            others.append(BackgroundCall(work))
         work()
+    except BaseException:
+        failed = True
+        raise
     finally:
         for other in others:
             other.result()

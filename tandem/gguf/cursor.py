@@ -5,7 +5,6 @@ The file is read in growing parts, since only its values say where the header en
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, overload
@@ -13,7 +12,7 @@ from typing import Any, NoReturn, overload
 import numpy as np
 
 from tandem.errors import ModelFileError
-from tandem.gguf.disk import DiskFile
+from tandem.gguf.disk import DiskFile, allocate
 from tandem.kernels.kernel import Array
 from tandem.native import ffi, load
 
@@ -75,8 +74,7 @@ class Cursor:
         self.at, self.field, self.entries = 0, "magic", 0
         if self.size == 0:
             self.fail("the file is empty", 0, "fetch it again")
-        # Memory for the whole header; the first `known` bytes have been read. Not of the heap, which would keep it.
-        self.data, self.known = mmap.mmap(-1, self.size), 0
+        self.data, self.known = allocate(self.size), 0  # the header, of which `known` bytes have been read
         self.read_up_to(min(FIRST_READ, self.size))
 
     def fail(self, problem: str, at: int, advice: str = "the file is damaged, fetch it again") -> NoReturn:

@@ -5,11 +5,20 @@ Reading a mapped file beyond its end would kill the process (SIGBUS), and with i
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
-from tandem.errors import ModelFileError, ModelNotFoundError
+from tandem.errors import ModelFileError, ModelNotFoundError, OutOfMemoryError
 from tandem.files import NOT_REGULAR, open_regular
+
+
+def allocate(nbytes: int) -> mmap.mmap:
+    """Returns memory to read a file into. Not of the heap, which would keep it afterwards."""
+    try:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        raise OutOfMemoryError from None
 
 
 class DiskFile:

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.errors import ModelNotFoundError
+from tandem.files import read_regular
 from tandem.model.files import CachedModel, choose, is_plain, quant_of, whole_models
 from tandem.settings import read_settings
 
 OLLAMA, LM_STUDIO, LLAMA_CPP = "ollama:", "lmstudio:", "llama.cpp:"
 OLLAMA_HOST, OLLAMA_NAMESPACE = "registry.ollama.ai", "library"  # defaults of a name
 MODEL_LAYER = "application/vnd.ollama.image.model"
+MAX_MANIFEST = 1 << 20  # bytes
 DIGEST = r"sha256:[0-9a-f]{64}"
 
 
@@ -81,7 +83,7 @@ def _manifest(name: str) -> Path:
 def _ollama_blob(folder: Path, manifest: Path) -> Path | None:
     """Returns the GGUF file that a manifest names, or None if one of them is missing."""
     try:
-        layers = json.loads((folder / "manifests" / manifest).read_text())["layers"]
+        layers = json.loads(read_regular(folder / "manifests" / manifest, MAX_MANIFEST))["layers"]
         digests = [str(layer["digest"]) for layer in layers if layer["mediaType"] == MODEL_LAYER]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

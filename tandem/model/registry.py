@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.errors import DownloadError, ModelNotFoundError
+from tandem.files import read_regular
 from tandem.model.catalogue import MIRRORS, PACKAGES, PINS, SHORT_NAMES, Package, Progress, RemoteFile
 from tandem.model.files import PREFERRED_QUANTS, CachedModel, base_of, choose, quant_of, some, whole_models
 from tandem.settings import read_settings
@@ -26,6 +27,7 @@ OTHER_PROGRAMS = ("ollama:", "lmstudio:", "llama.cpp:")  # prefixes of names of 
 PART, FILE = r"[\w-][\w.-]{0,95}", r"[\w./-]{1,200}"
 REPOSITORY = rf"(?a)(?:https?://)?(?:(?:hf|huggingface)\.co/)?({PART}/{PART})(?::({FILE}))?"
 FIRST_DOWNLOADS = "first-downloads"
+MAX_FIRST_DOWNLOADS = 1 << 24  # bytes; a download takes about 150
 SHORT_NAME = rf"(?a)({PART})(?::{FILE})?"
 
 
@@ -232,9 +234,10 @@ def _require_unchanged(model: str, repo: str, files: list[RemoteFile], pinned: t
 def _first_downloads() -> dict[str, str]:
     """Returns the SHA-256 of each file, by repository and name, that a short name has fetched on this machine."""
     try:
-        lines = (read_settings().pipelines / FIRST_DOWNLOADS).read_text(errors="replace").splitlines()
+        known = read_regular(read_settings().pipelines / FIRST_DOWNLOADS, MAX_FIRST_DOWNLOADS)
     except OSError:
         return {}
+    lines = known.decode(errors="replace").splitlines()
     return {name: sha256 for sha256, _, name in (line.partition("  ") for line in reversed(lines))}
 
 

@@ -6,7 +6,6 @@ A format with a layout of its own keeps every bit. Other formats are converted, 
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping
 from threading import Semaphore, local
 from typing import NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 
 from tandem.devices.device import Device, WeightRows
 from tandem.gguf import formats
+from tandem.gguf.disk import allocate
 from tandem.gguf.file import GGUF, TensorInfo
 from tandem.kernels.kernel import Array
 from tandem.program.graph import Vector
@@ -41,7 +41,7 @@ class _Rows(NamedTuple):
 
 
 class _Scratch(local):
-    """Memory of a thread for the rows it reads, used again and again. Not of the heap, which would keep it."""
+    """Memory of a thread for the rows it reads, used again and again."""
 
     memory: Array = np.empty(0, np.uint8)
     used = 0
@@ -49,7 +49,7 @@ class _Scratch(local):
     def reserve(self, nbytes: int) -> None:
         self.used = 0
         if nbytes > len(self.memory):
-            self.memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+            self.memory = np.frombuffer(allocate(nbytes), np.uint8)
 
     def take(self, rows: int, row_bytes: int) -> Array:
         begin, self.used = self.used, self.used + rows * row_bytes

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from tandem import AsyncLLM
+from tandem import LLM, AsyncLLM
 from tandem.devices.host_memory import require_memory
-from tandem.errors import OutOfMemoryError
+from tandem.errors import OutOfMemoryError, TandemError
 from tests.cli.tiny_model import write_tiny_model
+from tests.hostile.generated import run_cases
 from tests.models.test_bad_files import little_memory
 from tests.models.test_reference import GOLDENS
 from tests.server.servers import Running, serving
@@ -98,6 +99,24 @@ def test_memory_is_required_in_advance() -> None:
     for impossible in (1 << 50, 1 << 80):
         with pytest.raises(OutOfMemoryError):
             require_memory(impossible)
+
+
+def test_loading_with_little_memory() -> None:
+    """From nothing to enough: each time an error, or the same tokens. A case that kills its process is a problem."""
+    with LLM(GOLDENS / "llama.gguf", device="cpu", threads=3, context=64) as llm:
+        expected = llm.generate([5, 6, 7], max_tokens=4).token_ids
+
+    def case(number: int) -> None:
+        try:
+            with (
+                little_memory(number << 22),
+                LLM(GOLDENS / "llama.gguf", device="cpu", threads=3, context=64, kv_memory=1e6) as llm,
+            ):
+                assert llm.generate([5, 6, 7], max_tokens=4).token_ids == expected
+        except (TandemError, MemoryError):
+            assert number < 16
+
+    assert not run_cases(case, range(18))
 
 
 def test_a_step_without_memory_fails_its_requests_only(monkeypatch: pytest.MonkeyPatch) -> None:
