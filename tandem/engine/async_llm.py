@@ -21,7 +21,7 @@ from tandem.engine.input_processor import Message
 from tandem.engine.llm import LLM
 from tandem.engine.output import OutputReader, Result, Token
 from tandem.engine.params import CONSTRAINTS
-from tandem.errors import OutOfMemoryError, QueueFullError, RequestError, TandemError
+from tandem.errors import DeviceError, OutOfMemoryError, QueueFullError, RequestError, TandemError
 from tandem.kernels.kernel import Array
 
 DEFAULT_QUEUE = 1024  # maximum number of waiting requests
@@ -167,7 +167,7 @@ class AsyncLLM:
                 while (self._inbox or self._streams or self._embeddings) and not self._closing:
                     try:
                         self._serve_once()
-                    except MemoryError:
+                    except (MemoryError, OutOfMemoryError):
                         self._fail_all(OutOfMemoryError())
         except BaseException as error:  # a lost device fails all requests, also later ones
             failure = error
@@ -189,7 +189,10 @@ class AsyncLLM:
             for outbox in outboxes:
                 if isinstance(outbox.work, Generator):
                     outbox.work.close()
-            self._driver.engine.reset(sequences)
+            engine = self._driver.engine
+            engine.out_of_memory(sequences)
+            if engine.cache.free_blocks != engine.cache.blocks:
+                raise DeviceError("the KV cache is in disorder after a failure: open the model again")
         self._deliver([(outbox, error) for outbox in outboxes])
 
     def _serve_once(self) -> None:

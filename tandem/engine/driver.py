@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tandem.engine.engine import Engine
 from tandem.engine.output import OutputReader, Token
-from tandem.errors import DeviceError, RequestError
+from tandem.errors import DeviceError, OutOfMemoryError, RequestError
 from tandem.interrupts import deferred
 
 T = TypeVar("T")
@@ -70,7 +70,11 @@ class Driver:
                     break
             else:
                 self._cancel_abandoned()
-                self.engine.step()
+                try:
+                    self.engine.step()
+                except MemoryError:
+                    self.engine.out_of_memory(output.sequence for output in outputs)
+                    raise OutOfMemoryError from None
             deltas: Deltas = []
             for output in outputs:
                 if output.has_new_tokens:

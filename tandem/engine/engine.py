@@ -27,7 +27,7 @@ from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Proposer, Speculator, accept_draft
 from tandem.engine.stats import EngineStats, KVStats, SpeculationStats
-from tandem.errors import ContextError, DeviceError, RequestError
+from tandem.errors import ContextError, OutOfMemoryError, RequestError
 from tandem.interrupts import deferred
 from tandem.kernels.abi import KV_BLOCK, Q8_BLOCK, RESULT_INTS
 from tandem.kernels.kernel import Array
@@ -271,14 +271,14 @@ class Engine:
         for step_slot in self._in_flight:
             step_slot.recording.finish()
 
-    def reset(self, known: Iterable[Sequence]) -> None:
-        """Ends all requests, after a failure in mid-step. `known`: some that the scheduler may have lost."""
+    def out_of_memory(self, known: Iterable[Sequence]) -> None:
+        """Ends all requests, after a step had no memory. `known`: some that the scheduler may have lost."""
         self.wait()
         self._in_flight.clear()
         for sequence in {*known, *self.scheduler.running, *self.scheduler.waiting}:
-            self.cancel(sequence)
-        if self.cache.free_blocks != self.cache.blocks:
-            raise DeviceError("the KV cache is in disorder after a failure: open the model again")
+            if sequence.finish_reason is None:
+                sequence.fail(OutOfMemoryError())
+            self.scheduler.remove(sequence)
 
     # ---- out-of-band forwards: logits and activations of a text, computed between steps
 

@@ -154,3 +154,21 @@ def test_a_step_without_memory_fails_its_requests_only(monkeypatch: pytest.Monke
                 assert engine.cache.free_blocks == engine.cache.blocks, name
 
     asyncio.run(run())
+
+
+def test_a_step_without_memory_fails_the_requests_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(GOLDENS / "llama.gguf", device="cpu", threads=1, context=64) as llm:
+        expected = llm.generate([5, 6, 7], max_tokens=6).token_ids
+        other = llm.stream([5, 6, 7], max_tokens=6)
+        next(other)
+
+        def failing(*_: object) -> None:
+            raise MemoryError
+
+        with monkeypatch.context() as patch, pytest.raises(OutOfMemoryError):
+            patch.setattr(llm.engine.step_slots[0].batch, "read", failing)
+            llm.generate([8, 9], max_tokens=6)
+        with pytest.raises(OutOfMemoryError):
+            list(other)
+        assert llm.generate([5, 6, 7], max_tokens=6).token_ids == expected
+        assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
