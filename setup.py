@@ -17,6 +17,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+EMULATOR = ROOT / "tandem" / "devices" / "rdna3"
 CFLAGS = [
     *("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=implicit"),
     *("-ffp-contract=off", "-fno-math-errno"),  # the order and rounding of every sum is the source's
@@ -44,7 +45,8 @@ def compile_core(build: Path, library: Path) -> None:
                     (source, build / f"{source.stem}_{isa}.o", [*flags, f"-DISA={isa}", f"-DISA_{isa}"])
                 )
         else:
-            jobs.append((source, build / f"{source.stem}.o", []))
+            flags = ISAS["avx2"] if source.parent == EMULATOR else []
+            jobs.append((source, build / f"{source.stem}.o", flags))
     build.mkdir(parents=True, exist_ok=True)
 
     def run(job: tuple[Path, Path, list[str]]) -> None:
@@ -70,7 +72,8 @@ def write_declarations(module: Path) -> None:
 
     kernels = ROOT / "tandem" / "kernels"
     constants = dict(re.findall(r"^    (\w+) = (\d+),", (kernels / "abi.h").read_text(), re.M))
-    text = (kernels / "launch.h").read_text() + (ROOT / "tandem" / "native" / "exports.h").read_text()
+    headers = (kernels / "launch.h", ROOT / "tandem" / "native" / "exports.h", EMULATOR / "emulator.h")
+    text = "".join(header.read_text() for header in headers)
     code = [line.partition("//")[0] for line in text.splitlines() if not line.startswith("#")]
     ffi = cffi.FFI()
     ffi.cdef(re.sub(r"\w+", lambda word: constants.get(word[0], word[0]), "\n".join(code)))

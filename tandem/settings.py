@@ -18,6 +18,7 @@ class Settings(NamedTuple):
     hub: str  # HF_ENDPOINT
     hub_token: str | None  # HF_TOKEN
     pipelines: Path  # XDG_CACHE_HOME/tandem: compiled GPU pipelines, tuning results, first downloads
+    radv: Path | None  # TANDEM_RADV: folder of an unpacked Mesa, for the emulated GPU; None: the system's
     peano: Path | None  # PEANO_INSTALL_DIR: AMD's compiler for NPU cores
     ollama: tuple[Path, ...]  # OLLAMA_MODELS, or the default folders of Ollama's user and of its service
     lm_studio: tuple[Path, ...]  # LM Studio's models, in current and older versions
@@ -37,6 +38,7 @@ def read_settings() -> Settings:
         hub=(env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_token=env.get("HF_TOKEN"),
         pipelines=cache / "tandem",
+        radv=Path(env["TANDEM_RADV"]) if env.get("TANDEM_RADV") else None,
         peano=Path(env["PEANO_INSTALL_DIR"]) if env.get("PEANO_INSTALL_DIR") else None,
         ollama=(Path(env["OLLAMA_MODELS"]),) if env.get("OLLAMA_MODELS") else _ollama_folders(),
         lm_studio=(home_folder() / ".lmstudio" / "models", cache / "lm-studio" / "models"),

@@ -114,27 +114,31 @@ class Pipelines:
             return ffi.NULL
         return new("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=size)
 
+    def cache_data(self) -> bytes:
+        size = ffi.new("size_t *")
+        self.vk.GetPipelineCacheData(self.device, self._cache, size, ffi.NULL)
+        data = ffi.new("char[]", size[0])
+        self.vk.GetPipelineCacheData(self.device, self._cache, size, data)
+        return bytes(ffi.buffer(data, size[0]))
+
     def save(self) -> None:
         """Writes the cache if it has grown; a folder that cannot be written costs time at the next start only."""
         if self._file is None:
             return
-        size = ffi.new("size_t *")
-        self.vk.GetPipelineCacheData(self.device, self._cache, size, ffi.NULL)
-        if size[0] <= self._known:
+        data = self.cache_data()
+        if len(data) <= self._known:
             return
-        data = ffi.new("char[]", size[0])
-        self.vk.GetPipelineCacheData(self.device, self._cache, size, data)
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             partial = self._file.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(ffi.buffer(data, size[0])[:])
+            partial.write_bytes(data)
             partial.replace(self._file)
             for other in self._file.parent.glob(f"{self.capabilities.cache_key}-*.pipelines"):
                 if other != self._file:  # caches of older shaders
                     other.unlink(missing_ok=True)
         except OSError:
             return
-        self._known = size[0]
+        self._known = len(data)
 
 
 def _specialisation(constants: tuple[int, ...], q8_sums: bool, scalars: tuple[int, ...]) -> Any:

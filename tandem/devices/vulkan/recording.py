@@ -7,9 +7,9 @@ activations and KV: each recording begins with a barrier, which waits for all ea
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tandem.errors import DeviceError
 from tandem.kernels.abi import COUNTS, HEADER_SEQUENCES
 from tandem.kernels.dispatch_table import dispatch
 from tandem.kernels.kernel import AFTER_SCALARS, STEP_ADDRESS, Array, Counts
-from tandem.program.program import Launch, Program, arena_in
+from tandem.program.program import Launch, Program, Tensor, arena_in
 
 if TYPE_CHECKING:
     from tandem.devices.vulkan.device import VulkanDevice
@@ -41,7 +41,19 @@ def bucket(count: int, limit: int) -> int:
     return min(1 << max(count - 1, 0).bit_length(), limit)
 
 
-def push_constants(launch: Launch, device: VulkanDevice, step_slot: int = 0) -> bytes:
+class Arena(Protocol):
+    def address(self, start: int) -> int: ...
+
+
+class Addresses(Protocol):
+    """Where tensors lie in a GPU's memory."""
+
+    @property
+    def arenas(self) -> Mapping[str, Arena]: ...
+    def address(self, tensor: Tensor, step_slot: int) -> int: ...
+
+
+def push_constants(launch: Launch, device: Addresses, step_slot: int = 0) -> bytes:
     """The arguments of a shader: eight addresses, the scalars, and the addresses beyond the first eight."""
     addresses, more = [0] * 8, b""
     for index, name in launch.kernel.addresses:

@@ -1,0 +1,209 @@
+"""RDNA3 machine code, executed on the CPU. A checker and a counter, never a device to time.
+
+What a GPU would punish, or get wrong now and then, is a Fault that names the instruction and the shader: an access
+outside of every buffer, a value that was never written, a register used before its load was waited for, and races
+between waves or workgroups, which run a few at a time in an order that a seed decides.
+
+    program = Program(Compiler().compile(Job("glu", (), lanes=64)))
+    program.run(grid=(4, 1, 1), push=push, buffers=[Buffer("gate", address, array), ...])
+
+counting.py counts what a launch executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.devices.rdna3.compiler import POINTER_HIGH, MachineCode
+from tandem.errors import DeviceError
+from tandem.native import best_isa, ffi, load
+
+PUSH_ADDRESS = POINTER_HIGH << 32 | 0x10000
+LIMIT = 1 << 36  # instructions of a launch
+
+
+class Encoding(IntEnum):
+    (SOP1, SOP2, SOPC, SOPK, SOPP, SMEM, VOP1, VOP2, VOPC, VOP3, VOP3SD, VOP3P, VOPD, DS, GLOBAL, SCRATCH,
+     MUBUF) = range(17)  # fmt: skip
+
+
+class Operation(NamedTuple):
+    name: str
+    encoding: Encoding
+    opcode: int
+    bytes: int
+
+
+class Access(IntEnum):
+    OUTSIDE = 0  # there, but not the launch's: it may be read as long as nothing depends on it
+    READ = 1
+    WRITE = 2
+
+
+class Buffer(NamedTuple):
+    """Memory that a launch sees. `data`: its bytes, from `address` on."""
+
+    name: str
+    address: int
+    data: npt.NDArray[Any]
+    access: Access = Access.READ
+
+
+class Fault(DeviceError):
+    """What the machine code does that a GPU would punish."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+FAULTS = ("", "bad instruction", "read outside", "write outside", "LDS outside", "not waited", "undefined address",
+          "undefined store", "undefined branch", "undefined exec", "race", "not replicated", "too long",
+          "misaligned")  # fmt: skip
+COUNTERS = ("vmcnt", "vscnt", "lgkmcnt", "lgkmcnt")
+
+
+@cache
+def operations() -> list[Operation]:
+    if best_isa() == "plain":
+        raise DeviceError("the emulated GPU needs a CPU with AVX2")
+    core, found, one = load(), [], ffi.new("rdna3_operation *")
+    for i in range(core.tandem_rdna3_operations()):
+        core.tandem_rdna3_operation(i, one)
+        found.append(Operation(ffi.string(one.name).decode(), Encoding(one.encoding), one.opcode, one.bytes))
+    return found
+
+
+class Instruction(NamedTuple):
+    operation: Operation
+    at: int
+    dual: bool
+    result: int
+    times: int  # that it ran, by a wave
+    lanes: int
+    segments: int
+    cycles: int
+
+
+class Program:
+    """A shader's machine code, decoded."""
+
+    def __init__(self, machine_code: MachineCode) -> None:
+        self.machine_code, self.shader = machine_code, machine_code.job.shader
+        operations()
+        words = np.frombuffer(machine_code.code, np.uint32)
+        bad = ffi.new("uint32_t *")
+        program = load().tandem_rdna3_decode(ffi.from_buffer("uint32_t[]", words), len(words), bad)
+        if program == ffi.NULL:
+            raise Fault(
+                "bad instruction",
+                f"{self.shader}: the emulator does not know the instruction {words[bad[0]]:08x} at {4 * bad[0]:#x}",
+            )
+        self._program = ffi.gc(program, load().tandem_rdna3_free)
+
+    def instructions(self) -> Iterator[Instruction]:
+        """With their counts of the last launch."""
+        core, known = load(), operations()
+        count = core.tandem_rdna3_instructions(self._program, ffi.NULL)
+        found = ffi.new("rdna3_instruction[]", count)
+        core.tandem_rdna3_instructions(self._program, found)
+        for i in found:
+            yield Instruction(
+                known[i.operation], i.at, bool(i.dual), i.result, i.count, i.lanes, i.segments, i.cycles
+            )
+
+    # ---- running
+
+    def run(
+        self,
+        grid: tuple[int, int, int],
+        push: bytes,
+        buffers: Sequence[Buffer],
+        seed: int = 1,
+        counting: bool = False,
+        limit: int = LIMIT,
+    ) -> int:
+        """Runs a launch; returns how many instructions its waves executed. `push`: the push constants."""
+        code = self.machine_code
+        constants = np.frombuffer(push, np.uint8).copy()
+        memory = [*buffers, Buffer("push constants", PUSH_ADDRESS, constants)]
+        regions = ffi.new("rdna3_region[]", len(memory))
+        for region, buffer in zip(regions, memory, strict=True):
+            region.address, region.bytes, region.access = buffer.address, buffer.data.nbytes, buffer.access
+            region.host = ffi.cast("uint8_t *", buffer.data.ctypes.data)
+        user = ffi.new("uint32_t[]", self._user_sgprs(grid, constants.view(np.uint32)))
+        launch = ffi.new(
+            "rdna3_launch *",
+            {
+                "lanes": code.job.lanes, "threads": code.threads, "groups": grid, "lds_bytes": code.lds_bytes,
+                "scratch_bytes": code.scratch_bytes, "vgprs": code.vgprs, "user_sgprs": code.user_sgprs,
+                "group_ids": code.group_ids, "user": user, "flush_denormals": code.flush_denormals,
+                "counting": counting, "regions": regions, "region_count": len(memory), "seed": seed, "limit": limit,
+            },
+        )  # fmt: skip
+        fault = ffi.new("rdna3_fault *")
+        done = load().tandem_rdna3_run(self._program, launch, fault)
+        if done < 0:
+            raise DeviceError(f"{self.shader}: no memory for the emulated launch")
+        if done:
+            raise Fault(FAULTS[fault.kind], f"{self.shader}: {self._explain(fault, memory)}")
+        return int(fault.executed)
+
+    def _user_sgprs(self, grid: tuple[int, int, int], push: npt.NDArray[np.uint32]) -> list[int]:
+        """What the driver sets before the first instruction."""
+        code = self.machine_code
+        values = [0] * code.user_sgprs
+        if code.push_pointer is not None:
+            values[code.push_pointer] = PUSH_ADDRESS & 0xFFFFFFFF
+        for dword, register in code.push_values.items():
+            values[register] = int(push[dword])
+        if code.grid_size is not None:
+            values[code.grid_size : code.grid_size + 3] = grid
+        return values
+
+    # ---- faults
+
+    def _explain(self, fault: Any, buffers: Sequence[Buffer]) -> str:
+        listed = list(self.instructions())
+
+        def name(index: int) -> str:
+            return f"{listed[index].operation.name} at {listed[index].at:#x}"
+
+        by = f" by {name(fault.other)}" if fault.other >= 0 else ""
+        where = f"workgroup {fault.group}, wave {fault.wave}"
+        if FAULTS[fault.kind] == "race":
+            whose = (
+                f"wave {fault.other_wave}"
+                if fault.group == fault.other_group
+                else f"workgroup {fault.other_group}"
+            )
+            problem = f"races with {name(fault.other)} of {whose} for {_place(fault, listed, buffers)}"
+        elif FAULTS[fault.kind] in ("read outside", "write outside", "LDS outside"):
+            verb = "reads" if FAULTS[fault.kind] == "read outside" else "writes"
+            problem = f"{verb} {fault.bytes} bytes outside: {_place(fault, listed, buffers)}"
+        elif FAULTS[fault.kind] == "not waited":
+            problem = f"uses a register before s_waitcnt {COUNTERS[fault.bytes]} waits for the load{by}"
+        elif FAULTS[fault.kind].startswith("undefined"):
+            memory = fault.other >= 0 and listed[fault.other].operation.encoding != Encoding.DS
+            what = "what is outside of the launch's buffers" if memory else "a value that was never written"
+            problem = f"depends on {what} ({FAULTS[fault.kind]}), read{by or ' by itself'}"
+        else:
+            problem = FAULTS[fault.kind]
+        return f"{name(fault.instruction)} {problem} ({where}, lane {fault.lane})"
+
+
+def _place(fault: Any, listed: Sequence[Instruction], buffers: Sequence[Buffer]) -> str:
+    if listed[fault.instruction].operation.encoding == Encoding.DS:
+        return f"LDS byte {fault.address}"
+    near = min(buffers, key=lambda b: _distance(b, fault.address))
+    return f"byte {fault.address - near.address} of {near.name}, which has {near.data.nbytes}"
+
+
+def _distance(buffer: Buffer, address: int) -> int:
+    return max(buffer.address - address, address - buffer.address - buffer.data.nbytes + 1, 0)

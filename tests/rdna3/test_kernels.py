@@ -1,0 +1,46 @@
+"""Every kernel on its cases, as machine code of RADV for a Radeon 780M, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tandem.bench.kernel_checks import LARGER_MATMULS, check_kernel, large_matmuls, runs
+from tandem.devices.rdna3.device import EmulatedDevice
+from tandem.kernels import all_kernels
+from tandem.kernels.kernel import Case
+
+SLOW = {"sample": 4}  # of whose cases each fourth runs here, and all in `make soak`
+FUSED_FOR_NVIDIA = {"attention_rope", "attention_prefetch"}  # on matrices of a shape that RDNA3 has not
+SEEDS = range(1, 4)
+
+
+def cases(device: EmulatedDevice, name: str) -> list[Case]:
+    kernel = all_kernels()[name]
+    return [case for case in kernel.cases(np.random.default_rng(1)) if runs(device, kernel, case)]
+
+
+@pytest.mark.parametrize("name", sorted(set(all_kernels()) - FUSED_FOR_NVIDIA))
+def test_kernel(device: EmulatedDevice, name: str) -> None:
+    done = check_kernel(device, name, iter(cases(device, name)[:: SLOW.get(name, 1)]))
+    assert done.cases and not done.failures, "\n".join(done.failures)
+
+
+def test_matmuls_of_matrix_units(device: EmulatedDevice) -> None:
+    some = (case for case in large_matmuls(np.random.default_rng(2)) if case.counts["tokens"] < 100)
+    done = check_kernel(device, LARGER_MATMULS, some)
+    assert done.cases and not done.failures, "\n".join(done.failures)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", SEEDS)
+def test_everything_in_another_order(
+    device: EmulatedDevice, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "seed", seed)
+    found = [
+        check_kernel(device, name, iter(cases(device, name)))
+        for name in set(all_kernels()) - FUSED_FOR_NVIDIA
+    ]
+    found.append(check_kernel(device, LARGER_MATMULS, large_matmuls(np.random.default_rng(2))))
+    assert not [failure for done in found for failure in done.failures]
