@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 
+from tandem import LLM
 from tandem.engine.grammar_process import GrammarProcess
 from tandem.engine.params import SamplingParams
 from tandem.engine.structured_output import grammar_text
-from tandem.errors import RequestError
+from tandem.errors import RequestError, TandemError
+from tandem.server.anthropic import messages
+from tandem.server.core.prompt import build_prompt
+from tandem.server.http.request_body import _validated
+from tandem.server.http.uvicorn_server import SWITCH_INTERVAL
+from tandem.server.openai import chat, completions, responses
+from tandem.server.utility_routes import DetokenizeRequest, TokenizeRequest, _detokenized, _tokenized
 from tests.cli.tiny_model import write_tiny_model
 from tests.hostile.attacks import CHAT, EXHAUSTION, Attack, MiB, attacking, watched
 from tests.hostile.stall_attacks import ATTACKS, INTERSECTION, PATTERNS, send
@@ -25,7 +36,38 @@ from tests.server.servers import Running, serving
 
 SECONDS = 1.0  # of each attack
 MAX_MEMORY, MAX_LOG, MAX_HEALTH, MAX_GAP = 200 * MiB, 100_000, 0.5, 3.0
+MAX_HOLD = 0.05  # s of the GIL: two steps of the streams below
+CONTEXT = 2048
 ATTEMPTS = 3  # other processes of the machine make gaps too, but not each time
+
+
+PREPARATION: dict[str, tuple[type[BaseModel], Callable[[LLM, Any], Any]]] = {
+    "/tokenize": (TokenizeRequest, _tokenized),
+    "/detokenize": (DetokenizeRequest, _detokenized),
+    CHAT: (chat.ChatRequest, lambda llm, body: build_prompt(llm, chat.generation_request(body), CONTEXT)),
+    "/v1/completions": (
+        completions.CompletionRequest,
+        lambda llm, body: build_prompt(llm, completions.generation_requests(body, "m")[0], CONTEXT),
+    ),
+    "/v1/responses": (
+        responses.ResponsesRequest,
+        lambda llm, body: build_prompt(llm, responses.generation_request(body), CONTEXT),
+    ),
+    "/v1/messages/count_tokens": (
+        messages.CountRequest,
+        lambda llm, body: build_prompt(llm, messages.generation_request(body)),
+    ),
+}
+NOT_PREPARED = ("text of 15 MB", "spaces of 15 MB", "inputs", "Ollama's messages")
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(model_path("smollm2"), device="cpu", context=CONTEXT, batch=1, kv_memory=2e8) as found:
+        gc.collect()
+        gc.freeze()  # as the server does
+        yield found
+        gc.unfreeze()
 
 
 def from_another_process(name: str) -> Attack:
@@ -54,6 +96,45 @@ def test_health_is_answered_under_an_attack(server: Running, name: str) -> None:
         time.sleep(SECONDS)
     print(harm)
     assert harm.health < MAX_HEALTH and harm.memory < MAX_MEMORY and harm.log < MAX_LOG, harm
+
+
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in NOT_PREPARED])
+def test_preparation_lets_other_threads_run(llm: LLM, name: str) -> None:
+    """Threads wait for the GIL. Their wait is measured in processor time, so that other processes do not count."""
+    path, make = ATTACKS[name]
+    model, work = PREPARATION[path]
+    body = make()
+
+    def prepare() -> None:
+        with suppress(TandemError, RequestValidationError):
+            work(llm, _validated(body, model))
+
+    holds = [longest_hold(prepare) for _ in range(ATTEMPTS)]
+    print(f"{name}: {min(holds) * 1e3:.0f} ms")
+    assert min(holds) < MAX_HOLD, holds
+
+
+def longest_hold(call: Callable[[], None]) -> float:
+    """The longest time that `call` does not let another thread run."""
+    holds, done, before = [0.0], threading.Event(), sys.getswitchinterval()
+
+    def watch() -> None:
+        last = time.process_time()
+        while not done.wait(0.001):
+            now = time.process_time()
+            holds.append(now - last)
+            last = now
+
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        call()
+    finally:
+        done.set()
+        watcher.join()
+        sys.setswitchinterval(before)
+    return max(holds)
 
 
 def test_a_small_request_does_not_wait_for_large_ones(server: Running) -> None:
@@ -102,7 +183,7 @@ def test_too_many_messages_are_refused_before_they_are_rendered(server: Running)
 
 def test_too_many_values_are_refused_before_they_are_parsed(server: Running) -> None:
     status, _, body = server.ask("/detokenize", {"tokens": [1] * 300_000})
-    assert status == 400 and "300001 values" in body["error"]["message"]
+    assert status == 400 and "300002 values" in body["error"]["message"]
     text = 'a,b[c{"' * 100_000  # in a text they are no values
     assert server.ask("/tokenize", {"content": text})[0] == 200
 

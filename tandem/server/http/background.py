@@ -1,17 +1,15 @@
 """Prepares requests in threads: parsing, chat templates, tokenizing. The event loop goes on sending tokens meanwhile.
 
-Python threads take turns. So large requests have one thread for all of them, which prepares one at a time and has a low
-priority: they wait for each other, while small requests and the engine's thread find at most one rival.
+Python threads take turns. So large requests have one thread for all of them, which prepares one at a time: they wait
+for each other, while small requests and the engine's thread find at most one rival. Its priority is not lower, because
+while it waits for a processor it may hold the GIL.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -19,17 +17,11 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 LARGE = 64 << 10  # bytes of a body; preparing a smaller one takes milliseconds
-NICENESS = 10  # of the thread
 
 _is_large: ContextVar[bool] = ContextVar("is_large", default=False)  # of the request that this task serves
 
 
-def _lower_priority() -> None:
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-
-
-_large_requests = ThreadPoolExecutor(1, "tandem-large", _lower_priority)
+_large_requests = ThreadPoolExecutor(1, "tandem-large")
 
 
 def set_size(size: int) -> None:

@@ -18,9 +18,8 @@ from tandem.native import load
 from tandem.server.http.background import set_size, translate
 
 IGNORED = "Accepted and ignored."  # description of ignored fields in the OpenAPI document
-MAX_VALUES = (
-    1 << 18
-)  # numbers, texts, lists and objects in a body; parsing them must not hold the GIL for long
+# Values and names in a body: parsing them must not hold the GIL for long.
+MAX_VALUES = 1 << 18
 MAX_ERRORS = 100  # of which the first is named
 
 
