@@ -130,6 +130,7 @@ class AsyncLLM:
         output.check()
 
     async def _receive(self, outbox: _Outbox) -> AsyncGenerator[Any, None]:
+        self._driver.check_process()
         if len(self._outboxes) >= self._max_requests:
             raise QueueFullError(
                 f"{len(self._outboxes)} requests are being served or waiting: try again later"

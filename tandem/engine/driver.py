@@ -34,8 +34,7 @@ class Driver:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """A `with` block in which no other thread uses the engine. Raises an error where it would wait for ever."""
-        if self.forked:
-            raise DeviceError("the model was opened before this process was forked: open it in this process")
+        self.check_process()
         if self._holder == threading.get_ident():
             raise RequestError(
                 "the model is computing the step that called this: use another LLM in a callback"
@@ -53,6 +52,10 @@ class Driver:
     def forked(self) -> bool:
         """Whether this process is a child of the one that opened the model: it has none of the model's threads."""
         return self._process != os.getpid()
+
+    def check_process(self) -> None:
+        if self.forked:
+            raise DeviceError("the model was opened before this process was forked: open it in this process")
 
     def submit(self, outputs: Iterable[OutputReader]) -> None:
         with self.exclusive():

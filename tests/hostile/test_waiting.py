@@ -52,13 +52,14 @@ def within(seconds: int) -> Iterator[None]:
 
 
 IN_A_CHILD = """
-import os, sys, threading, time
-from tandem import LLM
+import asyncio, os, sys, threading, time
+from tandem import LLM, AsyncLLM
 from tandem.errors import DeviceError
 
 llm = LLM(sys.argv[1], device="cpu", threads=2, context=64)
 expected = llm.generate([5, 6, 7], max_tokens=4).token_ids
 tokens = llm.stream([5, 6, 7], max_tokens=40)
+served = AsyncLLM(sys.argv[1], device="cpu", threads=2, context=64)
 next(tokens)
 if sys.argv[2] == "busy":  # another thread has the lock of the engine when the process is forked
     holding = threading.Event()
@@ -74,6 +75,8 @@ if child == 0:
         lambda: llm.generate([5, 6, 7], max_tokens=4),
         lambda: next(tokens),
         lambda: llm.embed([5, 6, 7]),
+        lambda: asyncio.run(served.generate([5, 6, 7])),
+        lambda: asyncio.run(served.embed([5, 6, 7])),
         lambda: llm.restore(sys.argv[1]),
     ):
         try:
@@ -85,10 +88,12 @@ if child == 0:
         else:
             raise AssertionError(call)
     llm.close()
+    asyncio.run(served.close())
     with LLM(sys.argv[1], device="cpu", threads=2, context=64) as own:
         assert own.generate([5, 6, 7], max_tokens=4).token_ids == expected
     sys.exit(0)  # frees the copy of the pool
 assert os.waitpid(child, 0)[1] == 0
+assert asyncio.run(served.generate([5, 6, 7], max_tokens=4)).token_ids == expected
 assert llm.generate([5, 6, 7], max_tokens=4).token_ids == expected
 """
 
