@@ -13,14 +13,15 @@ import resource
 import struct
 import sys
 import time
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import suppress
+from pathlib import Path
 
 from tandem.engine.structured_output import parser_limits
 from tandem.errors import RequestError
 
 SECONDS = 1  # of processor time for a grammar; 64 KiB of an ordinary one take 0.2
-MEMORY = 1 << 30  # bytes of address space
+MEMORY = 96 << 20  # bytes for grammars; ordinary ones take 40 MB at most
 MAX_KNOWN = 1024  # grammars whose result is remembered
 HEADER = struct.Struct("<i")
 TOO_COMPLEX = "the output constraint is too complex: simplify it"
@@ -56,7 +57,9 @@ class GrammarProcess:
     async def _compile(self, grammar: bytes) -> str:
         if self._process is None or self._process.returncode is not None:
             command = (sys.executable, "-m", __name__)
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+            )
         sent, received = self._process.stdin, self._process.stdout
         assert sent and received
         sent.write(HEADER.pack(len(grammar)) + grammar)
@@ -76,7 +79,8 @@ def main() -> None:
     from llguidance import LLMatcher, LLTokenizer
 
     os.nice(10)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    limit = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer, limits = LLTokenizer("byte"), parser_limits()
     while header := sys.stdin.buffer.read(HEADER.size):
