@@ -100,6 +100,7 @@ static void memory_fields(Instruction *in, u64 word) {
     in->result = (u16)field(word, 56, 8);
     in->offset = (i32)(field(word, 0, 13) << 19) >> 19;
     in->glc = field(word, 14, 1);
+    in->sve = field(word, 55, 1);
 }
 
 // The bytes of the instruction at `word` before a literal or DPP; 0: not known.

@@ -26,7 +26,7 @@ static inline float most(float a, float b) { return a > b || b != b ? a : b; }
 static inline float least(float a, float b) { return a < b || b != b ? a : b; }
 #define MOST(a, b) ((a) > (b) ? (a) : (b))
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
-static inline float fract(float a) { float f = a - floorf(a); return f < 1.0f ? f : 0x1.fffffep-1f; }
+static inline float fract(float a) { float f = a - floorf(a); return f >= 1.0f ? 0x1.fffffep-1f : f; }
 static inline i32 low24(u32 a) { return (i32)(a << 8) >> 8; }
 static inline u32 float_to_unsigned(float a) { return !(a > 0) ? 0 : a >= 4294967296.0f ? 0xffffffff : (u32)a; }
 static inline i32 float_to_signed(float a) {

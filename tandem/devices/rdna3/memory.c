@@ -338,7 +338,7 @@ void scalar_load(Wave *w, Instruction *in) {
 
 static u8 *scratch_at(Wave *w, const Instruction *in, u32 lane, u32 bytes) {
     Launch *launch = w->group->launch;
-    u32 at = (u32)in->offset + (in->base == NULL_SGPR ? 0 : w->s[in->base]) + (in->glc ? 0 : w->v[in->address][lane]);
+    u32 at = (u32)in->offset + (in->base == NULL_SGPR ? 0 : w->s[in->base]) + (in->sve ? w->v[in->address][lane] : 0);
     if (at + (u64)bytes > launch->scratch_bytes) {
         Fault *f = fault(w, READ_OUTSIDE);
         f->address = at;

@@ -57,7 +57,7 @@ struct Instruction {
     i32 offset;
     u32 offset1;
     u16 address, data, data1, base;
-    bool glc;
+    bool glc, sve;         // an atomic operation returns; a scratch address has a vector register
     u32 immediate;
     // What a launch counts: how often it ran; for memory also active lanes, 64-byte segments and LDS cycles.
     u64 count, lanes, segments, cycles;
