@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tandem.devices.backends import EMULATED as NAME
 from tandem.devices.cpu.repacker import Repacker
 from tandem.devices.device import Bytes, WeightRows, host_memory
 from tandem.devices.rdna3.compiler import Compiler, Job
@@ -29,7 +30,6 @@ from tandem.kernels.kernel import Counts
 from tandem.program.program import Launch, Program, Tensor, arena_in
 from tandem.settings import read_settings
 
-NAME = "vulkan:rdna3-emulated"
 SPACE = 1 << 40  # bytes of addresses between arenas
 PHOENIX = Capabilities(
     index=0, name="Radeon 780M, emulated", kind="integrated", vendor="AMD", driver="emulated", driver_version=0,

@@ -1,0 +1,49 @@
+"""Whole golden models on the emulated Radeon 780M: as near to transformers as on any device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tandem import LLM
+from tandem.devices.backends import EMULATED, open_device
+from tandem.devices.rdna3.device import EmulatedDevice
+from tandem.errors import DeviceError
+from tests.models.test_reference import GOLDENS, NAMES, golden_prompts
+from tests.vulkan.mesa import FOLDER
+
+MESA = "TANDEM_RADV"
+
+
+@pytest.fixture(autouse=True)
+def unpacked(mesa: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MESA, str(FOLDER))
+
+
+def load(name: str, device: str = EMULATED, kv: str = "f32") -> LLM:
+    return LLM(GOLDENS / f"{name}.gguf", device=device, context=128, kv=kv)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_transformers(name: str) -> None:
+    with load(name) as llm:
+        for ids, logits in golden_prompts(name):
+            assert np.abs(llm.logits(ids) - logits).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gemma3-pattern3", "qwen2"])
+def test_generates_what_the_cpu_does(name: str) -> None:
+    """Steps of prompts and of single tokens, of two sequences, with sampling by the device."""
+    prompts = [[int(i) for i in ids[:12]] for ids, _ in golden_prompts(name)][:2]
+    with load(name, "cpu") as cpu, load(name) as llm:
+        expected, got = (each.generate(prompts, max_tokens=4, temperature=0) for each in (cpu, llm))
+    assert [r.token_ids for r in got] == [r.token_ids for r in expected]
+
+
+def test_says_that_it_is_emulated_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_device(EMULATED)
+    assert isinstance(device, EmulatedDevice) and "emulated" in device.describe()
+    device.close()
+    monkeypatch.setenv(MESA, "/nowhere")
+    with pytest.raises(DeviceError, match="set TANDEM_RADV to the folder"):
+        open_device(EMULATED)
