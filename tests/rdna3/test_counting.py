@@ -35,7 +35,7 @@ def test_a_matmul_loads_its_weights_once(own_device: EmulatedDevice, layout: str
         )  # a dot product has four multiplications a lane
         assert not counts.wmma
     else:
-        assert counts.wmma == ROWS // 16 * COLUMNS // 16  # a product of 16 x 16 x 16
+        assert counts.wmma == ROWS // 16 * COLUMNS // 16  # of 16 x 16 x 16
         assert not counts.dot
 
 

@@ -171,6 +171,18 @@ static u32 decode_one(Instruction *in, u64 word) {
     }
 }
 
+// Whether operands are of the kind that the operation takes: lanes are read from vector registers only, masks and single
+// lanes go to scalar ones.
+static bool operands_fit(const Instruction *in) {
+    const Operation *op = in->op;
+    bool to_scalar = op->result == MASK || !strncmp(op->name, "v_read", 6);
+    if (to_scalar && in->result >= SGPRS) return false;
+    if (op->source[2] == MASK && in->encoding_is_vop3 && in->source[2] >= FIRST_VGPR) return false;
+    bool lanes = !strncmp(op->name, "v_read", 6) || !strncmp(op->name, "v_perml", 7) || !strncmp(op->name, "v_swap", 6);
+    if ((lanes || op->result == B256) && in->source[0] < FIRST_VGPR) return false;
+    return op->result != B256 || in->source[1] >= FIRST_VGPR;
+}
+
 // Operands that need more words, and constants. Returns the bytes of those words; -1: an operand is not known.
 static i32 finish(Instruction *in, const u32 *next, bool dpp) {
     u32 more = 0, literal = 0;
@@ -188,14 +200,21 @@ static i32 finish(Instruction *in, const u32 *next, bool dpp) {
         if (!known_operand(in->source[i])) return -1;
         if (in->source[i] < FIRST_VGPR) in->constant[i] = constant_value(in->source[i], literal, in->op->source[i]);
     }
-    return (i32)more;
+    return has_sources && !operands_fit(in) ? -1 : (i32)more;
 }
 
-// Fills `out` with the instructions of a shader up to its last s_endpgm; returns how many. -1: `*bad_word` is not known.
+static void run_past_the_end(Wave *w, Instruction *in) {
+    w->current = in - 1;
+    fault(w, BAD_INSTRUCTION);
+}
+static const Operation END_OF_CODE = {"the end of the code", SOPP, 0, run_past_the_end, NONE, {NONE, NONE, NONE}, 0, 0, false};
+
+// Fills `out` with the instructions of a shader; returns how many. -1: `*bad_word` is not known. Two words after the last may be
+// read, and two instructions after the last are needed.
 i32 decode(const u32 *words, u32 count, Instruction *out, u32 room, u32 *bad_word) {
     index_operations();
     u32 n = 0, at = 0;
-    while (at < count && n + 2 <= room) {
+    while (at < count && n + 3 <= room) {
         u64 word = words[at] | (at + 1 < count ? (u64)words[at + 1] << 32 : 0);
         Instruction *in = out + n;
         memset(in, 0, sizeof *in);
@@ -222,6 +241,8 @@ i32 decode(const u32 *words, u32 count, Instruction *out, u32 room, u32 *bad_wor
         at += (u32)(size + more) / 4;
         n++;
     }
+    memset(out + n, 0, sizeof *out);
+    out[n].op = &END_OF_CODE;
     for (u32 i = 0; i < n; i++) {
         Instruction *in = out + i;
         if (in->op->encoding != SOPP || in->op->opcode < 32 || in->op->opcode > 38) continue;

@@ -17,7 +17,7 @@ from tandem.devices.backends import EMULATED as NAME
 from tandem.devices.cpu.repacker import Repacker
 from tandem.devices.device import Bytes, WeightRows, host_memory
 from tandem.devices.rdna3.compiler import Compiler, Job
-from tandem.devices.rdna3.emulator import Access, Buffer
+from tandem.devices.rdna3.emulator import LIMIT, Access, Buffer
 from tandem.devices.rdna3.emulator import Program as ShaderProgram
 from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities, MatrixShape
 from tandem.devices.vulkan.device import VulkanDevice
@@ -85,6 +85,7 @@ class EmulatedDevice(VulkanDevice):
         """`folder`: see Compiler. `lanes`: of waves whose size the engine leaves to the driver."""
         self.name, self.capabilities, self.choices = NAME, PHOENIX, PHOENIX.choices
         self.compiler, self.lanes, self.seed, self.counting = Compiler(folder), lanes, seed, False
+        self.limit = LIMIT
         self.q8_sums = True
         self.arenas: dict[str, Arena] = {}  # type: ignore[assignment]
         self.programs: dict[Job, ShaderProgram] = {}
@@ -146,7 +147,7 @@ class EmulatedDevice(VulkanDevice):
         program = self.program(
             Job(shader, chosen.constants, chosen.subgroup or self.lanes, scalars, self.q8_sums)
         )
-        done = program.run(grid, push, memory.buffers, self.seed, self.counting)
+        done = program.run(grid, push, memory.buffers, self.seed, self.counting, self.limit)
         self.executed = Executed(launch, program, grid, done)
 
     def program(self, job: Job) -> ShaderProgram:

@@ -216,9 +216,12 @@ EXPORT void tandem_rdna3_operation(int i, rdna3_operation *out) {
 
 EXPORT rdna3_program *tandem_rdna3_decode(const uint32_t *words, int count, uint32_t *bad_word) {
     rdna3_program *program = calloc(1, sizeof *program);
-    u32 room = 2 * (u32)count + 2;
+    u32 room = 2 * (u32)count + 4;
+    u32 *padded = calloc((size_t)count + 4, sizeof *padded);
     if (program) program->code = malloc(room * sizeof *program->code);
-    i32 n = program && program->code ? decode(words, (u32)count, program->code, room, bad_word) : -1;
+    if (padded) memcpy(padded, words, (size_t)count * sizeof *words);
+    i32 n = padded && program && program->code ? decode(padded, (u32)count, program->code, room, bad_word) : -1;
+    free(padded);
     if (n < 0) {
         tandem_rdna3_free(program);
         return NULL;

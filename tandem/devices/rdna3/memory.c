@@ -356,7 +356,10 @@ void scratch_load(Wave *w, Instruction *in) {
         u8 *from = scratch_at(w, in, l, bytes);
         if (!from) return;
         memcpy(x, from, bytes);
-        for (u32 i = 0; i < count; i++) w->v[in->result + i][l] = loaded(in->op, w->v[in->result + i][l], x[i]);
+        for (u32 i = 0; i < count; i++) {
+            u32 *to = &w->v[(in->result + i) % VGPRS][l];
+            *to = bytes < 4 ? loaded(in->op, *to, x[i]) : x[i];
+        }
     }
     define(w, in->result, count, w->active, 0);
     in->lanes += (u64)__builtin_popcountll(w->active);
@@ -409,11 +412,12 @@ static void load_from_lds(Wave *w, Instruction *in, const u32 *base, u32 offset,
                 origin = g->lds_origin[d] >= 0 ? g->lds_origin[d] : index_of(w);
             }
         memcpy(x, g->lds + at[l], bytes);
-        for (u32 i = 0; i < count; i++) w->v[result + i][l] = bytes < 4 ? loaded(in->op, w->v[result + i][l], x[i]) : x[i];
+        for (u32 i = 0; i < count; i++) w->v[(result + i) % VGPRS][l] = bytes < 4 ? loaded(in->op, w->v[(result + i) % VGPRS][l], x[i]) : x[i];
     }
     for (u32 i = 0; i < count; i++) {
-        w->undefined[result + i] = (w->undefined[result + i] & ~w->active) | undefined[i];
-        if (undefined[i]) w->origin[result + i] = origin;
+        u32 to = (result + i) % VGPRS;
+        w->undefined[to] = (w->undefined[to] & ~w->active) | undefined[i];
+        if (undefined[i]) w->origin[to] = origin;
     }
     if (g->launch->counting) count_bank_cycles(in, at, w->active, w->lanes, bytes);
 }

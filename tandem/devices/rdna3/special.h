@@ -12,9 +12,15 @@ static void branch_vcc(Wave *w, const Instruction *in, bool if_zero) {
 
 // ---- operations that are more than an expression
 
+// The mask or carry that VOP3 names; VCC in shorter encodings.
+static u64 mask_operand(Wave *w, const Instruction *in) {
+    if (!in->encoding_is_vop3) return lane_mask(w, VCC);
+    return in->source[2] < SGPRS ? lane_mask(w, in->source[2]) : scalar_value(w, in, 2, true);
+}
+
 static void choose(Wave *w, Instruction *in) {
     Lanes ra, rb, d;
-    u64 picked = lane_mask(w, in->encoding_is_vop3 ? in->source[2] : VCC), undefined = w->taint;
+    u64 picked = mask_operand(w, in), undefined = w->taint;
     w->taint = 0;
     const u32 *a = read_U32(w, in, 0, &ra);
     u64 undefined_a = w->taint;
@@ -50,7 +56,7 @@ static void permute(Wave *w, Instruction *in) {
 static void carry(Wave *w, Instruction *in, bool subtract, bool with_carry) {
     Lanes ra, rb, d, out;
     const u32 *a = read_U32(w, in, 0, &ra), *b = read_U32(w, in, 1, &rb);
-    u64 given = with_carry ? lane_mask(w, in->encoding_is_vop3 ? in->source[2] : VCC) : 0;
+    u64 given = with_carry ? mask_operand(w, in) : 0;
     for (int l = 0; l < w->lanes; l++) {
         u64 c = given >> l & 1, x = subtract ? (u64)a[l] - b[l] - c : (u64)a[l] + b[l] + c;
         d.u[l] = (u32)x;
@@ -207,9 +213,10 @@ static u32 undefined_rows(Wave *w, u32 r, u32 count) {  // and that each 16 lane
     u64 undefined = 0;
     for (u32 i = 0; i < count; i++) {
         const u32 *v = vgpr(w, r + i);
-        undefined |= w->undefined[r + i];
+        u64 unwritten = w->undefined[(r + i) % VGPRS];
+        undefined |= unwritten;
         for (int l = 16; l < w->lanes; l += 16)
-            if (memcmp(v, v + l, 64) && !w->undefined[r + i]) fault(w, NOT_REPLICATED);
+            if (memcmp(v, v + l, 64) && !unwritten) fault(w, NOT_REPLICATED);
     }
     return (u32)(undefined | undefined >> 16 | undefined >> 32 | undefined >> 48) & 0xffff;
 }
@@ -229,7 +236,7 @@ static void write_matrix(Wave *w, const Instruction *in, u32 d[16][16], u32 unde
     int groups = w->lanes / 16;
     u32 lanes[MAX_LANES];
     for (int r = 0; r < 16 / groups; r++) {
-        u64 undefined = in->source[2] >= FIRST_VGPR ? w->undefined[in->source[2] - FIRST_VGPR + (u32)r] : 0;
+        u64 undefined = in->source[2] >= FIRST_VGPR ? w->undefined[(in->source[2] - FIRST_VGPR + (u32)r) % VGPRS] : 0;
         for (int g = 0; g < groups; g++) {
             int m = r * groups + g;
             memcpy(lanes + 16 * g, d[m], 64);
@@ -247,8 +254,8 @@ static void wmma_f32_f16(Wave *w, Instruction *in) {
     for (u32 k = 0; k < 16; k++) {
         u32 halves[2][16];
         for (int l = 0; l < 16; l++) {
-            halves[0][l] = w->v[ra + k / 2][l] >> 16 * (k & 1) & 0xffff;
-            halves[1][l] = w->v[rb + k / 2][l] >> 16 * (k & 1) & 0xffff;
+            halves[0][l] = w->v[(ra + k / 2) % VGPRS][l] >> 16 * (k & 1) & 0xffff;
+            halves[1][l] = w->v[(rb + k / 2) % VGPRS][l] >> 16 * (k & 1) & 0xffff;
         }
         halves_to_floats(halves[0], a[k], 16);
         halves_to_floats(halves[1], b[k], 16);
@@ -270,6 +277,6 @@ static void wmma_i32_iu8(Wave *w, Instruction *in) {
     matrix_rows(w, in, c);
     for (int m = 0; m < 16; m++)
         for (int n = 0; n < 16; n++)
-            for (u32 k = 0; k < 4; k++) c[m][n] = dot4(w->v[ra + k][m], w->v[rb + k][n], c[m][n], in->negate);
+            for (u32 k = 0; k < 4; k++) c[m][n] = dot4(w->v[(ra + k) % VGPRS][m], w->v[(rb + k) % VGPRS][n], c[m][n], in->negate);
     write_matrix(w, in, c, undefined_m, undefined_n);
 }
