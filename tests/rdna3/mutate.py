@@ -15,6 +15,8 @@ from tandem.bench import kernel_checks
 from tandem.bench.kernel_checks import run_kernel
 from tandem.devices.rdna3.device import EmulatedDevice
 from tandem.devices.rdna3.emulator import LIMIT, Fault, Instruction, Program
+from tandem.devices.vulkan.step_program import SCRATCH
+from tandem.kernels.dispatch import COUNTER_BYTES
 from tandem.kernels.kernel import Case, Kernel
 from tests.rdna3.planted import Words, check, jobs_of, with_words
 from tests.vulkan.mesa import FOLDER
@@ -71,6 +73,7 @@ def mutations(device: EmulatedDevice, count: int, rng: random.Random) -> Iterato
             yield REFUSED
         finally:
             device.programs[job], device.limit = program, LIMIT
+            device.memory(SCRATCH)[:COUNTER_BYTES] = 0
 
 
 def outcome(device: EmulatedDevice, kernel: Kernel, cases: list[Case], before: list[bytes]) -> str:
