@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.bench import kernel_checks
+from tandem.devices.rdna3.compiler import FAMILIES
 from tandem.devices.rdna3.device import EmulatedDevice
 from tests.vulkan.mesa import FOLDER, newer_driver
 
@@ -30,8 +31,8 @@ def wave64(mesa: None) -> Iterator[EmulatedDevice]:
     yield from opened(64)
 
 
-def opened(lanes: int) -> Iterator[EmulatedDevice]:
-    device = EmulatedDevice(FOLDER, lanes)
+def opened(lanes: int, family: str = FAMILIES[0]) -> Iterator[EmulatedDevice]:
+    device = EmulatedDevice(FOLDER, lanes, family=family)
     kernel_checks.prepare(device)
     yield device
     device.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -20,6 +21,7 @@ NOP = 0xBF800000
 Words = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 
+@cache
 def jobs_of(device: EmulatedDevice, name: str) -> dict[Job, tuple[Kernel, list[Case]]]:
     """The pipelines of a kernel, with the cases that run each."""
     kernel, found = all_kernels()[name], {}

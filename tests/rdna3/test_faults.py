@@ -12,7 +12,7 @@ from tandem.bench.kernel_checks import run_kernel
 from tandem.devices.rdna3.device import EmulatedDevice
 from tandem.devices.rdna3.emulator import Encoding, Fault
 from tandem.kernels import all_kernels
-from tests.rdna3.planted import jobs_of, outcome, without
+from tests.rdna3.planted import Words, jobs_of, outcome, with_words, without
 
 KERNELS = ("norm", "quantise", "matmul_q4_0", "attention")
 
@@ -80,6 +80,24 @@ def test_a_row_too_many_is_named(wave64: EmulatedDevice, name: str, buffer: str)
         assert re.search(
             rf"^{name}\w*: \w+ at 0x\w+ depends on what is outside .*, read by global_load\w+ at 0x", text
         ), text
+
+
+def test_a_stale_cache_line_is_named(wave64: EmulatedDevice) -> None:
+    """Loads of what other workgroups wrote, without GLC."""
+    named = 0
+    for job, (kernel, cases) in jobs_of(wave64, "attention").items():
+
+        def cached(code: Words) -> None:
+            for at in [i.at // 4 for i in program.instructions() if i.operation.name == "global_load_b32"]:  # noqa: B023
+                code[at] &= ~np.uint32(1 << 14)
+
+        program = wave64.programs[job]
+        found = outcome(wave64, job, with_words(program, cached), kernel, cases)
+        named += bool(
+            re.search(r"global_load_b32 at 0x\w+ may read a stale cache line for byte \d+ of scratch", found)
+        )
+        assert found != "wrong result"
+    assert named >= 3
 
 
 def test_a_store_outside_is_named(wave64: EmulatedDevice) -> None:

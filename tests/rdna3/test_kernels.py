@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from tandem.bench.kernel_checks import LARGER_MATMULS, check_kernel, large_matmuls, runs
+from tandem.devices.rdna3.compiler import FAMILIES
 from tandem.devices.rdna3.device import EmulatedDevice
 from tandem.kernels import all_kernels
 from tandem.kernels.kernel import Case
+from tests.rdna3.conftest import opened
 
 SLOW = {"sample": 4}  # of whose cases each fourth runs here, and all in `make soak`
 FUSED_FOR_NVIDIA = {"attention_rope", "attention_prefetch"}  # on matrices of a shape that RDNA3 has not
@@ -30,6 +32,24 @@ def test_matmuls_of_matrix_units(device: EmulatedDevice) -> None:
     some = (case for case in large_matmuls(np.random.default_rng(2)) if case.counts["tokens"] < 100)
     done = check_kernel(device, LARGER_MATMULS, some)
     assert done.cases and not done.failures, "\n".join(done.failures)
+
+
+@pytest.mark.parametrize("family", FAMILIES[1:])
+@pytest.mark.parametrize("name", ["attention", "matmul_q4_k", "norm"])
+def test_rdna35(mesa: None, family: str, name: str) -> None:
+    """A Radeon 890M and 8060S: the same instructions, scheduled otherwise."""
+    for device in opened(64, family):
+        done = check_kernel(device, name, iter(cases(device, name)[::4]))
+        assert done.cases and not done.failures, "\n".join(done.failures)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", FAMILIES[1:])
+def test_everything_on_rdna35(mesa: None, family: str) -> None:
+    for device in (each for lanes in (64, 32) for each in opened(lanes, family)):
+        names = set(all_kernels()) - FUSED_FOR_NVIDIA
+        found = [check_kernel(device, name, iter(cases(device, name))) for name in names]
+        assert not [failure for done in found for failure in done.failures]
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""Shaders compiled by RADV for a Radeon 780M that is not here, with what the driver records about each pipeline.
+"""Shaders compiled by RADV for an AMD GPU that is not here, with what the driver records about each pipeline.
 
 RADV reads the environment when it is loaded and may crash, so it runs in a process of its own: `python -m
 tandem.devices.rdna3.compiler`, which answers a JSON line for each that it reads.
@@ -13,14 +13,13 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tandem.errors import DeviceError
 from tandem.settings import read_settings
 
-FAMILY = "phoenix"
+FAMILIES = ("phoenix", "gfx1150", "gfx1151")  # Radeon 780M, 890M, 8060S: RDNA3 and RDNA3.5
 MANIFESTS = "usr/share/vulkan/icd.d/radeon_icd*.json"
 MESA = "Mesa 25.0"  # whose record of a pipeline is known here
 NEEDED = f"the emulated GPU needs RADV of {MESA}: set TANDEM_RADV to the folder where it is unpacked"
@@ -68,7 +67,6 @@ DESCRIPTOR_SETS = 32  # locations of user data before those below
 PUSH_POINTER, PUSH_VALUES, GRID_SIZE = 1, 2, 18
 LDS_GRANULE = 512
 POINTER_HIGH = 0xFFFF8000  # the high half of 32-bit addresses
-CODE_END = 0xBF9F0000  # s_code_end, which pads code
 
 
 def read_record(job: Job, data: bytes) -> MachineCode:
@@ -114,13 +112,13 @@ def read_record(job: Job, data: bytes) -> MachineCode:
 class Compiler:
     """Compiles one pipeline at a time."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, family: str = FAMILIES[0]) -> None:
         """`folder`: where Mesa is unpacked, with its `usr`; None: as the settings say, or the system's."""
         root = folder or read_settings().radv or Path("/")
         manifest = next(iter(sorted(root.glob(MANIFESTS))), None)
         if manifest is None:
             raise DeviceError(f"no {MANIFESTS} in {root}: {NEEDED}")
-        values = {"VK_ICD_FILENAMES": manifest, "VK_DRIVER_FILES": manifest, "RADV_FORCE_FAMILY": FAMILY,
+        values = {"VK_ICD_FILENAMES": manifest, "VK_DRIVER_FILES": manifest, "RADV_FORCE_FAMILY": family,
                   "MESA_SHADER_CACHE_DISABLE": "true"}  # fmt: skip
         if root != Path("/"):
             values["LD_LIBRARY_PATH"] = root / "usr" / "lib" / "x86_64-linux-gnu"
@@ -154,11 +152,6 @@ class Compiler:
             if pipe:
                 pipe.close()
         self._process.wait()
-
-
-@cache
-def shared_compiler() -> Compiler:
-    return Compiler()
 
 
 def main() -> None:

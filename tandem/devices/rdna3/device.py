@@ -16,7 +16,7 @@ import numpy as np
 from tandem.devices.backends import EMULATED as NAME
 from tandem.devices.cpu.repacker import Repacker
 from tandem.devices.device import Bytes, WeightRows, host_memory
-from tandem.devices.rdna3.compiler import Compiler, Job
+from tandem.devices.rdna3.compiler import FAMILIES, Compiler, Job
 from tandem.devices.rdna3.emulator import LIMIT, Access, Buffer
 from tandem.devices.rdna3.emulator import Program as ShaderProgram
 from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities, MatrixShape
@@ -81,10 +81,12 @@ class Executed(NamedTuple):
 
 
 class EmulatedDevice(VulkanDevice):
-    def __init__(self, folder: Path | None = None, lanes: int = 64, seed: int = 1) -> None:
-        """`folder`: see Compiler. `lanes`: of waves whose size the engine leaves to the driver."""
+    def __init__(
+        self, folder: Path | None = None, lanes: int = 64, seed: int = 1, family: str = FAMILIES[0]
+    ) -> None:
+        """`folder`, `family`: see Compiler. `lanes`: of waves whose size the engine leaves to the driver."""
         self.name, self.capabilities, self.choices = NAME, PHOENIX, PHOENIX.choices
-        self.compiler, self.lanes, self.seed, self.counting = Compiler(folder), lanes, seed, False
+        self.compiler, self.lanes, self.seed, self.counting = Compiler(folder, family), lanes, seed, False
         self.limit = LIMIT
         self.q8_sums = True
         self.arenas: dict[str, Arena] = {}  # type: ignore[assignment]

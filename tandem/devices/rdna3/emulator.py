@@ -65,7 +65,7 @@ class Fault(DeviceError):
 
 FAULTS = ("", "bad instruction", "read outside", "write outside", "LDS outside", "not waited", "undefined address",
           "undefined store", "undefined branch", "undefined exec", "race", "not replicated", "too long",
-          "misaligned")  # fmt: skip
+          "misaligned", "stale")  # fmt: skip
 COUNTERS = ("vmcnt", "vscnt", "lgkmcnt", "lgkmcnt")
 
 
@@ -184,6 +184,11 @@ class Program:
                 else f"workgroup {fault.other_group}"
             )
             problem = f"races with {name(fault.other)} of {whose} for {_place(fault, listed, buffers)}"
+        elif FAULTS[fault.kind] == "stale":
+            what = f"{_place(fault, listed, buffers)}, which {name(fault.other)} of workgroup {fault.other_group} wrote"
+            problem = (
+                f"may read a stale cache line for {what}: it has no GLC and no buffer_gl0_inv came before"
+            )
         elif FAULTS[fault.kind] in ("read outside", "write outside", "LDS outside"):
             verb = "reads" if FAULTS[fault.kind] == "read outside" else "writes"
             problem = f"{verb} {fault.bytes} bytes outside: {_place(fault, listed, buffers)}"

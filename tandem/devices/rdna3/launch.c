@@ -119,7 +119,7 @@ static void start_group(Launch *launch, Group *g, u32 number) {
     g->id[0] = number % launch->groups[0];
     g->id[1] = number / launch->groups[0] % launch->groups[1];
     g->id[2] = number / launch->groups[0] / launch->groups[1];
-    g->ended = g->barriers = 0;
+    g->barriers = 0;
     memset(g->released, 0, sizeof g->released);
     memset(g->lds, 0xa5, launch->lds_bytes);
     memset(g->lds_shadow, 0, launch->lds_bytes / 4 * sizeof *g->lds_shadow);

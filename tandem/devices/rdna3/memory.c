@@ -45,22 +45,23 @@ static void expect(Wave *w, u32 r, u32 count, Counter counter, u32 sequence) {
 
 // ---- order: who may see whose access
 
-static bool released_to(const Launch *launch, const Access *a, u32 group) {
-    // An atomic of a's group after `a`, then one of this group on the same address.
+// Whether an atomic of a's group after `a` is followed by one of this group on the same address: then `a` is ordered before what
+// follows. Returns the number of atomics up to that one; 0: no.
+static u32 acquired(const Launch *launch, const Access *a, u32 group) {
     for (u32 i = 0; i < launch->release_count; i++) {
         const Release *r = launch->releases + i;
         if (r->group != a->group || a->sequence > r->released[a->wave][a->counter]) continue;
         for (u32 j = i + 1; j < launch->release_count; j++)
-            if (launch->releases[j].group == group && launch->releases[j].address == r->address) return true;
+            if (launch->releases[j].group == group && launch->releases[j].address == r->address) return j + 1;
     }
-    return false;
+    return 0;
 }
 
 enum { SEVERAL = 255 };  // waves of a group, or groups, have read a dword: `sequence` is then the group's barriers
 
 static bool ordered(const Wave *w, const Access *a) {
     const Group *g = w->group;
-    if (a->group != g->index) return a->wave != SEVERAL && released_to(g->launch, a, g->index);
+    if (a->group != g->index) return a->wave != SEVERAL && acquired(g->launch, a, g->index);
     if (a->wave == SEVERAL) return g->barriers > a->sequence;
     return a->wave == w->index || a->sequence <= g->released[a->wave][a->counter];
 }
@@ -106,13 +107,26 @@ static void note_lds_read(Wave *w, Shadow *cells, u32 at, u32 bytes, Access mine
     }
 }
 
+// What another workgroup wrote is in L2. A cache line that was loaded before hides it, unless the load passes the cache by (GLC)
+// or the wave has emptied it since.
+static bool may_be_stale(const Wave *w, const Access *a) {
+    return a->group != w->group->index && !w->current->glc && acquired(w->group->launch, a, w->group->index) > w->invalidated;
+}
+
 // Whether a lane reads what another wave is writing: it gets the one or the other.
 static bool reads_in_flight(Wave *w, const Shadow *cells, u64 at, u32 bytes, Access mine, u32 lane, u64 address) {
     for (u64 dword = at / 4; dword <= (at + bytes - 1) / 4; dword++) {
         mine.bytes = bytes_in(at, bytes, dword);
-        if (!clashes(w, &cells[dword].write, &mine)) continue;
-        w->raced = race(w, &cells[dword].write, lane, address);
-        return true;
+        const Access *write = &cells[dword].write;
+        if (!(write->bytes & mine.bytes)) continue;
+        if (clashes(w, write, &mine)) {
+            w->raced = race(w, write, lane, address);
+            return true;
+        }
+        if (may_be_stale(w, write) && !w->fault.kind) {
+            w->fault = race(w, write, lane, address);
+            w->fault.kind = STALE;
+        }
     }
     return false;
 }

@@ -134,7 +134,7 @@ CONTROL(SOPP, 53, s_setprio, )
 CONTROL(SOPP, 54, s_sendmsg, )
 CONTROL(SOPP, 60, s_icache_inv, )
 CONTROL(SOPP, 61, s_barrier, w->state = AT_BARRIER)
-CONTROL(MUBUF, 43, buffer_gl0_inv, )
+CONTROL(MUBUF, 43, buffer_gl0_inv, w->invalidated = w->group->launch->release_count)
 CONTROL(MUBUF, 44, buffer_gl1_inv, )
 
 // ---- vector

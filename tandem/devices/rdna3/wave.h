@@ -43,7 +43,7 @@ typedef struct {
 struct Instruction {
     const Operation *op;
     u32 at;      // byte in the code
-    u32 target;  // of a branch: index of an instruction; LITERAL of others
+    u32 target;  // of a branch: index of an instruction; of operations that always have a literal: that
     u16 source[3], result, scalar_result;  // operands as encoded
     u64 constant[3];                       // the values of those that are constants
     u8 negate, absolute, high, negate_high, select_high;  // a bit a source; `high` bit 3: the result's high half
@@ -68,7 +68,8 @@ typedef enum { VM, VS, LDS, SCALAR, COUNTERS } Counter;
 
 typedef enum {
     OK, BAD_INSTRUCTION, READ_OUTSIDE, WRITE_OUTSIDE, LDS_OUTSIDE, NOT_WAITED, UNDEFINED_ADDRESS, UNDEFINED_STORE,
-    UNDEFINED_BRANCH, UNDEFINED_EXEC, RACE, NOT_REPLICATED, TOO_LONG, MISALIGNED
+    UNDEFINED_BRANCH, UNDEFINED_EXEC, RACE, NOT_REPLICATED, TOO_LONG, MISALIGNED,
+    STALE
 } FaultKind;
 
 typedef struct {
@@ -115,8 +116,8 @@ struct Wave {
     u32 pending[VGPRS], pending_s[SGPRS];
     i32 loader[VGPRS], loader_s[SGPRS];  // by which instruction
     u32 issued[COUNTERS], done[COUNTERS];
-    u32 at_barrier_done[COUNTERS];
     u8 *scratch;           // bytes_of_scratch a lane
+    u32 invalidated;       // atomic operations of the launch before this wave's last buffer_gl0_inv
     Fault fault, raced;    // `raced`: the last load of what another was writing, if anything comes to depend on it
     Group *group;
     u32 index;             // in its workgroup
@@ -137,7 +138,7 @@ typedef struct {
 
 struct Group {
     u32 index, id[3];
-    u32 waves, ended, barriers;
+    u32 waves, barriers;
     u8 *lds;
     Shadow *lds_shadow;
     u8 *lds_defined;       // a bit a byte, four bits a dword
@@ -163,7 +164,6 @@ struct Launch {
     u32 user_sgprs;
     u32 user[SGPRS];
     u32 group_ids;         // bits: which of the three are given
-    u32 thread_id_parts;   // how many of the three are packed into v0, less one
     bool flush_denormals;
     bool counting;         // segments and LDS cycles, which take time
     Region regions[64];
