@@ -1,4 +1,4 @@
-"""Reads files that users name. A path may name anything: a pipe, a device, a folder, a file of any size."""
+"""Reads files that users name: a path may name a pipe, a device, a folder, a file of any size. Writes whole files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import errno
 import os
 import stat
 from io import FileIO
+from pathlib import Path
+from threading import get_ident
 
 NOT_REGULAR = "not a regular file"
 
@@ -31,3 +33,19 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
         if len(data) > max_bytes:
             raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", os.fspath(path))
     return bytes(data)
+
+
+def write_whole(path: str | os.PathLike[str], *parts: bytes) -> None:
+    """Writes a file. Others see the former one or the new one, whole. If it cannot be written, the former one stays."""
+    # A name of its own: two writers do not mix, and nothing that is there is opened.
+    unfinished = Path(f"{os.fspath(path)}.{os.getpid()}-{get_ident()}.part")
+    with open(unfinished, "xb") as file:
+        try:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+            unfinished.replace(path)
+        except BaseException:
+            unfinished.unlink()
+            raise

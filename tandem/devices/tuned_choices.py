@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tandem.files import read_regular
+from tandem.files import read_regular, write_whole
 
 Choice = Mapping[str, int]
 NOTHING: Choice = {}
@@ -81,9 +80,7 @@ def write_choices(file: Path, choices: Choices, about: Mapping[str, str]) -> Non
     """Writes the file atomically. `about`: further fields for people who read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     by_shape = {shape: dict(choice) for shape, choice in sorted(choices.by_shape.items())}
-    partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps({**about, "sum": _sum(by_shape), "choices": by_shape}, indent=1))
-    partial.replace(file)
+    write_whole(file, json.dumps({**about, "sum": _sum(by_shape), "choices": by_shape}, indent=1).encode())
 
 
 def _sum(choices: object) -> str:

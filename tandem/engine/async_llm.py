@@ -59,7 +59,14 @@ class AsyncLLM:
         # Output constraints are compiled one at a time, and other requests do not wait for them.
         self._constraints = ThreadPoolExecutor(1, "tandem-constraints")
         self._thread = threading.Thread(target=self._serve, name="tandem-engine", daemon=True)
-        self._thread.start()
+        try:
+            self._constraints.submit(bool)  # starts its thread: later there may be no memory for one
+            self._thread.start()
+        except RuntimeError:  # "can't start new thread"
+            self._constraints.shutdown()
+            if self.llm is not model:
+                self.llm.close()
+            raise OutOfMemoryError from None
 
     # ---- for the event loop
 

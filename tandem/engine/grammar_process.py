@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import struct
 import sys
 import time
@@ -18,12 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from tandem.engine.structured_output import parser_limits
-from tandem.errors import RequestError
+from tandem.errors import OutOfMemoryError, RequestError
 
 SECONDS = 1  # of processor time for a grammar; 64 KiB of an ordinary one take 0.2
 MEMORY = 96 << 20  # bytes for grammars; ordinary ones take 40 MB at most
 MAX_KNOWN = 1024  # grammars whose result is remembered
 HEADER = struct.Struct("<i")
+# How the process ends when a grammar exceeds its time, memory or stack.
+LIMITS_EXCEEDED = (-signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV)
 TOO_COMPLEX = "the output constraint is too complex: simplify it"
 
 
@@ -36,14 +39,17 @@ class GrammarProcess:
         self._results: dict[str, str] = {}  # grammar -> problem; the oldest is forgotten first
 
     async def check(self, grammar: str) -> None:
-        """Raises RequestError if the grammar cannot be compiled within the limits."""
+        """Raises RequestError if the grammar cannot be compiled within the limits, OutOfMemoryError if the process
+        cannot start or is killed."""
         problem = self._results.get(grammar)
         if problem is None:
             async with self._lock:
                 try:
                     problem = await self._compile(grammar.encode())
-                except (asyncio.IncompleteReadError, ConnectionError):
-                    await self.close()
+                except (asyncio.IncompleteReadError, OSError):
+                    process, self._process = self._process, None
+                    if process is None or await process.wait() not in LIMITS_EXCEEDED:
+                        raise OutOfMemoryError from None
                     problem = TOO_COMPLEX
                 except BaseException:  # its answer would be read as that of the next grammar
                     await self.close()
@@ -87,9 +93,14 @@ def main() -> None:
         grammar = sys.stdin.buffer.read(HEADER.unpack(header)[0]).decode()
         seconds = int(time.process_time()) + 1 + SECONDS
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))  # then SIGXCPU
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
+        try:
+            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+            if not matcher.is_error():
+                matcher.compute_bitmask()
+        except (ValueError, TypeError):
+            pass
+        except BaseException:  # no memory, or a panic of Rust's
+            os.abort()
         # The model's own vocabulary may need less, so other errors are left to the compiler.
         sys.stdout.buffer.write(HEADER.pack(0))
         sys.stdout.buffer.flush()

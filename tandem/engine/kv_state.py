@@ -12,8 +12,6 @@ import os
 from collections.abc import Iterator
 from errno import EFBIG
 from hashlib import blake2b
-from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +19,7 @@ import numpy as np
 from tandem.devices.device import Bytes
 from tandem.engine.kv_cache import NO_BLOCK, BlockTable, extend_block_hashes
 from tandem.errors import ContextError, StateFileError
-from tandem.files import read_regular
+from tandem.files import read_regular, write_whole
 from tandem.kernels.abi import KV_BLOCK, TOKEN_SLOT
 from tandem.program.program import Tensor
 
@@ -45,19 +43,8 @@ class State(NamedTuple):
     def write(self, path: str | os.PathLike[str]) -> None:
         header = json.dumps({**self.kind, "tokens": self.tokens}).encode()
         data = b"".join((MAGIC, len(header).to_bytes(4, "little"), header, self.blocks.data))
-        # A name of its own: two saves to one path do not mix, and nothing that is there is opened.
-        unfinished = Path(f"{os.fspath(path)}.{os.getpid()}-{get_ident()}.part")
         try:
-            with open(unfinished, "xb") as file:
-                try:
-                    file.write(data)
-                    file.write(blake2b(data, digest_size=CHECKSUM).digest())
-                    file.flush()
-                    os.fsync(file.fileno())
-                    unfinished.replace(path)
-                except BaseException:
-                    unfinished.unlink()
-                    raise
+            write_whole(path, data, blake2b(data, digest_size=CHECKSUM).digest())
         except OSError as error:
             raise StateFileError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -93,6 +93,11 @@ class Models:
         """Adds a model. A name that exists keeps its model."""
         self._specs.setdefault(name, spec)
 
+    def known_name(self, name: str) -> str:
+        """The name of a model as it was added, also if `name` differs from it in case; an unknown name unchanged."""
+        same = (known for known in self._specs if known.lower() == name.lower())
+        return name if name in self._specs else next(same, name)
+
     def path(self, name: str) -> Path:
         """Returns the file of a model."""
         if name not in self._specs:

@@ -15,6 +15,7 @@ from tandem.server import utility_routes
 from tandem.server.anthropic import messages
 from tandem.server.core.serving import Server
 from tandem.server.http import errors
+from tandem.server.http.background import start_threads
 from tandem.server.monitoring.engine_monitor import live_router
 from tandem.server.ollama import chat as ollama_chat
 from tandem.server.ollama import models as ollama_models
@@ -42,6 +43,7 @@ def create_app(models: Models, settings: ServerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        start_threads()
         server.start()
         yield
         await server.grammars.close()

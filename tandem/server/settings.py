@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tandem.errors import RequestError
+from tandem.files import read_regular
 
 MiB = 1 << 20
+MAX_SIZE = MiB  # of a file with settings or API keys
 ZERO_ALLOWED = ("port", "keep_alive")
 
 
@@ -82,7 +84,7 @@ class ServerSettings:
 def read_settings_file(path: Path) -> ServerSettings:
     """The settings of a TOML file. An unknown name is an error."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(read_regular(path, MAX_SIZE).decode())
     except FileNotFoundError:
         raise RequestError(f"there is no settings file {path}: check the path") from None
     except OSError as error:
@@ -95,7 +97,7 @@ def read_settings_file(path: Path) -> ServerSettings:
 def read_api_keys(path: Path) -> list[str]:
     """The API keys of a file: one per line; lines that start with # are comments."""
     try:
-        lines = path.read_text().splitlines()
+        lines = read_regular(path, MAX_SIZE).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the API key file {path} cannot be read: {error}") from None
     keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]

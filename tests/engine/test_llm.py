@@ -174,6 +174,9 @@ def test_whatever_counts_as_token_ids(llm: LLM) -> None:
     assert [result.token_ids for result in llm.generate(["abc", "abc"], max_tokens=3)] == [expected] * 2
 
 
+BYTES = (b"x", bytearray(b"x"), memoryview(b"x"))  # they are sequences of numbers, too, but no token ids
+
+
 @pytest.mark.parametrize(
     ("method", "argument"),
     [
@@ -181,6 +184,14 @@ def test_whatever_counts_as_token_ids(llm: LLM) -> None:
         ("generate", 5),
         ("generate", [1.5]),
         ("generate", ["a", 5]),
+        *((method, bytes_) for method in ("generate", "stream", "embed", "logits") for bytes_ in BYTES),
+        ("generate", [b"x"]),
+        ("generate", {1, 2}),
+        ("generate", frozenset({1})),
+        ("generate", {1: 2}),
+        ("stream", {"role": "user", "content": "hi"}),
+        ("chat", {"role": "user", "content": "hi"}),
+        ("chat", b"hi"),
         ("generate", [{"role": "user", "content": "hi"}]),
         ("stream", None),
         ("stream", ["a", "b"]),

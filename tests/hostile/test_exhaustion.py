@@ -119,6 +119,44 @@ def test_a_disconnect_behind_a_pipelined_request_cancels_the_request(server: Run
     wait_until(lambda: server.cancelled() == before + 1)
 
 
+# ---- requests for another protocol
+
+
+H2C = {
+    "connection": "Upgrade, HTTP2-Settings",
+    "upgrade": "h2c",
+    "http2-settings": "AAMAAABkAAQBAAAAAAIAAAAA",
+}
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20], ids=["in bytes", "in pieces", "at once"])
+def test_a_request_for_http_2_is_served_as_http_1(server: Running, size: int) -> None:
+    """Java's HttpClient sends such headers with each request. Then the connection goes on."""
+    request = post("/tokenize", {"content": "Hi"}, **H2C)
+    with server.connect() as client:
+        for _ in range(2):
+            for at in range(0, len(request), size):
+                client.sendall(request[at : at + size])
+            answer = b""
+            while b"max_model_len" not in answer:
+                answer += client.recv(65536)
+            assert status_of(answer) == 200 and b'"tokens":[' in answer and b"connection: close" not in answer
+
+
+def test_other_protocols_are_refused(server: Running) -> None:
+    chunked = b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: upgrade, close\r\nupgrade: h2c\r\n"
+    chunked += b'transfer-encoding: chunked\r\n\r\n11\r\n{"content": "Hi"}\r\n0\r\n\r\n'
+    assert status_of(send(server, chunked)) == 200
+    websocket = b"connection: upgrade, close\r\nupgrade: websocket\r\n\r\n"
+    assert status_of(send(server, HEAD + websocket)) == 200
+    assert status_of(send(server, HEAD + websocket + b"\x81\x05Hello")) == 200
+    for line in (b"CONNECT 127.0.0.1:80", b"CONNECT /v1/models", b"CONNECT http://a/b", b"PRI *"):
+        head = HEAD.replace(b"GET /v1/models", line)
+        for more in (CLOSE, websocket, b"\r\n"):
+            assert status_of(send(server, head + more)) == 400
+    assert "Traceback" not in server.log.read_text()
+
+
 # ---- numbers of connections
 
 

@@ -7,11 +7,15 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tandem import LLM
+from tandem.devices.tuned_choices import Choices, read_choices, write_choices
+from tandem.devices.vulkan.pipelines import Pipelines
 from tandem.errors import StateFileError
 from tests.models.test_reference import GOLDENS
 
@@ -43,19 +47,43 @@ def test_a_saved_state_survives_kill_9(kills: int, tmp_path: Path) -> None:
             assert llm.restore(state) == PROMPT[:32]
 
 
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file can grow beyond `size` bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_no_part_of_a_cache(tmp_path: Path) -> None:
+    choices = Choices({"matmul 1": {"tile": 4}})
+    write_choices(tmp_path / "choices", choices, {})
+    pipelines = Pipelines.__new__(Pipelines)
+    pipelines._file, pipelines._known = tmp_path / "cache", 0
+    pipelines.cache_data = lambda: bytes(1000)  # type: ignore[method-assign]
+    with largest_file(10):
+        with pytest.raises(OSError, match="File too large"):
+            write_choices(tmp_path / "choices", Choices({}), {})
+        pipelines.save()
+    assert list(tmp_path.iterdir()) == [tmp_path / "choices"]
+    assert read_choices(tmp_path / "choices").by_shape == choices.by_shape
+
+
 def test_a_full_disk_keeps_the_state_that_was_there(tmp_path: Path) -> None:
-    state, before = tmp_path / "state", resource.getrlimit(resource.RLIMIT_FSIZE)
+    state = tmp_path / "state"
     with open_llm() as llm:
         expected = llm.generate(PROMPT, max_tokens=4).token_ids
         llm.save(PROMPT, state)
         sound = state.read_bytes()
         for room in (0, 100, len(sound) - 1):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-            try:
-                with pytest.raises(StateFileError, match=r"state cannot be written: File too large"):
-                    llm.save(PROMPT, state)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            with (
+                largest_file(room),
+                pytest.raises(StateFileError, match=r"state cannot be written: File too"),
+            ):
+                llm.save(PROMPT, state)
             assert state.read_bytes() == sound and list(tmp_path.iterdir()) == [state]
         with pytest.raises(StateFileError, match="cannot be written"):
             llm.save(PROMPT, "/dev/full/state")

@@ -15,6 +15,7 @@ import pytest
 from tandem import LLM, AsyncLLM
 from tandem.devices.host_memory import require_memory
 from tandem.errors import OutOfMemoryError, TandemError
+from tandem.server.http.background import THREADS, start_threads
 from tests.cli.tiny_model import write_tiny_model
 from tests.hostile.generated import run_cases
 from tests.models.test_bad_files import little_memory
@@ -172,3 +173,39 @@ def test_a_step_without_memory_fails_the_requests_of_all_threads(monkeypatch: py
             list(other)
         assert llm.generate([5, 6, 7], max_tokens=6).token_ids == expected
         assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
+
+
+@pytest.mark.parametrize("name", ["tandem-engine", "tandem-constraints_0"])
+def test_a_model_whose_thread_cannot_start_is_closed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, closed = threading.Thread.start, list[LLM]()
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    options: dict[str, Any] = {"device": "cpu", "threads": 1, "context": 64}
+    with LLM(GOLDENS / "llama.gguf", **options) as llm:
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        monkeypatch.setattr(LLM, "close", lambda llm: closed.append(llm))
+        with pytest.raises(OutOfMemoryError, match="not enough memory"):
+            AsyncLLM(llm)
+        assert not closed  # it was open
+        with pytest.raises(OutOfMemoryError, match="not enough memory"):
+            AsyncLLM(GOLDENS / "llama.gguf", **options)
+        monkeypatch.undo()
+        [own] = closed
+        own.close()
+        assert llm.generate([5, 6, 7], max_tokens=1).token_ids
+
+
+def test_the_threads_of_requests_start_before_memory_is_scarce() -> None:
+    """A thread that has no memory for its start would leave its request unanswered."""
+
+    async def start() -> list[str]:
+        start_threads()
+        return [thread.name for thread in threading.enumerate()]
+
+    names = asyncio.run(start())
+    assert sum(name.startswith("tandem-request") for name in names) == THREADS
+    assert sum(name.startswith("tandem-large") for name in names) == 1

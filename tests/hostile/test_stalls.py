@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
+import json
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +24,13 @@ from pydantic import BaseModel
 
 from tandem import LLM
 from tandem.engine.grammar_process import GrammarProcess
+from tandem.engine.output import TokenLogprob
 from tandem.engine.params import SamplingParams
 from tandem.engine.structured_output import grammar_text
-from tandem.errors import RequestError, TandemError
+from tandem.errors import OutOfMemoryError, RequestError, TandemError
 from tandem.server.anthropic import messages
 from tandem.server.core.prompt import build_prompt
+from tandem.server.http.json_pieces import pieces
 from tandem.server.http.request_body import _validated
 from tandem.server.http.uvicorn_server import SWITCH_INTERVAL
 from tandem.server.openai import chat, completions, responses
@@ -109,12 +116,45 @@ def test_preparation_lets_other_threads_run(llm: LLM, name: str) -> None:
         with suppress(TandemError, RequestValidationError):
             work(llm, _validated(body, model))
 
-    holds = [longest_hold(prepare) for _ in range(ATTEMPTS)]
-    print(f"{name}: {min(holds) * 1e3:.0f} ms")
-    assert min(holds) < MAX_HOLD, holds
+    check_hold(prepare)
 
 
-def longest_hold(call: Callable[[], None]) -> float:
+def large_embeddings() -> Any:
+    vector = [0.0123456789 * i for i in range(1024)]
+    return {"data": [{"index": i, "embedding": vector} for i in range(1000)], "model": "m"}
+
+
+def large_logprobs() -> Any:
+    tokens = [
+        TokenLogprob(i, "text", -1.5, tuple((j, f"t{j}", -2.5) for j in range(20))) for i in range(4000)
+    ]
+    return {"choices": [{"index": 0, "logprobs": make(tokens)} for make in LOGPROBS]}
+
+
+LOGPROBS: tuple[Callable[[Any], Any], ...] = (
+    chat.logprobs_body,
+    lambda tokens: completions._logprobs(tokens, 0),
+)
+
+
+@pytest.mark.parametrize("build", [large_embeddings, large_logprobs])
+def test_a_large_response_lets_other_threads_run(build: Callable[[], Any]) -> None:
+    """`json` alone would hold the GIL for a second."""
+    value = build()
+    assert json.loads("".join(pieces(value))) == value
+    check_hold(lambda: deque(pieces(value), 0))
+
+
+def check_hold(call: Callable[[], Any]) -> None:
+    for _ in range(ATTEMPTS):
+        hold = longest_hold(call)
+        print(f"{hold * 1e3:.0f} ms")
+        if hold < MAX_HOLD:
+            return
+    raise AssertionError(f"it holds the GIL for {hold} s")
+
+
+def longest_hold(call: Callable[[], Any]) -> float:
     """The longest time that `call` does not let another thread run."""
     holds, done, before = [0.0], threading.Event(), sys.getswitchinterval()
 
@@ -137,6 +177,9 @@ def longest_hold(call: Callable[[], None]) -> float:
     return max(holds)
 
 
+TOGETHER = list(zip(ATTACKS, itertools.cycle(EXHAUSTION), strict=False))
+
+
 def test_a_small_request_does_not_wait_for_large_ones(server: Running) -> None:
     """Those take turns in a thread of their own."""
     with attacking(server, *map(from_another_process, ("messages", "spaces to tokenize", "an intersection"))):
@@ -149,15 +192,20 @@ def test_a_small_request_does_not_wait_for_large_ones(server: Running) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", [*ATTACKS, "all of test_exhaustion.py"])
-def test_streams_do_not_stall_under_an_attack(name: str, tmp_path: Path) -> None:
-    """A connection-level attack of each kind comes at the same time, one after the other."""
+@pytest.mark.parametrize(
+    "attacks",
+    [
+        *(pytest.param((from_another_process(name), other), id=name) for name, other in TOGETHER),
+        pytest.param(EXHAUSTION, id="all of test_exhaustion.py"),
+    ],
+)
+def test_streams_do_not_stall_under_an_attack(attacks: tuple[Attack, ...], tmp_path: Path) -> None:
+    """Each attack at the same time as one of test_exhaustion.py, and all of those."""
     with serving(tmp_path, model_path("smollm2"), open_files=1024, context=2048, batch=16) as server:
         for _ in range(ATTEMPTS):
-            attacks = EXHAUSTION if name not in ATTACKS else (from_another_process(name),)
             with watched(server, streams=8) as harm, attacking(server, *attacks):
                 time.sleep(10)
-            print(name, harm)
+            print(harm)
             if harm.gap <= MAX_GAP and harm.health < MAX_HEALTH:
                 break
         assert harm.gap <= MAX_GAP and harm.health < MAX_HEALTH, harm
@@ -183,7 +231,7 @@ def test_too_many_messages_are_refused_before_they_are_rendered(server: Running)
 
 def test_too_many_values_are_refused_before_they_are_parsed(server: Running) -> None:
     status, _, body = server.ask("/detokenize", {"tokens": [1] * 300_000})
-    assert status == 400 and "300002 values" in body["error"]["message"]
+    assert status == 400 and "300004 values" in body["error"]["message"]
     text = 'a,b[c{"' * 100_000  # in a text they are no values
     assert server.ask("/tokenize", {"content": text})[0] == 200
 
@@ -254,6 +302,31 @@ def test_a_cancelled_check_does_not_answer_the_next() -> None:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(process.check(bad), 0.5)
             await process.check(good)
+        finally:
+            await process.close()
+
+    asyncio.run(check())
+
+
+def test_a_killed_process_is_not_the_grammars_fault() -> None:
+    """It is not remembered: the next request starts another process."""
+    bad, good = (
+        grammar_text(SamplingParams(**one))
+        for one in ({"grammar": f"start: T\nT: {INTERSECTION}\n"}, {"regex": "a+"})
+    )
+
+    async def check() -> None:
+        process = GrammarProcess()
+        try:
+            checking = asyncio.create_task(process.check(bad))
+            while process._process is None:
+                await asyncio.sleep(0.01)
+            os.kill(process._process.pid, signal.SIGKILL)
+            with pytest.raises(OutOfMemoryError, match="try again"):
+                await checking
+            await process.check(good)
+            with pytest.raises(RequestError, match="too complex"):
+                await process.check(bad)
         finally:
             await process.close()
 

@@ -26,6 +26,7 @@ from tandem.errors import (
     StateFileError,
 )
 from tandem.gguf.file import GGUF
+from tandem.server.settings import read_api_keys, read_settings_file
 from tests.models.test_reference import GOLDENS
 
 PROMPT = list(range(3, 40))
@@ -177,6 +178,9 @@ def test_pipes_and_devices_are_no_files(not_files: list[Path], tmp_path: Path) -
             with pytest.warns(UserWarning, match="damaged"):
                 assert not read_choices(path).by_shape
             assert not is_json(path) and not is_pipeline_cache(path)
+            for read in (read_settings_file, read_api_keys):
+                with pytest.raises(RequestError, match="cannot be read"):
+                    read(path)
         for path in (tmp_path / "folder", tmp_path / "none" / "state"):
             with pytest.raises(StateFileError, match="cannot be written"):
                 llm.save(PROMPT, path)
@@ -187,6 +191,9 @@ def test_pipes_and_devices_are_no_files(not_files: list[Path], tmp_path: Path) -
         start = time.monotonic()
         with pytest.raises(ContextError, match="larger than the KV cache"):
             llm.restore(tmp_path / "huge")
+        for read in (read_settings_file, read_api_keys):
+            with pytest.raises(RequestError, match="larger than 1048576 bytes"):
+                read(tmp_path / "huge")
         assert time.monotonic() - start < 1
         assert llm.restore(tmp_path / "state") == PROMPT[:32]
     assert not list(tmp_path.glob("*-*.part"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -28,6 +27,7 @@ from tandem.devices.npu.emit import (
 )
 from tandem.devices.npu.plan import GemmPlan
 from tandem.errors import CompilerError
+from tandem.files import write_whole
 from tandem.settings import read_settings
 
 INSTALL = f"install MLIR-AIE {VERSION} and Peano (wheels mlir_aie and llvm-aie; docs/NPU.md has the steps)"
@@ -136,8 +136,8 @@ def _cached(cache: Path, key: str, suffix: str, build: Callable[[], bytes]) -> P
     data = build()
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        _write(path, data)
-        _write(checksum, _digest(data).encode())
+        write_whole(path, data)
+        write_whole(checksum, _digest(data).encode())
     except OSError as error:
         raise CompilerError(f"{path} cannot be written ({error.strerror}): make room in the cache") from None
     return path
@@ -145,13 +145,6 @@ def _cached(cache: Path, key: str, suffix: str, build: Callable[[], bytes]) -> P
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, whoever else writes it."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
-    os.replace(file.name, path)
 
 
 def _build(kind: str, text: str, plan: GemmPlan, tools: Tools) -> bytes:

@@ -5,7 +5,6 @@ The cache file is keyed by driver and by the sum of all shaders, so that another
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tandem.devices.vulkan.binding import Vulkan, ffi, new
 from tandem.devices.vulkan.capabilities import PUSH_BYTES, Capabilities
 from tandem.devices.vulkan.shader_modules import find_module, shader_checksum
 from tandem.errors import DeviceError
-from tandem.files import read_regular
+from tandem.files import read_regular, write_whole
 
 STAGE_COMPUTE = 0x20
 MAX_CACHE_BYTES = 256 << 20  # a cache has about 1 MB
@@ -130,9 +129,7 @@ class Pipelines:
             return
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            partial = self._file.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(data)
-            partial.replace(self._file)
+            write_whole(self._file, data)
             for other in self._file.parent.glob(f"{self.capabilities.cache_key}-*.pipelines"):
                 if other != self._file:  # caches of older shaders
                     other.unlink(missing_ok=True)

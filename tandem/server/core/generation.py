@@ -101,6 +101,11 @@ class GenerationResult:
     stop_string: str | None = None
     usage: GenerationUsage = NO_USAGE
 
+    @property
+    def logprob_count(self) -> int:
+        """The number of all log-probabilities."""
+        return sum(1 + len(token.top) for token in self.logprobs)
+
     def add(self, delta: Delta) -> None:
         self.text += delta.text
         self.reasoning += delta.reasoning

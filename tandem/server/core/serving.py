@@ -35,7 +35,7 @@ class Server:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
         self.grammars = GrammarProcess()
-        self.pulls: dict[str, Any] = {}  # model name -> download in progress
+        self.pulls: dict[str, Any] = {}  # model name in lower case -> download in progress
         self.failure: Exception | None = None  # why the first model could not be loaded at startup
         self._first: asyncio.Task[None] | None = None  # loads the first model
 
@@ -74,7 +74,7 @@ class Server:
         names = self.models.names()
         if not name and not names:
             raise ModelNotFoundError("this server has no models: start it with `tandem serve MODEL`")
-        return name or names[0]
+        return self.models.known_name(name) if name else names[0]
 
     async def stream(self, *requests: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """The deltas of all responses to requests to one model; `Delta.index` counts the responses. Closing the

@@ -12,16 +12,32 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
+from threading import Barrier
 from typing import ParamSpec, TypeVar
+
+from tandem.errors import OutOfMemoryError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+THREADS = 8  # for requests that are not large, and for loading
 LARGE = 64 << 10  # bytes of a body; preparing a smaller one takes milliseconds
 
 _is_large: ContextVar[bool] = ContextVar("is_large", default=False)  # of the request that this task serves
-
-
 _large_requests = ThreadPoolExecutor(1, "tandem-large")
+
+
+def start_threads() -> None:
+    """Starts the threads that prepare this event loop's requests: later there may be no memory for a thread's start."""
+    threads = ThreadPoolExecutor(THREADS, "tandem-request")
+    all_started = Barrier(THREADS)  # or the first would take the next one's work
+    try:
+        _large_requests.submit(bool)
+        for _ in range(THREADS):
+            threads.submit(all_started.wait)
+    except RuntimeError:  # "can't start new thread"
+        all_started.abort()
+        raise OutOfMemoryError from None
+    asyncio.get_running_loop().set_default_executor(threads)
 
 
 def set_size(size: int) -> None:

@@ -148,9 +148,7 @@ class Connection(HttpToolsProtocol):
             self._set_deadline(self._settings.read_timeout)
         self._unparsed += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._end_after_response()  # the answer is one of HTTP/1.1, whatever follows
+            self._parse(data)
         except httptools.HttpParserError:
             if not self._ignores:
                 self._refuse(400, "this is not a valid HTTP request")
@@ -177,6 +175,8 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():  # see `_parse`
+            return
         self._unparsed, self._in_head = 0, False
         self._cancel_deadline()
         super().on_headers_complete()
@@ -186,6 +186,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():  # see `_parse`
+            return
         self._unparsed = 0
         super().on_message_complete()
         self._open_connections.set_waiting(self, not self._is_responding())
@@ -205,6 +207,21 @@ class Connection(HttpToolsProtocol):
             raise _Stop
 
     # ----
+
+    def _parse(self, data: bytes) -> None:
+        """Parses what was received. A request to change the protocol, as Java's clients send for HTTP/2, is parsed
+        again without that header: httptools would drop its body."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                return self._refuse(400, "this server is no proxy: send it the requests for itself only")
+            version = self.parser.get_http_version().encode()
+            lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+            lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self.parser.feed_data(b"\r\n".join(lines) + b"\r\n\r\n" + data[upgrade.args[0] :])
 
     def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -18,7 +18,7 @@ from tandem.native import load
 from tandem.server.http.background import set_size, translate
 
 IGNORED = "Accepted and ignored."  # description of ignored fields in the OpenAPI document
-# Values and names in a body: parsing them must not hold the GIL for long.
+# Values in a body, of which a name counts as three: parsing them must not hold the GIL for long.
 MAX_VALUES = 1 << 18
 MAX_ERRORS = 100  # of which the first is named
 
@@ -114,7 +114,9 @@ class JSONRoute(APIRoute):
 def _validated(body: bytes, model: type[BaseModel]) -> BaseModel:
     """The body as an instance of the model. pydantic's parser limits the depth of nesting."""
     if (count := load().tandem_json_count(body, len(body))) > MAX_VALUES:
-        raise RequestError(f"the body has {count} values: give {MAX_VALUES} at most, in several requests")
+        raise RequestError(
+            f"the body has {count} values, a name counted as 3: give {MAX_VALUES} at most, in several requests"
+        )
     try:
         return model.model_validate(from_json(body, allow_inf_nan=False))
     except ValidationError as error:

@@ -27,6 +27,7 @@ from tandem.server.core.generation import (
 )
 from tandem.server.core.serving import Server, get_server
 from tandem.server.http.background import translate
+from tandem.server.http.json_pieces import json_response
 from tandem.server.http.request_body import Int32, JSONRoute, StrictModel, drop_none
 from tandem.server.http.streaming import cancel_on_disconnect, json_line, stream_response
 from tandem.server.ollama.error_body import OllamaErrorBody
@@ -253,7 +254,10 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
         request, server.embed(name, texts, keep_alive=seconds(body.keep_alive))
     )
     times = Times(total_duration=_ns(time.perf_counter() - begin), load_duration=0, prompt_eval_count=tokens)
-    return JSONResponse({"model": body.model, "embeddings": [vector.tolist() for vector in vectors], **times})
+    return await json_response(
+        len(vectors) * len(vectors[0]),
+        lambda: {"model": body.model, "embeddings": [vector.tolist() for vector in vectors], **times},
+    )
 
 
 # ---- translation to and from GenerationRequest, Delta and GenerationResult
@@ -261,8 +265,8 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
 
 def known_name(server: Server, name: str) -> str:
     """The name of a served model: Ollama's clients add `:latest` to a name without a tag."""
-    short = name.removesuffix(":latest")
-    return short if name not in server.models.names() and short in server.models.names() else name
+    known = server.models.known_name(name)
+    return known if known in server.models.names() else server.models.known_name(name.removesuffix(":latest"))
 
 
 def seconds(duration: Duration | None) -> float | None:
@@ -331,7 +335,9 @@ async def _respond(
         return await stream_response(request, _lines(server, generation, base, begin, to_body), NDJSON)
     [result] = await cancel_on_disconnect(request, server.generate(generation))
     end = _end(result.finish_reason, result.usage, begin)
-    return JSONResponse({**base, "created_at": _now(), **to_body(result), **end})
+    return await json_response(
+        result.logprob_count, lambda: {**base, "created_at": _now(), **to_body(result), **end}
+    )
 
 
 async def _lines(

@@ -197,6 +197,7 @@ class Pull:
 
     def __init__(self, server: Server, name: str) -> None:
         self._server, self._name = server, name
+        server.pulls[name.lower()] = self
         self._progress: dict[str, tuple[int, int]] = {}
         self.task = asyncio.create_task(self._run())
 
@@ -204,7 +205,7 @@ class Pull:
         try:
             self._server.models.add(self._name, await self._download())
         finally:
-            del self._server.pulls[self._name]
+            del self._server.pulls[self._name.lower()]
 
     async def _download(self) -> Path:
         """Downloads in a daemon thread: a slow hub takes no thread from others, and does not delay the server's end."""
@@ -233,11 +234,11 @@ class Pull:
 async def _pull_progress(server: Server, name: str) -> AsyncGenerator[str, None]:
     """The progress of a download, a few times a second."""
     if known_name(server, name) not in server.models.names():
-        if name not in server.pulls:
+        pull: Pull | None = server.pulls.get(name.lower())
+        if pull is None:
             if len(server.pulls) >= MAX_PULLS:
                 raise QueueFullError(f"{MAX_PULLS} downloads are running: wait for one of them")
-            server.pulls[name] = Pull(server, name)
-        pull: Pull = server.pulls[name]
+            pull = Pull(server, name)
         yield json_line(PullStatus(status="pulling manifest"))
         while not pull.task.done():
             await asyncio.wait([pull.task], timeout=0.3)

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -27,6 +26,7 @@ from tandem.server.core.generation import (
 )
 from tandem.server.core.serving import Server, get_server
 from tandem.server.http.background import translate
+from tandem.server.http.json_pieces import json_response
 from tandem.server.http.request_body import JSONRoute, Positive, StrictModel, drop_none
 from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
 from tandem.server.openai.types import (
@@ -205,15 +205,16 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
     if body.stream:
         return await stream_response(request, _events(server, generation, body), "text/event-stream")
     results = await cancel_on_disconnect(request, server.generate(generation))
-    return JSONResponse(
-        ChatCompletion(
+    return await json_response(
+        sum(result.logprob_count for result in results),
+        lambda: ChatCompletion(
             id=new_id("chatcmpl-"),
             object="chat.completion",
             created=now(),
-            model=generation.model,
+            model=server.model_name(generation.model),
             choices=[_choice(index, result, bool(body.logprobs)) for index, result in enumerate(results)],
             usage=usage_body(total_usage([result.usage for result in results])),
-        )
+        ),
     )
 
 
@@ -226,7 +227,9 @@ async def list_models(request: Request) -> ModelList:
 @router.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404], 400: ERRORS[400]})
 async def show_model(request: Request, model: str) -> ModelCard:
     """One model of this server."""
-    if model not in get_server(request).models.names():
+    models = get_server(request).models
+    model = models.known_name(model)
+    if model not in models.names():
         raise ModelNotFoundError(f"there is no model {model}: see /v1/models")
     return _card(model)
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from typing_extensions import TypedDict
 
 from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
-from tandem.server.core.generation import GenerationRequest, GenerationResult, GenerationUsage, total_usage
+from tandem.server.core.generation import (
+    Delta,
+    GenerationRequest,
+    GenerationResult,
+    GenerationUsage,
+    total_usage,
+)
 from tandem.server.core.serving import Server, get_server
 from tandem.server.http.background import translate
+from tandem.server.http.json_pieces import encoded, json_response
 from tandem.server.http.request_body import JSONRoute, Natural
 from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
 from tandem.server.openai.types import (
@@ -85,16 +92,8 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     if body.stream:
         return await stream_response(request, _events(server, generation, body, name), "text/event-stream")
     results = await cancel_on_disconnect(request, server.generate(*generation))
-    choices = [_choice(index, result, body) for index, result in enumerate(results)]
-    return JSONResponse(
-        Completion(
-            id=new_id("cmpl-"),
-            object="text_completion",
-            created=now(),
-            model=name,
-            choices=choices,
-            usage=usage_body(_usage([result.usage for result in results], body.n or 1)),
-        )
+    return await json_response(
+        sum(result.logprob_count for result in results), _completion, results, body, name
     )
 
 
@@ -111,6 +110,17 @@ def generation_requests(body: CompletionRequest, model: str) -> list[GenerationR
         GenerationRequest(model, prompt, params=params, n=count, echo=echo)
         for prompt in each_prompt(body.prompt)
     ]
+
+
+def _completion(results: list[GenerationResult], body: CompletionRequest, model: str) -> Completion:
+    return Completion(
+        id=new_id("cmpl-"),
+        object="text_completion",
+        created=now(),
+        model=model,
+        choices=[_choice(index, result, body) for index, result in enumerate(results)],
+        usage=usage_body(_usage([result.usage for result in results], body.n or 1)),
+    )
 
 
 def _choice(index: int, result: GenerationResult, body: CompletionRequest) -> Choice:
@@ -160,19 +170,24 @@ async def _events(
             if delta.usage:
                 usages[delta.index] = delta.usage
             if delta.text or delta.logprobs or delta.finish_reason:
-                logprobs = (
-                    _logprobs(delta.logprobs, offsets[delta.index]) if body.logprobs is not None else None
-                )
+                event = partial(_event, base, delta, offsets[delta.index], body, with_usage)
                 offsets[delta.index] += len(delta.text)
-                choice = {
-                    "index": delta.index,
-                    "text": delta.text,
-                    "logprobs": logprobs,
-                    "finish_reason": delta.finish_reason,
-                }
-                yield sse_event({**base, "choices": [choice], **({"usage": None} if with_usage else {})})
+                is_prompt = len(delta.logprobs) > 1
+                yield f"data: {await encoded(event)}\n\n" if is_prompt else sse_event(event())
     if with_usage:
         yield sse_event(
             {**base, "choices": [], "usage": usage_body(_usage([usages[i] for i in sorted(usages)], count))}
         )
     yield "data: [DONE]\n\n"
+
+
+def _event(
+    base: dict[str, Any], delta: Delta, offset: int, body: CompletionRequest, with_usage: bool
+) -> dict[str, Any]:
+    choice = {
+        "index": delta.index,
+        "text": delta.text,
+        "logprobs": _logprobs(delta.logprobs, offset) if body.logprobs is not None else None,
+        "finish_reason": delta.finish_reason,
+    }
+    return {**base, "choices": [choice], **({"usage": None} if with_usage else {})}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from typing_extensions import TypedDict
 
 from tandem.errors import RequestError
 from tandem.kernels.kernel import Array
 from tandem.server.core.serving import get_server
+from tandem.server.http.json_pieces import json_response
 from tandem.server.http.request_body import JSONRoute, Positive, StrictModel
 from tandem.server.http.streaming import cancel_on_disconnect
 from tandem.server.openai.types import ERRORS, IGNORED, Prompts, each_prompt
@@ -56,11 +57,17 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
     if body.dimensions and body.dimensions != len(vectors[0]):
         raise RequestError(f"dimensions: {name} has {len(vectors[0])}, which cannot be changed: leave it out")
     encode = _base64 if body.encoding_format == "base64" else _floats
-    data = [
+    usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
+    size = len(vectors) * len(vectors[0])
+    return await json_response(
+        size, lambda: EmbeddingList(object="list", model=name, data=_data(vectors, encode), usage=usage)
+    )
+
+
+def _data(vectors: list[Array], encode: Callable[[Array], list[float] | str]) -> list[Embedding]:
+    return [
         Embedding(object="embedding", index=i, embedding=encode(vector)) for i, vector in enumerate(vectors)
     ]
-    usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
-    return JSONResponse(EmbeddingList(object="list", model=name, data=data, usage=usage))
 
 
 def _floats(vector: Array) -> list[float] | str:
