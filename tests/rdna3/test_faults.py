@@ -78,7 +78,9 @@ def test_a_row_too_many_is_named(wave64: EmulatedDevice, name: str, buffer: str)
     assert found
     for text in found:
         assert re.search(
-            rf"^{name}\w*: \w+ at 0x\w+ depends on what is outside .*, read by global_load\w+ at 0x", text
+            rf"^{name}\w*: \w+ at 0x\w+ depends on what is outside of the launch's buffers \(byte \d+ of {buffer}, "
+            r"which has \d+\).*, read by global_load\w+ at 0x",
+            text,
         ), text
 
 

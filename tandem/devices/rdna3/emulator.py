@@ -63,6 +63,7 @@ class Fault(DeviceError):
         self.kind = kind
 
 
+# In the order of FaultKind in wave.h.
 FAULTS = ("", "bad instruction", "read outside", "write outside", "LDS outside", "not waited", "undefined address",
           "undefined store", "undefined branch", "undefined exec", "race", "not replicated", "too long",
           "misaligned", "stale")  # fmt: skip
@@ -170,44 +171,46 @@ class Program:
     # ---- faults
 
     def _explain(self, fault: Any, buffers: Sequence[Buffer]) -> str:
-        listed = list(self.instructions())
+        listed, kind = list(self.instructions()), FAULTS[fault.kind]
 
         def name(index: int) -> str:
             return f"{listed[index].operation.name} at {listed[index].at:#x}"
 
-        by = f" by {name(fault.other)}" if fault.other >= 0 else ""
-        where = f"workgroup {fault.group}, wave {fault.wave}"
-        if FAULTS[fault.kind] == "race":
-            whose = (
-                f"wave {fault.other_wave}"
-                if fault.group == fault.other_group
-                else f"workgroup {fault.other_group}"
-            )
-            problem = f"races with {name(fault.other)} of {whose} for {_place(fault, listed, buffers)}"
-        elif FAULTS[fault.kind] == "stale":
-            what = f"{_place(fault, listed, buffers)}, which {name(fault.other)} of workgroup {fault.other_group} wrote"
+        here = listed[fault.instruction].operation
+        other = name(fault.other) if fault.other >= 0 else "itself"
+        place = (
+            f"LDS byte {fault.address}" if here.encoding == Encoding.DS else _place(fault.address, buffers)
+        )
+        whose = (
+            f"wave {fault.other_wave}"
+            if fault.group == fault.other_group
+            else f"workgroup {fault.other_group}"
+        )
+        if kind == "race":
+            problem = f"races with {other} of {whose} for {place}"
+        elif kind == "stale":
+            wrote = f"{place}, which {other} of {whose} wrote"
+            problem = f"may read a stale cache line for {wrote}: no GLC, no buffer_gl0_inv"
+        elif kind.endswith("outside"):
+            problem = f"{'reads' if 'load' in here.name else 'writes'} {fault.bytes} bytes outside: {place}"
+        elif kind == "not waited":
             problem = (
-                f"may read a stale cache line for {what}: it has no GLC and no buffer_gl0_inv came before"
+                f"uses a register before s_waitcnt {COUNTERS[fault.bytes]} waits for the load by {other}"
             )
-        elif FAULTS[fault.kind] in ("read outside", "write outside", "LDS outside"):
-            verb = "reads" if FAULTS[fault.kind] == "read outside" else "writes"
-            problem = f"{verb} {fault.bytes} bytes outside: {_place(fault, listed, buffers)}"
-        elif FAULTS[fault.kind] == "not waited":
-            problem = f"uses a register before s_waitcnt {COUNTERS[fault.bytes]} waits for the load{by}"
-        elif FAULTS[fault.kind].startswith("undefined"):
-            memory = fault.other >= 0 and listed[fault.other].operation.encoding != Encoding.DS
-            what = "what is outside of the launch's buffers" if memory else "a value that was never written"
-            problem = f"depends on {what} ({FAULTS[fault.kind]}), read{by or ' by itself'}"
+        elif kind.startswith("undefined"):
+            what = "a value that was never written"
+            if fault.address:
+                what = f"what is outside of the launch's buffers ({_place(fault.address, buffers)})"
+            problem = f"depends on {what} ({kind}), read by {other}"
         else:
-            problem = FAULTS[fault.kind]
-        return f"{name(fault.instruction)} {problem} ({where}, lane {fault.lane})"
+            problem = kind
+        return f"{name(fault.instruction)} {problem} (workgroup {fault.group}, wave {fault.wave}, lane {fault.lane})"
 
 
-def _place(fault: Any, listed: Sequence[Instruction], buffers: Sequence[Buffer]) -> str:
-    if listed[fault.instruction].operation.encoding == Encoding.DS:
-        return f"LDS byte {fault.address}"
-    near = min(buffers, key=lambda b: _distance(b, fault.address))
-    return f"byte {fault.address - near.address} of {near.name}, which has {near.data.nbytes}"
+def _place(address: int, buffers: Sequence[Buffer]) -> str:
+    """The nearest of the launch's own buffers."""
+    near = min((b for b in buffers if b.access), key=lambda b: _distance(b, address))
+    return f"byte {address - near.address} of {near.name}, which has {near.data.nbytes}"
 
 
 def _distance(buffer: Buffer, address: int) -> int:

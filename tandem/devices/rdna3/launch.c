@@ -262,7 +262,7 @@ EXPORT int tandem_rdna3_run(rdna3_program *program, const rdna3_launch *given, r
     }
     for (u32 i = 0; i < launch.instructions; i++) {
         Instruction *in = launch.code + i;
-        in->count = in->lanes = in->segments = in->cycles = 0;
+        in->count = in->lanes = in->segments = in->cycles = in->outside = 0;
     }
     u32 threads = launch.threads[0] * launch.threads[1] * launch.threads[2];
     u32 waves = (threads + (u32)launch.lanes - 1) / (u32)launch.lanes, total = launch.groups[0] * launch.groups[1] * launch.groups[2];

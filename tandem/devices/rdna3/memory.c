@@ -13,6 +13,7 @@ Fault *fault(Wave *w, FaultKind kind) {
                        .wave = w->index};
     bool undefined = kind >= UNDEFINED_ADDRESS && kind <= UNDEFINED_EXEC;
     if (undefined && w->raced.kind && w->raced.instruction == w->taint_origin) w->fault = w->raced;
+    if (undefined && w->taint_origin >= 0) w->fault.address = w->group->launch->code[w->taint_origin].outside;
     if (kind == READ_OUTSIDE || kind == WRITE_OUTSIDE || kind == LDS_OUTSIDE || kind == NOT_REPLICATED) w->fault.other = -1;
     return &w->fault;
 }
@@ -243,6 +244,7 @@ void global_load(Wave *w, Instruction *in) {
         u64 within = at[l] - last->address;
         bool unknown = last->access == OUTSIDE || (last->shadow && reads_in_flight(w, last->shadow, within, bytes, mine, l, at[l]));
         undefined |= (u64)unknown << l;
+        if (last->access == OUTSIDE) in->outside = at[l];
         memcpy(x, from, bytes);
         for (u32 i = 0; i < count; i++) {
             u32 *to = &w->v[(in->result + i) % VGPRS][l];
@@ -334,6 +336,7 @@ void scalar_load(Wave *w, Instruction *in) {
     u8 *from = locate(w, &last, address, bytes, false, 0);
     if (!from) return;
     Access mine = access_by(w, SCALAR, sequence, false);
+    if (last->access == OUTSIDE) in->outside = address;
     bool unknown = last->access == OUTSIDE || (last->shadow && reads_in_flight(w, last->shadow, address - last->address, bytes, mine, 0, address));
     for (u32 i = 0; i < bytes / 4; i++) {
         u32 r = (in->result + i) % SGPRS;

@@ -61,6 +61,7 @@ struct Instruction {
     u32 immediate;
     // What a launch counts: how often it ran; for memory also active lanes, 64-byte segments and LDS cycles.
     u64 count, lanes, segments, cycles;
+    u64 outside;  // an address that it read, of what is not the launch's
 };
 
 // Counters that s_waitcnt waits for. LGKM is two here: LDS answers in order, scalar loads do not.
