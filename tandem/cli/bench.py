@@ -19,7 +19,7 @@ from tandem.cli.bench_tables import print_csv, print_markdown, print_tables
 from tandem.cli.loading import model_file, open_with_npu, resolve_npu, tune_at_first_use
 from tandem.cli.options import UsageError, check_either
 from tandem.cli.terminal import check_writable, note, print_json, without_folder
-from tandem.devices.backends import check_device
+from tandem.devices.backends import check_device, check_timed
 from tandem.errors import RequestError
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SyntheticModel
@@ -97,6 +97,7 @@ def _check(options: argparse.Namespace) -> None:
         check_peer(options.peer or sys.executable)
     check_writable(options.html)
     check_device(options.device, options.split, options.placement)
+    check_timed(options.device)
 
 
 def _print(result: Result, options: argparse.Namespace) -> None:

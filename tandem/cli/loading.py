@@ -36,7 +36,7 @@ def tune_at_first_use(device: str | None, model: Path, no_tune: bool) -> None:
     from tandem.devices import backends
 
     settings, name = read_settings(), device or "auto"
-    if no_tune or not settings.tune or name.startswith("cpu") or "," in name:
+    if no_tune or not settings.tune or name.startswith(("cpu", backends.EMULATED)) or "," in name:
         return
     if name == "auto" and not backends.has_gpu():
         return

@@ -8,11 +8,13 @@ from typing import Any
 
 from tandem.bench.machine import disturbed
 from tandem.cli.terminal import check_writable, printable
+from tandem.devices.backends import check_timed
 from tandem.report.sections import Report
 
 
 def main(options: argparse.Namespace) -> int:
     check_writable(options.output)
+    check_timed(options.device)
     report = Report(options.device, full=options.full, npu=options.npu, threads=options.threads)
     data = report.write(
         options.output, lambda text: print(f"  {printable(text)}", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from tandem.cli import interruptible
 from tandem.cli.loading import model_file
 from tandem.cli.options import check_either
 from tandem.cli.terminal import check_writable, note, print_json, print_table, without_folder
-from tandem.devices.backends import check_device, open_device
+from tandem.devices.backends import check_device, check_timed, open_device
 from tandem.errors import DeviceError, RequestError
 from tandem.model.model import Model, open_model
 from tandem.settings import read_settings
@@ -39,6 +39,7 @@ def main(options: argparse.Namespace) -> int:
     settings, begun = read_settings(), time.perf_counter()
     _check_cache(settings.pipelines)
     check_device(options.device)
+    check_timed(options.device)
     model = _model(options)
     context = min(MAX_CONTEXT, model.config.trained_context)
     program = Planned(model, context, options.kv).program

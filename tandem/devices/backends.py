@@ -111,6 +111,12 @@ def check_device(name: str, split: Sequence[int] | None = None, placement: str =
             backend.check(wanted)
 
 
+def check_timed(name: str) -> None:
+    """Refuses a device whose speed means nothing."""
+    if EMULATED in name.split(","):
+        raise DeviceError(f"{EMULATED} says nothing about speed: choose a device that is there")
+
+
 def check_names(name: str) -> None:
     """Refuses names of unknown back ends."""
     for each in name.split(","):
@@ -122,6 +128,7 @@ def check_names(name: str) -> None:
 def _check_placement(name: str, split: Sequence[int] | None, placement: str) -> None:
     names = name.split(",")
     if len(names) > 1:
+        check_timed(name)  # which divides the work
         if "auto" in names:
             raise DeviceError("auto chooses one device: name each of several")
     elif placement != "layers":

@@ -18,7 +18,7 @@ from tandem.bench.result import Limits
 from tandem.bench.roofline import measure_limits, raised
 from tandem.bench.rounds import Bench, Workload
 from tandem.bench.sensors import Sensors
-from tandem.devices.backends import open_device
+from tandem.devices.backends import check_timed, open_device
 from tandem.devices.device import Device
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.errors import DeviceError
@@ -36,6 +36,7 @@ NEVER = 1_000_000  # tokens of a step: a CPU has no matrix units
 def this_machine(again: bool = False, device: str = "auto", folder: Path | None = None) -> Hardware:
     """The saved measurement; a new one if `again`, or if the device or the calibration has changed."""
     file = (folder or read_settings().pipelines) / "this-machine.json"
+    check_timed(device)
     opened = open_device(device)
     try:
         known = _kept(file, opened.describe())

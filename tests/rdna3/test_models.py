@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tandem import LLM
+from tandem.cli import main
 from tandem.devices.backends import EMULATED, open_device
 from tandem.devices.rdna3.device import EmulatedDevice
 from tandem.errors import DeviceError
@@ -40,10 +41,18 @@ def test_generates_what_the_cpu_does(name: str) -> None:
     assert [r.token_ids for r in got] == [r.token_ids for r in expected]
 
 
-def test_says_that_it_is_emulated_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_that_it_is_emulated_and_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     device = open_device(EMULATED)
     assert isinstance(device, EmulatedDevice) and "emulated" in device.describe()
     device.close()
+    model = str(GOLDENS / "llama.gguf")
+    for command in (["bench", model], ["tune", model], ["report"]):
+        assert main([*command, "--device", EMULATED]) == 1
+        assert "says nothing about speed" in capsys.readouterr().err
+    with pytest.raises(DeviceError, match="says nothing about speed"):
+        open_device(f"{EMULATED},cpu")
     monkeypatch.setenv(MESA, "/nowhere")
     with pytest.raises(DeviceError, match="set TANDEM_RADV to the folder"):
         open_device(EMULATED)

@@ -126,7 +126,8 @@ class Compiler:
             ["env", *(f"{k}={v}" for k, v in values.items()), sys.executable, "-m", "tandem.devices.rdna3.compiler"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
-        self.driver = str(self._answer()["driver"])
+        answer = self._answer()
+        self.driver, self.features = str(answer["driver"]), frozenset(answer["features"])
         if MESA not in self.driver:
             self.close()
             raise DeviceError(f"{self.driver} is here: {NEEDED}")
@@ -163,7 +164,9 @@ def main() -> None:
         vk = Vulkan()
         [(physical, capabilities)] = list_devices(vk, create_instance(vk, closing))
         device = create_device(vk, physical, capabilities, closing)
-        print(json.dumps({"driver": capabilities.driver}), flush=True)
+        print(
+            json.dumps({"driver": capabilities.driver, "features": list(capabilities.features)}), flush=True
+        )
         for line in sys.stdin:
             shader, constants, lanes, scalars, q8_sums = json.loads(line)
             with ExitStack() as one:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,8 +86,9 @@ class EmulatedDevice(VulkanDevice):
         self, folder: Path | None = None, lanes: int = 64, seed: int = 1, family: str = FAMILIES[0]
     ) -> None:
         """`folder`, `family`: see Compiler. `lanes`: of waves whose size the engine leaves to the driver."""
-        self.name, self.capabilities, self.choices = NAME, PHOENIX, PHOENIX.choices
         self.compiler, self.lanes, self.seed, self.counting = Compiler(folder, family), lanes, seed, False
+        self.name, self.choices = NAME, PHOENIX.choices
+        self.capabilities = replace(PHOENIX, driver=self.compiler.driver, features=self.compiler.features)
         self.limit = LIMIT
         self.q8_sums = True
         self.arenas: dict[str, Arena] = {}  # type: ignore[assignment]
