@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,26 @@ from tandem.server.http.uvicorn_server import SWITCH_INTERVAL
 from tandem.server.openai import chat, completions, responses
 from tandem.server.utility_routes import DetokenizeRequest, TokenizeRequest, _detokenized, _tokenized
 from tests.cli.tiny_model import write_tiny_model
-from tests.hostile.attacks import CHAT, EXHAUSTION, Attack, MiB, attacking, watched
+from tests.hostile.attacks import (
+    ATTEMPTS,
+    CHAT,
+    EXHAUSTION,
+    MAX_GAP,
+    MAX_HEALTH,
+    MAX_LOG,
+    MAX_MEMORY,
+    Attack,
+    attacking,
+    check_harm,
+    watched,
+)
 from tests.hostile.stall_attacks import ATTACKS, INTERSECTION, PATTERNS, send
 from tests.packages import model_path
 from tests.server.servers import Running, serving
 
 SECONDS = 1.0  # of each attack
-MAX_MEMORY, MAX_LOG, MAX_HEALTH, MAX_GAP = 200 * MiB, 100_000, 0.5, 3.0
 MAX_HOLD = 0.05  # s of the GIL: two steps of the streams below
 CONTEXT = 2048
-ATTEMPTS = 3  # other processes of the machine make gaps too, but not each time
 
 
 PREPARATION: dict[str, tuple[type[BaseModel], Callable[[LLM, Any], Any]]] = {
@@ -99,10 +109,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_health_is_answered_under_an_attack(server: Running, name: str) -> None:
-    with watched(server) as harm, attacking(server, from_another_process(name)):
-        time.sleep(SECONDS)
-    print(harm)
-    assert harm.health < MAX_HEALTH and harm.memory < MAX_MEMORY and harm.log < MAX_LOG, harm
+    check_harm(server, from_another_process(name), SECONDS)
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in NOT_PREPARED])
@@ -268,69 +275,62 @@ def test_too_many_responses_are_refused(server: Running) -> None:
 # ---- grammars
 
 
-@pytest.mark.parametrize(
-    "constraint",
-    [{"grammar": f"start: T\nT: {INTERSECTION}\n"}, {"json_schema": PATTERNS}],
-    ids=["intersection", "patterns"],
-)
-def test_a_grammar_that_does_not_end_is_ended(constraint: dict[str, Any]) -> None:
-    bad, good = (grammar_text(SamplingParams(**one)) for one in (constraint, {"regex": "a+"}))
+ENDLESS: dict[str, dict[str, Any]] = {
+    "intersection": {"grammar": f"start: T\nT: {INTERSECTION}\n"},
+    "patterns": {"json_schema": PATTERNS},
+}
 
-    async def check() -> None:
+
+def with_process(check: Callable[[GrammarProcess, str, str], Coroutine[Any, Any, None]], name: str) -> None:
+    """Calls `check` with a process, a grammar that does not end and one that does."""
+
+    async def run() -> None:
         process = GrammarProcess()
         try:
-            with pytest.raises(RequestError, match="too complex"):
-                await process.check(bad)
-            await process.check(good)  # in a new process
-            with pytest.raises(RequestError, match="too complex"):
-                await process.check(bad)  # remembered
+            bad, good = (grammar_text(SamplingParams(**one)) for one in (ENDLESS[name], {"regex": "a+"}))
+            await check(process, bad, good)
         finally:
             await process.close()
 
-    asyncio.run(check())
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_grammar_that_does_not_end_is_ended(name: str) -> None:
+    async def check(process: GrammarProcess, bad: str, good: str) -> None:
+        with pytest.raises(RequestError, match="too complex"):
+            await process.check(bad)
+        await process.check(good)  # in a new process
+        with pytest.raises(RequestError, match="too complex"):
+            await process.check(bad)  # remembered
+
+    with_process(check, name)
 
 
 def test_a_cancelled_check_does_not_answer_the_next() -> None:
-    bad, good = (
-        grammar_text(SamplingParams(**one))
-        for one in ({"grammar": f"start: T\nT: {INTERSECTION}\n"}, {"regex": "a+"})
-    )
+    async def check(process: GrammarProcess, bad: str, good: str) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(process.check(bad), 0.5)
+        await process.check(good)
 
-    async def check() -> None:
-        process = GrammarProcess()
-        try:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(process.check(bad), 0.5)
-            await process.check(good)
-        finally:
-            await process.close()
-
-    asyncio.run(check())
+    with_process(check, "intersection")
 
 
 def test_a_killed_process_is_not_the_grammars_fault() -> None:
     """It is not remembered: the next request starts another process."""
-    bad, good = (
-        grammar_text(SamplingParams(**one))
-        for one in ({"grammar": f"start: T\nT: {INTERSECTION}\n"}, {"regex": "a+"})
-    )
 
-    async def check() -> None:
-        process = GrammarProcess()
-        try:
-            checking = asyncio.create_task(process.check(bad))
-            while process._process is None:
-                await asyncio.sleep(0.01)
-            os.kill(process._process.pid, signal.SIGKILL)
-            with pytest.raises(OutOfMemoryError, match="try again"):
-                await checking
-            await process.check(good)
-            with pytest.raises(RequestError, match="too complex"):
-                await process.check(bad)
-        finally:
-            await process.close()
+    async def check(process: GrammarProcess, bad: str, good: str) -> None:
+        checking = asyncio.create_task(process.check(bad))
+        while process._process is None:
+            await asyncio.sleep(0.01)
+        os.kill(process._process.pid, signal.SIGKILL)
+        with pytest.raises(OutOfMemoryError, match="try again"):
+            await checking
+        await process.check(good)
+        with pytest.raises(RequestError, match="too complex"):
+            await process.check(bad)
 
-    asyncio.run(check())
+    with_process(check, "intersection")
 
 
 def test_a_large_grammar_is_refused() -> None:

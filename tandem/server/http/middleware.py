@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from tandem.devices.host_memory import require_memory
 from tandem.errors import OutOfMemoryError
+from tandem.native import load
 from tandem.server.http import errors
 from tandem.server.http.apis import STREAMS
 from tandem.server.settings import ServerSettings, read_api_keys
@@ -245,7 +246,7 @@ class Exchange:
             seconds = self._settings.read_timeout
             raise Refusal(408, f"the request did not arrive within {seconds:g} s: send it faster") from None
         self._body = b"".join(parts)
-        values = sum(map(self._body.count, (b",", b":", b"[", b"{")))
+        values = load().tandem_json_count(self._body, len(self._body))
         self.parsed_bytes = TEXT_BYTES * len(self._body) + VALUE_BYTES * values
 
     async def receive(self) -> Message:
