@@ -36,9 +36,15 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
 
 def write_whole(path: str | os.PathLike[str], *parts: bytes) -> None:
-    """Writes a file. Others see the former one or the new one, whole. If it cannot be written, the former one stays."""
+    """Writes a file. Others see the former one or the new one, whole. If it cannot be written, the former one stays.
+
+    A link stays, and the file it leads to is written. Raises OSError also for a folder, a pipe and a device.
+    """
+    path = os.path.realpath(path)
+    if os.path.lexists(path) and not os.path.isfile(path):  # a link that is left leads back to itself
+        raise OSError(errno.EINVAL, NOT_REGULAR, path)
     # A name of its own: two writers do not mix, and nothing that is there is opened.
-    unfinished = Path(f"{os.fspath(path)}.{os.getpid()}-{get_ident()}.part")
+    unfinished = Path(f"{path}.{os.getpid()}-{get_ident()}.part")
     with open(unfinished, "xb") as file:
         try:
             for part in parts:

@@ -6,6 +6,7 @@ almost anything else, since until then Python answers Ctrl-C with a traceback.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -14,11 +15,15 @@ TYPE_CHECKING = False  # as in tandem/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from _typeshed import ReadableBuffer
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. `arguments`: those of the process if None."""
     if arguments is None:
         signal.signal(signal.SIGINT, _exit_on_interrupt)
+        if sys.stderr is not None:
+            sys.stderr = _remarks()
         _open_closed()
         import warnings
 
@@ -53,6 +58,24 @@ def _open_closed() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+class _Unfailing(io.FileIO):
+    """Drops what cannot be written: a full disk under a log must not end a server, nor change an exit code."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        try:
+            return super().write(data) or len(data)  # type: ignore[arg-type]
+        except OSError:
+            return len(data)  # type: ignore[arg-type]
+
+
+def _remarks() -> io.TextIOWrapper:
+    """stderr, whose errors are ignored."""
+    raw = _Unfailing(sys.stderr.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), sys.stderr.encoding, sys.stderr.errors, line_buffering=True
+    )
 
 
 def _sentence(error: Exception) -> str:

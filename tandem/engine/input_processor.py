@@ -65,8 +65,11 @@ class InputProcessor:
             if not prompt:
                 raise RequestError("the prompt is empty: give at least one character")
             return self.tokenizer.encode(prompt)
+        tokens = as_items(prompt)
         try:
-            return [operator.index(token) for token in as_items(prompt)]
+            if bool in map(type, tokens):
+                raise TypeError
+            return [operator.index(token) for token in tokens]
         except TypeError:
             raise RequestError(NOT_A_PROMPT) from None
 

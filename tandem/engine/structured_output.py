@@ -16,7 +16,7 @@ import numpy as np
 
 from tandem.devices.host_memory import require_memory
 from tandem.engine.params import SamplingParams
-from tandem.errors import RequestError
+from tandem.errors import OutOfMemoryError, RequestError
 from tandem.program.step_inputs import Ints
 
 if TYPE_CHECKING:
@@ -89,13 +89,10 @@ class ConstraintCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         """`vocab`: the model's vocabulary size, which may be larger than the tokenizer's."""
-        try:
-            from llguidance import LLTokenizer, TokenizerWrapper
-        except ImportError:
-            raise RequestError("structured output needs the package llguidance: install it") from None
+        llguidance = _import_llguidance()
         require_memory(VOCABULARY_BYTES * vocab)
-        words = TokenizerWrapper(_Vocabulary(tokenizer))
-        self._tokenizer = LLTokenizer(words, n_vocab=vocab, eos_token=sorted(tokenizer.eos_ids))
+        words = llguidance.TokenizerWrapper(_Vocabulary(tokenizer))
+        self._tokenizer = llguidance.LLTokenizer(words, n_vocab=vocab, eos_token=sorted(tokenizer.eos_ids))
         self._vocab, self._eos_ids = vocab, tokenizer.eos_ids
         self._compiled: dict[str, Any] = {}  # grammar -> matcher; the oldest is forgotten first
         self._lock = threading.Lock()
@@ -140,6 +137,16 @@ class _Vocabulary:
         return self._tokenizer.encode(text, bos=False, continues=True)
 
 
+def _import_llguidance() -> Any:
+    try:
+        import llguidance
+    except ModuleNotFoundError:
+        raise RequestError("structured output needs the package llguidance: install it") from None
+    except ImportError as error:  # it is there, and its library cannot be mapped
+        raise OutOfMemoryError from error
+    return llguidance
+
+
 def parser_limits() -> Any:
     """The limits of a constraint's compilation, and of its masks."""
     from llguidance import LLParserLimits
@@ -154,12 +161,9 @@ def parser_limits() -> Any:
 
 def grammar_text(params: SamplingParams) -> str:
     """The constraint of a request as a grammar of llguidance."""
+    llguidance = _import_llguidance()
     try:
-        from llguidance import LLMatcher
-    except ImportError:
-        raise RequestError("structured output needs the package llguidance: install it") from None
-    try:
-        text = _grammar_text(LLMatcher, params)
+        text = _grammar_text(llguidance.LLMatcher, params)
     except (ValueError, TypeError, RecursionError) as error:
         raise _refused(params, str(error)) from None
     if len(text) > MAX_SOURCE:

@@ -91,7 +91,7 @@ def fetch_file(repo: str, commit: str, file: RemoteFile, target: Path, progress:
     """Downloads one file of a hub repository to `target`; resumes from `target.incomplete` if there is one."""
     url = f"{_hub()}/{quote(repo)}/resolve/{commit}/{quote(file.name)}"
     part = target.with_name(target.name + ".incomplete")
-    with disk_errors_explained(target.parent), open(part, "ab") as out:
+    with disk_errors_explained(target.parent), open(part, "ab", opener=_without_waiting) as out:
         _lock(out, part)
         if target.exists():
             return  # another process finished it between the caller's check and our lock
@@ -115,6 +115,11 @@ def fetch_file(repo: str, commit: str, file: RemoteFile, target: Path, progress:
             )
         os.fsync(out.fileno())
         os.replace(part, target)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file. A pipe that nobody reads is an error."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def fetch_package(package: Package, target: Path, progress: Progress) -> None:

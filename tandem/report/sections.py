@@ -30,6 +30,7 @@ from tandem.doctor import checks
 from tandem.doctor.gpu import capability_data
 from tandem.engine.engine import Engine
 from tandem.errors import DeviceLostError, DoesNotFitError, TandemError
+from tandem.files import write_whole
 from tandem.kernels import matmul
 from tandem.kernels.kernel import Array
 from tandem.kernels.matmul_dispatch import MAX_DOT_TOKENS, has_coopmat
@@ -114,11 +115,11 @@ def sentence(error: Exception) -> str:
 
 def _save(file: Path, data: Data) -> Data:
     clean: Data = checks.without_names(data)
-    special = file.exists() and not file.is_file()  # a pipe or /dev/null is written to, not replaced
-    partial = file if special else file.with_name(f"{file.name}.part")
-    partial.write_text(json.dumps(clean, indent=1, allow_nan=False) + "\n")
-    if not special:
-        partial.replace(file)
+    text = json.dumps(clean, indent=1, allow_nan=False) + "\n"
+    if file.exists() and not file.is_file():  # a pipe or /dev/null is written to, not replaced
+        file.write_text(text)
+    else:
+        write_whole(file, text.encode())
     return clean
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from hashlib import blake2b
 from pathlib import Path
 
@@ -106,3 +107,23 @@ def test_a_file_made_up_by_someone_is_refused(tmp_path: Path) -> None:
             with pytest.raises(StateFileError, match="does not hold what its header says: save it again"):
                 llm.restore(state)
         assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
+
+
+def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
+    pipe, folder, loop, link = (tmp_path / name for name in ("pipe", "folder", "loop", "link"))
+    os.mkfifo(pipe)
+    folder.mkdir()
+    loop.symlink_to(loop)
+    link.symlink_to(tmp_path / "state")
+    special = (pipe, folder, loop)
+    before = [path.lstat() for path in special]
+    with open_llm() as llm:
+        computed(llm, PROMPT)
+        for path in special:
+            with pytest.raises(StateFileError, match=f"{path} cannot be written: not a regular file"):
+                llm.save(PROMPT, path)
+        for _ in range(2):
+            assert llm.save(PROMPT, link) == 64
+            assert llm.restore(tmp_path / "state") == PROMPT[:64]
+    assert [path.lstat()[:3] for path in special] == [status[:3] for status in before]
+    assert link.is_symlink() and len(list(tmp_path.iterdir())) == 5

@@ -186,6 +186,8 @@ BYTES = (b"x", bytearray(b"x"), memoryview(b"x"))  # they are sequences of numbe
         ("generate", ["a", 5]),
         *((method, bytes_) for method in ("generate", "stream", "embed", "logits") for bytes_ in BYTES),
         ("generate", [b"x"]),
+        ("generate", [True, False]),
+        ("detokenize", [True]),
         ("generate", {1, 2}),
         ("generate", frozenset({1})),
         ("generate", {1: 2}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -15,8 +16,8 @@ import numpy as np
 import pytest
 
 from tandem import LLM, SamplingParams
-from tandem.engine.structured_output import ConstraintCompiler
-from tandem.errors import RequestError
+from tandem.engine.structured_output import ConstraintCompiler, grammar_text
+from tandem.errors import OutOfMemoryError, RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.simulation import FixedCost
 from tests.models.test_reference import GOLDENS
@@ -255,3 +256,25 @@ def test_constrained_output_begins_without_the_space_that_some_vocabularies_add(
         assert llm.tokenizer.add_space_prefix
         assert llm.generate("x", choices=["{yes}"], max_tokens=20).text == "{yes}"
         assert llm.generate("x", json_schema={"const": {"a": 1}}, max_tokens=40).text.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected", "words"),
+    [
+        (ModuleNotFoundError("No module named 'llguidance'"), RequestError, "install it"),
+        (ImportError("failed to map segment from shared object"), OutOfMemoryError, "not enough memory"),
+        (MemoryError(), MemoryError, None),
+    ],
+)
+def test_a_package_that_cannot_be_loaded_is_not_absent(
+    failure: Exception, expected: type[Exception], words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "llguidance":
+                raise failure
+
+    monkeypatch.delitem(sys.modules, "llguidance")
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(expected, match=words):
+        grammar_text(SamplingParams(regex="a"))

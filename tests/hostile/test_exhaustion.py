@@ -239,6 +239,10 @@ def test_the_limit_of_open_files_limits_connections(server: Running) -> None:
 def test_addresses_of_one_network_count_together() -> None:
     assert network_of("192.0.2.7") == "192.0.2.7"
     assert network_of("2001:db8::1") == network_of("2001:db8::ffff:2") != network_of("2001:db8:0:1::1")
+    # Clients of a server that listens on "::".
+    assert network_of("::ffff:192.0.2.7") == "192.0.2.7" != network_of("::ffff:192.0.2.8")
+    assert network_of("::1") != network_of("::ffff:127.0.0.1") != network_of("::")
+    assert network_of("fe80::1%lo") == network_of("fe80::2")
 
 
 def test_a_client_that_does_not_read_a_large_response_is_disconnected(model: Path, tmp_path: Path) -> None:

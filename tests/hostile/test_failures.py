@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
+import shlex
+import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +22,9 @@ from tandem import LLM
 from tandem.devices.tuned_choices import Choices, read_choices, write_choices
 from tandem.devices.vulkan.pipelines import Pipelines
 from tandem.errors import StateFileError
+from tests.cli.tiny_model import write_tiny_model
 from tests.models.test_reference import GOLDENS
+from tests.server.servers import PATIENCE, wait_until
 
 PROMPT = list(range(3, 40))
 SAVE_FOR_EVER = """
@@ -89,3 +96,27 @@ def test_a_full_disk_keeps_the_state_that_was_there(tmp_path: Path) -> None:
             llm.save(PROMPT, "/dev/full/state")
         assert llm.generate(PROMPT, max_tokens=4).token_ids == expected
         assert llm.restore(state) == PROMPT[:32]
+
+
+@pytest.mark.parametrize("log", ["2>/dev/full", "2>&-"])
+def test_a_log_that_cannot_be_written_stops_no_server(log: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    model = write_tiny_model(tmp_path / "tiny.gguf")
+    command = shlex.join([sys.executable, "-m", "tandem", "serve", str(model), "--port", str(port)])
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+
+    def ready() -> bool:
+        assert process.poll() is None
+        with suppress(OSError):
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).status == 200
+        return False
+
+    with subprocess.Popen(f"exec {command} {log}", shell=True, env=env) as process:
+        try:
+            wait_until(ready)
+            for _ in range(200):  # lines that fill a buffer
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=PATIENCE).close()
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0

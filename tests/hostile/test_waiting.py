@@ -20,12 +20,15 @@ from tandem.doctor.caches import is_json, is_pipeline_cache
 from tandem.errors import (
     ContextError,
     DeviceError,
+    DownloadError,
     ModelFileError,
     ModelNotFoundError,
     RequestError,
     StateFileError,
 )
 from tandem.gguf.file import GGUF
+from tandem.model.catalogue import RemoteFile
+from tandem.model.download import fetch_file
 from tandem.server.settings import read_api_keys, read_settings_file
 from tests.models.test_reference import GOLDENS
 
@@ -197,3 +200,10 @@ def test_pipes_and_devices_are_no_files(not_files: list[Path], tmp_path: Path) -
         assert time.monotonic() - start < 1
         assert llm.restore(tmp_path / "state") == PROMPT[:32]
     assert not list(tmp_path.glob("*-*.part"))
+
+
+def test_a_download_does_not_go_on_into_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf.incomplete")
+    file = RemoteFile("model.gguf", 1, "0" * 64)
+    with within(5), pytest.raises(DownloadError, match="cannot write to"):
+        fetch_file("user/repo", "0" * 40, file, tmp_path / "model.gguf", lambda *_: None)

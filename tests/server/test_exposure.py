@@ -46,7 +46,7 @@ def test_an_open_server_without_keys_rejects_names_of_others(exposed: Running) -
         assert exposed.ask("/v1/models", host=host)[0] == 200, host
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site"])
 def test_a_page_of_another_origin_cannot_send_a_get(exposed: Running, site: str) -> None:
     """An image or a script has no Origin; a link to the web page is allowed, one to an endpoint is not."""
     for path in ("/v1/models", "/health", "/metrics", "/live", "/page/chat.js", "/"):

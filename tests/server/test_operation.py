@@ -325,6 +325,8 @@ def test_requests_have_ids_and_a_line_each(server: Running) -> None:
     made = headers["x-request-id"]
     server.ask("/v1/models", x_forwarded_for="1.2.3.4 GET /forged 200", x_request_id="behind-a-proxy")
     assert len(made) == 16 and made != "two words"
+    _, headers, _ = server.ask("/v1/models", x_request_id="\xe9\xaa", x_forwarded_for="\xe9\xaa")
+    assert headers["x-request-id"].isascii()
     wait_until(
         lambda: all(id in server.log.read_text() for id in ("from-the-client.1", made, "behind-a-proxy"))
     )
@@ -332,7 +334,7 @@ def test_requests_have_ids_and_a_line_each(server: Running) -> None:
     assert any("from-the-client.1 127.0.0.1 GET /v1/models 200 " in line for line in lines)
     assert any(f"{made} 127.0.0.1 GET /no/such\\npath 404 " in line for line in lines)
     assert any("behind-a-proxy - GET /v1/models 200 " in line for line in lines)
-    assert not any("secret" in line or "forged" in line for line in lines)
+    assert not any("\xe9" in line or "secret" in line or "forged" in line for line in lines)
 
 
 # ---- settings

@@ -347,8 +347,15 @@ def allowed_connections(wanted: int) -> int:
 
 
 def network_of(address: str) -> str:
-    """The address, or the network of 64 bits of an IPv6 address: one client may have a whole network."""
-    return str(ipaddress.ip_network((address, 64), strict=False)) if ":" in address else address
+    """The address, or the network of 64 bits of an IPv6 address: one client may have a whole network.
+
+    A socket for both versions shows IPv4 clients as ::ffff:192.0.2.7, all of which are one such network.
+    """
+    if ":" not in address:
+        return address
+    version6 = ipaddress.IPv6Address(address)
+    mapped = version6.ipv4_mapped
+    return str(mapped or ipaddress.ip_network((version6.packed, 64), strict=False))
 
 
 def error_response(status: int, message: str) -> bytes:

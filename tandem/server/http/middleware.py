@@ -197,7 +197,7 @@ class Exchange:
         self.scope, self._receive, self._send, self._settings = scope, receive, send, settings
         self._task, self._begun = asyncio.current_task(), time.perf_counter()
         given = self.header(b"x-request-id")
-        self.id = given if re.fullmatch(r"[\w.-]{1,64}", given) else secrets.token_hex(8)
+        self.id = given if re.fullmatch(r"[\w.-]{1,64}", given, re.ASCII) else secrets.token_hex(8)
         self.origin = ""  # of an allowed web page of another origin
         self.expired = False
         self.is_served = False  # it has passed all checks, and is not open to everyone
@@ -216,7 +216,7 @@ class Exchange:
     def is_cross_origin(self) -> bool:
         """Whether a web page of another origin caused the request. Browsers send no Origin with a GET of an image, a
         script or a link; what they send tells it all the same. A link to one of our pages is welcome."""
-        if self.header(b"sec-fetch-site") not in ("cross-site", "same-site"):
+        if self.header(b"sec-fetch-site").lower() not in ("cross-site", "same-site"):
             return False
         opens = self.header(b"sec-fetch-mode"), self.header(b"sec-fetch-dest"), self.scope["method"]
         return opens != ("navigate", "document", "GET") or self.scope["path"] not in PAGES
@@ -323,7 +323,7 @@ class Exchange:
         requested = self.header(b"access-control-request-headers")
         allowed = (
             requested
-            if re.fullmatch(r"[\w, -]{1,2000}", requested)
+            if re.fullmatch(r"[\w, -]{1,2000}", requested, re.ASCII)
             else "authorization, content-type, x-api-key"
         )
         headers = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-max-age", b"600")]
@@ -361,7 +361,7 @@ class Exchange:
             return
         seconds = time.perf_counter() - self._begun
         client = (self.scope.get("client") or ("-",))[0]  # a local proxy may send any text
-        client = client if re.fullmatch(r"[\w.:%-]{1,64}", client) else "-"
+        client = client if re.fullmatch(r"[\w.:%-]{1,64}", client, re.ASCII) else "-"
         # Without the query, which may contain keys.
         path = self.scope["path"].encode("unicode_escape").decode()[:200]
         how = "" if self._complete else " cut"
