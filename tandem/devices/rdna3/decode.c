@@ -209,8 +209,8 @@ static void run_past_the_end(Wave *w, Instruction *in) {
 }
 static const Operation END_OF_CODE = {"the end of the code", SOPP, 0, run_past_the_end, NONE, {NONE, NONE, NONE}, 0, 0, false};
 
-// Fills `out` with the instructions of a shader; returns how many. -1: `*bad_word` is not known. Two words after the last may be
-// read, and two instructions after the last are needed.
+// Fills `out` with the instructions of a shader; returns how many. -1: `*bad_word` is not known. Two words after the last may
+// be read, and room for two instructions after the last is needed.
 i32 decode(const u32 *words, u32 count, Instruction *out, u32 room, u32 *bad_word) {
     index_operations();
     u32 n = 0, at = 0;

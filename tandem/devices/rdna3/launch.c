@@ -265,7 +265,8 @@ EXPORT int tandem_rdna3_run(rdna3_program *program, const rdna3_launch *given, r
         in->count = in->lanes = in->segments = in->cycles = in->outside = 0;
     }
     u32 threads = launch.threads[0] * launch.threads[1] * launch.threads[2];
-    u32 waves = (threads + (u32)launch.lanes - 1) / (u32)launch.lanes, total = launch.groups[0] * launch.groups[1] * launch.groups[2];
+    u32 waves = (threads + (u32)launch.lanes - 1) / (u32)launch.lanes;
+    u32 total = launch.groups[0] * launch.groups[1] * launch.groups[2];
     u32 resident = total < RESIDENT_GROUPS ? total : RESIDENT_GROUPS;
     Group groups[RESIDENT_GROUPS] = {0};
     made &= waves <= MAX_WAVES && make_groups(&launch, groups, resident, waves);

@@ -46,8 +46,8 @@ static void expect(Wave *w, u32 r, u32 count, Counter counter, u32 sequence) {
 
 // ---- order: who may see whose access
 
-// Whether an atomic of a's group after `a` is followed by one of this group on the same address: then `a` is ordered before what
-// follows. Returns the number of atomics up to that one; 0: no.
+// Whether an atomic of a's group after `a` is followed by one of this group on the same address: then `a` is ordered before
+// what follows. Returns the number of atomics up to that one; 0: no.
 static u32 acquired(const Launch *launch, const Access *a, u32 group) {
     for (u32 i = 0; i < launch->release_count; i++) {
         const Release *r = launch->releases + i;
@@ -69,7 +69,8 @@ static bool ordered(const Wave *w, const Access *a) {
 
 static Fault race(const Wave *w, const Access *a, u32 lane, u64 address) {
     return (Fault){.kind = RACE, .instruction = index_of(w), .other = a->instruction, .group = w->group->index,
-                   .wave = w->index, .lane = lane, .other_group = a->group, .other_wave = a->wave, .address = address, .bytes = 4};
+                   .wave = w->index, .lane = lane, .other_group = a->group, .other_wave = a->wave, .address = address,
+                   .bytes = 4};
 }
 static void conflict(Wave *w, const Access *a, u32 lane, u64 address) {
     if (!w->fault.kind) w->fault = race(w, a, lane, address);
@@ -108,8 +109,8 @@ static void note_lds_read(Wave *w, Shadow *cells, u32 at, u32 bytes, Access mine
     }
 }
 
-// What another workgroup wrote is in L2. A cache line that was loaded before hides it, unless the load passes the cache by (GLC)
-// or the wave has emptied it since.
+// What another workgroup wrote is in L2. A cache line that was loaded before hides it, unless the load passes the cache by
+// (GLC) or the wave has emptied it since.
 static bool may_be_stale(const Wave *w, const Access *a) {
     return a->group != w->group->index && !w->current->glc && acquired(w->group->launch, a, w->group->index) > w->invalidated;
 }
@@ -221,6 +222,20 @@ static u32 loaded(const Operation *op, u32 old, u32 x) {
     return x;
 }
 
+static void fill(Wave *w, const Operation *op, u32 r, u32 lane, const u32 *x) {
+    for (u32 i = 0; i < registers_of(op->bytes); i++) {
+        u32 *to = &w->v[(r + i) % VGPRS][lane];
+        *to = op->bytes < 4 ? loaded(op, *to, x[i]) : x[i];
+    }
+}
+
+// Whether what is read at an address is not the launch's, or another wave is writing it.
+static bool unreliable(Wave *w, Instruction *in, const Region *r, u64 address, Access mine, u32 lane) {
+    if (r->access == OUTSIDE) in->outside = address;
+    if (r->access == OUTSIDE || !r->shadow) return r->access == OUTSIDE;
+    return reads_in_flight(w, r->shadow, address - r->address, in->op->bytes, mine, lane, address);
+}
+
 static void define(Wave *w, u32 r, u32 count, u64 lanes, u64 undefined) {
     for (u32 i = r; i < r + count; i++) {
         w->undefined[i % VGPRS] = (w->undefined[i % VGPRS] & ~lanes) | undefined;
@@ -241,15 +256,9 @@ void global_load(Wave *w, Instruction *in) {
         u32 l = (u32)__builtin_ctzll(left), x[4] = {0};
         u8 *from = locate(w, &last, at[l], bytes, false, l);
         if (!from) return;
-        u64 within = at[l] - last->address;
-        bool unknown = last->access == OUTSIDE || (last->shadow && reads_in_flight(w, last->shadow, within, bytes, mine, l, at[l]));
-        undefined |= (u64)unknown << l;
-        if (last->access == OUTSIDE) in->outside = at[l];
+        undefined |= (u64)unreliable(w, in, last, at[l], mine, l) << l;
         memcpy(x, from, bytes);
-        for (u32 i = 0; i < count; i++) {
-            u32 *to = &w->v[(in->result + i) % VGPRS][l];
-            *to = bytes < 4 ? loaded(in->op, *to, x[i]) : x[i];
-        }
+        fill(w, in->op, in->result, l, x);
     }
     define(w, in->result, count, w->active, undefined);
     if (w->group->launch->counting) count_segments(in, at, w->active, bytes);
@@ -336,8 +345,7 @@ void scalar_load(Wave *w, Instruction *in) {
     u8 *from = locate(w, &last, address, bytes, false, 0);
     if (!from) return;
     Access mine = access_by(w, SCALAR, sequence, false);
-    if (last->access == OUTSIDE) in->outside = address;
-    bool unknown = last->access == OUTSIDE || (last->shadow && reads_in_flight(w, last->shadow, address - last->address, bytes, mine, 0, address));
+    bool unknown = unreliable(w, in, last, address, mine, 0);
     for (u32 i = 0; i < bytes / 4; i++) {
         u32 r = (in->result + i) % SGPRS;
         settle_s(w, r);
@@ -373,10 +381,7 @@ void scratch_load(Wave *w, Instruction *in) {
         u8 *from = scratch_at(w, in, l, bytes);
         if (!from) return;
         memcpy(x, from, bytes);
-        for (u32 i = 0; i < count; i++) {
-            u32 *to = &w->v[(in->result + i) % VGPRS][l];
-            *to = bytes < 4 ? loaded(in->op, *to, x[i]) : x[i];
-        }
+        fill(w, in->op, in->result, l, x);
     }
     define(w, in->result, count, w->active, 0);
     in->lanes += (u64)__builtin_popcountll(w->active);
@@ -429,7 +434,7 @@ static void load_from_lds(Wave *w, Instruction *in, const u32 *base, u32 offset,
                 origin = g->lds_origin[d] >= 0 ? g->lds_origin[d] : index_of(w);
             }
         memcpy(x, g->lds + at[l], bytes);
-        for (u32 i = 0; i < count; i++) w->v[(result + i) % VGPRS][l] = bytes < 4 ? loaded(in->op, w->v[(result + i) % VGPRS][l], x[i]) : x[i];
+        fill(w, in->op, result, l, x);
     }
     for (u32 i = 0; i < count; i++) {
         u32 to = (result + i) % VGPRS;

@@ -337,7 +337,8 @@ static void unpack(Wave *w, const Instruction *in, int i, Lanes half[2]) {
 #define ENTRY(name, encoding, code, run, R, A, B, C) {name, encoding, code, run, R, {A, B, C}, 0, 0, false}
 #define S1(code, name, R, A, X, SCC) ENTRY(#name, SOP1, code, name, R, A, NONE, NONE),
 #define SAVEEXEC(code, name, X)                                                                                                \
-    ENTRY(#name "_b32", SOP1, code, name##_b32, U32, U32, NONE, NONE), ENTRY(#name "_b64", SOP1, code + 1, name##_b64, U64, U64, NONE, NONE),
+    ENTRY(#name "_b32", SOP1, code, name##_b32, U32, U32, NONE, NONE),                                                         \
+    ENTRY(#name "_b64", SOP1, code + 1, name##_b64, U64, U64, NONE, NONE),
 #define S2(code, name, R, A, X, SCC) ENTRY(#name, SOP2, code, name, R, A, A, NONE),
 #define S2_BITS(code, name, T, X, SCC) ENTRY(#name, SOP2, code, name, T, T, T, NONE),
 #define S2_64(code, name, R, X, SCC) ENTRY(#name, SOP2, code, name, R, R, U32, NONE),

@@ -1,5 +1,4 @@
-// Operations that are more than an expression. Part of operations.c.
-// ---- control flow
+// Branches, and operations that are more than an expression. Part of operations.c.
 
 static void branch(Wave *w, const Instruction *in, bool undefined, bool taken) {
     if (undefined) fault(w, UNDEFINED_BRANCH);
@@ -9,8 +8,6 @@ static void branch_vcc(Wave *w, const Instruction *in, bool if_zero) {
     u64 vcc = lane_mask(w, VCC);
     branch(w, in, w->taint != 0, !vcc == if_zero);
 }
-
-// ---- operations that are more than an expression
 
 // The mask or carry that VOP3 names; VCC in shorter encodings.
 static u64 mask_operand(Wave *w, const Instruction *in) {
@@ -277,6 +274,9 @@ static void wmma_i32_iu8(Wave *w, Instruction *in) {
     matrix_rows(w, in, c);
     for (int m = 0; m < 16; m++)
         for (int n = 0; n < 16; n++)
-            for (u32 k = 0; k < 4; k++) c[m][n] = dot4(w->v[(ra + k) % VGPRS][m], w->v[(rb + k) % VGPRS][n], c[m][n], in->negate);
+            for (u32 k = 0; k < 4; k++) {
+                u32 a = w->v[(ra + k) % VGPRS][m], b = w->v[(rb + k) % VGPRS][n];
+                c[m][n] = dot4(a, b, c[m][n], in->negate);
+            }
     write_matrix(w, in, c, undefined_m, undefined_n);
 }
