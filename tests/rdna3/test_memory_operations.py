@@ -20,6 +20,7 @@ from tests.rdna3.assemble import (
     run,
     smem,
     sop1,
+    sop2,
     sopp,
     vop1,
     vop2,
@@ -298,3 +299,35 @@ def test_every_memory_operation_is_tested() -> None:
     here |= {f"s_load_b{32 * dwords}" for dwords in (1, 2, 4, 8, 16)}
     kinds = (Encoding.GLOBAL, Encoding.SCRATCH, Encoding.DS, Encoding.SMEM)
     assert {o.name for o in operations() if o.encoding in kinds} == here
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ([memory("global_store_b32", 1, data=9, base=0)], "undefined store"),
+        (
+            [vop2("v_add_nc_u32", 3, 256 + 9, 1), memory("global_store_b32", 1, data=3, base=0)],
+            "undefined store",
+        ),
+        ([memory("global_load_b32", 9, result=3, base=0)], "undefined address"),
+        ([sopp("s_cbranch_scc0", 0)], "undefined branch"),
+        ([sop1("s_mov_b32", EXEC, 20)], "undefined exec"),
+    ],
+)
+def test_registers_that_were_never_written(code: list[list[int]], kind: str) -> None:
+    with pytest.raises(Fault, match=rf"depends on a value that was never written \({kind}\)") as fault:
+        run([vop2("v_lshlrev_b32", 1, constant(2), 0), *code, sopp("s_nop")], filled())
+    assert fault.value.kind == kind
+
+
+def test_undefined_values_may_be_computed_with() -> None:
+    """As compilers do: lanes that are not chosen, bits that are masked."""
+    choose = [sop1("s_mov_b32", 106, constant(0)), vop2("v_cndmask_b32", 3, 256 + 1, 9)]
+    masked = [sop2("s_and_b32", 5, 20, constant(0)), sopp("s_cbranch_scc1", 0)]
+    code = [
+        vop2("v_lshlrev_b32", 1, constant(2), 0),
+        *choose,
+        *masked,
+        memory("global_store_b32", 1, data=3, base=0),
+    ]
+    assert run(code, np.full(64, 5, np.uint32))[0] == 0
