@@ -51,7 +51,7 @@ class Server:
         except Exception as error:
             self.failure = error
             unexpected = None if isinstance(error, TandemError) else error
-            LOG.error("%s cannot be loaded: %s", name, message_of(error), exc_info=unexpected)
+            LOG.error("%s cannot be loaded: %s", name, error, exc_info=unexpected)
 
     def fatal(self) -> Exception | None:
         """The error that ends the server: its only model cannot be loaded."""
@@ -59,7 +59,7 @@ class Server:
 
     def health(self) -> tuple[Literal["ok", "loading", "failed"], str]:
         """(status, reason) for /health."""
-        failures = [str(one.llm.failure) for one in self.models.loaded() if one.llm.failure]
+        failures = [message_of(one.llm.failure) for one in self.models.loaded() if one.llm.failure]
         if failures:
             return "failed", failures[0]
         if self._first and not self._first.done():

@@ -23,6 +23,7 @@ from tandem.server.http.apis import api_of
 LOG = logging.getLogger("tandem.server")
 RETRY_SECONDS = "1"
 UNION_MEMBER = r"^(str|int|float|bool)$|^[A-Z]|\["  # pydantic's names of the members of a union type
+FOLDERS = r"(?<![\w/.:])/(?:[^/:;,\n]+/)+"  # of an absolute path
 
 # (exception, status, OpenAI's error code): the first match counts; any other TandemError is a 500.
 STATUS: tuple[tuple[type[errors.TandemError], int, str | None], ...] = (
@@ -64,10 +65,12 @@ def status_of(error: BaseException) -> tuple[int, str | None]:
 
 
 def message_of(error: BaseException) -> str:
-    """The message for the client: of our own errors only, since others may reveal internals."""
-    return (
-        str(error) if isinstance(error, errors.TandemError) else "internal server error: see the server's log"
-    )
+    """The message for the client: of our own errors only, since others may reveal internals; files without folders."""
+    if isinstance(error, errors.RequestError):
+        return str(error)  # about what the client sent
+    if isinstance(error, errors.TandemError):
+        return re.sub(FOLDERS, "", str(error))
+    return "internal server error: see the server's log"
 
 
 def response(

@@ -21,7 +21,8 @@ from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
 from tandem import __version__
-from tandem.errors import QueueFullError, RequestError, TandemError
+from tandem.engine.models import Models
+from tandem.errors import ModelNotFoundError, QueueFullError, RequestError, TandemError
 from tandem.gguf.file import GGUF
 from tandem.model.registry import is_known, resolve_name
 from tandem.server.core.serving import Server, get_server
@@ -65,6 +66,11 @@ class ModelDetails(TypedDict):
     families: list[str]
     parameter_size: str
     quantization_level: str
+
+
+UNKNOWN = ModelDetails(
+    parent_model="", format="gguf", family="unknown", families=[], parameter_size="", quantization_level=""
+)
 
 
 class ListedModel(TypedDict):
@@ -114,11 +120,10 @@ class Version(TypedDict):
 
 @router.get("/api/tags")
 async def tags(request: Request) -> ModelTags:
-    """The models of this server."""
+    """The models of this server whose files are there."""
     models = get_server(request).models
-    return ModelTags(
-        models=[await asyncio.to_thread(_listed_model, name, models.path(name)) for name in models.names()]
-    )
+    found = [await asyncio.to_thread(_listed_if_there, models, name) for name in models.names()]
+    return ModelTags(models=[listed for listed in found if listed])
 
 
 @router.get("/api/ps")
@@ -127,7 +132,7 @@ async def processes(request: Request) -> RunningModels:
     server = get_server(request)
     found = []
     for loaded in server.models.loaded():
-        listed = await asyncio.to_thread(_listed_model, loaded.name, server.models.path(loaded.name))
+        listed = await asyncio.to_thread(_listed_if_there, server.models, loaded.name)
         expires = (
             datetime.fromtimestamp(loaded.expires, UTC)
             if loaded.expires
@@ -138,8 +143,8 @@ async def processes(request: Request) -> RunningModels:
                 name=loaded.name,
                 model=loaded.name,
                 size=loaded.nbytes,
-                digest=listed["digest"],
-                details=listed["details"],
+                digest=listed["digest"] if listed else "",
+                details=listed["details"] if listed else UNKNOWN,
                 expires_at=expires.isoformat(),
                 size_vram=0 if loaded.device == "cpu" else loaded.nbytes,
             )
@@ -248,6 +253,14 @@ async def _pull_progress(server: Server, name: str) -> AsyncGenerator[str, None]
     yield json_line(PullStatus(status="success"))
 
 
+def _listed_if_there(models: Models, name: str) -> ListedModel | None:
+    """None for a model whose file is missing, or no file: it must not hide the others."""
+    try:
+        return _listed_model(name, models.path(name))
+    except (OSError, ModelNotFoundError):
+        return None
+
+
 def _listed_model(name: str, path: Path) -> ListedModel:
     stat = path.stat()
     modified = datetime.fromtimestamp(stat.st_mtime, UTC).isoformat()
@@ -263,14 +276,7 @@ def _model_details(path: Path, _changed: int) -> ModelDetails:
     try:
         gguf = GGUF.open(path)
     except TandemError:  # a broken file must not hide the other models
-        return ModelDetails(
-            parent_model="",
-            format="gguf",
-            family="unknown",
-            families=[],
-            parameter_size="",
-            quantization_level="",
-        )
+        return UNKNOWN
     try:
         family = str(gguf.get("general.architecture", "unknown"))
         count = sum(math.prod(tensor.shape) for tensor in gguf.tensors.values())
