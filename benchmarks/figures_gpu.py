@@ -171,6 +171,25 @@ def h200_steady() -> str:
     return rows_of(head, lines)
 
 
+# ---- weight formats
+
+
+@figure
+def formats_h200() -> str:
+    """Results of benchmarks.gpu_formats."""
+    lines = []
+    for run in read("formats-h200")["runs"]:
+        for layout, rows in run["formats"].items():
+            cells = list(rows.values())
+            name = f"{run['model']} {layout.upper()}" + (", before" if run.get("before") else "")
+            rates = [f"{cell['tok_s']:,.0f}" for cell in cells]
+            lines.append([name, *rates, f"{cells[0]['GB_s']:,.0f}", f"{cells[-1]['TFLOP_s']:,.0f}"])
+    return rows_of(
+        ["", "1", "2", "4", "8", "9", "16", "32", "64", "prefill", "GB/s", "TFLOP/s"],
+        lines,
+    )
+
+
 # ---- before and after the renaming
 
 

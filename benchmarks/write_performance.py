@@ -10,6 +10,7 @@ of the functions in figures*.py; each takes the newest file of its kind, by the 
     DATE-serving.json       the servers                    DATE-quality.json       KL and perplexity
     DATE-h200.json          the GPU                        DATE-tune-h200.json, -tune-lavapipe.json, -tune-cpu.json
     DATE-renaming-h200.json, -renaming-cpu.json    two commits side by side
+    DATE-formats-h200.json                         weight formats, of gpu_formats.py
 """
 
 from __future__ import annotations

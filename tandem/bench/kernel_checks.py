@@ -103,7 +103,7 @@ def check_kernel(device: AnyDevice, name: str, cases: Iterator[Case]) -> Checked
 
 def large_matmuls(rng: np.random.Generator) -> Iterator[Case]:
     """Shapes with whole and ragged tiles for the matrix units."""
-    for layout in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k"):
+    for layout in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "f16", "bf16"):
         for tokens, rows, columns, epilogue, out_q8 in (
             (12, 144, 1024, 0, 0),
             (30, 256, 1024, 1, 1),

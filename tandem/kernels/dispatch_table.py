@@ -24,7 +24,9 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "attention_rope": attention_dispatch.attention_rope,
     **{f"embed_{layout}": embed.dispatch for layout in LAYOUTS},
     "expand_coopmat": matmul_dispatch.expand_coopmat,
+    "expand_coopmat_f32": matmul_dispatch.expand_coopmat,
     "expand_coopmat_reg": matmul_dispatch.expand_coopmat_reg,
+    "expand_coopmat_reg_f32": matmul_dispatch.expand_coopmat_reg,
     "glu": glu.dispatch,
     **{f"matmul_{layout}": matmul_dispatch.matmul for layout in LAYOUTS},
     **{

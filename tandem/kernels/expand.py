@@ -1,8 +1,8 @@
-"""Expands quantised activations to float16 in scratch memory, in the order that cooperative matrix matmuls read.
+"""Expands activations to float16 in scratch memory, in the order that cooperative matrix matmuls read.
 
-For GPUs only (coopmat_activations.slang), before such a matmul. `expand_coopmat` writes float16 [tokens][columns], both
-padded to whole tiles, for matmul_coopmat.slang; `expand_coopmat_reg` writes them in the order in which the lanes of a
-subgroup load them, for matmul_coopmat_reg.slang.
+For GPUs only, before such a matmul. Activations are int8, or with 16-bit float weights float32 (NAME_f32).
+`expand_coopmat` writes float16 [tokens][columns], both padded to whole tiles; `expand_coopmat_reg` writes them in the
+order in which the lanes of a subgroup load them. All are entry points of coopmat_activations.slang.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tandem.kernels.dispatch import COUNTER_BYTES
 from tandem.kernels.kernel import SCRATCH_ADDRESS, Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.matmul import token_count
 from tandem.kernels.matmul_dispatch import REG_TOKENS, covered_tokens, padded_columns, reg_tiles
+from tandem.kernels.panels import LAYOUTS
 from tandem.kernels.q8_tiles import q8_bytes
 
 SHRINK = np.float32(1 / 16)  # scale of activations that keeps sums in float16 range (panels.slang)
@@ -24,17 +25,20 @@ BYTE_ORDER = (0, 2, 1, 3)  # four bytes become float16 in pairs of every second 
 
 def _halves(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts, rows: int, columns: int) -> Array:
     """float16 [rows][columns / 4][4 in BYTE_ORDER]; 0 past the last token and column."""
-    blocks, tokens = arrays["x"], token_count(scalars, counts)
-    scale = (blocks["scale"] * SHRINK).astype(np.float16)
-    values = (blocks["q"].astype(np.float16) * scale[..., None]).swapaxes(1, 2)  # [tiles, TILE, K / 32, 32]
+    x, tokens, width = arrays["x"], token_count(scalars, counts), int(scalars["columns"])
+    if x.dtype == np.float32:
+        values = (x[:, :width] * SHRINK).astype(np.float16)
+    else:
+        scale = (x["scale"] * SHRINK).astype(np.float16)
+        values = (x["q"].astype(np.float16) * scale[..., None]).swapaxes(1, 2)  # [tiles, TILE, K / 32, 32]
     padded = np.zeros((rows, columns), np.float16)
-    padded[:tokens, : int(scalars["columns"])] = values.reshape(-1, int(scalars["columns"]))[:tokens]
+    padded[:tokens, :width] = values.reshape(-1, width)[:tokens]
     return padded.reshape(rows, -1, 4)[..., BYTE_ORDER]
 
 
 def expanded_bytes(kernel: str, scalars: Scalars, counts: Counts) -> int:
     tokens, columns = token_count(scalars, counts), int(scalars["columns"])
-    if kernel == COOPMAT_REG.name:
+    if kernel.startswith("expand_coopmat_reg"):
         return COUNTER_BYTES + 2 * columns * REG_TOKENS * reg_tiles(tokens)
     return COUNTER_BYTES + 2 * padded_columns(columns) * covered_tokens(tokens, bool(scalars["epilogue"]))
 
@@ -58,9 +62,13 @@ def _coopmat_reg(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) 
     return _store(arrays, halves.reshape(shape).transpose(2, 0, 1, 4, 3, 5))
 
 
-def _kernel(name: str, reference: object) -> Kernel:
+def _kernel(name: str, reference: object, layout: str) -> Kernel:
+    """`layout`: of weights whose matmul reads such activations."""
+
     def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
-        x = q8_bytes(token_count(scalars, counts), int(scalars["columns"]))
+        tokens, columns = token_count(scalars, counts), int(scalars["columns"])
+        q8 = LAYOUTS[layout].quantised
+        x = q8_bytes(tokens, columns) if q8 else 4 * ((tokens - 1) * int(scalars["x_stride"]) + columns)
         return {"x": x, "expanded": expanded_bytes(name, scalars, counts)}
 
     def cost(scalars: Scalars, counts: Counts) -> Cost:
@@ -69,7 +77,7 @@ def _kernel(name: str, reference: object) -> Kernel:
 
     def cases(rng: np.random.Generator) -> Iterator[Case]:
         for tokens, columns, epilogue in ((9, 512, 0), (16, 64, 0), (30, 96, 1), (64, 256, 2), (100, 256, 0)):
-            of_matmul = matmul.make_case("q4_0", tokens, 64, columns, epilogue, 0, rng)
+            of_matmul = matmul.make_case(layout, tokens, 64, columns, epilogue, 0, rng)
             halves = np.zeros(expanded_bytes(name, of_matmul.scalars, of_matmul.counts) // 2, np.float16)
             arrays = {"x": of_matmul.arrays["x"], "expanded": halves}
             yield Case(f"{tokens}x{columns}", arrays, of_matmul.scalars, of_matmul.counts)
@@ -77,10 +85,10 @@ def _kernel(name: str, reference: object) -> Kernel:
     return Kernel(
         name=name,
         buffers=(
-            Buffer("x", "r"),  # q8 [T, columns]
+            Buffer("x", "r"),  # q8 or float32 [T, columns]
             Buffer("expanded", "w", SCRATCH_ADDRESS),  # float16, after the counters
         ),
-        scalars=matmul.BY_LAYOUT["q4_0"].scalars,  # the scalars of the matmul
+        scalars=matmul.BY_LAYOUT[layout].scalars,  # the scalars of the matmul
         grid=lambda scalars: Grid(int(scalars["columns"]) // 32, "rows" if scalars["count"] else "tokens"),
         cost=cost,
         extents=extents,
@@ -90,6 +98,10 @@ def _kernel(name: str, reference: object) -> Kernel:
     )
 
 
-COOPMAT, COOPMAT_REG = _kernel("expand_coopmat", _coopmat), _kernel("expand_coopmat_reg", _coopmat_reg)
-KERNELS = [COOPMAT, COOPMAT_REG]
+KERNELS = [
+    _kernel("expand_coopmat", _coopmat, "q4_0"),
+    _kernel("expand_coopmat_f32", _coopmat, "f16"),
+    _kernel("expand_coopmat_reg", _coopmat_reg, "q4_0"),
+    _kernel("expand_coopmat_reg_f32", _coopmat_reg, "f16"),
+]
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}

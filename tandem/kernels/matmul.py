@@ -157,15 +157,11 @@ def _panel_scales(layout: str, chunks: Array, blocks: int) -> tuple[Array, Array
         return scale, -32 * scale
     if blocks == 8:
         begin = 2048 + (512 if layout == "q5_k" else 0)
-        words = (
-            np.ascontiguousarray(chunks[..., begin : begin + 192])
-            .view(np.uint32)
-            .reshape(*chunks.shape[:2], 3, PANEL_ROWS)
-        )
-        shift = 8 * np.arange(4, dtype=np.uint32)[:, None]
-        byte = [(words[:, :, i, None] >> shift) & 255 for i in range(3)]  # [panels, chunks, 4, 16]
-        s = np.concatenate([byte[0] & 63, (byte[2] & 15) | (byte[0] >> 6) << 4], axis=2)
-        m = np.concatenate([byte[1] & 63, (byte[2] >> 4) | (byte[1] >> 6) << 4], axis=2)
+        low = chunks[..., begin : begin + 128].reshape(*chunks.shape[:2], 8, PANEL_ROWS)
+        pairs = chunks[..., begin + 128 : begin + 192].reshape(*chunks.shape[:2], 4, 1, PANEL_ROWS)
+        upper = (pairs >> np.array([[0], [4]], np.uint8)).reshape(low.shape)
+        s = (low & 15) | (upper & 3) << 4
+        m = (low >> 4) | (upper & 12) << 2
         d, dmin = halves(begin + 192)[:, :, None], halves(begin + 224)[:, :, None]
         return (s * d)[:, :, :, None], (-(m * dmin))[:, :, :, None]
     begin = {"q4_0": 256, "q4_1": 256, "q5_0": 320, "q5_1": 320, "q8_0": 512}[layout]

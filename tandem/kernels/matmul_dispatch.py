@@ -20,12 +20,14 @@ Path = Literal["float", "integer_dot", "coopmat_reg", "coopmat"]
 # or with weights in registers (MAX_DOT_TOKENS_REG).
 MAX_DOT_TOKENS = 8
 MAX_DOT_TOKENS_REG = 2
+MAX_FLOAT_TOKENS = 4  # the same for float weights, which dot products multiply in float32
 ENOUGH_THREADS = {"discrete": 128_000, "integrated": 20_000}  # threads that fill a GPU of this kind
 # Panels of a vocabulary-sized matmul, which has more rows than a GPU has subgroups.
 HEAD_PANELS = 4096
+FLOAT_TYPES = ("f16", "bf16")  # on matrix units, in the order of float_panels.slang
 # Blocks of 32 columns that a lane has in flight for one token and for two: ENTRIES of matmul.slang.
 BLOCKS_IN_FLIGHT = {
-    "q4_0": (2, 2), "q4_1": (2, 2), "q5_0": (2, 2), "q5_1": (2, 2), "q8_0": (2, 2), "q4_k": (1, 1), "q5_k": (1, 1),
+    "q4_0": (2, 2), "q4_1": (2, 2), "q5_0": (2, 2), "q5_1": (2, 2), "q8_0": (2, 2), "q4_k": (2, 2), "q5_k": (2, 2),
     "q6_k": (2, 1),
 }  # fmt: skip
 
@@ -37,10 +39,9 @@ def matmul(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     choice = gpu.choices.of("matmul", scalars, tokens)
     path = matmul_path(scalars, counts, gpu)
     if path == "float":
-        workgroups = panels // 4 if scalars["epilogue"] else panels
-        return Dispatch(workgroups, constants=(choice.get("threads", 128),))
+        return _matmul_float(layout, scalars, panels, tokens, gpu, choice)
     if path == "coopmat_reg":
-        tiles = coopmat_reg_tiles(int(scalars["columns"]), tokens, gpu)
+        tiles = coopmat_reg_tiles(int(scalars["columns"]), tokens, gpu, LAYOUTS[layout].quantised)
         return _matmul_coopmat_reg(layout, scalars, panels, tokens, tiles, choice)
     if path == "coopmat":
         return _matmul_coopmat(layout, scalars, panels, tokens)
@@ -51,18 +52,22 @@ def matmul_path(scalars: Scalars, counts: Counts, gpu: Gpu) -> Path:
     """The shader for a matmul: for float weights, with integer dot products, or with cooperative matrices whose weights
     are in registers or go through shared memory."""
     layout, tokens, columns = layout_of(scalars), token_count(scalars, counts), int(scalars["columns"])
-    if not LAYOUTS[layout].quantised:
+    quantised = LAYOUTS[layout].quantised
+    if not quantised and (layout not in FLOAT_TYPES or tokens <= MAX_FLOAT_TOKENS or columns % 32):
         return "float"
     choice = gpu.choices.of("matmul", scalars, tokens)  # "integer_dot": not on matrix units
-    in_registers = coopmat_reg_tiles(columns, tokens, gpu) or tokens <= MAX_DOT_TOKENS
+    in_registers = coopmat_reg_tiles(columns, tokens, gpu, quantised) or (
+        quantised and tokens <= MAX_DOT_TOKENS
+    )
     if gpu.register_coopmat and in_registers and not choice.get("integer_dot", tokens <= MAX_DOT_TOKENS_REG):
         return "coopmat_reg"
     fits = 2 * (tokens + 127) * (columns + 63) < SCRATCH_WORDS_BYTES
     # The shader has 32-bit offsets into the weights.
     fits = fits and LAYOUTS[layout].matrix_bytes(int(scalars["rows"]), columns) < 1 << 32
-    if not choice.get("integer_dot", tokens <= MAX_DOT_TOKENS) and fits and has_coopmat(gpu):
+    few = quantised and tokens <= MAX_DOT_TOKENS
+    if not choice.get("integer_dot", few) and fits and has_coopmat(gpu):
         return "coopmat"
-    return "integer_dot"
+    return "integer_dot" if quantised else "float"
 
 
 def has_coopmat(gpu: Gpu) -> bool:
@@ -70,6 +75,25 @@ def has_coopmat(gpu: Gpu) -> bool:
     shape = (16, 16, 16, "f16", "f16", "f32")
     has_shape = any((s.m, s.n, s.k, s.a, s.b, s.c) == shape for s in gpu.matrix_shapes)
     return has_shape and gpu.subgroup_min <= 32 <= gpu.subgroup_max and gpu.shared_memory >= 48 << 10
+
+
+# ---- float weights
+
+
+def _matmul_float(
+    layout: str, scalars: Scalars, panels: int, tokens: int, gpu: Gpu, choice: Choice
+) -> Dispatch:
+    """Computes 1, 2, 4 or (F32) 8 tokens at a time; with GLU, a workgroup computes four panels, one after the other."""
+    workgroups = panels // 4 if scalars["epilogue"] else panels
+    max_tokens = 8 if layout == "f32" else 4  # sums of 8 rows for 8 tokens do not fit in registers
+    tokens_at_a_time = min(max_tokens, 1 << (tokens - 1).bit_length())
+    wanted = ENOUGH_THREADS.get(gpu.kind, 1) / workgroups
+    sizes = [n for n in (64, 128, 256, 512) if n <= gpu.workgroup_invocations]
+    threads = choice.get("threads", min(sizes, key=lambda n: abs(math.log(n / wanted))))
+    partial_sums = threads // gpu.subgroup_min * PANEL_ROWS * tokens_at_a_time
+    return Dispatch(
+        workgroups, shader=f"matmul_{layout}_t{tokens_at_a_time}", constants=(threads, partial_sums)
+    )
 
 
 # ---- integer dot products
@@ -135,6 +159,10 @@ def rows_per_sum(gpu: Gpu) -> int:
 # ---- cooperative matrices, with weights in registers
 
 COOPMAT_REG_SUMS = 3072  # float4s of shared memory for the partial sums of matmul_coopmat_reg.slang
+SHARING = 4  # subgroups that share decoded weights, of matmul_coopmat_reg.slang
+# Workgroups from which sharing is faster, and the same where decoding takes longer.
+MIN_SHARING_WORKGROUPS, MIN_SHARING_WORKGROUPS_SLOW = 256, 128
+SLOW_TO_DECODE = ("q5_1", "q5_k", "q6_k", *FLOAT_TYPES)
 REG_TOKENS = 8  # tokens of a tile: columns of the matrix of activations
 
 
@@ -144,11 +172,12 @@ def reg_tiles(tokens: int) -> int:
     return tiles * -(-tokens // (REG_TOKENS * tiles))
 
 
-def coopmat_reg_tiles(columns: int, tokens: int, gpu: Gpu) -> int:
-    """Tiles that a matmul reads from scratch memory; 0: it reads the quantised activations themselves."""
-    tiles = reg_tiles(tokens)
+def coopmat_reg_tiles(columns: int, tokens: int, gpu: Gpu, quantised: bool = True) -> int:
+    """Tiles that a matmul reads from scratch memory; 0: it reads the quantised activations themselves, or is not on
+    matrix units."""
+    tiles, few = reg_tiles(tokens), MAX_DOT_TOKENS if quantised else MAX_FLOAT_TOKENS
     fits = 2 * REG_TOKENS * columns * tiles <= SCRATCH_WORDS_BYTES
-    return tiles if gpu.register_coopmat and tokens > MAX_DOT_TOKENS and fits else 0
+    return tiles if gpu.register_coopmat and tokens > few and fits else 0
 
 
 def _matmul_coopmat_reg(
@@ -160,6 +189,18 @@ def _matmul_coopmat_reg(
     """
     glu, tiles = bool(scalars["epilogue"]), min(8, expanded or 1)
     groups = max(1, expanded // 8)
+    workgroups = -(-panels // 4)
+    enough = MIN_SHARING_WORKGROUPS_SLOW if layout in SLOW_TO_DECODE else MIN_SHARING_WORKGROUPS
+    if groups > 1 and choice.get("shared", workgroups * -(-groups // SHARING) >= enough):
+        return Dispatch(
+            workgroups,
+            groups,
+            shader=f"matmul_{_shader_layout(layout)}_su2n8",
+            constants=(32 * SHARING, 1, *_float_type(layout)),
+            subgroup=32,
+            scratch="r",
+            expand=_expand("expand_coopmat_reg", layout),
+        )
     pairs = 2 if glu or groups > 1 else 1  # pairs of panels per subgroup
     # split_k: subgroups that share the columns of the same rows, more where rows are few; units: subgroups with rows of
     # their own.
@@ -183,12 +224,26 @@ def _matmul_coopmat_reg(
     return Dispatch(
         -(-panels // (2 * pairs * units)),
         groups,
-        shader=f"matmul_{layout}_{'x' if expanded else 'q'}u{pairs}n{tiles}",
-        constants=(32 * split_k * units, split_k),
+        shader=f"matmul_{_shader_layout(layout)}_{'x' if expanded else 'q'}u{pairs}n{tiles}",
+        constants=(32 * split_k * units, split_k, *_float_type(layout)),
         subgroup=32,
         scratch="r" if expanded else "",
-        expand="expand_coopmat_reg" if expanded else "",
+        expand=_expand("expand_coopmat_reg", layout) if expanded else "",
     )
+
+
+def _shader_layout(layout: str) -> str:
+    return layout if LAYOUTS[layout].quantised else "float"
+
+
+def _float_type(layout: str) -> tuple[int, ...]:
+    """The constant by which a shader for all float weights is told their type."""
+    return () if LAYOUTS[layout].quantised else (FLOAT_TYPES.index(layout),)
+
+
+def _expand(kernel: str, layout: str) -> str:
+    """The kernel that expands a matmul's activations: int8, or float32 with float weights."""
+    return kernel if LAYOUTS[layout].quantised else f"{kernel}_f32"
 
 
 def expand_coopmat_reg(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
@@ -201,13 +256,22 @@ def expand_coopmat_reg(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
 
 def _matmul_coopmat(layout: str, scalars: Scalars, panels: int, tokens: int) -> Dispatch:
     """One workgroup computes 32 or 64 rows for up to 64 tokens, or 128 rows for 128 tokens."""
-    covered, kernel = covered_tokens(tokens, bool(scalars["epilogue"])), f"matmul_{layout}"
+    covered = covered_tokens(tokens, bool(scalars["epilogue"]))
+    kernel = f"matmul_{_shader_layout(layout)}"
     if covered >= 128:
         grid, shader = (-(-panels // 8), covered // 128), f"{kernel}_many"
     else:
         height = 4 if scalars["epilogue"] else 2
         grid, shader = (-(-panels // height), 1), f"{kernel}_p{height}n{covered // 16}"
-    return Dispatch(*grid, shader=shader, subgroup=32, scratch="r", expand="expand_coopmat")
+    constants = (0, 0, *_float_type(layout)) if not LAYOUTS[layout].quantised else ()  # 0: not in this shader
+    return Dispatch(
+        *grid,
+        shader=shader,
+        constants=constants,
+        subgroup=32,
+        scratch="r",
+        expand=_expand("expand_coopmat", layout),
+    )
 
 
 def covered_tokens(tokens: int, glu: bool) -> int:

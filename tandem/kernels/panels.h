@@ -65,23 +65,19 @@ ALWAYS_INLINE void q8_0_scales(const uint8_t *chunk, f32x16 *scale, f32x16 *mini
     minimum[0] = f_mul(scale[0], f_set(-128.0f));
 }
 
-// The file's own 12 bytes of 6-bit scales and minima, as three 32-bit words per row:
-// word 0 = scales 0-3 in its bytes' low 6 bits, word 1 = minima 0-3, word 2 = low 4 bits of scales 4-7 (low
-// nibbles) and minima 4-7 (high nibbles); their upper 2 bits are the top bits of words 0 and 1.
+// The 6-bit scales and minima of 8 blocks, so ordered that 4 rows of a block are 4 bytes next to each other, for GPUs:
+// [8 blocks][16 rows] bytes with the low 4 bits of scale (low nibble) and minimum (high nibble), then [4 pairs of
+// blocks][16 rows] bytes with the upper bits of the first block's scale and minimum and of the second block's.
 ALWAYS_INLINE void k_scales(const uint8_t *p, f32x16 *scale, f32x16 *minimum) {
-    i32x16 word0 = i_load(p), word1 = i_load(p + 64), word2 = i_load(p + 128);
-    i32x16 six = i_set(63), four = i_set(15), upper = i_set(48);
+    i32x16 four = i_set(15), upper = i_set(48);
     f32x16 d = f_from_half((const half *)(p + 192));
     f32x16 dmin = f_mul(f_from_half((const half *)(p + 224)), f_set(-1.0f));
-    for (int j = 0; j < 4; j++) {
-        i32x16 s = i_and(i_shr(word0, 8 * j), six), m = i_and(i_shr(word1, 8 * j), six);
-        i32x16 s_upper = i_and(i_shr(word0, 8 * j + 2), upper), m_upper = i_and(i_shr(word1, 8 * j + 2), upper);
-        i32x16 s2 = i_or(i_and(i_shr(word2, 8 * j), four), s_upper);
-        i32x16 m2 = i_or(i_and(i_shr(word2, 8 * j + 4), four), m_upper);
-        scale[j] = f_mul(f_from_int(s), d);
-        minimum[j] = f_mul(f_from_int(m), dmin);
-        scale[4 + j] = f_mul(f_from_int(s2), d);
-        minimum[4 + j] = f_mul(f_from_int(m2), dmin);
+    for (int b = 0; b < 8; b++) {
+        i32x16 low = i_from_bytes((const int8_t *)p + 16 * b), bits = i_from_bytes((const int8_t *)p + 128 + 16 * (b / 2));
+        i32x16 s = i_or(i_and(low, four), i_and(b % 2 ? bits : i_shl(bits, 4), upper));
+        i32x16 m = i_or(i_and(i_shr(low, 4), four), i_and(b % 2 ? i_shr(bits, 2) : i_shl(bits, 2), upper));
+        scale[b] = f_mul(f_from_int(s), d);
+        minimum[b] = f_mul(f_from_int(m), dmin);
     }
 }
 

@@ -1,7 +1,8 @@
 """Models of published shapes with random weights, generated in device memory without a file: for benchmarks.
 
 `gemma-3-27b:q4_0` has every matrix in q4_0 except the embedding, which is also the LM head and is q6_k as in published
-files. Speed does not depend on the weights; the text of such a model is random.
+files. `gemma-3-27b:q4_k_m` mixes q4_k and q6_k as published files of that name do. Speed does not depend on the
+weights; the text of such a model is random.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from tandem.program.weight_plan import WeightPlan
 PATTERN_BYTES = 16 << 20  # random bytes for each layout, repeated over its matrices
 HEAD_LAYOUT = "q6_k"  # layout of the head in published files, except in files of the WIDER formats
 WIDER = ("q8_0", "f16", "bf16", "f32")
+# Mixtures of published files: most matrices in the first layout; in some layers, MIXED matrices in the second.
+MIXTURES = {"q4_k_m": ("q4_k", "q6_k"), "q5_k_m": ("q5_k", "q6_k")}
+MIXED = ("attn_v.weight", "ffn_down.weight")
 
 
 def _gemma3(
@@ -83,9 +87,10 @@ class SyntheticModel(Model):
     def __init__(self, name: str, layers: int | None = None) -> None:
         shape, _, layout = name.lower().partition(":")  # formats are written both ways
         layout = layout or "q4_0"
-        if shape not in SHAPES or layout not in LAYOUTS:
+        if shape not in SHAPES or layout not in (*LAYOUTS, *MIXTURES):
+            formats = ", ".join((*LAYOUTS, *MIXTURES))
             raise ModelNotFoundError(
-                f"no synthetic model {name!r}: use one of {', '.join(SHAPES)}, then : and one of {', '.join(LAYOUTS)}"
+                f"no synthetic model {name!r}: use one of {', '.join(SHAPES)}, then : and one of {formats}"
             )
         full = SHAPES[shape]
         count = layers or full.layers
@@ -100,14 +105,17 @@ class SyntheticModel(Model):
         heads = ("token_embd.weight", "output.weight")
         shapes = self.architecture.tensors(self.config)
         return {
-            name: (head if name in heads else self._layout(shape[1]), *shape)
+            name: (head if name in heads else self._layout(name, shape[1]), *shape)
             for name, shape in shapes.items()
             if len(shape) == 2
         }
 
-    def _layout(self, columns: int) -> str:
+    def _layout(self, name: str, columns: int) -> str:
         """Returns the layout as in published files: q8_0 replaces a format whose blocks do not divide the row."""
-        return self.layout if columns % LAYOUTS[self.layout].span == 0 else "q8_0"
+        layout, better = MIXTURES.get(self.layout, (self.layout, self.layout))
+        if name.endswith(MIXED) and _has_better(int(name.split(".")[1]), self.config.layers):
+            layout = better
+        return layout if columns % LAYOUTS[layout].span == 0 else "q8_0"
 
     def nbytes(self, choose: ChooseLayout) -> int:
         return sum(choose(*matrix).matrix_bytes(*matrix[1:]) for matrix in self.matrices().values())
@@ -127,6 +135,12 @@ class SyntheticModel(Model):
             values = np.concatenate([_vector(part, tables) for part in vector.parts])
             padded[: len(values)] = values
             device.write(vector.tensor, padded.view(np.uint8))
+
+
+def _has_better(layer: int, layers: int) -> bool:
+    """Whether a K_M mixture stores MIXED matrices of this layer better: the first and last eighths, and every third."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _fill(device: Device, tensor: Tensor, pattern: Array) -> None:

@@ -67,7 +67,7 @@ def test_dispatches_fit_a_gpu_with_matrix_units(register_coopmat: bool) -> None:
             assert all(n >= 0 for n in each.constants)
             if named := re.search(r"_[qx]u(\d)n(\d)$", each.shader):
                 pairs, tiles = map(int, named.groups())
-                threads, split_k = each.constants
+                threads, split_k = each.constants[:2]
                 assert threads <= device.workgroup_invocations
                 units, size = threads // 32 // split_k, 64 * pairs * tiles  # float4s of a subgroup
                 assert split_k // 2 * units * size <= COOPMAT_REG_SUMS

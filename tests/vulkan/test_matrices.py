@@ -28,6 +28,7 @@ from tests.vulkan.harness import check_case, check_matmul, open_device
 SOFTWARE = Path(__file__).with_name("software_matrices.slang")
 TYPES = {"Weights": "SoftwareA", "Tokens": "SoftwareB", "Keys": "SoftwareB", "Sums": "SoftwareC"}
 LAYOUTS = ("q4_0", "q4_k", "q6_k")
+FLOAT_LAYOUTS = ("f16", "bf16")
 MODULES = ["attention_coopmat", "attention_multi_subgroup", "attention_rope", "matmul_coopmat_reg"]
 SHARED = "attention_coopmat_common"  # what those of attention import
 
@@ -40,7 +41,7 @@ def in_software(text: str) -> str:
     text = text.replace("return WaveReadLaneAt(v, lane);", "return software_of_lane(v, lane);")
     text = text.replace("[ForceUnroll]", "[loop]")  # software takes minutes to compile long code
     text = re.sub(r"\{ (take_\w+|matmul)<", r"{ this_thread = thread; \1<", text)
-    return re.sub(rf"^ENTRIES\((?!{'|'.join(LAYOUTS)}\)).*\n", "", text, flags=re.M)
+    return re.sub(rf"^QUANTISED\((?!{'|'.join(LAYOUTS)}\)).*\n", "", text, flags=re.M)
 
 
 def without_splits(rule: DispatchRule) -> DispatchRule:
@@ -71,7 +72,7 @@ def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setattr(compile_shaders, "KERNELS", sources)
         compile_shaders.compile_modules(MODULES, shaders)
         patch.setattr(shader_modules, "SPIRV", shaders)
-        for name in ("attention", *(f"matmul_{layout}" for layout in LAYOUTS)):
+        for name in ("attention", *(f"matmul_{layout}" for layout in (*LAYOUTS, *FLOAT_LAYOUTS))):
             patch.setitem(DISPATCH_RULES, name, without_splits(DISPATCH_RULES[name]))
         patch.setattr(attention_dispatch, "attention", DISPATCH_RULES["attention"])
         patch.setattr(attention_dispatch, "HEAD_LANES", 8)  # a subgroup's, here
@@ -87,6 +88,7 @@ def matmuls() -> Iterator[Case]:
         ("q4_0", 3, 4112, 64, 0), ("q4_0", 4, 128, 64, 1),  # the former in two pairs of panels
         ("q4_0", 5, 40, 512, 0), ("q4_0", 12, 128, 512, 2), ("q4_0", 30, 96, 64, 0), ("q4_0", 64, 80, 96, 0),
         ("q4_0", 100, 112, 256, 0), ("q4_0", 66, 4096, 32, 0), ("q4_k", 12, 48, 256, 0), ("q6_k", 5, 128, 512, 2),
+        ("f16", 12, 48, 256, 0), ("bf16", 30, 128, 512, 2), ("f16", 100, 4096, 64, 0),
     ):  # fmt: skip
         yield matmul.make_case(layout, tokens, rows, columns, epilogue, 0, rng)
 
@@ -103,8 +105,9 @@ def test_attention(device: VulkanDevice) -> None:
 
 
 def test_activations_are_expanded(device: VulkanDevice) -> None:
-    for case in expand.COOPMAT_REG.cases(np.random.default_rng(1)):
-        check_case(device, expand.COOPMAT_REG, case)
+    for kernel in expand.KERNELS:
+        for case in kernel.cases(np.random.default_rng(1)):
+            check_case(device, kernel, case)
 
 
 def test_attention_with_rope(device: VulkanDevice) -> None:

@@ -111,9 +111,23 @@ static void repack_q8_0(blocks b, uint8_t *panel) {  // half d, 32 int8, kept as
     copy_halves(panel + 512, b, 0);
 }
 
-static void copy_k_scales(uint8_t *panel, blocks b) {  // half d, half dmin, 12 bytes of scales
-    for (int r = 0; r < ROWS; r++)
-        for (int word = 0; word < 3; word++) memcpy(panel + 64 * word + 4 * r, row_block(b, r) + 4 + 4 * word, 4);
+// half d, half dmin, and 12 bytes of scales: word 0 = scales 0-3 in its bytes' low 6 bits, word 1 = minima 0-3, word 2 =
+// low 4 bits of scales 4-7 (low nibbles) and minima 4-7 (high nibbles), whose upper 2 bits are the top bits of words 0 and 1.
+static void pack_k_scales(uint8_t *panel, blocks b) {
+    for (int r = 0; r < ROWS; r++) {
+        uint32_t word[3], low[2], upper[2];  // low, upper: of blocks 0-3 and 4-7, a byte per block
+        memcpy(word, row_block(b, r) + 4, 12);
+        low[0] = (word[0] & 0x0f0f0f0f) | (word[1] & 0x0f0f0f0f) << 4;
+        low[1] = word[2];
+        upper[0] = (word[0] >> 4 & 0x03030303) | (word[1] >> 2 & 0x0c0c0c0c);
+        upper[1] = (word[0] >> 6 & 0x03030303) | (word[1] >> 4 & 0x0c0c0c0c);
+        for (int h = 0; h < 2; h++) {
+            for (int i = 0; i < 4; i++) panel[16 * (4 * h + i) + r] = (uint8_t)(low[h] >> 8 * i);
+            uint32_t pairs = upper[h] | upper[h] >> 4;  // bytes 0 and 2: two blocks each
+            panel[128 + 16 * (2 * h) + r] = (uint8_t)pairs;
+            panel[128 + 16 * (2 * h + 1) + r] = (uint8_t)(pairs >> 16);
+        }
+    }
     copy_halves(panel + 192, b, 0);
     copy_halves(panel + 224, b, 2);
 }
@@ -136,7 +150,7 @@ static void repack_k(blocks b, uint8_t *panel, int five) {
         pack_nibbles(panel + NIBBLES * block, quants);
         if (five) pack_fifth_bits(panel + 8 * NIBBLES + 64 * block, quants);
     }
-    copy_k_scales(panel + 8 * NIBBLES + (five ? 512 : 0), b);
+    pack_k_scales(panel + 8 * NIBBLES + (five ? 512 : 0), b);
 }
 static void repack_q4_k(blocks b, uint8_t *panel) { repack_k(b, panel, 0); }
 static void repack_q5_k(blocks b, uint8_t *panel) { repack_k(b, panel, 1); }

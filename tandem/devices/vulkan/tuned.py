@@ -52,8 +52,8 @@ def _proposed(
         yield from ({"threads": n} for n in THREADS if 32 * n >= scalars["dim"])
     elif kind == "attention":
         yield from _attention_choices(rule, int(scalars["head_dim"]))
-    elif not LAYOUTS[layout_of(scalars)].quantised:
-        yield from ({"threads": n} for n in THREADS if n <= 256)  # the limit of matmul_float.slang
+    elif not LAYOUTS[layout_of(scalars)].quantised and _path(rule) == "dot":
+        yield from ({"threads": n} for n in THREADS)
     else:
         yield from _matmul_choices(scalars, token_count(scalars, counts), device, rule)
 
@@ -76,10 +76,14 @@ def _matmul_choices(scalars: Scalars, tokens: int, device: Capabilities, rule: D
         yield {"integer_dot": 0}
     if _path(rule) == "register_coopmat":
         many = rule.y > 1  # several groups of tokens: fewer subgroups share rows
+        if many:
+            yield {"shared": 1}
         split_k, units = ((1, 2, 4), (1, 2, 4)) if many else ((2, 4, 8, 16), (1, 2))
         for some in product((2,) if scalars["epilogue"] else (1, 2), split_k, units):
-            yield dict(zip(("pairs", "split_k", "units"), some, strict=True))
-    if tokens > MAX_DOT_TRIAL_TOKENS and _path(rule) != "dot":
+            shared = {"shared": 0} if many else {}
+            yield {**dict(zip(("pairs", "split_k", "units"), some, strict=True)), **shared}
+    quantised = LAYOUTS[layout_of(scalars)].quantised
+    if not quantised or (tokens > MAX_DOT_TRIAL_TOKENS and _path(rule) != "dot"):
         return
     dot = {} if _path(rule) == "dot" else {"integer_dot": 1}
     threads = [n for n in THREADS if n <= max(64, int(scalars["columns"]) // 2)]
@@ -90,7 +94,7 @@ def _matmul_choices(scalars: Scalars, tokens: int, device: Capabilities, rule: D
 
 
 def _path(dispatch: Dispatch) -> str:
-    if re.search(r"_[qx]u\dn\d$", dispatch.shader):
+    if re.search(r"_[qxs]u\dn\d$", dispatch.shader):
         return "register_coopmat"
     return "coopmat" if dispatch.expand else "dot"
 
@@ -107,6 +111,9 @@ def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
             and units * each // (2 if tiles == 8 else 1) <= COOPMAT_REG_SUMS
         )
         return fits and threads <= min(512, device.workgroup_invocations)
+    if re.search(r"f\d\d_t\d$", dispatch.shader):  # float weights
+        threads, partial_sums = constants
+        return 4 * partial_sums + 4096 <= device.shared_memory and threads <= device.workgroup_invocations
     if re.search(r"_t\d(_glu)?$", dispatch.shader):
         threads, glu, partial_sums = constants[:3]
         panels = 4 if glu else 1
