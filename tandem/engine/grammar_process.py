@@ -1,77 +1,133 @@
-"""A process that compiles grammars first, to find those that take too long or too much memory.
+"""Processes that compile grammars first, to find those that take too long or too much memory.
 
 A regular expression with intersections of a few hundred bytes may take hours to compile, and a thread cannot be ended.
-A process can: the kernel ends it when a grammar exceeds its processor time, and the next grammar starts another. It has
-a vocabulary of bytes, since the expressions take the time, not the vocabulary.
+A process can: it forks a child for each grammar, which the kernel ends when it exceeds its time. Ordinary grammars take
+milliseconds, so one process gives each only that much, and what takes longer goes to a second process: an ordinary
+grammar does not wait for slow ones. Both have a vocabulary of bytes, since the expressions take the time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import resource
 import signal
 import struct
 import sys
-import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import suppress
 from pathlib import Path
 
 from tandem.engine.structured_output import parser_limits
-from tandem.errors import OutOfMemoryError, RequestError
+from tandem.errors import OutOfMemoryError, QueueFullError, RequestError
 
-SECONDS = 1  # of processor time for a grammar; 64 KiB of an ordinary one take 0.2
+QUICK, SLOW = 0.02, 1.0  # s of processor time for a grammar; 64 KiB of an ordinary one take 0.2
+WALL = 2.0  # s for a grammar, and for the grammars before it
 MEMORY = 96 << 20  # bytes for grammars; ordinary ones take 40 MB at most
 MAX_KNOWN = 1024  # grammars whose result is remembered
-HEADER = struct.Struct("<i")
-# How the process ends when a grammar exceeds its time, memory or stack.
-LIMITS_EXCEEDED = (-signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV)
-TOO_COMPLEX = "the output constraint is too complex: simplify it"
+REQUEST, RESULT = struct.Struct("<id"), struct.Struct("<i")  # (size, seconds); how the child ended
+OUT_OF_TIME, OUT_OF_WALL = -signal.SIGPROF, -signal.SIGALRM
+TOO_COMPLEX = (OUT_OF_TIME, -signal.SIGABRT, -signal.SIGSEGV)  # time, memory or stack
+
+
+class GrammarChecker:
+    """Checks grammars. For one event loop."""
+
+    def __init__(self) -> None:
+        self._quick, self._slow = GrammarProcess(QUICK, 0), GrammarProcess(SLOW, 10)
+        self._results: dict[
+            bytes, bool
+        ] = {}  # hash of a grammar -> it is good; the oldest is forgotten first
+        self._running: dict[bytes, asyncio.Task[bool]] = {}  # requests with the same grammar share its check
+
+    async def check(self, grammar: str) -> None:
+        """Raises RequestError if the grammar cannot be compiled within the limits, QueueFullError if too many others
+        wait, OutOfMemoryError if a process cannot start or is killed."""
+        source = grammar.encode()
+        key = hashlib.sha256(source).digest()
+        good = self._results.get(key)
+        if good is None:
+            if key not in self._running:
+                task = self._running[key] = asyncio.create_task(self._check(key, source))
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
+            good = await asyncio.shield(self._running[key])
+        if not good:
+            raise RequestError("the output constraint is too complex: simplify it")
+
+    async def _check(self, key: bytes, source: bytes) -> bool:
+        try:
+            result = await self._quick.compile(source)
+            if result in (OUT_OF_TIME, OUT_OF_WALL):
+                result = await self._slow.compile(source)
+            if result == OUT_OF_WALL:
+                raise QueueFullError(
+                    "the output constraint is too complex for a busy server: simplify it, or try again"
+                )
+            if result and result not in TOO_COMPLEX:
+                raise OutOfMemoryError
+            if len(self._results) >= MAX_KNOWN:
+                del self._results[next(iter(self._results))]
+            self._results[key] = not result
+            return not result
+        finally:
+            del self._running[key]
+
+    async def close(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await self._quick.close()
+        await self._slow.close()
 
 
 class GrammarProcess:
-    """Checks grammars one after the other. For one event loop."""
+    """Compiles grammars one after the other, each for so many seconds of processor time at most, at a priority."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float, nice: int) -> None:
+        self._seconds, self._nice = seconds, nice
+        self._lock, self._starting = asyncio.Lock(), asyncio.Lock()
         self._process: Process | None = None
-        self._lock = asyncio.Lock()
-        self._results: dict[str, str] = {}  # grammar -> problem; the oldest is forgotten first
 
-    async def check(self, grammar: str) -> None:
-        """Raises RequestError if the grammar cannot be compiled within the limits, OutOfMemoryError if the process
-        cannot start or is killed."""
-        problem = self._results.get(grammar)
-        if problem is None:
-            async with self._lock:
+    async def compile(self, grammar: bytes) -> int:
+        """How the child that compiled the grammar ended: 0, or a negative signal."""
+        await self._started()  # that wait has no limit
+        try:
+            async with asyncio.timeout(WALL):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise QueueFullError("too many output constraints wait for their check: try again") from None
+        try:
+            process = await self._started()
+            assert process.stdin
+            process.stdin.write(REQUEST.pack(len(grammar), self._seconds) + grammar)
+            return await self._result(process)
+        finally:
+            self._lock.release()
+
+    async def _started(self) -> Process:
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                command = (sys.executable, "-m", __name__, str(self._nice))
                 try:
-                    problem = await self._compile(grammar.encode())
-                except (asyncio.IncompleteReadError, OSError):
-                    process, self._process = self._process, None
-                    if process is None or await process.wait() not in LIMITS_EXCEEDED:
-                        raise OutOfMemoryError from None
-                    problem = TOO_COMPLEX
-                except BaseException:  # its answer would be read as that of the next grammar
-                    await self.close()
-                    raise
-            if len(self._results) >= MAX_KNOWN:
-                del self._results[next(iter(self._results))]
-            self._results[grammar] = problem
-        if problem:
-            raise RequestError(problem)
+                    self._process = await asyncio.create_subprocess_exec(
+                        *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+                    )
+                except OSError:
+                    raise OutOfMemoryError from None
+                await self._result(self._process)
+            return self._process
 
-    async def _compile(self, grammar: bytes) -> str:
-        if self._process is None or self._process.returncode is not None:
-            command = (sys.executable, "-m", __name__)
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL
-            )
-        sent, received = self._process.stdin, self._process.stdout
-        assert sent and received
-        sent.write(HEADER.pack(len(grammar)) + grammar)
-        await sent.drain()
-        (size,) = HEADER.unpack(await received.readexactly(HEADER.size))
-        return (await received.readexactly(size)).decode()
+    async def _result(self, process: Process) -> int:
+        assert process.stdout
+        try:
+            (result,) = RESULT.unpack(await process.stdout.readexactly(RESULT.size))
+        except BaseException as error:  # the result would be read as that of the next grammar
+            await self.close()
+            if isinstance(error, asyncio.IncompleteReadError | OSError):  # it was killed
+                raise OutOfMemoryError from None
+            raise
+        return int(result)
 
     async def close(self) -> None:
         process, self._process = self._process, None
@@ -84,26 +140,34 @@ class GrammarProcess:
 def main() -> None:
     from llguidance import LLMatcher, LLTokenizer
 
-    os.nice(10)
+    os.nice(int(sys.argv[1]))
     limit = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer, limits = LLTokenizer("byte"), parser_limits()
-    while header := sys.stdin.buffer.read(HEADER.size):
-        grammar = sys.stdin.buffer.read(HEADER.unpack(header)[0]).decode()
-        seconds = int(time.process_time()) + 1 + SECONDS
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))  # then SIGXCPU
-        try:
-            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-            if not matcher.is_error():
-                matcher.compute_bitmask()
-        except (ValueError, TypeError):
-            pass
-        except BaseException:  # no memory, or a panic of Rust's
-            os.abort()
-        # The model's own vocabulary may need less, so other errors are left to the compiler.
-        sys.stdout.buffer.write(HEADER.pack(0))
-        sys.stdout.buffer.flush()
+    _send(0)  # it has started
+    while header := sys.stdin.buffer.read(REQUEST.size):
+        size, seconds = REQUEST.unpack(header)
+        grammar = sys.stdin.buffer.read(size).decode()
+        if not (child := os.fork()):
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # then SIGPROF ends it
+            signal.setitimer(signal.ITIMER_REAL, WALL)  # then SIGALRM
+            try:
+                matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+                if not matcher.is_error():
+                    matcher.compute_bitmask()
+            except (ValueError, TypeError):
+                pass
+            except BaseException:  # no memory, or a panic of Rust's
+                os.abort()
+            # The model's own vocabulary may need less, so other errors are left to the compiler.
+            os._exit(0)
+        _send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def _send(result: int) -> None:
+    sys.stdout.buffer.write(RESULT.pack(result))
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,11 @@ VOCABULARY_BYTES, COMPILE_BYTES = 512, 16 << 20
 GRAMMAR_FUEL, TOKEN_FUEL = 200_000, 20_000
 MAX_STATES = 20_000  # of the lexer, with 1 to 2 KB each
 MAX_SOURCE = 128 << 10  # bytes of a constraint: its compilation takes more than linear time
+MAX_SIMPLE = 4 << 10  # bytes of a constraint without check: it takes a few milliseconds
+SIMPLE_KEYWORDS = {"type", "properties", "required", "items", "additionalProperties", "enum", "const"} | {
+    "title",
+    "description",
+}
 MAX_COMPILED = 8  # compiled constraints that are kept, for requests with the same one
 MAX_OPTIONAL = 495  # optional properties of an object: with more, a row of the parser is too long
 
@@ -164,11 +169,31 @@ def grammar_text(params: SamplingParams) -> str:
     llguidance = _import_llguidance()
     try:
         text = _grammar_text(llguidance.LLMatcher, params)
+        size = len(text.encode())
     except (ValueError, TypeError, RecursionError) as error:
         raise _refused(params, str(error)) from None
-    if len(text) > MAX_SOURCE:
-        raise _refused(params, f"it has {len(text)} bytes: give {MAX_SOURCE} at most")
+    if size > MAX_SOURCE:
+        raise _refused(params, f"it has {size} bytes: give {MAX_SOURCE} at most")
     return text
+
+
+def is_simple(params: SamplingParams) -> bool:
+    """Whether a constraint has only what compiles in milliseconds: a few choices, or a small schema of plain types."""
+    if len(json.dumps(params.choices or params.json_schema)) > MAX_SIMPLE:
+        return False
+    if params.choices or not isinstance(params.json_schema, dict):
+        return bool(params.choices)
+    parts: list[Any] = [params.json_schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, bool):
+            continue
+        if not isinstance(part, dict) or not part.keys() <= SIMPLE_KEYWORDS:
+            return False
+        properties = part.get("properties", {})
+        parts += properties.values() if isinstance(properties, dict) else [properties]
+        parts += (part[name] for name in ("items", "additionalProperties") if name in part)
+    return True
 
 
 def _grammar_text(matcher: Any, params: SamplingParams) -> str:

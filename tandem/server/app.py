@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 
 from tandem import __version__
 from tandem.engine.models import Models
@@ -49,22 +47,18 @@ def create_app(models: Models, settings: ServerSettings) -> FastAPI:
         await server.grammars.close()
         await models.close()
 
-    app = FastAPI(title="Tandem", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Tandem",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
     app.state.server = server
     for router in ROUTERS:
         app.include_router(router)
     app.include_router(page_router())
     app.include_router(live_router(models))
     errors.install(app)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's OpenAPI document without status 422: validation errors are 400 here."""
-    if app.openapi_schema is None:
-        app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        for operations in app.openapi_schema["paths"].values():
-            for operation in operations.values():
-                operation["responses"].pop("422", None)
-    return app.openapi_schema

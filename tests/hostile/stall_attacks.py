@@ -1,8 +1,10 @@
 """Requests that would stall a server. `python -m tests.hostile.stall_attacks URL NAME` sends one kind over and over,
-from four connections at a time, as a process of its own with a low priority: its time is not ours."""
+from four connections at a time, or 16 that do not pause, as a process of its own with a low priority: its time is not
+ours."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -14,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 MB = 1_000_000
-CLIENTS = 4
+CLIENTS, FLOOD_CLIENTS = 4, 16
 PAUSE = 0.1  # s between two requests of a client: their cost counts here, not their number
 USER = {"role": "user", "content": "Hi"}
 
@@ -88,7 +90,31 @@ ATTACKS: dict[str, tuple[str, Callable[[], bytes]]] = {
 }
 
 
-def send(url: str, path: str, body: bytes) -> tuple[int, bytes]:
+def slow_grammar(i: int) -> dict[str, Any]:
+    """One of many that take hours to compile."""
+    return {"grammar": f"start: T\nT: {' & '.join(f'/.*a{i}b{j}.*/' for j in range(22))}\n"}
+
+
+_numbers = itertools.count()
+# Of 64 KiB at most, from 16 connections without a pause: their number counts.
+FLOODS: dict[str, tuple[str, Callable[[], bytes | None]]] = {
+    "many texts": ("/tokenize", lambda: _json({"content": " " * 64_000})),
+    "many marks": ("/tokenize", lambda: _json({"content": "\u0301" * 10_000})),
+    "many chats": ("/v1/chat/completions", lambda: chat(" " * 64_000)),
+    "many messages": (
+        "/v1/chat/completions",
+        lambda: _json({"messages": [{"role": "user", "content": ""}] * 1900, "max_tokens": 1}),
+    ),
+    "many grammars": (
+        "/v1/chat/completions",
+        lambda: chat(structured_outputs=slow_grammar(next(_numbers))),
+    ),
+    "documents": ("/openapi.json", lambda: None),
+    "metadata": ("/api/show", lambda: _json({"model": "smollm2"})),
+}
+
+
+def send(url: str, path: str, body: bytes | None) -> tuple[int, bytes]:
     """(status, response); status 0: the server closed the connection."""
     request = urllib.request.Request(url + path, body, {"content-type": "application/json"})
     try:
@@ -101,17 +127,18 @@ def send(url: str, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 def main(url: str, name: str) -> None:
-    path, make = ATTACKS[name]
+    flood = name in FLOODS
+    path, make = FLOODS[name] if flood else ATTACKS[name]
     body = make()
 
     def attack() -> None:
         while True:
-            status, answer = send(url, path, body)
+            status, answer = send(url, path, make() if flood else body)
             if status >= 500:
                 print(f"{name}: {status} {answer[:300]!r}", flush=True)
-            time.sleep(PAUSE)
+            time.sleep(0 if flood else PAUSE)
 
-    threads = [threading.Thread(target=attack) for _ in range(CLIENTS)]
+    threads = [threading.Thread(target=attack) for _ in range(FLOOD_CLIENTS if flood else CLIENTS)]
     for thread in threads:
         thread.start()
 

@@ -23,7 +23,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 
 from tandem import LLM
-from tandem.engine.grammar_process import GrammarProcess
+from tandem.engine.grammar_process import GrammarChecker
 from tandem.engine.output import TokenLogprob
 from tandem.engine.params import SamplingParams
 from tandem.engine.structured_output import grammar_text
@@ -281,11 +281,11 @@ ENDLESS: dict[str, dict[str, Any]] = {
 }
 
 
-def with_process(check: Callable[[GrammarProcess, str, str], Coroutine[Any, Any, None]], name: str) -> None:
+def with_process(check: Callable[[GrammarChecker, str, str], Coroutine[Any, Any, None]], name: str) -> None:
     """Calls `check` with a process, a grammar that does not end and one that does."""
 
     async def run() -> None:
-        process = GrammarProcess()
+        process = GrammarChecker()
         try:
             bad, good = (grammar_text(SamplingParams(**one)) for one in (ENDLESS[name], {"regex": "a+"}))
             await check(process, bad, good)
@@ -297,7 +297,7 @@ def with_process(check: Callable[[GrammarProcess, str, str], Coroutine[Any, Any,
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_grammar_that_does_not_end_is_ended(name: str) -> None:
-    async def check(process: GrammarProcess, bad: str, good: str) -> None:
+    async def check(process: GrammarChecker, bad: str, good: str) -> None:
         with pytest.raises(RequestError, match="too complex"):
             await process.check(bad)
         await process.check(good)  # in a new process
@@ -308,7 +308,7 @@ def test_a_grammar_that_does_not_end_is_ended(name: str) -> None:
 
 
 def test_a_cancelled_check_does_not_answer_the_next() -> None:
-    async def check(process: GrammarProcess, bad: str, good: str) -> None:
+    async def check(process: GrammarChecker, bad: str, good: str) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(process.check(bad), 0.5)
         await process.check(good)
@@ -319,11 +319,11 @@ def test_a_cancelled_check_does_not_answer_the_next() -> None:
 def test_a_killed_process_is_not_the_grammars_fault() -> None:
     """It is not remembered: the next request starts another process."""
 
-    async def check(process: GrammarProcess, bad: str, good: str) -> None:
+    async def check(process: GrammarChecker, bad: str, good: str) -> None:
         checking = asyncio.create_task(process.check(bad))
-        while process._process is None:
+        while process._slow._process is None:
             await asyncio.sleep(0.01)
-        os.kill(process._process.pid, signal.SIGKILL)
+        os.kill(process._slow._process.pid, signal.SIGKILL)
         with pytest.raises(OutOfMemoryError, match="try again"):
             await checking
         await process.check(good)

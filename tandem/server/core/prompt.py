@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from tandem.engine.llm import LLM
 from tandem.engine.params import CONSTRAINTS, SamplingParams
-from tandem.engine.structured_output import grammar_text
+from tandem.engine.structured_output import grammar_text, is_simple
 from tandem.errors import ContextError, RequestError
 from tandem.model.chat_formats import BY_TOKEN
 from tandem.server.core import tool_calls
@@ -30,7 +30,7 @@ class Prompt:
     new_parser: Callable[[], OutputParser]  # called once for each response
     echo: bool = False  # return the prompt before the completion
     text: str = ""  # with `echo`
-    grammar: str | None = None  # the output constraint, in llguidance's form
+    grammar: str | None = None  # the output constraint, in llguidance's form, if it needs a check
 
 
 def build_prompt(llm: LLM, request: GenerationRequest, limit: int | None = None) -> Prompt:
@@ -90,7 +90,14 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
 def _grammar(params: dict[str, Any]) -> str | None:
     given = {name: params[name] for name in CONSTRAINTS if params.get(name) is not None}
     constraint = SamplingParams(**given)
-    return grammar_text(constraint) if constraint.constraint else None
+    if not constraint.constraint:
+        return None
+    text = grammar_text(constraint)
+    schema = constraint.json_schema
+    if isinstance(schema, dict) and schema.get("x-guidance") is JSON_WHITESPACE:
+        plain = {name: value for name, value in schema.items() if name != "x-guidance"}
+        constraint = replace(constraint, json_schema=plain)
+    return None if is_simple(constraint) else text
 
 
 def _continues(request: GenerationRequest) -> bool:

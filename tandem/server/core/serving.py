@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fastapi import Request
 
 from tandem.engine.async_llm import AsyncLLM
-from tandem.engine.grammar_process import GrammarProcess
+from tandem.engine.grammar_process import GrammarChecker
 from tandem.engine.models import Models
 from tandem.engine.output import Token, TokenLogprob
 from tandem.errors import ContextError, DeadlineError, ModelNotFoundError, RequestError, TandemError
@@ -34,7 +34,7 @@ class Server:
     def __init__(self, models: Models, settings: ServerSettings) -> None:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
-        self.grammars = GrammarProcess()
+        self.grammars = GrammarChecker()
         self.pulls: dict[str, Any] = {}  # model name in lower case -> download in progress
         self.failure: Exception | None = None  # why the first model could not be loaded at startup
         self._first: asyncio.Task[None] | None = None  # loads the first model

@@ -1,13 +1,15 @@
 """Prepares requests in threads: parsing, chat templates, tokenizing. The event loop goes on sending tokens meanwhile.
 
-Python threads take turns. So large requests have one thread for all of them, which prepares one at a time: they wait
-for each other, while small requests and the engine's thread find at most one rival. Its priority is not lower, because
-while it waits for a processor it may hold the GIL.
+Python threads take turns, and the engine needs the processors. So one thread prepares all small requests, one those of
+medium size, and one the large ones, each one request after the other: a request does not wait for larger ones, and the
+engine's thread has few rivals however many requests there are. All but the thread of small requests rest between two
+calls. Their priority is not lower, because while they wait for a processor they may hold the GIL.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -19,19 +21,50 @@ from tandem.errors import OutOfMemoryError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-THREADS = 8  # for requests that are not large, and for loading
-LARGE = 64 << 10  # bytes of a body; preparing a smaller one takes milliseconds
+THREADS = 8  # for what is no preparation: loading, and reading files
+SMALL, MEDIUM = 4 << 10, 64 << 10  # bytes of a body at most
+REST = 2.0  # s that a thread rests for each second that it worked
 
-_is_large: ContextVar[bool] = ContextVar("is_large", default=False)  # of the request that this task serves
-_large_requests = ThreadPoolExecutor(1, "tandem-large")
+
+class Preparer:
+    """A thread that makes calls one after the other, and rests after each, for `rest` times as long as it took."""
+
+    def __init__(self, name: str, rest: float) -> None:
+        self._executor, self._rest = ThreadPoolExecutor(1, name), rest
+        self._rested = 0.0  # when the next call may begin
+
+    def start(self) -> None:
+        self._executor.submit(bool)
+
+    async def run(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._paced, call)
+
+    def _paced(self, call: Callable[[], T]) -> T:
+        time.sleep(max(0.0, self._rested - time.perf_counter()))
+        begin = time.thread_time()
+        try:
+            return call()
+        finally:
+            self._rested = time.perf_counter() + self._rest * (time.thread_time() - begin)
+
+
+_small, _medium, _large = (
+    Preparer("tandem-small", 0),
+    Preparer("tandem-medium", REST),
+    Preparer("tandem-large", REST),
+)
+_preparer: ContextVar[Preparer] = ContextVar(
+    "preparer", default=_small
+)  # of the request that this task serves
 
 
 def start_threads() -> None:
-    """Starts the threads that prepare this event loop's requests: later there may be no memory for a thread's start."""
+    """Starts the threads for this event loop's requests: later there may be no memory for a thread's start."""
     threads = ThreadPoolExecutor(THREADS, "tandem-request")
     all_started = Barrier(THREADS)  # or the first would take the next one's work
     try:
-        _large_requests.submit(bool)
+        for preparer in (_small, _medium, _large):
+            preparer.start()
         for _ in range(THREADS):
             threads.submit(all_started.wait)
     except RuntimeError:  # "can't start new thread"
@@ -42,15 +75,19 @@ def start_threads() -> None:
 
 def set_size(size: int) -> None:
     """Says how many bytes the body of this task's request has."""
-    _is_large.set(size > LARGE)
+    _preparer.set(_small if size <= SMALL else _medium if size <= MEDIUM else _large)
 
 
 async def prepare(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs `call` in a thread: of all large requests, if this task's request is one."""
-    executor = _large_requests if _is_large.get() else None
-    return await asyncio.get_running_loop().run_in_executor(executor, partial(call, *args, **kwargs))
+    """Runs `call` in the thread for requests of this size."""
+    return await _preparer.get().run(partial(call, *args, **kwargs))
 
 
 async def translate(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs `call`, which takes microseconds for a small request: in a thread only for a large one."""
-    return await prepare(call, *args, **kwargs) if _is_large.get() else call(*args, **kwargs)
+    """Runs `call`, which takes microseconds for a small request: in a thread only for a larger one."""
+    return call(*args, **kwargs) if _preparer.get() is _small else await prepare(call, *args, **kwargs)
+
+
+async def write(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs `call`, which writes a large response to a request of any size."""
+    return await _large.run(partial(call, *args, **kwargs))

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec
 from fastapi import Response
 from starlette.responses import JSONResponse
 
-from tandem.server.http.background import prepare
+from tandem.server.http.background import write
 from tandem.server.http.streaming import compact
 
 P = ParamSpec("P")
@@ -25,7 +25,7 @@ async def json_response(size: int, build: Callable[P, Any], *args: P.args, **kwa
 
 async def encoded(build: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
     """The JSON of the value that `build` returns."""
-    return await prepare(lambda: "".join(pieces(build(*args, **kwargs))))
+    return await write(lambda: "".join(pieces(build(*args, **kwargs))))
 
 
 def pieces(value: Any, depth: int = DEPTH) -> Iterator[str]:

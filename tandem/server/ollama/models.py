@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -265,53 +265,63 @@ def _listed_model(name: str, path: Path) -> ListedModel:
     stat = path.stat()
     modified = datetime.fromtimestamp(stat.st_mtime, UTC).isoformat()
     digest = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
-    details = _model_details(path, stat.st_mtime_ns)
+    try:
+        details = _read_metadata(path).details
+    except TandemError:  # a broken file must not hide the other models
+        details = UNKNOWN
     return ListedModel(
         name=name, model=name, modified_at=modified, size=stat.st_size, digest=digest, details=details
     )
 
 
+def _model_info(name: str, path: Path) -> ModelInfo:
+    found = _read_metadata(path)
+    thinking = ["thinking"] if "<think>" in found.template else []
+    return ModelInfo(
+        modelfile=f"FROM {name}\n",
+        parameters="",
+        template=found.template,
+        details=found.details,
+        model_info=found.info,
+        capabilities=["completion", "tools", "embedding", *thinking],
+        modified_at=_listed_model(name, path)["modified_at"],
+    )
+
+
+class _Metadata(NamedTuple):
+    details: ModelDetails
+    info: dict[str, Any]
+    template: str
+
+
+_reading = threading.Lock()  # or each of several requests would read the file
+
+
+def _read_metadata(path: Path) -> _Metadata:
+    stat = path.stat()
+    with _reading:
+        return _metadata(path, stat.st_mtime_ns, stat.st_size)
+
+
 @lru_cache(maxsize=256)
-def _model_details(path: Path, _changed: int) -> ModelDetails:
+def _metadata(path: Path, _changed: int, _size: int) -> _Metadata:
+    gguf = GGUF.open(path)
     try:
-        gguf = GGUF.open(path)
-    except TandemError:  # a broken file must not hide the other models
-        return UNKNOWN
-    try:
-        family = str(gguf.get("general.architecture", "unknown"))
         count = sum(math.prod(tensor.shape) for tensor in gguf.tensors.values())
-        size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
-        quant = FILE_TYPES.get(gguf.get("general.file_type", -1), "unknown")
-        return ModelDetails(
+        family = str(gguf.get("general.architecture", "unknown"))
+        details = ModelDetails(
             parent_model="",
             format="gguf",
             family=family,
             families=[family],
-            parameter_size=size,
-            quantization_level=quant,
+            parameter_size=f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M",
+            quantization_level=FILE_TYPES.get(gguf.get("general.file_type", -1), "unknown"),
         )
+        values = {key: _json_value(gguf.get(key, None)) for key in gguf.metadata}
+        info = {key: value for key, value in values.items() if value is not None}
+        return _Metadata(details, info, str(gguf.get("tokenizer.chat_template", "")))
     finally:
         gguf.close()
-
-
-def _model_info(name: str, path: Path) -> ModelInfo:
-    listed = _listed_model(name, path)
-    gguf = GGUF.open(path)
-    try:
-        info = {key: _json_value(gguf.get(key, None)) for key in gguf.metadata}
-        template = str(gguf.get("tokenizer.chat_template", ""))
-    finally:
-        gguf.close()
-    thinking = ["thinking"] if "<think>" in template else []
-    return ModelInfo(
-        modelfile=f"FROM {name}\n",
-        parameters="",
-        template=template,
-        details=listed["details"],
-        model_info={key: value for key, value in info.items() if value is not None},
-        capabilities=["completion", "tools", "embedding", *thinking],
-        modified_at=listed["modified_at"],
-    )
 
 
 def _json_value(value: Any) -> Any:

@@ -1,14 +1,21 @@
-"""`/docs`: the OpenAPI document as a page. FastAPI's own page loads scripts from other hosts."""
+"""`/openapi.json`, and `/docs`, which shows it: FastAPI's own page loads scripts from other hosts.
+
+Both are built in a thread, at the first request.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from html import escape
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 
+from tandem.server.http.background import write
 from tandem.server.http.request_body import IGNORED
+from tandem.server.http.streaming import compact
 
 router = APIRouter(include_in_schema=False)
 STYLE = """
@@ -24,21 +31,43 @@ HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inl
 LIMITS = {"minimum": "≥ {}", "maximum": "≤ {}", "exclusiveMinimum": "> {}", "exclusiveMaximum": "< {}"}
 
 
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    return Response(await write(_encoded, request.app), media_type="application/json")
+
+
 @router.get("/docs")
 async def docs(request: Request) -> HTMLResponse:
-    document = request.app.openapi()
-    tags: dict[str, list[str]] = {}
-    for path, operations in document["paths"].items():
+    return HTMLResponse(await write(_page, request.app), headers=HEADERS)
+
+
+@lru_cache(1)
+def _document(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's OpenAPI document without status 422: validation errors are 400 here."""
+    found = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    for operations in found["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    return found
+
+
+@lru_cache(1)
+def _encoded(app: FastAPI) -> str:
+    return compact(_document(app))
+
+
+@lru_cache(1)
+def _page(app: FastAPI) -> str:
+    api, tags = _document(app), dict[str, list[str]]()
+    for path, operations in api["paths"].items():
         for method, operation in operations.items():
-            shown = _operation(path, method, operation, document)
+            shown = _operation(path, method, operation, api)
             tags.setdefault(operation.get("tags", ["more"])[0], []).append(shown)
     body = "".join(f"<h2>{escape(tag)}</h2>{''.join(shown)}" for tag, shown in tags.items())
-    name = f"Tandem {document['info']['version']}"
+    name = f"Tandem {api['info']['version']}"
     head = f"<title>{name}</title><style>{STYLE}</style>"
     intro = f"<h1>{name}</h1><p>Machine-readable: <a href='openapi.json'>openapi.json</a></p>"
-    return HTMLResponse(
-        f"<!doctype html><html lang=en><meta charset=utf-8>{head}{intro}{body}", headers=HEADERS
-    )
+    return f"<!doctype html><html lang=en><meta charset=utf-8>{head}{intro}{body}"
 
 
 def _operation(path: str, method: str, operation: dict[str, Any], document: dict[str, Any]) -> str:

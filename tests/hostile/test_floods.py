@@ -1,0 +1,217 @@
+"""Many requests at once, each small enough to be served, do not stall streams or other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem.engine.grammar_process import GrammarChecker
+from tandem.engine.params import SamplingParams
+from tandem.engine.structured_output import grammar_text, is_simple
+from tandem.errors import QueueFullError, RequestError
+from tandem.server.http import background
+from tandem.server.ollama import models
+from tests.cli.tiny_model import write_tiny_model
+from tests.hostile.attacks import CHAT, attacking, watched
+from tests.hostile.stall_attacks import FLOODS, slow_grammar
+from tests.hostile.test_stalls import ATTEMPTS, MAX_GAP, MAX_HEALTH, MAX_LOG, MAX_MEMORY, from_another_process
+from tests.packages import model_path
+from tests.server.servers import Running, serving
+
+SECONDS = 1.0  # of each attack
+CHOICE = {"choice": ["yes", "no"]}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("floods")
+    model = write_tiny_model(folder / "smollm2.gguf")
+    with serving(folder, model, "--device", "cpu", context=2048, batch=8, shutdown=1) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_others_are_served_during_a_flood(server: Running, name: str) -> None:
+    with watched(server) as harm, attacking(server, from_another_process(name)):
+        time.sleep(SECONDS)
+        for constraint in (CHOICE, {"json": SCHEMA}):
+            begin = time.perf_counter()
+            status, _, body = server.ask(CHAT, server.chat(max_tokens=2, structured_outputs=constraint))
+            assert status == 200, body
+            assert time.perf_counter() - begin < 3  # 58 s when grammars were checked in one queue
+    print(harm)
+    assert harm.health < MAX_HEALTH and harm.memory < MAX_MEMORY and harm.log < MAX_LOG, harm
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", FLOODS)
+def test_streams_do_not_stall_during_a_flood(name: str, tmp_path: Path) -> None:
+    with serving(tmp_path, model_path("smollm2"), context=2048, batch=16) as server:
+        for _ in range(ATTEMPTS):
+            with watched(server, streams=8) as harm, attacking(server, from_another_process(name)):
+                time.sleep(10)
+            print(harm)
+            if harm.gap <= MAX_GAP and harm.health < MAX_HEALTH:
+                break
+        assert harm.gap <= MAX_GAP and harm.health < MAX_HEALTH, harm
+        assert harm.memory < MAX_MEMORY and harm.log < MAX_LOG, harm
+
+
+# ---- preparation
+
+
+@pytest.mark.parametrize("size", [1 << 10, 63 << 10, 1 << 20])
+def test_requests_of_one_size_are_prepared_one_at_a_time(size: int) -> None:
+    """Several threads would take the GIL and the processors from the engine."""
+    running, most = 0, 0
+
+    def work() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.01)
+        running -= 1
+
+    async def request() -> None:
+        background.set_size(size)
+        await background.prepare(work)
+
+    async def requests() -> None:
+        await asyncio.gather(*(request() for _ in range(8)))
+
+    asyncio.run(requests())
+    assert most == 1
+
+
+def test_a_request_does_not_wait_for_larger_ones() -> None:
+    busy = threading.Event()
+
+    async def request(size: int) -> None:
+        background.set_size(size)
+        await background.prepare(busy.wait if size > 64 << 10 else bool)
+
+    async def requests() -> None:
+        large = [asyncio.create_task(request(1 << 20)) for _ in range(16)]
+        try:
+            await asyncio.wait_for(asyncio.gather(request(1 << 10), request(32 << 10)), 5)
+        finally:
+            busy.set()
+            await asyncio.gather(*large)
+
+    asyncio.run(requests())
+
+
+def test_a_thread_rests_after_it_worked() -> None:
+    def work() -> None:
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+
+    async def requests() -> float:
+        background.set_size(32 << 10)
+        begin = time.perf_counter()
+        for _ in range(2):
+            await background.prepare(work)
+        return time.perf_counter() - begin
+
+    assert asyncio.run(requests()) > 0.05 * (2 + background.REST)
+
+
+# ---- grammars
+
+
+def test_an_ordinary_grammar_does_not_wait_for_slow_ones() -> None:
+    async def check() -> float:
+        checker = GrammarChecker()
+        try:
+            await checker.check(_text(regex="a+"))  # starts the process
+            slow = [asyncio.create_task(checker.check(_text(**slow_grammar(i)))) for i in range(16)]
+            await asyncio.sleep(0.1)
+            begin = time.perf_counter()
+            await checker.check(_text(regex="b+"))
+            seconds = time.perf_counter() - begin
+            results = await asyncio.gather(*slow, return_exceptions=True)
+            assert all(isinstance(result, RequestError) for result in results)
+            assert any(isinstance(result, QueueFullError) for result in results)  # 16 s of work
+            return seconds
+        finally:
+            await checker.close()
+
+    assert asyncio.run(check()) < 2
+
+
+def test_requests_share_the_check_of_a_grammar() -> None:
+    async def check() -> None:
+        checker = GrammarChecker()
+        try:
+            checks = [asyncio.create_task(checker.check(_text(**slow_grammar(0)))) for _ in range(50)]
+            for result in await asyncio.gather(*checks, return_exceptions=True):
+                assert isinstance(result, RequestError) and not isinstance(result, QueueFullError), result
+        finally:
+            await checker.close()
+
+    asyncio.run(check())
+
+
+def test_results_are_remembered_by_hash() -> None:
+    """1,024 grammars of 128 KiB would be 128 MiB."""
+
+    async def check() -> None:
+        checker = GrammarChecker()
+        try:
+            await checker.check(_text(choices=[f"word {i}" for i in range(5000)]))
+            assert all(len(key) == 32 for key in checker._results) and checker._results
+        finally:
+            await checker.close()
+
+    asyncio.run(check())
+
+
+def test_the_limit_of_a_constraint_counts_bytes() -> None:
+    with pytest.raises(RequestError, match="give 131072 at most"):
+        grammar_text(SamplingParams(grammar=f'start: "{chr(0x4E2D) * 50_000}"'))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "simple"),
+    [
+        ({"choices": ["yes", "no"]}, True),
+        ({"choices": ["x" * 5000]}, False),
+        ({"json_schema": SCHEMA}, True),
+        ({"json_schema": {"type": "array", "items": SCHEMA}}, True),
+        ({"json_schema": {"type": "array", "items": {"pattern": "a"}}}, False),
+        ({"json_schema": {"properties": {"pattern": {"type": "string", "pattern": "a"}}}}, False),
+        ({"json_schema": {"properties": {"pattern": {"type": "string"}}}}, True),
+        ({"json_schema": {"additionalProperties": {"anyOf": []}}}, False),
+        ({"json_schema": {"x-guidance": {"whitespace_pattern": "a&b"}}}, False),
+        ({"json_schema": '{"type": "object"}'}, False),
+        ({"regex": "a+"}, False),
+        ({"grammar": 'start: "a"'}, False),
+    ],
+)
+def test_only_plain_constraints_are_not_checked(constraint: dict[str, object], simple: bool) -> None:
+    assert is_simple(SamplingParams(**constraint)) is simple  # type: ignore[arg-type]
+
+
+def _text(**constraint: object) -> str:
+    return grammar_text(SamplingParams(**constraint))  # type: ignore[arg-type]
+
+
+# ---- documents that are built once
+
+
+def test_metadata_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opened = write_tiny_model(tmp_path / "m.gguf"), []
+    read = models.GGUF.open
+    monkeypatch.setattr(models.GGUF, "open", lambda path: opened.append(path) or read(path))
+    first = models._model_info("m", path)
+    assert models._model_info("m", path) == first and len(opened) == 1
+    os.utime(path, (1, 1))
+    assert models._model_info("m", path)["modified_at"] != first["modified_at"] and len(opened) == 2
