@@ -166,6 +166,8 @@ VECTOR: dict[str, tuple[type, type, Callable[..., Values]]] = {
     "v_bfrev_b32": (U32, U32, reversed_bits),
     "v_clz_i32_u32": (U32, I32, lambda a: leading(a)),
     "v_ctz_i32_b32": (U32, I32, trailing),
+    "v_frexp_exp_i32_f32": (F32, I32, lambda a: np.where(np.isfinite(a), np.frexp(a)[1], 0)),
+    "v_frexp_mant_f32": (F32, F32, lambda a: np.where(np.isfinite(a), np.frexp(a)[0], a)),
     "v_cvt_f16_u16": (U16, F16, lambda a: a.astype(F32)),
     "v_cvt_f16_i16": (I16, F16, lambda a: a.astype(F32)),
     "v_rcp_f16": (F16, F16, lambda a: 1 / a.astype(F32)),

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tandem.devices.rdna3.compiler import Job, MachineCode
+from tandem.devices.rdna3.emulator import Program
 from tandem.kernels import all_kernels
 from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tests.vulkan import amd
@@ -63,6 +65,40 @@ def test_coopmat_matmuls_use_matrix_units(compiled: list[Compiled]) -> None:
 
 def is_quantised_matmul(c: Compiled) -> bool:
     return c.job[0].startswith("matmul_q")
+
+
+def test_the_emulator_decodes_what_llvm_does(compiled: list[Compiled]) -> None:
+    """Every instruction of every pipeline has the same name in both."""
+    if len(accepted(compiled)) < len(compiled):
+        pytest.skip("machine code of this Mesa is not emulated: it has no cooperative matrices")
+    for c in compiled:
+        words, names = disassembled(c.assembly)
+        code = np.array(words, np.uint32).tobytes()
+        program = Program(MachineCode(Job(*c.job), code, (1, 1, 1), 256, 0, 0, True, 0, 0, None, {}, None))
+        decoded = [i.operation.name for i in program.instructions()]
+        assert len(decoded) == len(names)
+        assert not [pair for pair in zip(decoded, names, strict=True) if pair[1] and pair[0] != pair[1]], (
+            c.job
+        )
+
+
+def disassembled(assembly: str) -> tuple[list[int], list[str]]:
+    """The words of the code, and the name of each instruction; "" of those that LLVM 15 does not know."""
+    words, names = list[int](), list[str]()
+    last: tuple[list[int], list[str]] = [], []
+    for line in assembly.partition("/* constant data")[0].splitlines():
+        text, _, encoding = (part.strip() for part in line.partition(";"))
+        repeated = re.match(r"\(then repeated (\d+) times\)", text)
+        if repeated:
+            words += last[0] * int(repeated[1])
+            names += last[1] * int(repeated[1])
+        elif encoding:
+            parts = [part.split()[0] for part in text.split(" :: ")]  # two of a dual instruction
+            short = [re.sub(r"_(e32|e64|dpp)$", "", part).replace("v_dual_", "v_") for part in parts]
+            last = [int(word, 16) for word in encoding.split()], ["" if n == "(invalid" else n for n in short]
+            words += last[0]
+            names += last[1]
+    return words, names
 
 
 @pytest.mark.fast

@@ -27,6 +27,13 @@ static inline float least(float a, float b) { return a < b || b != b ? a : b; }
 #define MOST(a, b) ((a) > (b) ? (a) : (b))
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
 static inline float fract(float a) { float f = a - floorf(a); return f >= 1.0f ? 0x1.fffffep-1f : f; }
+// Of a = mantissa * 2 ** exponent, with a mantissa from 0.5 to 1.
+static inline float mantissa_of(float a) { int e; return isfinite(a) ? frexpf(a, &e) : a; }
+static inline i32 exponent_of(float a) {
+    int e = 0;
+    if (isfinite(a)) frexpf(a, &e);
+    return e;
+}
 static inline i32 low24(u32 a) { return (i32)(a << 8) >> 8; }
 static inline u32 float_to_unsigned(float a) { return !(a > 0) ? 0 : a >= 4294967296.0f ? 0xffffffff : (u32)a; }
 static inline i32 float_to_signed(float a) {
