@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
 import mmap
 import os
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tandem.errors import OutOfMemoryError
@@ -14,6 +18,8 @@ from tandem.errors import OutOfMemoryError
 # written in Rust end the process when an allocation fails, so there must always be enough for their small ones.
 MIN_RESERVE, MAX_RESERVE = 1 << 20, 24 << 20
 MUCH = 64 << 20  # bytes from which it is worth to read what the machine has free, which takes 0.1 ms
+GIVE_BACK_SECONDS = 0.5  # between two times that free memory is given back
+_given_back = -GIVE_BACK_SECONDS  # the last time
 # Control groups of version 2 and 1: the files with the limit and the usage, and the lines of memory.stat that count the
 # page cache, which the kernel frees on demand.
 VERSIONS = (
@@ -34,12 +40,31 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
 def require_memory(nbytes: int) -> None:
     """Raises an OutOfMemoryError if the process may not allocate `nbytes` and leave a reserve."""
     wanted = nbytes + min(max(16 * nbytes, MIN_RESERVE), MAX_RESERVE)
-    try:
-        mmap.mmap(-1, wanted, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-    except (OSError, MemoryError, OverflowError):
-        raise OutOfMemoryError from None
+    if not _can_map(wanted):
+        _give_back()
+        if not _can_map(wanted):
+            raise OutOfMemoryError
     if nbytes >= MUCH and host_memory() < wanted:
         raise OutOfMemoryError
+
+
+def _can_map(nbytes: int) -> bool:
+    try:
+        mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except (OSError, MemoryError, OverflowError):
+        return False
+    return True
+
+
+def _give_back() -> None:
+    """Gives the kernel the memory that requests have left behind: cycles of objects, and free blocks of the heap."""
+    global _given_back
+    if time.monotonic() < _given_back + GIVE_BACK_SECONDS:  # it takes milliseconds
+        return
+    gc.collect()
+    with suppress(AttributeError, OSError):  # a C library without it
+        ctypes.CDLL(None).malloc_trim(0)
+    _given_back = time.monotonic()
 
 
 def touched_memory(proc: Path = Path("/proc")) -> int:

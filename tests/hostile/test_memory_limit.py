@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import math
 import re
 import resource
 import threading
@@ -20,11 +22,17 @@ from tests.cli.tiny_model import write_tiny_model
 from tests.hostile.generated import run_cases
 from tests.models.test_bad_files import little_memory
 from tests.models.test_reference import GOLDENS
-from tests.server.servers import Running, serving
+from tests.server.servers import Running, serving, wait_until
 
 CHAT = "/v1/chat/completions"
 LIMIT = 60_000_000  # bytes above what the server has
 SCHEMA = {"properties": {f"p{i}": {"enum": [f"v{i} {j}" for j in range(40)]} for i in range(200)}}
+
+SMALL: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "a", "max_tokens": 3}),
+    ("/tokenize", {"content": "a"}),
+    ("/v1/embeddings", {"input": ["a b"]}),
+]
 
 
 def attacks(server: Running) -> list[tuple[str, dict[str, Any]]]:
@@ -87,6 +95,11 @@ def test_a_server_without_memory_refuses_and_lives(rounds: int, tmp_path: Path) 
         assert sum(count for (_, status), count in found.items() if status == 503), found
         assert server.process.poll() is None and server.ask("/health")[0] == 200
         server.wait_idle()
+        for path, body in SMALL:  # free memory is given back
+            wait_until(lambda path=path, body=body: server.ask(path, body)[0] == 200)  # type: ignore[misc]
+        assert server.ask("/health")[2]["message"] == ""
+        limit_memory(server, -LIMIT)
+        assert "little memory" in server.ask("/health")[2]["message"]
         limit_memory(server, None)
         for path, body in attacks(server)[:1] + attacks(server)[7:]:
             assert server.ask(path, body)[0] == 200
@@ -100,6 +113,21 @@ def test_memory_is_required_in_advance() -> None:
     for impossible in (1 << 50, 1 << 80):
         with pytest.raises(OutOfMemoryError):
             require_memory(impossible)
+
+
+def test_memory_that_requests_left_behind_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.devices.host_memory._given_back", -math.inf)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            left: list[Any] = [bytearray(100_000) for _ in range(500)]
+            left.append(left)  # a cycle
+            del left
+        with little_memory(8 << 20):
+            require_memory(1 << 20)
+    finally:
+        gc.enable()
 
 
 def test_loading_with_little_memory() -> None:

@@ -10,11 +10,19 @@ from typing import Any, Literal
 
 from fastapi import Request
 
+from tandem.devices.host_memory import require_memory
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.grammar_process import GrammarChecker
 from tandem.engine.models import Models
 from tandem.engine.output import Token, TokenLogprob
-from tandem.errors import ContextError, DeadlineError, ModelNotFoundError, RequestError, TandemError
+from tandem.errors import (
+    ContextError,
+    DeadlineError,
+    ModelNotFoundError,
+    OutOfMemoryError,
+    RequestError,
+    TandemError,
+)
 from tandem.kernels.kernel import Array
 from tandem.server.core.generation import Delta, GenerationRequest, GenerationResult, GenerationUsage
 from tandem.server.core.output_parser import OutputParser
@@ -67,6 +75,10 @@ class Server:
         first = self.models.names()[:1]
         if self.failure and not any(one.name in first for one in self.models.loaded()):
             return "failed", message_of(self.failure)
+        try:
+            require_memory(0)
+        except OutOfMemoryError:
+            return "ok", "there is little memory: requests are refused until some is free"
         return "ok", ""
 
     def model_name(self, name: str | None) -> str:
