@@ -35,7 +35,7 @@ class GrammarChecker:
     """Checks grammars. For one event loop."""
 
     def __init__(self) -> None:
-        self._quick, self._slow = GrammarProcess(QUICK, 0), GrammarProcess(SLOW, 10)
+        self._quick, self._slow = GrammarProcess(QUICK, 5), GrammarProcess(SLOW, 10)
         self._results: dict[
             bytes, bool
         ] = {}  # hash of a grammar -> it is good; the oldest is forgotten first
