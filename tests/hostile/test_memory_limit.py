@@ -18,6 +18,8 @@ from tandem import LLM, AsyncLLM
 from tandem.devices.host_memory import require_memory
 from tandem.errors import OutOfMemoryError, TandemError
 from tandem.server.http.background import THREADS, start_threads
+from tandem.server.http.middleware import Middleware, Refusal
+from tandem.server.settings import ServerSettings
 from tests.cli.tiny_model import write_tiny_model
 from tests.hostile.generated import run_cases
 from tests.models.test_bad_files import little_memory
@@ -108,8 +110,9 @@ def test_a_server_without_memory_refuses_and_lives(rounds: int, tmp_path: Path) 
 
 def test_memory_is_required_in_advance() -> None:
     require_memory(1 << 20)
+    # More than a process that ran other tests can give back.
     with little_memory(), pytest.raises(OutOfMemoryError, match="not enough memory"):
-        require_memory(64 << 20)
+        require_memory(8 << 30)
     for impossible in (1 << 50, 1 << 80):
         with pytest.raises(OutOfMemoryError):
             require_memory(impossible)
@@ -237,3 +240,33 @@ def test_the_threads_of_requests_start_before_memory_is_scarce() -> None:
     names = asyncio.run(start())
     assert sum(name.startswith("tandem-request") for name in names) == THREADS
     assert sum(name.startswith("tandem-large") for name in names) == 1
+
+
+def test_a_request_refused_after_its_body_leaves_nothing_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted down but never up, the estimate became negative, and every later request was refused."""
+    results = iter((None, Refusal(429, "busy")))
+
+    def check(counts: bool) -> None:
+        if refusal := next(results):
+            raise refusal
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"content": "Hi"}', "more_body": False}
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status"))
+
+    async def app(*_: Any) -> None:
+        raise AssertionError("it was refused")
+
+    statuses: list[int | None] = []
+    middleware = Middleware(app, ServerSettings())
+    monkeypatch.setattr(middleware, "check_capacity", check)
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http", "method": "POST", "path": "/tokenize", "query_string": b"", "headers": headers,
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "tandem.abort": lambda: None,
+    }  # fmt: skip
+    asyncio.run(middleware(scope, receive, send))
+    assert statuses[0] == 429
+    assert middleware.parsed_bytes == middleware.body_bytes == 0

@@ -131,8 +131,8 @@ class Middleware:
         counts = not is_open and path not in MONITORING_PATHS
         self.check_capacity(counts)
         await exchange.read_body(self)
-        self.check_capacity(counts)  # again: other requests may have arrived meanwhile
         self.parsed_bytes += exchange.parsed_bytes
+        self.check_capacity(counts)  # again: other requests may have arrived meanwhile
         if exchange.parsed_bytes:
             try:
                 require_memory(self.parsed_bytes)
