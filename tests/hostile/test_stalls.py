@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,11 @@ NOT_PREPARED = ("text of 15 MB", "spaces of 15 MB", "inputs", "Ollama's messages
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(model_path("smollm2"), device="cpu", context=CONTEXT, batch=1, kv_memory=2e8) as found:
-        gc.collect()
-        gc.freeze()  # as the server does
-        yield found
-        gc.unfreeze()
+def holds() -> dict[str, float]:
+    """Measured in a process of its own: threads that other tests have left would count."""
+    command = [sys.executable, "-m", "tests.hostile.test_stalls"]
+    found: dict[str, float] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return found
 
 
 def from_another_process(name: str) -> Attack:
@@ -112,18 +112,31 @@ def test_health_is_answered_under_an_attack(server: Running, name: str) -> None:
     check_harm(server, from_another_process(name), SECONDS)
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in NOT_PREPARED])
-def test_preparation_lets_other_threads_run(llm: LLM, name: str) -> None:
+PREPARED = [name for name in ATTACKS if name not in NOT_PREPARED]
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_preparation_lets_other_threads_run(holds: dict[str, float], name: str) -> None:
     """Threads wait for the GIL. Their wait is measured in processor time, so that other processes do not count."""
-    path, make = ATTACKS[name]
-    model, work = PREPARATION[path]
-    body = make()
+    assert holds[name] < MAX_HOLD
 
-    def prepare() -> None:
-        with suppress(TandemError, RequestValidationError):
-            work(llm, _validated(body, model))
 
-    check_hold(prepare)
+def preparation_holds() -> dict[str, float]:
+    """Seconds by attack; of several attempts the last, which is the first below the bound."""
+    found = {}
+    with LLM(model_path("smollm2"), device="cpu", context=CONTEXT, batch=1, kv_memory=2e8) as llm:
+        gc.collect()
+        gc.freeze()  # as the server does
+        for name in PREPARED:
+            path, make = ATTACKS[name]
+            model, work = PREPARATION[path]
+            found[name] = first_short_hold(partial(_prepare, llm, make(), model, work))
+    return found
+
+
+def _prepare(llm: LLM, body: Any, model: type[BaseModel], work: Callable[[LLM, Any], Any]) -> None:
+    with suppress(TandemError, RequestValidationError):
+        work(llm, _validated(body, model))
 
 
 def large_embeddings() -> Any:
@@ -149,16 +162,15 @@ def test_a_large_response_lets_other_threads_run(build: Callable[[], Any]) -> No
     """`json` alone would hold the GIL for a second."""
     value = build()
     assert json.loads("".join(pieces(value))) == value
-    check_hold(lambda: deque(pieces(value), 0))
+    assert first_short_hold(lambda: deque(pieces(value), 0)) < MAX_HOLD
 
 
-def check_hold(call: Callable[[], Any]) -> None:
+def first_short_hold(call: Callable[[], Any]) -> float:
     for _ in range(ATTEMPTS):
         hold = longest_hold(call)
-        print(f"{hold * 1e3:.0f} ms")
         if hold < MAX_HOLD:
-            return
-    raise AssertionError(f"it holds the GIL for {hold} s")
+            break
+    return hold
 
 
 def longest_hold(call: Callable[[], Any]) -> float:
@@ -336,3 +348,7 @@ def test_a_killed_process_is_not_the_grammars_fault() -> None:
 def test_a_large_grammar_is_refused() -> None:
     with pytest.raises(RequestError, match="give 131072 at most"):
         grammar_text(SamplingParams(grammar="start: " + " | ".join(f'"w{i}"' for i in range(60_000))))
+
+
+if __name__ == "__main__":
+    print(json.dumps(preparation_holds()))
