@@ -75,6 +75,8 @@ def parse() -> argparse.Namespace:
     if options.quick:
         options.rounds, options.models = 1, options.models or list(TARGETS)[:1]
     options.models = options.models or list(TARGETS)
+    if "/" in options.peer:  # not a command on PATH; workers run in another folder
+        options.peer = str(Path(options.peer).absolute())
     name = "quick" if options.quick else f"{datetime.now(UTC):%Y-%m-%d}"
     options.output = options.output or HERE / "results" / f"{name}.json"
     return options
