@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from tandem.engine.engine import Engine
@@ -20,6 +20,10 @@ from tandem.interrupts import deferred
 
 T = TypeVar("T")
 Deltas = list[tuple[OutputReader, list[Token]]]
+
+
+class _Closed(DeviceError):
+    pass
 
 
 class Driver:
@@ -41,12 +45,18 @@ class Driver:
             )
         with self._lock:
             if self.closed:
-                raise DeviceError("the model is closed: open the model again")
+                raise _Closed("the model is closed: open the model again")
             self._holder = threading.get_ident()
             try:
                 yield
             finally:
                 self._holder = 0
+
+    def close(self, free: Callable[[], None]) -> None:
+        """Calls `free` after the step that runs, once: other threads that close the model wait until it is done."""
+        with suppress(_Closed), self.exclusive():
+            self.closed = True
+            free()
 
     @property
     def forked(self) -> bool:

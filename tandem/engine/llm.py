@@ -354,11 +354,8 @@ class LLM:
         return dataclasses.asdict(self._model.config)
 
     def close(self) -> None:
-        if self.driver.closed or self.driver.forked:
-            return
-        with self.driver.exclusive():
-            self.driver.closed = True
-            self._closing.close()
+        if not self.driver.forked:
+            self.driver.close(self._closing.close)
 
     def __enter__(self) -> Self:
         return self

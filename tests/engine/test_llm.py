@@ -7,7 +7,9 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -373,6 +375,22 @@ def test_closed(path: Path) -> None:
     for use in (lambda: next(stream), lambda: llm.generate("x"), lambda: llm.logits([1])):
         with pytest.raises(DeviceError, match="closed: open the model again"):
             use()
+
+
+def test_threads_that_close_at_the_same_time(path: Path) -> None:
+    llm = LLM(path, threads=2, context=64, batch=1)
+    start = threading.Barrier(5)
+
+    def run(call: Callable[[], object]) -> object:
+        start.wait()
+        return call()
+
+    with ThreadPoolExecutor(5) as threads:
+        step = threads.submit(run, lambda: llm.logits([1] * 60))
+        closes = [threads.submit(run, llm.close) for _ in range(4)]
+        assert [close.result(60) for close in closes] == [None] * 4 and llm.driver.closed
+        with suppress(DeviceError):  # it came last
+            step.result(60)
 
 
 def test_every_error_is_a_tandem_error(llm: LLM) -> None:
