@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -131,8 +132,12 @@ class AsyncLLM:
         return output.result()
 
     async def _tokens(self, output: OutputReader) -> AsyncGenerator[list[Token], None]:
+        is_scored = False
         async with aclosing(self._receive(_Outbox(output))) as steps:
             async for tokens in steps:
+                if output.scores_prompt and not is_scored:  # in a thread, or others would wait
+                    scores = await asyncio.to_thread(output.prompt_logprobs)
+                    tokens[0], is_scored = replace(tokens[0], prompt_logprobs=scores), True
                 yield tokens
         output.check()
 

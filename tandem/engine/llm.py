@@ -227,10 +227,14 @@ class LLM:
         return source
 
     def _stream(self, output: OutputReader) -> Iterator[Token]:
+        is_scored = False
         try:
             self.driver.submit([output])  # at the first next(): an unread stream takes no place in the queue
             while not output.done:
                 for _, tokens in self.driver.advance([output]):
+                    if tokens and output.scores_prompt and not is_scored:
+                        tokens[0] = dataclasses.replace(tokens[0], prompt_logprobs=output.prompt_logprobs())
+                        is_scored = True
                     yield from tokens
             output.check()
         finally:

@@ -105,6 +105,7 @@ class OutputReader:
         self.sequence, self._tokenizer = sequence, tokenizer
         self.detokenizer = Detokenizer(tokenizer, sequence.request.params.stop)
         self.texts: list[str] = []  # text of each token that was read
+        self._prompt_scores: list[Sampled] = []
 
     @property
     def has_new_tokens(self) -> bool:
@@ -116,18 +117,20 @@ class OutputReader:
         return self.sequence.finish_reason is not None and not self.has_new_tokens
 
     def next(self) -> Token:
-        """Reads the next token. At a stop string the output is done, and the caller must cancel the sequence."""
+        """Reads the next token. At a stop string the output is done, and the caller must cancel the sequence. Whoever
+        streams adds `prompt_logprobs` to the first token: 40,000 of them take as long as several steps."""
         sequence, detokenizer = self.sequence, self.detokenizer
         sampled = sequence.generated[len(self.texts)]
         self.texts.append("" if sampled.id in sequence.request.eos_ids else detokenizer.push(sampled.id))
         if detokenizer.stopped:
             sequence.stop_after(len(self.texts))
         logprob = self._logprob(sampled) if sampled.logprob is not None else None
-        scores = self.prompt_logprobs() if len(self.texts) == 1 else None
+        if len(self.texts) == 1:
+            self._prompt_scores = list(sequence.prompt_scores)  # a preempted sequence computes them again
         if sequence.finish_reason is None or self.has_new_tokens:
-            return Token(sampled.id, self.texts[-1], logprob, prompt_logprobs=scores)
+            return Token(sampled.id, self.texts[-1], logprob)
         self.texts[-1] += detokenizer.flush()
-        return Token(sampled.id, self.texts[-1], logprob, sequence.finish_reason, self._usage(), scores)
+        return Token(sampled.id, self.texts[-1], logprob, sequence.finish_reason, self._usage())
 
     def check(self) -> None:
         """Raises the error that ended the request, if one did."""
@@ -153,10 +156,13 @@ class OutputReader:
         )
 
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
-        """Log-probabilities of the prompt tokens, if they were asked for. Complete once a token was sampled."""
-        if self.sequence.request.params.prompt_logprobs is None:
-            return None
-        return [None, *map(self._logprob, self.sequence.prompt_scores)]
+        """Log-probabilities of the prompt tokens, if they were asked for. Complete once a token was read."""
+        return [None, *map(self._logprob, self._prompt_scores)] if self.scores_prompt else None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt tokens were asked for."""
+        return self.sequence.request.params.prompt_logprobs is not None
 
     def _usage(self) -> Usage:
         sequence = self.sequence

@@ -20,6 +20,7 @@ import pytest
 
 from tandem import LLM, TandemError
 from tandem.engine import scheduler
+from tandem.engine.output import OutputReader
 from tandem.engine.sequence import Sequence
 from tandem.errors import DeadlineError, DeviceError, DoesNotFitError, RequestError, StateFileError
 from tests.cli.tiny_model import write_tiny_model
@@ -375,6 +376,20 @@ def test_closed(path: Path) -> None:
     for use in (lambda: next(stream), lambda: llm.generate("x"), lambda: llm.logits([1])):
         with pytest.raises(DeviceError, match="closed: open the model again"):
             use()
+
+
+def test_prompt_logprobs_are_built_while_others_compute(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40,000 of them take as long as several steps."""
+    build, holders = OutputReader.prompt_logprobs, []
+
+    def noted(output: OutputReader) -> Any:
+        holders.append(llm.driver._holder)
+        return build(output)
+
+    monkeypatch.setattr(OutputReader, "prompt_logprobs", noted)
+    first, *rest = llm.stream("The capital of France", max_tokens=3, prompt_logprobs=1)
+    assert first.prompt_logprobs and len(first.prompt_logprobs) == len(llm.tokenize("The capital of France"))
+    assert all(token.prompt_logprobs is None for token in rest) and holders == [0]
 
 
 def test_threads_that_close_at_the_same_time(path: Path) -> None:
