@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from tandem.engine.async_llm import AsyncLLM
 from tandem.errors import DoesNotFitError, ModelNotFoundError, RequestError
-from tandem.model.registry import resolve
+from tandem.model.registry import comparable, resolve
 
 CLOSED = "the models are closed: start again"
 CLOCK_STEP = 0.01  # seconds by which a timer may be early
@@ -94,8 +94,8 @@ class Models:
         self._specs.setdefault(name, spec)
 
     def known_name(self, name: str) -> str:
-        """The name of a model as it was added, also if `name` differs from it in case; an unknown name unchanged."""
-        same = (known for known in self._specs if known.lower() == name.lower())
+        """The name of a model as it was added, also if `name` is another way to write it; an unknown name unchanged."""
+        same = (known for known in self._specs if comparable(known) == comparable(name))
         return name if name in self._specs else next(same, name)
 
     def path(self, name: str) -> Path:

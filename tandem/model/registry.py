@@ -25,7 +25,8 @@ from tandem.settings import read_settings
 OTHER_PROGRAMS = ("ollama:", "lmstudio:", "llama.cpp:")  # prefixes of names of their models
 # Names become folders of the cache: no part of one is a path, and none is too long for a file system.
 PART, FILE = r"[\w-][\w.-]{0,95}", r"[\w./-]{1,200}"
-REPOSITORY = rf"(?a)(?:https?://)?(?:(?:hf|huggingface)\.co/)?({PART}/{PART})(?::({FILE}))?"
+HUB = r"(?:https?://)?(?:(?:hf|huggingface)\.co/)?"
+REPOSITORY = rf"(?a){HUB}({PART}/{PART})(?::({FILE}))?"
 FIRST_DOWNLOADS = "first-downloads"
 MAX_FIRST_DOWNLOADS = 1 << 24  # bytes; a download takes about 150
 SHORT_NAME = rf"(?a)({PART})(?::{FILE})?"
@@ -63,6 +64,11 @@ def resolve_name(model: str, pull: bool = False, progress: Progress = lambda *_:
 def is_known(name: str) -> bool:
     """Whether the name is valid on other machines, too."""
     return bool(_short_name(name) or re.fullmatch(REPOSITORY, name))
+
+
+def comparable(name: str) -> str:
+    """The same text for all ways to write a name: user/repo, hf.co/user/repo and HF.co/User/Repo are one model."""
+    return re.sub(rf"^{HUB}", "", name.lower())
 
 
 def list_models() -> list[CachedModel]:

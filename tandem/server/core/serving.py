@@ -43,7 +43,7 @@ class Server:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
         self.grammars = GrammarChecker()
-        self.pulls: dict[str, Any] = {}  # model name in lower case -> download in progress
+        self.pulls: dict[str, Any] = {}  # comparable name of a model -> download in progress
         self.failure: Exception | None = None  # why the first model could not be loaded at startup
         self._first: asyncio.Task[None] | None = None  # loads the first model
 

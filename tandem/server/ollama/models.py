@@ -24,7 +24,7 @@ from tandem import __version__
 from tandem.engine.models import Models
 from tandem.errors import ModelNotFoundError, QueueFullError, RequestError, TandemError
 from tandem.gguf.file import GGUF
-from tandem.model.registry import is_known, resolve_name
+from tandem.model.registry import comparable, is_known, resolve_name
 from tandem.server.core.serving import Server, get_server
 from tandem.server.http.request_body import JSONRoute, StrictModel
 from tandem.server.http.streaming import cancel_on_disconnect, json_line, stream_response
@@ -40,7 +40,7 @@ PULL_ERRORS: dict[int | str, dict[str, Any]] = {
     403: {"model": OllamaErrorBody, "description": "Only the operator of this server can download models"},
     502: {"model": OllamaErrorBody, "description": "The download failed"},
 }
-NAME = r"[\w.-]{1,80}"  # perhaps a misspelt short name
+NAME = r"(?a)[\w.-]{1,80}"  # perhaps a misspelt short name
 MAX_PULLS = 8  # at a time
 MAX_VALUE_LENGTH = 1000  # characters; /api/show leaves out longer metadata values
 
@@ -202,7 +202,7 @@ class Pull:
 
     def __init__(self, server: Server, name: str) -> None:
         self._server, self._name = server, name
-        server.pulls[name.lower()] = self
+        server.pulls[comparable(name)] = self
         self._progress: dict[str, tuple[int, int]] = {}
         self.task = asyncio.create_task(self._run())
 
@@ -210,7 +210,7 @@ class Pull:
         try:
             self._server.models.add(self._name, await self._download())
         finally:
-            del self._server.pulls[self._name.lower()]
+            del self._server.pulls[comparable(self._name)]
 
     async def _download(self) -> Path:
         """Downloads in a daemon thread: a slow hub takes no thread from others, and does not delay the server's end."""
@@ -239,7 +239,7 @@ class Pull:
 async def _pull_progress(server: Server, name: str) -> AsyncGenerator[str, None]:
     """The progress of a download, a few times a second."""
     if known_name(server, name) not in server.models.names():
-        pull: Pull | None = server.pulls.get(name.lower())
+        pull: Pull | None = server.pulls.get(comparable(name))
         if pull is None:
             if len(server.pulls) >= MAX_PULLS:
                 raise QueueFullError(f"{MAX_PULLS} downloads are running: wait for one of them")

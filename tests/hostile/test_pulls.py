@@ -1,4 +1,4 @@
-"""Downloads from a hub that sends almost nothing: nobody waits for them, and the server can end."""
+"""Downloads that clients ask for: a slow one delays nobody, and a model has one name."""
 
 from __future__ import annotations
 
@@ -45,3 +45,22 @@ def test_slow_downloads_delay_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyP
             server.process.wait(30)
             assert time.monotonic() - began < 20
         assert "Traceback" not in server.log.read_text()
+
+
+def test_all_ways_to_write_a_repository_are_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would take the memory of one more copy."""
+    model = write_tiny_model(tmp_path / "tiny.gguf")
+    ways = ("User/Repo", "hf.co/User/Repo", "huggingface.co/user/repo", "https://hf.co/User/Repo")
+    with LoopbackHub({"User/Repo": {"m-Q4_0.gguf": model.read_bytes()}}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        options = ("--device", "cpu", "--threads", "1")
+        with serving(tmp_path / "home", model, *options, context=64, shutdown=1) as server:
+            for way in ways:
+                assert server.ask("/api/pull", {"model": way, "stream": False})[0] == 200
+                assert server.ask("/api/generate", {"model": way, "prompt": "Hi", "stream": False})[0] == 200
+            assert [one["model"] for one in server.ask("/api/tags")[2]["models"]] == ["tiny", "User/Repo"]
+            assert len(server.ask("/api/ps")[2]["models"]) == 2
+            assert server.ask("/api/pull", {"model": "ｓmollm２", "stream": False})[0] == 400
