@@ -32,6 +32,7 @@ from tandem.server.cluster import merged
 from tandem.server.cluster.routing import PrefixAffinity, prefix_keys
 from tandem.server.http import errors
 from tandem.server.http.apis import STREAMS
+from tandem.server.http.background import set_size, translate
 from tandem.server.http.middleware import RETRY_AFTER, Message, Receive, Send
 from tandem.server.monitoring.engine_monitor import live_snapshot
 from tandem.server.settings import ServerSettings
@@ -152,11 +153,14 @@ class Front:
             return await self._lifespan(receive, send)
         if scope["method"] == "GET" and scope["path"] in ("/live", "/metrics"):
             return await self._monitor(scope, send)
+        body = await _body(receive)
         request: dict[str, Any] = {
             "scope": {key: scope[key] for key in SCOPE_KEYS if key in scope},
-            "body": await _body(receive),
+            "body": body,
         }
-        forwarding = asyncio.create_task(self._forward(request, prefix_keys(request["body"]), send))
+        set_size(len(body))
+        keys = await translate(prefix_keys, body)
+        forwarding = asyncio.create_task(self._forward(request, keys, send))
         disconnect = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait((forwarding, disconnect), return_when=asyncio.FIRST_COMPLETED)

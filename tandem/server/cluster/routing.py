@@ -9,6 +9,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
+from tandem.native import load
+from tandem.server.http.request_body import MAX_VALUES
+
 Replica = TypeVar("Replica", bound=Hashable)
 
 CHUNK_CHARS = 256  # characters that a key adds to the key before it
@@ -27,7 +30,10 @@ MAX_IMBALANCE = 4  # a preferred replica may have this many requests more than t
 
 
 def prefix_keys(body: bytes) -> list[bytes]:
-    """A hash for each chunk of a prompt and all chunks before it, from the JSON body of any API."""
+    """A hash for each chunk of a prompt and all chunks before it, from the JSON body of any API. None for a body that a
+    replica will refuse: this process does not parse it for nothing."""
+    if load().tandem_json_count(body, len(body)) > MAX_VALUES:
+        return []
     try:
         given = json.loads(body)
         text = json.dumps([given[name] for name in PROMPT_FIELDS if name in given], ensure_ascii=False)
