@@ -1,8 +1,9 @@
 """Attacks on a running server, and what others notice of them: memory, log, `/health`, and gaps between tokens.
 
-An attack is a function of the server and of an event that ends it. `watched` runs beside it:
+`python -m tests.hostile.attacks URL NAME` runs one until it is killed: those of this file, which exhaust what a server
+has, and those of stall_attacks.py, which take its time. `watched` runs beside it:
 
-    with watched(server, streams=8) as harm, attacking(server, endless_headers):
+    with watched(server, streams=8) as harm, attacking(server, "endless_headers"):
         time.sleep(10)
     assert harm.health < 0.5 and harm.memory < 200 * MiB
 """
@@ -10,20 +11,24 @@ An attack is a function of the server and of an event that ends it. `watched` ru
 from __future__ import annotations
 
 import itertools
-import json
+import os
 import resource
 import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.server.servers import Running, post, read_all, wait_until
+from tests.hostile import stall_attacks
+from tests.hostile.streams import Streams
+from tests.server.servers import PATIENCE, Running, post, read_all
 
 CHAT = "/v1/chat/completions"
 MiB = 1 << 20
@@ -32,7 +37,6 @@ ATTEMPTS = 3  # other processes of the machine make gaps too, but not each time
 PROBE_SECONDS = 0.05  # between two probes of /health and of the memory
 RECONNECT_SECONDS = 0.005  # s between two connections of an attacker, who shares the machine with the server
 HEAD = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-Attack = Callable[[Running, threading.Event], None]
 
 
 # ---- what others notice
@@ -64,11 +68,9 @@ def watched(server: Running, streams: int = 0, quiet_seconds: float = 4.0) -> It
     """Measures the harm that is done to others while the block runs. The result is complete after the block."""
     harm, done = Harm(), threading.Event()
     with ExitStack() as stack:
-        running = [stack.enter_context(_Stream(server)) for _ in range(streams)]
-        if streams:
-            wait_until(lambda: all(len(stream.times) > 2 for stream in running))
-            time.sleep(quiet_seconds)
-            harm.quiet_gap = statistics.median(gap for stream in running for gap in stream.gaps(0.0))
+        clients = stack.enter_context(Streams(server.url, streams)) if streams else None
+        quiet = time.perf_counter()
+        time.sleep(quiet_seconds if streams else 0)
         begun, memory, log = time.perf_counter(), resident(server), server.log.stat().st_size
         prober = threading.Thread(target=_probe, args=(server, harm, memory, done))
         prober.start()
@@ -78,7 +80,16 @@ def watched(server: Running, streams: int = 0, quiet_seconds: float = 4.0) -> It
             done.set()
             prober.join()
             harm.log = server.log.stat().st_size - log
-            harm.gaps = [gap for stream in running for gap in stream.gaps(begun)]
+        if clients:
+            ended, responses = time.perf_counter(), clients.stop()
+            harm.quiet_gap = statistics.median(_gaps(responses, quiet, begun))
+            harm.gaps = _gaps(responses, begun, ended)
+
+
+def _gaps(responses: list[list[float]], begin: float, end: float) -> list[float]:
+    """Gaps between consecutive tokens of a response, of those that ended in a time."""
+    pairs = (pair for times in responses for pair in itertools.pairwise(times))
+    return [after - before for before, after in pairs if begin < after <= end]
 
 
 def resident(server: Running) -> int:
@@ -108,73 +119,30 @@ def _probe(server: Running, harm: Harm, memory: int, done: threading.Event) -> N
         harm.memory = max(harm.memory, resident(server) - memory)
 
 
-class _Stream:
-    """A client that streams one response after the other, and notes when tokens arrive."""
-
-    def __init__(self, server: Running) -> None:
-        self._server, self._stopped = server, threading.Event()
-        self._connection: socket.socket | None = None
-        self._thread = threading.Thread(target=self._run)
-        self.times: list[float] = []  # of all tokens
-        self._starts: set[int] = set()  # indices of the first tokens of responses
-
-    def __enter__(self) -> _Stream:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        if self._connection:
-            with suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-
-    def gaps(self, since: float) -> list[float]:
-        """Gaps between consecutive tokens of a response, of those that ended after `since`."""
-        times = list(self.times)
-        pairs = enumerate(itertools.pairwise(times), 1)
-        return [b - a for i, (a, b) in pairs if b > since and i not in self._starts]
-
-    def _run(self) -> None:
-        body = self._server.chat("Tell a long story.", stream=True, max_tokens=1500, ignore_eos=True)
-        while not self._stopped.is_set():
-            with self._server.connect() as connection, suppress(OSError):
-                self._connection = connection
-                connection.sendall(post(CHAT, body, connection="close"))
-                self._starts.add(len(self.times))
-                with connection.makefile("rb") as lines:
-                    for line in lines:
-                        if line.startswith(b"data: {"):
-                            assert "error" not in (event := json.loads(line[6:])), event
-                            self.times.append(time.perf_counter())
-
-
 # ---- attacks
 
 
 @contextmanager
-def attacking(server: Running, *attacks: Attack) -> Iterator[None]:
-    """Runs attacks in threads until the block ends."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the attackers' own connections
-    done = threading.Event()
-    threads = [threading.Thread(target=attack, args=(server, done)) for attack in attacks]
-    for thread in threads:
-        thread.start()
+def attacking(server: Running, *names: str) -> Iterator[None]:
+    """Runs attacks until the block ends, each in a process with a low priority: its time is not the server's."""
+    commands = [[sys.executable, "-m", "tests.hostile.attacks", server.url, name] for name in names]
+    attackers = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
     try:
+        for attacker in attackers:
+            assert attacker.stdout and attacker.stdout.readline() == b"begun\n"
         yield
     finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for attacker in attackers:
+            attacker.kill()
+        problems = [attacker.communicate()[0] for attacker in attackers]
+    assert not any(problems), problems
 
 
-def check_harm(server: Running, attack: Attack, seconds: float) -> None:
+def check_harm(server: Running, name: str, seconds: float) -> None:
     """Attacks, and checks what others notice. At most three attempts for /health: other processes may have used the
     cores during the first."""
     for _ in range(ATTEMPTS):
-        with watched(server) as harm, attacking(server, attack):
+        with watched(server) as harm, attacking(server, name):
             time.sleep(seconds)
         print(harm)
         assert harm.memory < MAX_MEMORY and harm.log < MAX_LOG and harm.health < float("inf"), harm
@@ -183,76 +151,86 @@ def check_harm(server: Running, attack: Attack, seconds: float) -> None:
     raise AssertionError(harm)
 
 
-def pour(server: Running, done: threading.Event, first: bytes, more: Callable[[int], bytes]) -> None:
+def check_streams(server: Running, *names: str, seconds: float = 10.0) -> None:
+    """Attacks while 8 others stream. At most three attempts for the gaps between tokens, as in `check_harm`."""
+    for _ in range(ATTEMPTS):
+        with watched(server, streams=8) as harm, attacking(server, *names):
+            time.sleep(seconds)
+        print(harm)
+        assert harm.memory < MAX_MEMORY and harm.log < MAX_LOG and harm.health < float("inf"), harm
+        if harm.gap <= MAX_GAP and harm.health < MAX_HEALTH:
+            return
+    raise AssertionError(harm)
+
+
+def pour(port: int, first: bytes, more: Callable[[int], bytes]) -> None:
     """Sends `first` and then `more(i)` without end; starts again when the server closes the connection."""
-    while not done.wait(RECONNECT_SECONDS):
-        with suppress(OSError), server.connect() as connection:
+    while True:
+        time.sleep(RECONNECT_SECONDS)
+        with suppress(OSError), connect(port) as connection:
             connection.sendall(first)
-            i = 0
-            while not done.is_set():
+            for i in itertools.count():
                 connection.sendall(more(i))
-                i += 1
 
 
-def hold(
-    server: Running, done: threading.Event, count: int, first: bytes, more: bytes = b"", pause: float = 0.5
-) -> None:
+def hold(port: int, count: int, first: bytes, more: bytes = b"", pause: float = 0.5) -> None:
     """Keeps `count` connections open that sent `first` and send `more` every `pause` seconds."""
     held: list[socket.socket] = []
-    try:
-        while not done.is_set():
-            if len(held) < count:
-                with suppress(OSError):
-                    held.append(socket.create_connection(("127.0.0.1", server.port), 1))
-                    held[-1].setblocking(False)
-                    held[-1].send(first)
-                continue
-            kept = []
-            for connection in held:
-                try:
-                    connection.send(more)
-                    kept.append(connection)
-                except BlockingIOError:
-                    kept.append(connection)
-                except OSError:
-                    connection.close()
-            held = kept
-            done.wait(pause)
-    finally:
+    while True:
+        if len(held) < count:
+            with suppress(OSError):
+                held.append(socket.create_connection(("127.0.0.1", port), 1))
+                held[-1].setblocking(False)
+                held[-1].send(first)
+            continue
+        kept = []
         for connection in held:
-            connection.close()
+            try:
+                connection.send(more)
+                kept.append(connection)
+            except BlockingIOError:
+                kept.append(connection)
+            except OSError:
+                connection.close()
+        held = kept
+        time.sleep(pause)
 
 
-def endless_headers(server: Running, done: threading.Event) -> None:
-    pour(server, done, HEAD, lambda i: b"".join(b"x-%d-%d: %b\r\n" % (i, j, b"a" * 100) for j in range(500)))
+def connect(port: int) -> closing[socket.socket]:
+    return closing(socket.create_connection(("127.0.0.1", port), PATIENCE))
 
 
-def endless_header(server: Running, done: threading.Event) -> None:
-    pour(server, done, HEAD + b"x-long: ", lambda _: b"a" * 65536)
+def endless_headers(port: int) -> None:
+    pour(port, HEAD, lambda i: b"".join(b"x-%d-%d: %b\r\n" % (i, j, b"a" * 100) for j in range(500)))
 
 
-def endless_url(server: Running, done: threading.Event) -> None:
-    pour(server, done, b"GET /", lambda _: b"a" * 65536)
+def endless_header(port: int) -> None:
+    pour(port, HEAD + b"x-long: ", lambda _: b"a" * 65536)
 
 
-def endless_trailers(server: Running, done: threading.Event) -> None:
+def endless_url(port: int) -> None:
+    pour(port, b"GET /", lambda _: b"a" * 65536)
+
+
+def endless_trailers(port: int) -> None:
     first = (
         b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
     )
-    pour(server, done, first, lambda i: b"".join(b"x-%d-%d: a\r\n" % (i, j) for j in range(2000)))
+    pour(port, first, lambda i: b"".join(b"x-%d-%d: a\r\n" % (i, j) for j in range(2000)))
 
 
-def endless_pipeline(server: Running, done: threading.Event) -> None:
+def endless_pipeline(port: int) -> None:
     """Requests without end behind one whose response takes long."""
-    first = post(CHAT, server.chat(max_tokens=1500, ignore_eos=True))
-    pour(server, done, first, lambda _: (HEAD + b"\r\n") * 1000)
+    messages = [{"role": "user", "content": "Hi"}]
+    first = post(CHAT, {"messages": messages, "max_tokens": 1500, "ignore_eos": True})
+    pour(port, first, lambda _: (HEAD + b"\r\n") * 1000)
 
 
-def garbage(server: Running, done: threading.Event) -> None:
-    pour(server, done, b"\x16\x03\x01 no HTTP \xff\r\n\r\n", lambda _: b"\x00" * 65536)
+def garbage(port: int) -> None:
+    pour(port, b"\x16\x03\x01 no HTTP \xff\r\n\r\n", lambda _: b"\x00" * 65536)
 
 
-def refused_requests(server: Running, done: threading.Event) -> None:
+def refused_requests(port: int) -> None:
     """Requests that get 400, 403, 404 and 405, with long paths for the log."""
     requests = [
         b"GET /" + b"%0a" * 1000 + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
@@ -261,39 +239,54 @@ def refused_requests(server: Running, done: threading.Event) -> None:
         b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1\r\n\r\n{",
         b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
     ]
-    while not done.wait(RECONNECT_SECONDS):
+    while True:
+        time.sleep(RECONNECT_SECONDS)
         for request in requests:
-            with suppress(OSError), server.connect() as connection:
+            with suppress(OSError), connect(port) as connection:
                 connection.sendall(request)
                 connection.recv(1)
 
 
-def idle_connections(server: Running, done: threading.Event) -> None:
-    hold(server, done, 1200, b"")
+def idle_connections(port: int) -> None:
+    hold(port, 1200, b"")
 
 
-def slow_heads(server: Running, done: threading.Event) -> None:
-    hold(server, done, 200, HEAD + b"x-slow: ", b"a")
+def slow_heads(port: int) -> None:
+    hold(port, 200, HEAD + b"x-slow: ", b"a")
 
 
-def slow_bodies(server: Running, done: threading.Event) -> None:
+def slow_bodies(port: int) -> None:
     """Bodies of 15 MB whose last bytes come one at a time."""
     head = b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % (15 * MiB)
-    hold(server, done, 50, head + b" " * MiB, b" " * 65536)
+    hold(port, 50, head + b" " * MiB, b" " * 65536)
 
 
-EXHAUSTION: tuple[Attack, ...] = (
-    endless_headers,
-    endless_header,
-    endless_url,
-    endless_trailers,
-    endless_pipeline,
-    garbage,
-    refused_requests,
-    idle_connections,
-    slow_heads,
-    slow_bodies,
-)
+EXHAUSTION: dict[str, Callable[[int], None]] = {
+    attack.__name__: attack
+    for attack in (
+        endless_headers,
+        endless_header,
+        endless_url,
+        endless_trailers,
+        endless_pipeline,
+        garbage,
+        refused_requests,
+        idle_connections,
+        slow_heads,
+        slow_bodies,
+    )
+}
+
+
+def main(url: str, name: str) -> None:
+    os.nice(19)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # its own connections
+    print("begun", flush=True)
+    if name in EXHAUSTION:
+        EXHAUSTION[name](int(url.rpartition(":")[2]))
+    else:
+        stall_attacks.run(url, name)
 
 
 def send(server: Running, request: bytes) -> bytes:
@@ -311,3 +304,7 @@ def send(server: Running, request: bytes) -> bytes:
 def status_of(answer: bytes) -> int | None:
     """The HTTP status of an answer; None if there is none."""
     return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

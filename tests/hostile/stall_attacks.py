@@ -1,13 +1,10 @@
-"""Requests that would stall a server. `python -m tests.hostile.stall_attacks URL NAME` sends one kind over and over,
-from four connections at a time, or 16 that do not pause, as a process of its own with a low priority: its time is not
-ours."""
+"""Requests that would stall a server. `run` sends one kind over and over, from four connections at a time, or 16 that
+do not pause."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-import sys
 import threading
 import time
 import urllib.error
@@ -126,7 +123,7 @@ def send(url: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         return 0, b""
 
 
-def main(url: str, name: str) -> None:
+def run(url: str, name: str) -> None:
     flood = name in FLOODS
     path, make = FLOODS[name] if flood else ATTACKS[name]
     body = make()
@@ -141,8 +138,3 @@ def main(url: str, name: str) -> None:
     threads = [threading.Thread(target=attack) for _ in range(FLOOD_CLIENTS if flood else CLIENTS)]
     for thread in threads:
         thread.start()
-
-
-if __name__ == "__main__":
-    os.nice(19)
-    main(*sys.argv[1:])

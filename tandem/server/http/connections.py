@@ -29,9 +29,10 @@ from tandem.server.settings import ServerSettings
 
 MAX_HEAD = 32 << 10  # bytes of a request line and its headers; also of the trailers of a body
 MAX_HEADERS = 100
-MAX_IGNORED = 256 << 10  # bytes that are read and dropped after the last request of a connection
+DROP_SECONDS = 0.05  # between two reads of what follows the last request of a connection, and is dropped
 LINGER_SECONDS = 1.0  # for a client to read why its request was refused
 BACKLOG = 1024  # connections that the kernel holds until they are accepted
+NAT64 = bytes.fromhex("0064ff9b") + bytes(8)  # the first 12 bytes of its addresses
 ACCEPTED_AT_ONCE = 16  # before other events are handled
 RESERVED_FILES = 128  # of the limit of open files: for models, devices, and connections that are being closed
 PAUSE_SECONDS = 0.1  # without accepting, when no file can be opened
@@ -122,7 +123,6 @@ class Connection(HttpToolsProtocol):
         self._head = 0  # bytes of the URL, headers and trailers of the request
         self._in_head = False
         self._ignores = False  # what arrives is dropped
-        self._ignored = 0  # bytes
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -137,10 +137,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._ignores:
-            self._ignored += len(data)
-            if self._ignored > MAX_IGNORED:
-                self.transport.abort()
-            return
+            return self._read_slowly()
         self._unset_keepalive_if_required()
         if (
             self._deadline is None and not self._is_responding()
@@ -222,6 +219,16 @@ class Connection(HttpToolsProtocol):
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
             self.parser.feed_data(b"\r\n".join(lines) + b"\r\n\r\n" + data[upgrade.args[0] :])
+
+    def _read_slowly(self) -> None:
+        """A client that does not stop sending costs little then, and its disconnect is noticed all the same."""
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+            self.loop.call_later(DROP_SECONDS, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -349,13 +356,16 @@ def allowed_connections(wanted: int) -> int:
 def network_of(address: str) -> str:
     """The address, or the network of 64 bits of an IPv6 address: one client may have a whole network.
 
-    A socket for both versions shows IPv4 clients as ::ffff:192.0.2.7, all of which are one such network.
+    Some networks stand for many IPv4 clients, and each of these counts: ::ffff:192.0.2.7 (a socket for both versions),
+    64:ff9b::192.0.2.7 (NAT64) and Teredo. With 6to4, an IPv4 client has many networks, which count as one.
     """
     if ":" not in address:
         return address
     version6 = ipaddress.IPv6Address(address)
-    mapped = version6.ipv4_mapped
-    return str(mapped or ipaddress.ip_network((version6.packed, 64), strict=False))
+    version4 = version6.ipv4_mapped or version6.sixtofour or (version6.teredo and version6.teredo[1])
+    if version6.packed.startswith(NAT64):
+        version4 = ipaddress.IPv4Address(version6.packed[12:])
+    return str(version4 or ipaddress.ip_network((version6.packed, 64), strict=False))
 
 
 def error_response(status: int, message: str) -> bytes:
