@@ -46,7 +46,7 @@ def test_a_saved_state_survives_kill_9(kills: int, tmp_path: Path) -> None:
     state, rng = tmp_path / "state", random.Random(5)
     with open_llm() as llm:
         for _ in range(kills):
-            command = [sys.executable, "-c", SAVE_FOR_EVER, GOLDENS / "llama.gguf", state]
+            command = [sys.executable, "-c", SAVE_FOR_EVER, str(GOLDENS / "llama.gguf"), str(state)]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout and process.stdout.readline() == b"32\n"  # acknowledged
                 time.sleep(rng.random() / 20)
@@ -108,8 +108,9 @@ def test_a_log_that_cannot_be_written_stops_no_server(log: str, tmp_path: Path) 
 
     def ready() -> bool:
         assert process.poll() is None
-        with suppress(OSError):
-            return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).status == 200
+        health = f"http://127.0.0.1:{port}/health"
+        with suppress(OSError), urllib.request.urlopen(health, timeout=PATIENCE) as response:
+            return bool(response.status == 200)
         return False
 
     with subprocess.Popen(f"exec {command} {log}", shell=True, env=env) as process:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem import LLM
 from tests.hostile.generated import PROMPT, open_model, run_cases, run_file, run_state
 
 FILES, STATES = 100_000, 10_000  # in a soak; `make test` runs a part
@@ -22,7 +23,7 @@ def test_saved_states(count: int, tmp_path: Path) -> None:
     with open_model() as llm:
         llm.save(PROMPT, tmp_path / "sound")
     sound = (tmp_path / "sound").read_bytes()
-    opened = []
+    opened: list[LLM] = []
 
     def case(number: int) -> None:
         if not opened:  # in the child

@@ -9,6 +9,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.hostile.attacks import CHAT, resident
 from tests.server.servers import Running, serving, wait_until
 
 MiB = 1 << 20
+CLIENTS = 8  # at a time, in a soak
 SECONDS = 5.0  # for an answer or the end of a connection
 METHODS = (
     b"GET",
@@ -236,11 +238,16 @@ def attack(server: Running, count: int, seed: int) -> Counter[int]:
     return statuses
 
 
-def check(server: Running, count: int, seed: int) -> None:
+def check(server: Running, count: int, seed: int, clients: int = 1) -> None:
     attack(server, 50, seed)  # what is loaded at first use
     files, memory, log = open_files(server), resident(server), server.log.stat().st_size
-    statuses = attack(server, count, seed + 1)
-    print(dict(sorted(statuses.items())))
+    statuses = Counter[int]()
+    with ThreadPoolExecutor(clients) as threads:
+        for found in threads.map(
+            attack, [server] * clients, [count // clients] * clients, range(seed + 1, seed + 1 + clients)
+        ):
+            statuses += found
+    print(f"seed {seed}: {dict(sorted(statuses.items()))}")
     assert statuses[200] > count / 10 and statuses[400] and statuses[403] and statuses[404]
     server.wait_idle()
     wait_until(lambda: open_files(server) <= files)
@@ -261,4 +268,4 @@ def test_random_http(server: Running) -> None:
 
 @pytest.mark.soak
 def test_random_http_for_long(server: Running) -> None:
-    check(server, 100_000, seed=random.randrange(1 << 30))
+    check(server, 100_000, seed=random.randrange(1 << 30), clients=CLIENTS)

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from tandem.errors import DownloadError, ModelNotFoundError
 from tandem.model import download, registry
+from tandem.settings import read_settings
 
 pytestmark = pytest.mark.fast
 SHA = "ab" * 32
@@ -81,12 +83,21 @@ def listing(**entry: Any) -> bytes:
     return json.dumps({"sha": COMMIT, "siblings": [file]}).encode()
 
 
+def always(answer: bytes, _: str) -> bytes:
+    return answer
+
+
 def endless(chunk: bytes, pause: float = 0) -> Iterator[bytes]:
     while True:
         yield chunk
         time.sleep(pause)
 
 
+WRONG_VALUES: dict[str, list[Any]] = {
+    "rfilename": [None, 7, [], {}],
+    "size": [None, "5", 5.5, [], True, float("inf"), float("nan"), "x"],
+    "lfs": [7, "x", [1], {"sha256": None}, {"sha256": "../../x"}, {"sha256": SHA[:40]}, {"x": 1}],
+}
 BODIES: dict[str, bytes] = {
     "nothing": b"",
     "null": b"null",
@@ -106,11 +117,7 @@ BODIES: dict[str, bytes] = {
     "a number as commit": json.dumps({"sha": 7, "siblings": []}).encode(),
     **{
         f"{key} {value!r:.40}": listing(**{key: value})
-        for key, values in {
-            "rfilename": [None, 7, [], {}],
-            "size": [None, "5", 5.5, [], True, float("inf"), float("nan"), "x"],
-            "lfs": [7, "x", [1], {"sha256": None}, {"sha256": "../../x"}, {"sha256": SHA[:40]}, {"x": 1}],
-        }.items()
+        for key, values in WRONG_VALUES.items()
         for value in values
     },
 }
@@ -151,7 +158,7 @@ def test_many_files_with_long_names_take_little_time(hub: Hub) -> None:
         ("_Q1" * 300, 10, DownloadError),
     ):
         files = [{"rfilename": f"{i}{name}+.gguf", "size": 5, "lfs": {"sha256": SHA}} for i in range(count)]
-        hub.answer = lambda _, files=files: json.dumps({"sha": COMMIT, "siblings": files}).encode()
+        hub.answer = partial(always, json.dumps({"sha": COMMIT, "siblings": files}).encode())
         began = time.process_time()
         with pytest.raises(error) as refused:
             registry.resolve("user/repo", pull=True)
@@ -251,7 +258,7 @@ def redirected(hub: Hub, *locations: str) -> list[bool]:
 def test_the_token_goes_to_the_same_scheme_host_and_port_only(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = download.read_settings().hub.rpartition(":")[2]
+    port = read_settings().hub.rpartition(":")[2]
     plain, secret, other = f"http://127.0.0.1:{port}", f"https://127.0.0.1:{port}", f"http://localhost:{port}"
     assert redirected(hub, f"{secret}/a", f"{secret}/b") == [True, True]  # a repository with a new name
     assert redirected(hub, f"{secret}/a", "/b") == [True, True]
@@ -280,7 +287,7 @@ def test_default_ports_and_capitals_are_the_same_address() -> None:
 
 
 def test_a_resumed_download_shows_the_token_to_the_hub_only(hub: Hub) -> None:
-    port = download.read_settings().hub.rpartition(":")[2]
+    port = read_settings().hub.rpartition(":")[2]
 
     def answer(path: str) -> bytes | str:
         if path.startswith("/api"):

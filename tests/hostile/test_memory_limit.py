@@ -98,7 +98,7 @@ def test_a_server_without_memory_refuses_and_lives(rounds: int, tmp_path: Path) 
         assert server.process.poll() is None and server.ask("/health")[0] == 200
         server.wait_idle()
         for path, body in SMALL:  # free memory is given back
-            wait_until(lambda path=path, body=body: server.ask(path, body)[0] == 200)  # type: ignore[misc]
+            wait_until(lambda path=path, body=body: server.ask(path, body)[0] == 200)
         assert server.ask("/health")[2]["message"] == ""
         limit_memory(server, -LIMIT)
         assert "little memory" in server.ask("/health")[2]["message"]

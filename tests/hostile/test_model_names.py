@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_a_client_cannot_pull_a_path(home: Path, server: Running) -> None:
 
 def test_no_other_route_takes_a_path_for_a_model(home: Path, server: Running) -> None:
     message = [{"role": "user", "content": "Hi"}]
-    bodies = {
+    bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": message, "max_tokens": 1},
         "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
         "/v1/embeddings": {"input": "Hi"},

@@ -110,8 +110,8 @@ def test_a_forked_child_says_so_at_once(state: str) -> None:
         "ignore::DeprecationWarning",
         "-c",
         IN_A_CHILD,
-        GOLDENS / "llama.gguf",
-        state,
+        str(GOLDENS / "llama.gguf"),
+        str(state),
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
