@@ -41,7 +41,7 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 PRIVATE_DOMAINS = (".local", ".internal", ".localhost")  # that nobody can register
 MAX_BODIES = 8  # times max_body: memory for the bodies of all requests
 DISCARD_SECONDS = 5.0  # to read the rest of a rejected body, so that the client sees the response
-DISCARD_PAUSE = 0.02  # s between two reads of 64 to 256 KiB of it: many of them must not keep the event loop busy
+DISCARD_PAUSE = 0.02  # s between two reads of up to 256 KiB of it: the event loop has other work
 RETRY_AFTER = 2  # seconds
 UNREAD = (
     64 << 10
