@@ -8,7 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.devices.rdna3.compiler import Job, MachineCode
-from tandem.devices.rdna3.emulator import Access, Buffer, Encoding, Operation, Program, operations
+from tandem.devices.rdna3.emulator import (
+    RAW_BUFFER,
+    Access,
+    Buffer,
+    Encoding,
+    Operation,
+    Program,
+    operations,
+)
 
 Array = npt.NDArray[np.uint32]
 ADDRESS = 1 << 40
@@ -126,16 +134,36 @@ def ds(name: str, address: int, data: int = 0, data1: int = 0, result: int = 0, 
 
 
 def memory(
-    name: str, address: int, data: int = 0, result: int = 0, base: int = NULL, offset: int = 0, glc: int = 0
-) -> list[int]:
-    """Global and scratch memory."""
-    segment, sve = (2, 0) if name.startswith("global") else (1, 1)
+    name: str, address: int, data: int = 0, result: int = 0, base: int = NULL, offset: int = 0, glc: int = 0,
+    sve: int = 1,
+) -> list[int]:  # fmt: skip
+    """Global and scratch memory. `sve`: whether an address in scratch memory has a vector register."""
+    segment, sve = (2, 0) if name.startswith("global") else (1, sve)
     first = 0xDC000000 | find(name).opcode << 18 | segment << 16 | glc << 14 | offset & 0x1FFF
     return [first, address | data << 8 | base << 16 | sve << 23 | result << 24]
 
 
-def mubuf(name: str) -> list[int]:
-    return [0xE0000000 | find(name).opcode << 18, 0]
+def mubuf(
+    name: str,
+    data: int = 0,
+    address: int | None = None,
+    base: int = 0,
+    offset: int = 0,
+    scalar: int = NULL,
+    glc: int = 0,
+) -> list[int]:
+    """Buffers with descriptors, in four registers from `base` on. `address`: the register of each lane's offset."""
+    first = 0xE0000000 | find(name).opcode << 18 | glc << 14 | offset
+    return [first, (address or 0) | data << 8 | base // 4 << 16 | (address is not None) << 22 | scalar << 24]
+
+
+def descriptor(base: int, nbytes: int, kind: int = RAW_BUFFER) -> list[list[int]]:
+    """Of the first bytes of the memory that `run` gives."""
+    return [
+        sop1("s_mov_b64", base, 0),
+        [*sop1("s_mov_b32", base + 2, LITERAL), nbytes],
+        [*sop1("s_mov_b32", base + 3, LITERAL), kind],
+    ]
 
 
 WAIT = [0xBF890000, 0xBC7C0000]  # for everything

@@ -237,6 +237,8 @@ VECTOR: dict[str, tuple[type, type, Callable[..., Values]]] = {
     "v_or3_b32": (U32, U32, lambda a, b, c: a | b | c),
     "v_maxmin_f32": (F32, F32, lambda a, b, c: np.fmin(np.fmax(a, b), c)),
     "v_minmax_f32": (F32, F32, lambda a, b, c: np.fmax(np.fmin(a, b), c)),
+    "v_maxmin_f16": (F16, F16, lambda a, b, c: np.fmin(np.fmax(a, b), c)),
+    "v_minmax_f16": (F16, F16, lambda a, b, c: np.fmax(np.fmin(a, b), c)),
     "v_maxmin_u32": (U32, U32, lambda a, b, c: np.minimum(np.maximum(a, b), c)),
     "v_minmax_u32": (U32, U32, lambda a, b, c: np.maximum(np.minimum(a, b), c)),
     "v_maxmin_i32": (I32, I32, lambda a, b, c: np.minimum(np.maximum(a, b), c)),
@@ -256,6 +258,7 @@ VECTOR: dict[str, tuple[type, type, Callable[..., Values]]] = {
     "v_lshrrev_b16": (U16, U16, lambda a, b: b >> (a & 15)),
     "v_and_b16": (U16, U16, lambda a, b: a & b),
     "v_or_b16": (U16, U16, lambda a, b: a | b),
+    "v_xor_b16": (U16, U16, lambda a, b: a ^ b),
     "v_dot4_u32_u8": (U32, U32, lambda a, b, c: dot(a, b, c, U8, U8)),
 }
 INEXACT = {"v_exp_f32", "v_log_f32", "v_rcp_f32", "v_rcp_iflag_f32", "v_rsq_f32", "v_sin_f32", "v_cos_f32", "v_exp_f16",

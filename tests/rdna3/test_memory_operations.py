@@ -8,15 +8,22 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tandem.devices.rdna3.emulator import Encoding, Fault, operations
+from tandem.devices.rdna3.compiler import POINTER_HIGH, Job, MachineCode
+from tandem.devices.rdna3.emulator import Access, Buffer, Encoding, Fault, Program, operations
 from tests.rdna3.assemble import (
+    ADDRESS,
+    END,
     EXEC,
+    LITERAL,
     WAIT,
     Array,
+    V,
     constant,
+    descriptor,
     ds,
     find,
     memory,
+    mubuf,
     run,
     smem,
     sop1,
@@ -24,6 +31,7 @@ from tests.rdna3.assemble import (
     sopp,
     vop1,
     vop2,
+    vop3,
 )
 
 RNG = np.random.default_rng(11)
@@ -37,8 +45,10 @@ ATOMICS: dict[str, Callable[[int, int], int]] = {
     "swap": lambda a, b: b, "storexchg": lambda a, b: b, "add": lambda a, b: a + b, "sub": lambda a, b: a - b,
     "min": min, "max": max, "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
 }  # fmt: skip
+BUFFER = 8  # registers of a descriptor of all memory
 # v1: 16 * lane; v2 to v5: four dwords of the lane; v6 to v9: the same of another place.
-START = [vop2("v_lshlrev_b32", 1, constant(4), 0), memory("global_load_b128", 1, result=2, base=0, offset=FROM),
+START = [*descriptor(BUFFER, 2048), vop2("v_lshlrev_b32", 1, constant(4), 0),
+         memory("global_load_b128", 1, result=2, base=0, offset=FROM),
          memory("global_load_b128", 1, result=6, base=0, offset=512), WAIT]  # fmt: skip
 FINISH = [WAIT, memory("global_store_b128", 1, data=6, base=0, offset=TO)]
 
@@ -70,6 +80,8 @@ def access(name: str, data: int, result: int, offset: int = 0) -> list[int]:
         return ds(name, 1, data, result=result, offset=offset)
     if name.startswith("scratch"):
         return memory(name, 10, data=data, result=result, offset=offset)
+    if name.startswith("buffer"):
+        return mubuf(name, data if "store" in name else result, 1, BUFFER, offset)
     return memory(name, 1, data=data, result=result, base=0, offset=offset)
 
 
@@ -77,8 +89,8 @@ ZERO = [vop1("v_mov_b32", 10, constant(0))]  # the address in scratch memory
 
 
 def test_the_names() -> None:
-    assert {n.split("_")[0] for n in LOADS} == {"global", "scratch", "ds"} and len(LOADS) == 2 * 14 + 10
-    assert len(STORES) == 2 * 8 + 7
+    assert {n.split("_")[0] for n in LOADS} == {"global", "buffer", "scratch", "ds"}
+    assert len(LOADS) == 3 * 14 + 14 and len(STORES) == 3 * 8 + 8
 
 
 @pytest.mark.parametrize("name", LOADS)
@@ -142,7 +154,7 @@ def test_two_addresses(bytes_: int, stride: str) -> None:
     np.testing.assert_array_equal(got[:, part : 2 * part], source[:, :part])
 
 
-GLOBAL_ATOMICS = [o.name for o in operations() if "_atomic_" in o.name]
+BUFFER_ATOMICS = [o.name for o in operations() if "_atomic_" in o.name]
 LDS_ATOMICS = [
     o.name
     for o in operations()
@@ -150,7 +162,7 @@ LDS_ATOMICS = [
 ]
 
 
-@pytest.mark.parametrize("name", [*GLOBAL_ATOMICS, *LDS_ATOMICS])
+@pytest.mark.parametrize("name", [*BUFFER_ATOMICS, *LDS_ATOMICS])
 @pytest.mark.parametrize("returns", [False, True])
 def test_atomic(name: str, returns: bool) -> None:
     lds = name.startswith("ds")
@@ -160,8 +172,13 @@ def test_atomic(name: str, returns: bool) -> None:
     data = filled()
     data[: LANES * WIDTH : WIDTH] = RNG.choice([0, 1, 1 << 31, (1 << 32) - 1, 7], LANES)
     change = (
-        ds(name, 1, 6, result=11) if lds else memory(name, 1, data=6, result=11, base=0, glc=int(returns))
+        ds(name, 1, 6, result=11)
+        if lds
+        else mubuf(name, 11, 1, BUFFER, glc=int(returns))
+        if name.startswith("buffer")
+        else memory(name, 1, data=11, result=11, base=0, glc=int(returns))
     )
+    change = [*vop1("v_mov_b32", 11, 256 + 6), *change]
     take = [vop1("v_mov_b32", 7, 256 + 11)] if returns else []
     after = run([*START, *put, change, WAIT, *take, *read_first(lds), *FINISH], data)
     stem, kind = next(s for s in ATOMICS if f"_{s}_" in f"_{name}_"), name.split("_")[-1]
@@ -200,11 +217,13 @@ def test_bpermute() -> None:
 
 
 @pytest.mark.parametrize("dwords", [1, 2, 4, 8, 16])
-def test_scalar_load(dwords: int) -> None:
+@pytest.mark.parametrize("buffer", ["", "buffer_"])
+def test_scalar_load(dwords: int, buffer: str) -> None:
     data = filled()
-    name = f"s_load_b{32 * dwords}"
+    name, base = f"s_{buffer}load_b{32 * dwords}", BUFFER if buffer else 0
     code = [
-        smem(name, 16, 0, 36),
+        *descriptor(BUFFER, 2048),
+        smem(name, 16, base, 36),
         WAIT,
         vop1("v_mov_b32", 1, constant(0)),
         sop1("s_mov_b64", EXEC, constant(1)),
@@ -216,8 +235,72 @@ def test_scalar_load(dwords: int) -> None:
         ]
     after = run(code, data)
     np.testing.assert_array_equal(after[TO // 4 : TO // 4 + dwords], data[9 : 9 + dwords])
-    by_register = [sop1("s_mov_b32", 5, constant(36)), smem(name, 16, 0, 0, 5), *code[1:]]
+    by_register = [*code[:3], sop1("s_mov_b32", 5, constant(36)), smem(name, 16, base, 0, 5), *code[4:]]
     np.testing.assert_array_equal(run(by_register, data), after)
+
+
+def test_a_buffer_ends_where_its_descriptor_says() -> None:
+    """Dwords beyond read as 0 and are not written; offsets of lane, register and instruction add up."""
+    data, end = filled(), 16 * 20 + 8
+    start = [*descriptor(BUFFER, end), sop1("s_mov_b32", 5, constant(16)), *START[3:]]
+    after = run([*start, mubuf("buffer_load_b128", 6, 1, BUFFER, 16, 5), *FINISH], data)
+    inside = np.where(np.arange(512) < end // 4, data, 0)
+    np.testing.assert_array_equal(lanes_of(after, TO), lanes_of(inside, 32))
+    after = run([*start, mubuf("buffer_store_b128", 6, 1, BUFFER)], data)
+    written = np.concatenate([data[128 : 128 + end // 4], data[end // 4 :]])
+    np.testing.assert_array_equal(after, written)
+    code = [*start, mubuf("buffer_atomic_add_u32", 6, 1, BUFFER, glc=1), *FINISH]
+    after = run(code, data)
+    last = -(-end // 16)
+    np.testing.assert_array_equal(
+        lanes_of(after, TO)[:, 0], np.r_[lanes_of(data, 0)[:last, 0], [0] * (LANES - last)]
+    )
+    np.testing.assert_array_equal(lanes_of(after, 0)[last:], lanes_of(data, 0)[last:])
+    load = smem("s_buffer_load_b128", 16, BUFFER, end - 8)
+    code = [*start, load, WAIT, *(vop1("v_mov_b32", 6 + i, 16 + i) for i in range(4)), *FINISH]
+    np.testing.assert_array_equal(lanes_of(run(code, data), TO)[0], [*data[end // 4 - 2 : end // 4], 0, 0])
+
+
+def test_a_buffer_without_an_offset_a_lane() -> None:
+    after = run([*START, mubuf("buffer_load_b32", 6, None, BUFFER, 36), *FINISH], data := filled())
+    assert (lanes_of(after, TO)[:, 0] == data[9]).all()
+
+
+@pytest.mark.parametrize("kind", [0, 1 << 28, 1 << 30])
+def test_other_kinds_of_descriptors_are_refused(kind: int) -> None:
+    with pytest.raises(Fault, match=r"buffer_load_b32 at \w+ bad instruction"):
+        run([*descriptor(BUFFER, 64, kind), mubuf("buffer_load_b32", 6, None, BUFFER)], filled())
+
+
+def test_descriptors_lie_in_set_0() -> None:
+    """A shader adds up the buffers of two bindings, in registers that the driver sets."""
+    load = [smem("s_load_b256", 8, 4), WAIT, vop2("v_lshlrev_b32", 1, constant(2), 0)]
+    add = [mubuf("buffer_load_b32", 2, 1, 8), mubuf("buffer_load_b32", 3, 1, 12), WAIT,
+           vop2("v_add_nc_u32", 2, V(3), 2), mubuf("buffer_store_b32", 2, 1, 8), END]  # fmt: skip
+    high = [[*sop1("s_mov_b32", 5, LITERAL), POINTER_HIGH], sop1("s_mov_b32", 4, 2)]
+    words = np.array([word for part in [*high, *load, *add] for word in part], np.uint32)
+    code = MachineCode(Job("test", (), 32), words.tobytes(), (32, 1, 1), 8, 0, 0, False, 3, 0, None, {}, None,
+                       descriptor_set=2)  # fmt: skip
+    a, b = filled()[:32], filled()[:30]
+    want = a + np.pad(b, (0, 2))
+    buffers = [Buffer("a", ADDRESS, a, Access.WRITE), Buffer("b", 2 * ADDRESS, b)]
+    Program(code).run((1, 1, 1), b"", buffers, bindings=2)
+    np.testing.assert_array_equal(a, want)
+
+
+def test_the_number_of_a_wave() -> None:
+    store = [
+        vop1("v_mov_b32", 2, 3),
+        vop2("v_lshlrev_b32", 1, constant(2), 0),
+        memory("global_store_b32", 1, data=2, base=0),
+    ]
+    words = np.array([word for part in [*store, END] for word in part], np.uint32)
+    code = MachineCode(Job("test", (), 32), words.tobytes(), (96, 1, 1), 8, 0, 0, False, 2, 1, None, {0: 0, 1: 1}, None,
+                       wave_number=True)  # fmt: skip
+    out = np.zeros(96, np.uint32)
+    push = np.array([ADDRESS & 0xFFFFFFFF, ADDRESS >> 32], np.uint32).tobytes()
+    Program(code).run((1, 1, 1), push, [Buffer("out", ADDRESS, out, Access.WRITE)])
+    np.testing.assert_array_equal(out, np.repeat([3, 3 | 1 << 20, 3 | 2 << 20], 32))
 
 
 def test_addresses_of_64_bits() -> None:
@@ -295,10 +378,9 @@ def test_every_memory_operation_is_tested() -> None:
         for stride in ("", "stride64_")
         for bits in (32, 64)
     }
-    here = {*LOADS, *STORES, *GLOBAL_ATOMICS, *LDS_ATOMICS, *pairs, "ds_append", "ds_bpermute_b32"}
-    here |= {f"s_load_b{32 * dwords}" for dwords in (1, 2, 4, 8, 16)}
-    kinds = (Encoding.GLOBAL, Encoding.SCRATCH, Encoding.DS, Encoding.SMEM)
-    assert {o.name for o in operations() if o.encoding in kinds} == here
+    here = {*LOADS, *STORES, *BUFFER_ATOMICS, *LDS_ATOMICS, *pairs, "ds_append", "ds_bpermute_b32"}
+    here |= {f"s_{kind}_b{32 * dwords}" for kind in ("load", "buffer_load") for dwords in (1, 2, 4, 8, 16)}
+    assert {o.name for o in operations() if o.bytes or o.encoding == Encoding.DS} == here
 
 
 @pytest.mark.parametrize(
@@ -331,3 +413,28 @@ def test_undefined_values_may_be_computed_with() -> None:
         memory("global_store_b32", 1, data=3, base=0),
     ]
     assert run(code, np.full(64, 5, np.uint32))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("selectors", "undefined"), [(0x07060500, False), (0x07060600, True), (0x07060501, False)]
+)
+def test_a_byte_that_is_put_into_a_register_leaves_the_others(selectors: int, undefined: bool) -> None:
+    """v9 is undefined; of v1, which is 4 * lane, a byte goes into it."""
+    put = [*vop3("v_perm_b32", 9, V(9), V(1), LITERAL), selectors]
+    code = [vop2("v_lshlrev_b32", 1, constant(2), 0), put, memory("global_store_b8", 1, data=9, base=0)]
+    if undefined:
+        with pytest.raises(Fault, match="never written"):
+            run(code, filled())
+    else:
+        stored = run(code, filled()).view(np.uint8)[: 4 * LANES : 4]
+        np.testing.assert_array_equal(stored, 4 * np.arange(LANES) >> 8 * (selectors & 1))
+
+
+def test_scratch_memory_with_a_scalar_offset() -> None:
+    """The field of the vector register is then unused: here it names one that a load is still filling."""
+    data = filled()
+    offset = [sop1("s_mov_b32", 20, constant(8))]
+    busy = memory("global_load_b32", 1, result=30, base=0)
+    code = [*START, *ZERO, memory("scratch_store_b128", 10, data=2), WAIT, *offset, busy,
+            memory("scratch_load_b64", 30, result=6, base=20, sve=0), *FINISH]  # fmt: skip
+    np.testing.assert_array_equal(lanes_of(run(code, data), TO)[:, :2], lanes_of(data, FROM)[:, 2:])

@@ -424,13 +424,24 @@ def test_mixed_fma() -> None:
 
 
 @pytest.mark.parametrize("lanes", [32, 64])
-@pytest.mark.parametrize("name", ["v_wmma_f32_16x16x16_f16", "v_wmma_i32_16x16x16_iu8"])
-def test_matrices(name: str, lanes: int) -> None:
-    """Lane l holds row l % 16 of A and column l % 16 of B; C's rows go over groups of 16 lanes, then over registers."""
+@pytest.mark.parametrize(
+    ("name", "high"),
+    [("v_wmma_f32_16x16x16_f16", 0), ("v_wmma_f16_16x16x16_f16", 0), ("v_wmma_f16_16x16x16_f16", 1),
+     ("v_wmma_i32_16x16x16_iu8", 0)],
+)  # fmt: skip
+def test_matrices(name: str, high: int, lanes: int) -> None:
+    """Lane l holds row l % 16 of A and column l % 16 of B; C's rows go over groups of 16 lanes, then over registers.
+    Halves of C lie in the low or the high half of a dword, of which the other half stays."""
     if name.endswith("f16"):
         a, b = (RNG.normal(size=(16, 16)).astype(F16) for _ in range(2))
         c = RNG.normal(size=(16, 16)).astype(F32)
         want, signed = a.astype(F32) @ b.astype(F32) + c, 0
+        if "_f16_16" in name:
+            halves_of_c = c.astype(F16)
+            want = a.astype(F32) @ b.astype(F32) + halves_of_c.astype(F32)
+            c = np.stack([halves_of_c.view(U16)] * 2, axis=-1)
+            c[..., 1 - high] = 77
+            c = c.view(U32)[..., 0]
     else:
         a, b = RNG.integers(-128, 128, (16, 16)).astype(I8), RNG.integers(0, 256, (16, 16)).astype(U8)
         c = RNG.integers(-1000, 1000, (16, 16)).astype(I32)
@@ -451,11 +462,15 @@ def test_matrices(name: str, lanes: int) -> None:
     ]
     store = [memory("global_store_b32", 2, data=24 + i, base=0, offset=256 * i) for i in range(16 // groups)]
     code = [vop2("v_lshlrev_b32", 1, constant(2), 0), *load, WAIT,
-            vop3p(name, 24, V(8), V(16), V(24), negate=signed, select_high=0), *store]  # fmt: skip
+            vop3p(name, 24, V(8), V(16), V(24), negate=signed, select_high=0, high=4 * high), *store]  # fmt: skip
     after = run(code, data, lanes=lanes).reshape(-1, 64)
-    got = np.stack([after[16 + m // groups, m % groups * 16 : m % groups * 16 + 16] for m in range(16)]).view(
-        want.dtype
-    )
+    found = np.stack([after[16 + m // groups, m % groups * 16 : m % groups * 16 + 16] for m in range(16)])
+    if "_f16_16" in name:
+        pairs = found.view(U16).reshape(16, 16, 2)
+        assert (pairs[..., 1 - high] == 77).all()
+        np.testing.assert_allclose(pairs[..., high].copy().view(F16), want, 1e-3, 1e-3)
+        return
+    got = found.view(want.dtype)
     np.testing.assert_allclose(got, want, 1e-5, 1e-5)
 
 

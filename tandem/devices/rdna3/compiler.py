@@ -52,6 +52,8 @@ class MachineCode:
     push_pointer: int | None  # the low half of the address of the push constants
     push_values: dict[int, int]  # register of each dword of push constants that is passed by value
     grid_size: int | None  # three registers
+    wave_number: bool = False  # whether it follows those
+    descriptor_set: int | None = None  # the low half of the address of set 0
 
 
 # ---- the record that RADV's pipeline cache keeps of a shader
@@ -91,15 +93,16 @@ def read_record(job: Job, data: bytes) -> MachineCode:
         return struct.unpack_from("<bB", record, LOCATIONS_AT + 2 * (DESCRIPTOR_SETS + kind))
 
     (pointer, _), (first, count), (grid, _) = map(location, (PUSH_POINTER, PUSH_VALUES, GRID_SIZE))
+    (descriptors, _) = location(-DESCRIPTOR_SETS)
     dwords = [bit for bit in range(64) if mask >> bit & 1][:count]
     user_sgprs = rsrc2 >> 1 & 31
     found = MachineCode(
         job, code, threads, config[VGPRS_WORD], (rsrc2 >> 15 & 511) * LDS_GRANULE,
         config[SCRATCH_WORD] // job.lanes, not config[FLOAT_MODE_WORD] >> 4 & 3, user_sgprs, rsrc2 >> 7 & 7,
         pointer if pointer >= 0 else None, {dword: first + i for i, dword in enumerate(dwords)} if count else {},
-        grid if grid >= 0 else None,
+        grid if grid >= 0 else None, bool(rsrc2 >> 10 & 1), descriptors if descriptors >= 0 else None,
     )  # fmt: skip
-    given = 2 + (pointer >= 0) + count + 3 * (grid >= 0)
+    given = 2 + (descriptors >= 0) + (pointer >= 0) + count + 3 * (grid >= 0)
     plausible = given == user_sgprs and len(dwords) == count and 0 < threads[0] <= 1024 and sizes >= 0
     if not plausible:
         raise DeviceError(f"RADV's record of {job.shader} is not as in {MESA}: {NEEDED}")

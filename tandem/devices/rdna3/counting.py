@@ -123,7 +123,7 @@ def _prepare(device: EmulatedDevice, kernel: Kernel, case: Case) -> tuple[Launch
 
 def _add(total: Counts, i: Instruction) -> None:
     name, encoding = i.operation.name, i.operation.encoding
-    if encoding in (Encoding.DS, Encoding.GLOBAL, Encoding.SCRATCH, Encoding.SMEM):
+    if i.operation.bytes or encoding == Encoding.DS:
         m = total.memory.setdefault(name, MemoryCount())
         m.instructions += i.times
         m.lanes += i.lanes
@@ -143,7 +143,7 @@ def _add(total: Counts, i: Instruction) -> None:
         total.barriers += i.times
     elif name.startswith(("s_branch", "s_cbranch")):
         total.branches += i.times
-    elif encoding in (Encoding.SOPP, Encoding.MUBUF):
+    elif encoding in (Encoding.SOPP, Encoding.MUBUF):  # of the latter: what empties caches
         total.hints += i.times
     else:
         total.salu += i.times

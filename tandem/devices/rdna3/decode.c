@@ -103,6 +103,18 @@ static void memory_fields(Instruction *in, u64 word) {
     in->sve = field(word, 55, 1);
 }
 
+// Of a buffer access. False: an index, a texture's status or a scalar offset that is no register or 0, which are not known here.
+static bool buffer_fields(Instruction *in, u64 word) {
+    in->address = (u16)field(word, 32, 8);
+    in->data = in->result = (u16)field(word, 40, 8);
+    in->base = (u16)(4 * field(word, 48, 5));
+    in->offset = (i32)field(word, 0, 12);
+    in->glc = field(word, 14, 1);
+    in->sve = field(word, 54, 1);
+    in->scalar_offset = (u16)field(word, 56, 8);
+    return !field(word, 53, 1) && !field(word, 55, 1) && in->scalar_offset <= 128;
+}
+
 // The bytes of the instruction at `word` before a literal or DPP; 0: not known.
 static u32 decode_one(Instruction *in, u64 word) {
     u32 w = (u32)word;
@@ -159,7 +171,7 @@ static u32 decode_one(Instruction *in, u64 word) {
         return in->op && field(w, 16, 2) ? 8 : 0;
     case 0x38:
         in->op = by_code[MUBUF][field(w, 18, 8)];
-        return in->op ? 8 : 0;
+        return in->op && buffer_fields(in, word) ? 8 : 0;
     case 0x3d:
         in->op = by_code[SMEM][field(w, 18, 8)];
         in->base = (u16)(2 * field(w, 0, 6));

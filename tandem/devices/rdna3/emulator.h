@@ -22,6 +22,7 @@ typedef struct {
     uint32_t threads[3], groups[3];
     uint32_t lds_bytes, scratch_bytes, vgprs;
     uint32_t user_sgprs, group_ids;            // registers set by the driver; bits: which numbers of a workgroup follow
+    int32_t wave_number;                       // whether a register with the wave's number in its workgroup follows those
     const uint32_t *user;
     int32_t flush_denormals, counting;
     const rdna3_region *regions;

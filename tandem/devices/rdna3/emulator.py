@@ -25,6 +25,8 @@ from tandem.errors import DeviceError
 from tandem.native import best_isa, ffi, load
 
 PUSH_ADDRESS = POINTER_HIGH << 32 | 0x10000
+DESCRIPTORS_ADDRESS = POINTER_HIGH << 32 | 0x20000
+RAW_BUFFER = 3 << 28  # a descriptor's last word: as RADV makes them, bounds are checked for each dword
 LIMIT = 1 << 36  # instructions of a launch
 
 
@@ -129,11 +131,17 @@ class Program:
         seed: int = 1,
         counting: bool = False,
         limit: int = LIMIT,
+        bindings: int = 0,
     ) -> int:
-        """Runs a launch; returns how many instructions its waves executed. `push`: the push constants."""
+        """Runs a launch; returns how many instructions its waves executed. `push`: the push constants. `bindings`: how
+        many of the buffers, the first, the shader finds by their descriptors in set 0."""
         code = self.machine_code
         constants = np.frombuffer(push, np.uint8).copy()
-        memory = [*buffers, Buffer("push constants", PUSH_ADDRESS, constants)]
+        memory = [
+            *buffers,
+            Buffer("push constants", PUSH_ADDRESS, constants),
+            Buffer("descriptors", DESCRIPTORS_ADDRESS, descriptors(buffers[:bindings])),
+        ]
         regions = ffi.new("rdna3_region[]", len(memory))
         for region, buffer in zip(regions, memory, strict=True):
             region.address, region.bytes, region.access = buffer.address, buffer.data.nbytes, buffer.access
@@ -144,8 +152,9 @@ class Program:
             {
                 "lanes": code.job.lanes, "threads": code.threads, "groups": grid, "lds_bytes": code.lds_bytes,
                 "scratch_bytes": code.scratch_bytes, "vgprs": code.vgprs, "user_sgprs": code.user_sgprs,
-                "group_ids": code.group_ids, "user": user, "flush_denormals": code.flush_denormals,
-                "counting": counting, "regions": regions, "region_count": len(memory), "seed": seed, "limit": limit,
+                "group_ids": code.group_ids, "wave_number": code.wave_number, "user": user,
+                "flush_denormals": code.flush_denormals, "counting": counting, "regions": regions,
+                "region_count": len(memory), "seed": seed, "limit": limit,
             },
         )  # fmt: skip
         fault = ffi.new("rdna3_fault *")
@@ -164,6 +173,8 @@ class Program:
             values[code.push_pointer] = PUSH_ADDRESS & 0xFFFFFFFF
         for dword, register in code.push_values.items():
             values[register] = int(push[dword])
+        if code.descriptor_set is not None:
+            values[code.descriptor_set] = DESCRIPTORS_ADDRESS & 0xFFFFFFFF
         if code.grid_size is not None:
             values[code.grid_size : code.grid_size + 3] = grid
         return values
@@ -205,6 +216,12 @@ class Program:
         else:
             problem = kind
         return f"{name(fault.instruction)} {problem} (workgroup {fault.group}, wave {fault.wave}, lane {fault.lane})"
+
+
+def descriptors(buffers: Sequence[Buffer]) -> npt.NDArray[np.uint32]:
+    """Four words each (V#): where it begins, its bytes, its kind."""
+    words = [(b.address & 0xFFFFFFFF, b.address >> 32, b.data.nbytes, RAW_BUFFER) for b in buffers]
+    return np.array(words, np.uint32).reshape(-1)
 
 
 def _place(address: int, buffers: Sequence[Buffer]) -> str:

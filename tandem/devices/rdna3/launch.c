@@ -100,6 +100,7 @@ static void start_wave(Launch *launch, Group *g, u32 index) {
     memcpy(w->s, launch->user, 4 * n);
     for (int i = 0; i < 3; i++)
         if (launch->group_ids >> i & 1) w->s[n++] = g->id[i];
+    if (launch->wave_number) w->s[n++] = g->waves | index << 20;
     memset(w->undefined_s, 0, 4 * n);
     w->undefined_s[NULL_SGPR] = w->undefined_s[EXEC] = w->undefined_s[EXEC + 1] = 0;
     u32 threads = launch->threads[0] * launch->threads[1] * launch->threads[2], first = index * (u32)w->lanes;
@@ -248,7 +249,7 @@ EXPORT int tandem_rdna3_run(rdna3_program *program, const rdna3_launch *given, r
     Launch launch = {
         .code = program->code, .instructions = program->instructions, .lanes = given->lanes, .lds_bytes = given->lds_bytes,
         .scratch_bytes = given->scratch_bytes, .vgprs = given->vgprs, .user_sgprs = given->user_sgprs,
-        .group_ids = given->group_ids, .flush_denormals = given->flush_denormals, .counting = given->counting,
+        .group_ids = given->group_ids, .wave_number = given->wave_number, .flush_denormals = given->flush_denormals, .counting = given->counting,
         .seed = given->seed, .limit = given->limit, .region_count = given->region_count,
     };
     memcpy(launch.threads, given->threads, sizeof launch.threads);

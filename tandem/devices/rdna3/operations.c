@@ -276,7 +276,7 @@ static void unpack(Wave *w, const Instruction *in, int i, Lanes half[2]) {
     COMPARE(code + 5, ne_##t, T, T, a != b)                                                                                    \
     COMPARE(code + 6, ge_##t, T, T, a >= b)
 
-#define SCALAR_LOAD(code, name, bytes)
+#define SCALAR_LOAD(code, name, bytes, function)
 #define LOAD(code, name, bytes, T, part)
 #define STORE(code, name, bytes, part)
 #define ATOMIC(code, name, T, X)                                                                                               \
@@ -361,15 +361,18 @@ static void unpack(Wave *w, const Instruction *in, int i, Lanes half[2]) {
 #define COMPARE(code, suffix, A, B, X)                                                                                         \
     ENTRY("v_cmp_" #suffix, VOPC, code, v_cmp_##suffix, MASK, A, B, NONE),                                                     \
     ENTRY("v_cmpx_" #suffix, VOPC, code + 128, v_cmpx_##suffix, MASK, A, B, NONE),
-#define SCALAR_LOAD(code, name, bytes) {#name, SMEM, code, scalar_load, NONE, {NONE, NONE, NONE}, bytes, 0, false},
+#define SCALAR_LOAD(code, name, bytes, function) {#name, SMEM, code, function, NONE, {NONE, NONE, NONE}, bytes, 0, false},
 #define LOAD(code, name, bytes, T, part)                                                                                       \
     {"global_" #name, GLOBAL, code, global_load, T, {NONE, NONE, NONE}, bytes, part, false},                                   \
+    {"buffer_" #name, MUBUF, code, global_load, T, {NONE, NONE, NONE}, bytes, part, false},                                    \
     {"scratch_" #name, SCRATCH, code, scratch_load, T, {NONE, NONE, NONE}, bytes, part, false},
 #define STORE(code, name, bytes, part)                                                                                         \
     {"global_" #name, GLOBAL, code, global_store, NONE, {U32, NONE, NONE}, bytes, part, false},                                \
+    {"buffer_" #name, MUBUF, code, global_store, NONE, {U32, NONE, NONE}, bytes, part, false},                                 \
     {"scratch_" #name, SCRATCH, code, scratch_store, NONE, {U32, NONE, NONE}, bytes, part, false},
 #define ATOMIC(code, name, T, X)                                                                                               \
-    {"global_atomic_" #name, GLOBAL, code, global_atomic_##name, T, {T, NONE, NONE}, 4, 0, false},
+    {"global_atomic_" #name, GLOBAL, code, global_atomic_##name, T, {T, NONE, NONE}, 4, 0, false},                             \
+    {"buffer_atomic_" #name, MUBUF, code, global_atomic_##name, T, {T, NONE, NONE}, 4, 0, false},
 #define LDS_ATOMIC(code, stem, type, T, X)                                                                                     \
     {"ds_" #stem "_" #type, DS, code, ds_##stem##_##type, NONE, {T, NONE, NONE}, 4, 0, false},                                 \
     {"ds_" #stem "_rtn_" #type, DS, code + 32, ds_##stem##_rtn_##type, T, {T, NONE, NONE}, 4, 0, false},

@@ -28,7 +28,8 @@ static void choose(Wave *w, Instruction *in) {
     write_bits(w, in->result, d.u);
 }
 
-// Compilers give any register for a source of which no byte is selected, so what is undefined of it does not count.
+// Compilers give any register for a source of which no byte is selected, so what is undefined of it does not count; nor does
+// a byte that stays where it is: that is how they write a part of a register.
 static void permute(Wave *w, Instruction *in) {
     Lanes ra, rb, rc, d;
     u64 undefined[3];
@@ -42,9 +43,11 @@ static void permute(Wave *w, Instruction *in) {
     EACH_LANE {
         u32 selectors = source[2][lane];
         d.u[lane] = permute_bytes(source[0][lane], source[1][lane], selectors);
-        for (int i = 0; i < 32 && (undefined[0] | undefined[1]) >> lane & 1; i += 8) {
-            u32 s = selectors >> i & 255;
-            if (s < 12 && undefined[s < 8 ? s < 4 : s < 10] >> lane & 1) w->taint |= 1ull << lane;
+        for (u32 i = 0; i < 4 && (undefined[0] | undefined[1]) >> lane & 1; i++) {
+            u32 s = selectors >> 8 * i & 255;
+            int from = s < 8 ? s < 4 : s < 10;
+            bool stays = s < 8 && s % 4 == i && in->source[from] == FIRST_VGPR + in->result;
+            if (s < 12 && !stays && undefined[from] >> lane & 1) w->taint |= 1ull << lane;
         }
     }
     write_bits(w, in->result, d.u);
@@ -243,11 +246,11 @@ static void write_matrix(Wave *w, const Instruction *in, u32 d[16][16], u32 unde
         write_bits(w, in->result + (u32)r, lanes);
     }
 }
-static void wmma_f32_f16(Wave *w, Instruction *in) {
-    u32 c[16][16];
+// c += A B of halves, summed as float. Returns the undefined rows and columns.
+static void add_product(Wave *w, const Instruction *in, float c[16][16], u32 *undefined_m, u32 *undefined_n) {
     float a[16][16], b[16][16];  // a[k][m], b[k][n]
     u32 ra = in->source[0] - FIRST_VGPR, rb = in->source[1] - FIRST_VGPR;
-    u32 undefined_m = undefined_rows(w, ra, 8), undefined_n = undefined_rows(w, rb, 8);
+    *undefined_m = undefined_rows(w, ra, 8), *undefined_n = undefined_rows(w, rb, 8);
     for (u32 k = 0; k < 16; k++) {
         u32 halves[2][16];
         for (int l = 0; l < 16; l++) {
@@ -257,13 +260,36 @@ static void wmma_f32_f16(Wave *w, Instruction *in) {
         halves_to_floats(halves[0], a[k], 16);
         halves_to_floats(halves[1], b[k], 16);
     }
+    for (int m = 0; m < 16; m++)
+        for (int k = 0; k < 16; k++)
+            for (int n = 0; n < 16; n++) c[m][n] = fmaf(a[k][m], b[k][n], c[m][n]);
+}
+static void wmma_f32_f16(Wave *w, Instruction *in) {
+    u32 c[16][16], undefined_m, undefined_n;
+    float sum[16][16];
+    matrix_rows(w, in, c);
+    memcpy(sum, c, sizeof sum);
+    add_product(w, in, sum, &undefined_m, &undefined_n);
+    memcpy(c, sum, sizeof sum);
+    write_matrix(w, in, c, undefined_m, undefined_n);
+}
+// C and D have an element in the low or high half of each dword; the other half of D stays.
+static void wmma_f16_f16(Wave *w, Instruction *in) {
+    u32 c[16][16], d[16][16], undefined_m, undefined_n, shift = in->high & 4 ? 16 : 0;
+    float sum[16][16];
+    Instruction old = *in;
+    old.source[2] = (u16)(FIRST_VGPR + in->result);
+    matrix_rows(w, &old, d);
+    w->taint = 0;
     matrix_rows(w, in, c);
     for (int m = 0; m < 16; m++) {
-        float sum[16];
-        memcpy(sum, c[m], 64);
-        for (int k = 0; k < 16; k++)
-            for (int n = 0; n < 16; n++) sum[n] = fmaf(a[k][m], b[k][n], sum[n]);
-        memcpy(c[m], sum, 64);
+        for (int n = 0; n < 16; n++) c[m][n] = c[m][n] >> (in->source[2] < FIRST_VGPR ? 0 : shift) & 0xffff;
+        halves_to_floats(c[m], sum[m], 16);
+    }
+    add_product(w, in, sum, &undefined_m, &undefined_n);
+    for (int m = 0; m < 16; m++) {
+        floats_to_halves(sum[m], c[m], 16);
+        for (int n = 0; n < 16; n++) c[m][n] = (d[m][n] & 0xffff0000u >> shift) | c[m][n] << shift;
     }
     write_matrix(w, in, c, undefined_m, undefined_n);
 }

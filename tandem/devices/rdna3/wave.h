@@ -57,7 +57,8 @@ struct Instruction {
     i32 offset;
     u32 offset1;
     u16 address, data, data1, base;
-    bool glc, sve;         // an atomic operation returns; a scratch address has a vector register
+    u16 scalar_offset;     // of a buffer access: an operand
+    bool glc, sve;         // an atomic operation returns; a scratch or buffer address has a vector register
     u32 immediate;
     // What a launch counts: how often it ran; for memory also active lanes, 64-byte segments and LDS cycles.
     u64 count, lanes, segments, cycles;
@@ -165,6 +166,7 @@ struct Launch {
     u32 user_sgprs;
     u32 user[SGPRS];
     u32 group_ids;         // bits: which of the three are given
+    bool wave_number;      // whether a register with the wave's number in its workgroup follows
     bool flush_denormals;
     bool counting;         // segments and LDS cycles, which take time
     Region regions[64];
@@ -231,16 +233,19 @@ void global_load(Wave *, Instruction *);
 void global_store(Wave *, Instruction *);
 void scratch_load(Wave *, Instruction *);
 void scratch_store(Wave *, Instruction *);
+void scalar_load(Wave *, Instruction *);
+void scalar_buffer_load(Wave *, Instruction *);
+typedef u64 Update(u64 old, u64 given);
+void global_atomic(Wave *, Instruction *, Update *);
+void wait_for(Wave *, Counter, u32 left);
+
+// lds.c
 void lds_load(Wave *, Instruction *);
 void lds_load_pair(Wave *, Instruction *);
 void lds_store(Wave *, Instruction *);
 void lds_store_pair(Wave *, Instruction *);
 void lds_append(Wave *, Instruction *);
-void scalar_load(Wave *, Instruction *);
-typedef u64 Update(u64 old, u64 given);
-void global_atomic(Wave *, Instruction *, Update *);
 void lds_atomic(Wave *, Instruction *, Update *, bool returns);
-void wait_for(Wave *, Counter, u32 left);
 
 // decode.c
 i32 decode(const u32 *words, u32 count, Instruction *out, u32 room, u32 *bad_word);
