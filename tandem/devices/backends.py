@@ -15,6 +15,7 @@ from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.cpu.tuned import tuned_choices, tuned_threads
 from tandem.devices.device import Device
 from tandem.errors import DeviceError
+from tandem.kernels.matmul_dispatch import reads_q8_sums
 from tandem.settings import Settings, read_settings
 
 EMULATED = (
@@ -63,13 +64,11 @@ def _open_vulkan(name: str, options: OpenOptions) -> Device:
     if name == EMULATED:
         from tandem.devices.rdna3.device import EmulatedDevice
 
-        emulated = EmulatedDevice()
-        emulated.q8_sums = not options.alone
-        return emulated
+        return EmulatedDevice()
     from tandem.devices.vulkan.device import VulkanDevice  # the import takes a tenth of a second
 
     device = VulkanDevice(name, gpu_memory=options.gpu_memory, cache=options.settings.pipelines)
-    device.pipelines.q8_sums = not options.alone
+    device.pipelines.q8_sums = not options.alone or reads_q8_sums(device.capabilities)
     return device
 
 

@@ -40,7 +40,7 @@ def expanded_bytes(kernel: str, scalars: Scalars, counts: Counts) -> int:
     tokens, columns = token_count(scalars, counts), int(scalars["columns"])
     if kernel.startswith("expand_coopmat_reg"):
         return COUNTER_BYTES + 2 * columns * REG_TOKENS * reg_tiles(tokens)
-    return COUNTER_BYTES + 2 * padded_columns(columns) * covered_tokens(tokens, bool(scalars["epilogue"]))
+    return COUNTER_BYTES + 2 * padded_columns(columns) * covered_tokens(scalars, tokens)
 
 
 def _store(arrays: Mapping[str, Array], halves: Array) -> dict[str, Array]:
@@ -50,7 +50,7 @@ def _store(arrays: Mapping[str, Array], halves: Array) -> dict[str, Array]:
 
 
 def _coopmat(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
-    rows = covered_tokens(token_count(scalars, counts), bool(scalars["epilogue"]))
+    rows = covered_tokens(scalars, token_count(scalars, counts))
     return _store(arrays, _halves(arrays, scalars, counts, rows, padded_columns(scalars["columns"])))
 
 

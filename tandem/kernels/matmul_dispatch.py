@@ -14,7 +14,7 @@ from tandem.kernels.matmul import layout_of, token_count
 from tandem.kernels.panels import LAYOUTS
 
 Choice = Mapping[str, int]
-Path = Literal["float", "integer_dot", "coopmat_reg", "coopmat"]
+Path = Literal["float", "integer_dot", "rows", "coopmat_reg", "coopmat"]
 
 # Up to so many tokens, integer dot products are faster than cooperative matrices through shared memory (MAX_DOT_TOKENS)
 # or with weights in registers (MAX_DOT_TOKENS_REG).
@@ -45,12 +45,14 @@ def matmul(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
         return _matmul_coopmat_reg(layout, scalars, panels, tokens, tiles, choice)
     if path == "coopmat":
         return _matmul_coopmat(layout, scalars, panels, tokens)
+    if path == "rows":
+        return _matmul_rows(layout, panels, tokens, gpu, choice)
     return _matmul_dots(layout, scalars, panels, tokens, gpu, choice)
 
 
 def matmul_path(scalars: Scalars, counts: Counts, gpu: Gpu) -> Path:
-    """The shader for a matmul: for float weights, with integer dot products, or with cooperative matrices whose weights
-    are in registers or go through shared memory."""
+    """The shader for a matmul: for float weights, with integer dot products of a quarter of a row or of a row per lane,
+    or with cooperative matrices whose weights are in registers or go through shared memory."""
     layout, tokens, columns = layout_of(scalars), token_count(scalars, counts), int(scalars["columns"])
     quantised = LAYOUTS[layout].quantised
     if not quantised and (layout not in FLOAT_TYPES or tokens <= MAX_FLOAT_TOKENS or columns % 32):
@@ -61,6 +63,8 @@ def matmul_path(scalars: Scalars, counts: Counts, gpu: Gpu) -> Path:
     )
     if gpu.register_coopmat and in_registers and not choice.get("integer_dot", tokens <= MAX_DOT_TOKENS_REG):
         return "coopmat_reg"
+    if quantised and choice.get("rows", "integer_dot" not in choice and rows_are_fastest(tokens, gpu)):
+        return "rows"
     fits = 2 * (tokens + 127) * (columns + 63) < SCRATCH_WORDS_BYTES
     # The shader has 32-bit offsets into the weights.
     fits = fits and LAYOUTS[layout].matrix_bytes(int(scalars["rows"]), columns) < 1 << 32
@@ -75,6 +79,41 @@ def has_coopmat(gpu: Gpu) -> bool:
     shape = (16, 16, 16, "f16", "f16", "f32")
     has_shape = any((s.m, s.n, s.k, s.a, s.b, s.c) == shape for s in gpu.matrix_shapes)
     return has_shape and gpu.subgroup_min <= 32 <= gpu.subgroup_max and gpu.shared_memory >= 48 << 10
+
+
+# ---- integer dot products, a row a lane
+
+PANELS_PER_GROUP = 4  # of matmul_rows.slang
+MIN_ROWS_TOKENS, MAX_ROWS_TOKENS = 3, 64
+
+
+def rows_are_fastest(tokens: int, gpu: Gpu) -> bool:
+    """Whether a row a lane is the default: where scalar registers hold the activations (AMD), by the instructions that
+    are counted for RDNA3 (docs/AMD.md). More tokens than MAX_ROWS_TOKENS are for matrix units, if there are any."""
+    if gpu.register_coopmat or (tokens > MAX_ROWS_TOKENS and has_coopmat(gpu)):
+        return False
+    return tokens >= MIN_ROWS_TOKENS if gpu.vendor == "AMD" else has_coopmat(gpu) and tokens > MAX_DOT_TOKENS
+
+
+def reads_q8_sums(gpu: Gpu) -> bool:
+    """Whether any of its matmuls reads the sums of quantised activations: a row a lane, formats with minima do."""
+    return not gpu.register_coopmat
+
+
+def _matmul_rows(layout: str, panels: int, tokens: int, gpu: Gpu, choice: Choice) -> Dispatch:
+    """Computes 8, 16, 32 or 64 tokens at a time, and skips those past the last."""
+    at_a_time = min(MAX_ROWS_TOKENS, max(8, 1 << (tokens - 1).bit_length()))
+    rows = PANEL_ROWS * PANELS_PER_GROUP
+    threads = rows * choice.get("split_k", min(4, gpu.workgroup_invocations // rows))
+    # Arithmetic binds from 33 tokens on: RDNA3 issues two instructions at once in waves of 32 only.
+    subgroup = 32 if tokens > 32 and gpu.subgroup_min <= 32 < gpu.subgroup_max else 0
+    return Dispatch(
+        -(-panels // PANELS_PER_GROUP),
+        -(-tokens // at_a_time),
+        shader=f"matmul_{layout}_rows",
+        constants=(threads, at_a_time),
+        subgroup=choice.get("subgroup", subgroup),
+    )
 
 
 # ---- float weights
@@ -255,8 +294,8 @@ def expand_coopmat_reg(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
 
 
 def _matmul_coopmat(layout: str, scalars: Scalars, panels: int, tokens: int) -> Dispatch:
-    """One workgroup computes 32 or 64 rows for up to 64 tokens, or 128 rows for 128 tokens."""
-    covered = covered_tokens(tokens, bool(scalars["epilogue"]))
+    """One workgroup computes 128 rows for 128 tokens, or of float weights 32 or 64 rows for up to 64 tokens."""
+    covered = covered_tokens(scalars, tokens)
     kernel = f"matmul_{_shader_layout(layout)}"
     if covered >= 128:
         grid, shader = (-(-panels // 8), covered // 128), f"{kernel}_many"
@@ -274,10 +313,11 @@ def _matmul_coopmat(layout: str, scalars: Scalars, panels: int, tokens: int) -> 
     )
 
 
-def covered_tokens(tokens: int, glu: bool) -> int:
-    """`tokens` rounded up to what tiles cover: 16, 32, 64 or a multiple of 128."""
+def covered_tokens(scalars: Scalars, tokens: int) -> int:
+    """`tokens` rounded up to what tiles cover: a multiple of 128, or for float weights also 16, 32 or 64."""
     tiles = 1 if tokens <= 16 else 2 if tokens <= 32 else 4
-    return -(-tokens // 128) * 128 if tokens > 64 or (tiles == 4 and glu) else 16 * tiles
+    few = tokens <= (32 if scalars["epilogue"] else 64) and not LAYOUTS[layout_of(scalars)].quantised
+    return 16 * tiles if few else -(-tokens // 128) * 128
 
 
 def padded_columns(columns: float) -> int:
@@ -286,5 +326,5 @@ def padded_columns(columns: float) -> int:
 
 def expand_coopmat(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     """One thread expands 4 columns of one token."""
-    covered = covered_tokens(token_count(scalars, counts), bool(scalars["epilogue"]))
+    covered = covered_tokens(scalars, token_count(scalars, counts))
     return Dispatch(-(-padded_columns(scalars["columns"]) // (4 * 128)), covered)

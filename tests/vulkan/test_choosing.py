@@ -75,6 +75,7 @@ class AnyGPU:
 
     def __init__(self, wanted: str, **_: Any) -> None:
         self.wanted, self.pipelines = wanted, SimpleNamespace(q8_sums=True)
+        self.capabilities = SimpleNamespace(register_coopmat=True)
 
 
 def no_gpu(wanted: str, **_: Any) -> None:

@@ -21,8 +21,8 @@ from tandem.kernels.dispatch import COUNTERS, Dispatch
 from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import SCRATCH_ADDRESS, STEP_ADDRESS, Kernel, Scalars
 from tandem.kernels.matmul_dispatch import BLOCKS_IN_FLIGHT, COOPMAT_REG_SUMS
-from tandem.kernels.panels import LAYOUT_NAMES
-from tests.vulkan.machines import ALL_MAPPED
+from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
+from tests.vulkan.machines import ALL_MAPPED, PHOENIX
 
 pytestmark = pytest.mark.fast
 SHAPES = (MatrixShape(16, 16, 16, "f16", "f16", "f32"), MatrixShape(16, 8, 16, "f16", "f16", "f32"))
@@ -165,6 +165,8 @@ def test_dot_products_fit_gpus_with_any_subgroups(subgroup_min: int, subgroup_ma
 
 def fits_dot_products(dispatch: Dispatch, device: Capabilities, tokens: int, columns: int) -> None:
     """As Place of matmul.slang divides a workgroup: a panel has whole subgroups, whose sums fit in shared memory."""
+    if dispatch.shader.endswith("_rows"):
+        return fits_rows(dispatch, device)
     threads, glu, partial_sums, *row = dispatch.constants
     panels, of_lane = 4 if glu else 1, 2 if dispatch.shader.endswith("_glu") else 1
     assert (of_lane == 2) == (bool(glu) and tokens <= 2) and f"_t{tokens}" in dispatch.shader
@@ -176,6 +178,30 @@ def fits_dot_products(dispatch: Dispatch, device: Capabilities, tokens: int, col
         assert threads % lanes == panel_threads % lanes == panel_threads % PANEL_ROWS == 0
         assert panels * (panel_threads // lanes) * PANEL_ROWS * tokens <= partial_sums
     assert 4 * partial_sums + 1024 <= device.shared_memory
+
+
+def fits_rows(dispatch: Dispatch, device: Capabilities) -> None:
+    """matmul_rows.slang: parts of 64 threads, whole subgroups of any size, with sums of 8 tokens in shared memory."""
+    threads, tokens = dispatch.constants
+    assert threads % 64 == 0 and tokens in (8, 16, 32, 64)
+    assert 0 < threads <= device.workgroup_invocations and dispatch.x > 0 and dispatch.y > 0
+    assert 4 * 8 * threads + 1024 <= device.shared_memory
+
+
+def test_an_apu_takes_a_row_a_lane_where_sequences_decode_together() -> None:
+    """From 3 to 64 tokens, for every quantised format; more are for its matrix units, if it has any."""
+    small = matmul.make_case("q4_0", 1, 128, 256, 0, 0, np.random.default_rng(0)).scalars
+    quantised = [layout for layout in LAYOUT_NAMES if LAYOUTS[layout].quantised]
+    for layout, tokens, glu in product(quantised, range(1, 129), (0, 2)):
+        scalars = {**small, "format": LAYOUT_NAMES.index(layout), "epilogue": glu}
+        counts = {"tokens": tokens, "rows": tokens, "work": tokens}
+        found = dispatch(f"matmul_{layout}", scalars, counts, PHOENIX)
+        assert found.shader.endswith("_rows") == (3 <= tokens <= 64) and not (tokens <= 64 and found.expand)
+        if found.shader.endswith("_rows"):
+            fits_rows(found, PHOENIX)
+        without = dispatch(f"matmul_{layout}", scalars, counts, replace(PHOENIX, matrix_shapes=()))
+        assert without.shader.endswith("_rows") == (tokens >= 3)
+        assert without.y == -(-tokens // 64)
 
 
 def test_constants_are_those_of_the_shaders() -> None:

@@ -42,6 +42,18 @@ def test_one_and_two_tokens_as_on_a_gpu_with_many_threads(
             check_case(device, kernel, case)
 
 
+@pytest.mark.parametrize("layout", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"])
+def test_a_row_a_lane(device: VulkanDevice, layout: str) -> None:
+    """As on an AMD GPU, with one part of the columns and with several; also several groups of tokens."""
+    kernel, rng = matmul.BY_LAYOUT[layout], np.random.default_rng(3)
+    for tokens, rows, columns, epilogue, out_q8, split_k in (
+        (3, 40, 256, 0, 0, 4), (9, 100, 512, 0, 0, 1), (18, 128, 768, EPILOGUE_GELU_GLU, 1, 8), (70, 64, 256, 1, 0, 2)
+    ):  # fmt: skip
+        case = matmul.make_case(layout, tokens, rows, columns, epilogue, out_q8, rng, bias=not epilogue)
+        with device.choices.trying({"rows": 1, "split_k": split_k}):
+            check_case(device, kernel, case)
+
+
 def test_sums_that_no_other_device_reads_are_left_out(device: VulkanDevice, lavapipe: str) -> None:
     alone = open_device(lavapipe)
     alone.pipelines.q8_sums = False

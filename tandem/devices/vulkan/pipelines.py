@@ -29,9 +29,7 @@ class Pipelines:
         """`folder`: the folder of the cache file; None: no cache file."""
         self.vk, self.device, self.capabilities, self._closing = vk, device, capabilities, closing
         self.compiled = 0  # pipelines that were not in the cache
-        self.q8_sums = (
-            True  # whether to store the sums of quantised activations, which only other devices read
-        )
+        self.q8_sums = True  # whether to store the sums of quantised activations: if anyone reads them
         self._pipelines: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], int] = {}
         push = new("VkPushConstantRange", stageFlags=STAGE_COMPUTE, size=PUSH_BYTES)
         self.layout = vk.create("PipelineLayout", device, pushConstantRangeCount=1, pPushConstantRanges=push)

@@ -83,19 +83,27 @@ def _matmul_choices(scalars: Scalars, tokens: int, device: Capabilities, rule: D
             shared = {"shared": 0} if many else {}
             yield {**dict(zip(("pairs", "split_k", "units"), some, strict=True)), **shared}
     quantised = LAYOUTS[layout_of(scalars)].quantised
+    sizes = [0]
+    if device.subgroup_size_control and device.subgroup_min < device.subgroup_max:  # AMD: 32 or 64
+        sizes += [n for n in SUBGROUPS if device.subgroup_min <= n <= device.subgroup_max]
+    if quantised and tokens > 1 and device.kind != "software" and not device.register_coopmat:
+        if _path(rule) == "rows":
+            yield {"rows": 0}
+        for parts, size in product((1, 2, 4, 8), sizes):
+            yield {"rows": 1, "split_k": parts, **({"subgroup": size} if size else {})}
     if not quantised or (tokens > MAX_DOT_TRIAL_TOKENS and _path(rule) != "dot"):
         return
     dot = {} if _path(rule) == "dot" else {"integer_dot": 1}
     threads = [n for n in THREADS if n <= max(64, int(scalars["columns"]) // 2)]
-    yield from ({**dot, "threads": n} for n in threads)
-    if device.subgroup_size_control and device.subgroup_min < device.subgroup_max:  # AMD: 32 or 64
-        sizes = [n for n in SUBGROUPS if device.subgroup_min <= n <= device.subgroup_max]
-        yield from ({**dot, "threads": n, "subgroup": size} for n, size in product(threads, sizes))
+    for n, size in product(threads, sizes):
+        yield {**dot, "threads": n, **({"subgroup": size} if size else {})}
 
 
 def _path(dispatch: Dispatch) -> str:
     if re.search(r"_[qxs]u\dn\d$", dispatch.shader):
         return "register_coopmat"
+    if dispatch.shader.endswith("_rows"):
+        return "rows"
     return "coopmat" if dispatch.expand else "dot"
 
 
@@ -111,6 +119,9 @@ def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
             and units * each // (2 if tiles == 8 else 1) <= COOPMAT_REG_SUMS
         )
         return fits and threads <= min(512, device.workgroup_invocations)
+    if dispatch.shader.endswith("_rows"):
+        threads, _ = constants
+        return 32 * threads + 1024 <= device.shared_memory and threads <= device.workgroup_invocations
     if re.search(r"f\d\d_t\d$", dispatch.shader):  # float weights
         threads, partial_sums = constants
         return 4 * partial_sums + 4096 <= device.shared_memory and threads <= device.workgroup_invocations
