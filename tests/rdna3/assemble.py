@@ -170,16 +170,22 @@ WAIT = [0xBF890000, 0xBC7C0000]  # for everything
 END = [0xBFB00000]
 
 
-def run(
-    parts: Sequence[Sequence[int]], data: Array, lanes: int = 32, groups: int = 1, waves: int = 1
-) -> Array:
-    """What instructions make of memory. s[0:1] is its address, s2 the number of the workgroup, v0 the thread's."""
+def program_of(parts: Sequence[Sequence[int]], lanes: int = 32, waves: int = 1) -> Program:
+    """Instructions as a shader. s[0:1] are push constants, s2 the number of the workgroup, v0 the thread's."""
     words = np.array([word for part in parts for word in part] + END, np.uint32)
     code = MachineCode(
         Job("test", (), lanes), words.tobytes(), (lanes * waves, 1, 1), 256, LDS_BYTES, SCRATCH_BYTES, False, 2, 1,
         None, {0: 0, 1: 1}, None,
     )  # fmt: skip
+    return Program(code)
+
+
+def run(
+    parts: Sequence[Sequence[int]], data: Array, lanes: int = 32, groups: int = 1, waves: int = 1
+) -> Array:
+    """What instructions make of memory, whose address is in s[0:1]."""
     result = data.copy()
     push = np.array([ADDRESS & 0xFFFFFFFF, ADDRESS >> 32], np.uint32).tobytes()
-    Program(code).run((groups, 1, 1), push, [Buffer("memory", ADDRESS, result, Access.WRITE)])
+    program = program_of(parts, lanes, waves)
+    program.run((groups, 1, 1), push, [Buffer("memory", ADDRESS, result, Access.WRITE)])
     return result

@@ -291,7 +291,13 @@ void scalar_buffer_load(Wave *w, Instruction *in) {
     load_scalars(w, in, buffer.base + offset, bytes_inside(buffer, offset, in->op->bytes));
 }
 
-// ---- scratch: bytes of a lane's own
+// ---- scratch: bytes of a lane's own. Those of a wave's lanes lie side by side, a dword each.
+
+static void count_scratch(const Wave *w, Instruction *in) {
+    u64 lanes = (u64)__builtin_popcountll(w->active);
+    in->lanes += lanes;
+    in->segments += (4 * lanes + 63) / 64 * registers_of(in->op->bytes);
+}
 
 static u8 *scratch_at(Wave *w, const Instruction *in, u32 lane, u32 bytes) {
     Launch *launch = w->group->launch;
@@ -316,7 +322,7 @@ void scratch_load(Wave *w, Instruction *in) {
         fill(w, in->op, in->result, l, x);
     }
     define(w, in->result, count, w->active, 0);
-    in->lanes += (u64)__builtin_popcountll(w->active);
+    count_scratch(w, in);
 }
 void scratch_store(Wave *w, Instruction *in) {
     const u32 *from[4];
@@ -331,5 +337,5 @@ void scratch_store(Wave *w, Instruction *in) {
         for (u32 i = 0; i < count; i++) x[i] = in->op->part ? from[i][l] >> 16 : from[i][l];
         memcpy(to, x, bytes);
     }
-    in->lanes += (u64)__builtin_popcountll(w->active);
+    count_scratch(w, in);
 }
