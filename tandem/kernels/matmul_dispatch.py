@@ -44,7 +44,7 @@ def matmul(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
         tiles = coopmat_reg_tiles(int(scalars["columns"]), tokens, gpu, LAYOUTS[layout].quantised)
         return _matmul_coopmat_reg(layout, scalars, panels, tokens, tiles, choice)
     if path == "coopmat":
-        return _matmul_coopmat(layout, scalars, panels, tokens)
+        return _matmul_coopmat(layout, scalars, panels, tokens, gpu, choice)
     if path == "rows":
         return _matmul_rows(layout, panels, tokens, gpu, choice)
     return _matmul_dots(layout, scalars, panels, tokens, gpu, choice)
@@ -65,7 +65,7 @@ def matmul_path(scalars: Scalars, counts: Counts, gpu: Gpu) -> Path:
         return "coopmat_reg"
     if quantised and choice.get("rows", "integer_dot" not in choice and rows_are_fastest(tokens, gpu)):
         return "rows"
-    fits = 2 * (tokens + 127) * (columns + 63) < SCRATCH_WORDS_BYTES
+    fits = 2 * (tokens + MANY_WIDE - 1) * (columns + 63) < SCRATCH_WORDS_BYTES
     # The shader has 32-bit offsets into the weights.
     fits = fits and LAYOUTS[layout].matrix_bytes(int(scalars["rows"]), columns) < 1 << 32
     few = quantised and tokens <= MAX_DOT_TOKENS
@@ -84,7 +84,7 @@ def has_coopmat(gpu: Gpu) -> bool:
 # ---- integer dot products, a row a lane
 
 PANELS_PER_GROUP = 4  # of matmul_rows.slang
-MIN_ROWS_TOKENS, MAX_ROWS_TOKENS = 3, 64
+MIN_ROWS_TOKENS, MAX_ROWS_TOKENS = 2, 64
 
 
 def rows_are_fastest(tokens: int, gpu: Gpu) -> bool:
@@ -105,8 +105,8 @@ def _matmul_rows(layout: str, panels: int, tokens: int, gpu: Gpu, choice: Choice
     at_a_time = min(MAX_ROWS_TOKENS, max(8, 1 << (tokens - 1).bit_length()))
     rows = PANEL_ROWS * PANELS_PER_GROUP
     threads = rows * choice.get("split_k", min(4, gpu.workgroup_invocations // rows))
-    # Arithmetic binds from 33 tokens on: RDNA3 issues two instructions at once in waves of 32 only.
-    subgroup = 32 if tokens > 32 and gpu.subgroup_min <= 32 < gpu.subgroup_max else 0
+    # Arithmetic begins to bind at 24 tokens. RDNA3 issues two instructions at once in waves of 32 only.
+    subgroup = 32 if tokens > 16 and gpu.subgroup_min <= 32 < gpu.subgroup_max else 0
     return Dispatch(
         -(-panels // PANELS_PER_GROUP),
         -(-tokens // at_a_time),
@@ -293,20 +293,28 @@ def expand_coopmat_reg(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
 # ---- cooperative matrices, through shared memory
 
 
-def _matmul_coopmat(layout: str, scalars: Scalars, panels: int, tokens: int) -> Dispatch:
-    """One workgroup computes 128 rows for 128 tokens, or of float weights 32 or 64 rows for up to 64 tokens."""
+MANY_TOKENS = 128  # tokens of a workgroup
+MANY_WIDE = 256  # with twice the threads, if shared memory holds them: weights are decoded half as often
+MANY_WIDE_BYTES = 55_296
+
+
+def _matmul_coopmat(
+    layout: str, scalars: Scalars, panels: int, tokens: int, gpu: Gpu, choice: Choice
+) -> Dispatch:
+    """One workgroup computes 128 rows for 128 or 256 tokens, or of float weights 32 or 64 rows for up to 64 tokens."""
     covered = covered_tokens(scalars, tokens)
     kernel = f"matmul_{_shader_layout(layout)}"
-    if covered >= 128:
-        grid, shader = (-(-panels // 8), covered // 128), f"{kernel}_many"
+    if covered >= MANY_TOKENS:
+        wide = covered % MANY_WIDE == 0 and gpu.shared_memory >= MANY_WIDE_BYTES
+        width = choice.get("many", MANY_WIDE if wide else MANY_TOKENS)
+        grid, shader, threads = (-(-panels // 8), covered // width), f"{kernel}_many", width
     else:
         height = 4 if scalars["epilogue"] else 2
-        grid, shader = (-(-panels // height), 1), f"{kernel}_p{height}n{covered // 16}"
-    constants = (0, 0, *_float_type(layout)) if not LAYOUTS[layout].quantised else ()  # 0: not in this shader
+        grid, shader, threads = (-(-panels // height), 1), f"{kernel}_p{height}n{covered // 16}", 0
     return Dispatch(
         *grid,
         shader=shader,
-        constants=constants,
+        constants=(threads, *([] if LAYOUTS[layout].quantised else [0, *_float_type(layout)])),
         subgroup=32,
         scratch="r",
         expand=_expand("expand_coopmat", layout),
@@ -314,10 +322,11 @@ def _matmul_coopmat(layout: str, scalars: Scalars, panels: int, tokens: int) -> 
 
 
 def covered_tokens(scalars: Scalars, tokens: int) -> int:
-    """`tokens` rounded up to what tiles cover: a multiple of 128, or for float weights also 16, 32 or 64."""
+    """`tokens` rounded up to what tiles cover: 128 or a multiple of 256, or for float weights also 16, 32 or 64."""
     tiles = 1 if tokens <= 16 else 2 if tokens <= 32 else 4
     few = tokens <= (32 if scalars["epilogue"] else 64) and not LAYOUTS[layout_of(scalars)].quantised
-    return 16 * tiles if few else -(-tokens // 128) * 128
+    wide = -(-tokens // MANY_WIDE) * MANY_WIDE
+    return 16 * tiles if few else MANY_TOKENS if tokens <= MANY_TOKENS else wide
 
 
 def padded_columns(columns: float) -> int:

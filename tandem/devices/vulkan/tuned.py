@@ -16,7 +16,7 @@ from tandem.kernels.dispatch import Dispatch
 from tandem.kernels.dispatch_table import dispatch
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.matmul import layout_of, token_count
-from tandem.kernels.matmul_dispatch import COOPMAT_REG_SUMS
+from tandem.kernels.matmul_dispatch import COOPMAT_REG_SUMS, MANY_TOKENS
 from tandem.kernels.panels import LAYOUTS
 
 TUNED = ("matmul", "attention", "norm")
@@ -74,6 +74,7 @@ def _attention_choices(rule: Dispatch, dim: int) -> Iterator[Choice]:
 def _matmul_choices(scalars: Scalars, tokens: int, device: Capabilities, rule: Dispatch) -> Iterator[Choice]:
     if tokens > 1:
         yield {"integer_dot": 0}
+        yield {"integer_dot": 0, "many": MANY_TOKENS}
     if _path(rule) == "register_coopmat":
         many = rule.y > 1  # several groups of tokens: fewer subgroups share rows
         if many:
