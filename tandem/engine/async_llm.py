@@ -1,6 +1,6 @@
 """The Python API for asyncio: `from tandem import AsyncLLM`.
 
-A thread waits for the tokens of all requests, and so runs the engine's steps (driver.py). The event loop sends it
+A thread waits for the tokens of all requests, and so runs the engine's steps (Driver). The event loop sends it
 commands (submit, cancel) through an inbox, and receives the tokens of each step in one call. Neither blocks the other.
 """
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from tandem.devices.backends import open_device
 from tandem.devices.device import Device
-from tandem.engine.driver import Driver
-from tandem.engine.engine import Engine
+from tandem.engine.engine import Driver, Engine
 from tandem.engine.input_processor import InputProcessor, Message, as_items
 from tandem.engine.load_options import LoadOptions
 from tandem.engine.output import OutputReader, Result, Token, TokenLogprob, Usage

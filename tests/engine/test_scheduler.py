@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tandem.engine import scheduler
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
-from tandem.engine.prefill_budget import INITIAL_TOKENS, MAX_SLOWDOWN, RECHECK_STEPS, PrefillBudget
+from tandem.engine.scheduler import INITIAL_TOKENS, MAX_SLOWDOWN, RECHECK_STEPS, PrefillBudget
 from tandem.engine.sequence import Sequence
 from tandem.errors import QueueFullError
 from tandem.kernels.abi import KV_BLOCK

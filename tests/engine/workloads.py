@@ -9,8 +9,7 @@ import numpy as np
 from tandem.engine.engine import Engine
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.params import SamplingParams
-from tandem.engine.prefill_budget import PrefillBudget
-from tandem.engine.scheduler import Scheduler
+from tandem.engine.scheduler import PrefillBudget, Scheduler
 from tandem.engine.sequence import Sequence
 from tandem.kernels.abi import KV_BLOCK
 from tests.engine.simulation import FixedCost
