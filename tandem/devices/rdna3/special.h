@@ -247,7 +247,7 @@ static void write_matrix(Wave *w, const Instruction *in, u32 d[16][16], u32 unde
     }
 }
 // c += A B of halves, summed as float. Returns the undefined rows and columns.
-static void add_product(Wave *w, const Instruction *in, float c[16][16], u32 *undefined_m, u32 *undefined_n) {
+static void multiply_add(Wave *w, const Instruction *in, float c[16][16], u32 *undefined_m, u32 *undefined_n) {
     float a[16][16], b[16][16];  // a[k][m], b[k][n]
     u32 ra = in->source[0] - FIRST_VGPR, rb = in->source[1] - FIRST_VGPR;
     *undefined_m = undefined_rows(w, ra, 8), *undefined_n = undefined_rows(w, rb, 8);
@@ -269,7 +269,7 @@ static void wmma_f32_f16(Wave *w, Instruction *in) {
     float sum[16][16];
     matrix_rows(w, in, c);
     memcpy(sum, c, sizeof sum);
-    add_product(w, in, sum, &undefined_m, &undefined_n);
+    multiply_add(w, in, sum, &undefined_m, &undefined_n);
     memcpy(c, sum, sizeof sum);
     write_matrix(w, in, c, undefined_m, undefined_n);
 }
@@ -286,7 +286,7 @@ static void wmma_f16_f16(Wave *w, Instruction *in) {
         for (int n = 0; n < 16; n++) c[m][n] = c[m][n] >> (in->source[2] < FIRST_VGPR ? 0 : shift) & 0xffff;
         halves_to_floats(c[m], sum[m], 16);
     }
-    add_product(w, in, sum, &undefined_m, &undefined_n);
+    multiply_add(w, in, sum, &undefined_m, &undefined_n);
     for (int m = 0; m < 16; m++) {
         floats_to_halves(sum[m], c[m], 16);
         for (int n = 0; n < 16; n++) c[m][n] = (d[m][n] & 0xffff0000u >> shift) | c[m][n] << shift;
