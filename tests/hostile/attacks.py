@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import selectors
 import socket
 import statistics
 import subprocess
@@ -37,6 +38,7 @@ ATTEMPTS = 3  # other processes of the machine make gaps too, but not each time
 PROBE_SECONDS = 0.05  # between two probes of /health and of the memory
 RECONNECT_SECONDS = 0.005  # s between two connections of an attacker, who shares the machine with the server
 HEAD = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+UNREAD = b"POST /tokenize HTTP/1.1\r\nhost: evil.example\r\n"  # refused before its body is read
 
 
 # ---- what others notice
@@ -226,6 +228,30 @@ def endless_pipeline(port: int) -> None:
     pour(port, first, lambda _: (HEAD + b"\r\n") * 1000)
 
 
+def endless_body(port: int) -> None:
+    """The body of a request that is refused for its head."""
+    pour(port, UNREAD + b"content-length: 1000000000000\r\n\r\n", lambda _: b" " * 65536)
+
+
+def endless_chunks(port: int) -> None:
+    chunks = b"ffff\r\n" + b" " * 0xFFFF + b"\r\n"
+    pour(port, UNREAD + b"transfer-encoding: chunked\r\n\r\n", lambda _: chunks)
+
+
+def tiny_requests(port: int) -> None:
+    """16 connections, each of which sends a request as soon as it has the response to the last."""
+    with selectors.DefaultSelector() as selector:
+        for _ in range(16):
+            connection = socket.create_connection(("127.0.0.1", port), PATIENCE)
+            selector.register(connection, selectors.EVENT_READ)
+            connection.sendall(HEAD + b"\r\n")
+        while True:
+            for key, _ in selector.select():
+                assert isinstance(key.fileobj, socket.socket)
+                assert b"200 OK" in key.fileobj.recv(65536)
+                key.fileobj.sendall(HEAD + b"\r\n")
+
+
 def garbage(port: int) -> None:
     pour(port, b"\x16\x03\x01 no HTTP \xff\r\n\r\n", lambda _: b"\x00" * 65536)
 
@@ -269,6 +295,9 @@ EXHAUSTION: dict[str, Callable[[int], None]] = {
         endless_url,
         endless_trailers,
         endless_pipeline,
+        endless_body,
+        endless_chunks,
+        tiny_requests,
         garbage,
         refused_requests,
         idle_connections,

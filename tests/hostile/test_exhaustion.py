@@ -15,7 +15,17 @@ import pytest
 from tandem.server.http import limited_log
 from tandem.server.http.connections import network_of
 from tests.cli.tiny_model import write_tiny_model
-from tests.hostile.attacks import CHAT, EXHAUSTION, HEAD, MiB, check_harm, check_streams, send, status_of
+from tests.hostile.attacks import (
+    CHAT,
+    EXHAUSTION,
+    HEAD,
+    UNREAD,
+    MiB,
+    check_harm,
+    check_streams,
+    send,
+    status_of,
+)
 from tests.packages import model_path
 from tests.server.servers import PATIENCE, Running, post, read_all, serving, wait_until
 
@@ -86,6 +96,36 @@ def test_trailers_are_not_headers(model: Path, tmp_path: Path) -> None:
     head = b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
     with serving(tmp_path, model, "--api-keys", tmp_path / "keys") as server:
         assert status_of(send(server, head + CLOSE + body)) == 401
+
+
+# ---- bodies of refused requests
+
+
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [
+        (b"content-length: 1000000000000\r\n\r\n", b" " * 65536),
+        (b"transfer-encoding: chunked\r\n\r\n", b"ffff\r\n" + b" " * 0xFFFF + b"\r\n"),
+    ],
+    ids=["a length", "chunks"],
+)
+def test_a_body_that_nobody_reads_ends_the_connection(server: Running, head: bytes, part: bytes) -> None:
+    """It is read slowly, for a moment: a client that is still sending would not see the response otherwise."""
+    begun, sent = time.monotonic(), 0
+    with server.connect() as client:
+        client.sendall(UNREAD + head)
+        assert status_of(client.recv(65536)) == 403
+        with pytest.raises(OSError):
+            while True:
+                client.sendall(part)
+                sent += len(part)
+    assert time.monotonic() - begun < 10 and sent < 100 * MiB
+
+
+def test_a_refused_request_with_a_body_is_answered(server: Running) -> None:
+    body = b" " * (3 * MiB)
+    answer = send(server, UNREAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert status_of(answer) == 403 and b"connection: close" in answer
 
 
 # ---- pipelined requests

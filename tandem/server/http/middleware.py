@@ -40,7 +40,7 @@ PAGES = ("/", "/docs")  # may be opened by a link on a page of another origin
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 PRIVATE_DOMAINS = (".local", ".internal", ".localhost")  # that nobody can register
 MAX_BODIES = 8  # times max_body: memory for the bodies of all requests
-DISCARD_SECONDS = 5.0  # to read the rest of a rejected body, so that the client sees the response
+DISCARD_SECONDS = 2.0  # to read the rest of a rejected body, so that the client sees the response
 DISCARD_PAUSE = 0.02  # s between two reads of up to 256 KiB of it: the event loop has other work
 RETRY_AFTER = 2  # seconds
 UNREAD = (
@@ -298,16 +298,20 @@ class Exchange:
             headers.append((b"retry-after", b"%d" % RETRY_AFTER))
         if refusal.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        if refusal.status in (408, 413, 503):
+        if refusal.status in (408, 503) or self._has_unread_body():
             headers.append((b"connection", b"close"))
         try:
             await self.send({"type": "http.response.start", "status": refusal.status, "headers": headers})
             await self.send({"type": "http.response.body", "body": body, "more_body": True})
-            if refusal.status == 413 and not self.header(b"expect"):
+            if refusal.status != 408 and self._has_unread_body() and not self.header(b"expect"):
                 await self._discard_body()
             await self.send({"type": "http.response.body"})
         except TimeoutError:
             self.abort()
+
+    def _has_unread_body(self) -> bool:
+        length, encoding = self.header(b"content-length"), self.header(b"transfer-encoding")
+        return self._body is None and (length not in ("", "0") or encoding != "")
 
     async def _discard_body(self) -> None:
         """Reads the rest of a body: a client that is still sending would not see a response before a close."""
