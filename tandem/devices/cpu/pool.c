@@ -5,7 +5,6 @@
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -14,7 +13,7 @@
 
 #include "core.h"
 
-enum { MAX_THREADS = 256, SPINS_BEFORE_SLEEP = 20000, SPINS_BEFORE_YIELD = 200 };
+enum { MAX_THREADS = 256, SPINS_BETWEEN_RUNS = 20000, MIN_SPINS = 200, MAX_SPINS = 6400 };
 
 typedef struct { _Alignas(64) atomic_int next; int32_t end; } item_range;  // a cache line each: threads do not collide
 
@@ -43,20 +42,35 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void pause_briefly(int spins) {
-    if (spins % SPINS_BEFORE_YIELD == SPINS_BEFORE_YIELD - 1) sched_yield();  // another thread may need this core to reach the barrier
-    else __builtin_ia32_pause();
+// Waits until a counter is no longer `seen`: spins, then sleeps, so that the thread it waits for can have this core.
+// It does not yield: since Linux 6.18, each sched_yield costs a time slice, and others would keep the pool waiting for 50 ms.
+// Returns whether it slept.
+static int wait_for_change(pool *p, atomic_int *counter, int seen, int spins) {
+    for (int i = 0; i < spins; i++) {
+        if (atomic_load_explicit(counter, memory_order_acquire) != seen) return 0;
+        __builtin_ia32_pause();
+    }
+    atomic_fetch_add(&p->sleepers, 1);
+    while (atomic_load(counter) == seen) syscall(SYS_futex, counter, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    atomic_fetch_sub(&p->sleepers, 1);
+    return 1;
+}
+
+static void advance(pool *p, atomic_int *counter) {
+    atomic_fetch_add(counter, 1);
+    if (atomic_load(&p->sleepers)) syscall(SYS_futex, counter, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
 }
 
 static void barrier(pool *p) {
+    static _Thread_local int spins = MAX_SPINS;  // fewer while the others are late, as on a busy machine
     if (p->threads == 1) return;
     int phase = atomic_load_explicit(&p->phase, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == p->threads - 1) {
         atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&p->phase, phase + 1, memory_order_release);
-    } else {
-        for (int spins = 0; atomic_load_explicit(&p->phase, memory_order_acquire) == phase; spins++) pause_briefly(spins);
-    }
+        advance(p, &p->phase);
+    } else if (wait_for_change(p, &p->phase, phase, spins)) {
+        if (spins > MIN_SPINS) spins /= 2;
+    } else if (spins < MAX_SPINS) spins *= 2;
 }
 
 static void run_launches(pool *p, int32_t me) {
@@ -96,28 +110,17 @@ static void *work(void *argument) {
     free(argument);
     pool *p = w.pool;
     for (int seen = 0;;) {
-        int spins = 0;
-        while (atomic_load_explicit(&p->generation, memory_order_acquire) == seen) {
-            if (++spins < SPINS_BEFORE_SLEEP) { __builtin_ia32_pause(); continue; }
-            atomic_fetch_add(&p->sleepers, 1);
-            syscall(SYS_futex, &p->generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
-            atomic_fetch_sub(&p->sleepers, 1);
-        }
+        wait_for_change(p, &p->generation, seen, SPINS_BETWEEN_RUNS);
         seen = atomic_load(&p->generation);
         if (atomic_load(&p->quit)) return NULL;
         run_launches(p, w.index);
     }
 }
 
-static void release_workers(pool *p) {
-    atomic_fetch_add(&p->generation, 1);
-    if (atomic_load(&p->sleepers)) syscall(SYS_futex, &p->generation, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
-}
-
 EXPORT void tandem_pool_destroy(pool *p) {
     if (p->process != getpid()) return;
     atomic_store(&p->quit, 1);
-    release_workers(p);
+    advance(p, &p->generation);
     for (int32_t i = 1; i < p->threads; i++) pthread_join(p->handles[i], NULL);
     free(p->ranges);
     free(p);
@@ -156,7 +159,7 @@ EXPORT int tandem_pool_run(pool *p, const launch *launches, int32_t count, const
         }
     }
     p->launches = launches, p->count = count, p->step = step, p->seconds = seconds;
-    release_workers(p);
+    advance(p, &p->generation);
     run_launches(p, 0);
     return 0;
 }
