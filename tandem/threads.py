@@ -1,14 +1,46 @@
-"""Runs functions in threads, for loading. `concurrent.futures` does the same, but its import takes 4 ms."""
+"""Runs functions in threads, for loading (`concurrent.futures` does the same, but its import takes 4 ms), and lets
+threads rest that work beside the engine's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from threading import Lock, Thread
+import time
+from collections.abc import Callable, Iterable, Iterator
+from threading import Lock, Thread, local
 from typing import Any, Generic, TypeVar
 
 from tandem.errors import OutOfMemoryError
 
 T = TypeVar("T")
+WORK_SECONDS = 0.002  # of processor time between two rests
+
+
+class Resting(local):
+    """How long this thread rests: `rest` times as long as it worked."""
+
+    rest = 0.0
+    rested = 0.0  # its processor time when it last rested
+
+
+_resting = Resting()
+
+
+def set_rest(rest: float) -> None:
+    """Makes `breathe` rest from now on, in this thread."""
+    _resting.rest, _resting.rested = rest, time.thread_time()
+
+
+def breathe(least: float = WORK_SECONDS) -> None:
+    """Rests if this thread rests at all and has worked for `least` seconds since the last time. The loops of long work
+    call it: a thread that works for as long as several steps takes a processor and Python's lock from the engine."""
+    if _resting.rest and (worked := time.thread_time() - _resting.rested) > least:
+        time.sleep(_resting.rest * worked)
+        _resting.rested = time.thread_time()
+
+
+def breathing(items: Iterable[T]) -> Iterator[T]:
+    for item in items:
+        yield item
+        breathe()
 
 
 class BackgroundCall(Generic[T]):

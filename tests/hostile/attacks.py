@@ -49,25 +49,26 @@ class Harm:
     health: float = 0.0  # s, the slowest /health; infinite if one was not answered
     memory: int = 0  # bytes of growth
     log: int = 0  # bytes of growth
-    quiet_gap: float = 0.0  # s, the median gap between tokens of a stream before the attack
+    quiet_gap: float = 0.0  # s, the median gap between tokens of a stream without the attack
     gaps: list[float] = field(default_factory=list)  # s, all gaps between tokens during the attack
 
     @property
     def gap(self) -> float:
-        """The longest gap between two tokens of a stream, in median gaps of the time before."""
+        """The longest gap between two tokens of a stream, in median gaps without the attack."""
         return max(self.gaps) / self.quiet_gap
 
     def __str__(self) -> str:
         shown = f"/health {self.health:.3f} s, memory {self.memory / MiB:+.0f} MiB, log {self.log} bytes"
         if not self.gaps:
             return shown
-        gaps = f"{self.quiet_gap * 1e3:.0f} ms before, at most {max(self.gaps) * 1e3:.0f} ms"
+        gaps = f"{self.quiet_gap * 1e3:.0f} ms in quiet, at most {max(self.gaps) * 1e3:.0f} ms"
         return f"{shown}, gaps {gaps} ({self.gap:.1f}x)"
 
 
 @contextmanager
 def watched(server: Running, streams: int = 0, quiet_seconds: float = 4.0) -> Iterator[Harm]:
-    """Measures the harm that is done to others while the block runs. The result is complete after the block."""
+    """Measures the harm that is done to others while the block runs. It is complete after the block. It is quiet
+    before and after the block: steps take longer as the streams grow, which is not the attack's doing."""
     harm, done = Harm(), threading.Event()
     with ExitStack() as stack:
         clients = stack.enter_context(Streams(server.url, streams)) if streams else None
@@ -83,8 +84,12 @@ def watched(server: Running, streams: int = 0, quiet_seconds: float = 4.0) -> It
             prober.join()
             harm.log = server.log.stat().st_size - log
         if clients:
-            ended, responses = time.perf_counter(), clients.stop()
-            harm.quiet_gap = statistics.median(_gaps(responses, quiet, begun))
+            ended = time.perf_counter()
+            time.sleep(quiet_seconds)
+            responses, now = clients.stop(), time.perf_counter()
+            after = ended + quiet_seconds / 4  # when the last requests of the attack have been answered
+            quiet_gaps = _gaps(responses, quiet, begun) + _gaps(responses, after, now)
+            harm.quiet_gap = statistics.median(quiet_gaps)
             harm.gaps = _gaps(responses, begun, ended)
 
 

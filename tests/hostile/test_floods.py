@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tandem import LLM
 from tandem.engine.grammar_process import GrammarChecker
 from tandem.engine.params import SamplingParams
 from tandem.engine.structured_output import grammar_text, is_simple
 from tandem.errors import QueueFullError, RequestError
 from tandem.gguf.file import GGUF
+from tandem.model.chat_template import ChatTemplate
 from tandem.server.http import background
+from tandem.server.http.request_body import _validated
 from tandem.server.ollama import models
+from tandem.server.openai.chat import ChatRequest
+from tandem.threads import breathe, set_rest
 from tests.cli.tiny_model import write_tiny_model
 from tests.hostile.attacks import CHAT, MAX_HEALTH, MAX_LOG, MAX_MEMORY, attacking, check_streams, watched
-from tests.hostile.stall_attacks import FLOODS, slow_grammar
+from tests.hostile.stall_attacks import ATTACKS, FLOODS, slow_grammar
 from tests.packages import model_path
 from tests.server.servers import Running, serving
 
@@ -93,19 +100,61 @@ def test_a_request_does_not_wait_for_larger_ones() -> None:
 
 
 def test_a_thread_rests_after_it_worked() -> None:
-    def work() -> None:
-        end = time.thread_time() + 0.05
-        while time.thread_time() < end:
-            pass
+    assert seconds_of_two(busy_for) > 0.05 * (2 + background.REST)
+
+
+def test_a_thread_rests_while_it_works() -> None:
+    """A long preparation does not take a processor from the engine for as long as several steps."""
+
+    def work(seconds: float) -> None:
+        for _ in range(10):
+            busy_for(seconds / 10)
+            breathe()
+
+    assert seconds_of_two(work) > 0.05 * (2 + 1.9 * background.REST)
+
+
+def busy_for(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def seconds_of_two(work: Callable[[float], None]) -> float:
+    """How long it takes to prepare two requests of medium size with 0.05 s of work each."""
 
     async def requests() -> float:
         background.set_size(32 << 10)
         begin = time.perf_counter()
         for _ in range(2):
-            await background.prepare(work)
+            await background.prepare(work, 0.05)
         return time.perf_counter() - begin
 
-    assert asyncio.run(requests()) > 0.05 * (2 + background.REST)
+    return asyncio.run(requests())
+
+
+def test_long_preparations_rest_while_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of each kind: tokenizing, validation, templates."""
+    rests: list[float] = []
+
+    def check(work: Callable[[], object]) -> None:
+        def run() -> None:
+            set_rest(1.0)
+            work()
+
+        rests.clear()
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert len(rests) > 3 and statistics.median(rests) < 0.01, rests  # s of work between them
+
+    with LLM(model_path("smollm2"), device="cpu", context=2048, batch=1, kv_memory=2e8) as llm:
+        monkeypatch.setattr(time, "sleep", rests.append)
+        check(lambda: llm.tokenizer.encode("word " * 200_000))
+        check(lambda: llm.tokenizer.encode("<|im_end|>" * 50_000, special=True))
+    check(lambda: _validated(ATTACKS["messages"][1](), ChatRequest))
+    template = ChatTemplate("{% for i in range(20000) %}{{ i }}{% endfor %}")
+    check(lambda: template.render([{"role": "user", "content": "Hi"}]))
 
 
 # ---- grammars

@@ -2,14 +2,13 @@
 
 Python threads take turns, and the engine needs the processors. So one thread prepares all small requests, one those of
 medium size, and one the large ones, each one request after the other: a request does not wait for larger ones, and the
-engine's thread has few rivals however many requests there are. All but the thread of small requests rest between two
-calls. Their priority is not lower, because while they wait for a processor they may hold the GIL.
+engine's thread has few rivals however many requests there are. All but the thread of small requests rest while they
+work (`breathe`). Their priority is not lower, because while they wait for a processor they may hold the GIL.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -18,40 +17,40 @@ from threading import Barrier
 from typing import ParamSpec, TypeVar
 
 from tandem.errors import OutOfMemoryError
+from tandem.threads import breathe, set_rest
 
 P = ParamSpec("P")
 T = TypeVar("T")
 THREADS = 8  # for what is no preparation: loading, and reading files
 SMALL, MEDIUM = 4 << 10, 64 << 10  # bytes of a body at most
-REST = 2.0  # s that a thread rests for each second that it worked
+REST, LONG_REST = (
+    2.0,
+    4.0,
+)  # s that a thread rests for each second that it works: for medium, for large requests
 
 
 class Preparer:
-    """A thread that makes calls one after the other, and rests after each, for `rest` times as long as it took."""
+    """A thread that makes calls one after the other, and rests for `rest` times as long as they took."""
 
     def __init__(self, name: str, rest: float) -> None:
-        self._executor, self._rest = ThreadPoolExecutor(1, name), rest
-        self._rested = 0.0  # when the next call may begin
+        self._executor = ThreadPoolExecutor(1, name, set_rest, (rest,))
 
     def start(self) -> None:
         self._executor.submit(bool)
 
     async def run(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._paced, call)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, _after_a_rest, call)
 
-    def _paced(self, call: Callable[[], T]) -> T:
-        time.sleep(max(0.0, self._rested - time.perf_counter()))
-        begin = time.thread_time()
-        try:
-            return call()
-        finally:
-            self._rested = time.perf_counter() + self._rest * (time.thread_time() - begin)
+
+def _after_a_rest(call: Callable[[], T]) -> T:
+    breathe(0.0)
+    return call()
 
 
 _small, _medium, _large = (
     Preparer("tandem-small", 0),
     Preparer("tandem-medium", REST),
-    Preparer("tandem-large", REST),
+    Preparer("tandem-large", LONG_REST),
 )
 _preparer: ContextVar[Preparer] = ContextVar(
     "preparer", default=_small

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 
 from tandem.server.http.background import write
 from tandem.server.http.streaming import compact
+from tandem.threads import breathing
 
 P = ParamSpec("P")
 LARGE = 10_000  # values; a smaller response takes a few milliseconds
@@ -25,7 +26,7 @@ async def json_response(size: int, build: Callable[P, Any], *args: P.args, **kwa
 
 async def encoded(build: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
     """The JSON of the value that `build` returns."""
-    return await write(lambda: "".join(pieces(build(*args, **kwargs))))
+    return await write(lambda: "".join(breathing(pieces(build(*args, **kwargs)))))
 
 
 def pieces(value: Any, depth: int = DEPTH) -> Iterator[str]:

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from tandem.devices.host_memory import require_memory
+from tandem.devices.host_memory import MUCH, require_memory
 from tandem.errors import OutOfMemoryError
 from tandem.native import load
 from tandem.server.http import errors
@@ -42,6 +42,7 @@ PRIVATE_DOMAINS = (".local", ".internal", ".localhost")  # that nobody can regis
 MAX_BODIES = 8  # times max_body: memory for the bodies of all requests
 DISCARD_SECONDS = 2.0  # to read the rest of a rejected body, so that the client sees the response
 DISCARD_PAUSE = 0.02  # s between two reads of up to 256 KiB of it: the event loop has other work
+INLINE = 256 << 10  # bytes of a body that the event loop joins and counts itself, in half a millisecond
 RETRY_AFTER = 2  # seconds
 UNREAD = (
     64 << 10
@@ -136,7 +137,7 @@ class Middleware:
         self.check_capacity(counts)  # again: other requests may have arrived meanwhile
         if exchange.parsed_bytes:
             try:
-                require_memory(self.parsed_bytes)
+                await self._require_memory()
             except OutOfMemoryError as error:
                 raise Refusal(503, str(error)) from None
         self.working += counts
@@ -145,9 +146,20 @@ class Middleware:
         finally:
             self.working -= counts
 
+    async def _require_memory(self) -> None:
+        if self.parsed_bytes < MUCH:
+            require_memory(self.parsed_bytes)
+        else:  # in a thread: it reads a dozen files, and after each the event loop would wait for the GIL
+            await asyncio.to_thread(require_memory, self.parsed_bytes)
+
     def check_capacity(self, counts: bool) -> None:
-        if counts and self.working >= self.settings.max_requests:
+        if not counts:
+            return
+        if self.working >= self.settings.max_requests:
             raise Refusal(429, f"{self.working} requests are in progress: try again later")
+        self.check_bodies()
+
+    def check_bodies(self) -> None:
         if self.body_bytes > MAX_BODIES * self.settings.max_body:
             raise Refusal(429, "too many large requests are in progress: try again later")
 
@@ -242,13 +254,15 @@ class Exchange:
                     if self.body_bytes > limit:
                         raise too_large
                     if more:
-                        middleware.check_capacity(False)
+                        middleware.check_bodies()
         except TimeoutError:
             seconds = self._settings.read_timeout
             raise Refusal(408, f"the request did not arrive within {seconds:g} s: send it faster") from None
-        self._body = b"".join(parts)
-        values = load().tandem_json_count(self._body, len(self._body))
-        self.parsed_bytes = TEXT_BYTES * len(self._body) + VALUE_BYTES * values
+        if self.body_bytes <= INLINE:
+            self._body, values = _joined(parts)
+        else:
+            self._body, values = await asyncio.to_thread(_joined, parts)
+        self.parsed_bytes = TEXT_BYTES * self.body_bytes + VALUE_BYTES * values
 
     async def receive(self) -> Message:
         if self._body is None:
@@ -383,6 +397,12 @@ class Exchange:
                 "kind": None if self.is_served and self._status < 400 else f"status {self._status or '-'}"
             },
         )
+
+
+def _joined(parts: list[bytes]) -> tuple[bytes, int]:
+    """(a body, the number of its values)."""
+    body = b"".join(parts)
+    return body, load().tandem_json_count(body, len(body))
 
 
 def _is_address(name: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import uvicorn
 
 from tandem.errors import RequestError
+from tandem.server.http import background
 from tandem.server.http.connections import Connection, Connections, Listener, allowed_connections
 from tandem.server.http.limited_log import log_to_stderr
 from tandem.server.http.middleware import App, Middleware
@@ -18,6 +19,7 @@ from tandem.server.instances import registered
 from tandem.server.settings import ServerSettings
 
 SWITCH_INTERVAL = 0.0005  # s that the engine's thread waits at most for the GIL while tokens are sent
+COLLECT_TICKS = 600  # of 0.1 s between two collections of all garbage
 SHUTDOWN_GRACE = 3.0  # s to send the error to clients whose responses were ended
 
 
@@ -67,6 +69,15 @@ def serve(
         raise error
 
 
+def shorten_collections() -> None:
+    """Python's garbage collector holds the GIL. The loaded objects stay, so it need not scan them, which would take as
+    long as four steps. Nor does it scan the many objects of a large request over and over: all objects that are not
+    new wait for `on_tick`, in the thread that makes them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], 1 << 30)
+
+
 class _Server(uvicorn.Server):
     def __init__(
         self, config: uvicorn.Config, middleware: Middleware, url: str, fatal: Callable[[], Exception | None]
@@ -79,8 +90,7 @@ class _Server(uvicorn.Server):
         assert sockets
         self.servers = [self._listener(bound) for bound in sockets]  # type: ignore[misc]
         sys.setswitchinterval(SWITCH_INTERVAL)
-        gc.collect()
-        gc.freeze()  # the loaded objects stay: each collection that scans them would take as long as four steps
+        shorten_collections()
         print(f"tandem: listening at {self.url}", file=sys.stderr, flush=True)
 
     def _listener(self, bound: socket.socket) -> Listener:
@@ -97,6 +107,8 @@ class _Server(uvicorn.Server):
         return Listener(bound, connections, create)
 
     async def on_tick(self, counter: int) -> bool:
+        if counter % COLLECT_TICKS == 0:
+            self._collection = asyncio.create_task(background.write(gc.collect))
         return await super().on_tick(counter) or self.fatal() is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
