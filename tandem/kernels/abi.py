@@ -96,6 +96,19 @@ PANEL_FORMATS = {
     "f32": PanelFormat(1, 64, quantised=0),
 }
 
+# ---- Mixtures of experts: which experts each token uses, and the tokens of each expert
+
+MAX_EXPERTS = 1024  # experts of a layer
+MAX_EXPERTS_USED = 32  # of a token
+# `groups` is a header, then [experts][GROUP_INTS] for the experts in use, then [tokens][used] slots. A slot is a row of the
+# activations in the order of experts; those of an expert begin with a tile of their own.
+GROUP_EXPERTS = 0  # in the header: experts in use
+GROUP_HEADER = 16  # size of the header
+GROUP_EXPERT = 0  # columns of an expert in use
+GROUP_SLOT = 1  # its first slot
+GROUP_TOKENS = 2  # its tokens
+GROUP_INTS = 4
+
 # ---- Scalars of kernels with a few named values
 
 ACTIVATION_SILU = 0  # activation functions, the scalar `activation`
@@ -103,6 +116,9 @@ ACTIVATION_GELU = 1  # in its tanh form
 EPILOGUE_STORE = 0  # epilogues of a matmul, the scalar `epilogue`: store the sums
 EPILOGUE_SILU_GLU = 1  # silu(gate) * up
 EPILOGUE_GELU_GLU = 2  # gelu(gate) * up
+EPILOGUE_CLAMPED_GLU = 3  # gate * sigmoid(1.702 gate) * (up + 1), with gate up to 7 and up from -7 to 7
+SCORE_SOFTMAX = 0  # scores of experts, the scalar `score`
+SCORE_SIGMOID = 1
 PART_NORM = 1  # bits of the rope kernel's scalar `parts`: RMS norm of each head
 PART_ROPE = 2  # rotation by position
 PART_STORE = 4  # keys and values to the KV cache

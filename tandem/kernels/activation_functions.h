@@ -17,6 +17,14 @@ ALWAYS_INLINE f32x16 f_activate(f32x16 x, int32_t activation) {
     return activation == ACTIVATION_GELU ? f_gelu(x) : f_silu(x);
 }
 
+// The gated layer of gpt-oss: gate * sigmoid(1.702 gate) * (up + 1), both clamped to 7.
+ALWAYS_INLINE f32x16 f_clamped_glu(f32x16 gate, f32x16 up) {
+    gate = f_min(gate, f_set(7.0f));
+    up = f_max(f_min(up, f_set(7.0f)), f_set(-7.0f));
+    f32x16 sigmoid = f_div(f_set(1.0f), f_add(f_set(1.0f), f_exp(f_mul(gate, f_set(-1.702f)))));
+    return f_mul(f_mul(gate, sigmoid), f_add(up, f_set(1.0f)));
+}
+
 // tanh with an absolute error of about 1e-7: enough for soft caps, whose results are added to numbers of order 1.
 ALWAYS_INLINE f32x16 f_tanh(f32x16 x) {
     f32x16 e = f_exp(f_add(x, x));

@@ -34,14 +34,16 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """`items` work items for each group of `step` units of `count` (None: `items` alone)."""
+    """`items` work items for each group of `step` units of `count` (None: `items` alone), `most` in all (0: any number)."""
 
     items: int
     count: str | None = None
     step: int = 1
+    most: int = 0
 
     def total(self, counts: Counts) -> int:
-        return self.items * (1 if self.count is None else -(-counts[self.count] // self.step))
+        total = self.items * (1 if self.count is None else -(-counts[self.count] // self.step))
+        return min(total, self.most or total)
 
 
 class Cost(NamedTuple):

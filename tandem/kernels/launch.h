@@ -17,5 +17,6 @@ typedef struct {
     int32_t items;       // work items for each unit of `count` (for example row groups of a matrix)
     int32_t count;       // index of a step header field whose value multiplies `items`; -1: `items` alone
     int32_t count_step;  // tokens or rows that make one unit, such as the tokens of a tile; at least 1
+    int32_t most;        // work items at most; 0: any number
     int32_t barrier;     // 1: all earlier launches must have finished
 } launch;

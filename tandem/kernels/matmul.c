@@ -6,8 +6,9 @@
 #include "activation_functions.h"
 #include "panels.h"
 
-enum { X, WEIGHTS, BIAS, OUT };
-enum { FORMAT, ROWS, COLUMNS, X_STRIDE, OUT_STRIDE, PANELS_PER_ITEM, COUNT, EPILOGUE, OUT_Q8, SOFTCAP };
+enum { X, WEIGHTS, BIAS, OUT, GROUPS };
+// The last two of an expert matmul's scalars are others: EXPERTS in place of COUNT, USED in place of SOFTCAP.
+enum { FORMAT, ROWS, COLUMNS, X_STRIDE, OUT_STRIDE, PANELS_PER_ITEM, COUNT, EPILOGUE, OUT_Q8, SOFTCAP, EXPERTS = COUNT };
 enum { GLU_PANELS = 2 * GLU_ROWS / PANEL_ROWS };  // GLU_ROWS rows of gate, then as many of up
 #define FINE_ZERO 32.0f  // zero point of q6_k, the one format with a scale for every 16 columns
 
@@ -118,10 +119,18 @@ ALWAYS_INLINE void float_panel(load_fn *load, int bytes, const uint8_t *panel, c
     }
 }
 
-static void store(const launch_args *args, int panel, int token, int tokens, const f32x16 *sums) {
+// The tokens of an item, which multiplies them by one matrix: all tokens of the step, or those of an expert.
+typedef struct {
+    int token, tokens;              // the first one, whose tile begins with it
+    const uint8_t *weights;
+    const float *bias, *up_bias;    // NULL: none. With GLU `bias` is the gate's
+    float softcap;                  // 0: none
+} operands;
+
+static void store(const launch_args *args, const operands *o, int panel, int token, int tokens, const f32x16 *sums) {
     float *out = (float *)args->buffer[OUT] + (size_t)token * args->scalar[OUT_STRIDE].i + panel * LANES;
-    const float *bias = args->buffer[BIAS];
-    float softcap = args->scalar[SOFTCAP].f;
+    const float *bias = o->bias;
+    float softcap = o->softcap;
     int rows = args->scalar[ROWS].i - panel * LANES;
     f32x16 b = f_zero();
     if (bias) b = f_load(bias + panel * LANES);  // bias is padded to whole panels
@@ -138,13 +147,18 @@ static void store(const launch_args *args, int panel, int token, int tokens, con
 }
 
 // sums: [GLU_PANELS][Q8_TILE tokens]: 32 rows of gate, then 32 of up.
-static void store_glu(const launch_args *args, int panel, int token, int tokens, const f32x16 *sums) {
-    int column = panel / GLU_PANELS * GLU_ROWS, outputs = args->scalar[ROWS].i / 2, gelu = args->scalar[EPILOGUE].i == EPILOGUE_GELU_GLU;
+static void store_glu(const launch_args *args, const operands *o, int panel, int token, int tokens, const f32x16 *sums) {
+    int column = panel / GLU_PANELS * GLU_ROWS, outputs = args->scalar[ROWS].i / 2, epilogue = args->scalar[EPILOGUE].i;
     for (int t = 0; t < tokens; t++) {
         f32x16 v[2];
         for (int i = 0; i < 2; i++) {
             f32x16 gate = sums[i * Q8_TILE + t], up = sums[(2 + i) * Q8_TILE + t];
-            v[i] = f_mul(gelu ? f_gelu(gate) : f_silu(gate), up);
+            if (o->bias) {
+                gate = f_add(gate, f_load(o->bias + column + i * LANES));
+                up = f_add(up, f_load(o->up_bias + column + i * LANES));
+            }
+            v[i] = epilogue == EPILOGUE_CLAMPED_GLU ? f_clamped_glu(gate, up)
+                                                    : f_mul(epilogue == EPILOGUE_GELU_GLU ? f_gelu(gate) : f_silu(gate), up);
         }
         if (args->scalar[OUT_Q8].i) q8_write(args->buffer[OUT], outputs, token + t, column, v[0], v[1]);
         else {
@@ -158,33 +172,61 @@ static void store_glu(const launch_args *args, int panel, int token, int tokens,
 // Multiplies one panel by `tokens` tokens from `token` on: sums[t] has the panel's 16 rows of token t.
 typedef void panel_fn(const launch_args *args, const uint8_t *panel, int token, int tokens, int columns, f32x16 *sums);
 
+static int panel_count(const launch_args *args) { return (args->scalar[ROWS].i + LANES - 1) / LANES; }
+
 // One item: its panels for each tile of tokens. A tile's activations stay in L2 for all panels of the item, and the
 // item's weights for all tiles. `multiply` is a constant and gets inlined.
-ALWAYS_INLINE void multiply_panels(const launch_args *args, int32_t item, const int32_t *step, size_t panel_bytes, panel_fn *multiply) {
-    int panels = (args->scalar[ROWS].i + LANES - 1) / LANES, columns = args->scalar[COLUMNS].i;
+ALWAYS_INLINE void multiply_panels(const launch_args *args, int32_t item, const operands *o, size_t panel_bytes, panel_fn *multiply) {
+    int panels = panel_count(args), columns = args->scalar[COLUMNS].i;
     int begin = item * args->scalar[PANELS_PER_ITEM].i, end = begin + args->scalar[PANELS_PER_ITEM].i;
     if (end > panels) end = panels;
-    int total = step[args->scalar[COUNT].i], glu = args->scalar[EPILOGUE].i != EPILOGUE_STORE;
-    for (int token = 0; token < total; token += Q8_TILE) {
+    int total = o->token + o->tokens, glu = args->scalar[EPILOGUE].i != EPILOGUE_STORE;
+    for (int token = o->token; token < total; token += Q8_TILE) {
         int tokens = total - token < Q8_TILE ? total - token : Q8_TILE;
         f32x16 sums[GLU_PANELS * Q8_TILE];
         for (int p = begin; p < end; p++) {
-            const uint8_t *panel = (const uint8_t *)args->buffer[WEIGHTS] + (size_t)p * panel_bytes;
+            const uint8_t *panel = o->weights + (size_t)p * panel_bytes;
             f32x16 *panel_sums = sums + (glu ? p % GLU_PANELS * Q8_TILE : 0);
             multiply(args, panel, token, tokens, columns, panel_sums);
-            if (!glu) store(args, p, token, tokens, panel_sums);
-            else if (p % GLU_PANELS == GLU_PANELS - 1) store_glu(args, p - (GLU_PANELS - 1), token, tokens, sums);
+            if (!glu) store(args, o, p, token, tokens, panel_sums);
+            else if (p % GLU_PANELS == GLU_PANELS - 1) store_glu(args, o, p - (GLU_PANELS - 1), token, tokens, sums);
         }
     }
 }
 
+ALWAYS_INLINE void multiply_all(const launch_args *args, int32_t item, const int32_t *step, size_t panel_bytes, panel_fn *multiply) {
+    operands o = {0, step[args->scalar[COUNT].i], args->buffer[WEIGHTS], args->buffer[BIAS], NULL, args->scalar[SOFTCAP].f};
+    multiply_panels(args, item, &o, panel_bytes, multiply);
+}
+
+// Items are those of the first expert in use, then of the second ... More items than there are experts in use do nothing.
+ALWAYS_INLINE void multiply_experts(const launch_args *args, int32_t item, size_t panel_bytes, panel_fn *multiply) {
+    int panels = panel_count(args), rows = args->scalar[ROWS].i, per_item = args->scalar[PANELS_PER_ITEM].i;
+    int items = (panels + per_item - 1) / per_item, index = item / items;
+    const int32_t *groups = args->buffer[GROUPS], *group = groups + GROUP_HEADER + index * GROUP_INTS;
+    if (index >= groups[GROUP_EXPERTS]) return;
+    size_t expert = (size_t)group[GROUP_EXPERT];
+    const float *bias = args->buffer[BIAS], *up_bias = NULL;
+    if (bias && args->scalar[EPILOGUE].i != EPILOGUE_STORE) {
+        up_bias = bias + (args->scalar[EXPERTS].i + expert) * (rows / 2);
+        bias += expert * (rows / 2);
+    } else if (bias) bias += expert * rows;
+    const uint8_t *weights = (const uint8_t *)args->buffer[WEIGHTS] + expert * panels * panel_bytes;
+    operands o = {group[GROUP_SLOT], group[GROUP_TOKENS], weights, bias, up_bias, 0.0f};
+    multiply_panels(args, item % items, &o, panel_bytes, multiply);
+}
+
 #define QUANTISED(name, small) \
-    ALWAYS_INLINE void name##_panel(const launch_args *args, const uint8_t *panel, int token, int tokens, int columns, f32x16 *sums) { \
+    static __attribute__((noinline)) void name##_panel(const launch_args *args, const uint8_t *panel, int token, int tokens, int columns, f32x16 *sums) { \
         const format f = {name##_SPAN, name##_BYTES, name##_FINE, small, name##_quants, name##_scales}; \
         quantised_panel(f, panel, q8_at(args->buffer[X], columns, token, 0), tokens, columns, sums); \
     } \
     KERNEL(matmul_##name) { \
-        multiply_panels(args, item, step, (size_t)args->scalar[COLUMNS].i / name##_SPAN * name##_BYTES, name##_panel); \
+        multiply_all(args, item, step, (size_t)args->scalar[COLUMNS].i / name##_SPAN * name##_BYTES, name##_panel); \
+    } \
+    KERNEL(expert_matmul_##name) { \
+        (void)step; \
+        multiply_experts(args, item, (size_t)args->scalar[COLUMNS].i / name##_SPAN * name##_BYTES, name##_panel); \
     }
 QUANTISED(q4_0, 1)
 QUANTISED(q4_1, 1)
@@ -196,12 +238,16 @@ QUANTISED(q5_k, 1)
 QUANTISED(q6_k, 1)
 
 #define FLOAT(name) \
-    ALWAYS_INLINE void name##_panel(const launch_args *args, const uint8_t *panel, int token, int tokens, int columns, f32x16 *sums) { \
+    static __attribute__((noinline)) void name##_panel(const launch_args *args, const uint8_t *panel, int token, int tokens, int columns, f32x16 *sums) { \
         int x_stride = args->scalar[X_STRIDE].i; \
         const float *x = (const float *)args->buffer[X] + (size_t)token * x_stride; \
         float_panel(load_##name, name##_BYTES, panel, x, x_stride, tokens, columns, sums); \
     } \
-    KERNEL(matmul_##name) { multiply_panels(args, item, step, (size_t)args->scalar[COLUMNS].i * name##_BYTES, name##_panel); }
+    KERNEL(matmul_##name) { multiply_all(args, item, step, (size_t)args->scalar[COLUMNS].i * name##_BYTES, name##_panel); } \
+    KERNEL(expert_matmul_##name) { \
+        (void)step; \
+        multiply_experts(args, item, (size_t)args->scalar[COLUMNS].i * name##_BYTES, name##_panel); \
+    }
 FLOAT(f32)
 FLOAT(f16)
 FLOAT(bf16)

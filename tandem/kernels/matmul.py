@@ -7,7 +7,13 @@ from functools import partial
 
 import numpy as np
 
-from tandem.kernels.abi import EPILOGUE_GELU_GLU, EPILOGUE_SILU_GLU, EPILOGUE_STORE, PANEL_ROWS
+from tandem.kernels.abi import (
+    EPILOGUE_CLAMPED_GLU,
+    EPILOGUE_GELU_GLU,
+    EPILOGUE_SILU_GLU,
+    EPILOGUE_STORE,
+    PANEL_ROWS,
+)
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store, q8_unpack, q8_zeros
@@ -80,12 +86,7 @@ def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[
         y = np.tanh(y / s["softcap"]) * s["softcap"]
     if s["epilogue"]:
         pairs = y.reshape(n, -1, 2, 32)
-        gate, up = pairs[:, :, 0].reshape(n, -1), pairs[:, :, 1].reshape(n, -1)
-        if s["epilogue"] == EPILOGUE_SILU_GLU:
-            act = gate / (1 + np.exp(-gate))
-        else:
-            act = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
-        y = act * up
+        y = gated(pairs[:, :, 0].reshape(n, -1), pairs[:, :, 1].reshape(n, -1), int(s["epilogue"]))
     out = arrays["out"].copy()
     if s["out_q8"]:
         q8_store(out, y.astype(np.float32))
@@ -94,6 +95,15 @@ def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[
             begin = t * int(s["out_stride"])
             out.reshape(-1)[begin : begin + y.shape[1]] = y[t]
     return {"out": out}
+
+
+def gated(gate: Array, up: Array, epilogue: int) -> Array:
+    if epilogue == EPILOGUE_CLAMPED_GLU:
+        gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+        return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+    if epilogue == EPILOGUE_SILU_GLU:
+        return gate / (1 + np.exp(-gate)) * up
+    return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
 
 
 def unpack_panels(layout: str, packed: Array, rows: int, columns: int) -> Array:

@@ -17,8 +17,8 @@ def q8_zeros(tokens: int, columns: int) -> Array:
     return np.zeros((-(-tokens // Q8_TILE), columns // Q8_COLUMNS), Q8_BLOCK)
 
 
-def q8_store(blocks: Array, x: Array) -> None:
-    """Quantises x [T, K] into rows 0..T-1, in place: the same float32 operations as q8_write."""
+def q8_store(blocks: Array, x: Array, first: int = 0) -> None:
+    """Quantises x [T, K] into T rows from `first`, in place: the same float32 operations as q8_write."""
     tokens, columns = x.shape
     values = x.astype(np.float32).reshape(tokens, columns // Q8_COLUMNS, Q8_COLUMNS)
     largest = np.abs(values).max(axis=2, initial=0)
@@ -27,7 +27,7 @@ def q8_store(blocks: Array, x: Array) -> None:
     scale = largest / np.float32(127)
     q = np.rint(values * inverse[..., None]).astype(np.int8)
     low, high = (half.sum(axis=2, dtype=np.int32).astype(np.float32) for half in (q[..., :16], q[..., 16:]))
-    tile, row = np.divmod(np.arange(tokens), Q8_TILE)
+    tile, row = np.divmod(first + np.arange(tokens), Q8_TILE)
     blocks["q"][tile, :, row] = q
     for name, value in {
         "scale": scale,

@@ -8,6 +8,7 @@ import numpy as np
 
 from tandem.gguf.file import GGUF
 from tandem.gguf.formats import dequantise
+from tandem.kernels.abi import MAX_EXPERTS, MAX_EXPERTS_USED
 from tandem.kernels.kernel import Array
 from tandem.program.graph import Heads, Matrix, Vector
 
@@ -84,6 +85,13 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False  # bias of the attention output
     ffn_bias: bool = False
+    experts: int = 0  # of each layer; 0: a dense model
+    experts_used: int = 0  # by a token
+    expert_dim: int = 0
+    shared_expert_dim: int = 0  # of the expert that every token uses; 0: there is none
+    shared_expert_gate: bool = False  # its output is multiplied by the sigmoid of a gate
+    experts_normalised: bool = True  # weights of a token's experts add up to 1
+    expert_scale: float = 1.0  # of these weights
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -169,6 +177,22 @@ class Metadata:
             )
         return size
 
+    def experts(self) -> dict[str, object]:
+        """The fields of a mixture of experts."""
+        experts = self.count("expert_count", maximum=MAX_EXPERTS)
+        used = self.count("expert_used_count", maximum=MAX_EXPERTS_USED)
+        if used > experts:
+            self.gguf.fail(
+                self.key("expert_used_count"), f"{used} of {experts} experts cannot be used: convert the model again"
+            )
+        return {
+            "experts": experts,
+            "experts_used": used,
+            "expert_dim": self.count("expert_feed_forward_length", self.count("feed_forward_length")),
+            "shared_expert_dim": self.count("expert_shared_feed_forward_length", 0),
+            "shared_expert_gate": self.has("blk.0.ffn_gate_inp_shexp.weight"),
+        }
+
     def has(self, tensor: str) -> bool:
         return tensor in self.gguf.tensors
 
@@ -242,7 +266,7 @@ class Metadata:
         tied = not self.has("output.weight")
         fields: dict[str, object] = {
             "architecture": self.architecture, "layers": layers, "dim": self.count("embedding_length"),
-            "ffn_dim": self.count("feed_forward_length"), "q_heads": q_heads,
+            "ffn_dim": self.count("feed_forward_length", 0) or self.count("expert_feed_forward_length"), "q_heads": q_heads,
             "kv_heads": self.count("attention.head_count_kv", q_heads, maximum=4096),
             "head_dim": head_dim, "vocab": self.vocab(),
             "trained_context": self.count("context_length"), "eps": self.number("attention.layer_norm_rms_epsilon"),

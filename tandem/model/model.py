@@ -44,7 +44,9 @@ class Model:
     def matrices(self) -> dict[str, tuple[str, int, int]]:
         """Returns the GGUF format in lower case, rows and columns of each matrix, by name."""
         tensors = self.gguf.tensors.items()
-        return {name: (i.format.name.lower(), *i.shape) for name, i in tensors if len(i.shape) == 2}
+        return {
+            name: (i.format.name.lower(), *as_matrix(i.shape)) for name, i in tensors if is_matrix(name, i.shape)
+        }
 
     def layouts(self, choose: ChooseLayout) -> dict[str, Layout]:
         """Returns the layout of each matrix by name. `choose`: a device's `weight_layout`."""
@@ -76,6 +78,16 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.gguf.close()
+
+
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Biases of experts have two dimensions, and a shared expert's gate is a matrix of one row."""
+    return (len(shape) > 1 and not name.endswith(".bias")) or name.endswith("gate_inp_shexp.weight")
+
+
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns: the matrices of experts are stacked."""
+    return math.prod(shape[:-1]), shape[-1]
 
 
 def open_model(path: str | Path) -> Model:

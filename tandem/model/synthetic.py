@@ -7,6 +7,8 @@ weights; the text of such a model is random.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tandem.devices.device import Device
@@ -18,7 +20,7 @@ from tandem.kernels.matmul import random_panels
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.architectures import ARCHITECTURES, gemma3
 from tandem.model.config import ModelConfig, Rope
-from tandem.model.model import Model
+from tandem.model.model import Model, as_matrix, is_matrix
 from tandem.program.graph import Vector
 from tandem.program.program import Tensor
 from tandem.program.weight_plan import WeightPlan
@@ -28,7 +30,7 @@ HEAD_LAYOUT = "q6_k"  # layout of the head in published files, except in files o
 WIDER = ("q8_0", "f16", "bf16", "f32")
 # Mixtures of published files: most matrices in the first layout; in some layers, MIXED matrices in the second.
 MIXTURES = {"q4_k_m": ("q4_k", "q6_k"), "q5_k_m": ("q5_k", "q6_k")}
-MIXED = ("attn_v.weight", "ffn_down.weight")
+MIXED = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
 
 
 def _gemma3(
@@ -63,6 +65,11 @@ def _plain(
     )  # fmt: skip
 
 
+def _qwen3moe(layers: int, dim: int, heads: int, kv_heads: int, experts: int, used: int, ffn: int) -> ModelConfig:
+    base = _plain("qwen3moe", layers, dim, ffn, heads, kv_heads, 151936, head_dim=128)
+    return replace(base, experts=experts, experts_used=used, expert_dim=ffn)
+
+
 SHAPES = {
     "gemma-3-1b": _gemma3(26, 1152, 6912, 4, 1, 256, 512, 262144),
     "gemma-3-4b": _gemma3(34, 2560, 10240, 8, 4, 256, 1024),
@@ -76,6 +83,7 @@ SHAPES = {
     "smollm2-135m": _plain("llama", 30, 576, 1536, 9, 3, 49152, tied=True),
     "qwen2.5-1.5b": _plain("qwen2", 28, 1536, 8960, 12, 2, 151936, tied=True),
     "qwen2.5-7b": _plain("qwen2", 28, 3584, 18944, 28, 4, 152064),
+    "qwen3-30b-a3b": _qwen3moe(48, 2048, 32, 4, 128, 8, 768),
     "qwen3-8b": _plain("qwen3", 36, 4096, 12288, 32, 8, 151936, head_dim=128),
     "qwen3-32b": _plain("qwen3", 64, 5120, 25600, 64, 8, 151936, head_dim=128),
 }
@@ -105,13 +113,16 @@ class SyntheticModel(Model):
         heads = ("token_embd.weight", "output.weight")
         shapes = self.architecture.tensors(self.config)
         return {
-            name: (head if name in heads else self._layout(name, shape[1]), *shape)
+            name: (head if name in heads else self._layout(name, shape[-1]), *as_matrix(shape))
             for name, shape in shapes.items()
-            if len(shape) == 2
+            if is_matrix(name, shape)
         }
 
     def _layout(self, name: str, columns: int) -> str:
-        """Returns the layout as in published files: q8_0 replaces a format whose blocks do not divide the row."""
+        """Returns the layout as in published files: float32 for routers, and q8_0 replaces a format whose blocks do not
+        divide the row."""
+        if "ffn_gate_inp" in name:
+            return "f32"
         layout, better = MIXTURES.get(self.layout, (self.layout, self.layout))
         if name.endswith(MIXED) and _has_better(int(name.split(".")[1]), self.config.layers):
             layout = better

@@ -1,6 +1,6 @@
 """A model as a flat list of ops, independent of devices: architectures/* build it and fuse.py rewrites it.
 
-A value has one row per token of the step ("tokens") or per sampled token ("rows"). `SHAPES` lists the ops that
+A value has one row per token of the step ("tokens"), per sampled token ("rows"), or per token and expert that it uses ("slots"). `SHAPES` lists the ops that
 architectures may emit; each entry checks the inputs and returns the widths of the outputs. fuse.py adds fused ops.
 """
 
@@ -17,7 +17,7 @@ from tandem.errors import ProgramError
 class Value:
     name: str
     width: int  # columns, float32
-    count: str = "tokens"  # or "rows"
+    count: str = "tokens"  # or "rows", or "slots": one for each expert that a token uses (kernels/experts.py)
 
 
 class Matrix(NamedTuple):
@@ -44,6 +44,20 @@ class Op:
 
     def __str__(self) -> str:
         return f"{', '.join(v.name for v in self.outputs)} = {self.kind}({', '.join(v.name for v in self.inputs)})"
+
+
+class Routing(NamedTuple):
+    """How the tokens of a layer choose experts (kernels/route.py)."""
+
+    experts: int
+    used: int  # by a token
+    sigmoid: bool = False  # scores are the sigmoid of the logits, not the softmax
+    normalise: bool = True  # weights add up to 1
+    scale: float = 1.0  # of the weights
+    sets: int = 1  # sets of experts, of which a token uses `sets_used`
+    sets_used: int = 1
+    set_top: int = 1  # experts that a set is ranked by
+    bias: Vector | None = None  # added to the scores for the choice, not to the weights
 
 
 class Heads(NamedTuple):
@@ -114,6 +128,35 @@ def _attention(op: Op) -> list[int]:
     return [op.inputs[0].width]
 
 
+def _route(op: Op) -> list[int]:
+    routing: Routing = op.attrs["routing"]
+    _require(op, op.inputs[0].width == routing.experts, "there is not one logit for each expert")
+    return [routing.used]
+
+
+def _expert_matmul(op: Op) -> list[int]:
+    """`attrs["matrices"]`: the experts' matrices, stacked; two for a GLU, whose product is the result."""
+    x, routes = op.inputs
+    experts = op.attrs["routing"].experts
+    for matrix, bias in zip(op.attrs["matrices"], op.attrs["biases"], strict=True):
+        _require(op, matrix.columns == x.width, f"{matrix.name} does not have as many columns as {x.name}")
+        _require(op, matrix.rows % experts == 0, f"{matrix.name} is not the same for each of {experts} experts")
+        _require(op, bias is None or bias.size == matrix.rows, f"{matrix.name} and its bias differ in rows")
+    _require(op, len({matrix.rows for matrix in op.attrs["matrices"]}) == 1, "gate and up differ in rows")
+    _require(op, routes.width == op.attrs["routing"].used, f"{routes.name} does not say which experts")
+    return [op.attrs["matrices"][0].rows // experts]
+
+
+def _combine(op: Op) -> list[int]:
+    x, _, *shared = op.inputs
+    _require(op, x.count == "slots", f"{x.name} is not what experts computed")
+    widths = [x.width, 1]
+    _require(
+        op, [v.width for v in shared] == widths[: len(shared)], "the shared expert differs from the others"
+    )
+    return [x.width]
+
+
 def _sample(op: Op) -> list[int]:
     _require(op, op.inputs[0].count == "rows", "logits are for the selected rows, not for every token")
     return []
@@ -130,6 +173,9 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "attention": _attention,  # q over the cached k and v of its sequence
     "glu": _pair,  # activation(gate) * up
     "add": _pair,
+    "route": _route,  # logits of experts -> the experts that each token uses, and their weights
+    "expert_matmul": _expert_matmul,  # x times the matrices of the experts in use, gated if there are two
+    "combine": _combine,  # the weighted sum over a token's experts, plus a shared expert's output times its gate
     "select_rows": _same,  # the rows that will be sampled
     "sample": _sample,  # logits -> token ids
 }
@@ -183,6 +229,37 @@ class Builder:
 
     def glu(self, gate: Value, up: Value, activation: str, name: str) -> Value:
         return self._emit("glu", [gate, up], [name], activation=activation)[0]
+
+    def route(self, logits: Value, routing: Routing, name: str) -> Value:
+        return self._emit("route", [logits], [name], routing=routing)[0]
+
+    def expert_matmul(
+        self,
+        x: Value,
+        routes: Value,
+        routing: Routing,
+        matrices: list[Matrix],
+        name: str,
+        *,
+        activation: str | None = None,
+        biases: list[Vector | None] | None = None,
+    ) -> Value:
+        """Two matrices are gate and up of a GLU with `activation`."""
+        given = biases or [None] * len(matrices)
+        out = self._emit(
+            "expert_matmul", [x, routes], [name],
+            routing=routing, matrices=matrices, biases=given, activation=activation,
+        )[0]  # fmt: skip
+        out.count = "slots"
+        return out
+
+    def combine(
+        self, x: Value, routes: Value, routing: Routing, name: str, shared: Value | None = None, gate: Value | None = None
+    ) -> Value:
+        inputs = [x, routes, *(value for value in (shared, gate) if value)]
+        out = self._emit("combine", inputs, [name], routing=routing)[0]
+        out.count = "tokens"
+        return out
 
     def add(self, a: Value, b: Value, name: str) -> Value:
         return self._emit("add", [a, b], [name])[0]

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.errors import ProgramError
-from tandem.kernels import attention, embed, glu, matmul, norm, quantise, rope, sample
+from tandem.kernels import (
+    attention,
+    combine,
+    embed,
+    expert_matmul,
+    gather_tokens,
+    glu,
+    group_tokens,
+    matmul,
+    norm,
+    quantise,
+    rope,
+    route,
+    sample,
+)
 from tandem.kernels.abi import (
     ACTIVATION_GELU,
     ACTIVATION_SILU,
+    EPILOGUE_CLAMPED_GLU,
     EPILOGUE_GELU_GLU,
     EPILOGUE_SILU_GLU,
     EPILOGUE_STORE,
@@ -18,15 +34,18 @@ from tandem.kernels.abi import (
     PART_ROPE,
     PART_SHIFT,
     PART_STORE,
+    SCORE_SIGMOID,
+    SCORE_SOFTMAX,
     TOKEN_SLOT,
 )
-from tandem.kernels.kernel import Kernel
+from tandem.kernels.experts import chosen_bytes, groups_bytes, max_slots
+from tandem.kernels.kernel import Kernel, Scalars
 from tandem.kernels.kv_layout import kv_bytes
 from tandem.kernels.panels import LAYOUT_NAMES
 from tandem.kernels.q8_tiles import q8_bytes
 from tandem.kernels.rows import rows_bytes
 from tandem.program.fuse import PASSES, consumers
-from tandem.program.graph import Heads, Matrix, Op, Value, Vector
+from tandem.program.graph import Heads, Matrix, Op, Routing, Value, Vector
 from tandem.program.hazards import place_barriers
 from tandem.program.plan_memory import plan_memory
 from tandem.program.program import OTHER_STEP_SLOT, Launch, Program, Tensor
@@ -34,7 +53,7 @@ from tandem.program.step_inputs import StepLayout
 from tandem.program.weight_plan import WeightPlan, align
 
 ACTIVATIONS = {"silu": ACTIVATION_SILU, "gelu": ACTIVATION_GELU}
-GLU_EPILOGUES = {"silu": EPILOGUE_SILU_GLU, "gelu": EPILOGUE_GELU_GLU}
+GLU_EPILOGUES = {"silu": EPILOGUE_SILU_GLU, "gelu": EPILOGUE_GELU_GLU, "clamped": EPILOGUE_CLAMPED_GLU}
 
 
 @dataclass(frozen=True)
@@ -71,18 +90,29 @@ def lower(
     return Program(launches, counts, sizes, lowering.values)
 
 
+class _Routes(NamedTuple):
+    """The tensors of a route op (kernels/experts.py)."""
+
+    chosen: Tensor
+    weights: Tensor
+    groups: Tensor
+    scalars: Scalars  # experts, used
+
+
 class _Lowering:
     def __init__(
         self, ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVCacheShape, fuse_quantise: bool
     ) -> None:
         self.plan, self.step, self.kv, self.fuse_quantise = plan, step, kv, fuse_quantise
-        self.counts = {"tokens": step.limits.tokens, "rows": step.limits.rows}
+        self.counts = {"tokens": step.limits.tokens, "rows": step.limits.rows, "slots": 0}
         self.consumers = consumers(ops)
         self.launches: list[Launch] = []
         self.values: dict[str, tuple[int, Tensor]] = {}
         self.f32: dict[Value, Tensor] = {}
         self.q8: dict[Value, Tensor] = {}
         self.selected: dict[Value, Value] = {}  # selected rows -> the value they are selected from
+        self.routes: dict[Value, _Routes] = {}
+        self.slots: dict[tuple[Value, Value], Tensor] = {}  # (value, routes) -> its rows in the order of experts
         self.caches: dict[int, Tensor] = {}  # layer -> KV cache
         self.kv_bytes = self.output_bytes = 0
 
@@ -107,12 +137,14 @@ class _Lowering:
         """
         readers = self.consumers.get(value, [])
         whole = value.width % 32 == 0 and unit % 32 == 0
-        if self.fuse_quantise and whole and readers and all(map(self._reads_q8, readers)):
+        fuse = self.fuse_quantise or value.count == "slots"  # no kernel quantises slots alone
+        if fuse and whole and readers and all(map(self._reads_q8, readers)):
             return self._tiles(value), True
         return self._rows(value), False
 
     def _reads_q8(self, op: Op) -> bool:
-        return op.kind == "matmul" and self.plan.layouts[op.attrs["matrices"][0].name].activations == "q8"
+        matrices = op.attrs.get("matrices")
+        return bool(matrices) and self.plan.layouts[matrices[0].name].activations == "q8"
 
     def _view(self, base: Tensor, value: Value, column: int) -> None:
         size = rows_bytes(self.counts[value.count], value.width, base.stride)
@@ -372,6 +404,107 @@ class _Lowering:
             out_q8=out_q8,
             sequences=self.step.limits.sequences,
             blocks=self.kv.blocks[heads.group],
+        )
+        self._done(op.outputs[0])
+
+    def _route(self, op: Op) -> None:
+        routing: Routing = op.attrs["routing"]
+        logits, name, tokens = self.f32[op.inputs[0]], op.outputs[0].name, self.counts["tokens"]
+        sizes = {"experts": routing.experts, "used": routing.used}
+        self.counts["slots"] = max(self.counts["slots"], max_slots(tokens, sizes))
+        nbytes = chosen_bytes(tokens, sizes)
+        found = self.routes[op.outputs[0]] = _Routes(
+            Tensor(f"{name}.chosen", "activations", "i32", nbytes),
+            Tensor(f"{name}.weights", "activations", "f32", nbytes),
+            Tensor(f"{name}.groups", "activations", "i32", groups_bytes(tokens, sizes)),
+            sizes,
+        )
+        self._launch(
+            route.KERNEL,
+            name,
+            {
+                "logits": logits,
+                "bias": self.plan.vector(routing.bias) if routing.bias else None,
+                "chosen": found.chosen,
+                "weights": found.weights,
+            },
+            stride=logits.stride,
+            score=SCORE_SIGMOID if routing.sigmoid else SCORE_SOFTMAX,
+            normalise=routing.normalise,
+            scale=routing.scale,
+            sets=routing.sets,
+            sets_used=routing.sets_used,
+            set_top=routing.set_top,
+            **sizes,
+        )
+        tables = {"chosen": found.chosen, "groups": found.groups}
+        self._launch(group_tokens.KERNEL, found.groups.name, tables, **sizes)
+
+    def _expert_matmul(self, op: Op) -> None:
+        x, routes = op.inputs
+        found, matrices, output = self.routes[routes], op.attrs["matrices"], op.outputs[0]
+        layout, activation, biases = self.plan.layouts[matrices[0].name], op.attrs["activation"], op.attrs["biases"]
+        rows = sum(m.rows for m in matrices) // op.attrs["routing"].experts
+        x_tensor = self._in_slots(x, routes, layout.activations == "q8")
+        out, out_q8 = self._output(output, layout.glu_rows if activation else 1)
+        self._launch(
+            expert_matmul.BY_LAYOUT[layout.name],
+            output.name,
+            {
+                "x": x_tensor,
+                "weights": self.plan.matrix(matrices, glu=bool(activation)),
+                "bias": self.plan.vector(*biases) if any(biases) else None,
+                "groups": found.groups,
+                "out": out,
+            },
+            format=LAYOUT_NAMES.index(layout.name),
+            rows=rows,
+            columns=x.width,
+            x_stride=x_tensor.stride,
+            out_stride=out.stride,
+            panels_per_item=matmul.panels_per_item(rows, bool(activation)),
+            epilogue=GLU_EPILOGUES[activation] if activation else EPILOGUE_STORE,
+            out_q8=out_q8,
+            **found.scalars,
+        )
+        self._done(output)
+
+    def _in_slots(self, x: Value, routes: Value, q8: bool) -> Tensor:
+        """The rows of a value in the order of experts: it has that order, or is copied."""
+        if x.count == "slots":
+            return self.q8[x] if q8 else self.f32[x]
+        if (x, routes) not in self.slots:
+            found, source, slots = self.routes[routes], self._quantised(x) if q8 else self.f32[x], self.counts["slots"]
+            stride = x.width if q8 else source.stride
+            nbytes = q8_bytes(slots, x.width) if q8 else rows_bytes(slots, x.width, stride)
+            out = Tensor(f"{x.name}.slots", "activations", source.dtype, nbytes, stride)
+            self.slots[x, routes] = out
+            self._launch(
+                gather_tokens.KERNEL,
+                out.name,
+                {"x": source, "groups": found.groups, "out": out},
+                dim=x.width,
+                x_stride=source.stride,
+                out_stride=stride,
+                q8=q8,
+                **found.scalars,
+            )
+        return self.slots[x, routes]
+
+    def _combine(self, op: Op) -> None:
+        x, routes, *more = op.inputs
+        found, x_tensor, out = self.routes[routes], self.f32[x], self._rows(op.outputs[0])
+        shared, gate = (*(self.f32[value] for value in more), None, None)[:2]
+        self._launch(
+            combine.KERNEL,
+            op.outputs[0].name,
+            {"x": x_tensor, "weights": found.weights, "groups": found.groups, "shared": shared, "gate": gate, "out": out},
+            dim=x.width,
+            x_stride=x_tensor.stride,
+            shared_stride=shared.stride if shared else 0,
+            gate_stride=gate.stride if gate else 0,
+            out_stride=out.stride,
+            **found.scalars,
         )
         self._done(op.outputs[0])
 

@@ -46,8 +46,9 @@ def test_matches_reference(name: str, label: str, isa: str) -> None:
     assert_matches(case, run_kernel(KERNELS[name], isa, case), expected(name, label))
 
 
+# The table of group_tokens is one for all tokens of a step.
 @pytest.mark.parametrize("isa", SUPPORTED)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "group_tokens"])
 def test_a_smaller_batch_gives_the_same_bits(name: str, isa: str) -> None:
     """What a run over the first tokens writes is what the whole batch writes there."""
     kernel = KERNELS[name]

@@ -133,7 +133,8 @@ class CPURecording:
             grid = launch.kernel.grid(scalars)
             isa = native.ISAS[choice["isa"]] if "isa" in choice else device.isa
             out.kernel = native.kernel(launch.kernel.name, isa)
-            out.items, out.count_step, out.barrier = grid.items, grid.step, launch.barrier
+            out.items, out.count_step, out.most = grid.items, grid.step, grid.most
+            out.barrier = launch.barrier
             out.count = -1 if grid.count is None else COUNTS.index(grid.count)
             for i, buffer in enumerate(launch.kernel.buffers):
                 out.args.buffer[i] = device.address(launch.buffers[buffer.name], step_slot)

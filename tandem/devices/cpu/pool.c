@@ -152,6 +152,7 @@ EXPORT int tandem_pool_run(pool *p, const launch *launches, int32_t count, const
     for (int32_t i = 0; i < count; i++) {
         const launch *l = &launches[i];
         int64_t units = l->count < 0 ? 1 : (step[l->count] + l->count_step - 1) / l->count_step, items = units * l->items;
+        if (l->most && items > l->most) items = l->most;
         for (int32_t t = 0; t < p->threads; t++) {
             item_range *range = &p->ranges[(size_t)i * p->threads + t];
             atomic_store_explicit(&range->next, (int32_t)(items * t / p->threads), memory_order_relaxed);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.model.config import ModelConfig
-from tandem.program.graph import Builder, Value, Vector
+from tandem.program.graph import Builder, Routing, Value, Vector
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -22,10 +22,8 @@ def common_tensors(c: ModelConfig) -> Shapes:
             f"blk.{i}.attn_v.weight": (kv, c.dim),
             f"blk.{i}.attn_output.weight": (c.dim, q),
             f"blk.{i}.ffn_norm.weight": (c.dim,),
-            f"blk.{i}.ffn_gate.weight": (c.ffn_dim, c.dim),
-            f"blk.{i}.ffn_up.weight": (c.ffn_dim, c.dim),
-            f"blk.{i}.ffn_down.weight": (c.dim, c.ffn_dim),
         }
+        shapes |= _expert_tensors(c, i) if c.experts else _gated_tensors(i, "", c.dim, c.ffn_dim)
         if c.output_bias:
             shapes[f"blk.{i}.attn_output.bias"] = (c.dim,)
         if c.ffn_bias:
@@ -39,6 +37,25 @@ def common_tensors(c: ModelConfig) -> Shapes:
                 f"blk.{i}.attn_k.bias": (kv,),
                 f"blk.{i}.attn_v.bias": (kv,),
             }
+    return shapes
+
+
+def _gated_tensors(layer: int, suffix: str, dim: int, ffn_dim: int) -> Shapes:
+    return {
+        f"blk.{layer}.ffn_gate{suffix}.weight": (ffn_dim, dim),
+        f"blk.{layer}.ffn_up{suffix}.weight": (ffn_dim, dim),
+        f"blk.{layer}.ffn_down{suffix}.weight": (dim, ffn_dim),
+    }
+
+
+def _expert_tensors(c: ModelConfig, layer: int) -> Shapes:
+    one = _gated_tensors(layer, "_exps", c.dim, c.expert_dim)
+    shapes: Shapes = {f"blk.{layer}.ffn_gate_inp.weight": (c.experts, c.dim)}
+    shapes |= {name: (c.experts, *shape) for name, shape in one.items()}
+    if c.shared_expert_dim:
+        shapes |= _gated_tensors(layer, "_shexp", c.dim, c.shared_expert_dim)
+    if c.shared_expert_gate:
+        shapes[f"blk.{layer}.ffn_gate_inp_shexp.weight"] = (c.dim,)
     return shapes
 
 
@@ -75,12 +92,40 @@ def attention_output(b: Builder, c: ModelConfig, layer: int, attended: Value) ->
 
 
 def feed_forward(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) -> Value:
-    gate, up = (
-        project(b, c, h, f"blk.{layer}.ffn_{p}", c.ffn_dim, c.ffn_bias, f"blk.{layer}.ffn_{p}")
-        for p in ("gate", "up")
+    """A gated feed-forward, or a mixture of experts if the model is one."""
+    return (
+        _experts(b, c, layer, h, activation)
+        if c.experts
+        else _gated(b, c, layer, h, activation, "", c.ffn_dim)
     )
-    f = b.glu(gate, up, activation, f"blk.{layer}.ffn_act")
-    return project(b, c, f, f"blk.{layer}.ffn_down", c.dim, c.ffn_bias, f"blk.{layer}.ffn_out")
+
+
+def _gated(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str, suffix: str, ffn_dim: int) -> Value:
+    name = f"blk.{layer}.ffn_%s{suffix}"
+    gate, up = (project(b, c, h, name % p, ffn_dim, c.ffn_bias, name % p) for p in ("gate", "up"))
+    f = b.glu(gate, up, activation, name % "act")
+    return project(b, c, f, name % "down", c.dim, c.ffn_bias, name % "out")
+
+
+def _experts(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) -> Value:
+    """A router, the experts that each token uses, and a shared expert if there is one."""
+    name = f"blk.{layer}.ffn_%s"
+    routing = Routing(c.experts, c.experts_used, normalise=c.experts_normalised, scale=c.expert_scale)
+    logits = project(b, c, h, name % "gate_inp", c.experts, False, name % "router")
+    routes = b.route(logits, routing, name % "routes")
+    gate, up, down = (
+        c.matrix(name % f"{p}_exps", c.experts * rows, columns)
+        for p, rows, columns in (
+            ("gate", c.expert_dim, c.dim),
+            ("up", c.expert_dim, c.dim),
+            ("down", c.dim, c.expert_dim),
+        )
+    )
+    f = b.expert_matmul(h, routes, routing, [gate, up], name % "act_exps", activation=activation)
+    y = b.expert_matmul(f, routes, routing, [down], name % "out_exps")
+    shared = _gated(b, c, layer, h, activation, "_shexp", c.shared_expert_dim) if c.shared_expert_dim else None
+    share = project(b, c, h, name % "gate_inp_shexp", 1, False, name % "share") if c.shared_expert_gate else None
+    return b.combine(y, routes, routing, name % "out", shared, share)
 
 
 def head(b: Builder, c: ModelConfig, x: Value) -> None:

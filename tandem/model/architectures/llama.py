@@ -1,4 +1,4 @@
-"""Llama 1 to 3, Mistral, SmolLM, TinyLlama: pre-norm, grouped queries, SiLU-gated feed-forward."""
+"""Llama 1 to 3, Mistral, Mixtral, SmolLM, TinyLlama: pre-norm, grouped queries, SiLU-gated feed-forward or experts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def config(m: Metadata) -> ModelConfig:
         ropes=(m.rope(head_dim),),
         layer_window=(window,) * layers,
         interleaved=True,  # the file's Q and K rows are ordered for pairs (2i, 2i+1)
+        **(m.experts() if m.gguf.get(m.key("expert_count"), 0) else {}),
     )
 
 
