@@ -1,7 +1,7 @@
 """Writes goldens/: tiny random models as GGUF files, and the logits `transformers` gives for them.
 
 Run by hand, only to add or change a model, in an environment with torch, transformers and gguf:
-    python tests/models/make_goldens.py
+    python tests/models/make_goldens.py [NAME ...]
 The files carry the tensor names, keys and weight transformations of llama.cpp's converter, in float32.
 Weights are multiples of 1/64, so that the files compress well; they are large enough for each feature of a
 model (window, RoPE scaling, soft cap, ...) to move the logits by far more than the tests' tolerance.
@@ -9,6 +9,7 @@ model (window, RoPE scaling, soft cap, ...) to move the logits by far more than 
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -149,10 +150,15 @@ def goldens() -> Iterator[Golden]:
     yield small("Qwen2", "qwen2", qwen, rope_parameters=rope(1e6))
     yield small("Qwen3", "qwen3", qwen, head_dim=16, rope_parameters=rope(1e6), tie_word_embeddings=True)
     yield small("Qwen3", "qwen3-yarn", qwen, head_dim=32, rope_parameters=rope(1e6, **yarn))
+    experts = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, rope_parameters=rope(1e6))
+    yield small("Qwen3Moe", "qwen3moe", qwen, head_dim=16, norm_topk_prob=True, **experts)
+    yield small("Qwen2Moe", "qwen2moe", qwen, shared_expert_intermediate_size=64, **experts)
+    yield small("Mixtral", "mixtral", num_local_experts=4, num_experts_per_tok=2, rope_parameters=rope(1e4))
 
 
 def architecture(golden: Golden) -> str:
-    return golden.config.model_type.removesuffix("_text").replace("mistral", "llama")
+    name = golden.config.model_type.removesuffix("_text").replace("_moe", "moe")
+    return "llama" if name in ("mistral", "mixtral") else name
 
 
 def make_model(golden: Golden, generator: torch.Generator) -> torch.nn.Module:
@@ -165,7 +171,7 @@ def make_model(golden: Golden, generator: torch.Generator) -> torch.nn.Module:
             value = 0.4 * noise
         else:  # gain 2 for queries and keys: attention that prefers some positions
             gain = 2.0 if ("q_proj" in name or "k_proj" in name) else 1.0
-            value = gain * parameter.shape[1] ** -0.5 * noise
+            value = gain * parameter.shape[-1] ** -0.5 * noise
         parameter.data = torch.round(value * 64) / 64
     return model
 
@@ -183,7 +189,15 @@ def converted_tensors(golden: Golden, model: torch.nn.Module) -> Iterator[tuple[
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             halves = tensor.reshape(heads, 2, -1, *tensor.shape[1:])  # rotated pairs: halves -> neighbours
             tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
-        yield names.get_name(name, (".weight", ".bias")), tensor.contiguous().numpy()
+        if "experts.gate_up_proj" in name:  # [experts, gate then up, columns]
+            prefix = f"blk.{name.split('.')[2]}.ffn"
+            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield f"{prefix}_{part}_exps.weight", half.contiguous().numpy()
+        elif "experts.down_proj" in name:
+            yield f"blk.{name.split('.')[2]}.ffn_down_exps.weight", tensor.contiguous().numpy()
+        else:
+            one_row = "shared_expert_gate" in name
+            yield names.get_name(name, (".weight", ".bias")), tensor.squeeze(0).numpy() if one_row else tensor.contiguous().numpy()
     if config.rope_parameters.get("rope_type") == "llama3":
         plain = config.rope_parameters["rope_theta"] ** -(torch.arange(0, 1, 2 / config.head_dim))
         yield "rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy()
@@ -201,6 +215,11 @@ def metadata(golden: Golden) -> dict[str, Any]:
         "attention.head_count_kv": c.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": c.rms_norm_eps,
     }
+    if experts := getattr(c, "num_experts", getattr(c, "num_local_experts", None)):
+        keys |= {"expert_count": experts, "expert_used_count": c.num_experts_per_tok}
+        keys |= {"expert_feed_forward_length": getattr(c, "moe_intermediate_size", c.intermediate_size)}
+    if shared := getattr(c, "shared_expert_intermediate_size", None):
+        keys |= {"expert_shared_feed_forward_length": shared}
     if head := getattr(c, "head_dim", None):
         keys |= {"attention.key_length": head, "attention.value_length": head}
     if architecture(golden) == "llama":
@@ -293,6 +312,8 @@ def write_logits(golden: Golden, model: torch.nn.Module, generator: torch.Genera
 def main() -> None:
     GOLDENS.mkdir(exist_ok=True)
     for golden in goldens():
+        if sys.argv[1:] and golden.name not in sys.argv[1:]:
+            continue
         generator = torch.Generator().manual_seed(zlib.crc32(golden.name.encode()))
         model = make_model(golden, generator)
         write_model(golden, model)

@@ -1,7 +1,7 @@
 """A forward pass to compare with: NumPy, float32, the whole sequence at once, straight from a GGUF file.
 
 It shares nothing with the engine but the file reader and the dequantisation. Read it as the definition of the
-five architectures: llama, qwen2, qwen3, gemma2 and gemma3 differ only where a line below says so.
+architectures: llama, qwen2, qwen3, their mixtures of experts, gemma2 and gemma3 differ only where a line below says so.
 """
 
 from __future__ import annotations
@@ -56,12 +56,40 @@ class ReferenceModel:
             seen[f"blk.{i}.attn_out"] = h = self.linear(h, f"blk.{i}.attn_output")
             seen[f"blk.{i}.attn_residual"] = x = x + self.norm(h, f"blk.{i}.post_attention_norm")
             seen[f"blk.{i}.ffn_norm"] = h = self.norm(x, f"blk.{i}.ffn_norm")
-            gate, up = self.linear(h, f"blk.{i}.ffn_gate"), self.linear(h, f"blk.{i}.ffn_up")
-            seen[f"blk.{i}.ffn_act"] = h = (gelu if self.is_gemma else silu)(gate) * up
-            seen[f"blk.{i}.ffn_out"] = h = self.linear(h, f"blk.{i}.ffn_down")
+            if f"blk.{i}.ffn_gate_exps.weight" in self.tensors:
+                seen[f"blk.{i}.ffn_out"] = h = self.experts(h, f"blk.{i}.ffn_")
+            else:
+                gate, up = self.linear(h, f"blk.{i}.ffn_gate"), self.linear(h, f"blk.{i}.ffn_up")
+                seen[f"blk.{i}.ffn_act"] = h = (gelu if self.is_gemma else silu)(gate) * up
+                seen[f"blk.{i}.ffn_out"] = h = self.linear(h, f"blk.{i}.ffn_down")
             seen[f"blk.{i}.out"] = x = x + self.norm(h, f"blk.{i}.post_ffw_norm")
         seen["result_norm"] = x = self.norm(x, "output_norm")
         return x
+
+    def experts(self, x: Array, name: str) -> Array:
+        """A mixture of experts, one token after the other."""
+        experts, used = self.get("expert_count"), self.get("expert_used_count")
+        gate, up, down = (
+            self.weight(f"{name}{part}_exps.weight").reshape(self.tensors[f"{name}{part}_exps.weight"].shape)
+            for part in ("gate", "up", "down")
+        )
+        scores = np.exp(self.linear(x, f"{name}gate_inp"))
+        scores /= scores.sum(axis=1, keepdims=True)
+        out = np.zeros_like(x)
+        for token in range(len(x)):
+            chosen = np.argsort(-scores[token], kind="stable")[:used]
+            weights = scores[token, chosen]
+            if self.architecture != "qwen2moe":
+                weights = weights / weights.sum()
+            for expert, weight in zip(chosen, weights, strict=True):
+                assert expert < experts
+                h = silu(gate[expert] @ x[token]) * (up[expert] @ x[token])
+                out[token] += weight * (down[expert] @ h)
+        if f"{name}gate_shexp.weight" in self.tensors:
+            h = silu(self.linear(x, f"{name}gate_shexp")) * self.linear(x, f"{name}up_shexp")
+            share = 1 / (1 + np.exp(-(x @ self.weight(f"{name}gate_inp_shexp.weight"))))
+            out += share[:, None] * self.linear(h, f"{name}down_shexp")
+        return out
 
     def head(self, hidden: Array) -> Array:
         if self.head_weight is None:  # kept: callers that cannot hold all logits come row block by row block
