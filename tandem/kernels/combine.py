@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tandem.kernels.experts import chosen_bytes, group, groups_bytes, max_slots, random_choice, slots_of
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.rows import padded, rows_bytes
 
@@ -65,6 +66,11 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
             counts = {"tokens": tokens, "rows": 0, "work": 0}
             label = f"{tokens}x{dim}, {used} of {experts} experts {extra}".strip()
             yield Case(label, arrays, scalars, counts, atol=3e-6, rtol=3e-6)
+
+
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """One thread adds up one column; y is the token."""
+    return Dispatch(-(-int(scalars["dim"]) // 64), counts["tokens"])
 
 
 KERNEL = Kernel(

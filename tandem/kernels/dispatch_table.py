@@ -5,12 +5,17 @@ from __future__ import annotations
 from tandem.errors import DeviceError
 from tandem.kernels import (
     attention_dispatch,
+    combine,
     embed,
+    expert_matmul,
+    gather_tokens,
     glu,
+    group_tokens,
     matmul_dispatch,
     norm_dispatch,
     quantise,
     rope,
+    route,
     sample,
 )
 from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
@@ -22,12 +27,16 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "attention": attention_dispatch.attention,
     "attention_prefetch": attention_dispatch.attention_prefetch,
     "attention_rope": attention_dispatch.attention_rope,
+    "combine": combine.dispatch,
     **{f"embed_{layout}": embed.dispatch for layout in LAYOUTS},
     "expand_coopmat": matmul_dispatch.expand_coopmat,
     "expand_coopmat_f32": matmul_dispatch.expand_coopmat,
     "expand_coopmat_reg": matmul_dispatch.expand_coopmat_reg,
     "expand_coopmat_reg_f32": matmul_dispatch.expand_coopmat_reg,
+    **{f"expert_matmul_{layout}": expert_matmul.dispatch for layout in LAYOUTS},
+    "gather_tokens": gather_tokens.dispatch,
     "glu": glu.dispatch,
+    "group_tokens": group_tokens.dispatch,
     **{f"matmul_{layout}": matmul_dispatch.matmul for layout in LAYOUTS},
     **{
         f"matmul_norm_partials_{name}": matmul_dispatch.matmul_norm_partials
@@ -38,6 +47,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "norm_finish": norm_dispatch.norm_finish,
     "quantise": quantise.dispatch,
     "rope": rope.dispatch,
+    "route": route.dispatch,
     "sample": sample.dispatch,
 }
 

@@ -1,6 +1,7 @@
 """Matmul of a mixture of experts: each slot times the matrix of its expert (+ bias), with matmul.py's epilogues.
 
-The experts' matrices are stacked to one tall matrix in panels. Its C code is in matmul.c, which has the same loop.
+The experts' matrices are stacked to one tall matrix in panels. Its code is that of matmul.py: matmul.c, matmul_rows.slang and
+matmul_float.slang.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from tandem.kernels.abi import (
     EPILOGUE_GELU_GLU,
     EPILOGUE_SILU_GLU,
     EPILOGUE_STORE,
+    PANEL_ROWS,
+    Q8_TILE,
 )
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.experts import (
     expected_experts,
     group,
@@ -27,9 +31,13 @@ from tandem.kernels.experts import (
 )
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.matmul import gated, layout_of, panels, random_panels, unpack_panels
+from tandem.kernels.matmul_dispatch import PANELS_PER_GROUP
 from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store, q8_unpack, q8_zeros
 from tandem.kernels.rows import rows_bytes
+
+
+FLOAT_TOKENS = 4  # that matmul_float.slang computes together
 
 
 def items(s: Scalars) -> int:
@@ -136,6 +144,19 @@ def make_case(
         arrays["bias"] = rng.standard_normal(experts * rows).astype(np.float32)
     label = f"{layout} T={tokens} {experts}x{rows}x{columns} used={used} epilogue={epilogue} q8={out_q8}"
     return Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0}, atol=2e-4, rtol=1e-4)
+
+
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """y: the experts in use at most. A workgroup computes 64 rows, or a panel of float weights (GLU: four), for all slots of
+    one."""
+    experts, count = most_experts(counts["tokens"], scalars), panels(int(scalars["rows"]))
+    if not LAYOUTS[layout_of(scalars)].quantised:
+        threads = min(128, gpu.workgroup_invocations)
+        sums = threads // gpu.subgroup_min * PANEL_ROWS * FLOAT_TOKENS
+        return Dispatch(count // 4 if scalars["epilogue"] else count, experts, constants=(threads, sums))
+    rows = PANEL_ROWS * PANELS_PER_GROUP
+    threads = rows * min(4, gpu.workgroup_invocations // rows)
+    return Dispatch(-(-count // PANELS_PER_GROUP), experts, constants=(threads, Q8_TILE))
 
 
 def _kernel(layout: str) -> Kernel:

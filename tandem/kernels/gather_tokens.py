@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tandem.kernels.abi import Q8_TILE
+from tandem.kernels.abi import Q8_COLUMNS, Q8_TILE
 from tandem.kernels.experts import group, groups_bytes, max_slots, random_choice, slots_of
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_zeros
 from tandem.kernels.rows import padded, rows_bytes
@@ -54,6 +55,13 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
             }
             label = f"{tokens}x{dim}, {used} of {experts} experts, q8={q8}"
             yield Case(label, arrays, scalars, {"tokens": tokens, "rows": 0, "work": 0})
+
+
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """One thread copies a word of a token to all of its slots; y is the token."""
+    columns = int(scalars["dim"])
+    columns = columns // Q8_COLUMNS * (Q8_COLUMNS // 4 + 4) if scalars["q8"] else columns
+    return Dispatch(-(-columns // 64), counts["tokens"])
 
 
 KERNEL = Kernel(

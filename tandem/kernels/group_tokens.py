@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tandem.kernels.experts import chosen_bytes, group, groups_bytes, random_choice
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 
 
@@ -34,6 +35,11 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         label = f"{tokens} tokens, {used} of {experts} experts"
         counts = {"tokens": tokens, "rows": 0, "work": 0}
         yield Case(label, arrays, {"experts": experts, "used": used}, counts)
+
+
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """One workgroup."""
+    return Dispatch(1, constants=(min(256, gpu.workgroup_invocations),))
 
 
 KERNEL = Kernel(

@@ -14,6 +14,7 @@ import numpy as np
 
 from tandem.kernels.abi import SCORE_SIGMOID, SCORE_SOFTMAX
 from tandem.kernels.experts import chosen_bytes
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.rows import padded, rows_bytes
 
@@ -85,6 +86,11 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         label = f"{tokens} tokens, {used} of {experts} experts in {sets} sets, bias={bias}"
         counts = {"tokens": tokens, "rows": 0, "work": 0}
         yield Case(label, arrays, scalars, counts, rtol=3e-6)
+
+
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """One workgroup chooses the experts of one token."""
+    return Dispatch(counts["tokens"])
 
 
 KERNEL = Kernel(
