@@ -100,8 +100,8 @@ PANEL_FORMATS = {
 
 MAX_EXPERTS = 1024  # experts of a layer
 MAX_EXPERTS_USED = 32  # of a token
-# `groups` is a header, then [experts][GROUP_INTS] for the experts in use, then [tokens][used] slots. A slot is a row of the
-# activations in the order of experts; those of an expert begin with a tile of their own.
+# `groups` is a header, then [experts][GROUP_INTS] for the experts in use, then [tokens][used] slots. A slot is a row of
+# the activations in the order of experts; those of an expert begin with a tile of their own.
 GROUP_EXPERTS = 0  # in the header: experts in use
 GROUP_HEADER = 16  # size of the header
 GROUP_EXPERT = 0  # columns of an expert in use

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tandem.kernels.experts import chosen_bytes, group, groups_bytes, max_slots, random_choice, slots_of
 from tandem.kernels.dispatch import Dispatch, Gpu
+from tandem.kernels.experts import chosen_bytes, group, groups_bytes, max_slots, random_choice, slots_of
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.rows import padded, rows_bytes
 
@@ -50,6 +50,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
                 "shared_stride": dim + 2 if "shared" in extra else 0, "gate_stride": 16 if "gate" in extra else 0,
                 "out_stride": dim + 3,
             }  # fmt: skip
+
             def values(rows: int, columns: int, stride: int) -> Array:
                 return padded(rng.standard_normal((rows, columns)).astype(np.float32), stride)
 

@@ -1,6 +1,6 @@
 """Matmul of a mixture of experts: each slot times the matrix of its expert (+ bias), with matmul.py's epilogues.
 
-The experts' matrices are stacked to one tall matrix in panels. Its code is that of matmul.py: matmul.c, matmul_rows.slang and
+The experts' matrices are stacked to one tall matrix in panels. Its code is in matmul.c, matmul_rows.slang and
 matmul_float.slang.
 """
 
@@ -35,7 +35,6 @@ from tandem.kernels.matmul_dispatch import PANELS_PER_GROUP
 from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store, q8_unpack, q8_zeros
 from tandem.kernels.rows import rows_bytes
-
 
 FLOAT_TOKENS = 4  # that matmul_float.slang computes together
 
@@ -88,7 +87,9 @@ def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[
         bias = arrays.get("bias")
         if s["epilogue"]:
             half = experts * rows // 2
-            gate, up = (part.reshape(tokens, -1) for part in np.split(y.reshape(tokens, -1, 2, 32), 2, axis=2))
+            gate, up = (
+                part.reshape(tokens, -1) for part in np.split(y.reshape(tokens, -1, 2, 32), 2, axis=2)
+            )
             if bias is not None:
                 own = slice(expert * rows // 2, (expert + 1) * rows // 2)
                 gate, up = gate + bias[own], up + bias[half : 2 * half][own]
@@ -147,8 +148,7 @@ def make_case(
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """y: the experts in use at most. A workgroup computes 64 rows, or a panel of float weights (GLU: four), for all slots of
-    one."""
+    """y: the experts in use at most. A workgroup computes 64 rows, or a panel of float weights (GLU: four)."""
     experts, count = most_experts(counts["tokens"], scalars), panels(int(scalars["rows"]))
     if not LAYOUTS[layout_of(scalars)].quantised:
         threads = min(128, gpu.workgroup_invocations)

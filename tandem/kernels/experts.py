@@ -1,8 +1,8 @@
 """Sizes of a mixture of experts' tables and activations, and both in NumPy.
 
 `chosen`: int32 [tokens, used], the experts of each token; `weights`: float32 of the same shape (route.py).
-`groups`: the tokens of each expert (group_tokens.py). Experts compute on slots: rows in the order of experts, where each
-expert's begin with a tile of their own (gather_tokens.py, expert_matmul.py). combine.py adds up a token's slots.
+`groups`: the tokens of each expert (group_tokens.py). Experts compute on slots: rows in the order of experts, where
+each expert's begin with a tile of their own (gather_tokens.py, expert_matmul.py). combine.py adds up a token's slots.
 
 How many experts a step uses is known to the device only. The host knows a bound: `most_experts`.
 """

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tandem.kernels.abi import Q8_COLUMNS, Q8_TILE
-from tandem.kernels.experts import group, groups_bytes, max_slots, random_choice, slots_of
 from tandem.kernels.dispatch import Dispatch, Gpu
+from tandem.kernels.experts import group, groups_bytes, max_slots, random_choice, slots_of
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_zeros
 from tandem.kernels.rows import padded, rows_bytes

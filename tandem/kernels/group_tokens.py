@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tandem.kernels.experts import chosen_bytes, group, groups_bytes, random_choice
 from tandem.kernels.dispatch import Dispatch, Gpu
+from tandem.kernels.experts import chosen_bytes, group, groups_bytes, random_choice
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 
 

@@ -34,7 +34,7 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """`items` work items for each group of `step` units of `count` (None: `items` alone), `most` in all (0: any number)."""
+    """`items` work items for each group of `step` units of `count` (None: `items` alone); `most` in all (0: any)."""
 
     items: int
     count: str | None = None

@@ -98,12 +98,15 @@ def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[
 
 
 def gated(gate: Array, up: Array, epilogue: int) -> Array:
+    """The result of a GLU epilogue."""
     if epilogue == EPILOGUE_CLAMPED_GLU:
-        gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
-        return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
-    if epilogue == EPILOGUE_SILU_GLU:
-        return gate / (1 + np.exp(-gate)) * up
-    return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+        gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0) + 1
+        activated: Array = gate / (1 + np.exp(-1.702 * gate))
+    elif epilogue == EPILOGUE_SILU_GLU:
+        activated = gate / (1 + np.exp(-gate))
+    else:
+        activated = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+    return activated * up
 
 
 def unpack_panels(layout: str, packed: Array, rows: int, columns: int) -> Array:

@@ -1,9 +1,9 @@
 """Routing of a mixture of experts: the experts that each token uses, and their weights.
 
-Scores are the softmax or the sigmoid of the router's logits. A token uses the experts with the highest score plus `bias`, of
-the best `sets_used` of `sets` sets of experts (a set's rank: the sum of its `set_top` highest). Weights are the scores
-without bias, divided by their sum with `normalise`, times `scale`. A softmax over the chosen logits alone is the same as
-one over all logits with `normalise`.
+Scores are the softmax or the sigmoid of the router's logits. A token uses the experts with the highest score plus
+`bias`, of the best `sets_used` of `sets` sets of experts (a set's rank: the sum of its `set_top` highest). Weights are
+the scores without bias, divided by their sum with `normalise`, times `scale`. A softmax over the chosen logits alone is
+the same as one over all logits with `normalise`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tandem.kernels.abi import SCORE_SIGMOID, SCORE_SOFTMAX
-from tandem.kernels.experts import chosen_bytes
 from tandem.kernels.dispatch import Dispatch, Gpu
+from tandem.kernels.experts import chosen_bytes
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.rows import padded, rows_bytes
 

@@ -183,7 +183,8 @@ class Metadata:
         used = self.count("expert_used_count", maximum=MAX_EXPERTS_USED)
         if used > experts:
             self.gguf.fail(
-                self.key("expert_used_count"), f"{used} of {experts} experts cannot be used: convert the model again"
+                self.key("expert_used_count"),
+                f"{used} of {experts} experts cannot be used: convert the model again",
             )
         return {
             "experts": experts,
@@ -266,7 +267,8 @@ class Metadata:
         tied = not self.has("output.weight")
         fields: dict[str, object] = {
             "architecture": self.architecture, "layers": layers, "dim": self.count("embedding_length"),
-            "ffn_dim": self.count("feed_forward_length", 0) or self.count("expert_feed_forward_length"), "q_heads": q_heads,
+            "ffn_dim": self.count("feed_forward_length", 0) or self.count("expert_feed_forward_length"),
+            "q_heads": q_heads,
             "kv_heads": self.count("attention.head_count_kv", q_heads, maximum=4096),
             "head_dim": head_dim, "vocab": self.vocab(),
             "trained_context": self.count("context_length"), "eps": self.number("attention.layer_norm_rms_epsilon"),

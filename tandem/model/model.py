@@ -45,7 +45,9 @@ class Model:
         """Returns the GGUF format in lower case, rows and columns of each matrix, by name."""
         tensors = self.gguf.tensors.items()
         return {
-            name: (i.format.name.lower(), *as_matrix(i.shape)) for name, i in tensors if is_matrix(name, i.shape)
+            name: (i.format.name.lower(), *as_matrix(i.shape))
+            for name, i in tensors
+            if is_matrix(name, i.shape)
         }
 
     def layouts(self, choose: ChooseLayout) -> dict[str, Layout]:

@@ -65,7 +65,9 @@ def _plain(
     )  # fmt: skip
 
 
-def _qwen3moe(layers: int, dim: int, heads: int, kv_heads: int, experts: int, used: int, ffn: int) -> ModelConfig:
+def _qwen3moe(
+    layers: int, dim: int, heads: int, kv_heads: int, experts: int, used: int, ffn: int
+) -> ModelConfig:
     base = _plain("qwen3moe", layers, dim, ffn, heads, kv_heads, 151936, head_dim=128)
     return replace(base, experts=experts, experts_used=used, expert_dim=ffn)
 

@@ -1,7 +1,8 @@
 """A model as a flat list of ops, independent of devices: architectures/* build it and fuse.py rewrites it.
 
-A value has one row per token of the step ("tokens"), per sampled token ("rows"), or per token and expert that it uses ("slots"). `SHAPES` lists the ops that
-architectures may emit; each entry checks the inputs and returns the widths of the outputs. fuse.py adds fused ops.
+A value has one row per token of the step ("tokens"), per sampled token ("rows"), or per token and expert that it uses
+("slots"). `SHAPES` lists the ops that architectures may emit; each entry checks the inputs and returns the widths of
+the outputs. fuse.py adds fused ops.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ def _expert_matmul(op: Op) -> list[int]:
     experts = op.attrs["routing"].experts
     for matrix, bias in zip(op.attrs["matrices"], op.attrs["biases"], strict=True):
         _require(op, matrix.columns == x.width, f"{matrix.name} does not have as many columns as {x.name}")
-        _require(op, matrix.rows % experts == 0, f"{matrix.name} is not the same for each of {experts} experts")
+        _require(
+            op, matrix.rows % experts == 0, f"{matrix.name} is not the same for each of {experts} experts"
+        )
         _require(op, bias is None or bias.size == matrix.rows, f"{matrix.name} and its bias differ in rows")
     _require(op, len({matrix.rows for matrix in op.attrs["matrices"]}) == 1, "gate and up differ in rows")
     _require(op, routes.width == op.attrs["routing"].used, f"{routes.name} does not say which experts")
@@ -254,8 +257,15 @@ class Builder:
         return out
 
     def combine(
-        self, x: Value, routes: Value, routing: Routing, name: str, shared: Value | None = None, gate: Value | None = None
+        self,
+        x: Value,
+        routes: Value,
+        routing: Routing,
+        name: str,
+        shared: Value | None = None,
+        gate: Value | None = None,
     ) -> Value:
+        """`shared`: the output of the expert that every token uses; `gate`: the logit of its weight."""
         inputs = [x, routes, *(value for value in (shared, gate) if value)]
         out = self._emit("combine", inputs, [name], routing=routing)[0]
         out.count = "tokens"

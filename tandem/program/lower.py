@@ -112,7 +112,9 @@ class _Lowering:
         self.q8: dict[Value, Tensor] = {}
         self.selected: dict[Value, Value] = {}  # selected rows -> the value they are selected from
         self.routes: dict[Value, _Routes] = {}
-        self.slots: dict[tuple[Value, Value], Tensor] = {}  # (value, routes) -> its rows in the order of experts
+        self.slots: dict[
+            tuple[Value, Value], Tensor
+        ] = {}  # (value, routes) -> its rows in the order of experts
         self.caches: dict[int, Tensor] = {}  # layer -> KV cache
         self.kv_bytes = self.output_bytes = 0
 
@@ -143,7 +145,7 @@ class _Lowering:
         return self._rows(value), False
 
     def _reads_q8(self, op: Op) -> bool:
-        matrices = op.attrs.get("matrices")
+        matrices: list[Matrix] = op.attrs.get("matrices", [])
         return bool(matrices) and self.plan.layouts[matrices[0].name].activations == "q8"
 
     def _view(self, base: Tensor, value: Value, column: int) -> None:
@@ -437,13 +439,17 @@ class _Lowering:
             set_top=routing.set_top,
             **sizes,
         )
-        tables = {"chosen": found.chosen, "groups": found.groups}
+        tables: dict[str, Tensor | None] = {"chosen": found.chosen, "groups": found.groups}
         self._launch(group_tokens.KERNEL, found.groups.name, tables, **sizes)
 
     def _expert_matmul(self, op: Op) -> None:
         x, routes = op.inputs
         found, matrices, output = self.routes[routes], op.attrs["matrices"], op.outputs[0]
-        layout, activation, biases = self.plan.layouts[matrices[0].name], op.attrs["activation"], op.attrs["biases"]
+        layout, activation, biases = (
+            self.plan.layouts[matrices[0].name],
+            op.attrs["activation"],
+            op.attrs["biases"],
+        )
         rows = sum(m.rows for m in matrices) // op.attrs["routing"].experts
         x_tensor = self._in_slots(x, routes, layout.activations == "q8")
         out, out_q8 = self._output(output, layout.glu_rows if activation else 1)
@@ -474,7 +480,11 @@ class _Lowering:
         if x.count == "slots":
             return self.q8[x] if q8 else self.f32[x]
         if (x, routes) not in self.slots:
-            found, source, slots = self.routes[routes], self._quantised(x) if q8 else self.f32[x], self.counts["slots"]
+            found, source, slots = (
+                self.routes[routes],
+                self._quantised(x) if q8 else self.f32[x],
+                self.counts["slots"],
+            )
             stride = x.width if q8 else source.stride
             nbytes = q8_bytes(slots, x.width) if q8 else rows_bytes(slots, x.width, stride)
             out = Tensor(f"{x.name}.slots", "activations", source.dtype, nbytes, stride)
@@ -498,7 +508,14 @@ class _Lowering:
         self._launch(
             combine.KERNEL,
             op.outputs[0].name,
-            {"x": x_tensor, "weights": found.weights, "groups": found.groups, "shared": shared, "gate": gate, "out": out},
+            {
+                "x": x_tensor,
+                "weights": found.weights,
+                "groups": found.groups,
+                "shared": shared,
+                "gate": gate,
+                "out": out,
+            },
             dim=x.width,
             x_stride=x_tensor.stride,
             shared_stride=shared.stride if shared else 0,

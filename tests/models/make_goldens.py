@@ -196,8 +196,8 @@ def converted_tensors(golden: Golden, model: torch.nn.Module) -> Iterator[tuple[
         elif "experts.down_proj" in name:
             yield f"blk.{name.split('.')[2]}.ffn_down_exps.weight", tensor.contiguous().numpy()
         else:
-            one_row = "shared_expert_gate" in name
-            yield names.get_name(name, (".weight", ".bias")), tensor.squeeze(0).numpy() if one_row else tensor.contiguous().numpy()
+            tensor = tensor.squeeze(0) if "shared_expert_gate" in name else tensor
+            yield names.get_name(name, (".weight", ".bias")), tensor.contiguous().numpy()
     if config.rope_parameters.get("rope_type") == "llama3":
         plain = config.rope_parameters["rope_theta"] ** -(torch.arange(0, 1, 2 / config.head_dim))
         yield "rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy()

@@ -9,8 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tandem.gguf.formats import dequantise
 from tandem.gguf.file import GGUF
+from tandem.gguf.formats import dequantise
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tensors = Iterator[tuple[str, Array]]
@@ -18,7 +18,7 @@ EXPERTS, USED = 4, 2
 
 
 def copy(source: Path, target: Path, keys: dict[str, Any], change: Callable[[str, Array], Tensors]) -> Path:
-    """`keys`: metadata to set, or to leave out (None). `change`: what to write in place of a tensor, in NumPy's shape."""
+    """`keys`: metadata to set, or to leave out (None). `change`: what to write in place of a tensor."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():
@@ -49,8 +49,8 @@ def as_dense(name: str, values: Array) -> Tensors:
 def as_mixture(name: str, values: Array) -> Tensors:
     """A Llama model as a mixture of experts with the same output.
 
-    Experts 0 and 1 are the halves of a feed-forward, 2 and 3 its even and odd columns. The router's rows are r, r, -r, -r,
-    so that a token uses 0 and 1, or 2 and 3, each with weight 1/2: their output is doubled.
+    Experts 0 and 1 are the halves of a feed-forward, 2 and 3 its even and odd columns. The router's rows are r, r, -r,
+    -r, so that a token uses 0 and 1, or 2 and 3, each with weight 1/2: their output is doubled.
     """
     layer, _, part = name.removesuffix(".weight").rpartition(".ffn_")
     if part not in ("gate", "up", "down"):

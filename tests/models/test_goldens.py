@@ -23,7 +23,9 @@ def test_engine_equals_transformers(name: str) -> None:
             assert np.abs(llm.logits(ids) - logits).max() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["gemma3-pattern3", "gemma2", "llama", "qwen2", "qwen3", "qwen3moe", "qwen2moe"])
+@pytest.mark.parametrize(
+    "name", ["gemma3-pattern3", "gemma2", "llama", "qwen2", "qwen3", "qwen3moe", "qwen2moe"]
+)
 def test_intermediates_equal_the_reference(name: str) -> None:
     """The first layer to differ says where a model went wrong."""
     [*_, (ids, _)] = golden_prompts(name)

@@ -28,8 +28,8 @@ def load(path: Path, **options: Any) -> LLM:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
-    """SmolLM2 with float16 weights, and the same as a mixture. (Activations of 8 bits would amplify the rounding of sums that
-    are added in another order.)"""
+    """SmolLM2 with float16 weights, and the same as a mixture. (Activations of 8 bits would amplify the rounding of
+    sums that are added in another order.)"""
     folder, source = tmp_path_factory.mktemp("mixture"), model_path("smollm2")
     dense = copy(source, folder / "dense.gguf", {}, as_dense)
     mixture = copy(source, folder / "mixture.gguf", mixture_keys(1536), as_mixture)
@@ -110,7 +110,7 @@ def test_wrong_sizes_are_errors(tmp_path: Path, key: str, value: int) -> None:
 @pytest.mark.parametrize("part", ["gate_inp", "gate_exps", "down_exps", "up_shexp", "gate_inp_shexp"])
 def test_missing_and_ragged_experts_are_errors(tmp_path: Path, part: str) -> None:
     missing = partial(without, f"blk.1.ffn_{part}.weight")
-    with pytest.raises(ModelFileError, match="missing|shape"):
+    with pytest.raises(ModelFileError, match=r"missing|shape"):
         load(copy(GOLDENS / "qwen2moe.gguf", tmp_path / "missing.gguf", {}, missing))
     with pytest.raises(ModelFileError, match="shape"):
         load(copy(GOLDENS / "qwen2moe.gguf", tmp_path / "ragged.gguf", {}, ragged))

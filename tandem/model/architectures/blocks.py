@@ -100,7 +100,9 @@ def feed_forward(b: Builder, c: ModelConfig, layer: int, h: Value, activation: s
     )
 
 
-def _gated(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str, suffix: str, ffn_dim: int) -> Value:
+def _gated(
+    b: Builder, c: ModelConfig, layer: int, h: Value, activation: str, suffix: str, ffn_dim: int
+) -> Value:
     name = f"blk.{layer}.ffn_%s{suffix}"
     gate, up = (project(b, c, h, name % p, ffn_dim, c.ffn_bias, name % p) for p in ("gate", "up"))
     f = b.glu(gate, up, activation, name % "act")
@@ -123,8 +125,12 @@ def _experts(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) 
     )
     f = b.expert_matmul(h, routes, routing, [gate, up], name % "act_exps", activation=activation)
     y = b.expert_matmul(f, routes, routing, [down], name % "out_exps")
-    shared = _gated(b, c, layer, h, activation, "_shexp", c.shared_expert_dim) if c.shared_expert_dim else None
-    share = project(b, c, h, name % "gate_inp_shexp", 1, False, name % "share") if c.shared_expert_gate else None
+    shared = (
+        _gated(b, c, layer, h, activation, "_shexp", c.shared_expert_dim) if c.shared_expert_dim else None
+    )
+    share = (
+        project(b, c, h, name % "gate_inp_shexp", 1, False, name % "share") if c.shared_expert_gate else None
+    )
     return b.combine(y, routes, routing, name % "out", shared, share)
 
 

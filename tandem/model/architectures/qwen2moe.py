@@ -11,4 +11,6 @@ tensors, build = qwen2.tensors, qwen2.build
 def config(m: Metadata) -> ModelConfig:
     head_dim = m.head_dim()
     rope = m.rope(head_dim)
-    return m.config(head_dim=head_dim, scale=head_dim**-0.5, ropes=(rope,), experts_normalised=False, **m.experts())
+    return m.config(
+        head_dim=head_dim, scale=head_dim**-0.5, ropes=(rope,), experts_normalised=False, **m.experts()
+    )
