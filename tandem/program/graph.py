@@ -136,7 +136,7 @@ def _route(op: Op) -> list[int]:
 
 
 def _expert_matmul(op: Op) -> list[int]:
-    """`attrs["matrices"]`: the experts' matrices, stacked; two for a GLU, whose product is the result."""
+    """`attrs["matrices"]`: the experts' matrices, stacked; two for a GLU, which gives one result."""
     x, routes = op.inputs
     experts = op.attrs["routing"].experts
     for matrix, bias in zip(op.attrs["matrices"], op.attrs["biases"], strict=True):
