@@ -1,6 +1,6 @@
-"""A kernel `name` has name.py (declaration), name.c (CPU) and name.slang (GPU).
+"""A kernel `name` has name.py (declaration), name.c (CPU) and name.slang (GPU). expert_matmul shares matmul's code.
 
-expert_matmul has its C code in matmul.c. A fused kernel that only GPUs run has no C file, and may be an entry point of another kernel's Slang file, which its
+A fused kernel that only GPUs run has no C file, and may be an entry point of another kernel's Slang file, which its
 docstring names. name.py declares one kernel as KERNEL, or several as KERNELS.
 """
 
