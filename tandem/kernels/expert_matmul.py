@@ -108,6 +108,7 @@ def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
         (1, 16, 256, 8, 2, EPILOGUE_STORE, 0, False),
         (5, 48, 512, 4, 2, EPILOGUE_STORE, 0, True),
         (40, 32, 256, 3, 2, EPILOGUE_STORE, 0, False),
+        (100, 32, 256, 3, 2, EPILOGUE_STORE, 0, False),
         (7, 128, 256, 6, 3, EPILOGUE_SILU_GLU, 0, False),
         (19, 64, 256, 4, 2, EPILOGUE_GELU_GLU, 1, False),
         (3, 64, 256, 5, 4, EPILOGUE_CLAMPED_GLU, 1, True),
@@ -155,8 +156,20 @@ def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
         sums = threads // gpu.subgroup_min * PANEL_ROWS * FLOAT_TOKENS
         return Dispatch(count // 4 if scalars["epilogue"] else count, experts, constants=(threads, sums))
     rows = PANEL_ROWS * PANELS_PER_GROUP
-    threads = rows * min(4, gpu.workgroup_invocations // rows)
-    return Dispatch(-(-count // PANELS_PER_GROUP), experts, constants=(threads, Q8_TILE))
+    # Parts of the columns: more where an expert has few slots and the GPU has room, but a few blocks of 32 for each.
+    each = counts["tokens"] * scalars["used"] / scalars["experts"]  # slots of an expert, on average
+    many = each >= 4
+    parts = (
+        4
+        if many or gpu.kind != "discrete"
+        else min(16, 1 << (int(scalars["columns"]) // 96).bit_length() - 1)
+    )
+    threads = rows * min(max(parts, 1), gpu.workgroup_invocations // rows)
+    return Dispatch(
+        -(-count // PANELS_PER_GROUP),
+        experts,
+        constants=(threads, Q8_TILE * (1 if each < 24 else 2 if each < 48 else 4)),
+    )
 
 
 def _kernel(layout: str) -> Kernel:

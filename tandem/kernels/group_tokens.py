@@ -37,9 +37,10 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield Case(label, arrays, {"experts": experts, "used": used}, counts)
 
 
-def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """One workgroup."""
-    return Dispatch(1, constants=(min(256, gpu.workgroup_invocations),))
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
+    """One workgroup, with a thread for each expert or several."""
+    threads = min(1024, gpu.workgroup_invocations)
+    return Dispatch(1, constants=(threads,)) if scalars["experts"] <= threads else None
 
 
 KERNEL = Kernel(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from tandem.kernels.abi import PANEL_ROWS
-from tandem.kernels.dispatch import SCRATCH_WORDS_BYTES, Dispatch, Gpu, compiled_scalars
+from tandem.kernels.dispatch import ENOUGH_WORKGROUPS, SCRATCH_WORDS_BYTES, Dispatch, Gpu, compiled_scalars
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.matmul import layout_of, token_count
 from tandem.kernels.panels import LAYOUTS
@@ -130,8 +130,13 @@ def _matmul_float(
     sizes = [n for n in (64, 128, 256, 512) if n <= gpu.workgroup_invocations]
     threads = choice.get("threads", min(sizes, key=lambda n: abs(math.log(n / wanted))))
     partial_sums = threads // gpu.subgroup_min * PANEL_ROWS * tokens_at_a_time
+    # A matrix of few rows (a router) fills the device by its tokens.
+    at_once = tokens if workgroups >= ENOUGH_WORKGROUPS.get(gpu.kind, 1) else 4 * tokens_at_a_time
     return Dispatch(
-        workgroups, shader=f"matmul_{layout}_t{tokens_at_a_time}", constants=(threads, partial_sums)
+        workgroups,
+        -(-tokens // at_once),
+        shader=f"matmul_{layout}_t{tokens_at_a_time}",
+        constants=(threads, partial_sums, at_once),
     )
 
 
