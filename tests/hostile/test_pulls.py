@@ -64,3 +64,5 @@ def test_all_ways_to_write_a_repository_are_one_model(
             assert [one["model"] for one in server.ask("/api/tags")[2]["models"]] == ["tiny", "User/Repo"]
             assert len(server.ask("/api/ps")[2]["models"]) == 2
             assert server.ask("/api/pull", {"model": "ｓmollm２", "stream": False})[0] == 400
+            failed = server.ask("/api/pull", {"model": "user/missing"})[2]
+            assert '"error":"' in failed and "Traceback" not in server.log.read_text()

@@ -13,6 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from tandem.errors import TandemError
 from tandem.server.http import errors
 
 T = TypeVar("T")
@@ -83,5 +84,6 @@ async def _rest(request: Request, first: str, events: AsyncGenerator[str, None])
         except Exception as error:  # the status has been sent: the error is the last event
             status, code = errors.status_of(error)
             if status >= 500:
-                errors.LOG.error("%s: %r", request.url.path, error, exc_info=error)
+                unexpected = None if isinstance(error, TandemError) else error
+                errors.LOG.error("%s: %s", request.url.path, error, exc_info=unexpected)
             yield errors.stream_error(request.url.path, status, errors.message_of(error), code)
