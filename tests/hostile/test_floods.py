@@ -20,6 +20,7 @@ from tandem.errors import QueueFullError, RequestError
 from tandem.gguf.file import GGUF
 from tandem.model.chat_template import ChatTemplate
 from tandem.server.http import background
+from tandem.server.http.middleware import REFUSALS
 from tandem.server.http.request_body import _validated
 from tandem.server.ollama import models
 from tandem.server.openai.chat import ChatRequest
@@ -28,7 +29,7 @@ from tests.cli.tiny_model import write_tiny_model
 from tests.hostile.attacks import CHAT, MAX_HEALTH, MAX_LOG, MAX_MEMORY, attacking, check_streams, watched
 from tests.hostile.stall_attacks import ATTACKS, FLOODS, slow_grammar
 from tests.packages import model_path
-from tests.server.servers import Running, serving
+from tests.server.servers import Running, post, serving
 
 SECONDS = 1.0  # of each attack
 CHOICE = {"choice": ["yes", "no"]}
@@ -235,6 +236,25 @@ def test_only_plain_constraints_are_not_checked(constraint: dict[str, object], s
 
 def _text(**constraint: object) -> str:
     return grammar_text(SamplingParams(**constraint))  # type: ignore[arg-type]
+
+
+# ---- refusals
+
+
+def test_an_address_that_is_refused_often_waits_while_others_are_served(server: Running) -> None:
+    def refusals(count: int) -> float:
+        begin = time.perf_counter()
+        assert {server.ask("/wrong")[0] for _ in range(count)} == {404}
+        return time.perf_counter() - begin
+
+    assert refusals(12 * REFUSALS) < 10  # nobody else is served
+    with server.connect() as stream:
+        stream.sendall(post(CHAT, server.chat(stream=True, max_tokens=2000, ignore_eos=True)))
+        assert b" 200 " in stream.recv(65536)
+        assert refusals(2 * REFUSALS) > 0.8
+        begin = time.perf_counter()
+        assert server.ask("/health")[0] == 200 and server.ask("/v1/models")[0] == 200
+        assert time.perf_counter() - begin < 0.5
 
 
 # ---- documents that are built once

@@ -42,6 +42,9 @@ PRIVATE_DOMAINS = (".local", ".internal", ".localhost")  # that nobody can regis
 MAX_BODIES = 8  # times max_body: memory for the bodies of all requests
 DISCARD_SECONDS = 2.0  # to read the rest of a rejected body, so that the client sees the response
 DISCARD_PAUSE = 0.02  # s between two reads of up to 256 KiB of it: the event loop has other work
+REFUSALS = 25  # to an address in a second, after as many at once, while others are served
+MAX_DELAY = 5.0  # s of a refusal
+MAX_ADDRESSES = 4096  # whose refusals are remembered
 INLINE = 256 << 10  # bytes of a body that the event loop joins and counts itself, in half a millisecond
 RETRY_AFTER = 2  # seconds
 UNREAD = (
@@ -90,6 +93,7 @@ class Middleware:
         self.parsed_bytes = 0  # estimate of what they take when they are parsed
         self.draining = False  # shutting down: new requests are rejected
         self._exchanges: set[Exchange] = set()
+        self._refused: dict[str, float] = {}  # address -> when it may be refused again without a delay
         self._hostname = socket.gethostname().lower()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -97,7 +101,7 @@ class Middleware:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return None  # no WebSockets
-        exchange = Exchange(scope, receive, send, self.settings)
+        exchange = Exchange(scope, receive, send, self.settings, self._slow_down)
         self._exchanges.add(exchange)
         try:
             await self._serve(exchange)
@@ -141,16 +145,31 @@ class Middleware:
             except OutOfMemoryError as error:
                 raise Refusal(503, str(error)) from None
         self.working += counts
+        exchange.counts = counts
         try:
             await self.app(exchange.scope, exchange.receive, exchange.send)
         finally:
             self.working -= counts
+            exchange.counts = False
 
     async def _require_memory(self) -> None:
         if self.parsed_bytes < MUCH:
             require_memory(self.parsed_bytes)
         else:  # in a thread: it reads a dozen files, and after each the event loop would wait for the GIL
             await asyncio.to_thread(require_memory, self.parsed_bytes)
+
+    async def _slow_down(self, exchange: Exchange) -> None:
+        """Waits before a refusal, if its address gets many while others are served: most clients wait for the response
+        before they send the next request, and then leave the event loop to others."""
+        if self.working <= exchange.counts:
+            return
+        now = time.perf_counter()
+        if len(self._refused) > MAX_ADDRESSES:
+            self._refused = {address: then for address, then in self._refused.items() if then > now}
+        address = (exchange.scope.get("client") or ("-",))[0]
+        due = max(self._refused.get(address, 0.0), now - 1.0)
+        self._refused[address] = min(due + 1 / REFUSALS, now + MAX_DELAY)
+        await asyncio.sleep(max(0.0, due - now))
 
     def check_capacity(self, counts: bool) -> None:
         if not counts:
@@ -206,14 +225,23 @@ class Middleware:
 class Exchange:
     """One HTTP request and its response."""
 
-    def __init__(self, scope: Any, receive: Receive, send: Send, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        scope: Any,
+        receive: Receive,
+        send: Send,
+        settings: ServerSettings,
+        slow_down: Callable[[Exchange], Awaitable[None]],
+    ) -> None:
         self.scope, self._receive, self._send, self._settings = scope, receive, send, settings
+        self._slow_down = slow_down
         self._task, self._begun = asyncio.current_task(), time.perf_counter()
         given = self.header(b"x-request-id")
         self.id = given if re.fullmatch(r"[\w.-]{1,64}", given, re.ASCII) else secrets.token_hex(8)
         self.origin = ""  # of an allowed web page of another origin
         self.expired = False
         self.is_served = False  # it has passed all checks, and is not open to everyone
+        self.counts = False  # towards max_requests, now
         self.body_bytes = 0
         self.parsed_bytes = 0
         self._body: bytes | None = None
@@ -275,6 +303,8 @@ class Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            if 400 <= self._status < 500 and self._status not in (408, 429):
+                await self._slow_down(self)
             headers: Headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
             headers.append((b"x-content-type-options", b"nosniff"))
             if self.origin:
