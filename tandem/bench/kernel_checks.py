@@ -12,8 +12,9 @@ from tandem.devices.backends import open_device
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Recording
 from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.recording import bucket
 from tandem.errors import DeviceError, DeviceLostError
-from tandem.kernels import all_kernels, matmul
+from tandem.kernels import all_kernels, attention_dispatch, matmul
 from tandem.kernels.abi import COUNTS, KV_SCALED, Q8_BLOCK, Q8_COLUMNS
 from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tandem.kernels.kernel import Array, Case, Kernel
@@ -122,13 +123,15 @@ def check_case(device: AnyDevice, kernel: Kernel, case: Case) -> None:
     if kernel.name == "attention_rope":  # on matrix units always; its cache is as exact as that of `rope`
         assert_matches(case, {"cache": found.pop("cache")}, {"cache": expected.pop("cache")}, gpu)
         case = replace(case, atol=HALF_RATIO * ATTENTION_ERROR, rtol=HALF_RATIO * ATTENTION_ERROR)
-    elif (
-        kernel.name == "attention"
-        and isinstance(device, VulkanDevice)
-        and device.capabilities.register_coopmat
-    ):
+    elif isinstance(device, VulkanDevice) and kernel.name == "attention" and attention_in_half(device, case):
         case = replace(case, atol=HALF_RATIO * case.atol, rtol=HALF_RATIO * case.rtol)
     assert_matches(case, found, expected, gpu)
+
+
+def attention_in_half(device: VulkanDevice, case: Case) -> bool:
+    """Whether attention runs on matrix units."""
+    gpu, counts = device.capabilities, {name: bucket(n, LARGEST_COUNT) for name, n in case.counts.items()}
+    return gpu.register_coopmat or "tiles" in attention_dispatch.attention(case.scalars, counts, gpu).shader
 
 
 def check_matmul(device: AnyDevice, kernel: Kernel, case: Case, bound: float = MATRIX_ERROR) -> None:

@@ -17,6 +17,7 @@ from tandem.kernels.dispatch import (
 )
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.kv_layout import kv_bytes
+from tandem.kernels.matmul_dispatch import has_coopmat
 
 MAX_KV_SPLITS = 64  # workgroups that share the keys of a query
 # Subgroups that process the same keys (attention_multi_subgroup.slang); with fewer a loop never ends.
@@ -46,6 +47,9 @@ def attention(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     if gpu.register_coopmat and aligned and KV_TYPES[int(scalars["kv"])] != "f32":
         return _attention_coopmat(scalars, counts, gpu, queries_per_kv_head, rows)
     choice = gpu.choices.of("attention", scalars, counts["tokens"], counts["work"])
+    tiles_of_matrices = rows > 1 and dim in (64, 128, 256) and KV_TYPES[int(scalars["kv"])] == "f16"
+    if tiles_of_matrices and has_coopmat(gpu) and choice.get("tiles", 1):
+        return _attention_tiles(scalars, counts, gpu, queries_per_kv_head)
     queries = min(choice.get("queries", 8 if dim <= 256 else 4), queries_per_kv_head)
     target_workgroups = ENOUGH_WORKGROUPS.get(gpu.kind, 8)
     tiles = -(-queries_per_kv_head // queries)
@@ -55,6 +59,19 @@ def attention(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     # With 8 queries a lane has so many registers that RDNA3 holds twice as many waves of 32 as of 64.
     subgroup = 32 if queries == 8 and gpu.vendor == "AMD" and gpu.subgroup_min <= 32 else 0
     return Dispatch(kv_heads, counts["work"], workgroups, "attention", constants, subgroup, scratch="w")
+
+
+def _attention_tiles(scalars: Scalars, counts: Counts, gpu: Gpu, queries_per_kv_head: int) -> Dispatch:
+    """Prompts on matrix units through shared memory: 16 or 32 queries per workgroup of four subgroups."""
+    kv_heads, dim = int(scalars["kv_heads"]), int(scalars["head_dim"])
+    queries = 32 if queries_per_kv_head > 16 and dim <= 128 else 16
+    tiles = -(-queries_per_kv_head // queries)
+    target = ENOUGH_WORKGROUPS.get(gpu.kind, 8)
+    enough = tiles * kv_heads * counts["work"] >= target  # without splitting keys
+    workgroups = tiles if enough else _workgroups(scalars, counts, gpu, tiles, queries, 64, target)
+    constants = (queries, dim, int(scalars["kv"]), 0, 128)
+    shader = f"attention_tiles_{dim}"
+    return Dispatch(kv_heads, counts["work"], workgroups, shader, constants, subgroup=32, scratch="w")
 
 
 def _attention_coopmat(

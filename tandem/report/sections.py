@@ -33,7 +33,7 @@ from tandem.errors import DeviceLostError, DoesNotFitError, TandemError
 from tandem.files import write_whole
 from tandem.kernels import matmul
 from tandem.kernels.kernel import Array
-from tandem.kernels.matmul_dispatch import MAX_DOT_TOKENS, has_coopmat
+from tandem.kernels.matmul_dispatch import MAX_DOT_TOKENS, MAX_ROWS_TOKENS, has_coopmat
 from tandem.model.config import Rope
 from tandem.model.synthetic import SyntheticModel
 from tandem.settings import read_settings
@@ -204,7 +204,8 @@ def _paths(device: AnyDevice, layout: str, tokens: int) -> list[str]:
     if layout == "f16":
         return [FLOAT]
     if tokens > 1 and isinstance(device, VulkanDevice) and has_coopmat(device.capabilities):
-        return [DOT, CHOSEN if tokens <= MAX_DOT_TOKENS else MATRIX]
+        few = MAX_DOT_TOKENS if device.capabilities.register_coopmat else MAX_ROWS_TOKENS
+        return [DOT, CHOSEN if tokens <= few else MATRIX]
     return [DOT]
 
 

@@ -160,7 +160,8 @@ def _vulkan_attention(
     space: TrialMemory, device: VulkanDevice, shape: Shape, context: int, rng: np.random.Generator
 ) -> Iterator[Task]:
     """Attention: a choice for each of some decode batch sizes, at two depths, and one for prefill."""
-    bound = MATRIX_ERROR if device.capabilities.register_coopmat else INTEGER_ERROR
+    half = device.capabilities.register_coopmat or has_coopmat(device.capabilities)
+    bound = MATRIX_ERROR if half else INTEGER_ERROR
     for sizes in (*SEQUENCES, ()):
         space.clear()
         if sizes:

@@ -6,13 +6,16 @@ from functools import cache
 
 from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities
 from tandem.devices.vulkan.shader_modules import SPIRV, shader_modules
-from tandem.kernels.matmul_dispatch import MAX_DOT_TOKENS, MAX_DOT_TOKENS_REG, has_coopmat
+from tandem.kernels.matmul_dispatch import MAX_DOT_TOKENS_REG, MAX_ROWS_TOKENS, has_coopmat
 
 
 def feature_paths(device: Capabilities) -> list[tuple[str, bool, str]]:
     """(feature, whether the device has it, its effect on the engine)."""
-    few, matrices = MAX_DOT_TOKENS_REG if device.register_coopmat else MAX_DOT_TOKENS, has_coopmat(device)
-    how = "and attention, all from registers" if device.register_coopmat else "through shared memory"
+    few, matrices = MAX_DOT_TOKENS_REG if device.register_coopmat else MAX_ROWS_TOKENS, has_coopmat(device)
+    registers = device.register_coopmat
+    how = (
+        "and attention, all from registers" if registers else "and prompts' attention, through shared memory"
+    )
     optional = [
         ("matrix units", matrices, f"matmuls of more than {few} tokens, {how}",
          "matmuls of any number of tokens use integer dot products"),

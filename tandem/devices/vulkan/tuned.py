@@ -61,6 +61,9 @@ def _proposed(
 def _attention_choices(rule: Dispatch, dim: int) -> Iterator[Choice]:
     """Varies one parameter at a time; their effects are nearly independent."""
     yield from ({"workgroups": 2**n} for n in range(3, 13))
+    if rule.shader.startswith("attention_tiles"):
+        yield {"tiles": 0}
+        return
     if rule.shader == "attention":
         yield from ({"queries": n} for n in (1, 2, 4, 8) if n * dim <= MAX_QUERY_FLOATS)
         return
