@@ -16,6 +16,7 @@ from typing import Self
 
 import numpy as np
 
+from tandem.bench.roofline import computes_on_cpu
 from tandem.bench.statistics import median_interval
 from tandem.bench.step_cost import Step, added, min_cost
 from tandem.devices.device import Device
@@ -27,7 +28,11 @@ from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.kernel import Cost
 from tandem.model.model import Model
 
-WARM_UP = 1.0  # minimum seconds: a GPU driver takes about that long to settle on a new shader
+WARM_UP = 1.0  # minimum seconds
+# The same on a GPU, after its shaders are compiled: it waits for that, and an idle GPU runs 1.3 to 4 times slower until
+# it has been busy for up to a second. Then rounds are run until they are steady, for as long as the maximum at most.
+GPU_WARM_UP, MAX_GPU_WARM_UP = 2.0, 8.0
+STEADY = 0.02  # relative gain of the last quarter of the rounds below which they are steady
 ROUNDS = 5
 
 
@@ -100,6 +105,13 @@ class Measured:
         return self.cost.ops / self.median / 1e12
 
 
+def steady(seconds: list[float]) -> bool:
+    """Whether rounds no longer get faster: the last quarter of them, compared with the quarter before."""
+    quarter = max(1, len(seconds) // 4)
+    before, last = seconds[-2 * quarter : -quarter], seconds[-quarter:]
+    return bool(before) and float(np.median(last)) >= (1 - STEADY) * float(np.median(before))
+
+
 class Bench:
     """A model on a device, with a KV cache for all of `workloads`."""
 
@@ -128,8 +140,14 @@ class Bench:
     def warm_up(self, workload: Workload) -> None:
         begun = time.perf_counter()
         self.round(workload)
-        while time.perf_counter() - begun < WARM_UP:
-            self.round(workload)
+        if computes_on_cpu(self.engine.device):
+            while time.perf_counter() - begun < WARM_UP:
+                self.round(workload)
+            return
+        begun, seconds, elapsed = time.perf_counter(), list[float](), 0.0
+        while elapsed < GPU_WARM_UP or (elapsed < MAX_GPU_WARM_UP and not steady(seconds)):
+            seconds.append(self.round(workload).seconds)
+            elapsed = time.perf_counter() - begun
 
     def measured(self, workload: Workload, rounds: list[Round]) -> Measured:
         steps = list(self.steps(workload))

@@ -25,7 +25,7 @@ from tandem.bench.benchmark import take
 from tandem.bench.profile import profile
 from tandem.bench.result import Result, Row
 from tandem.bench.roofline import MAX_SHARE, measure_limits
-from tandem.bench.rounds import Bench, Workload
+from tandem.bench.rounds import Bench, Round, Workload
 from tandem.bench.rows import make_row
 from tandem.bench.sensors import Sensors
 from tandem.bench.step_cost import added, min_cost, step_costs
@@ -131,6 +131,28 @@ def test_a_known_delay_is_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert 4 * 0.05 < min(row.seconds) < 4 * 0.05 + 0.5  # other processes may be in the way
     assert row.tokens_per_s == 12 / row.median
     assert all(0.05 < each.first < each.seconds and min(each.steps) > 0.05 for each in row.rounds)
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 512])
+def test_a_gpu_is_warm_before_it_is_measured(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of its own: the first round compiles for 3 s, and the GPU is slow for its first 1.5 s of work."""
+    now, busy = 0.0, 0.0
+
+    class Gpu(Bench):
+        def __init__(self) -> None:
+            self.engine = SimpleNamespace(device=None)  # type: ignore[assignment]
+
+        def round(self, workload: Workload) -> Round:
+            nonlocal now, busy
+            seconds = 0.004 * workload.tokens * (1.0 if busy > 1.5 else 3.0)
+            now, busy = now + seconds + (0.0 if busy else 3.0), busy + seconds
+            return Round(seconds, seconds, [seconds])
+
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: now))
+    gpu = Gpu()
+    gpu.warm_up(Workload("decode", tokens))
+    assert gpu.round(Workload("decode", tokens)).seconds == pytest.approx(0.004 * tokens)
+    assert now < 3.0 + rounds.MAX_GPU_WARM_UP + 0.02 * tokens
 
 
 def test_a_planted_outlier_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
