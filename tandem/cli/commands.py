@@ -94,6 +94,11 @@ def _serve(commands: Any) -> None:
         help=f"{MODEL_HELP}; the first is the default for requests without a model (all in the cache)",
     )
     serve.add_argument(
+        "--synthetic",
+        metavar="SHAPE:FORMAT",
+        help="for load tests: random weights, such as gemma-3-27b:q4_k_m; its text is not worth reading",
+    )
+    serve.add_argument(
         "--host", metavar="H", help="address to listen on; 0.0.0.0: all interfaces (127.0.0.1)"
     )
     serve.add_argument("--port", type=int, metavar="N", help="port to listen on (8000)")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.cli.loading import model_file, resolve_npu, tune_at_first_use
+from tandem.cli.options import UsageError
 from tandem.devices.backends import check_device
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.model import registry
@@ -27,7 +30,14 @@ def main(options: argparse.Namespace) -> int:
     options.npu = resolve_npu(options.npu)
     if not options.ray:  # otherwise replicas use the devices of their machines
         check_device(settings.device, options.split, options.placement)
-    files = _files(settings.models)
+    if options.synthetic and (options.models or options.ray):
+        raise UsageError("--synthetic serves one model in this process: leave MODEL and --ray out")
+    with ExitStack() as closing:
+        files = _synthetic_file(options.synthetic, closing) if options.synthetic else _files(settings.models)
+        return _serve(options, settings, files)
+
+
+def _serve(options: argparse.Namespace, settings: ServerSettings, files: dict[str, Path]) -> int:
     settings = dataclasses.replace(settings, models=tuple(files))
     from tandem.server.http.uvicorn_server import bind_socket, serve
 
@@ -92,6 +102,21 @@ def _files(models: tuple[str, ...]) -> dict[str, Path]:
         if files.setdefault(name, path) != path:
             raise RequestError(f"two models have the name {name}: rename the file {path}")
     return files
+
+
+def _synthetic_file(name: str, closing: ExitStack) -> dict[str, Path]:
+    """A file that names a synthetic model, in a folder that is deleted at the end."""
+    from tandem.model.synthetic_file import write_synthetic_file
+
+    folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="tandem-synthetic-")))
+    file = folder / f"{name.replace(':', '-')}.gguf"
+    write_synthetic_file(name, file)
+    print(
+        f"tandem: {name} has random weights, for load tests: its text is not worth reading",
+        file=sys.stderr,
+        flush=True,
+    )
+    return {name: file}
 
 
 def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from tandem.model.weights import load_weights, vector
 from tandem.program.graph import Builder, Op
 from tandem.program.weight_plan import WeightPlan
 
+# The key of a file without weights that names a synthetic model (synthetic_file.py).
+SYNTHETIC = "tandem.synthetic"
 # Positions over which the rotated key bias is averaged. Independent of the context, so that a saved conversation can be
 # restored with another one. Pairs that RoPE rotates fast average to nearly 0; pairs with large biases rotate slowly.
 MEAN_POSITIONS = 4096
@@ -94,6 +96,10 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def open_model(path: str | Path) -> Model:
     gguf = GGUF.open(path)
+    if name := gguf.get(SYNTHETIC, ""):
+        from tandem.model.synthetic import SyntheticModel
+
+        return SyntheticModel(name, gguf=gguf)
     metadata = Metadata(gguf)
     if metadata.architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))

@@ -13,6 +13,7 @@ import numpy as np
 
 from tandem.devices.device import Device
 from tandem.errors import ModelNotFoundError
+from tandem.gguf.file import GGUF
 from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.kernel import Array
 from tandem.kernels.layout import ChooseLayout
@@ -92,9 +93,12 @@ SHAPES = {
 
 
 class SyntheticModel(Model):
-    """`name`: SHAPE or SHAPE:LAYOUT. `layers`: the number of layers to keep, for tests."""
+    """`name`: SHAPE or SHAPE:LAYOUT. `layers`: the number of layers to keep, for tests.
 
-    def __init__(self, name: str, layers: int | None = None) -> None:
+    `gguf`: the file that names it, if any (synthetic_file.py).
+    """
+
+    def __init__(self, name: str, layers: int | None = None, gguf: GGUF | None = None) -> None:
         shape, _, layout = name.lower().partition(":")  # formats are written both ways
         layout = layout or "q4_0"
         if shape not in SHAPES or layout not in (*LAYOUTS, *MIXTURES):
@@ -108,6 +112,8 @@ class SyntheticModel(Model):
                                      "layer_window": full.layer_window[:count]})  # fmt: skip
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.layout = layout
+        if gguf:
+            self.gguf = gguf
 
     def matrices(self) -> dict[str, tuple[str, int, int]]:
         head = HEAD_LAYOUT if self.config.dim % LAYOUTS[HEAD_LAYOUT].span == 0 else "q8_0"

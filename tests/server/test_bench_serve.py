@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tandem import cli
 from tandem.bench.load_generator import ServeResult, ServeRow
-from tests.server.servers import Running
+from tests.server.servers import Running, serving
 
 
 def test_our_own_server(tiny: Running, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,3 +27,22 @@ def test_our_own_server(tiny: Running, capsys: pytest.CaptureFixture[str]) -> No
         assert row["ttft"] and row["whole"] and 0 < row["ttft"]["p50"] <= row["whole"]["p50"] < 20
     assert cli.main([*arguments, "--model", "unheard-of"]) == 1
     assert "unheard-of" in capsys.readouterr().err
+
+
+def test_a_synthetic_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shape with random weights is served like a file, and the server says what it is."""
+    name = "smollm2-135m:q4_0"
+    with serving(tmp_path, "--synthetic", name, "--device", "cpu", "--kv-memory", "0.2", batch=2) as server:
+        assert f"{name} has random weights" in server.log.read_text()
+        assert server.ask("/v1/models")[2]["data"][0]["id"] == name
+        arguments = ["bench", "serve", server.url, "--rate", "20", "--requests", "2", "-p", "4", "-n", "4"]
+        assert cli.main([*arguments, "--json"]) == 0
+        data: ServeResult = json.loads(capsys.readouterr().out)
+        assert data["model"] == name and data["rows"][0]["answered"] == 2
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("more", [["smollm2"], ["--ray", "2"]])
+def test_a_synthetic_model_is_served_alone(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--synthetic", "smollm2-135m:q4_0", *more]) == 2
+    assert "leave MODEL and --ray out" in capsys.readouterr().err
