@@ -206,7 +206,7 @@ COOPMAT_REG_SUMS = 3072  # float4s of shared memory for the partial sums of matm
 SHARING = 4  # subgroups that share decoded weights, of matmul_coopmat_reg.slang
 # Workgroups from which sharing is faster, and the same where decoding takes longer.
 MIN_SHARING_WORKGROUPS, MIN_SHARING_WORKGROUPS_SLOW = 256, 128
-SLOW_TO_DECODE = ("q5_1", "q5_k", "q6_k", *FLOAT_TYPES)
+SLOW_TO_DECODE = ("q5_1", "q4_k", "q5_k", "q6_k", *FLOAT_TYPES)
 REG_TOKENS = 8  # tokens of a tile: columns of the matrix of activations
 
 
@@ -246,6 +246,7 @@ def _matmul_coopmat_reg(
             expand=_expand("expand_coopmat_reg", layout),
         )
     pairs = 2 if glu or groups > 1 else 1  # pairs of panels per subgroup
+    in_pairs = LAYOUTS[layout].span > 32  # neighbouring blocks share scales: subgroups take pairs of them
     # split_k: subgroups that share the columns of the same rows, more where rows are few; units: subgroups with rows of
     # their own.
     if groups > 1:
@@ -255,11 +256,17 @@ def _matmul_coopmat_reg(
         units = 4 // split_k
     elif panels >= HEAD_PANELS and tiles < 8:
         pairs, split_k, units = (1, 4, 2) if tiles == 1 else (2, 2, 2)
-    elif tokens <= 4:
-        # Also 5% faster for 5 to 8 tokens. Not used there: throughput must not fall from 8 to 9 tokens, which need a
-        # second tile.
-        pairs = 2 if glu or panels >= 256 else 1
-        split_k, units = 16 if not glu and scalars["columns"] >= 2048 else 8, 1
+    elif tiles == 1 and (tokens <= 4 or in_pairs):
+        # Also 10% faster for 5 to 8 tokens of other formats. Not used there: throughput must not fall from 8 to 9
+        # tokens, which need a second tile.
+        wide = panels >= 256 and (not in_pairs or scalars["columns"] >= 2 * scalars["rows"])
+        pairs = 2 if glu or wide else 1
+        split_k = 16 if not glu and scalars["columns"] >= 2048 and (wide or panels < 256) else 8
+        units = 1
+        if glu and in_pairs:
+            split_k, units = 4, 2
+    elif tiles == 2 and in_pairs:
+        split_k, units = (4, 1) if glu else (8, 2 if panels >= 256 else 1)
     else:
         split_k = 4 if tiles == 8 or (glu and tiles != 2) else 8
         units = 2 if (glu and tiles == 1) or (not glu and tiles == 4) else 1

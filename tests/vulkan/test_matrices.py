@@ -40,8 +40,8 @@ def in_software(text: str) -> str:
     text = text.replace("coopMatMulAdd<float, false>", "software_multiply_add")
     text = text.replace("return WaveReadLaneAt(v, lane);", "return software_of_lane(v, lane);")
     text = text.replace("[ForceUnroll]", "[loop]")  # software takes minutes to compile long code
-    text = re.sub(r"\{ (take_\w+|matmul)<", r"{ this_thread = thread; \1<", text)
-    return re.sub(rf"^QUANTISED\((?!{'|'.join(LAYOUTS)}\)).*\n", "", text, flags=re.M)
+    text = re.sub(r"\{ (take_\w+|matmul\w*)<", r"{ this_thread = thread; \1<", text)
+    return re.sub(rf"^[A-Z_]+\((?!{'|'.join(LAYOUTS)}|float)\w+\)\n", "", text, flags=re.M)
 
 
 def without_splits(rule: DispatchRule) -> DispatchRule:
@@ -88,6 +88,7 @@ def matmuls() -> Iterator[Case]:
         ("q4_0", 3, 4112, 64, 0), ("q4_0", 4, 128, 64, 1),  # the former in two pairs of panels
         ("q4_0", 5, 40, 512, 0), ("q4_0", 12, 128, 512, 2), ("q4_0", 30, 96, 64, 0), ("q4_0", 64, 80, 96, 0),
         ("q4_0", 100, 112, 256, 0), ("q4_0", 66, 4096, 32, 0), ("q4_k", 12, 48, 256, 0), ("q6_k", 5, 128, 512, 2),
+        ("q4_k", 30, 40, 256, 0), ("q6_k", 60, 40, 256, 0),
         ("f16", 12, 48, 256, 0), ("bf16", 30, 128, 512, 2), ("f16", 100, 4096, 64, 0),
     ):  # fmt: skip
         yield matmul.make_case(layout, tokens, rows, columns, epilogue, 0, rng)
@@ -96,6 +97,19 @@ def matmuls() -> Iterator[Case]:
 def test_matmuls(device: VulkanDevice) -> None:
     for case in matmuls():
         check_matmul(device, matmul.BY_LAYOUT[case.label.split()[0]], case)
+
+
+def test_matmuls_of_larger_matrices(device: VulkanDevice) -> None:
+    """Two pairs of panels a subgroup; and weights that subgroups share, in whole stages and with a block more."""
+    rng = np.random.default_rng(4)
+    for layout, tokens, rows, columns, choice in (
+        ("q4_k", 7, 80, 512, {"pairs": 2}),
+        ("q4_0", 100, 112, 96, {"shared": 1}),
+        ("q4_k", 100, 64, 256, {"shared": 1}),
+    ):
+        case = matmul.make_case(layout, tokens, rows, columns, 0, 0, rng)
+        with device.capabilities.choices.trying(choice):
+            check_matmul(device, matmul.BY_LAYOUT[layout], case)
 
 
 def test_attention(device: VulkanDevice) -> None:
