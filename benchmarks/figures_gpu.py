@@ -7,6 +7,7 @@ import json
 import math
 import re
 from statistics import median
+from typing import Any
 
 from benchmarks.figures import RESULTS, Data, figure, newest, read, rows_of
 from benchmarks.plan_rows import gpu_rows_by_label
@@ -188,6 +189,33 @@ def formats_h200() -> str:
         ["", "1", "2", "4", "8", "9", "16", "32", "64", "prefill", "GB/s", "TFLOP/s"],
         lines,
     )
+
+
+@figure
+def formats_h200_profile() -> str:
+    """The launches of a step, by what they compute: ms of all layers, and TFLOP/s of a prompt's matmuls."""
+    steps = [(p["format"], p["label"], p["groups"]) for p in read("formats-h200")["profiles"]]
+    names = list(dict.fromkeys(_part(group) for _, _, groups in steps for group in groups))
+    lines = []
+    for name in names:
+        cells = []
+        for _, label, groups in steps:
+            same = [group for group in groups if _part(group) == name]
+            ms, rate = (
+                sum(group["ms"] for group in same),
+                max((group["TOP_s"] for group in same), default=0.0),
+            )
+            fast = f" ({rate:.0f})" if label.startswith("prefill") and rate > 100 else ""
+            cells.append(f"{ms:.2f}{fast}" if same else "-")
+        lines.append([name, *cells])
+    return rows_of(["", *(f"{layout.upper()}, {_title(label)}" for layout, label, _ in steps)], lines)
+
+
+def _part(group: dict[str, Any]) -> str:
+    """Matmuls by name, other launches by kernel."""
+    kernel = str(group["kernel"])
+    named = kernel.startswith("matmul") or kernel.startswith("expand")
+    return str(group["name"]) if named else kernel.partition("_")[0]
 
 
 # ---- before and after the renaming
