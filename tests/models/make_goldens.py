@@ -153,6 +153,9 @@ def goldens() -> Iterator[Golden]:
     experts = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, rope_parameters=rope(1e6))
     yield small("Qwen3Moe", "qwen3moe", qwen, head_dim=16, norm_topk_prob=True, **experts)
     yield small("Qwen2Moe", "qwen2moe", qwen, shared_expert_intermediate_size=64, **experts)
+    olmo = {"tokenizer.ggml.pre": "dbrx"}
+    experts = dict(num_experts=8, num_experts_per_tok=3, num_key_value_heads=4, rope_parameters=rope(1e4))
+    yield small("Olmoe", "olmoe", olmo, **experts)
     yield small("Mixtral", "mixtral", num_local_experts=4, num_experts_per_tok=2, rope_parameters=rope(1e4))
 
 

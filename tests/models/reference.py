@@ -79,7 +79,7 @@ class ReferenceModel:
         for token in range(len(x)):
             chosen = np.argsort(-scores[token], kind="stable")[:used]
             weights = scores[token, chosen]
-            if self.architecture != "qwen2moe":
+            if self.architecture not in ("qwen2moe", "olmoe"):
                 weights = weights / weights.sum()
             for expert, weight in zip(chosen, weights, strict=True):
                 assert expert < experts
@@ -103,12 +103,13 @@ class ReferenceModel:
         window = self.window if sliding else tokens
         # [heads, tokens, head_size]; the query heads that share a KV head are neighbours
         q, k, v = (
-            self.linear(x, f"blk.{layer}.attn_{name}").reshape(tokens, -1, self.head_size).swapaxes(0, 1)
+            self.projection(x, f"blk.{layer}.attn_{name}").reshape(tokens, -1, self.head_size).swapaxes(0, 1)
             for name in "qkv"
         )
         rotation = self.rotation(tokens, sliding)
-        q = self.rotate(self.norm(q, f"blk.{layer}.attn_q_norm"), rotation) * np.float32(self.score_scale())
-        k = self.rotate(self.norm(k, f"blk.{layer}.attn_k_norm"), rotation)
+        if self.architecture != "olmoe":  # which has normed Q and K over all heads at once
+            q, k = (self.norm(y, f"blk.{layer}.attn_{name}_norm") for name, y in (("q", q), ("k", k)))
+        q, k = self.rotate(q, rotation) * np.float32(self.score_scale()), self.rotate(k, rotation)
         k, v = (np.repeat(kv, self.heads // self.kv_heads, axis=0) for kv in (k, v))
         cap = self.soft_cap_of("attn_logit_softcapping", 50.0)
         out = np.empty((tokens, self.heads, self.head_size), np.float32)
@@ -122,6 +123,10 @@ class ReferenceModel:
             weights /= weights.sum(axis=-1, keepdims=True)
             out[start:stop] = (weights @ v[:, first:stop]).swapaxes(0, 1)
         return out.reshape(tokens, -1)
+
+    def projection(self, x: Array, name: str) -> Array:
+        y = self.linear(x, name)
+        return self.norm(y, f"{name}_norm") if self.architecture == "olmoe" else y
 
     def is_sliding(self, layer: int) -> bool:
         if not self.window:
