@@ -13,7 +13,7 @@
 
 #include "core.h"
 
-enum { MAX_THREADS = 256, SPINS_BETWEEN_RUNS = 20000, MIN_SPINS = 200, MAX_SPINS = 6400 };
+enum { MAX_THREADS = 256, SPINS_BETWEEN_RUNS = 20000, MIN_SPINS = 200, MAX_SPINS = 25600 };
 
 typedef struct { _Alignas(64) atomic_int next; int32_t end; } item_range;  // a cache line each: threads do not collide
 
