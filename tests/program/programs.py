@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.kernel import Buffer, Cost, Grid, Kernel
-from tandem.kernels.layout import ChooseLayout
+from tandem.kernels.layout import ChooseLayout, Layout
 from tandem.kernels.panels import panel_layout
 from tandem.model.architectures import ARCHITECTURES
 from tandem.model.config import ModelConfig, Rope
@@ -33,10 +33,17 @@ def build(
     config: ModelConfig, formats: Formats, passes: Iterable[str] = PASSES, *, tokens: int = 512, rows: int = 64,
     context: int = 2048, kv: str = "f16", choose: ChooseLayout = panel_layout,
 ) -> Program:  # fmt: skip
-    builder = Builder()
-    ARCHITECTURES[config.architecture].build(builder, config, context)
     shapes = ARCHITECTURES[config.architecture].tensors(config)
     layouts = {name: choose(format, *shapes[name]) for name, format in formats.items()}
+    return build_with(config, layouts, passes, tokens=tokens, rows=rows, context=context, kv=kv)
+
+
+def build_with(
+    config: ModelConfig, layouts: dict[str, Layout], passes: Iterable[str], *, tokens: int, rows: int, context: int,
+    kv: str,
+) -> Program:  # fmt: skip
+    builder = Builder()
+    ARCHITECTURES[config.architecture].build(builder, config, context)
     ops = fuse(builder.ops, layouts, passes)
     blocks = -(-context // KV_BLOCK)
     limits = StepLimits(tokens, rows, rows, blocks, len(config.windows))
@@ -46,9 +53,9 @@ def build(
 
 def golden(name: str, passes: Iterable[str] = PASSES, tokens: int = 512, rows: int = 64) -> Program:
     model = open_model(GOLDENS[name])
-    formats = {matrix: format for matrix, (format, *_) in model.matrices().items()}
+    layouts = model.layouts(panel_layout)
     try:
-        return build(model.config, formats, passes, tokens=tokens, rows=rows, context=128, kv="f32")
+        return build_with(model.config, layouts, passes, tokens=tokens, rows=rows, context=128, kv="f32")
     finally:
         model.gguf.close()
 
