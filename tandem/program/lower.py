@@ -257,10 +257,8 @@ class _Lowering:
         out_q8 = False
         if activation:
             out, out_q8 = self._output(op.outputs[0])
-        elif len(op.outputs) == 1:
-            out = self._rows(op.outputs[0])
         else:
-            out = self._stack(op.outputs)
+            out = self._outputs(op)
         if self.consumers.get(op.outputs[0], [op])[0].kind == "sample":
             self._host_tensor(out)
         biases = op.attrs["biases"]
@@ -288,14 +286,35 @@ class _Lowering:
         )
         self._done(*op.outputs)
 
-    def _stack(self, outputs: list[Value]) -> Tensor:
-        """One tensor for the outputs of a merged matmul, and a view for each."""
-        whole = Value("+".join(v.name for v in outputs), sum(v.width for v in outputs), outputs[0].count)
+    def _outputs(self, op: Op) -> Tensor:
+        """The tensor of a matmul's outputs, with a view for each.
+
+        Query, key and value are columns of one tensor even if several matmuls make them, since their weights have
+        different layouts: a GPU may then rotate and store them inside attention.
+        """
+        outputs, name = op.outputs, "+".join(v.name for v in op.outputs)
+        if outputs[0] not in self.f32:
+            readers = self.consumers.get(outputs[0], [])
+            inputs = readers[0].inputs if readers and readers[0].kind == "heads" else []
+            together = inputs if inputs[: len(outputs)] == outputs else outputs
+            if len(together) == 1:
+                return self._rows(outputs[0])
+            self._stack(together)
+        first = self.f32[outputs[0]]
+        if len(outputs) == 1:
+            return first
+        if first.root.name == name:
+            return first.root
+        size = rows_bytes(self.counts[outputs[0].count], sum(v.width for v in outputs), first.stride)
+        return Tensor(name, first.arena, "f32", size, first.stride, first.offset, first.root)
+
+    def _stack(self, values: list[Value]) -> None:
+        """One tensor for several values, and a view for each."""
+        whole = Value("+".join(v.name for v in values), sum(v.width for v in values), values[0].count)
         base, column = self._rows(whole), 0
-        for value in outputs:
+        for value in values:
             self._view(base, value, column)
             column += value.width
-        return base
 
     def _quantised(self, x: Value) -> Tensor:
         if x not in self.q8:

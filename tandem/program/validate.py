@@ -82,7 +82,22 @@ def _check_no_aliasing(where: str, launch: Launch) -> None:
 
 def _check_written(where: str, tensor: Tensor, intact: set[Tensor], lost: dict[Tensor, Tensor]) -> None:
     _, begin, end = tensor.region
-    if not any(t.root is tensor.root and t.start <= begin and end <= t.start + t.nbytes for t in intact):
+    same = [t for t in intact if t.root is tensor.root]
+    whole = any(t.start <= begin and end <= t.start + t.nbytes for t in same)
+    if not whole and not _columns_written(tensor, same):
         by = lost.get(tensor.root)
         why = f"{by.name} has been written over it" if by else "nothing has written it"
         raise ProgramError(f"{where} reads {tensor.name}, but {why}")
+
+
+def _columns_written(tensor: Tensor, same: list[Tensor]) -> bool:
+    """Whether tensors of `same`, in the same root, together have all columns of a tensor's rows."""
+    if not tensor.stride:
+        return False
+    first, end = tensor.columns
+    rows = -(-tensor.nbytes // (4 * tensor.stride))
+    views = [t for t in same if t.stride == tensor.stride and -(-t.nbytes // (4 * t.stride)) >= rows]
+    for begin, stop in sorted(t.columns for t in views):
+        if begin <= first:
+            first = max(first, stop)
+    return first >= end

@@ -110,6 +110,24 @@ def test_a_step_of_one_token_has_no_other_launches(program: Program) -> None:
     assert [i for i, barrier in enumerate(barriers) if not barrier] == [0, *beside]
 
 
+@pytest.mark.fast
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_attention_is_fused_where_values_have_another_format(tokens: int) -> None:
+    """As in files of mixed formats: a matmul of query and key, one of the value, and no barrier between them."""
+    program = Planned(SyntheticModel("gemma-3-27b:q4_k_m", layers=3), 64).program
+    counts = {"tokens": tokens, "rows": tokens, "work": tokens, SINGLE: 1}
+    step = step_program(program, counts, H200)
+    validate(step)
+    names = [launch.kernel.name for launch in step.launches]
+    assert names.count("attention_rope") == 3 and not {"rope", "attention"} & set(names)
+    assert [launch.barrier for launch in step.launches if launch.name == "blk.2.v"] == [False]
+    without = [launch for launch in step.launches if launch.name != "blk.2.v"]
+    with pytest.raises(
+        ProgramError, match=r"attention_\w+ -> blk.2.attn\) reads .*, but nothing has written it"
+    ):
+        validate(replace(step, launches=without))
+
+
 UNWRITTEN, UNORDERED = "reads .*, but", "without a barrier"
 
 
