@@ -128,6 +128,22 @@ def test_a_refused_request_with_a_body_is_answered(server: Running) -> None:
     assert status_of(answer) == 403 and b"connection: close" in answer
 
 
+def test_bodies_of_clients_without_a_key_are_not_kept(model: Path, tmp_path: Path) -> None:
+    """They would take the memory for the bodies of others, who then get 429."""
+    (tmp_path / "keys").write_text(KEY)
+    (tmp_path / "keys").chmod(0o600)
+    head = b"POST /health HTTP/1.1\r\nhost: a\r\ncontent-length: 90000\r\n\r\n"
+    with serving(tmp_path, model, "--api-keys", tmp_path / "keys", max_body=100_000) as server:
+        half = [connect(server) for _ in range(20)]
+        for client in half:
+            client.sendall(head + b" " * 80_000)
+        assert all(status_of(client.recv(100)) == 400 for client in half)
+        assert server.ask("/tokenize", {"content": "Hi"}, x_api_key=KEY)[0] == 200
+        assert server.ask("/v1/models", x_api_key=KEY)[0] == server.ask("/health")[0] == 200
+        for client in half:
+            client.close()
+
+
 # ---- pipelined requests
 
 

@@ -133,9 +133,15 @@ class Middleware:
             return await exchange.allow_origin()
         if self.keys and not is_open and not self.keys.accept(exchange.key()):
             raise Refusal(401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`")
+        if (
+            is_open and exchange.has_body()
+        ):  # or, without a key, bodies would take the memory for those of others
+            raise Refusal(400, f"{path[:80]} takes no body: send none")
         exchange.is_served = not is_open
         counts = not is_open and path not in MONITORING_PATHS
         self.check_capacity(counts)
+        if exchange.has_body():
+            self.check_bodies()
         await exchange.read_body(self)
         self.parsed_bytes += exchange.parsed_bytes
         self.check_capacity(counts)  # again: other requests may have arrived meanwhile
@@ -172,11 +178,8 @@ class Middleware:
         await asyncio.sleep(max(0.0, due - now))
 
     def check_capacity(self, counts: bool) -> None:
-        if not counts:
-            return
-        if self.working >= self.settings.max_requests:
+        if counts and self.working >= self.settings.max_requests:
             raise Refusal(429, f"{self.working} requests are in progress: try again later")
-        self.check_bodies()
 
     def check_bodies(self) -> None:
         if self.body_bytes > MAX_BODIES * self.settings.max_body:
@@ -353,9 +356,12 @@ class Exchange:
         except TimeoutError:
             self.abort()
 
-    def _has_unread_body(self) -> bool:
+    def has_body(self) -> bool:
         length, encoding = self.header(b"content-length"), self.header(b"transfer-encoding")
-        return self._body is None and (length not in ("", "0") or encoding != "")
+        return length not in ("", "0") or encoding != ""
+
+    def _has_unread_body(self) -> bool:
+        return self._body is None and self.has_body()
 
     async def _discard_body(self) -> None:
         """Reads the rest of a body: a client that is still sending would not see a response before a close."""
