@@ -55,7 +55,10 @@ def main() -> None:
     )
     parser.add_argument("--device", default="vulkan")
     parser.add_argument("--model", default="gemma-3-27b")
-    parser.add_argument("--formats", default="q4_0,q4_1,q5_0,q5_1,q8_0,q4_k,q5_k,q6_k,f16,bf16,f32")
+    parser.add_argument(
+        "--formats",
+        default="q4_0,q4_1,q5_0,q5_1,q8_0,q4_k,q5_k,q6_k,q3_k,q2_k,iq4_nl,iq4_xs,mxfp4,f16,bf16,f32",
+    )
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -39,6 +39,23 @@ ATTENTION_ERROR = 4e-6  # maximum error of attention in float32
 # Maximum error of a matmul relative to the RMS of the result: in float16 on matrix units, else in int8 and float32.
 MATRIX_ERROR, INTEGER_ERROR = 1e-2, 1e-4
 LARGER_MATMULS = "larger matmuls"
+LARGE_LAYOUTS = (
+    *(
+        "q4_0",
+        "q4_1",
+        "q5_0",
+        "q8_0",
+        "q4_k",
+        "q5_k",
+        "q6_k",
+        "q3_k",
+        "q2_k",
+        "iq4_xs",
+        "mxfp4",
+        "f16",
+        "bf16",
+    ),
+)
 
 
 class Mismatch(AssertionError):
@@ -104,7 +121,7 @@ def check_kernel(device: AnyDevice, name: str, cases: Iterator[Case]) -> Checked
 
 def large_matmuls(rng: np.random.Generator) -> Iterator[Case]:
     """Shapes with whole and ragged tiles for the matrix units."""
-    for layout in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "f16", "bf16"):
+    for layout in LARGE_LAYOUTS:
         for tokens, rows, columns, epilogue, out_q8 in (
             (12, 144, 1024, 0, 0),
             (30, 256, 1024, 1, 1),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tandem.kernels.kernel import Array
+from tandem.kernels.panels import FLOAT4_VALUES
 
 
 def half(blocks: Array, at: int) -> Array:
@@ -126,8 +127,7 @@ def tq2_0(blocks: Array) -> Array:
     return scaled(planes(blocks[:, :64], 2, 32) - np.float32(1), half(blocks, 64))
 
 
-# Floats of 4 bits (2 of exponent, 1 of mantissa), doubled: scales are halved. Minus zero reads as zero.
-_FLOAT4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+_FLOAT4 = np.array(FLOAT4_VALUES, np.float32)
 
 
 def mxfp4(blocks: Array) -> Array:

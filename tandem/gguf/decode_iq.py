@@ -15,6 +15,7 @@ import numpy as np
 
 from tandem.gguf.decode import half, planes, scaled
 from tandem.kernels.kernel import Array
+from tandem.kernels.panels import IQ4_VALUES
 
 _CODEBOOKS = {  # levels, bitmap of the lattice
     "IQ1_S": (
@@ -72,9 +73,7 @@ _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder=
 _SIGNS = 1 - 2 * _BITS.astype(np.float32)  # [byte, 8]: a set bit is a minus
 # [7-bit index, 8]: the eighth sign is not stored; it makes the number of minuses even.
 _EVEN_SIGNS = _SIGNS[np.arange(128) + 128 * (_BITS[:128].sum(axis=1, dtype=np.int64) % 2)]
-_FOUR_BIT_LEVELS = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
-)
+_FOUR_BIT_LEVELS = np.array(IQ4_VALUES, np.float32)
 _DELTA = np.float32(0.125)  # IQ1 shifts its points by this, up or down
 
 

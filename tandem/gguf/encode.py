@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tandem.kernels.kernel import Array
+from tandem.kernels.panels import FLOAT4_VALUES, IQ4_VALUES
 
 
 def _half(values: Array) -> Array:
@@ -123,6 +124,72 @@ def q6_k(values: Array) -> Array:
     return np.concatenate([*packed, _half(scale)], axis=1)
 
 
+def q3_k(values: Array) -> Array:
+    groups = values.reshape(len(values), 16, 16)
+    step = _extreme(groups)[:, :, 0] / -4
+    scale = _rounded_half(np.abs(step).max(axis=1, keepdims=True) / 31)
+    scales = _steps(step, scale, -31, 31)
+    q = _steps(groups, np.broadcast_to((scale * scales)[:, :, None], groups.shape), -4, 3) + 4
+    q, s = q.reshape(values.shape), scales + 32
+    packed = [_pack(q // 4, 1, 32), _pack(q % 4, 2, 32), _pack(s % 16, 4, 8), _pack(s // 16, 2, 4)]
+    return np.concatenate([*packed, _half(scale)], axis=1)
+
+
+def q2_k(values: Array) -> Array:
+    groups = values.reshape(len(values), 16, 16)
+    low = np.maximum(-groups.min(axis=2), 0)  # minima are stored negated, never below zero
+    step = (groups.max(axis=2) + low) / 3
+    scale = _rounded_half(step.max(axis=1, keepdims=True) / 15)
+    minimum = _rounded_half(low.max(axis=1, keepdims=True) / 15)
+    scales, minima = _steps(step, scale, 0, 15), _steps(low, minimum, 0, 15)
+    offset, step = (minimum * minima)[:, :, None], (scale * scales)[:, :, None]
+    q = _steps(groups + offset, np.broadcast_to(step, groups.shape), 0, 3).reshape(values.shape)
+    return np.concatenate(
+        [(scales + 16 * minima).astype(np.uint8), _pack(q, 2, 32), _half(scale), _half(minimum)], axis=1
+    )
+
+
+def _nearest(values: Array, scale: Array, table: tuple[int, ...]) -> Array:
+    """Returns the index of the entry nearest to values / scale."""
+    order = np.argsort(table)
+    entries = np.array(table, np.float32)[order]
+    quotient = np.divide(values, scale, out=np.zeros_like(values), where=scale != 0)
+    indices: Array = order[np.searchsorted((entries[1:] + entries[:-1]) / 2, quotient)]
+    return indices
+
+
+def iq4_nl(values: Array) -> Array:
+    scale = _rounded_half(_extreme(values) / IQ4_VALUES[0])
+    return np.concatenate([_half(scale), _pack(_nearest(values, scale, IQ4_VALUES), 4, 16)], axis=1)
+
+
+def iq4_xs(values: Array) -> Array:
+    groups = values.reshape(len(values), 8, 32)
+    step = _extreme(groups)[:, :, 0] / IQ4_VALUES[0]
+    scale = _rounded_half(np.abs(step).max(axis=1, keepdims=True) / 31)
+    scales = _steps(step, scale, -31, 31)
+    indices = _nearest(groups, np.broadcast_to((scale * scales)[:, :, None], groups.shape), IQ4_VALUES)
+    s = scales + 32
+    packed = [
+        _pack(s // 16, 2, 1),
+        _pack(s % 16, 4, 1),
+        _pack(indices.reshape(-1, 32), 4, 16).reshape(-1, 128),
+    ]
+    return np.concatenate([_half(scale), *packed], axis=1)
+
+
+def mxfp4(values: Array) -> Array:
+    largest = np.abs(values).max(axis=1, keepdims=True)
+    exponent = np.frexp(largest / 6)[1]  # 2^exponent * 6, the largest value, is no less than `largest`
+    exponent = np.where(largest > 0, np.clip(exponent, -120, 120), -120)
+    indices = _nearest(values, np.ldexp(np.float32(0.5), exponent), FLOAT4_VALUES)
+    return np.concatenate([(exponent + 127).astype(np.uint8), _pack(indices, 4, 16)], axis=1)
+
+
 ENCODERS: dict[str, Callable[[Array], Array]] = {
-    encoder.__name__.upper(): encoder for encoder in (bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k)
+    encoder.__name__.upper(): encoder
+    for encoder in (
+        *(bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k),
+        *(iq4_nl, iq4_xs, mxfp4),
+    )
 }

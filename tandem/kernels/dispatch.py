@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from tandem.kernels.abi import MAX_SCALARS
 from tandem.kernels.kernel import Counts, Scalars
+from tandem.kernels.panels import CHOSEN
 
 
 class Choices(Protocol):
@@ -68,7 +69,29 @@ SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
 COUNTER_BYTES = 4 * COUNTERS
 SCRATCH_WORDS_BYTES = SCRATCH_BYTES - COUNTER_BYTES  # bytes after the counters
 
+# Specialisation constants that say which format the weights have, in shaders that several formats share.
+FLOAT_CONSTANT, CHOSEN_CONSTANT = 2, 5  # float_panels.slang, chosen_panels.slang
+FLOAT_TYPES = ("f16", "bf16")  # on matrix units, in the order of float_panels.slang
+
 ENOUGH_WORKGROUPS = {"discrete": 1024, "integrated": 256}  # workgroups that fill a GPU of this kind
+
+
+def shader_layout(layout: str) -> str:
+    """The part of a shader's name that says which formats it is for."""
+    return "chosen" if layout in CHOSEN else "float" if layout in FLOAT_TYPES else layout
+
+
+def with_format(constants: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """Adds the constant by which a shader for several formats is told the one of its weights."""
+    if layout in CHOSEN:
+        return *_padded(constants, CHOSEN_CONSTANT), CHOSEN.index(layout)
+    if layout in FLOAT_TYPES:
+        return *_padded(constants, FLOAT_CONSTANT), FLOAT_TYPES.index(layout)
+    return constants
+
+
+def _padded(constants: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return *constants, *[0] * (count - len(constants))  # 0: the shader has no such constant
 
 
 def compiled_scalars(gpu: Gpu, count: int = MAX_SCALARS) -> int:

@@ -11,10 +11,12 @@ from functools import partial
 import numpy as np
 
 from tandem.kernels.abi import RESULT_INTS, TOKEN_ID, TOKEN_INTS, TOKEN_SOURCE
-from tandem.kernels.dispatch import Dispatch, Gpu
+from tandem.kernels.dispatch import Dispatch, Gpu, with_format
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.matmul import random_panels, unpack_panels
-from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
+from tandem.kernels.panels import CHOSEN, LAYOUT_NAMES, LAYOUTS
+
+THREADS = 64  # of a workgroup on a GPU
 
 
 def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
@@ -65,7 +67,14 @@ def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     """One thread computes 8 columns of one token."""
-    return Dispatch(-(-int(scalars["columns"]) // (8 * 64)), counts["tokens"])
+    layout = LAYOUT_NAMES[int(scalars["format"])]
+    chosen = layout in CHOSEN
+    return Dispatch(
+        -(-int(scalars["columns"]) // (8 * THREADS)),
+        counts["tokens"],
+        shader="embed_chosen" if chosen else "",
+        constants=with_format((THREADS,), layout) if chosen else (),
+    )
 
 
 def _kernel(layout: str) -> Kernel:

@@ -19,7 +19,7 @@ from tandem.kernels.abi import (
     PANEL_ROWS,
     Q8_TILE,
 )
-from tandem.kernels.dispatch import Dispatch, Gpu
+from tandem.kernels.dispatch import Dispatch, Gpu, shader_layout, with_format
 from tandem.kernels.experts import (
     expected_experts,
     group,
@@ -151,7 +151,8 @@ def make_case(
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     """y: the experts in use at most. A workgroup computes 64 rows, or a panel of float weights (GLU: four)."""
     experts, count = most_experts(counts["tokens"], scalars), panels(int(scalars["rows"]))
-    if not LAYOUTS[layout_of(scalars)].quantised:
+    layout = layout_of(scalars)
+    if not LAYOUTS[layout].quantised:
         threads = min(128, gpu.workgroup_invocations)
         sums = threads // gpu.subgroup_min * PANEL_ROWS * FLOAT_TOKENS
         return Dispatch(count // 4 if scalars["epilogue"] else count, experts, constants=(threads, sums))
@@ -168,7 +169,8 @@ def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     return Dispatch(
         -(-count // PANELS_PER_GROUP),
         experts,
-        constants=(threads, Q8_TILE * (1 if each < 24 else 2 if each < 48 else 4)),
+        shader=f"expert_matmul_{shader_layout(layout)}",
+        constants=with_format((threads, Q8_TILE * (1 if each < 24 else 2 if each < 48 else 4)), layout),
     )
 
 

@@ -10,7 +10,6 @@ enum { X, WEIGHTS, BIAS, OUT, GROUPS };
 // The last two of an expert matmul's scalars are others: EXPERTS in place of COUNT, USED in place of SOFTCAP.
 enum { FORMAT, ROWS, COLUMNS, X_STRIDE, OUT_STRIDE, PANELS_PER_ITEM, COUNT, EPILOGUE, OUT_Q8, SOFTCAP, EXPERTS = COUNT };
 enum { GLU_PANELS = 2 * GLU_ROWS / PANEL_ROWS };  // GLU_ROWS rows of gate, then as many of up
-#define FINE_ZERO 32.0f  // zero point of q6_k, the one format with a scale for every 16 columns
 
 #if defined(ISA_avx512)
 #define MAX_TILE_TOKENS 16  // tokens of a register tile: 16 sums + 8 weights + scales fill the 32 registers
@@ -24,6 +23,7 @@ typedef void quants_fn(const uint8_t *, int, i32x16 *);
 typedef void scales_fn(const uint8_t *, f32x16 *, f32x16 *);
 typedef struct {
     int span, bytes, fine, small;  // columns and bytes of a chunk; 1: a scale per 16 columns; 1: quants fit in 7 bits
+    float zero;                    // of a fine format: the quant that stands for 0, or 0 if it has minima
     quants_fn *quants;
     scales_fn *scales;
 } format;
@@ -54,12 +54,15 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
                 const int8_t *q = x->q[first + t];
                 f32x16 x_scale = f_set(x->scale[first + t]);
                 if (f.fine) {
-                    // Subtracts the zero point before it scales, so that 16 columns need no minimum of their own.
                     f32x16 low = f_from_int(dot16(f.small, i_zero(), w, q));
                     f32x16 high = f_from_int(dot16(f.small, i_zero(), w + 4, q + 16));
-                    low = f_fma(low, x_scale, f_set(-FINE_ZERO * x->low[first + t]));
-                    high = f_fma(high, x_scale, f_set(-FINE_ZERO * x->high[first + t]));
+                    // Subtracts a zero point before it scales, so that 16 columns need no minimum of their own.
+                    low = f.zero ? f_fma(low, x_scale, f_set(-f.zero * x->low[first + t])) : f_mul(low, x_scale);
+                    high = f.zero ? f_fma(high, x_scale, f_set(-f.zero * x->high[first + t])) : f_mul(high, x_scale);
                     acc[t] = f_fma(high, scale[2 * block + 1], f_fma(low, scale[2 * block], acc[t]));
+                    if (f.zero) continue;
+                    acc[t] = f_fma(minimum[2 * block], f_set(x->low[first + t]), acc[t]);
+                    acc[t] = f_fma(minimum[2 * block + 1], f_set(x->high[first + t]), acc[t]);
                 } else {
                     i32x16 dot = dot16(f.small, dot16(f.small, i_zero(), w, q), w + 4, q + 16);
                     acc[t] = f_fma(f_mul(f_from_int(dot), x_scale), scale[block], acc[t]);
@@ -216,9 +219,9 @@ ALWAYS_INLINE void multiply_experts(const launch_args *args, int32_t item, size_
     multiply_panels(args, item % items, &o, panel_bytes, multiply);
 }
 
-#define QUANTISED(name, small) \
+#define QUANTISED(name, small, zero) \
     static __attribute__((noinline)) void name##_panel(const launch_args *args, const uint8_t *panel, int token, int tokens, int columns, f32x16 *sums) { \
-        const format f = {name##_SPAN, name##_BYTES, name##_FINE, small, name##_quants, name##_scales}; \
+        const format f = {name##_SPAN, name##_BYTES, name##_FINE, small, zero, name##_quants, name##_scales}; \
         quantised_panel(f, panel, q8_at(args->buffer[X], columns, token, 0), tokens, columns, sums); \
     } \
     KERNEL(matmul_##name) { \
@@ -228,14 +231,19 @@ ALWAYS_INLINE void multiply_experts(const launch_args *args, int32_t item, size_
         (void)step; \
         multiply_experts(args, item, (size_t)args->scalar[COLUMNS].i / name##_SPAN * name##_BYTES, name##_panel); \
     }
-QUANTISED(q4_0, 1)
-QUANTISED(q4_1, 1)
-QUANTISED(q5_0, 1)
-QUANTISED(q5_1, 1)
-QUANTISED(q8_0, 0)
-QUANTISED(q4_k, 1)
-QUANTISED(q5_k, 1)
-QUANTISED(q6_k, 1)
+QUANTISED(q4_0, 1, 0)
+QUANTISED(q4_1, 1, 0)
+QUANTISED(q5_0, 1, 0)
+QUANTISED(q5_1, 1, 0)
+QUANTISED(q8_0, 0, 0)
+QUANTISED(q4_k, 1, 0)
+QUANTISED(q5_k, 1, 0)
+QUANTISED(q6_k, 1, 32)
+QUANTISED(q3_k, 1, 4)
+QUANTISED(q2_k, 1, 0)
+QUANTISED(iq4_nl, 0, 0)
+QUANTISED(iq4_xs, 0, 0)
+QUANTISED(mxfp4, 1, 0)
 
 #define FLOAT(name) \
     static __attribute__((noinline)) void name##_panel(const launch_args *args, const uint8_t *panel, int token, int tokens, int columns, f32x16 *sums) { \

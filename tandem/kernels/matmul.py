@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -15,7 +16,7 @@ from tandem.kernels.abi import (
     PANEL_ROWS,
 )
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
-from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
+from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS, VALUES
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store, q8_unpack, q8_zeros
 
 
@@ -138,49 +139,76 @@ def unpack_panels(layout: str, packed: Array, rows: int, columns: int) -> Array:
 
 
 def _panel_quants(layout: str, chunks: Array, blocks: int) -> Array:
+    """Unpacks quants, or what a table has for them: [panels, chunks, blocks, 32 columns, 16 rows]."""
     shape = chunks.shape[:2]
+
+    def bits(begin: int, count: int) -> Array:
+        """Unpacks fields of `count` bits from byte `begin`: [..., 8 steps, 16 rows, 4]."""
+        packed = chunks[..., begin : begin + 64 * blocks * count]
+        packed = packed.reshape(*shape, blocks, count, 1, PANEL_ROWS, 4)
+        fields = packed >> np.arange(0, 8, count, dtype=np.uint8)[:, None, None] & (1 << count) - 1
+        return fields.reshape(*shape, blocks, 8, PANEL_ROWS, 4)
+
     if layout == "q8_0":
         w = chunks[..., :512].reshape(*shape, 1, 8, PANEL_ROWS, 4)
+    elif layout == "q2_k":
+        w = bits(0, 2)
+    elif layout == "q3_k":
+        w = bits(0, 2) | bits(128 * blocks, 1) << 2
     else:
         nibbles = chunks[..., : 256 * blocks].reshape(*shape, blocks, 4, PANEL_ROWS, 4)
-        w = np.concatenate([nibbles & 15, nibbles >> 4], axis=3)  # [..., 8 steps, 16 rows, 4]
-        rest = chunks[..., 256 * blocks :]
+        w = np.concatenate([nibbles & 15, nibbles >> 4], axis=3)
         if layout.startswith("q5"):
-            bits = rest[..., : 64 * blocks].reshape(*shape, blocks, 1, PANEL_ROWS, 4)
-            w = w | ((bits >> np.arange(8, dtype=np.uint8)[:, None, None]) & 1) << 4
+            w = w | bits(256 * blocks, 1) << 4
         if layout == "q6_k":
-            bits = rest[..., : 128 * blocks].reshape(*shape, blocks, 2, 1, PANEL_ROWS, 4)
-            upper = (bits >> (2 * np.arange(4, dtype=np.uint8))[:, None, None]) & 3
-            w = w | upper.reshape(*shape, blocks, 8, PANEL_ROWS, 4) << 4
+            w = w | bits(256 * blocks, 2) << 4
+    if layout in VALUES:
+        w = np.array(VALUES[layout], np.int8)[w]
     return w.transpose(0, 1, 2, 3, 5, 4).reshape(*shape, blocks, 32, PANEL_ROWS).astype(np.float32)
 
 
 def _panel_scales(layout: str, chunks: Array, blocks: int) -> tuple[Array, Array]:
-    def halves(begin: int) -> Array:
-        return np.ascontiguousarray(chunks[..., begin : begin + 32]).view(np.float16).astype(np.float32)
+    """Unpacks scales and minima: [panels, chunks, blocks, 1 or 2 a block, 16 rows]."""
 
-    if layout == "q6_k":
-        scales = (
-            chunks[..., 3072:3328]
-            .view(np.int8)
-            .reshape(*chunks.shape[:2], 8, 2, PANEL_ROWS)
-            .astype(np.float32)
-        )
-        scale = scales * halves(3328)[:, :, None, None]
-        return scale, -32 * scale
-    if blocks == 8:
-        begin = 2048 + (512 if layout == "q5_k" else 0)
-        low = chunks[..., begin : begin + 128].reshape(*chunks.shape[:2], 8, PANEL_ROWS)
-        pairs = chunks[..., begin + 128 : begin + 192].reshape(*chunks.shape[:2], 4, 1, PANEL_ROWS)
+    def halves(begin: int) -> Array:
+        numbers = np.ascontiguousarray(chunks[..., begin : begin + 32]).view(np.float16).astype(np.float32)
+        return numbers[:, :, None, None]
+
+    def bytes_of(begin: int, *shape: int) -> Array:
+        part = chunks[..., begin : begin + math.prod(shape) * PANEL_ROWS]
+        return part.reshape(*chunks.shape[:2], *shape, PANEL_ROWS)
+
+    def six_bits(begin: int) -> tuple[Array, Array]:
+        low, pairs = bytes_of(begin, 8), bytes_of(begin + 128, 4, 1)
         upper = (pairs >> np.array([[0], [4]], np.uint8)).reshape(low.shape)
-        s = (low & 15) | (upper & 3) << 4
-        m = (low >> 4) | (upper & 12) << 2
-        d, dmin = halves(begin + 192)[:, :, None], halves(begin + 224)[:, :, None]
-        return (s * d)[:, :, :, None], (-(m * dmin))[:, :, :, None]
-    begin = {"q4_0": 256, "q4_1": 256, "q5_0": 320, "q5_1": 320, "q8_0": 512}[layout]
-    scale = halves(begin)[:, :, None, None]
-    zero = {"q4_0": 8, "q5_0": 16, "q8_0": 128}.get(layout)
-    return scale, -zero * scale if zero else halves(begin + 32)[:, :, None, None]
+        return (low & 15) | (upper & 3) << 4, (low >> 4) | (upper & 12) << 2
+
+    if layout in ("q4_k", "q5_k"):
+        begin = 2048 + (512 if layout == "q5_k" else 0)
+        s, m = six_bits(begin)
+        return s[:, :, :, None] * halves(begin + 192), -(m[:, :, :, None] * halves(begin + 224))
+    if layout == "q6_k":
+        scale = bytes_of(3072, 8, 2).view(np.int8).astype(np.float32) * halves(3328)
+        return scale, -32 * scale
+    if layout == "q3_k":
+        scale = (np.stack(six_bits(1536), axis=3) - np.float32(32)) * halves(1728)
+        return scale, -4 * scale
+    if layout == "q2_k":
+        both = bytes_of(1024, 8, 2)
+        return (both & 15) * halves(1280), -((both >> 4) * halves(1312))
+    if layout == "iq4_xs":
+        low = bytes_of(2048, 4, 1) >> np.array([[0], [4]], np.uint8) & 15
+        upper = bytes_of(2112, 2, 1) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+        s = low.reshape(*low.shape[:2], 8, 1, -1) | upper.reshape(*low.shape[:2], 8, 1, -1) << 4
+        scale = (s - np.float32(32)) * halves(2144)
+    elif layout == "mxfp4":
+        scale = (bytes_of(256, 1, 1).astype(np.uint32) << 23).view(np.float32)
+    else:
+        begin = {"q5_0": 320, "q5_1": 320, "q8_0": 512}.get(layout, 256)
+        scale = halves(begin)
+        if layout in ("q4_1", "q5_1"):
+            return scale, halves(begin + 32)
+    return scale, -{"q4_0": 8, "q5_0": 16, "q8_0": 128}.get(layout, 0) * scale
 
 
 def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
@@ -241,7 +269,8 @@ def make_case(
 
 # Standard deviation of random weights with a float16 scale of 1: quants times quantised scales, minus minima.
 SPREADS = {
-    "q4_0": 4.6, "q4_1": 4.6, "q5_0": 9.2, "q5_1": 9.2, "q8_0": 74.0, "q4_k": 257.0, "q5_k": 523.0, "q6_k": 1367.0
+    "q4_0": 4.6, "q4_1": 4.6, "q5_0": 9.2, "q5_1": 9.2, "q8_0": 74.0, "q4_k": 257.0, "q5_k": 523.0, "q6_k": 1367.0,
+    "q3_k": 43.0, "q2_k": 13.0, "iq4_nl": 71.0, "iq4_xs": 1310.0, "mxfp4": 5.9,
 }  # fmt: skip
 
 
@@ -263,7 +292,11 @@ def random_panels(
     data = rng.integers(0, 256, (count, columns // info.span, info.chunk_bytes), dtype=np.uint8)
     largest = 1.5 * size / SPREADS[layout] if size else 0.002 if info.span == 256 else 0.01
     scales = rng.uniform(0.2, 1.0, (*data.shape[:2], PANEL_ROWS)) * largest
-    middle = {"q4_1": -7.5, "q5_1": -15.5, "q4_k": 7.5, "q5_k": 15.5}.get(layout)  # K formats subtract theirs
+    if layout == "mxfp4":
+        data[..., -PANEL_ROWS:] = (scales.astype(np.float32).view(np.uint32) >> 23).astype(np.uint8)
+        return data
+    # K formats subtract theirs.
+    middle = {"q4_1": -7.5, "q5_1": -15.5, "q4_k": 7.5, "q5_k": 15.5, "q2_k": 1.5}.get(layout)
     halves = [scales] if middle is None else [scales, middle * scales]
     packed = np.concatenate(halves, axis=2).astype(np.float16)
     data[..., -packed.shape[2] * 2 :] = packed.view(np.uint8)

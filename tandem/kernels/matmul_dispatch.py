@@ -8,10 +8,19 @@ from dataclasses import replace
 from typing import Literal
 
 from tandem.kernels.abi import PANEL_ROWS
-from tandem.kernels.dispatch import ENOUGH_WORKGROUPS, SCRATCH_WORDS_BYTES, Dispatch, Gpu, compiled_scalars
+from tandem.kernels.dispatch import (
+    ENOUGH_WORKGROUPS,
+    FLOAT_TYPES,
+    SCRATCH_WORDS_BYTES,
+    Dispatch,
+    Gpu,
+    compiled_scalars,
+    shader_layout,
+    with_format,
+)
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.matmul import layout_of, token_count
-from tandem.kernels.panels import LAYOUTS
+from tandem.kernels.panels import CHOSEN, LAYOUTS
 
 Choice = Mapping[str, int]
 Path = Literal["float", "integer_dot", "rows", "coopmat_reg", "coopmat"]
@@ -24,11 +33,10 @@ MAX_FLOAT_TOKENS = 4  # the same for float weights, which dot products multiply 
 ENOUGH_THREADS = {"discrete": 128_000, "integrated": 20_000}  # threads that fill a GPU of this kind
 # Panels of a vocabulary-sized matmul, which has more rows than a GPU has subgroups.
 HEAD_PANELS = 4096
-FLOAT_TYPES = ("f16", "bf16")  # on matrix units, in the order of float_panels.slang
 # Blocks of 32 columns that a lane has in flight for one token and for two: ENTRIES of matmul.slang.
 BLOCKS_IN_FLIGHT = {
     "q4_0": (2, 2), "q4_1": (2, 2), "q5_0": (2, 2), "q5_1": (2, 2), "q8_0": (2, 2), "q4_k": (2, 2), "q5_k": (2, 2),
-    "q6_k": (2, 1),
+    "q6_k": (2, 1), "q3_k": (2, 2), "q2_k": (2, 2), "iq4_nl": (2, 2), "iq4_xs": (2, 2), "mxfp4": (2, 2),
 }  # fmt: skip
 
 
@@ -110,8 +118,8 @@ def _matmul_rows(layout: str, panels: int, tokens: int, gpu: Gpu, choice: Choice
     return Dispatch(
         -(-panels // PANELS_PER_GROUP),
         -(-tokens // at_a_time),
-        shader=f"matmul_{layout}_rows",
-        constants=(threads, at_a_time),
+        shader=f"matmul_{shader_layout(layout)}_rows",
+        constants=with_format((threads, at_a_time), layout),
         subgroup=choice.get("subgroup", subgroup),
     )
 
@@ -172,8 +180,10 @@ def _matmul_dots(
     partial_sums = (2 if two_panels else 1) * threads // gpu.subgroup_min * PANEL_ROWS * tokens_at_a_time
     return Dispatch(
         panels // 4 if glu else panels,
-        shader=f"matmul_{layout}_t{tokens_at_a_time}" + ("_glu" if two_panels else ""),
-        constants=(threads, int(glu), partial_sums, *([columns] if tokens_at_a_time <= 2 else [])),
+        shader=f"matmul_{shader_layout(layout)}_t{tokens_at_a_time}" + ("_glu" if two_panels else ""),
+        constants=with_format(
+            (threads, int(glu), partial_sums, *([columns] if tokens_at_a_time <= 2 else [])), layout
+        ),
         subgroup=choice.get("subgroup", 0),
         compiled_scalars=compiled_scalars(gpu) if tokens == 1 else 0,
     )
@@ -191,8 +201,8 @@ def matmul_norm_partials(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch
     if counts["tokens"] > 1 or scalars["epilogue"] or matmul_path(own, counts, gpu) != "integer_dot":
         return None
     plain = matmul(own, counts, gpu)
-    constants = (*plain.constants, int(scalars["rows_per_sum"]))
-    return replace(plain, shader=f"{plain.shader}_sums", constants=constants)
+    constants = (*plain.constants[:4], int(scalars["rows_per_sum"]))
+    return replace(plain, shader=f"{plain.shader}_sums", constants=with_format(constants, layout_of(own)))
 
 
 def rows_per_sum(gpu: Gpu) -> int:
@@ -206,7 +216,7 @@ COOPMAT_REG_SUMS = 3072  # float4s of shared memory for the partial sums of matm
 SHARING = 4  # subgroups that share decoded weights, of matmul_coopmat_reg.slang
 # Workgroups from which sharing is faster, and the same where decoding takes longer.
 MIN_SHARING_WORKGROUPS, MIN_SHARING_WORKGROUPS_SLOW = 256, 128
-SLOW_TO_DECODE = ("q5_1", "q4_k", "q5_k", "q6_k", *FLOAT_TYPES)
+SLOW_TO_DECODE = ("q4_k", "q5_k", "q6_k", *(layout for layout in CHOSEN if layout != "q5_0"), *FLOAT_TYPES)
 REG_TOKENS = 8  # tokens of a tile: columns of the matrix of activations
 
 
@@ -239,8 +249,8 @@ def _matmul_coopmat_reg(
         return Dispatch(
             workgroups,
             groups,
-            shader=f"matmul_{_shader_layout(layout)}_su2n8",
-            constants=(32 * SHARING, 1, *_float_type(layout)),
+            shader=f"matmul_{shader_layout(layout)}_su2n8",
+            constants=with_format((32 * SHARING, 1), layout),
             subgroup=32,
             scratch="r",
             expand=_expand("expand_coopmat_reg", layout),
@@ -275,21 +285,12 @@ def _matmul_coopmat_reg(
     return Dispatch(
         -(-panels // (2 * pairs * units)),
         groups,
-        shader=f"matmul_{_shader_layout(layout)}_{'x' if expanded else 'q'}u{pairs}n{tiles}",
-        constants=(32 * split_k * units, split_k, *_float_type(layout)),
+        shader=f"matmul_{shader_layout(layout)}_{'x' if expanded else 'q'}u{pairs}n{tiles}",
+        constants=with_format((32 * split_k * units, split_k), layout),
         subgroup=32,
         scratch="r" if expanded else "",
         expand=_expand("expand_coopmat_reg", layout) if expanded else "",
     )
-
-
-def _shader_layout(layout: str) -> str:
-    return layout if LAYOUTS[layout].quantised else "float"
-
-
-def _float_type(layout: str) -> tuple[int, ...]:
-    """The constant by which a shader for all float weights is told their type."""
-    return () if LAYOUTS[layout].quantised else (FLOAT_TYPES.index(layout),)
 
 
 def _expand(kernel: str, layout: str) -> str:
@@ -315,7 +316,7 @@ def _matmul_coopmat(
 ) -> Dispatch:
     """One workgroup computes 128 rows for 128 or 256 tokens, or of float weights 32 or 64 rows for up to 64 tokens."""
     covered = covered_tokens(scalars, tokens)
-    kernel = f"matmul_{_shader_layout(layout)}"
+    kernel = f"matmul_{shader_layout(layout)}"
     if covered >= MANY_TOKENS:
         wide = covered % MANY_WIDE == 0 and gpu.shared_memory >= MANY_WIDE_BYTES
         width = choice.get("many", MANY_WIDE if wide else MANY_TOKENS)
@@ -326,7 +327,7 @@ def _matmul_coopmat(
     return Dispatch(
         *grid,
         shader=shader,
-        constants=(threads, *([] if LAYOUTS[layout].quantised else [0, *_float_type(layout)])),
+        constants=with_format((threads,), layout),
         subgroup=32,
         scratch="r",
         expand=_expand("expand_coopmat", layout),

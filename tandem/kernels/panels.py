@@ -10,6 +10,14 @@ LAYOUTS = {
     for name, panel in PANEL_FORMATS.items()
 }
 LAYOUT_NAMES = tuple(LAYOUTS)  # a kernel's scalar `format` is an index
+# Formats that share their shaders on a GPU; a specialisation constant is an index (chosen_panels.slang).
+CHOSEN = ("q5_0", "q5_1", "q3_k", "q2_k", "iq4_nl", "iq4_xs", "mxfp4")
+
+# Formats whose nibbles are indices into a table.
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# Floats of 4 bits (2 of exponent, 1 of mantissa), doubled: scales are halved. Minus zero is zero.
+FLOAT4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+VALUES = {"iq4_nl": IQ4_VALUES, "iq4_xs": IQ4_VALUES, "mxfp4": FLOAT4_VALUES}
 
 
 def panel_layout(format: str, rows: int, columns: int) -> Layout:

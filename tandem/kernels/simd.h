@@ -45,7 +45,7 @@ ALWAYS_INLINE float f_reduce_add(f32x16 v) {  // a fixed tree: ((0+8)+(4+12))...
     b = _mm_add_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
-ALWAYS_INLINE f32x16 f_exp2_int(i32x16 e) {  // 2^e for e in [-126, 127]
+ALWAYS_INLINE f32x16 f_exp2_int(i32x16 e) {  // 2^e for e in [-126, 127]; 0 for -127
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(e, _mm512_set1_epi32(127)), 23));
 }
 
@@ -60,6 +60,10 @@ ALWAYS_INLINE i32x16 i_shl(i32x16 a, int n) { return _mm512_slli_epi32(a, n); }
 ALWAYS_INLINE i32x16 i_shr(i32x16 a, int n) { return _mm512_srli_epi32(a, n); }
 ALWAYS_INLINE i32x16 i_from_bytes(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 ALWAYS_INLINE void i_to_bytes(int8_t *p, i32x16 v) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(v)); }
+// Each byte of `v`, a number from 0 to 15, becomes the table's entry of that number.
+ALWAYS_INLINE i32x16 i_table(const uint8_t table[16], i32x16 v) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), v);
+}
 // Each lane holds 4 unsigned bytes of `w`; `x` points to 4 signed bytes for all lanes: acc[l] += sum_j w[l][j] * x[j].
 ALWAYS_INLINE i32x16 i_dot4(i32x16 acc, i32x16 w, const int8_t *x) {
     int32_t four;
@@ -142,6 +146,10 @@ ALWAYS_INLINE i32x16 i_from_bytes(const int8_t *p) {
 ALWAYS_INLINE void i_to_bytes(int8_t *p, i32x16 v) {
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.lo, v.hi), 0xd8);
     _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+ALWAYS_INLINE i32x16 i_table(const uint8_t table[16], i32x16 v) {
+    __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return I2(_mm256_shuffle_epi8(entries, v.lo), _mm256_shuffle_epi8(entries, v.hi));
 }
 // Exact for weights to 8 bits: vpmaddubsw saturates at 16 bits, so even and odd bytes are multiplied apart.
 ALWAYS_INLINE __m256i dot4_half(__m256i acc, __m256i w, __m256i x) {
@@ -246,6 +254,13 @@ ALWAYS_INLINE i32x16 i_shl(i32x16 a, int n) { I_EACH((int32_t)((uint32_t)a.v[l] 
 ALWAYS_INLINE i32x16 i_shr(i32x16 a, int n) { I_EACH((int32_t)((uint32_t)a.v[l] >> n)); }
 ALWAYS_INLINE i32x16 i_from_bytes(const int8_t *p) { I_EACH(p[l]); }
 ALWAYS_INLINE void i_to_bytes(int8_t *p, i32x16 v) { for (int l = 0; l < LANES; l++) p[l] = (int8_t)v.v[l]; }
+ALWAYS_INLINE i32x16 i_table(const uint8_t table[16], i32x16 v) {
+    uint8_t bytes[64];
+    memcpy(bytes, &v, 64);
+    for (int i = 0; i < 64; i++) bytes[i] = table[bytes[i]];
+    memcpy(&v, bytes, 64);
+    return v;
+}
 ALWAYS_INLINE i32x16 i_dot4(i32x16 acc, i32x16 w, const int8_t *x) {
     uint8_t bytes[64];
     memcpy(bytes, &w, 64);

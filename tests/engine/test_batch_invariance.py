@@ -16,7 +16,8 @@ from tandem.kernels.abi import KV_BLOCK
 from tests.engine.tiny_models import VOCAB, WINDOW, WatchedEngine, opened, write_model
 from tests.packages import model_path
 
-FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"]
+FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K"]
+FORMATS += ["IQ4_NL", "IQ4_XS", "MXFP4", "F16", "BF16", "F32"]
 Request = tuple[list[int], SamplingParams]
 Answer = tuple[list[int], list[bytes]]
 

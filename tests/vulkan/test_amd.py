@@ -64,7 +64,7 @@ def test_coopmat_matmuls_use_matrix_units(compiled: list[Compiled]) -> None:
 
 
 def is_quantised_matmul(c: Compiled) -> bool:
-    return c.job[0].startswith("matmul_q")
+    return c.job[0].startswith(("matmul_q", "matmul_chosen"))
 
 
 def test_the_emulator_decodes_what_llvm_does(compiled: list[Compiled]) -> None:

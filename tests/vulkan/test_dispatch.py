@@ -17,11 +17,11 @@ from tandem.devices.vulkan.shader_modules import SPIRV, shader_modules
 from tandem.kernels import all_kernels, attention_rope, matmul
 from tandem.kernels.abi import MAX_BUFFERS, PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
-from tandem.kernels.dispatch import COUNTERS, Dispatch
+from tandem.kernels.dispatch import CHOSEN_CONSTANT, COUNTERS, Dispatch, shader_layout
 from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import SCRATCH_ADDRESS, STEP_ADDRESS, Kernel, Scalars
 from tandem.kernels.matmul_dispatch import BLOCKS_IN_FLIGHT, COOPMAT_REG_SUMS
-from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
+from tandem.kernels.panels import CHOSEN, LAYOUT_NAMES, LAYOUTS
 from tests.vulkan.machines import ALL_MAPPED, PHOENIX
 
 pytestmark = pytest.mark.fast
@@ -182,7 +182,7 @@ def fits_dot_products(dispatch: Dispatch, device: Capabilities, tokens: int, col
 
 def fits_rows(dispatch: Dispatch, device: Capabilities) -> None:
     """matmul_rows.slang: parts of 64 threads, whole subgroups of any size, with sums of 8 tokens in shared memory."""
-    threads, tokens = dispatch.constants
+    threads, tokens, *_ = dispatch.constants
     assert threads % 64 == 0 and tokens in (8, 16, 32, 64)
     assert 0 < threads <= device.workgroup_invocations and dispatch.x > 0 and dispatch.y > 0
     assert 4 * 8 * threads + 1024 <= device.shared_memory
@@ -216,10 +216,13 @@ def test_constants_are_those_of_the_shaders() -> None:
     assert first(r"SCRATCH = (\d+);", "scratch") == (str(SCRATCH_ADDRESS),)
     assert first(r"COUNTERS = (\d+);", "scratch") == (str(COUNTERS),)
     assert first(r"groupshared float4 \w+\[(\d+)\];", "matmul_coopmat_reg") == (str(COOPMAT_REG_SUMS),)
+    numbers = ", ".join(f"{layout.upper()} = {i}" for i, layout in enumerate(CHOSEN))
+    assert first(r"static const uint (Q5_0 = [^;]*);", "chosen_panels") == (numbers,)
+    assert first(r"constant_id\((\d+)\)", "chosen_panels") == (str(CHOSEN_CONSTANT),)
     assert first(r"QUERIES x HEAD_DIM is at most (\d+)", "attention") == (str(MAX_QUERY_FLOATS),)
     assert first(
         r"static const uint \w+ = (\d+);\n    public static uint units", "attention_multi_subgroup"
     ) == (str(KEY_SUBGROUPS),)
     for layout, (one, two) in BLOCKS_IN_FLIGHT.items():
-        entries = rf"ENTRIES\({layout}, (\d+),(?: \d+,){{5}} (\d+),"
+        entries = rf"ENTRIES\({shader_layout(layout)}, (\d+),(?: \d+,){{5}} (\d+),"
         assert first(entries, "matmul") == (str(one), str(two))

@@ -11,6 +11,7 @@ from tandem.devices.vulkan.device import VulkanDevice
 from tandem.kernels import all_kernels, matmul
 from tandem.kernels.abi import EPILOGUE_GELU_GLU, Q8_BLOCK
 from tandem.kernels.dispatch_table import DISPATCH_RULES
+from tandem.kernels.panels import LAYOUTS
 from tests.vulkan.harness import cases_of, check_case, open_device, run_kernel, runs
 
 QUANTISING = ("norm", "glu", "quantise", "attention", "matmul_q4_0")
@@ -29,7 +30,7 @@ def test_matches_reference(device: VulkanDevice, name: str) -> None:
             raise AssertionError(f"{case.label}: {error}") from error
 
 
-@pytest.mark.parametrize("layout", ["q4_0", "q5_1", "q8_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("layout", ["q4_0", "q5_1", "q8_0", "q4_k", "q6_k", "q2_k", "iq4_xs"])
 def test_one_and_two_tokens_as_on_a_gpu_with_many_threads(
     device: VulkanDevice, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +43,7 @@ def test_one_and_two_tokens_as_on_a_gpu_with_many_threads(
             check_case(device, kernel, case)
 
 
-@pytest.mark.parametrize("layout", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"])
+@pytest.mark.parametrize("layout", [name for name, layout in LAYOUTS.items() if layout.quantised])
 def test_a_row_a_lane(device: VulkanDevice, layout: str) -> None:
     """As on an AMD GPU, with one part of the columns and with several; also several groups of tokens."""
     kernel, rng = matmul.BY_LAYOUT[layout], np.random.default_rng(3)

@@ -22,12 +22,13 @@ from tandem.kernels import attention, attention_dispatch, attention_prefetch, at
 from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
 from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tandem.kernels.kernel import Case, Counts, Scalars
+from tandem.kernels.panels import CHOSEN
 from tests.vulkan import fused_pairs
 from tests.vulkan.harness import check_case, check_matmul, open_device
 
 SOFTWARE = Path(__file__).with_name("software_matrices.slang")
 TYPES = {"Weights": "SoftwareA", "Tokens": "SoftwareB", "Keys": "SoftwareB", "Sums": "SoftwareC"}
-LAYOUTS = ("q4_0", "q4_k", "q6_k")
+LAYOUTS = ("q4_0", "q4_k", "q6_k", *CHOSEN)
 FLOAT_LAYOUTS = ("f16", "bf16")
 MODULES = ["attention_coopmat", "attention_multi_subgroup", "attention_rope", "matmul_coopmat_reg"]
 SHARED = "attention_coopmat_common"  # what those of attention import
@@ -89,6 +90,7 @@ def matmuls() -> Iterator[Case]:
         ("q4_0", 5, 40, 512, 0), ("q4_0", 12, 128, 512, 2), ("q4_0", 30, 96, 64, 0), ("q4_0", 64, 80, 96, 0),
         ("q4_0", 100, 112, 256, 0), ("q4_0", 66, 4096, 32, 0), ("q4_k", 12, 48, 256, 0), ("q6_k", 5, 128, 512, 2),
         ("q4_k", 30, 40, 256, 0), ("q6_k", 60, 40, 256, 0),
+        *((layout, 12, 48, 256, 0) for layout in CHOSEN), ("iq4_xs", 5, 128, 512, 2), ("mxfp4", 3, 40, 256, 0),
         ("f16", 12, 48, 256, 0), ("bf16", 30, 128, 512, 2), ("f16", 100, 4096, 64, 0),
     ):  # fmt: skip
         yield matmul.make_case(layout, tokens, rows, columns, epilogue, 0, rng)

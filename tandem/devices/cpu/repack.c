@@ -33,22 +33,23 @@ static void pack_nibbles(uint8_t *panel, bytes16 quants[ROWS][2]) {
     }
 }
 
-// Bit 4 of each quant -> 64 bytes: bit s of byte 4*row + j is column 4*s + j.
-static void pack_fifth_bits(uint8_t *panel, bytes16 quants[ROWS][2]) {
+// Bit `bit` of each quant -> 64 bytes: bit s of byte 4*row + j is column 4*s + j.
+static void pack_bits(uint8_t *panel, bytes16 quants[ROWS][2], int bit) {
     for (int r = 0; r < ROWS; r++) {
         uint32_t w[4], bits;
-        _mm_storeu_si128((bytes16 *)w, _mm_or_si128(shifted_right(quants[r][0], 4, 1), mask(quants[r][1], 16)));
+        bytes16 low = shifted_right(quants[r][0], bit, 1), high = shifted_right(quants[r][1], bit, 1);
+        _mm_storeu_si128((bytes16 *)w, _mm_or_si128(low, _mm_slli_epi16(high, 4)));
         bits = w[0] | w[1] << 1 | w[2] << 2 | w[3] << 3;
         memcpy(panel + 4 * r, &bits, 4);
     }
 }
 
-// Bits 4 and 5 of each quant -> 128 bytes, see q6_k_quants.
-static void pack_upper_bits(uint8_t *panel, bytes16 quants[ROWS][2]) {
+// Bits `bit` and `bit` + 1 of each quant -> 128 bytes, see q6_k_quants.
+static void pack_bit_pairs(uint8_t *panel, bytes16 quants[ROWS][2], int bit) {
     for (int r = 0; r < ROWS; r++)
         for (int h = 0; h < 2; h++) {
             uint32_t w[4], bits;
-            _mm_storeu_si128((bytes16 *)w, shifted_right(quants[r][h], 4, 3));
+            _mm_storeu_si128((bytes16 *)w, shifted_right(quants[r][h], bit, 3));
             bits = w[0] | w[1] << 2 | w[2] << 4 | w[3] << 6;
             memcpy(panel + 64 * h + 4 * r, &bits, 4);
         }
@@ -67,15 +68,41 @@ static void split_nibbles(const uint8_t *packed, bytes16 q[2]) {  // low nibbles
     q[1] = shifted_right(load16(packed), 4, 15);
 }
 
-static void repack_four(blocks b, uint8_t *panel, int header) {  // half d (half m), 16 bytes
+static void repack_nibbles(blocks b, uint8_t *panel, int offset) {  // 16 bytes from `offset` of a block
     bytes16 quants[ROWS][2];
-    for (int r = 0; r < ROWS; r++) split_nibbles(row_block(b, r) + header, quants[r]);
+    for (int r = 0; r < ROWS; r++) split_nibbles(row_block(b, r) + offset, quants[r]);
     pack_nibbles(panel, quants);
+}
+
+static void repack_four(blocks b, uint8_t *panel, int header) {  // half d (half m), 16 bytes
+    repack_nibbles(b, panel, header);
     copy_halves(panel + NIBBLES, b, 0);
     if (header == 4) copy_halves(panel + NIBBLES + 32, b, 2);
 }
 static void repack_q4_0(blocks b, uint8_t *panel) { repack_four(b, panel, 2); }
 static void repack_q4_1(blocks b, uint8_t *panel) { repack_four(b, panel, 4); }
+static void repack_iq4_nl(blocks b, uint8_t *panel) { repack_four(b, panel, 2); }
+
+// A byte e, the scale 2^(e - 127), and 16 bytes. Values are doubled, so the scale is halved: e - 1 is its exponent field as
+// float32. Scales below 2^-125 become 0.
+static void repack_mxfp4(blocks b, uint8_t *panel) {
+    repack_nibbles(b, panel, 1);
+    for (int r = 0; r < ROWS; r++) {
+        uint8_t e = row_block(b, r)[0];
+        panel[NIBBLES + r] = e ? e - 1 : 0;
+    }
+}
+
+// half d, 2 bytes with the upper 2 bits of 8 scales, 4 bytes with their low 4 bits, 128 bytes of nibbles.
+static void repack_iq4_xs(blocks b, uint8_t *panel) {
+    for (int block = 0; block < 8; block++) repack_nibbles(b, panel + NIBBLES * block, 8 + 16 * block);
+    uint8_t *scales = panel + 8 * NIBBLES;
+    for (int r = 0; r < ROWS; r++) {
+        for (int i = 0; i < 4; i++) scales[16 * i + r] = row_block(b, r)[4 + i];
+        for (int i = 0; i < 2; i++) scales[64 + 16 * i + r] = row_block(b, r)[2 + i];
+    }
+    copy_halves(scales + 96, b, 0);
+}
 
 // 16 bits to 16 bytes, each 16 where its bit is set.
 static bytes16 spread_bits(const uint8_t *bits) {
@@ -93,7 +120,7 @@ static void repack_five(blocks b, uint8_t *panel, int header) {  // half d (half
         for (int i = 0; i < 2; i++) quants[r][i] = _mm_or_si128(quants[r][i], spread_bits(bits + 2 * i));
     }
     pack_nibbles(panel, quants);
-    pack_fifth_bits(panel + NIBBLES, quants);
+    pack_bits(panel + NIBBLES, quants, 4);
     copy_halves(panel + NIBBLES + 64, b, 0);
     if (header == 4) copy_halves(panel + NIBBLES + 96, b, 2);
 }
@@ -148,7 +175,7 @@ static void repack_k(blocks b, uint8_t *panel, int five) {
                 quants[r][i] = q;
             }
         pack_nibbles(panel + NIBBLES * block, quants);
-        if (five) pack_fifth_bits(panel + 8 * NIBBLES + 64 * block, quants);
+        if (five) pack_bits(panel + 8 * NIBBLES + 64 * block, quants, 4);
     }
     pack_k_scales(panel + 8 * NIBBLES + (five ? 512 : 0), b);
 }
@@ -169,12 +196,59 @@ static void repack_q6_k(blocks b, uint8_t *panel) {
                 quants[r][i] = _mm_or_si128(q, _mm_slli_epi16(shifted_right(load16(upper), 2 * quarter, 3), 4));
             }
         pack_nibbles(panel + NIBBLES * block, quants);
-        pack_upper_bits(panel + 8 * NIBBLES + 128 * block, quants);
+        pack_bit_pairs(panel + 8 * NIBBLES + 128 * block, quants, 4);
     }
     uint8_t *scales = panel + 8 * NIBBLES + 1024;
     for (int r = 0; r < ROWS; r++)
         for (int j = 0; j < 16; j++) scales[16 * j + r] = row_block(b, r)[192 + j];
     copy_halves(scales + 256, b, 208);
+}
+
+// Quants of 2 bits at `offset`: in each half of 128 columns, byte i holds columns i, i+32, i+64 and i+96. Third bits, if any,
+// are at `third`: bit b of byte i is column 32 b + i.
+static void repack_two_bits(blocks b, uint8_t *panel, int offset, int third) {
+    for (int block = 0; block < 8; block++) {
+        bytes16 quants[ROWS][2];
+        for (int r = 0; r < ROWS; r++)
+            for (int i = 0; i < 2; i++) {
+                const uint8_t *row = row_block(b, r);
+                bytes16 q = shifted_right(load16(row + offset + 32 * (block / 4) + 16 * i), 2 * (block % 4), 3);
+                if (third >= 0) q = _mm_or_si128(q, _mm_slli_epi16(shifted_right(load16(row + third + 16 * i), block, 1), 2));
+                quants[r][i] = q;
+            }
+        pack_bit_pairs(panel + 128 * block, quants, 0);
+        if (third >= 0) pack_bits(panel + 1024 + 64 * block, quants, 2);
+    }
+}
+
+// 32 bytes of third bits, 64 of low bits, 12 of 6-bit scales (16 low nibbles, then 16 pairs of upper bits), half d.
+static void repack_q3_k(blocks b, uint8_t *panel) {
+    repack_two_bits(b, panel, 32, 0);
+    uint8_t *out = panel + 1536;  // see six_bits: the two scales of each block
+    for (int r = 0; r < ROWS; r++) {
+        const uint8_t *packed = row_block(b, r) + 96;
+        for (int block = 0; block < 8; block++) {
+            int low = 0, upper = 0;
+            for (int i = 0; i < 2; i++) {
+                int s = 2 * block + i;
+                low |= (packed[s % 8] >> 4 * (s / 8) & 15) << 4 * i;
+                upper |= (packed[8 + s % 4] >> 2 * (s / 4) & 3) << 2 * i;
+            }
+            uint8_t *pair = out + 128 + 16 * (block / 2) + r;
+            out[16 * block + r] = (uint8_t)low;
+            *pair = (uint8_t)(block % 2 ? *pair | upper << 4 : upper);
+        }
+    }
+    copy_halves(out + 192, b, 108);
+}
+
+// 16 bytes of scale (low nibble) and minimum, 64 of quants, half d, half dmin.
+static void repack_q2_k(blocks b, uint8_t *panel) {
+    repack_two_bits(b, panel, 16, -1);
+    for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < 16; j++) panel[1024 + 16 * j + r] = row_block(b, r)[j];
+    copy_halves(panel + 1280, b, 80);
+    copy_halves(panel + 1312, b, 82);
 }
 
 static void transpose_floats(blocks b, uint8_t *panel, int columns, int size) {

@@ -124,7 +124,7 @@ def _possible(dispatch: Dispatch, device: Capabilities) -> bool:
         )
         return fits and threads <= min(512, device.workgroup_invocations)
     if dispatch.shader.endswith("_rows"):
-        threads, _ = constants
+        threads = constants[0]
         return 32 * threads + 1024 <= device.shared_memory and threads <= device.workgroup_invocations
     if re.search(r"f\d\d_t\d$", dispatch.shader):  # float weights
         threads, partial_sums = constants
