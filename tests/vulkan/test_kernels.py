@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.kernels import all_kernels, matmul
+from tandem.kernels import all_kernels, expert_matmul, matmul
 from tandem.kernels.abi import EPILOGUE_GELU_GLU, Q8_BLOCK
 from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tandem.kernels.panels import LAYOUTS
+from tandem.program.program import Launch, Program
 from tests.vulkan.harness import cases_of, check_case, open_device, run_kernel, runs
 
 QUANTISING = ("norm", "glu", "quantise", "attention", "matmul_q4_0")
@@ -64,4 +65,8 @@ def test_sums_that_no_other_device_reads_are_left_out(device: VulkanDevice, lava
         out, whole = (run_kernel(d, kernel, case)["out"] for d in (alone, device))
         assert (out["q"] == whole["q"]).all() and (out["scale"] == whole["scale"]).all(), name
         assert all((out[field] == case.arrays["out"][field]).all() for field in ("sum", "low", "high")), name
+    kernel = expert_matmul.KERNELS[0]
+    experts = Launch(kernel, {buffer.name: None for buffer in kernel.buffers}, {}, "experts")
+    alone.allocate(Program([experts], {}, {}))
+    assert alone.pipelines.q8_sums, "experts read them, also on a GPU that is alone"
     alone.close()

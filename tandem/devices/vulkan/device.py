@@ -195,6 +195,8 @@ class VulkanDevice:
         """Like Device.allocate. One Program at a time: frees the memory of the previous one."""
         self._memory.close()
         self.arenas.clear()
+        if any(launch.kernel.name.startswith("expert_matmul") for launch in program.launches):
+            self.pipelines.q8_sums = True  # experts are multiplied a row a lane: that reads the sums
         max_bytes = min(MAX_PART_BYTES, self.capabilities.largest_allocation)
         self._allocate(arena_parts(program, max_bytes))
 

@@ -30,7 +30,7 @@ class Pipelines:
         self.vk, self.device, self.capabilities, self._closing = vk, device, capabilities, closing
         self.compiled = 0  # pipelines that were not in the cache
         self.q8_sums = True  # whether to store the sums of quantised activations: if anyone reads them
-        self._pipelines: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], int] = {}
+        self._pipelines: dict[tuple[object, ...], int] = {}
         push = new("VkPushConstantRange", stageFlags=STAGE_COMPUTE, size=PUSH_BYTES)
         self.layout = vk.create("PipelineLayout", device, pushConstantRangeCount=1, pPushConstantRanges=push)
         closing.callback(vk.DestroyPipelineLayout, device, self.layout, ffi.NULL)
@@ -52,9 +52,9 @@ class Pipelines:
         self, shader: str, constants: tuple[int, ...] = (), subgroup: int = 0, scalars: tuple[int, ...] = ()
     ) -> int:
         """`scalars`: the first scalars of the launch, to be compiled in."""
-        key = (shader, constants, subgroup, scalars)
+        key = (shader, constants, subgroup, scalars, self.q8_sums)
         if key not in self._pipelines:
-            self._pipelines[key] = self._create(*key)
+            self._pipelines[key] = self._create(shader, constants, subgroup, scalars)
         return self._pipelines[key]
 
     def _create(
