@@ -69,7 +69,7 @@ enum {
     q6_k_BYTES = 3360,  // 8 x 256 nibbles, 8 x 128 upper bits, 256 scales, 16 half d
     q6_k_SPAN = 256,
     q6_k_FINE = 1,
-    q3_k_BYTES = 1760,
+    q3_k_BYTES = 1760,  // 8 x 128 low bits, 8 x 64 third bits, 192 scales, 16 half d
     q3_k_SPAN = 256,
     q3_k_FINE = 1,
     q2_k_BYTES = 1344,  // 8 x 128 quants, 256 scales and minima, 16 half d, 16 half dmin

@@ -91,9 +91,7 @@ PANEL_FORMATS = {
     "q4_k": PanelFormat(256, 2304),  # 8 x 256 nibbles, 3 x 64 packed scales, 16 half d, 16 half dmin
     "q5_k": PanelFormat(256, 2816),  # 8 x 256 nibbles, 8 x 64 fifth bits, then as q4_k
     "q6_k": PanelFormat(256, 3360, fine=1),  # 8 x 256 nibbles, 8 x 128 upper bits, 256 scales, 16 half d
-    "q3_k": PanelFormat(
-        256, 1760, fine=1
-    ),  # 8 x 128 low bits, 8 x 64 third bits, 192 packed scales, 16 half d
+    "q3_k": PanelFormat(256, 1760, fine=1),  # 8 x 128 low bits, 8 x 64 third bits, 192 scales, 16 half d
     "q2_k": PanelFormat(256, 1344, fine=1),  # 8 x 128 quants, 256 scales and minima, 16 half d, 16 half dmin
     "iq4_nl": PanelFormat(32, 288),  # 256 nibbles, 16 half scales
     "iq4_xs": PanelFormat(256, 2176),  # 8 x 256 nibbles, 96 packed scales, 16 half d
