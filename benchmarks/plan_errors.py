@@ -9,13 +9,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import figures
+from benchmarks import figures, rdna3_tables
 from benchmarks.plan_fit import CPU, GPU, SOFTWARE, held_out
 from benchmarks.plan_profile import bytes_table, counted_table, profile_table, table
 from benchmarks.plan_rows import (
@@ -26,12 +27,14 @@ from benchmarks.plan_rows import (
     lavapipe_rows,
     prefill,
 )
-from tandem.bench.hardware import calibration_of, load_hardware
+from tandem.bench.hardware import Hardware, calibration_of, load_hardware
 from tandem.cli import main
-from tandem.plan.predict import KERNELS
+from tandem.plan.predict import KERNELS, kernel_gb_s
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = (DOCS / "PLAN.md", DOCS / "appendix" / "PLAN_TABLES.md")
+PAGES = (
+    DOCS / "PLAN.md", DOCS / "appendix" / "PLAN_TABLES.md", DOCS / "AMD.md", DOCS / "appendix" / "AMD_CALIBRATION.md",
+)  # fmt: skip
 QUESTION = (
     "gemma-3-27b:q4_0 --hardware phoenix-780m --kv f16,q8 -c 32768 -d 512,4096 -b 1,8,16,32,64 "
     "--draft gemma-3-1b:q4_0 --target 81 --active 3"
@@ -107,11 +110,19 @@ def published() -> list[Published]:
     ]
 
 
+def _hardware(entry: dict[str, Any]) -> Hardware:
+    """With the speed of the memory that the source tells."""
+    known = load_hardware(entry["hardware"])
+    faster = entry.get("pin_gb_s", known.pin_gb_s) / known.pin_gb_s
+    rates = {name: getattr(known, name) * faster for name in ("pin_gb_s", "read_gb_s", "usual_gb_s")}
+    return replace(known, **rates)
+
+
 def _published(entry: dict[str, Any], decodes: bool, tokens: int, rate: float) -> Published:
-    hardware = load_hardware(entry["hardware"])
+    hardware = _hardware(entry)
     if nbytes := entry.get("file_bytes"):  # an unknown shape: a token reads the whole file
         limit = hardware.read_gb_s * 1e9 / nbytes
-        predicted = hardware.usual_gb_s * 1e9 * hardware.calibration.dot_memory / nbytes
+        predicted = kernel_gb_s(hardware) * 1e9 / nbytes
         return Published(entry, "decode, batch 1, by bytes alone", rate, predicted, limit)
     if decodes:
         row = decode("", hardware, entry["model"], 1, tokens // 2, rate)
@@ -184,7 +195,7 @@ def published_table() -> str:
             p.entry["hardware"],
             p.entry["model"],
             p.test,
-            f"[{p.entry['engine']}]({p.entry['source']})",
+            rdna3_tables.linked(p.entry),
             f"{p.measured:,.1f}",
             f"{p.predicted:,.1f}",
             _off(p.error, p.aim),
@@ -218,7 +229,7 @@ def answer() -> str:
 
 def factors_table() -> str:
     """The calibrations of hardware.toml: the shares of a machine's rates that our kernels reach."""
-    kinds = {"GPU (from the H200)": "gpu", "APU (not measured)": "apu", "CPU": "cpu", "lavapipe": "software"}
+    kinds = {"GPU (from the H200)": "gpu", "CPU": "cpu", "lavapipe": "software"}
     found = {title: calibration_of(kind) for title, kind in kinds.items()}
     names = {
         "dot_memory": "bandwidth, in matmuls of few tokens",
@@ -253,6 +264,11 @@ MADE = {
     "bytes": bytes_table,
     "lavapipe": lavapipe_table,
     "published": published_table,
+    "calibration-summary": rdna3_tables.calibration_summary,
+    "calibration": rdna3_tables.calibration_table,
+    "unfitted": rdna3_tables.unfitted_table,
+    "predicted-780m": rdna3_tables.predicted_table,
+    "binding": rdna3_tables.binding_table,
 }
 
 

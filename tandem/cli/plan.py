@@ -34,6 +34,10 @@ LEGEND = (
     "LIMIT: the roofline, which no engine can exceed. PREDICTED: Tandem's kernels. BY: the bottleneck. "
     "DEPTH: tokens of each sequence that are already in the KV cache. Tokens a second are the total of the batch."
 )
+COUNTED = (
+    "Predicted from what each kernel executes, counted in an emulator, with three numbers fitted to published rates of "
+    "llama.cpp (docs/AMD.md)."
+)
 HEADER = ("BATCH:", "DEPTH:", "LIMIT TOK/S:", "BY", "PREDICTED TOK/S:", "BY", "MS/STEP:", "FITS")
 
 
@@ -164,7 +168,8 @@ def _print(data: Data, hardware: Hardware) -> None:
             f"{found['limit_tokens_per_s']:.1f} tok/s, predicted {found['predicted_tokens_per_s']:.1f}. "
             "By the active weights alone: this version runs no such model, and memory for all experts is not checked."
         )
-    print(f"\nStatus of all figures: {data['status']}. Calibration: {hardware.calibration.source}")
+    basis = COUNTED if hardware.rdna3 else f"Calibration: {hardware.calibration.source}"
+    print(f"\nStatus of all figures: {data['status']}. {basis}")
 
 
 def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
@@ -222,12 +227,13 @@ def _print_step_down(rows: list[Data], hardware: Hardware) -> None:
     """Explains a larger batch that is predicted to be slower, which looks like a mistake."""
     for few, many in pairwise(rows):
         less = many["predicted"]["tokens_per_s"] < few["predicted"]["tokens_per_s"]
-        if few["depth"] == many["depth"] and few["batch"] < hardware.matrix_from <= many["batch"] and less:
+        matrix = few["batch"] < hardware.matrix_from <= many["batch"]
+        if few["depth"] == many["depth"] and less and (matrix or hardware.rdna3):
             carried = "" if hardware.ran else ", whose efficiency is only known from an H200"
-            print(
-                f"Batch {many['batch']} is predicted to be slower than {few['batch']}: from "
-                f"{hardware.matrix_from} tokens on, matmuls use the matrix units{carried}."
-            )
+            why = f"from {hardware.matrix_from} tokens on, matmuls use the matrix units{carried}"
+            if hardware.rdna3:
+                why = "its matmuls run as other shaders (docs/appendix/AMD_CALIBRATION.md)"
+            print(f"Batch {many['batch']} is predicted to be slower than {few['batch']}: {why}.")
             return
 
 

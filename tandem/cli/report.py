@@ -43,6 +43,11 @@ def _summary(data: dict[str, Any]) -> None:
         print(f"{rate}  {label}")
     if others := disturbed(max((row["others"] for _, row in rows), default=0.0)):
         print(f"Warning: {others} at times, so the figures are too low: run it again on an idle machine.")
+    for kernel in data.get("predictions", {}).get("worst", ()):
+        print(
+            f"{kernel['measured_us']:12,.1f} us, {kernel['predicted_us']:,.1f} predicted: {kernel['kernel']} of "
+            f"{kernel['value']} ({kernel['model']}, {kernel['step']})"
+        )
     if "npu" in data:
         print(f"NPU: {data['npu'].get('missing') or 'results are in the file'}")
     print(

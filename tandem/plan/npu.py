@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.bench.hardware import HOST_SHARE, NOT_RUN, Hardware
-from tandem.bench.step_cost import step_costs, weights_read
+from tandem.bench.step_cost import weights_read
 from tandem.devices.hybrid.cost import (
     MIN_GAIN,
     Rates,
@@ -129,10 +129,11 @@ def _our_prompt(planned: Planned, kinds: _Kinds, tokens: int, hardware: Hardware
     """Prefill with our kernels on the iGPU: the predicted rate of matmuls, and the predicted total time."""
     ops = seconds = total = 0.0
     for step in planned.prompt_steps(tokens):
-        costs, each = step_costs(planned.program, step), planned.predict_each(hardware, step)
-        for launch, cost, predicted in zip(planned.program.launches, costs, each, strict=True):
+        counts = {"tokens": sum(count for _, count in step), "rows": 1, "work": len(step)}
+        for launch, predicted in planned.predict_each(hardware, step):
             if is_divisible(launch):
-                ops, seconds = ops + cost.ops, seconds + predicted.total - predicted.launches
+                ops += launch.cost(counts).ops
+                seconds += predicted.total - predicted.launches
         total += planned.predict(hardware, step).total
     return _prompt(planned, kinds, tokens, hardware, npu, ops / seconds, total)
 

@@ -2,7 +2,8 @@
 
 The limit of a step is its roofline: the weights, keys and values that it must read over the best measured bandwidth, or
 its operations over the peak rate, whichever is longer. No engine can be faster. The prediction is the time of our
-kernels, from the shares of those rates that they reach where they have run (`calibration` in hardware.toml).
+kernels: on an RDNA3 GPU from what they execute there (rdna3.py), elsewhere from the shares of those rates that they
+reach where they have run (`calibration` in hardware.toml).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from tandem.kernels.kernel import Cost
 from tandem.kernels.kv_layout import kv_bytes
 from tandem.kernels.panels import panel_layout
 from tandem.model.model import Model
+from tandem.plan.rdna3 import FITTED, LaunchTime, gpu_of, launch_time
+from tandem.plan.rdna3_step import launches
 from tandem.program.fuse import fuse
 from tandem.program.lower import KVCacheShape, lower
 from tandem.program.program import Launch, Program
@@ -139,13 +142,20 @@ class Planned:
     def predict(self, hardware: Hardware, step: Step, rows: int | None = None) -> Seconds:
         """The predicted time of a step with our kernels."""
         host = hardware.calibration.step_us * 1e-6
-        return added([*self.predict_each(hardware, step, rows), Seconds(0.0, 0.0, host, host)])
+        each = [seconds for _, seconds in self.predict_each(hardware, step, rows)]
+        found = added([*each, Seconds(0.0, 0.0, host, host)])
+        return replace(found, total=max(found.total, self.limit(hardware, step, rows).total))
 
-    def predict_each(self, hardware: Hardware, step: Step, rows: int | None = None) -> list[Seconds]:
-        """The predicted time of each launch."""
+    def predict_each(
+        self, hardware: Hardware, step: Step, rows: int | None = None
+    ) -> list[tuple[Launch, Seconds]]:
+        """The predicted time of each launch; on an RDNA3 GPU, of those that it would run."""
+        if gpu := gpu_of(hardware):
+            each = launches(self.program, step, rows)
+            return [(launch, _seconds(launch_time(work, gpu))) for launch, _, work in each]
         matrix = sum(count for _, count in step) >= hardware.matrix_from
         return [
-            _predict(hardware, launch, cost, weights, matrix)
+            (launch, _predict(hardware, launch, cost, weights, matrix))
             for launch, cost, weights in zip(
                 self.program.launches, step_costs(self.program, step, rows), self._weights, strict=True
             )
@@ -159,6 +169,19 @@ class Planned:
 def added(seconds: Iterable[Seconds]) -> Seconds:
     each = list(seconds)
     return Seconds(*(sum(getattr(s, f) for s in each) for f in ("memory", "arithmetic", "launches", "total")))
+
+
+def kernel_gb_s(hardware: Hardware) -> float:
+    """The bandwidth that a matmul of few tokens reaches."""
+    if gpu := gpu_of(hardware):
+        return min(gpu.gb_s * FITTED.memory, hardware.usual_gb_s)
+    return hardware.usual_gb_s * hardware.calibration.dot_memory
+
+
+def _seconds(time: LaunchTime) -> Seconds:
+    """By what the launch waits for: memory, or any unit of the GPU."""
+    busy = max(seconds for part, seconds in time.parts.items() if part != "memory")
+    return Seconds(time.parts["memory"], busy, time.launch, time.total)
 
 
 def _kind(launch: Launch) -> str:

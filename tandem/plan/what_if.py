@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tandem.bench.hardware import Hardware
@@ -15,7 +16,7 @@ from tandem.errors import RequestError
 from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.model import Model
-from tandem.plan.predict import MAX_ROWS, Planned, Seconds, added
+from tandem.plan.predict import MAX_ROWS, Planned, Seconds, added, kernel_gb_s
 
 SCHEMA = 2
 MAX_DRAFT_TOKENS = 8
@@ -172,9 +173,10 @@ def _min_batch(planned: Planned, hardware: Hardware, how: str, depth: int, targe
         seconds: Seconds = getattr(planned, how)(hardware, [(depth, 1)] * batch)
         return batch / seconds.total >= target
 
-    # Throughput grows with the batch, but may drop where matrix units take over: each side is searched.
-    for low, high in ((0, min(hardware.matrix_from - 1, MAX_ROWS)), (hardware.matrix_from - 1, MAX_ROWS)):
-        if high > low and enough(high):
+    # Throughput grows with the batch, but may drop where other shaders take over: each range is searched.
+    ends = {min(hardware.matrix_from - 1, MAX_ROWS), *(1 << i for i in range(MAX_ROWS.bit_length()))}
+    for low, high in pairwise([0, *sorted(ends - {0})]):
+        if enough(high):
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (low, middle) if enough(middle) else (middle, high)
@@ -188,7 +190,7 @@ def experts(active: float, layout: str, hardware: Hardware) -> Data:
     each, reached = LAYOUTS[layout], hardware.calibration
     nbytes, ops = active * each.chunk_bytes / (each.span * PANEL_ROWS), 2 * active
     limit = max(nbytes / (hardware.read_gb_s * 1e9), ops / (hardware.peak_top_s * 1e12))
-    moved = nbytes / (hardware.usual_gb_s * 1e9 * reached.dot_memory)
+    moved = nbytes / (kernel_gb_s(hardware) * 1e9)
     computed = ops / (hardware.dot_top_s * 1e12 * reached.dot_ops)
     predicted = moved + computed if hardware.matrix_from <= 1 else max(moved, computed)
     return {

@@ -36,6 +36,7 @@ from tandem.kernels.kernel import Array
 from tandem.kernels.matmul_dispatch import MAX_DOT_TOKENS, MAX_ROWS_TOKENS, has_coopmat
 from tandem.model.config import Rope
 from tandem.model.synthetic import SyntheticModel
+from tandem.report.predictions import predictions
 from tandem.settings import read_settings
 
 SCHEMA = 2  # 2: rates.products became rates.matmuls
@@ -88,6 +89,8 @@ class Report:
             data["problems"] += problems(name, data[name])
             if "lost" in data[name]:
                 break
+        if isinstance(data.get("bench"), list) and (found := _predictions(data)):
+            data["predictions"] = found
         data["during"] = ""
         return _save(file, data)
 
@@ -104,6 +107,14 @@ class Report:
                 device.close()
 
         return run
+
+
+def _predictions(data: Data) -> Data | None:
+    """Beside what was measured; a report is worth having without it."""
+    try:
+        return predictions(data)
+    except Exception as error:
+        return {"error": sentence(error)}
 
 
 def sentence(error: Exception) -> str:

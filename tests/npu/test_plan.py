@@ -29,7 +29,8 @@ def test_prompts_gain_and_decoding_does_not(planned: Planned) -> None:
     # Together they cannot be faster than the sum of their rates, and most of that is reached.
     most = 1 + INT32_TOP_S / (PHOENIX.matrix_tflop_s * GOOD_SHADER)
     assert 0.9 * most < good["speedup"] < most
-    assert ours["without_npu_tokens_per_s"] < good["without_npu_tokens_per_s"]
+    faster, slower = sorted((good, ours), key=lambda row: -float(row["without_npu_tokens_per_s"]))
+    assert 1 < faster["speedup"] < slower["speedup"], "the NPU adds least to the faster kernels"
     predicted = plan_of(planned, PHOENIX, PlanOptions(batches=(1,)))["prefill"]["predicted"]["tokens_per_s"]
     assert ours["without_npu_tokens_per_s"] == pytest.approx(predicted), (
         "one figure for our kernels without the NPU"

@@ -1,0 +1,149 @@
+"""The RDNA3 cost model: time grows with the counts, nothing beats the rates, and every launch of a plan has counts."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.bench.hardware import load_hardware
+from tandem.kernels.panels import LAYOUTS
+from tandem.model.synthetic import SHAPES, SyntheticModel
+from tandem.plan.predict import Planned
+from tandem.plan.rdna3 import FITTED, SIMDS, Gpu, Work, gpu_of, launch_time
+from tandem.plan.rdna3_counts import FIELDS, FILE
+from tandem.plan.rdna3_step import launches
+from tandem.plan.what_if import PlanOptions, plan_of
+
+pytestmark = pytest.mark.fast
+
+PHOENIX = load_hardware("phoenix-780m")
+GROWING = ("dram_bytes", *FIELDS)
+amount = st.floats(0, 1e9)
+
+
+@st.composite
+def gpus(draw: st.DrawFn) -> Gpu:
+    vgprs = draw(st.sampled_from((1024, 1536)))
+    return Gpu(draw(st.integers(1, 96)), draw(st.floats(0.5, 3)), vgprs, draw(st.floats(10, 1000)))
+
+
+@st.composite
+def works(draw: st.DrawFn) -> Work:
+    counts = {name: draw(amount) for name in FIELDS}
+    counts["valu"] += counts["transcendental"] + counts["wmma"]  # which are among them
+    groups, of_group = draw(st.integers(1, 10**6)), draw(st.integers(1, 32))
+    return Work(
+        groups, groups * of_group, draw(st.sampled_from((32, 64))), draw(st.integers(1, 256)),
+        draw(st.integers(0, 65536)), draw(amount), **counts,
+    )  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(works(), gpus(), st.sampled_from(GROWING), amount)
+def test_time_grows_with_every_count(work: Work, gpu: Gpu, name: str, more: float) -> None:
+    grown = replace(work, **{name: getattr(work, name) + more})
+    if name in ("transcendental", "wmma"):  # one of these more is a vector instruction more
+        grown = replace(grown, valu=grown.valu + more)
+    assert launch_time(grown, gpu).total >= launch_time(work, gpu).total * (1 - 1e-9)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(works(), gpus(), st.integers(1, 256), st.integers(1, 65536))
+def test_time_grows_as_fewer_waves_fit(work: Work, gpu: Gpu, registers: int, lds: int) -> None:
+    fuller = replace(work, vgprs=min(256, work.vgprs + registers), lds_bytes=min(65536, work.lds_bytes + lds))
+    assert 1 <= fuller.waves_of_simd(gpu) <= work.waves_of_simd(gpu) <= 16
+    assert launch_time(fuller, gpu).total >= launch_time(work, gpu).total * (1 - 1e-9)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(works(), gpus())
+def test_no_launch_beats_the_rates(work: Work, gpu: Gpu) -> None:
+    seconds, cycles = launch_time(work, gpu).total, gpu.ghz * 1e9
+    assert seconds > work.dram_bytes / (gpu.gb_s * 1e9)
+    assert seconds > work.valu_cycles / (gpu.cus * SIMDS * cycles)
+    assert seconds > work.lds_cycles / (gpu.cus * cycles)
+
+
+def test_matrix_units_by_hand() -> None:
+    """512 float16 operations a CU and cycle: what 16 x 16 x 16 takes on both SIMDs of a CU."""
+    gpu = Gpu(12, 2.7, 1024, 89.6)
+    work = Work(12, 24, 32, 64, 0, 0.0, valu=24e6, wmma=24e6)
+    ops = 24e6 * 2 * 16**3
+    busy = launch_time(work, gpu, replace(FITTED, compute=1.0, launch_us=0.0)).total
+    assert ops / busy == pytest.approx(12 * 512 * 2.7e9)
+
+
+def test_occupancy_by_hand() -> None:
+    """1,024 registers of a SIMD, in granules of 16 (8 for waves of 64); 64 KB of LDS a CU; at most 16 waves."""
+    gpu, work = Gpu(12, 2.7, 1024, 89.6), Work(10**4, 2 * 10**4, 64, 48, 0, 0.0)
+    assert work.waves_of_simd(gpu) == 10
+    assert replace(work, vgprs=128).waves_of_simd(gpu) == 4
+    assert replace(work, lanes=32, vgprs=24).waves_of_simd(gpu) == 16
+    assert replace(work, lds_bytes=16384).waves_of_simd(gpu) == 4
+    assert replace(work, vgprs=48).waves_of_simd(replace(gpu, vgprs=1536)) == 16
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "q4_k_m"])
+def test_every_launch_of_every_format_has_counts(layout: str) -> None:
+    planned = Planned(SyntheticModel(f"llama-3-8b:{layout}", 2), 4096)
+    for step in ([(512, 1)], [(512, 1)] * 3, [(512, 1)] * 24, [(512, 1)] * 64, [(0, 100)], [(0, 512)]):
+        for launch, shader, work in launches(planned.program, step):
+            assert work.groups > 0 and work.valu > 0 and work.dram_bytes > 0, (launch.name, shader)
+
+
+# Of mixtures of experts: of these launches, the bytes alone count.
+UNCOUNTED = {"route", "group_tokens", "gather_tokens", "combine", "quantise"}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_has_counts(name: str) -> None:
+    planned = Planned(SyntheticModel(f"{name}:q8_0", 6), 1024, "q8")
+    for step in ([(512, 1)], [(512, 1)] * 16, [(0, 512)]):
+        found = launches(planned.program, step)
+        assert {launch.kernel.name for launch, _, work in found if not work.valu} <= UNCOUNTED
+        assert planned.predict(PHOENIX, step).total > 0
+
+
+def test_a_matmul_reads_its_weights_and_multiplies_all() -> None:
+    """What the table says of the launches of a layer, beside what follows from their shapes."""
+    planned = Planned(SyntheticModel("gemma-3-27b:q4_0", 1), 4096)
+    for tokens in (1, 8, 16, 64, 512):
+        step = [(512, 1)] * tokens if tokens < 100 else [(0, tokens)]
+        for launch, shader, work in launches(planned.program, step):
+            if launch.kernel.name == "matmul_q4_0":
+                pairs = launch.scalars["rows"] * launch.scalars["columns"]
+                assert work.segments >= pairs * 18 / 32 / 64 * 0.99, shader
+                multiplied = work.wmma * 16**3 or work.valu * work.lanes * 4  # a dot product has 4 of a lane
+                assert multiplied >= pairs * tokens, shader
+
+
+def test_the_table_is_small_and_has_every_matmul() -> None:
+    data = json.loads(FILE.read_text())
+    assert data["fields"] == list(FIELDS) and FILE.stat().st_size < 200_000
+    for layout, info in LAYOUTS.items():
+        paths = ("_t1", "_rows/8", "_rows/64", "_many/256") if info.quantised else ("_t1",)
+        assert {f"matmul_{layout}{path}" for path in paths} <= set(data["shaders"]), layout
+
+
+def test_a_plan_takes_less_than_a_second() -> None:
+    planned = Planned(SyntheticModel("gemma-3-27b:q4_k_m"), 4096)
+    launches(planned.program, [(0, 1)])  # reads the table
+    begun = time.process_time()
+    plan_of(planned, PHOENIX, PlanOptions(target=81.0))
+    assert time.process_time() - begun < 1.0
+
+
+def test_only_rdna3_is_predicted_so() -> None:
+    assert [
+        name
+        for name in ("phoenix-780m", "rx-7900-xtx", "h200", "epyc-2-cores")
+        if gpu_of(load_hardware(name))
+    ] == [
+        "phoenix-780m",
+        "rx-7900-xtx",
+    ]
