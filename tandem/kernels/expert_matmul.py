@@ -157,15 +157,9 @@ def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
         sums = threads // gpu.subgroup_min * PANEL_ROWS * FLOAT_TOKENS
         return Dispatch(count // 4 if scalars["epilogue"] else count, experts, constants=(threads, sums))
     rows = PANEL_ROWS * PANELS_PER_GROUP
-    # Parts of the columns: more where an expert has few slots and the GPU has room, but a few blocks of 32 for each.
     each = counts["tokens"] * scalars["used"] / scalars["experts"]  # slots of an expert, on average
-    many = each >= 4
-    parts = (
-        4
-        if many or gpu.kind != "discrete"
-        else min(16, 1 << (int(scalars["columns"]) // 96).bit_length() - 1)
-    )
-    threads = rows * min(max(parts, 1), gpu.workgroup_invocations // rows)
+    # Parts of the columns: 4. With 8 and 16 it was slower on an H200, also for one token (docs/LESSONS.md).
+    threads = rows * min(4, gpu.workgroup_invocations // rows)
     return Dispatch(
         -(-count // PANELS_PER_GROUP),
         experts,
