@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from tandem.kernels import expert_matmul
 from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.kernel import Cost
 from tandem.kernels.kv_layout import kv_bytes
@@ -14,7 +15,11 @@ from tandem.program.program import Launch, Program
 
 Step = list[tuple[int, int]]  # (position, tokens) of each sequence
 ATTENTION = ("attention", "attention_rope")
-COUNTED_KERNELS = ("matmul", "attention")  # kernels whose operations count: those of others are negligible
+COUNTED_KERNELS = (
+    "matmul",
+    "expert_matmul",
+    "attention",
+)  # kernels whose operations count: those of others are negligible
 
 
 def step_costs(program: Program, step: Step, rows: int | None = None) -> list[Cost]:
@@ -29,9 +34,9 @@ def step_costs(program: Program, step: Step, rows: int | None = None) -> list[Co
 def min_cost(program: Program, step: Step, rows: int | None = None) -> Cost:
     """The cost that no engine can avoid: weights, keys and values read once, and the operations of matmuls and
     attention. Activations do not count, for they may stay in caches. `rows`: as in step_costs."""
-    costs, alike = step_costs(program, step, rows), Counter(step)
+    costs, alike, tokens = step_costs(program, step, rows), Counter(step), sum(count for _, count in step)
     return Cost(
-        sum(weights_read(launch) + kv_read(launch, alike) for launch in program.launches),
+        sum(weights_read(launch, tokens) + kv_read(launch, alike) for launch in program.launches),
         sum(
             cost.ops
             for launch, cost in zip(program.launches, costs, strict=True)
@@ -45,8 +50,11 @@ def added(costs: Iterable[Cost]) -> Cost:
     return Cost(sum(cost.bytes for cost in each), sum(cost.ops for cost in each))
 
 
-def weights_read(launch: Launch) -> float:
-    """Bytes of weights. Rows of the embedding and of the RoPE table are negligible."""
+def weights_read(launch: Launch, tokens: int = 1) -> float:
+    """Bytes of weights; of a mixture, those of the experts that `tokens` tokens use if each chooses at random. Rows of
+    the embedding and of the RoPE table are negligible."""
+    if launch.kernel.name.startswith("expert_matmul"):
+        return expert_matmul.expected_bytes(launch.scalars, tokens)
     if not launch.kernel.name.startswith(("matmul", "norm")):
         return 0.0
     return sum(tensor.nbytes for tensor in launch.touched("r") if tensor.arena == "weights")

@@ -62,17 +62,15 @@ def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
 
 
 def _cost(s: Scalars, counts: Counts) -> Cost:
-    """Expected bytes: those of the experts that tokens use if each chooses at random."""
     n, rows, columns = counts["tokens"], int(s["rows"]), int(s["columns"])
-    weights = LAYOUTS[layout_of(s)].matrix_bytes(rows, columns) * expected_experts(n, s)
     values = n * s["used"] * (columns * 1.5 + 4 * rows)
-    return Cost(bytes=weights + values, ops=2.0 * n * s["used"] * rows * columns)
+    return Cost(bytes=expected_bytes(s, n) + values, ops=2.0 * n * s["used"] * rows * columns)
 
 
-def most_bytes(s: Scalars, counts: Counts) -> float:
-    """Bytes of weights if no two tokens use the same expert."""
+def expected_bytes(s: Scalars, tokens: int) -> float:
+    """Bytes of weights that tokens read if each chooses its experts at random."""
     matrix = LAYOUTS[layout_of(s)].matrix_bytes(int(s["rows"]), int(s["columns"]))
-    return float(matrix * most_experts(counts["tokens"], s))
+    return matrix * expected_experts(tokens, s)
 
 
 def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[str, Array]:

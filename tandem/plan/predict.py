@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from tandem.bench.hardware import Hardware
 from tandem.bench.step_cost import COUNTED_KERNELS, Step, min_cost, step_costs, weights_read
@@ -124,13 +123,8 @@ class Planned:
 
     @property
     def weights_read(self) -> float:
-        """Bytes of weights that a step of any size must read."""
-        return sum(self._weights)
-
-    @cached_property
-    def _weights(self) -> list[float]:
-        """Bytes of each launch."""
-        return [weights_read(launch) for launch in self.program.launches]
+        """Bytes of weights that a step of any size must read; of a mixture, a step of one token."""
+        return sum(weights_read(launch) for launch in self.program.launches)
 
     def limit(self, hardware: Hardware, step: Step, rows: int | None = None) -> Seconds:
         """The minimum time of a step."""
@@ -153,12 +147,15 @@ class Planned:
         if gpu := gpu_of(hardware):
             each = launches(self.program, step, rows)
             return [(launch, _seconds(launch_time(work, gpu))) for launch, _, work in each]
-        matrix = sum(count for _, count in step) >= hardware.matrix_from
+        tokens = sum(count for _, count in step)
         return [
-            (launch, _predict(hardware, launch, cost, weights, matrix))
-            for launch, cost, weights in zip(
-                self.program.launches, step_costs(self.program, step, rows), self._weights, strict=True
+            (
+                launch,
+                _predict(
+                    hardware, launch, cost, weights_read(launch, tokens), tokens >= hardware.matrix_from
+                ),
             )
+            for launch, cost in zip(self.program.launches, step_costs(self.program, step, rows), strict=True)
         ]
 
     def prompt_steps(self, tokens: int) -> list[Step]:
