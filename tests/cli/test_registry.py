@@ -222,7 +222,7 @@ def test_too_little_space_is_said_before_anything_is_fetched(
     hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
-    with pytest.raises(DownloadError, match=r"needed and 0\.0 GB are free in .* set HF_HOME"):
+    with pytest.raises(DownloadError, match=r"needed and 0\.0 MB are free in .* set HF_HOME"):
         pull("user/repo:Q4_0")
     assert hub.sent == {}
 
