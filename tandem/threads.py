@@ -12,29 +12,42 @@ from tandem.errors import OutOfMemoryError
 
 T = TypeVar("T")
 WORK_SECONDS = 0.002  # of processor time between two rests
+CREDIT_SECONDS = 0.05  # of processor time that a thread may use at once after it did nothing for long
 
 
-class Resting(local):
-    """How long this thread rests: `rest` times as long as it worked."""
+class Budget(local):
+    """The processor time that this thread may use: a share of the time that passes, saved up for CREDIT_SECONDS."""
 
-    rest = 0.0
-    rested = 0.0  # its processor time when it last rested
+    share = 1.0
+    credit = 0.0  # s of work that need no rest
+    worked = 0.0  # its processor time at `since`
+    since = 0.0
 
 
-_resting = Resting()
+_budget = Budget()
 
 
-def set_rest(rest: float) -> None:
-    """Makes `breathe` rest from now on, in this thread."""
-    _resting.rest, _resting.rested = rest, time.thread_time()
+def set_share(share: float) -> None:
+    """Makes `breathe` rest from now on, in this thread, so that it works for `share` of the time."""
+    _budget.share, _budget.credit = share, CREDIT_SECONDS
+    _budget.worked, _budget.since = time.thread_time(), time.monotonic()
+
+
+def share() -> float:
+    """Of the time that this thread may work."""
+    return _budget.share
 
 
 def breathe(least: float = WORK_SECONDS) -> None:
-    """Rests if this thread rests at all and has worked for `least` seconds since the last time. The loops of long work
-    call it: a thread that works for as long as several steps takes a processor and Python's lock from the engine."""
-    if _resting.rest and (worked := time.thread_time() - _resting.rested) > least:
-        time.sleep(_resting.rest * worked)
-        _resting.rested = time.thread_time()
+    """Rests if this thread has worked for `least` seconds since the last time, and has no credit. The loops of long
+    work call it: a thread that works for several steps takes a processor and the GIL from the engine."""
+    if _budget.share == 1.0 or (worked := time.thread_time() - _budget.worked) <= least:
+        return
+    earned = _budget.share * (time.monotonic() - _budget.since)
+    _budget.credit = min(_budget.credit + earned, CREDIT_SECONDS) - worked
+    _budget.worked, _budget.since = _budget.worked + worked, time.monotonic()
+    if _budget.credit < 0:
+        time.sleep(-_budget.credit / _budget.share)
 
 
 def breathing(items: Iterable[T]) -> Iterator[T]:

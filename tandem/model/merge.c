@@ -3,7 +3,9 @@
 //   SentencePiece:   symbols are characters, two neighbours join if together they are a token; the best score first
 // All memory of a `tokenizer` belongs to the caller (tandem/model/tokenizer.py), which fills it once; encoding only
 // reads it, so any number of threads may encode at the same time.
+#define _GNU_SOURCE
 #include <stdlib.h>
+#include <time.h>
 
 #include "core.h"
 
@@ -232,16 +234,35 @@ static candidate pop(candidate *heap, int64_t *size) {
     return top;
 }
 
+typedef struct { double share, rested; int64_t merges; } budget;  // rested: this thread's processor time at that time
+
+static double processor_time(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// Rests every few milliseconds, so that this thread works for a share of the time (as breathe of tandem/threads.py).
+static void breathe(budget *b) {
+    if (b->share >= 1.0 || ++b->merges % 4096) return;
+    double seconds = (processor_time() - b->rested) * (1.0 / b->share - 1.0);
+    struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    nanosleep(&t, NULL);
+    b->rested = processor_time();
+}
+
 // Merges the symbols until no pair joins. `heap` holds 2 * count candidates: a merge takes one and adds at most two.
-static void merge(const tokenizer *t, const uint8_t *text, symbol *symbols, int32_t count, candidate *heap) {
+static void merge(const tokenizer *t, const uint8_t *text, symbol *symbols, int32_t count, candidate *heap, budget *b) {
     int64_t size = 0;
     uint32_t priority;
     for (int32_t left = 0; left + 1 < count; left++) {
         int32_t id = join(t, text, &symbols[left], &symbols[left + 1], &priority);
         int32_t length = symbols[left].length + symbols[left + 1].length;
         if (id >= 0) push(heap, &size, (candidate){(uint64_t)priority << 32 | (uint32_t)left, length, id});
+        breathe(b);
     }
     while (size > 0) {
+        breathe(b);
         candidate best = pop(heap, &size);
         symbol *left = &symbols[(uint32_t)best.order];
         if (left->length == 0 || left->next < 0) continue;
@@ -266,7 +287,7 @@ static void merge(const tokenizer *t, const uint8_t *text, symbol *symbols, int3
 
 // Writes the tokens of one stretch of text that nothing outside can merge with; returns how many.
 static int64_t encode_stretch(const tokenizer *t, const uint8_t *text, int64_t n, int32_t *ids, symbol *symbols,
-                              candidate *heap) {
+                              candidate *heap, budget *b) {
     if (t->whole_words) {
         int32_t id = find_plain(t, text, n);
         if (id >= 0) return ids[0] = id, 1;
@@ -277,7 +298,7 @@ static int64_t encode_stretch(const tokenizer *t, const uint8_t *text, int64_t n
         int32_t id = t->byte_level ? t->byte_ids[text[at]] : -1;
         symbols[count] = (symbol){(int32_t)at, (int32_t)length, count - 1, at + length < n ? count + 1 : -1, id};
     }
-    if (count > 1) merge(t, text, symbols, count, heap);
+    if (count > 1) merge(t, text, symbols, count, heap, b);
     int64_t written = 0;
     for (int32_t at = 0; at >= 0; at = symbols[at].next) {
         const symbol *s = &symbols[at];
@@ -301,9 +322,11 @@ static int64_t stretch_length(const tokenizer *t, const uint8_t *text, int64_t n
 }
 
 // Encodes plain UTF-8 text, until there are more than `limit` ids. Byte-level: it consists of `words`, given by their
-// lengths in characters. `ids` has room for n. Returns the number of ids, or -1 if there is no memory.
+// lengths in characters. `ids` has room for n. `share`: of the time that this thread may work.
+// Returns the number of ids, or -1 if there is no memory.
 EXPORT int64_t tandem_tokenizer_encode(const tokenizer *t, const uint8_t *text, int64_t n, const int32_t *words,
-                                       int64_t word_count, int32_t *ids, int64_t limit) {
+                                       int64_t word_count, int32_t *ids, int64_t limit, double share) {
+    budget b = {share, processor_time(), 0};
     const int32_t *words_end = words + word_count;
     symbol *symbols = NULL;
     candidate *heap = NULL;
@@ -324,7 +347,7 @@ EXPORT int64_t tandem_tokenizer_encode(const tokenizer *t, const uint8_t *text, 
             heap = malloc(2 * room * sizeof *heap);
             if (!symbols || !heap) { written = -1; break; }
         }
-        if (length > 0) written += encode_stretch(t, text + at, length, ids + written, symbols, heap);
+        if (length > 0) written += encode_stretch(t, text + at, length, ids + written, symbols, heap, &b);
     }
     free(symbols), free(heap);
     return written;

@@ -18,7 +18,7 @@ from tandem.gguf.file import GGUF, StringArray
 from tandem.kernels.kernel import Array
 from tandem.model.pretokenize import PreTokenizer, pre_tokenizer
 from tandem.native import ffi, load
-from tandem.threads import breathe, breathing
+from tandem.threads import breathe, breathing, share
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
 HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # not shown by decode unless `special`
@@ -154,7 +154,7 @@ class Tokenizer:
     def _merged(self, data: bytes, word_lengths: list[int] | Array, most: int) -> list[int]:
         words, ids = np.array(word_lengths, np.int32), np.empty(len(data), np.int32)
         memory = _pointer("int32_t *", words), len(words), _pointer("int32_t *", ids)
-        count = load().tandem_tokenizer_encode(self._core, data, len(data), *memory, most)
+        count = load().tandem_tokenizer_encode(self._core, data, len(data), *memory, most, share())
         if count < 0:
             raise MemoryError
         tokens: list[int] = ids[:count].tolist()

@@ -39,7 +39,7 @@ int32_t tandem_tokenizer_find(const tokenizer *, const uint8_t *, int64_t);
 int32_t tandem_tokenizer_next_special(const tokenizer *, const uint8_t *, int64_t, int64_t from, int32_t controls,
                                       int64_t *span);
 int64_t tandem_tokenizer_encode(const tokenizer *, const uint8_t *, int64_t, const int32_t *words, int64_t,
-                                int32_t *ids, int64_t limit);
+                                int32_t *ids, int64_t limit, double share);
 
 // server/http/json_count.c
 int64_t tandem_json_count(const uint8_t *, int64_t);

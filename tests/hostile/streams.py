@@ -17,7 +17,7 @@ from tests.server.servers import post
 
 STORY = {
     "messages": [{"role": "user", "content": "Tell a long story."}],
-    "temperature": 0,
+    "temperature": 1,
     "stream": True,
     "max_tokens": 1500,
     "ignore_eos": True,

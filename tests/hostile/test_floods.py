@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import statistics
 import threading
@@ -20,15 +21,17 @@ from tandem.engine.structured_output import grammar_text, is_simple
 from tandem.errors import QueueFullError, RequestError
 from tandem.gguf.file import GGUF
 from tandem.model.chat_template import ChatTemplate
+from tandem.model.tokenizer import Tokenizer
 from tandem.server.http import background
-from tandem.server.http.middleware import REFUSALS
+from tandem.server.http.middleware import READS, REFUSALS
 from tandem.server.http.request_body import _validated
 from tandem.server.ollama import models
 from tandem.server.openai.chat import ChatRequest
-from tandem.threads import breathe, set_rest
+from tandem.threads import CREDIT_SECONDS, breathe, set_share
 from tests.cli.tiny_model import write_tiny_model
 from tests.hostile.attacks import CHAT, MAX_HEALTH, MAX_LOG, MAX_MEMORY, attacking, check_streams, watched
 from tests.hostile.stall_attacks import ATTACKS, FLOODS, slow_grammar
+from tests.hostile.streams import Streams
 from tests.packages import model_path
 from tests.server.servers import Running, serving, wait_until
 
@@ -102,7 +105,7 @@ def test_a_request_does_not_wait_for_larger_ones() -> None:
 
 
 def test_a_thread_rests_after_it_worked() -> None:
-    assert seconds_of_two(busy_for) > 0.05 * (2 + background.REST)
+    assert seconds_of_two(busy_for) > 0.9 * (0.1 - CREDIT_SECONDS) / background.SHARE - 0.1
 
 
 def test_a_thread_rests_while_it_works() -> None:
@@ -113,7 +116,7 @@ def test_a_thread_rests_while_it_works() -> None:
             busy_for(seconds / 10)
             breathe()
 
-    assert seconds_of_two(work) > 0.05 * (2 + 1.9 * background.REST)
+    assert seconds_of_two(work) > 0.9 * (0.18 - CREDIT_SECONDS) / background.SHARE
 
 
 def busy_for(seconds: float) -> None:
@@ -123,13 +126,13 @@ def busy_for(seconds: float) -> None:
 
 
 def seconds_of_two(work: Callable[[float], None]) -> float:
-    """How long it takes to prepare two requests of medium size with 0.05 s of work each."""
+    """How long it takes to prepare two requests of medium size with 0.1 s of work each."""
 
     async def requests() -> float:
         background.set_size(32 << 10)
         begin = time.perf_counter()
         for _ in range(2):
-            await background.prepare(work, 0.05)
+            await background.prepare(work, 0.1)
         return time.perf_counter() - begin
 
     return asyncio.run(requests())
@@ -138,25 +141,43 @@ def seconds_of_two(work: Callable[[float], None]) -> float:
 def test_long_preparations_rest_while_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of each kind: tokenizing, validation, templates."""
     rests: list[float] = []
+    monkeypatch.setattr("tandem.threads.CREDIT_SECONDS", 0.0)
 
     def check(work: Callable[[], object]) -> None:
         def run() -> None:
-            set_rest(1.0)
+            set_share(0.5)
             work()
 
         rests.clear()
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
-        assert len(rests) > 3 and statistics.median(rests) < 0.01, rests  # s of work between them
+        worked = [after - before for before, after in itertools.pairwise(rests)]  # s between them
+        assert len(worked) > 3 and statistics.median(worked) < 0.01, worked
 
     with LLM(model_path("smollm2"), device="cpu", context=2048, batch=1, kv_memory=2e8) as llm:
-        monkeypatch.setattr(time, "sleep", rests.append)
+        monkeypatch.setattr(time, "sleep", lambda _: rests.append(time.thread_time()))
         check(lambda: llm.tokenizer.encode("word " * 200_000))
         check(lambda: llm.tokenizer.encode("<|im_end|>" * 50_000, special=True))
     check(lambda: _validated(ATTACKS["messages"][1](), ChatRequest))
     template = ChatTemplate("{% for i in range(20000) %}{{ i }}{% endfor %}")
     check(lambda: template.render([{"role": "user", "content": "Hi"}]))
+
+
+def test_a_long_merge_rests() -> None:
+    """SentencePiece merges a run of spaces in one call."""
+    tokenizer, ratios = Tokenizer.from_gguf(GGUF.open(model_path("gemma-3-270m"))), list[float]()
+
+    def run() -> None:
+        set_share(0.25)
+        begin, worked = time.perf_counter(), time.thread_time()
+        tokenizer.encode(" " * 300_000)
+        ratios.append((time.perf_counter() - begin) / (time.thread_time() - worked))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert ratios[0] > 2  # 1 without rests
 
 
 # ---- grammars
@@ -268,6 +289,22 @@ def test_an_address_that_is_refused_often_waits_while_others_are_served(server: 
         finally:
             done.set()
     assert not [each.exception() for each in waiting if each.exception()]
+
+
+def test_an_address_that_reads_often_waits_while_others_are_served(server: Running) -> None:
+    def reads(count: int) -> float:
+        begin = time.perf_counter()
+        with ThreadPoolExecutor(4) as pool:
+            assert {status for status, *_ in pool.map(lambda _: server.ask("/v1/models"), range(count))} == {
+                200
+            }
+        return time.perf_counter() - begin
+
+    with Streams(server.url, 1):
+        assert reads(2 * READS) > 0.9
+        begin = time.perf_counter()
+        assert server.ask("/health")[0] == 200
+        assert time.perf_counter() - begin < 0.5
 
 
 # ---- documents that are built once

@@ -2,8 +2,8 @@
 
 Python threads take turns, and the engine needs the processors. So one thread prepares all small requests, one those of
 medium size, and one the large ones, each one request after the other: a request does not wait for larger ones, and the
-engine's thread has few rivals however many requests there are. All but the thread of small requests rest while they
-work (`breathe`). Their priority is not lower, because while they wait for a processor they may hold the GIL.
+engine's thread has few rivals however many requests there are. All but the thread of small requests rest after 50 ms
+of work (`breathe`). Their priority is not lower, because while they wait for a processor they may hold the GIL.
 """
 
 from __future__ import annotations
@@ -17,23 +17,20 @@ from threading import Barrier
 from typing import ParamSpec, TypeVar
 
 from tandem.errors import OutOfMemoryError
-from tandem.threads import breathe, set_rest
+from tandem.threads import breathe, set_share
 
 P = ParamSpec("P")
 T = TypeVar("T")
 THREADS = 8  # for what is no preparation: loading, and reading files
 SMALL, MEDIUM = 4 << 10, 64 << 10  # bytes of a body at most
-REST, LONG_REST = (
-    2.0,
-    4.0,
-)  # s that a thread rests for each second that it works: for medium, for large requests
+SHARE = 1 / 8  # of the time that a thread for medium or large requests works, when it has much to do
 
 
 class Preparer:
-    """A thread that makes calls one after the other, and rests for `rest` times as long as they took."""
+    """A thread that makes calls one after the other, and works for `share` of the time at most."""
 
-    def __init__(self, name: str, rest: float) -> None:
-        self._executor = ThreadPoolExecutor(1, name, set_rest, (rest,))
+    def __init__(self, name: str, share: float) -> None:
+        self._executor = ThreadPoolExecutor(1, name, set_share, (share,))
 
     def start(self) -> None:
         self._executor.submit(bool)
@@ -48,9 +45,9 @@ def _after_a_rest(call: Callable[[], T]) -> T:
 
 
 _small, _medium, _large = (
-    Preparer("tandem-small", 0),
-    Preparer("tandem-medium", REST),
-    Preparer("tandem-large", LONG_REST),
+    Preparer("tandem-small", 1),
+    Preparer("tandem-medium", SHARE),
+    Preparer("tandem-large", SHARE),
 )
 _preparer: ContextVar[Preparer] = ContextVar(
     "preparer", default=_small

@@ -43,8 +43,9 @@ MAX_BODIES = 8  # times max_body: memory for the bodies of all requests
 DISCARD_SECONDS = 2.0  # to read the rest of a rejected body, so that the client sees the response
 DISCARD_PAUSE = 0.02  # s between two reads of up to 256 KiB of it: the event loop has other work
 REFUSALS = 25  # to an address in a second, after as many at once, while others are served
-MAX_DELAY = 5.0  # s of a refusal
-MAX_ADDRESSES = 4096  # whose refusals are remembered
+READS = 200  # the same for responses without a model's work, such as the list of models
+MAX_DELAY, MAX_READ_DELAY = 5.0, 0.25  # s of such responses; /health stays below half a second
+MAX_ADDRESSES = 4096  # whose responses are remembered
 INLINE = 256 << 10  # bytes of a body that the event loop joins and counts itself, in half a millisecond
 RETRY_AFTER = 2  # seconds
 UNREAD = (
@@ -93,7 +94,7 @@ class Middleware:
         self.parsed_bytes = 0  # estimate of what they take when they are parsed
         self.draining = False  # shutting down: new requests are rejected
         self._exchanges: set[Exchange] = set()
-        self._refused: dict[str, float] = {}  # address -> when it may be refused again without a delay
+        self._due: dict[tuple[str, int], float] = {}  # address, rate -> when its next response has no delay
         self._hostname = socket.gethostname().lower()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -138,6 +139,8 @@ class Middleware:
         ):  # or, without a key, bodies would take the memory for those of others
             raise Refusal(400, f"{path[:80]} takes no body: send none")
         exchange.is_served = not is_open
+        if exchange.scope["method"] in ("GET", "HEAD"):
+            await self._slow_down(exchange, READS, MAX_READ_DELAY)
         counts = not is_open and path not in MONITORING_PATHS
         self.check_capacity(counts)
         if exchange.has_body():
@@ -164,18 +167,19 @@ class Middleware:
         else:  # in a thread: it reads a dozen files, and after each the event loop would wait for the GIL
             await asyncio.to_thread(require_memory, self.parsed_bytes)
 
-    async def _slow_down(self, exchange: Exchange) -> None:
-        """Waits before a refusal, if its address gets many while others are served: most clients wait for the response
-        before they send the next request, and then leave the event loop to others."""
+    async def _slow_down(self, exchange: Exchange, rate: int = REFUSALS, longest: float = MAX_DELAY) -> None:
+        """Waits before a response, if its address gets more than `rate` in a second while others are served: most
+        clients wait for the response before they send the next request, and then leave the event loop to others."""
         if self.working <= exchange.counts:
             return
         now = time.perf_counter()
-        if len(self._refused) > MAX_ADDRESSES:
-            self._refused = {address: then for address, then in self._refused.items() if then > now}
-        address = (exchange.scope.get("client") or ("-",))[0]
-        due = max(self._refused.get(address, 0.0), now - 1.0)
-        self._refused[address] = min(due + 1 / REFUSALS, now + MAX_DELAY)
-        await asyncio.sleep(max(0.0, due - now))
+        if len(self._due) > MAX_ADDRESSES:
+            self._due = {key: then for key, then in self._due.items() if then > now}
+        key = (exchange.scope.get("client") or ("-",))[0], rate
+        due = max(self._due.get(key, 0.0), now - 1.0)
+        self._due[key] = min(due + 1 / rate, now + longest)
+        if due > now:
+            await asyncio.sleep(due - now)
 
     def check_capacity(self, counts: bool) -> None:
         if counts and self.working >= self.settings.max_requests:

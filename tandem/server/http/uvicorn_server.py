@@ -54,6 +54,7 @@ def serve(
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     config = uvicorn.Config(
         middleware,
+        loop="asyncio",  # uvloop is no dependency: all servers behave like those that are tested
         http=Connection,
         ws="none",
         lifespan="on",
