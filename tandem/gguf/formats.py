@@ -81,7 +81,7 @@ def dequantise(format: Format, raw: Array) -> Array:
     """uint8 [..., row bytes] -> float32 [..., elements]."""
     if format.name in _NUMBERS:
         numbers = np.ascontiguousarray(raw).view(_NUMBERS[format.name])
-        with np.errstate(over="ignore"):  # a float64 may be beyond float32
+        with np.errstate(all="ignore"):  # a float64 may be beyond float32
             return numbers.astype(np.float32)
     rows = _blocks(raw, format.block_bytes)
     values = np.empty((len(rows), format.block), np.float32)
@@ -95,11 +95,12 @@ def dequantise(format: Format, raw: Array) -> Array:
 def quantise(format: Format, values: Array) -> Array:
     """Quantises float32 [..., elements] to uint8 [..., row bytes], rounded to nearest (for synthetic models)."""
     values = np.ascontiguousarray(values, np.float32)
-    if format.name in _NUMBERS:
-        return values.astype(_NUMBERS[format.name]).view(np.uint8)
-    if format.name not in encode.ENCODERS:
+    if format.name not in (*_NUMBERS, *encode.ENCODERS):
         raise NotImplementedError(f"nothing here writes {format.name}; use {', '.join(encode.ENCODERS)}")
-    raw = encode.ENCODERS[format.name](_blocks(values, format.block))
+    with np.errstate(all="ignore"):  # a damaged file has values that are infinite or no numbers
+        if format.name in _NUMBERS:
+            return values.astype(_NUMBERS[format.name]).view(np.uint8)
+        raw = encode.ENCODERS[format.name](_blocks(values, format.block))
     return raw.reshape(*values.shape[:-1], format.row_bytes(values.shape[-1]))
 
 

@@ -21,5 +21,6 @@ VALUES = {"iq4_nl": IQ4_VALUES, "iq4_xs": IQ4_VALUES, "mxfp4": FLOAT4_VALUES}
 
 
 def panel_layout(format: str, rows: int, columns: int) -> Layout:
-    """The panels of a GGUF format. A format without panels is converted to q8_0 at load (model/weights.py)."""
-    return LAYOUTS.get(format, LAYOUTS["q8_0"])
+    """The panels of a GGUF format. A format without panels is converted at load (model/weights.py): to q8_0, or to f32
+    if a row is not a whole number of blocks."""
+    return LAYOUTS.get(format) or LAYOUTS["f32" if columns % LAYOUTS["q8_0"].span else "q8_0"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from tandem.gguf.file import GGUF
 from tandem.gguf.formats import dequantise
-from tandem.kernels.abi import MAX_EXPERTS, MAX_EXPERTS_USED
+from tandem.kernels.abi import GLU_ROWS, MAX_EXPERTS, MAX_EXPERTS_USED
 from tandem.kernels.kernel import Array
 from tandem.program.graph import Heads, Matrix, Vector
 
@@ -186,10 +186,19 @@ class Metadata:
                 self.key("expert_used_count"),
                 f"{used} of {experts} experts cannot be used: convert the model again",
             )
+        dim = self.count("expert_feed_forward_length", self.count("feed_forward_length"))
+        for name, size in (
+            ("expert_feed_forward_length", dim),
+            ("embedding_length", self.count("embedding_length")),
+        ):
+            if size % GLU_ROWS:  # an expert would begin in the middle of another's panel
+                self.gguf.fail(
+                    self.key(name), f"experts of size {size}, no multiple of {GLU_ROWS}: use another model"
+                )
         return {
             "experts": experts,
             "experts_used": used,
-            "expert_dim": self.count("expert_feed_forward_length", self.count("feed_forward_length")),
+            "expert_dim": dim,
             "shared_expert_dim": self.count("expert_shared_feed_forward_length", 0),
             "shared_expert_gate": self.has("blk.0.ffn_gate_inp_shexp.weight"),
         }
