@@ -8,6 +8,7 @@ Restored blocks are published to the prefix cache, as if a request had just comp
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from errno import EFBIG
@@ -20,7 +21,7 @@ from tandem.devices.device import Bytes
 from tandem.engine.kv_cache import NO_BLOCK, BlockTable, extend_block_hashes
 from tandem.errors import ContextError, StateFileError
 from tandem.files import read_regular, write_whole
-from tandem.kernels.abi import KV_BLOCK, TOKEN_SLOT
+from tandem.kernels.abi import KV_BLOCK, MAX_EXPERTS, TOKEN_SLOT
 from tandem.program.program import Tensor
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 MAGIC, CHECKSUM = b"tandem kv 1\n", 32
 MAX_HEADER = 16 << 20  # a token takes about 6 bytes
 NOTHING = np.empty(0, np.uint8)
-SAMPLE = 256  # bytes of each tensor in a model's fingerprint
+SAMPLE = 256  # bytes of each matrix in a model's fingerprint
 
 
 class State(NamedTuple):
@@ -138,13 +139,15 @@ def block_hashes(tokens: list[int]) -> list[bytes]:
 
 
 def fingerprint(model: Model) -> str:
-    """Returns a hash of a model's shape and of a sample of each tensor."""
+    """Returns a hash of a model's shape and of a sample of each matrix: a fine-tune may change some experts only."""
     hashed = blake2b(repr(model.config).encode(), digest_size=16)
     for name, tensor in sorted(model.gguf.tensors.items()):
         hashed.update(f"{name} {tensor.shape} {tensor.format.name}".encode())
-        sample = np.empty(min(SAMPLE, tensor.nbytes), np.uint8)
-        model.gguf.read_rows(name, 0, sample)
-        hashed.update(sample.data)
+        matrices = math.prod(tensor.shape[:-2])  # of experts, stacked
+        sample = np.empty(min(SAMPLE, tensor.nbytes // matrices), np.uint8)
+        for matrix in range(min(matrices, MAX_EXPERTS)):
+            model.gguf.read_rows(name, matrix * tensor.shape[-2] if matrix else 0, sample)
+            hashed.update(sample.data)
     model.gguf.check_unchanged()
     return hashed.hexdigest()
 

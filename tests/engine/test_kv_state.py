@@ -82,6 +82,21 @@ def test_a_file_that_is_damaged_or_foreign_is_refused(tmp_path: Path) -> None:
         small.restore(state)
 
 
+def test_a_mixture_of_which_one_expert_changed_is_another_model(tmp_path: Path) -> None:
+    with open_llm("mixtral") as llm:
+        llm.save(PROMPT, tmp_path / "state")
+        last = llm._model.gguf.tensor("blk.0.ffn_up_exps.weight")
+        at = last.offset + last.nbytes // last.shape[0] * (last.shape[0] - 1)
+    data = bytearray((GOLDENS / "mixtral.gguf").read_bytes())
+    data[at] ^= 1
+    (tmp_path / "tuned.gguf").write_bytes(data)
+    with (
+        LLM(tmp_path / "tuned.gguf", threads=1, context=128, batch=2, device="cpu") as other,
+        pytest.raises(StateFileError, match="another model"),
+    ):
+        other.restore(tmp_path / "state")
+
+
 def test_a_file_made_up_by_someone_is_refused(tmp_path: Path) -> None:
     """With a checksum that is right."""
     state = tmp_path / "state"
