@@ -6,6 +6,7 @@ that exists is complete, and the next pull resumes a download that was interrupt
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -19,12 +20,12 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, urlsplit
@@ -43,6 +44,7 @@ NETWORK_ERRORS = (
     *(urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError),
     ssl.SSLError,
 )
+MAX_SIZE = 1 << 100  # bytes of a file: more than any disk has, and less than the largest float
 MAX_FILES = 2000  # of a repository; those of the largest models in many quants are a few hundred
 PORTS = {"http": 80, "https": 443}
 
@@ -50,9 +52,10 @@ PORTS = {"http": 80, "https": 443}
 def list_repository(repo: str, revision: str = "main") -> tuple[str, list[RemoteFile]]:
     """Returns the commit of a hub repository's branch or commit, and its GGUF files."""
     url = f"{_hub()}/api/models/{quote(repo)}/revision/{revision}?blobs=true"
+    end = time.monotonic() + LISTING_SECONDS
     try:
-        with _retried(lambda: _open(url)) as response:
-            listing = json.loads(_read_listing(response, repo))
+        with _retried(lambda: _open(url, end=end)) as response:
+            listing = json.loads(_read_listing(response, end))
         commit = listing["sha"]
         files = [
             RemoteFile(entry["rfilename"], entry["size"], entry["lfs"]["sha256"])
@@ -61,14 +64,18 @@ def list_repository(repo: str, revision: str = "main") -> tuple[str, list[Remote
         ]
         if not (_is_hex(commit, 40) and all(type(f.size) is int and _is_hex(f.sha256, 64) for f in files)):
             raise ValueError("a field has the wrong type")
-    except NETWORK_ERRORS as error:
+    except (*NETWORK_ERRORS, EndlessError) as error:
+        if isinstance(error, EndlessError) or time.monotonic() > end:
+            raise DownloadError(f"the hub's listing of {repo} does not end: check HF_ENDPOINT") from error
         raise _explained(error, repo) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DownloadError(f"{url} did not answer like a Hugging Face hub; check HF_ENDPOINT") from error
     if len(files) > MAX_FILES:
         raise DownloadError(f"{repo} has more than {MAX_FILES} GGUF files: name a repository of one model")
     # Names become paths in the cache: nothing in them may lead out of it.
-    if not all(f.size > 0 and len(f.name) < 256 and all(map(is_plain, f.name.split("/"))) for f in files):
+    if not all(
+        0 < f.size <= MAX_SIZE and len(f.name) < 256 and all(map(is_plain, f.name.split("/"))) for f in files
+    ):
         raise DownloadError(f"{repo} lists files with unsafe names or sizes; do not use it")
     return commit, files
 
@@ -77,13 +84,22 @@ def _is_hex(text: object, digits: int) -> bool:
     return isinstance(text, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", text) is not None
 
 
-def _read_listing(response: Any, repo: str) -> bytes:
-    """Returns the body of a response, within the limits of a listing."""
-    body, end = bytearray(), time.monotonic() + LISTING_SECONDS
-    while chunk := response.read1(CHUNK):
-        body += chunk
-        if len(body) > MAX_LISTING or time.monotonic() > end:
-            raise DownloadError(f"the hub's listing of {repo} does not end: check HF_ENDPOINT")
+class EndlessError(Exception):
+    """A listing is larger or takes longer than any."""
+
+
+def _read_listing(response: Any, end: float) -> bytes:
+    """Returns the body of a response, within the limits of a listing. At `end`, the connection is cut."""
+    body = bytearray()
+    try:
+        while chunk := response.read1(CHUNK):
+            body += chunk
+            if len(body) > MAX_LISTING:
+                raise EndlessError
+    finally:
+        response.deadline.cancel()
+    if time.monotonic() > end:
+        raise EndlessError
     return bytes(body)
 
 
@@ -164,7 +180,7 @@ def require_space(folder: Path, needed: int) -> None:
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def disk_errors_explained(folder: Path) -> Iterator[None]:
     try:
         yield
@@ -188,9 +204,52 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
         if origin[0] not in PORTS:
             raise http.client.InvalidURL(f"it redirects to {origin[0]}")
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        fp.deadline.cancel()  # type: ignore[attr-defined]
+        fp.close()  # its body may have no end, and would be read
         if new is not None and origin != _origin(req.full_url):
             new.remove_header("Authorization")  # for the rest of the chain, should it lead back
         return new
+
+
+class _Deadline(urllib.request.AbstractHTTPHandler):
+    """Cuts a connection that still sends, a byte now and then or heads without end, when its time has come."""
+
+    def __init__(self, end: float, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._end = end
+
+    def do_open(self, http_class: Any, req: urllib.request.Request, **http_conn_args: Any) -> Any:
+        timers: list[threading.Timer] = []
+
+        class Connection(http_class):  # type: ignore[misc]
+            def connect(self) -> None:
+                super().connect()
+                timers.append(threading.Timer(max(0.0, end - time.monotonic()), _cut, (self.sock,)))
+                timers[-1].daemon = True
+                timers[-1].start()
+
+        end = self._end
+        try:
+            response: Any = super().do_open(Connection, req, **http_conn_args)
+        except BaseException:
+            for timer in timers:
+                timer.cancel()
+            raise
+        response.deadline = timers[-1]
+        return response
+
+
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it was closed meanwhile
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # not TLS's own, which another thread reads
+
+
+class _Http(_Deadline, urllib.request.HTTPHandler):
+    pass
+
+
+class _Https(_Deadline, urllib.request.HTTPSHandler):
+    pass
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -209,7 +268,8 @@ def _hub() -> str:
     return hub
 
 
-def _open(url: str, offset: int = 0) -> Any:
+def _open(url: str, offset: int = 0, end: float | None = None) -> Any:
+    """The response of a hub. At `end`, it is cut; without it, only a head that takes longer than LISTING_SECONDS is."""
     headers = {"User-Agent": "tandem", "Accept-Encoding": "identity"}
     if token := (read_settings().hub_token or "").strip():
         if not (token.isascii() and token.isprintable()):
@@ -217,11 +277,15 @@ def _open(url: str, offset: int = 0) -> Any:
         headers["Authorization"] = f"Bearer {token}"
     if offset:
         headers["Range"] = f"bytes={offset}-"
-    opener = urllib.request.build_opener(_Redirect)
+    until = end or time.monotonic() + LISTING_SECONDS
+    opener = urllib.request.build_opener(_Redirect, _Http(until), _Https(until))
     try:
-        return opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
+        response = opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
     except ValueError as error:  # a redirect to something that is not an address
         raise http.client.InvalidURL(str(error)) from error
+    if end is None:
+        response.deadline.cancel()
+    return response
 
 
 def _append(url: str, file: RemoteFile, out: IO[bytes], digest: Any, progress: Progress) -> None:
@@ -285,14 +349,19 @@ def _is_transient(error: Exception) -> bool:
 def _explained(error: Exception, repo: str) -> Exception:
     hub = read_settings().hub
     if not isinstance(error, urllib.error.HTTPError):
-        reason = getattr(error, "reason", error)
+        reason = _shown(getattr(error, "reason", error))
         return DownloadError(f"{hub} cannot be reached ({reason}): check the network and pull again")
     missing = error.headers.get("X-Error-Code") == "RepoNotFound"  # the hub hides it behind a 401
     if missing or error.code == http.client.NOT_FOUND:
         return ModelNotFoundError(f"{hub} has no repository or file {repo}: check its spelling")
     if error.code in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
         return DownloadError(f"{repo} is gated: accept its terms at {hub}/{repo} and set HF_TOKEN")
-    return DownloadError(f"{hub} answered {error.code} {error.reason:.80} for {repo}: pull again later")
+    return DownloadError(f"{hub} answered {error.code} {_shown(error.reason)} for {repo}: pull again later")
+
+
+def _shown(reason: object) -> str:
+    """What a hub or the network said, as a part of a sentence."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(reason)).split())[:160]
 
 
 def _pip_download(package: Package, folder: Path, progress: Progress) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -28,11 +28,18 @@ COMMIT = "5c" * 20
 TOKEN = "hf_secret"
 
 
+class Raw(NamedTuple):
+    head: bytes
+    then: bytes  # again and again
+    pause: float = 0.0
+
+
 class Hub:
-    """Answers each path as it is told: with a body, or with a Location."""
+    """Answers each path as it is told: with a body, with a Location, or with all the bytes of a Raw response."""
 
     def __init__(self) -> None:
-        self.answer: Callable[[str], bytes | str | Iterator[bytes]] = lambda _: b""
+        self.answer: Callable[[str], bytes | str | Iterator[bytes] | Raw] = lambda _: b""
+        self.sent = 0  # bytes of Raw responses, without their heads
         self.seen: list[tuple[str, str | None]] = []  # path and Authorization of each request
 
 
@@ -47,6 +54,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         def do_GET(self) -> None:
             hub.seen.append((self.path, self.headers["Authorization"]))
             answer = hub.answer(self.path)
+            if isinstance(answer, Raw):
+                self.close_connection = True
+                with contextlib.suppress(OSError):
+                    self.wfile.write(answer.head)
+                    for part in endless(answer.then, answer.pause):
+                        hub.sent += self.wfile.write(part)
+                return
             self.send_response(302 if isinstance(answer, str) else 200)
             if isinstance(answer, str):
                 self.send_header("Location", answer)
@@ -135,7 +149,9 @@ def test_a_listing_of_the_wrong_form_is_a_typed_error(hub: Hub, what: str) -> No
         registry.resolve("user/repo", pull=True)
 
 
-@pytest.mark.parametrize("entry", [*({"rfilename": n} for n in UNSAFE), {"size": -1}, {"size": 0}])
+@pytest.mark.parametrize(
+    "entry", [*({"rfilename": n} for n in UNSAFE), {"size": -1}, {"size": 0}, {"size": 10**400}]
+)
 def test_unsafe_names_and_sizes_are_refused(hub: Hub, entry: dict[str, Any], tmp_path: Path) -> None:
     hub.answer = lambda _: listing(**entry)
     with pytest.raises(DownloadError, match="unsafe names or sizes"):
@@ -212,6 +228,39 @@ def test_a_listing_that_does_not_end_is_cut(hub: Hub, monkeypatch: pytest.Monkey
     hub.answer = lambda _: endless(b" ", pause=0.01)
     with pytest.raises(DownloadError, match="does not end"):
         registry.resolve("user/repo", pull=True)
+
+
+CHUNKED = b"\r\ntransfer-encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "interim responses": Raw(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+    "trailers": Raw(b"HTTP/1.1 200 OK" + CHUNKED + b"2\r\n{}\r\n0\r\n", b"a: b\r\n" * 100),
+    "the body of a redirect": Raw(
+        b"HTTP/1.1 302 no\r\nlocation: /x" + CHUNKED, b"400\r\n%b\r\n" % bytes(1024)
+    ),
+    "a slow head": Raw(b"HTTP/1.1 200 OK\r\na: ", b"b", 0.02),
+    "a slow body": Raw(b"HTTP/1.1 200 OK\r\n\r\n", b" ", 0.02),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_a_response_without_end_is_cut(hub: Hub, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`http.client` reads interim responses and trailers for ever, urllib the whole body of a redirect."""
+    monkeypatch.setattr(download, "LISTING_SECONDS", 0.5)
+    hub.answer = lambda _: ENDLESS[what]
+    begun = time.monotonic()
+    with pytest.raises(DownloadError):
+        registry.resolve("user/repo", pull=True)
+    assert time.monotonic() - begun < 10
+    assert what != "the body of a redirect" or hub.sent < 100 << 20
+
+
+def test_what_a_hub_says_is_a_part_of_a_sentence(hub: Hub) -> None:
+    hub.answer = lambda _: Raw(
+        b"HTTP/1.1 418 \x1b[2J\x9b2J" + b"x" * 1000 + b"\r\ncontent-length: 0\r\n\r\n", b""
+    )
+    with pytest.raises(DownloadError, match=r"answered 418 \[2J 2Jx+ for user/repo") as raised:
+        registry.resolve("user/repo", pull=True)
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 300
 
 
 def test_a_file_that_does_not_end_is_cut_at_its_size(hub: Hub, tmp_path: Path) -> None:
