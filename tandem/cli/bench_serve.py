@@ -7,7 +7,7 @@ import math
 
 from tandem.bench.load_generator import Load, Percentiles, Server, ServeRow, run
 from tandem.cli.options import UsageError
-from tandem.cli.terminal import note, print_json, print_table
+from tandem.cli.terminal import note, print_json, print_table, printable
 
 HEADER = (
     *("RATE:", "ANSWERED:", "TOK/S:", "REQ/S:"),
@@ -31,12 +31,13 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json(result)
     else:
-        print(f"{result['model']} at {result['server']}, {options.requests} requests at each rate\n")
+        title = f"{result['model']} at {result['server']}, {options.requests} requests at each rate"
+        print(printable(title) + "\n")
         print_table(HEADER, [_cells(row) for row in result["rows"]])
         said = [line for row in result["rows"] for line in _remarks(row)]
         said += [f"Note: {text}." for text in result["notes"]]
         if said:
-            print("\n" + "\n".join(said))
+            print("\n" + printable("\n".join(said)))
     return 0 if all(row["answered"] for row in result["rows"]) else 1
 
 

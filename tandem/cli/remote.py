@@ -18,6 +18,11 @@ from tandem.server.instances import Instance, running
 # Options about loading: with one of them, `tandem run` loads its own model.
 LOAD_OPTIONS = ("context", "threads", "split", "gpu_memory", "kv_memory", "draft")
 TIMEOUT = 600.0  # seconds without a token
+MAX_LIVE = 16 << 20  # bytes of `/live`
+CONNECT_TIMEOUT = 5.0  # seconds to say which models it has: a stopped or overloaded server is passed over
+NOT_JSON = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # or not of the right form
+NOT_A_SERVER = (http.client.HTTPException, *NOT_JSON)
+CUT = "the server closed the connection before the response was complete: try again"
 
 
 def find_server(options: argparse.Namespace) -> RemoteLLM | None:
@@ -54,11 +59,11 @@ class RemoteLLM:
 
     def is_available(self) -> bool:
         try:
-            with self._request("GET", "/live") as response:
-                live = json.loads(response.read())["models"]
-        except (OSError, TandemError, ValueError, KeyError):
+            with self._request("GET", "/live", timeout=CONNECT_TIMEOUT) as response:
+                live = json.loads(response.read(MAX_LIVE))["models"]
+            self.context = int(live[self.model]["context"]) if self.model in live else 0
+        except (OSError, TandemError, *NOT_A_SERVER):
             return False
-        self.context = live[self.model]["context"] if self.model in live else 0
         return True
 
     def chat(self, messages: Iterable[Mapping[str, Any]], **params: Any) -> Any:
@@ -73,18 +78,20 @@ class RemoteLLM:
 
         path, body = _body(self.model, prompt, params)
         begun, first, finish = time.perf_counter(), 0.0, None
-        with self._request("POST", path, body) as response:
-            for data in _events(response):
-                for choice in data["choices"]:
-                    text = choice.get("text") or choice.get("delta", {}).get("content") or ""
-                    first, finish = first or time.perf_counter(), choice["finish_reason"] or finish
-                    yield Token(-1, text)
-                if data.get("usage"):
-                    used, now = data["usage"], time.perf_counter()
-                    counts = used["prompt_tokens"], used["completion_tokens"]
-                    yield Token(
-                        -1, "", None, finish, Usage(*counts, (first or now) - begun, now - (first or now))
-                    )
+        try:
+            with self._request("POST", path, body) as response:
+                for data in _events(response):
+                    for choice in data["choices"]:
+                        text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+                        first, finish = first or time.perf_counter(), choice["finish_reason"] or finish
+                        yield Token(-1, text)
+                    if data.get("usage"):
+                        used, now = data["usage"], time.perf_counter()
+                        counts = used["prompt_tokens"], used["completion_tokens"]
+                        seconds = (first or now) - begun, now - (first or now)
+                        yield Token(-1, "", None, finish, Usage(*counts, *seconds))
+        except (OSError, *NOT_A_SERVER):
+            raise DeviceLostError(CUT) from None
 
     def _whole(self, prompt: str | Iterable[Mapping[str, Any]], params: dict[str, Any]) -> Any:
         from tandem.engine.output import Result
@@ -93,13 +100,15 @@ class RemoteLLM:
         last = tokens[-1]
         return Result("".join(token.text for token in tokens), [], last.finish_reason, last.usage)
 
-    def _request(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
+    def _request(
+        self, method: str, path: str, body: Any = None, timeout: float = TIMEOUT
+    ) -> http.client.HTTPResponse:
         host = urlsplit(self.url)
-        connection = http.client.HTTPConnection(host.hostname or "", host.port, timeout=TIMEOUT)
+        connection = http.client.HTTPConnection(host.hostname or "", host.port, timeout=timeout)
         try:
             connection.request(method, path, body and json.dumps(body), self._headers)
             response = connection.getresponse()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise DeviceLostError(
                 f"the server at {self.url} does not respond: {error}: check `tandem ps`"
             ) from None
@@ -148,12 +157,12 @@ def _events(response: http.client.HTTPResponse) -> Iterator[Any]:
             if "error" in event:
                 raise _error(event["error"].get("code") or 500, data)
             yield event
-    raise DeviceLostError("the server closed the connection before the response was complete: try again")
+    raise DeviceLostError(CUT)
 
 
 def _error(status: Any, body: bytes) -> TandemError:
     try:
         message = str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except NOT_JSON:
         message = f"the server returned status {status}: see its log"
     return QueueFullError(message) if status in (429, 503) else RequestError(message)

@@ -29,12 +29,16 @@ def note(text: str) -> None:
         print(dim(printable(text)), file=sys.stderr, flush=True)
 
 
+# JSON escapes other control characters itself.
+ESCAPED = {code: f"\\u{code:04x}" for code in range(127, 160)}
+
+
 def print_json(data: Any) -> None:
     """Prints JSON. Infinities and NaN become null."""
     import json
 
     finite = json.loads(json.dumps(data, default=str), parse_constant=lambda _: None)
-    print(json.dumps(finite, ensure_ascii=False, indent=2))
+    print(json.dumps(finite, ensure_ascii=False, indent=2).translate(ESCAPED))
 
 
 def human_size(count: float) -> str:

@@ -24,6 +24,7 @@ from tandem.settings import read_settings
 
 POLL_SECONDS = 0.05
 MAX_SIZE = 1 << 20  # bytes of a file
+MAX_TIME = 1e11  # seconds since 1970
 FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 
 
@@ -43,11 +44,14 @@ def registered(url: str, models: list[str], api_keys: Path | None) -> Iterator[N
     file, path = None, None
     try:
         path = _folder() / f"{instance.pid}.json"
-        path.unlink(missing_ok=True)
-        file = path.open("x")
+        # Under another name until it is locked and whole: `running` removes a file that nobody has locked.
+        unfinished = path.with_suffix(".new")
+        unfinished.unlink(missing_ok=True)
+        file = unfinished.open("x")
         fcntl.lockf(file, fcntl.LOCK_EX)
         file.write(json.dumps(instance._asdict()))
         file.flush()
+        unfinished.rename(path)
     except (OSError, RequestError) as error:
         problem = f"{path or _path()}: {error.strerror}" if isinstance(error, OSError) else error
         warnings.warn(f"`tandem ps` will not show this server: {problem}", stacklevel=2)
@@ -56,6 +60,7 @@ def registered(url: str, models: list[str], api_keys: Path | None) -> Iterator[N
     finally:
         if path:
             path.unlink(missing_ok=True)
+            path.with_suffix(".new").unlink(missing_ok=True)
         if file:
             with suppress(OSError):  # what could not be written
                 file.close()
@@ -113,10 +118,21 @@ def _read(path: Path) -> Instance | None:
                 path.unlink(missing_ok=True)
                 return None
             instance = Instance(**json.loads(os.read(file, MAX_SIZE)))
-            return instance if instance.pid == holder else None
+            return instance if instance.pid == holder and _is_sound(instance) else None
         finally:
             os.close(file)
     return None
+
+
+def _is_sound(instance: Instance) -> bool:
+    return (
+        isinstance(instance.url, str)
+        and isinstance(instance.models, list)
+        and all(isinstance(model, str) for model in instance.models)
+        and isinstance(instance.started, float)
+        and 0 <= instance.started < MAX_TIME
+        and isinstance(instance.api_keys, str | None)
+    )
 
 
 def _lock_holder(file: int) -> int | None:

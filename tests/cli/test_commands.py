@@ -150,3 +150,11 @@ def test_json_has_no_numbers_that_json_lacks(capsys: pytest.CaptureFixture[str])
         "a": [None, 0.1, None],
         "b": "ü",
     }
+
+
+@pytest.mark.fast
+def test_json_sends_no_escape_codes_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"name": "a\x1b[2J\x9b2J\x7f\x85\nb"}
+    print_json(data)
+    assert not set(written := capsys.readouterr().out) & {chr(code) for code in (0x1B, *range(127, 160))}
+    assert json.loads(written) == data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +112,39 @@ def test_odd_files_are_passed_over(folder: Path) -> None:
         with process(HOLD_LOCK, str(folder / "5.json"), "lockf") as holder:
             assert holder.stdout and holder.stdout.readline() == "locked\n"
             assert instances.running() == []
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    "wrong",
+    [{"url": 7}, {"models": "tiny"}, {"models": [7]}, {"started": "x"}, {"started": 1e300}, {"started": -1e300},
+     {"started": float("nan")}, {"api_keys": 7}, {"pid": None}, {"more": 1}],
+    ids=str,
+)  # fmt: skip
+def test_a_file_with_values_of_other_types_is_passed_over(folder: Path, wrong: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    (file := folder / "1.json").touch()
+    with process(HOLD_LOCK, str(file), "lockf") as holder:
+        assert holder.stdout and holder.stdout.readline() == "locked\n"
+        write(file, holder.pid)
+        assert [instance.pid for instance in instances.running()] == [holder.pid]
+        file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+        assert instances.running() == []
+
+
+@pytest.mark.fast
+def test_a_server_that_starts_stays_listed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tandem ps` at any moment of its registration removes nothing."""
+    lockf, registered = fcntl.lockf, folder / f"{os.getpid()}.json"
+
+    def look_first(*arguments: Any) -> None:
+        assert instances.running() == []
+        lockf(*arguments)
+
+    monkeypatch.setattr(fcntl, "lockf", look_first)
+    with instances.registered("http://127.0.0.1:1", ["tiny"], None):
+        assert json.loads(registered.read_text())["models"] == ["tiny"]
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.fast
