@@ -25,7 +25,9 @@ NUMBERS |= {"f32": (6, "<f"), "bool": (7, "<?"), "u64": (10, "<Q"), "i64": (11, 
 Key = tuple[
     str, str, Any
 ]  # key, kind, value; a kind is "u32", "str", "[u32]" (array), "[[str]]" (nested) ...
-Tensor = tuple[str, str, np.ndarray]  # name, format, float32 values in NumPy's order
+Tensor = tuple[
+    str, str, np.ndarray
+]  # name, format, float32 values in NumPy's order; or uint8, the bytes of each row as they are
 
 
 def kind_id(kind: str) -> int:
@@ -76,12 +78,15 @@ def build(
         file.put(key, pack(kind, value))
     data = bytearray()
     for name, format, values in tensors:
+        kind, shape = by_name(format), values.shape
+        if is_raw := values.dtype == np.uint8:
+            shape = (*shape[:-1], shape[-1] // kind.block_bytes * kind.block)
         file.put(f"{name} name", pack_string(name))
-        file.put(f"{name} dimensions", struct.pack("<I", values.ndim))
-        file.put(f"{name} shape", struct.pack(f"<{values.ndim}Q", *reversed(values.shape)))
-        file.put(f"{name} type", struct.pack("<I", by_name(format).ggml_type))
+        file.put(f"{name} dimensions", struct.pack("<I", len(shape)))
+        file.put(f"{name} shape", struct.pack(f"<{len(shape)}Q", *reversed(shape)))
+        file.put(f"{name} type", struct.pack("<I", kind.ggml_type))
         file.put(f"{name} offset", struct.pack("<Q", len(data)))
-        data += quantise(by_name(format), values).tobytes()
+        data += (values if is_raw else quantise(kind, values)).tobytes()
         data += bytes(-len(data) % alignment)
     file.put("padding", bytes(-len(file.data) % alignment))
     file.put("data", bytes(data))

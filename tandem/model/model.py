@@ -20,8 +20,10 @@ from tandem.model.weights import load_weights, vector
 from tandem.program.graph import Builder, Op
 from tandem.program.weight_plan import WeightPlan
 
-# The key of a file without weights that names a synthetic model (synthetic_file.py).
-SYNTHETIC = "tandem.synthetic"
+# The key of a file without weights that names a synthetic model (synthetic_file.py), and the files in which it counts:
+# those that this process wrote. Any other file of a few bytes could take all memory with it.
+SYNTHETIC, SYNTHETIC_FILES = "tandem.synthetic", set[Path]()
+GATE_OF_EXPERTS, MIXED = ".ffn_gate_exps.weight", "mixed"
 # Positions over which the rotated key bias is averaged. Independent of the context, so that a saved conversation can be
 # restored with another one. Pairs that RoPE rotates fast average to nearly 0; pairs with large biases rotate slowly.
 MEAN_POSITIONS = 4096
@@ -44,13 +46,19 @@ class Model:
         return {f"rope.{i}": rope.table(context) for i, rope in enumerate(self.config.ropes)}
 
     def matrices(self) -> dict[str, tuple[str, int, int]]:
-        """Returns the GGUF format in lower case, rows and columns of each matrix, by name."""
+        """Returns the GGUF format in lower case, rows and columns of each matrix. Gate and up of experts are one
+        matrix in memory: if their formats differ, MIXED, which is converted, or one would get the other's precision."""
         tensors = self.gguf.tensors.items()
-        return {
+        found = {
             name: (i.format.name.lower(), *as_matrix(i.shape))
             for name, i in tensors
             if is_matrix(name, i.shape)
         }
+        for gate in [name for name in found if name.endswith(GATE_OF_EXPERTS)]:
+            up = gate.replace("gate", "up")
+            if up in found and found[up][0] != found[gate][0]:
+                found[gate], found[up] = (MIXED, *found[gate][1:]), (MIXED, *found[up][1:])
+        return found
 
     def layouts(self, choose: ChooseLayout) -> dict[str, Layout]:
         """Returns the layout of each matrix by name. `choose`: a device's `weight_layout`."""
@@ -97,6 +105,10 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 def open_model(path: str | Path) -> Model:
     gguf = GGUF.open(path)
     if name := gguf.get(SYNTHETIC, ""):
+        if gguf.path.resolve() not in SYNTHETIC_FILES:
+            gguf.fail(
+                SYNTHETIC, "a file without weights is valid in its own server only: use serve --synthetic"
+            )
         from tandem.model.synthetic import SyntheticModel
 
         return SyntheticModel(name, gguf=gguf)

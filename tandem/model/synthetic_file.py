@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from tandem.model.model import SYNTHETIC
+from tandem.model.model import SYNTHETIC, SYNTHETIC_FILES
 from tandem.model.synthetic import SyntheticModel
 
 STRING, ARRAY, INT32, FLOAT32 = 8, 9, 5, 6  # GGUF's types of values
@@ -19,7 +19,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def write_synthetic_file(name: str, path: Path) -> None:
-    """Writes the file of the synthetic model `name`, as SHAPE or SHAPE:FORMAT."""
+    """Writes the file of the synthetic model `name`, as SHAPE or SHAPE:FORMAT. Only this process can open it."""
     model = SyntheticModel(name)
     vocab = model.config.vocab
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -35,6 +35,7 @@ def write_synthetic_file(name: str, path: Path) -> None:
         "tokenizer.chat_template": _string(TEMPLATE),
     }
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(values)) + _pairs(values.items()))
+    SYNTHETIC_FILES.add(path.resolve())
 
 
 def _pairs(values: Iterable[tuple[str, bytes]]) -> bytes:

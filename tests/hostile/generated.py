@@ -6,6 +6,7 @@ Each case is made from its number alone, so a failure can be run again: `run_fil
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import random
@@ -19,11 +20,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tandem import LLM
 from tandem.engine.kv_state import CHECKSUM, MAGIC
 from tandem.errors import ContextError, StateFileError, TandemError
 from tandem.gguf.file import GGUF
-from tests.gguf_files import Key, build, tiny_keys, tiny_tensors
+from tandem.gguf.formats import FORMATS, Format
+from tests.gguf_files import Key, Tensor, build, tiny_keys, tiny_tensors
 from tests.models.test_reference import GOLDENS
 
 MODELS = (
@@ -35,6 +39,10 @@ MODELS = (
     "gemma2",
     "gemma3-pattern3",
     "mistral-window",
+    "mixtral",
+    "olmoe",
+    "qwen2moe",
+    "qwen3moe",
 )
 ODD = (
     0,
@@ -153,11 +161,106 @@ def synthesized(rng: random.Random) -> bytes:
     return bytes(data)
 
 
+EXPERT_COUNTS = (0, 1, 2, 3, 5, 8, 33, 1024, 1025, 2**31, 2**32 - 1)
+WIDTHS_OF_FEED_FORWARD = (16, 32, 48, 64, 96, 100, 256)
+HOSTILE_HALVES = (
+    0x0000,
+    0x8000,
+    0x0001,
+    0x3C00,
+    0x7BFF,
+    0xFBFF,
+    0x7C00,
+    0xFC00,
+    0x7E00,
+    0xFFFF,
+)  # also inf, NaN
+
+
+def hostile_rows(format: Format, shape: tuple[int, ...], rng: random.Random) -> np.ndarray:
+    """Blocks of random bytes: uint8 [..., row bytes]. In some, a half is infinite, not a number, or as small or
+    as large as halves are, wherever the scale is; or all bytes are equal (255 is MXFP4's scale that is no number)."""
+    *rows, columns = shape
+    blocks = np.frombuffer(rng.randbytes(math.prod(rows) * format.row_bytes(columns)), np.uint8)
+    blocks = blocks.reshape(-1, format.block_bytes).copy()
+    for half in rng.sample(HOSTILE_HALVES, rng.randrange(4) if format.block_bytes > 1 else 0):
+        some = np.array(rng.choices(range(len(blocks)), k=rng.choice((1, 9, len(blocks)))))
+        at = rng.choice((0, format.block_bytes - 2, rng.randrange(format.block_bytes - 1)))
+        blocks[some, at], blocks[some, at + 1] = half & 255, half >> 8
+    if rng.random() < 0.2:
+        blocks[rng.randrange(len(blocks))] = rng.choice((0, 127, 128, 255))
+    return blocks.reshape(*rows, -1)
+
+
+def quantised(rng: random.Random) -> bytes:
+    """A small model, often a mixture of experts: sound but for a few numbers, its weights hostile blocks of any format,
+    its formats mixed."""
+    name = rng.choice(("llama", "llama", "olmoe", "qwen2moe", "qwen3moe"))
+    experts = 0 if name == "llama" and rng.random() < 0.5 else rng.choice((1, 2, 3, 5, 8, 33))
+    used = rng.randint(1, min(experts, 4)) if experts else 0
+    dim, vocab, heads = 256, 48, 2
+    hidden, shared = rng.choice(WIDTHS_OF_FEED_FORWARD), rng.choice((0, 0, 32, 256)) if experts else 0
+    formats = rng.sample(list(FORMATS.values()), 2)  # of the matrices
+
+    def rows(tensor: str, shape: tuple[int, ...]) -> Tensor:
+        if rng.random() < 0.01:
+            shape = rng.choice(
+                ((*shape[:-1], 2 * shape[-1]), (shape[0] + 1, *shape[1:]), (1, *shape), shape[1:] or (1,))
+            )
+        if len(shape) == 1 or "gate_inp" in tensor:
+            values = np.array([rng.gauss(1, 1) for _ in range(math.prod(shape))], np.float32)
+            return tensor, "F32", values.reshape(shape)
+        fitting = [format for format in formats if shape[-1] % format.block == 0]
+        format = rng.choice(fitting or [FORMATS[1]])
+        return tensor, format.name, hostile_rows(format, shape, rng)
+
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (vocab, dim), "output_norm": (dim,)}
+    shapes |= {f"blk.0.attn_{part}": (dim, dim) for part in ("q", "k", "v", "output")}
+    shapes |= {"blk.0.attn_norm": (dim,), "blk.0.ffn_norm": (dim,)}
+    head_norm = dim if name == "olmoe" else dim // heads
+    if name in ("olmoe", "qwen3moe"):
+        shapes |= {"blk.0.attn_q_norm": (head_norm,), "blk.0.attn_k_norm": (head_norm,)}
+    for suffix, width in (("_exps" if experts else "", hidden), *([("_shexp", shared)] if shared else [])):
+        stack = (experts,) if suffix == "_exps" else ()
+        shapes |= {f"blk.0.ffn_{part}{suffix}": (*stack, width, dim) for part in ("gate", "up")}
+        shapes[f"blk.0.ffn_down{suffix}"] = (*stack, dim, width)
+    if experts:
+        shapes["blk.0.ffn_gate_inp"] = (experts, dim)
+    if shared and rng.random() < 0.5:
+        shapes["blk.0.ffn_gate_inp_shexp"] = (dim,)
+    numbers = {
+        "block_count": 1, "context_length": 64, "embedding_length": dim, "feed_forward_length": hidden,
+        "attention.head_count": heads,
+    }  # fmt: skip
+    if experts:
+        numbers |= {"expert_count": experts, "expert_used_count": used, "expert_feed_forward_length": hidden}
+        if shared:
+            numbers["expert_shared_feed_forward_length"] = shared
+    if rng.random() < 0.2:
+        numbers[rng.choice(list(numbers))] = rng.choice(EXPERT_COUNTS)
+    keys: list[Key] = [("general.architecture", "str", name)]
+    keys += [(f"{name}.{key}", "u32", number) for key, number in numbers.items()]
+    if experts and rng.random() < 0.1:
+        wrong: Key = rng.choice(
+            [(f"{name}.expert_count", "i32", -1), (f"{name}.expert_used_count", "f32", 2.0),
+             (f"{name}.expert_used_count", "[u32]", [1, 2]), (f"{name}.expert_count", "str", "8")]
+        )  # fmt: skip
+        keys = [key for key in keys if key[0] != wrong[0]] + [wrong]
+    keys += [
+        (f"{name}.attention.layer_norm_rms_epsilon", "f32", 1e-5),
+        ("tokenizer.ggml.model", "str", "gpt2"),
+        ("tokenizer.ggml.tokens", "[str]", [chr(33 + id) for id in range(vocab)]),
+        ("tokenizer.ggml.merges", "[str]", []),
+    ]
+    return bytes(build(keys, [rows(f"{tensor}.weight", shape) for tensor, shape in shapes.items()]).data)
+
+
 def run_file(folder: Path, number: int) -> None:
     """Loads file `number` and generates tokens: they are right, or an error says what is wrong."""
     rng = random.Random(number)
     path = folder / "generated.gguf"
-    path.write_bytes(synthesized(rng) if rng.random() < 0.1 else mutated(rng))
+    kind = rng.random()
+    path.write_bytes(synthesized(rng) if kind < 0.1 else quantised(rng) if kind < 0.4 else mutated(rng))
     try:
         with LLM(
             path, device="cpu", threads=1, context=rng.choice((None, 16, 64)), batch=1, kv_memory=1e7

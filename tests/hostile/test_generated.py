@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from tandem import LLM
-from tests.hostile.generated import PROMPT, open_model, run_cases, run_file, run_state
+from tandem.errors import ModelFileError
+from tandem.model.model import SYNTHETIC, open_model
+from tests.gguf_files import Key, write
+from tests.hostile import generated
+from tests.hostile.generated import PROMPT, run_cases, run_file, run_state
 
 FILES, STATES = 100_000, 10_000  # in a soak; `make test` runs a part
 
@@ -20,15 +24,24 @@ def test_model_files(count: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [STATES // 20, pytest.param(STATES, marks=pytest.mark.soak)])
 def test_saved_states(count: int, tmp_path: Path) -> None:
-    with open_model() as llm:
+    with generated.open_model() as llm:
         llm.save(PROMPT, tmp_path / "sound")
     sound = (tmp_path / "sound").read_bytes()
     opened: list[LLM] = []
 
     def case(number: int) -> None:
         if not opened:  # in the child
-            opened.append(open_model())
+            opened.append(generated.open_model())
         run_state(opened[0], sound, tmp_path, number)
 
     problems = run_cases(case, range(count))
     assert not problems, "\n".join(problems)
+
+
+def test_a_file_of_a_few_bytes_is_no_synthetic_model(tmp_path: Path) -> None:
+    """Its key would make the engine take 40 GB."""
+    keys: list[Key] = [("general.architecture", "str", "llama"), (SYNTHETIC, "str", "llama-3-70b:q4_0")]
+    path = write(tmp_path / "tiny.gguf", keys)
+    for model in (path, str(path)):
+        with pytest.raises(ModelFileError, match="valid in its own server only"):
+            open_model(model)
