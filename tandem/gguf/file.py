@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar, overload
 
@@ -164,6 +164,18 @@ class GGUF:
         if name not in self.tensors:
             self.fail(name, "the tensor is missing: fetch or convert the file again")
         return self.tensors[name]
+
+    def divide(self, name: str, parts: Mapping[str, int]) -> None:
+        """Replaces a tensor by its parts: the rows of each, by name, in order."""
+        whole, rows = self.tensor(name), sum(parts.values())
+        if whole.shape[0] != rows:
+            self.fail(name, f"shape is {whole.shape}, the metadata asks for {rows} rows: convert it again")
+        del self.tensors[name]
+        row_bytes, begin = whole.nbytes // rows, whole.offset
+        for part, count in parts.items():
+            shape, nbytes = (count, *whole.shape[1:]), count * row_bytes
+            self.tensors[part] = TensorInfo(part, whole.format, shape, begin, nbytes, whole.path)
+            begin += nbytes
 
     def raw(self, name: str) -> Array:
         """Reads a tensor: uint8 [rows, row bytes]."""

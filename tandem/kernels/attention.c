@@ -325,7 +325,7 @@ KERNEL(attention) {
     const int32_t *work = (const int32_t *)args->buffer[3] + (size_t)(item / kv_heads) * WORK_INTS;
     const int32_t kv_head = item % kv_heads, first_column = kv_head * group * head_dim;
     const size_t head_bytes = kv_head_bytes(head_dim, kv);
-    const float scale = args->scalar[7].f, softcap = args->scalar[8].f;
+    const float scale = args->scalar[7].f, softcap = args->scalar[8].f, *sinks = args->buffer[5];
     const item_view view = {
         .cache = (const char *)args->buffer[1] + kv_head * head_bytes, .block_bytes = kv_heads * head_bytes,
         .table = (const int32_t *)args->buffer[2] + (size_t)work[WORK_SEQUENCE] * table_stride,
@@ -347,7 +347,14 @@ KERNEL(attention) {
             const int32_t token = work[WORK_ROW] + (first + q) / group;
             const int32_t column = first_column + (first + q) % group * head_dim;
             const float *sums = s.all_sums + q * s.stride;
-            const f32x16 inverse = f_set(1.0f / s.all_total[q]);
+            float total = s.all_total[q], shrink = 1.0f;
+            if (sinks) {
+                const float sink = sinks[kv_head * group + (first + q) % group];
+                const float above = sink * 1.44269504f - s.all_highest[q] * view.base;  // the highest score
+                shrink = exp2_scalar(above > 0.0f ? -above : 0.0f);
+                total = total * shrink + exp2_scalar(above > 0.0f ? 0.0f : above);
+            }
+            const f32x16 inverse = f_set(shrink / total);
             for (int i = 0; out_q8 && i < head_dim; i += Q8_COLUMNS)
                 q8_write(args->buffer[4], out_stride, token, column + i, f_mul(f_load(sums + i), inverse),
                          f_mul(f_load(sums + i + LANES), inverse));

@@ -1,4 +1,6 @@
-"""Causal attention over the paged KV cache, with grouped heads, a sliding window and a soft cap on scores.
+"""Causal attention over the paged KV cache, with grouped heads, a sliding window, a soft cap on scores, and sinks.
+
+A sink is a score of its own that each query head has in its softmax, without a value. `sinks` may be absent.
 
 An entry of the work list is a run of consecutive tokens of one sequence; each (entry, KV head) is one item. Entries
 of about 64 queries (tokens times query heads per KV head) are fastest, but the bits of a result do not depend on how
@@ -39,18 +41,24 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
         "tables": 4 * int(scalars["sequences"] * scalars["table_stride"]),
         "work": 4 * WORK_INTS * counts["work"],
         "out": q8_bytes(tokens, out_stride) if scalars["out_q8"] else rows_bytes(tokens, columns, out_stride),
+        "sinks": 4 * int(scalars["q_heads"]),
     }
 
 
-def attend(q: Array, keys: Array, values: Array, position: int, scalars: Scalars) -> Array:
+def attend(
+    q: Array, keys: Array, values: Array, position: int, scalars: Scalars, sinks: Array | None = None
+) -> Array:
     """One token: q [q_heads, head_dim] over keys and values [n, kv_heads, head_dim], the last of which are its own."""
     group = q.shape[0] // keys.shape[1]
     keys, values = (np.repeat(x.astype(np.float64), group, axis=1) for x in (keys, values))
     scores = np.einsum("hd,nhd->hn", q.astype(np.float64), keys) * scalars["scale"]
     if scalars["softcap"]:
         scores = scalars["softcap"] * np.tanh(scores / scalars["softcap"])
+    none = np.full((len(q), 1), -np.inf)
+    scores = np.concatenate([scores, none if sinks is None else sinks[:, None]], axis=1)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    out: Array = np.einsum("hn,nhd->hd", weights / weights.sum(axis=1, keepdims=True), values)
+    weights /= weights.sum(axis=1, keepdims=True)
+    out: Array = np.einsum("hn,nhd->hd", weights[:, :-1], values)
     return out
 
 
@@ -66,7 +74,9 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
             own = position + i
             visible = (seen <= own) & (seen > own - window if window else True)
             q = arrays["q"][row + i, : heads * dim].reshape(heads, dim)
-            rows[row + i] = attend(q, keys[visible], values[visible], own, scalars).reshape(-1)
+            rows[row + i] = attend(
+                q, keys[visible], values[visible], own, scalars, arrays.get("sinks")
+            ).reshape(-1)
     out = arrays["out"].copy()
     if scalars["out_q8"]:
         q8_store(out, rows)
@@ -100,6 +110,7 @@ def make_case(
     max_rows: int = 16,
     size: float = 1.0,
     q_gap: int = 3,
+    sinks: bool = False,
 ) -> Case:
     """A cache whose unused slots are NaN; blocks before a window are -1 in the tables."""
     q_heads, kv_heads, dim = heads
@@ -127,6 +138,8 @@ def make_case(
         "work": work,
         "out": q8_zeros(tokens, columns) if out_q8 else padded(np.zeros((tokens, columns)), columns + gap),
     }
+    if sinks:  # far below the scores, among them, and far above
+        arrays["sinks"] = np.resize([-100.0, 1.5, 0.0, 4.0, 30.0], q_heads).astype(np.float32)
     scalars = {
         "q_heads": q_heads,
         "kv_heads": kv_heads,
@@ -179,6 +192,9 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
     yield make_case(rng, "very large head q8", (4, 1, 512), [(20, 17)], window=30, kv="q8")
     yield make_case(rng, "sharp scores", (4, 2, 64), [(600, 5)], size=8.0)
     yield make_case(rng, "sharp scores, q8", (4, 2, 64), [(600, 5)], size=8.0, kv="q8")
+    for kv in KV_TYPES:
+        yield make_case(rng, f"sinks, {kv}", (5, 1, 64), [(0, 17), (600, 1), (70, 3)], kv=kv, sinks=True)
+    yield make_case(rng, "sinks, window, softcap", (10, 2, 32), [(90, 20)], 16, 5.0, sinks=True)
     yield make_case(rng, "large odd head", (4, 1, 328), [(20, 17)])
     # Rows that begin on 16 bytes, as in a Program: matrix units need that.
     for dim in (64, 128, 256):
@@ -186,6 +202,8 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield make_case(rng, f"aligned {dim}", (4, 2, dim), rows, out_q8=1, q_gap=0)
         yield make_case(rng, f"aligned {dim}, window", (2, 1, dim), rows, window=200, q_gap=0)
         yield make_case(rng, f"aligned {dim}, single tokens", (8, 1, dim), single, q_gap=0)
+    yield make_case(rng, "aligned 64, sinks", (16, 2, 64), rows, window=128, q_gap=0, sinks=True)
+    yield make_case(rng, "aligned 64, sinks, single tokens", (16, 2, 64), single, q_gap=0, sinks=True)
     # In software, matrices take long to compile: there q8 runs once per kernel, the rest only on matrix units.
     for label, dim in (("aligned", 64), ("on GPUs", 128), ("on GPUs", 256)):
         yield make_case(rng, f"{label} {dim}, window, q8", (4, 2, dim), rows, window=200, q_gap=0, kv="q8")
@@ -204,6 +222,7 @@ KERNEL = Kernel(
         Buffer("tables", "r"),
         Buffer("work", "r"),  # int32 [W][first row, rows, sequence, position of the first row]
         Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]
+        Buffer("sinks", "r"),  # float32 [q_heads]
     ),
     scalars=(
         ("q_heads", "i"),

@@ -11,6 +11,7 @@ from tandem.kernels import (
     gather_tokens,
     glu,
     group_tokens,
+    layer_norm,
     matmul_dispatch,
     norm_dispatch,
     quantise,
@@ -37,6 +38,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "gather_tokens": gather_tokens.dispatch,
     "glu": glu.dispatch,
     "group_tokens": group_tokens.dispatch,
+    "layer_norm": layer_norm.dispatch,
     **{f"matmul_{layout}": matmul_dispatch.matmul for layout in LAYOUTS},
     **{
         f"matmul_norm_partials_{name}": matmul_dispatch.matmul_norm_partials

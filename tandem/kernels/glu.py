@@ -1,4 +1,7 @@
-"""GLU, the gate of a feed-forward layer: out = activation(gate) * up, as float32 rows or int8 tiles."""
+"""GLU, the gate of a feed-forward layer: out = activation(gate) * up, as float32 rows or int8 tiles.
+
+Without `up` (address 0), out = activation(gate).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
 def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
     dim, n = int(scalars["dim"]), counts["tokens"]
     out = arrays["out"].copy()
-    result = activate(arrays["gate"][:n, :dim], int(scalars["activation"])) * arrays["up"][:n, :dim]
+    result = activate(arrays["gate"][:n, :dim], int(scalars["activation"]))
+    if "up" in arrays:
+        result = result * arrays["up"][:n, :dim]
     if scalars["out_q8"]:
         q8_store(out, result)
     else:
@@ -49,18 +54,18 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
 
 
 def cases(rng: np.random.Generator) -> Iterator[Case]:
-    def case(label: str, gate: Array, activation: int, out_q8: int, gap: int = 0) -> Case:
+    def case(label: str, gate: Array, activation: int, out_q8: int, gap: int = 0, gated: bool = True) -> Case:
         n, dim = gate.shape
         up, old = rng.uniform(-2, 2, (2, n, dim))
         arrays = {
             "gate": padded(gate, dim + gap),
-            "up": padded(up, dim + 2 * gap),
+            **({"up": padded(up, dim + 2 * gap)} if gated else {}),
             "out": q8_pack(old) if out_q8 else padded(old, dim + gap),
         }
         scalars = {
             "dim": dim,
             "gate_stride": dim + gap,
-            "up_stride": dim + 2 * gap,
+            "up_stride": dim + 2 * gap if gated else 0,
             "out_stride": 0 if out_q8 else dim + gap,
             "activation": activation,
             "out_q8": out_q8,
@@ -79,6 +84,9 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
             yield case(f"2x64 to size {size:g}", rng.uniform(-size, size, (2, 64)), activation, 0)
         yield case("every exponent", np.linspace(-95, 95, 1999)[None], activation, 0)
         yield case("1x2048", rng.standard_normal((1, 2048)), activation, 1)
+        for n, dim, q8 in ((1, 17, 0), (33, 64, 0), (17, 96, 1)):
+            label = f"{n}x{dim} without up"
+            yield case(label, rng.standard_normal((n, dim)) * 4, activation, q8, gated=False)
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:

@@ -13,6 +13,8 @@ from tandem.kernels.kernel import Array
 from tandem.program.graph import Heads, Matrix, Vector
 
 MIN_NUMBER, MAX_NUMBER = 1e-12, 1e12  # of a model's own numbers
+SCALED_NORM = "output_norm.scaled"  # weights of the last norm times `ModelConfig.logit_scale`
+NO_ROPE = -1  # of `ModelConfig.layer_rope`
 FINE = 64  # consecutive positions of a table with the same coarse rotation
 
 
@@ -26,14 +28,19 @@ class Rope:
     # Factor, trained context, beta fast, beta slow, magnitude.
     yarn: tuple[float, float, float, float, float] | None = None
     factors: tuple[float, ...] = ()  # divisor of each frequency (Llama 3)
+    long_factors: tuple[float, ...] = ()  # the same for tables of more than `long_from` positions (Phi 3)
+    long_from: int = 0
+    magnitude: float = 1.0  # of cosines and sines
+    whole_pairs: bool = True  # YaRN blends between whole pairs of columns
 
     def table(self, positions: int) -> Array:
         """Returns cosine and sine of each angle: float32 [positions, rot_dim / 2, 2]."""
         half = self.rot_dim // 2
         frequency = self.base ** (-2.0 * np.arange(half) / self.rot_dim)
-        magnitude = 1.0
-        if self.factors:
-            frequency = frequency / np.array(self.factors)
+        magnitude = self.magnitude
+        factors = self.long_factors if self.long_factors and positions > self.long_from else self.factors
+        if factors:
+            frequency = frequency / np.array(factors)
         frequency = frequency / self.linear
         if self.yarn:
             frequency, magnitude = self._yarn(frequency, *self.yarn)
@@ -52,8 +59,10 @@ class Rope:
         def dimension(rotations: float) -> float:
             return float(self.rot_dim * np.log(context / (rotations * 2 * np.pi)) / (2 * np.log(self.base)))
 
-        low = max(np.floor(dimension(fast)), 0.0)
-        high = min(np.ceil(dimension(slow)), self.rot_dim - 1.0)
+        low, high = dimension(fast), dimension(slow)
+        if self.whole_pairs:
+            low, high = np.floor(low), np.ceil(high)
+        low, high = max(low, 0.0), min(high, self.rot_dim - 1.0)
         ramp = np.clip((np.arange(len(frequency)) - low) / max(high - low, 0.001), 0.0, 1.0)
         return frequency / factor * ramp + frequency * (1.0 - ramp), magnitude * (0.1 * np.log(factor) + 1.0)
 
@@ -76,7 +85,7 @@ class ModelConfig:
     eps: float
     scale: float  # factor of attention scores
     ropes: tuple[Rope, ...]
-    layer_rope: tuple[int, ...]  # index into `ropes` of each layer
+    layer_rope: tuple[int, ...]  # index into `ropes` of each layer; NO_ROPE: it does not rotate
     layer_window: tuple[int, ...]  # attention window of each layer, in positions; 0: global
     interleaved: bool = False
     attention_softcap: float = 0.0
@@ -85,21 +94,36 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False  # bias of the attention output
     ffn_bias: bool = False
+    ffn_gated: bool = True  # activation(gate) * up; else activation(up)
+    head_norms: bool = False  # on each head of Q and K, where files of a family differ in this
+    layer_norm: bool = False  # subtracts means; else RMS norms
+    norm_bias: bool = False
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    sinks: bool = False  # each head has one more score in its softmax, without a value
     experts: int = 0  # of each layer; 0: a dense model
+    dense_layers: int = 0  # layers before the first with experts
     experts_used: int = 0  # by a token
     expert_dim: int = 0
     shared_expert_dim: int = 0  # of the expert that every token uses; 0: there is none
     shared_expert_gate: bool = False  # its output is multiplied by the sigmoid of a gate
     experts_normalised: bool = True  # weights of a token's experts add up to 1
     expert_scale: float = 1.0  # of these weights
+    experts_sigmoid: bool = False  # scores are sigmoids, not a softmax
+    expert_choice_bias: bool = False  # added to the scores for the choice alone
+    expert_bias: bool = False  # biases of the router and of the experts' matrices
 
     @property
     def windows(self) -> tuple[int, ...]:
         """The KV groups: layers with the same window share block tables."""
         return tuple(sorted(set(self.layer_window)))
 
+    def has_experts(self, layer: int) -> bool:
+        return bool(self.experts) and layer >= self.dense_layers
+
     def heads(self, layer: int, context: int) -> Heads:
-        rope = self.ropes[self.layer_rope[layer]]
+        index = max(self.layer_rope[layer], 0)  # a layer that does not rotate uses no table
+        rope = self.ropes[index]
         return Heads(
             layer,
             self.windows.index(self.layer_window[layer]),
@@ -108,18 +132,21 @@ class ModelConfig:
             self.head_dim,
             rope.rot_dim,
             self.interleaved,
-            Vector(f"rope.{self.layer_rope[layer]}", context * rope.rot_dim),
+            Vector(f"rope.{index}", context * rope.rot_dim),
             self.layer_window[layer],
             self.scale,
             self.attention_softcap,
             self.eps,
             self._key_mean(layer),
+            Vector(f"blk.{layer}.attn_sinks.weight", self.q_heads) if self.sinks else None,
         )
 
     def _key_mean(self, layer: int) -> Vector | None:
-        """Returns the mean for keys with a bias, unless there is a soft cap: scores must change by the same number."""
+        """Returns the mean for keys with a bias, unless there is a soft cap or a sink: scores must change by the same
+        number."""
         size = self.kv_heads * self.head_dim
-        return Vector(key_mean_name(layer), size) if self.qkv_bias and not self.attention_softcap else None
+        shifts = self.qkv_bias and not (self.attention_softcap or self.sinks)
+        return Vector(key_mean_name(layer), size) if shifts else None
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
         return Matrix(f"{name}.weight", rows, columns)
@@ -135,8 +162,10 @@ class Metadata:
     def key(self, name: str) -> str:
         return f"{self.architecture}.{name}"
 
-    def count(self, name: str, default: int | None = None, maximum: int = 1 << 24) -> int:
-        """Returns a positive integer. Some files have one per layer; they must be equal."""
+    def count(
+        self, name: str, default: int | None = None, maximum: int = 1 << 24, *, zero: bool = False
+    ) -> int:
+        """Returns a positive integer, or 0 if that is allowed. Some files have one per layer; they must be equal."""
         value = self.gguf.get(self.key(name))
         if value is None and default is not None:
             return default
@@ -144,6 +173,8 @@ class Metadata:
             value = value.flat[0].item()
         if value is None:
             return self.gguf.require(self.key(name), int)
+        if zero and value == 0:
+            return 0
         if not isinstance(value, int) or not 0 < value <= maximum:
             self.gguf.fail(
                 self.key(name), f"{value} is not a size from 1 to {maximum}: convert the model again"
@@ -166,6 +197,18 @@ class Metadata:
 
     def vocab(self) -> int:
         return int(self.gguf.tensor("token_embd.weight").shape[0])
+
+    def layers(self) -> int:
+        """Returns the number of layers, without those at the end that draft tokens: they are not run."""
+        layers, drafting = (
+            self.count("block_count", maximum=1024),
+            self.count("nextn_predict_layers", 0, zero=True),
+        )
+        if drafting >= layers:
+            self.gguf.fail(
+                self.key("nextn_predict_layers"), f"these are all of {layers} layers: convert the model again"
+            )
+        return layers - drafting
 
     def head_dim(self) -> int:
         """Returns the columns of a head: as the file says, or the width divided by the number of heads."""
@@ -195,9 +238,13 @@ class Metadata:
                 self.gguf.fail(
                     self.key(name), f"experts of size {size}, no multiple of {GLU_ROWS}: use another model"
                 )
+        dense = self.count("leading_dense_block_count", 0, zero=True)
         return {
             "experts": experts,
             "experts_used": used,
+            "dense_layers": dense,
+            "expert_choice_bias": self.has(f"blk.{dense}.exp_probs_b.bias"),
+            "expert_scale": self.number("expert_weights_scale", 1.0, zero=True) or 1.0,
             "expert_dim": dim,
             "shared_expert_dim": self.count("expert_shared_feed_forward_length", 0),
             "shared_expert_gate": self.has("blk.0.ffn_gate_inp_shexp.weight"),
@@ -220,15 +267,21 @@ class Metadata:
             )
         old_factor = self.number("rope.scale_linear", 1.0, zero=True)
         factor = self.number("rope.scaling.factor", old_factor, zero=True) or 1.0
+        magnitude = self.number("rope.scaling.attn_factor", 1.0)
+        long_factors = self._rope_factors("rope_factors_long.weight", rotated // 2)
         yarn = None
         if kind == "yarn":
-            trained = self.number("rope.scaling.original_context_length", float(self.count("context_length")))
+            trained = self._trained_context()
             fast, slow = (
                 self.number("rope.scaling.yarn_beta_fast", 32.0),
                 self.number("rope.scaling.yarn_beta_slow", 1.0),
             )
-            yarn = (factor, trained, fast, slow, self.number("rope.scaling.attn_factor", 1.0))
-        elif kind not in ("none", "linear"):
+            # Some models divide the magnitude of YaRN by another, which is the same if the multiplier is 1.
+            divisor = (
+                0.1 * self.number("rope.scaling.yarn_log_multiplier", 0.0, zero=True) * np.log(factor) + 1
+            )
+            yarn = (factor, trained, fast, slow, magnitude / divisor)
+        elif kind not in ("none", "linear") and not (kind == "longrope" and long_factors):
             self.gguf.fail(
                 self.key("rope.scaling.type"), f"{kind!r} is unknown: use a model with none, linear or yarn"
             )
@@ -242,11 +295,21 @@ class Metadata:
             rotated,
             factor if kind == "linear" else 1.0,
             yarn,
-            self._rope_factors(rotated // 2),
+            self._rope_factors("rope_freqs.weight", rotated // 2)
+            or self._rope_factors("rope_factors_short.weight", rotated // 2),
+            long_factors,
+            int(self._trained_context()) if long_factors else 0,
+            1.0 if yarn else magnitude,
         )
 
-    def _rope_factors(self, count: int) -> tuple[float, ...]:
-        name = "rope_freqs.weight"
+    def _trained_context(self) -> float:
+        """Returns the context before RoPE was scaled."""
+        key = "rope.scaling.original_context_length"
+        return (
+            self.number(key) if self.key(key) in self.gguf.metadata else float(self.count("context_length"))
+        )
+
+    def _rope_factors(self, name: str, count: int) -> tuple[float, ...]:
         if not self.has(name):
             return ()
         factors = dequantise(self.gguf.tensor(name).format, self.gguf.raw(name)).ravel()
@@ -269,21 +332,24 @@ class Metadata:
         self, *, head_dim: int, scale: float, ropes: tuple[Rope, ...], **special: object
     ) -> ModelConfig:
         """Returns the config with the fields that every family reads the same way, and `special` ones."""
-        layers, q_heads = (
-            self.count("block_count", maximum=1024),
-            self.count("attention.head_count", maximum=4096),
+        layers, q_heads = self.layers(), self.count("attention.head_count", maximum=4096)
+        tied, dim = not self.has("output.weight"), self.count("embedding_length")
+        kv_heads = self.count("attention.head_count_kv", q_heads, maximum=4096)
+        ffn_dim = self.count("feed_forward_length", 0) or self.count("expert_feed_forward_length")
+        self._divide_stacked(layers, q_heads * head_dim, kv_heads * head_dim, ffn_dim)
+        eps = (
+            "attention.layer_norm_epsilon"
+            if special.get("layer_norm")
+            else "attention.layer_norm_rms_epsilon"
         )
-        tied = not self.has("output.weight")
         fields: dict[str, object] = {
-            "architecture": self.architecture, "layers": layers, "dim": self.count("embedding_length"),
-            "ffn_dim": self.count("feed_forward_length", 0) or self.count("expert_feed_forward_length"),
-            "q_heads": q_heads,
-            "kv_heads": self.count("attention.head_count_kv", q_heads, maximum=4096),
-            "head_dim": head_dim, "vocab": self.vocab(),
-            "trained_context": self.count("context_length"), "eps": self.number("attention.layer_norm_rms_epsilon"),
+            "architecture": self.architecture, "layers": layers, "dim": dim, "ffn_dim": ffn_dim,
+            "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "vocab": self.vocab(),
+            "trained_context": self.count("context_length"), "eps": self.number(eps),
             "scale": scale, "ropes": ropes, "layer_rope": (0,) * layers, "layer_window": (0,) * layers,
             "tied_head": tied, "qkv_bias": self.has("blk.0.attn_q.bias"),
             "output_bias": self.has("blk.0.attn_output.bias"), "ffn_bias": self.has("blk.0.ffn_down.bias"),
+            "norm_bias": self.has("output_norm.bias"),
         }  # fmt: skip
         config = ModelConfig(**(fields | special))  # type: ignore[arg-type]
         if config.q_heads % config.kv_heads:
@@ -292,3 +358,15 @@ class Metadata:
                 f"{config.q_heads} heads are not a multiple of {config.kv_heads} KV heads",
             )
         return config
+
+    def _divide_stacked(self, layers: int, q: int, kv: int, ffn_dim: int) -> None:
+        """Gives names to the parts of matrices that some files stack: Q, K and V, and gate and up."""
+        for i in range(layers):
+            for kind in ("weight", "bias"):
+                parts = {f"blk.{i}.attn_{part}.{kind}": n for part, n in (("q", q), ("k", kv), ("v", kv))}
+                if self.has(stacked := f"blk.{i}.attn_qkv.{kind}"):
+                    self.gguf.divide(stacked, parts)
+            gate, up = f"blk.{i}.ffn_gate.weight", f"blk.{i}.ffn_up.weight"
+            alone = self.has(up) and not self.has(gate)
+            if alone and self.gguf.tensor(up).shape[0] == 2 * ffn_dim:
+                self.gguf.divide(up, {gate: ffn_dim, up: ffn_dim})

@@ -8,14 +8,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Self
 
+import numpy as np
+
 from tandem.devices.device import Device
 from tandem.errors import UnsupportedModelError
 from tandem.gguf.file import GGUF
 from tandem.kernels.kernel import Array
 from tandem.kernels.layout import ChooseLayout, Layout
 from tandem.kernels.rope import rotate
-from tandem.model.architectures import ARCHITECTURES
-from tandem.model.config import Metadata, ModelConfig, key_mean_name
+from tandem.model.architectures import ARCHITECTURES, missing
+from tandem.model.config import NO_ROPE, SCALED_NORM, Metadata, ModelConfig, key_mean_name
 from tandem.model.weights import load_weights, vector
 from tandem.program.graph import Builder, Op
 from tandem.program.weight_plan import WeightPlan
@@ -43,7 +45,13 @@ class Model:
 
     def tables(self, context: int) -> dict[str, Array]:
         """Returns the constants that ops use but the file does not have."""
-        return {f"rope.{i}": rope.table(context) for i, rope in enumerate(self.config.ropes)}
+        tables = {f"rope.{i}": rope.table(context) for i, rope in enumerate(self.config.ropes)}
+        if (scale := self.config.logit_scale) != 1.0:
+            tables[SCALED_NORM] = np.float32(scale) * self._vector("output_norm.weight")
+        return tables
+
+    def _vector(self, name: str) -> Array:
+        return vector(self.gguf, name)
 
     def matrices(self) -> dict[str, tuple[str, int, int]]:
         """Returns the GGUF format in lower case, rows and columns of each matrix. Gate and up of experts are one
@@ -82,7 +90,10 @@ class Model:
         means = {}
         for layer in layers:
             bias = vector(self.gguf, f"blk.{layer}.attn_k.bias").reshape(1, c.kv_heads, c.head_dim)
-            means[key_mean_name(layer)] = rotate(bias, rotations[c.layer_rope[layer]][None], c.interleaved)
+            rope = c.layer_rope[layer]
+            means[key_mean_name(layer)] = (
+                bias if rope == NO_ROPE else rotate(bias, rotations[rope][None], c.interleaved)
+            )
         return means
 
     def __enter__(self) -> Self:
@@ -114,9 +125,10 @@ def open_model(path: str | Path) -> Model:
         return SyntheticModel(name, gguf=gguf)
     metadata = Metadata(gguf)
     if metadata.architecture not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
+        known, lacks = ", ".join(sorted(ARCHITECTURES)), missing(metadata.architecture)
         raise UnsupportedModelError(
-            f"{gguf.path.name} is a {metadata.architecture!r} model, which this version does not run; it runs {known}"
+            f"{gguf.path.name} is a {metadata.architecture!r} model, which this version does not run"
+            f"{f' (it lacks {lacks})' if lacks else ''}; it runs {known}"
         )
     architecture = ARCHITECTURES[metadata.architecture]
     config = architecture.config(metadata)

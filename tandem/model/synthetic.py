@@ -136,6 +136,9 @@ class SyntheticModel(Model):
             layout = better
         return layout if columns % LAYOUTS[layout].span == 0 else "q8_0"
 
+    def _vector(self, name: str) -> Array:
+        return np.ones(self.config.dim, np.float32)
+
     def nbytes(self, choose: ChooseLayout) -> int:
         return sum(choose(*matrix).matrix_bytes(*matrix[1:]) for matrix in self.matrices().values())
 

@@ -77,6 +77,7 @@ class Heads(NamedTuple):
     softcap: float = 0.0
     eps: float = 1e-6
     key_mean: Vector | None = None  # subtracted from keys in int8 (rope.py): [kv_heads][head_dim]
+    sinks: Vector | None = None  # a score for each head, in its softmax beside those of keys
 
 
 def _same(op: Op) -> list[int]:
@@ -85,6 +86,12 @@ def _same(op: Op) -> list[int]:
 
 def _norm(op: Op) -> list[int]:
     _require(op, op.attrs["weight"].size == op.inputs[0].width, "weight and input differ in width")
+    return [op.inputs[0].width]
+
+
+def _layer_norm(op: Op) -> list[int]:
+    for vector in (op.attrs["weight"], op.attrs["bias"]):
+        _require(op, vector is None or vector.size == op.inputs[0].width, "weight and input differ in width")
     return [op.inputs[0].width]
 
 
@@ -101,7 +108,7 @@ def _matmul(op: Op) -> list[int]:
 
 
 def _pair(op: Op) -> list[int]:
-    a, b = op.inputs
+    a, b = op.inputs[0], op.inputs[-1]
     _require(op, (a.width, a.count) == (b.width, b.count), f"{a.name} and {b.name} differ in shape")
     return [a.width]
 
@@ -169,12 +176,13 @@ def _sample(op: Op) -> list[int]:
 SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "embed": lambda op: [op.attrs["matrix"].columns],  # token ids -> rows of a table, times attrs["scale"]
     "norm": _norm,  # RMS norm times a weight
+    "layer_norm": _layer_norm,  # mean and variance normalised, times a weight, plus a bias if there is one
     "matmul": _matmul,  # x times each of attrs["matrices"], plus its bias
     "head_norm": _heads,  # RMS norm of each head of q and k
     "rope": _heads,  # rotates q and k by position
     "store": _heads,  # k and v to the KV cache
     "attention": _attention,  # q over the cached k and v of its sequence
-    "glu": _pair,  # activation(gate) * up
+    "glu": _pair,  # activation(gate) * up, or the activation alone
     "add": _pair,
     "route": _route,  # logits of experts -> the experts that each token uses, and their weights
     "expert_matmul": _expert_matmul,  # x times the matrices of the experts in use, gated if there are two
@@ -209,6 +217,9 @@ class Builder:
     def norm(self, x: Value, weight: Vector, eps: float, name: str) -> Value:
         return self._emit("norm", [x], [name], weight=weight, eps=eps)[0]
 
+    def layer_norm(self, x: Value, weight: Vector, bias: Vector | None, eps: float, name: str) -> Value:
+        return self._emit("layer_norm", [x], [name], weight=weight, bias=bias, eps=eps)[0]
+
     def matmul(
         self, x: Value, matrix: Matrix, name: str, *, bias: Vector | None = None, softcap: float = 0.0
     ) -> Value:
@@ -232,6 +243,9 @@ class Builder:
 
     def glu(self, gate: Value, up: Value, activation: str, name: str) -> Value:
         return self._emit("glu", [gate, up], [name], activation=activation)[0]
+
+    def activate(self, x: Value, activation: str, name: str) -> Value:
+        return self._emit("glu", [x], [name], activation=activation)[0]
 
     def route(self, logits: Value, routing: Routing, name: str) -> Value:
         return self._emit("route", [logits], [name], routing=routing)[0]

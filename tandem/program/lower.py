@@ -15,6 +15,7 @@ from tandem.kernels import (
     gather_tokens,
     glu,
     group_tokens,
+    layer_norm,
     matmul,
     norm,
     quantise,
@@ -245,6 +246,29 @@ class _Lowering:
         if normed:
             self._done(normed)
 
+    def _layer_norm(self, op: Op) -> None:
+        x, bias = op.inputs[0], op.attrs["bias"]
+        source = self.selected.get(x, x)
+        x_tensor, (out, out_q8) = self.f32[source], self._output(op.outputs[0])
+        self._launch(
+            layer_norm.KERNEL,
+            op.outputs[0].name,
+            {
+                "x": x_tensor,
+                "weight": self.plan.vector(op.attrs["weight"]),
+                "bias": self.plan.vector(bias) if bias else None,
+                "rows": self.step.rows if source is not x else None,
+                "out": out,
+            },
+            dim=x.width,
+            x_stride=x_tensor.stride,
+            out_stride=out.stride,
+            eps=op.attrs["eps"],
+            out_q8=out_q8,
+            use_rows=source is not x,
+        )
+        self._done(op.outputs[0])
+
     def _select_rows(self, op: Op) -> None:
         self.selected[op.outputs[0]] = op.inputs[0]  # the norm that follows reads these rows
 
@@ -330,7 +354,7 @@ class _Lowering:
         return self.q8[x]
 
     def _glu(self, op: Op) -> None:
-        gate, up = (self.f32[v] for v in op.inputs)
+        gate, up = self.f32[op.inputs[0]], self.f32[op.inputs[1]] if len(op.inputs) > 1 else None
         out, out_q8 = self._output(op.outputs[0])
         self._launch(
             glu.KERNEL,
@@ -338,7 +362,7 @@ class _Lowering:
             {"gate": gate, "up": up, "out": out},
             dim=op.inputs[0].width,
             gate_stride=gate.stride,
-            up_stride=up.stride,
+            up_stride=up.stride if up else 0,
             out_stride=out.stride,
             activation=ACTIVATIONS[op.attrs["activation"]],
             out_q8=out_q8,
@@ -411,7 +435,14 @@ class _Lowering:
         self._launch(
             attention.KERNEL,
             op.outputs[0].name,
-            {"q": q, "cache": self._cache(heads), "tables": table, "work": self.step.work, "out": out},
+            {
+                "q": q,
+                "cache": self._cache(heads),
+                "tables": table,
+                "work": self.step.work,
+                "out": out,
+                "sinks": self.plan.vector(heads.sinks) if heads.sinks else None,
+            },
             q_heads=heads.q_heads,
             kv_heads=heads.kv_heads,
             head_dim=heads.head_dim,

@@ -1,7 +1,7 @@
 """A forward pass to compare with: NumPy, float32, the whole sequence at once, straight from a GGUF file.
 
 It shares nothing with the engine but the file reader and the dequantisation. Read it as the definition of the
-architectures: llama, qwen2, qwen3, their mixtures of experts, gemma2 and gemma3 differ only where a line below says so.
+architectures: they differ only where a line below says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,26 @@ from tandem.gguf.file import GGUF
 
 Array = np.ndarray[Any, np.dtype[Any]]  # float32, unless said otherwise
 Capture = dict[str, Array]
-PERIOD = {"gemma2": 2, "gemma3": 6}  # every n-th layer is global; in other models with a window, none
+# Every n-th layer is global; in other models with a window, none.
+PERIOD = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4, "gpt-oss": 2}
+# Pairs of neighbours are rotated (0,1)(2,3)...; in other models those of halves (0,n/2)(1,n/2+1)...
+NEIGHBOURS = [
+    "llama",
+    "mistral3",
+    "smollm3",
+    "granite",
+    "granitemoe",
+    "glm4",
+    "cohere2",
+    "ernie4_5",
+    "ernie4_5-moe",
+]
+NORMED_OVER_HEADS = ("olmoe", "olmo2")  # Q and K, all heads at once; in other models each head
+SECOND_NORM = (
+    "seed_oss",
+    "gpt-oss",
+    "glm4moe",
+)  # where the norm before the feed-forward is named after attention
 QUERY_BLOCK = 256  # rows of the score matrix held at once
 
 
@@ -37,7 +56,11 @@ class ReferenceModel:
         self.heads: int = self.get("attention.head_count")
         self.kv_heads: int = self.get("attention.head_count_kv", self.heads)
         self.head_size: int = self.get("attention.key_length", self.hidden_size // self.heads)
-        self.epsilon = np.float32(self.get("attention.layer_norm_rms_epsilon"))
+        self.subtract_mean = f"{self.architecture}.attention.layer_norm_epsilon" in self.metadata
+        kind = "layer_norm" if self.subtract_mean else "layer_norm_rms"
+        self.epsilon = np.float32(self.get(f"attention.{kind}_epsilon"))
+        self.whole_pairs = self.architecture != "gpt-oss"  # where YaRN begins and ends
+        self.rotated: int = self.get("rope.dimension_count", self.head_size)
         self.window: int = self.get("attention.sliding_window", 4096 if self.architecture == "gemma2" else 0)
 
     def logits(self, ids: Sequence[int], capture: Capture | None = None) -> Array:
@@ -50,21 +73,37 @@ class ReferenceModel:
         x = self.weight("token_embd.weight", np.asarray(ids))
         if self.is_gemma:
             x *= np.float32(math.sqrt(self.hidden_size))
+        x *= np.float32(self.get("embedding_scale", 1.0))
+        scale = np.float32(self.get("residual_scale", 1.0))
         for i in range(self.layers):
-            seen[f"blk.{i}.attn_norm"] = h = self.norm(x, f"blk.{i}.attn_norm")
-            seen[f"blk.{i}.attn"] = h = self.attention(h, i)
+            seen[f"blk.{i}.attn_norm"] = before = self.norm(x, f"blk.{i}.attn_norm")
+            seen[f"blk.{i}.attn"] = h = self.attention(before, i)
             seen[f"blk.{i}.attn_out"] = h = self.linear(h, f"blk.{i}.attn_output")
-            seen[f"blk.{i}.attn_residual"] = x = x + self.norm(h, f"blk.{i}.post_attention_norm")
-            seen[f"blk.{i}.ffn_norm"] = h = self.norm(x, f"blk.{i}.ffn_norm")
+            if self.architecture not in SECOND_NORM:
+                h = self.norm(h, f"blk.{i}.post_attention_norm")
+            seen[f"blk.{i}.attn_residual"] = x = x + scale * h
+            second = "post_attention_norm" if self.architecture in SECOND_NORM else "ffn_norm"
+            seen[f"blk.{i}.{second}"] = h = self.norm(x, f"blk.{i}.{second}")
+            h = before if self.architecture == "cohere2" else h  # attention and feed-forward side by side
             if f"blk.{i}.ffn_gate_exps.weight" in self.tensors:
                 seen[f"blk.{i}.ffn_out"] = h = self.experts(h, f"blk.{i}.ffn_")
             else:
-                gate, up = self.linear(h, f"blk.{i}.ffn_gate"), self.linear(h, f"blk.{i}.ffn_up")
-                seen[f"blk.{i}.ffn_act"] = h = (gelu if self.is_gemma else silu)(gate) * up
+                seen[f"blk.{i}.ffn_act"] = h = self.activated(h, f"blk.{i}.ffn_")
                 seen[f"blk.{i}.ffn_out"] = h = self.linear(h, f"blk.{i}.ffn_down")
-            seen[f"blk.{i}.out"] = x = x + self.norm(h, f"blk.{i}.post_ffw_norm")
+            seen[f"blk.{i}.out"] = x = x + scale * self.norm(h, f"blk.{i}.post_ffw_norm")
         seen["result_norm"] = x = self.norm(x, "output_norm")
         return x
+
+    def activated(self, x: Array, name: str) -> Array:
+        """The feed-forward up to its last matrix."""
+        up = self.linear(x, f"{name}up")
+        if self.architecture == "starcoder2":
+            return gelu(up)
+        if f"{name}gate.weight" in self.tensors:
+            gate = self.linear(x, f"{name}gate")
+        else:  # the file has both in one matrix
+            gate, up = np.split(up, 2, axis=1)
+        return (gelu if self.is_gemma else silu)(gate) * up
 
     def experts(self, x: Array, name: str) -> Array:
         """A mixture of experts, one token after the other."""
@@ -73,29 +112,50 @@ class ReferenceModel:
             self.weight(f"{name}{part}_exps.weight").reshape(self.tensors[f"{name}{part}_exps.weight"].shape)
             for part in ("gate", "up", "down")
         )
-        scores = np.exp(self.linear(x, f"{name}gate_inp"))
-        scores /= scores.sum(axis=1, keepdims=True)
+        logits = self.linear(x, f"{name}gate_inp")
+        if self.architecture == "glm4moe":
+            scores = 1 / (1 + np.exp(-logits))
+        else:
+            scores = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        choice, bias = scores, f"{name.removesuffix('ffn_')}exp_probs_b.bias"
+        if bias in self.tensors:
+            choice = scores + self.weight(bias)
+        biases = {}
+        for part in ("gate", "up", "down"):
+            stored = f"{name}{part}_exps.bias"
+            biases[part] = (
+                self.weight(stored) if stored in self.tensors else np.zeros((experts, 1), np.float32)
+            )
+        activate = clamped if self.architecture == "gpt-oss" else lambda gate, up: silu(gate) * up
         out = np.zeros_like(x)
         for token in range(len(x)):
-            chosen = np.argsort(-scores[token], kind="stable")[:used]
+            chosen = np.argsort(-choice[token], kind="stable")[:used]
             weights = scores[token, chosen]
             if self.architecture not in ("qwen2moe", "olmoe"):
                 weights = weights / weights.sum()
+            weights = weights * np.float32(self.get("expert_weights_scale", 1.0))
             for expert, weight in zip(chosen, weights, strict=True):
                 assert expert < experts
-                h = silu(gate[expert] @ x[token]) * (up[expert] @ x[token])
-                out[token] += weight * (down[expert] @ h)
+                gated = gate[expert] @ x[token] + biases["gate"][expert]
+                h = activate(gated, up[expert] @ x[token] + biases["up"][expert])
+                out[token] += weight * (down[expert] @ h + biases["down"][expert])
         if f"{name}gate_shexp.weight" in self.tensors:
             h = silu(self.linear(x, f"{name}gate_shexp")) * self.linear(x, f"{name}up_shexp")
-            share = 1 / (1 + np.exp(-(x @ self.weight(f"{name}gate_inp_shexp.weight"))))
-            out += share[:, None] * self.linear(h, f"{name}down_shexp")
+            shared = self.linear(h, f"{name}down_shexp")
+            if f"{name}gate_inp_shexp.weight" in self.tensors:
+                share = 1 / (1 + np.exp(-(x @ self.weight(f"{name}gate_inp_shexp.weight"))))
+                shared = share[:, None] * shared
+            out += shared
         return out
 
     def head(self, hidden: Array) -> Array:
         if self.head_weight is None:  # kept: callers that cannot hold all logits come row block by row block
             tied = "output.weight" not in self.tensors
             self.head_weight = self.weight("token_embd.weight" if tied else "output.weight")
-        return soft_cap(hidden @ self.head_weight.T, self.soft_cap_of("final_logit_softcapping", 30.0))
+        scale = self.get("logit_scale", 1.0)
+        scale = 1 / scale if self.architecture.startswith("granite") else scale
+        logits = np.float32(scale) * (hidden @ self.head_weight.T)
+        return soft_cap(logits, self.soft_cap_of("final_logit_softcapping", 30.0))
 
     def attention(self, x: Array, layer: int) -> Array:
         tokens = len(x)
@@ -103,13 +163,16 @@ class ReferenceModel:
         window = self.window if sliding else tokens
         # [heads, tokens, head_size]; the query heads that share a KV head are neighbours
         q, k, v = (
-            self.projection(x, f"blk.{layer}.attn_{name}").reshape(tokens, -1, self.head_size).swapaxes(0, 1)
-            for name in "qkv"
+            y.reshape(tokens, -1, self.head_size).swapaxes(0, 1)
+            for y in self.projections(x, f"blk.{layer}.attn_")
         )
-        rotation = self.rotation(tokens, sliding)
-        if self.architecture != "olmoe":  # which has normed Q and K over all heads at once
+        if self.architecture.startswith("hunyuan"):  # which rotates before it norms
+            q, k = self.rotated_pair(q, k, layer, tokens)
+        if self.architecture not in NORMED_OVER_HEADS:
             q, k = (self.norm(y, f"blk.{layer}.attn_{name}_norm") for name, y in (("q", q), ("k", k)))
-        q, k = self.rotate(q, rotation) * np.float32(self.score_scale()), self.rotate(k, rotation)
+        if not self.architecture.startswith("hunyuan"):
+            q, k = self.rotated_pair(q, k, layer, tokens)
+        q = q * np.float32(self.score_scale())
         k, v = (np.repeat(kv, self.heads // self.kv_heads, axis=0) for kv in (k, v))
         cap = self.soft_cap_of("attn_logit_softcapping", 50.0)
         out = np.empty((tokens, self.heads, self.head_size), np.float32)
@@ -119,14 +182,34 @@ class ReferenceModel:
             scores = soft_cap(q[:, start:stop] @ k[:, first:stop].swapaxes(1, 2), cap)
             distance = np.arange(start, stop)[:, None] - np.arange(first, stop)
             scores += np.where((distance >= 0) & (distance < window), np.float32(0), np.float32(-np.inf))
+            if f"blk.{layer}.attn_sinks.weight" in self.tensors:  # one more score, whose value is 0
+                sinks = self.weight(f"blk.{layer}.attn_sinks.weight")[:, None, None]
+                scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:2], 1))], axis=-1)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
+            weights = weights[..., : stop - first]
             out[start:stop] = (weights @ v[:, first:stop]).swapaxes(0, 1)
         return out.reshape(tokens, -1)
 
-    def projection(self, x: Array, name: str) -> Array:
-        y = self.linear(x, name)
-        return self.norm(y, f"{name}_norm") if self.architecture == "olmoe" else y
+    def projections(self, x: Array, name: str) -> list[Array]:
+        """Q, K and V, which some files have in one matrix."""
+        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        if f"{name}qkv.weight" in self.tensors:
+            parts = np.split(self.linear(x, f"{name}qkv"), [q, q + kv], axis=1)
+        else:
+            parts = [self.linear(x, f"{name}{part}") for part in "qkv"]
+        if self.architecture in NORMED_OVER_HEADS:
+            parts[:2] = self.norm(parts[0], f"{name}q_norm"), self.norm(parts[1], f"{name}k_norm")
+        return parts
+
+    def rotated_pair(self, q: Array, k: Array, layer: int, tokens: int) -> tuple[Array, Array]:
+        """Q and K rotated by position, in the layers that do so."""
+        sliding = self.is_sliding(layer)
+        global_alone = self.architecture in ("cohere2", "exaone4") and self.window and not sliding
+        if global_alone or (self.architecture == "smollm3" and (layer + 1) % 4 == 0):
+            return q, k
+        rotation = self.rotation(tokens, sliding)
+        return self.rotate(q, rotation), self.rotate(k, rotation)
 
     def is_sliding(self, layer: int) -> bool:
         if not self.window:
@@ -136,30 +219,43 @@ class ReferenceModel:
 
     def score_scale(self) -> float:
         is_27b = (self.architecture, self.layers) in (("gemma3", 62), ("gemma2", 46))
-        return (self.hidden_size // self.heads if is_27b else self.head_size) ** -0.5
+        default = (self.hidden_size // self.heads if is_27b else self.head_size) ** -0.5
+        return float(self.get("attention.scale", default))
 
     def rotation(self, tokens: int, sliding: bool) -> tuple[Array, Array]:
-        """Cosine and sine, each [tokens, head_size / 2], with the file's RoPE scaling."""
-        local = sliding and self.architecture == "gemma3"  # its sliding layers keep their base, unscaled
-        base = self.get("rope.freq_base_swa" if local else "rope.freq_base", 10_000.0)
-        pair = np.arange(self.head_size // 2)
-        frequency = base ** (-2.0 * pair / self.head_size)
+        """Cosine and sine, each [tokens, rotated / 2], with the file's RoPE scaling."""
+        local = sliding and self.architecture in (
+            "gemma3",
+            "olmo2",
+        )  # unscaled, some with a base of their own
+        base = self.get("rope.freq_base", 10_000.0)
+        if local:
+            base = self.get("rope.freq_base_swa", 10_000.0 if self.architecture == "gemma3" else base)
+        pair = np.arange(self.rotated // 2)
+        frequency = base ** (-2.0 * pair / self.rotated)
         if "rope_freqs.weight" in self.tensors:
             frequency /= self.weight("rope_freqs.weight")
+        if "rope_factors_long.weight" in self.tensors:
+            length = "long" if tokens > self.get("rope.scaling.original_context_length") else "short"
+            frequency /= self.weight(f"rope_factors_{length}.weight")
         scaling = "none" if local else self.get("rope.scaling.type", "linear")
         factor = 1.0 if scaling == "none" else self.get("rope.scaling.factor", 1.0)
-        magnitude = 1.0
+        magnitude = self.get("rope.scaling.attn_factor", 1.0)
         if scaling == "yarn":
             # Pairs that turn often within the original context keep their frequency; slow ones are stretched.
             trained = self.get("rope.scaling.original_context_length")
 
             def pair_that_turns(times: float) -> float:
-                return self.head_size * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(base))
+                return self.rotated * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(base))
 
-            low, high = max(math.floor(pair_that_turns(32)), 0), math.ceil(pair_that_turns(1))
+            low, high = pair_that_turns(32), pair_that_turns(1)
+            if self.whole_pairs:
+                low, high = math.floor(low), math.ceil(high)
+            low = max(low, 0)
             stretched = np.clip((pair - low) / max(high - low, 0.001), 0, 1)
             frequency *= 1 - stretched + stretched / factor
-            magnitude = 1 + 0.1 * math.log(factor)
+            multiplier = self.get("rope.scaling.yarn_log_multiplier", 0.0)
+            magnitude *= (1 + 0.1 * math.log(factor)) / (1 + 0.1 * multiplier * math.log(factor))
         else:
             frequency /= factor
         angle = np.arange(tokens)[:, None] * frequency
@@ -167,20 +263,24 @@ class ReferenceModel:
         return cos.astype(np.float32), sin.astype(np.float32)
 
     def rotate(self, x: Array, rotation: tuple[Array, Array]) -> Array:
-        """llama turns neighbours (0,1)(2,3)...; the others turn halves (0,n/2)(1,n/2+1)..."""
         cos, sin = rotation
-        half = self.head_size // 2
-        a, b = (x[..., ::2], x[..., 1::2]) if self.architecture == "llama" else (x[..., :half], x[..., half:])
-        turned = a * cos - b * sin, a * sin + b * cos
+        x, rest = x[..., : self.rotated], x[..., self.rotated :]
+        half = self.rotated // 2
+        neighbours = self.architecture in NEIGHBOURS
+        a, b = (x[..., ::2], x[..., 1::2]) if neighbours else (x[..., :half], x[..., half:])
+        turned = a * cos - b * sin, a * sin + b * cos, rest
         # Queries and keys are turned alike, then only multiplied with each other: any order of pairs will do.
         return np.concatenate(turned, axis=-1)
 
     def norm(self, x: Array, name: str) -> Array:
-        """RMS norm, in the architectures that have this one."""
+        """RMS or layer norm, in the architectures that have this one."""
         if f"{name}.weight" not in self.tensors:
             return x
+        if self.subtract_mean:
+            x = x - x.mean(axis=-1, keepdims=True)
         squares = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(squares + self.epsilon) * self.weight(f"{name}.weight")
+        y = x / np.sqrt(squares + self.epsilon) * self.weight(f"{name}.weight")
+        return y + self.weight(f"{name}.bias") if f"{name}.bias" in self.tensors else y
 
     def linear(self, x: Array, name: str) -> Array:
         y: Array = x @ self.weight(f"{name}.weight").T
@@ -201,6 +301,11 @@ class ReferenceModel:
 
 def silu(x: Array) -> Array:
     return x / (1 + np.exp(-x))
+
+
+def clamped(gate: Array, up: Array) -> Array:
+    gate, up = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7))
+    return gate / (1 + np.exp(np.float32(-1.702) * gate)) * (up + 1)
 
 
 def gelu(x: Array) -> Array:

@@ -24,7 +24,19 @@ def test_engine_equals_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3-pattern3", "gemma2", "llama", "qwen2", "qwen3", "qwen3moe", "qwen2moe", "olmoe"]
+    "name",
+    [
+        "gemma3-pattern3",
+        "gemma2",
+        "llama",
+        "qwen2",
+        "qwen3",
+        "qwen3moe",
+        "qwen2moe",
+        "olmoe",
+        "olmo2",
+        "glm4",
+    ],
 )
 def test_intermediates_equal_the_reference(name: str) -> None:
     """The first layer to differ says where a model went wrong."""

@@ -66,7 +66,7 @@ def test_a_smaller_batch_gives_the_same_bits(name: str, isa: str) -> None:
 
 # In these kernels' cases token t is row t of every [T, ...] array, so it can be moved to a batch of its own.
 @pytest.mark.parametrize("isa", SUPPORTED)
-@pytest.mark.parametrize("name", ["norm", "quantise", "glu", "rope"])
+@pytest.mark.parametrize("name", ["norm", "layer_norm", "quantise", "glu", "rope"])
 def test_a_token_alone_gives_the_same_bits(name: str, isa: str) -> None:
     kernel = KERNELS[name]
     for case in cases_of(name).values():

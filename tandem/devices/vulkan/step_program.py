@@ -78,6 +78,8 @@ def _attention_rope(
     q, k, v, cache = (rope.buffers[name] for name in ("q", "k", "v", "cache"))
     if q is None or k is None or v is None or cache is None or cache is not attention.buffers["cache"]:
         return []
+    if attention.buffers["sinks"]:
+        return []
     qkv = q.root  # one matrix, which no other launch reads
     together = qkv is k.root is v.root and q.stride == k.stride == v.stride == qkv.stride
     if q is not attention.buffers["q"] or q.start != qkv.start or not together or reads[qkv] != 4:

@@ -1,14 +1,97 @@
 """One file per family with three functions: config (from metadata), tensors (names and shapes), build (the ops)."""
 
-from tandem.model.architectures import gemma2, gemma3, llama, olmoe, qwen2, qwen2moe, qwen3, qwen3moe
+from tandem.model.architectures import (
+    cohere2,
+    ernie4_5,
+    exaone4,
+    gemma2,
+    gemma3,
+    glm4,
+    glm4moe,
+    gpt_oss,
+    granite,
+    hunyuan,
+    llama,
+    mistral3,
+    olmo2,
+    olmoe,
+    phi3,
+    qwen2,
+    qwen2moe,
+    qwen3,
+    qwen3moe,
+    seed_oss,
+    smollm3,
+    stablelm,
+    starcoder2,
+)
 
 ARCHITECTURES = {
+    "cohere2": cohere2,
+    "ernie4_5": ernie4_5,
+    "ernie4_5-moe": ernie4_5,
+    "exaone4": exaone4,
     "gemma2": gemma2,
     "gemma3": gemma3,
+    "glm4": glm4,
+    "glm4moe": glm4moe,
+    "gpt-oss": gpt_oss,
+    "granite": granite,
+    "granitemoe": granite,
+    "hunyuan-dense": hunyuan,
+    "hunyuan-moe": hunyuan,
     "llama": llama,
+    "mistral3": mistral3,
+    "olmo2": olmo2,
     "olmoe": olmoe,
+    "phi3": phi3,
     "qwen2": qwen2,
     "qwen2moe": qwen2moe,
     "qwen3": qwen3,
     "qwen3moe": qwen3moe,
+    "seed_oss": seed_oss,
+    "smollm3": smollm3,
+    "stablelm": stablelm,
+    "starcoder2": starcoder2,
 }
+
+# What other families need that no op computes, by the beginning of their names.
+MISSING = {
+    "deepseek2": "latent attention",
+    "deepseek32": "latent attention",
+    "glm-dsa": "latent attention",
+    "minicpm3": "latent attention",
+    "mistral4": "latent attention",
+    "plm": "latent attention",
+    "falcon-h1": "state-space layers",
+    "granitehybrid": "state-space layers",
+    "jamba": "state-space layers",
+    "mamba": "state-space layers",
+    "nemotron_h": "state-space layers",
+    "plamo2": "state-space layers",
+    "kimi-linear": "linear attention",
+    "qwen35": "linear attention",
+    "qwen3next": "linear attention",
+    "arwkv7": "recurrent layers",
+    "rwkv": "recurrent layers",
+    "lfm2": "convolutions",
+    "gemma3n": "embeddings of each layer",
+    "gemma4": "embeddings of each layer and shared KV caches",
+    "llama4": "attention in chunks",
+    "bert": "attention in both directions",
+    "modern-bert": "attention in both directions",
+    "nomic-bert": "attention in both directions",
+    "t5": "an encoder",
+    "qwen2vl": "positions of images",
+    "qwen3vl": "positions of images",
+    "bloom": "ALiBi",
+    "mpt": "ALiBi",
+    "gpt2": "learned positions",
+    "starcoder": "learned positions",
+}
+
+
+def missing(architecture: str) -> str:
+    """Returns what an unknown architecture needs, or "" if that is not known."""
+    fitting = [name for name in MISSING if architecture.startswith(name)]
+    return MISSING[max(fitting, key=len)] if fitting else ""

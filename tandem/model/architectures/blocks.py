@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from tandem.model.config import ModelConfig
+from tandem.model.config import SCALED_NORM, ModelConfig
 from tandem.program.graph import Builder, Routing, Value, Vector
 
 Shapes = dict[str, tuple[int, ...]]
 
 
-def common_tensors(c: ModelConfig) -> Shapes:
-    """Embedding, attention, feed-forward and head: name -> shape."""
+def common_tensors(c: ModelConfig, ffn_norm: str = "ffn_norm") -> Shapes:
+    """Embedding, attention, feed-forward and head: name -> shape. `ffn_norm`: the norm before the feed-forward."""
     q, kv = c.q_heads * c.head_dim, c.kv_heads * c.head_dim
-    shapes: Shapes = {"token_embd.weight": (c.vocab, c.dim), "output_norm.weight": (c.dim,)}
+    shapes: Shapes = {"token_embd.weight": (c.vocab, c.dim)} | _norm_tensors(c, "output_norm")
     if not c.tied_head:
         shapes["output.weight"] = (c.vocab, c.dim)
     for i in range(c.layers):
+        shapes |= _norm_tensors(c, f"blk.{i}.attn_norm") | _norm_tensors(c, f"blk.{i}.{ffn_norm}")
         shapes |= {
-            f"blk.{i}.attn_norm.weight": (c.dim,),
             f"blk.{i}.attn_q.weight": (q, c.dim),
             f"blk.{i}.attn_k.weight": (kv, c.dim),
             f"blk.{i}.attn_v.weight": (kv, c.dim),
             f"blk.{i}.attn_output.weight": (c.dim, q),
-            f"blk.{i}.ffn_norm.weight": (c.dim,),
         }
-        shapes |= _expert_tensors(c, i) if c.experts else _gated_tensors(i, "", c.dim, c.ffn_dim)
+        shapes |= _expert_tensors(c, i) if c.has_experts(i) else _ffn_tensors(c, i)
         if c.output_bias:
             shapes[f"blk.{i}.attn_output.bias"] = (c.dim,)
-        if c.ffn_bias:
-            shapes |= {
-                f"blk.{i}.ffn_{part}.bias": (n,)
-                for part, n in (("gate", c.ffn_dim), ("up", c.ffn_dim), ("down", c.dim))
-            }
+        if c.sinks:
+            shapes[f"blk.{i}.attn_sinks.weight"] = (c.q_heads,)
         if c.qkv_bias:
             shapes |= {
                 f"blk.{i}.attn_q.bias": (q,),
@@ -38,6 +34,21 @@ def common_tensors(c: ModelConfig) -> Shapes:
                 f"blk.{i}.attn_v.bias": (kv,),
             }
     return shapes
+
+
+def _norm_tensors(c: ModelConfig, name: str) -> Shapes:
+    kinds = ("weight", "bias") if c.norm_bias else ("weight",)
+    return {f"{name}.{kind}": (c.dim,) for kind in kinds}
+
+
+def _ffn_tensors(c: ModelConfig, layer: int) -> Shapes:
+    shapes = _gated_tensors(layer, "", c.dim, c.ffn_dim)
+    if c.ffn_bias:
+        shapes |= {
+            f"blk.{layer}.ffn_{part}.bias": (n,)
+            for part, n in (("gate", c.ffn_dim), ("up", c.ffn_dim), ("down", c.dim))
+        }
+    return {name: shape for name, shape in shapes.items() if c.ffn_gated or "ffn_gate" not in name}
 
 
 def _gated_tensors(layer: int, suffix: str, dim: int, ffn_dim: int) -> Shapes:
@@ -52,6 +63,11 @@ def _expert_tensors(c: ModelConfig, layer: int) -> Shapes:
     one = _gated_tensors(layer, "_exps", c.dim, c.expert_dim)
     shapes: Shapes = {f"blk.{layer}.ffn_gate_inp.weight": (c.experts, c.dim)}
     shapes |= {name: (c.experts, *shape) for name, shape in one.items()}
+    if c.expert_bias:
+        shapes[f"blk.{layer}.ffn_gate_inp.bias"] = (c.experts,)
+        shapes |= {f"{name.removesuffix('weight')}bias": (c.experts, shape[0]) for name, shape in one.items()}
+    if c.expert_choice_bias:
+        shapes[f"blk.{layer}.exp_probs_b.bias"] = (c.experts,)
     if c.shared_expert_dim:
         shapes |= _gated_tensors(layer, "_shexp", c.dim, c.shared_expert_dim)
     if c.shared_expert_gate:
@@ -59,12 +75,25 @@ def _expert_tensors(c: ModelConfig, layer: int) -> Shapes:
     return shapes
 
 
+def without_norms(shapes: Shapes) -> Shapes:
+    """Without the norms before attention and feed-forward."""
+    return {
+        name: shape
+        for name, shape in shapes.items()
+        if ".attn_norm." not in name and ".ffn_norm." not in name
+    }
+
+
 def layer_vectors(c: ModelConfig, names: dict[str, int]) -> Shapes:
     return {f"blk.{i}.{name}.weight": (size,) for i in range(c.layers) for name, size in names.items()}
 
 
 def norm(b: Builder, c: ModelConfig, x: Value, name: str, result: str | None = None) -> Value:
-    return b.norm(x, Vector(f"{name}.weight", x.width), c.eps, result or name)
+    weight = Vector(f"{name}.weight", x.width)
+    if c.layer_norm:
+        bias = Vector(f"{name}.bias", x.width) if c.norm_bias else None
+        return b.layer_norm(x, weight, bias, c.eps, result or name)
+    return b.norm(x, weight, c.eps, result or name)
 
 
 def project(b: Builder, c: ModelConfig, x: Value, name: str, rows: int, biased: bool, result: str) -> Value:
@@ -92,12 +121,16 @@ def attention_output(b: Builder, c: ModelConfig, layer: int, attended: Value) ->
 
 
 def feed_forward(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) -> Value:
-    """A gated feed-forward, or a mixture of experts if the model is one."""
-    return (
-        _experts(b, c, layer, h, activation)
-        if c.experts
-        else _gated(b, c, layer, h, activation, "", c.ffn_dim)
+    """A feed-forward, gated or not, or a mixture of experts if the layer has one."""
+    if c.has_experts(layer):
+        return _experts(b, c, layer, h, activation)
+    if c.ffn_gated:
+        return _gated(b, c, layer, h, activation, "", c.ffn_dim)
+    name = f"blk.{layer}.ffn_%s"
+    f = b.activate(
+        project(b, c, h, name % "up", c.ffn_dim, c.ffn_bias, name % "up"), activation, name % "act"
     )
+    return project(b, c, f, name % "down", c.dim, c.ffn_bias, name % "out")
 
 
 def _gated(
@@ -112,8 +145,15 @@ def _gated(
 def _experts(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) -> Value:
     """A router, the experts that each token uses, and a shared expert if there is one."""
     name = f"blk.{layer}.ffn_%s"
-    routing = Routing(c.experts, c.experts_used, normalise=c.experts_normalised, scale=c.expert_scale)
-    logits = project(b, c, h, name % "gate_inp", c.experts, False, name % "router")
+    routing = Routing(
+        c.experts,
+        c.experts_used,
+        c.experts_sigmoid,
+        c.experts_normalised,
+        c.expert_scale,
+        bias=Vector(f"blk.{layer}.exp_probs_b.bias", c.experts) if c.expert_choice_bias else None,
+    )
+    logits = project(b, c, h, name % "gate_inp", c.experts, c.expert_bias, name % "router")
     routes = b.route(logits, routing, name % "routes")
     gate, up, down = (
         c.matrix(name % f"{p}_exps", c.experts * rows, columns)
@@ -123,8 +163,14 @@ def _experts(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) 
             ("down", c.dim, c.expert_dim),
         )
     )
-    f = b.expert_matmul(h, routes, routing, [gate, up], name % "act_exps", activation=activation)
-    y = b.expert_matmul(f, routes, routing, [down], name % "out_exps")
+    biases: list[Vector | None] = [
+        Vector(f"{matrix.name.removesuffix('weight')}bias", matrix.rows) if c.expert_bias else None
+        for matrix in (gate, up, down)
+    ]
+    f = b.expert_matmul(
+        h, routes, routing, [gate, up], name % "act_exps", activation=activation, biases=biases[:2]
+    )
+    y = b.expert_matmul(f, routes, routing, [down], name % "out_exps", biases=biases[2:])
     shared = (
         _gated(b, c, layer, h, activation, "_shexp", c.shared_expert_dim) if c.shared_expert_dim else None
     )
@@ -136,6 +182,12 @@ def _experts(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) 
 
 def head(b: Builder, c: ModelConfig, x: Value) -> None:
     """Builds the end of every model: the sampled rows, the last norm, the LM head and the sampler."""
-    rows = norm(b, c, b.select_rows(x, "result_rows"), "output_norm", "result_norm")
+    rows = b.select_rows(x, "result_rows")
+    if c.logit_scale == 1.0:
+        rows = norm(b, c, rows, "output_norm", "result_norm")
+    elif c.layer_norm:  # the scale is in the weights of the norm
+        rows = b.layer_norm(rows, Vector(SCALED_NORM, c.dim), None, c.eps, "result_norm")
+    else:
+        rows = b.norm(rows, Vector(SCALED_NORM, c.dim), c.eps, "result_norm")
     name = "token_embd" if c.tied_head else "output"
     b.sample(b.matmul(rows, c.matrix(name, c.vocab, c.dim), "logits", softcap=c.logit_softcap))

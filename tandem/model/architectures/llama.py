@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.model.architectures import blocks
-from tandem.model.config import Metadata, ModelConfig
+from tandem.model.config import NO_ROPE, Metadata, ModelConfig
 from tandem.program.graph import Builder
 
 
@@ -25,15 +25,20 @@ def tensors(c: ModelConfig) -> blocks.Shapes:
     return blocks.common_tensors(c)
 
 
-def build(b: Builder, c: ModelConfig, context: int) -> None:
-    x = b.embed(c.matrix("token_embd", c.vocab, c.dim), "embedding")
+def build(
+    b: Builder, c: ModelConfig, context: int, *, ffn_norm: str = "ffn_norm", activation: str = "silu"
+) -> None:
+    x = b.embed(c.matrix("token_embd", c.vocab, c.dim), "embedding", scale=c.embedding_scale)
     for i in range(c.layers):
         heads = c.heads(i, context)
         h = blocks.norm(b, c, x, f"blk.{i}.attn_norm")
         q, k, v = blocks.qkv(b, c, i, h)
-        q, k = b.rope(q, k, heads)
+        if c.head_norms:
+            q, k = b.head_norm(q, k, blocks.head_norms(c, i), heads)
+        if c.layer_rope[i] != NO_ROPE:
+            q, k = b.rope(q, k, heads)
         attended = b.attention(q, k, v, heads, f"blk.{i}.attn")
         x = b.add(x, blocks.attention_output(b, c, i, attended), f"blk.{i}.attn_residual")
-        h = blocks.norm(b, c, x, f"blk.{i}.ffn_norm")
-        x = b.add(x, blocks.feed_forward(b, c, i, h, "silu"), f"blk.{i}.out")
+        h = blocks.norm(b, c, x, f"blk.{i}.{ffn_norm}")
+        x = b.add(x, blocks.feed_forward(b, c, i, h, activation), f"blk.{i}.out")
     blocks.head(b, c, x)
