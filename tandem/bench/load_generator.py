@@ -1,7 +1,8 @@
-"""`tandem bench serve`: an open-loop load generator with Poisson arrivals: requests do not wait for earlier responses.
+"""`tandem bench serve`: a load generator.
 
-Latencies count from the time when a request was due, so that a stalled server cannot hide its delay (no coordinated
-omission).
+Open loop: requests arrive at Poisson times and do not wait for earlier responses. Latencies count from the time when a
+request was due, so that a stalled server cannot hide its delay (no coordinated omission). Closed loop: each of some
+clients sends its next request when it has the response to the last.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import os
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,12 +46,14 @@ class Percentiles(TypedDict):
 
 
 class ServeRow(TypedDict):
-    rate: float  # average requests sent a second
+    rate: float  # average requests sent a second; 0: clients
+    clients: int  # 0: requests arrive at a rate
     requests: int
     answered: int
     errors: dict[str, int]  # count of each kind of error
     seconds: float  # from the first request to the last token
-    tokens_per_s: float  # tokens of all responses over those seconds
+    # Of all responses over those seconds; with clients: while each of them receives tokens of one.
+    tokens_per_s: float
     requests_per_s: float  # responses over those seconds
     prompt_tokens: int  # of all answered requests, by the server's usage (0: not reported)
     tokens: int  # of all responses
@@ -83,6 +86,7 @@ class Load:
     generate: int  # average tokens, likewise
     timeout: float
     seed: int = 0
+    clients: int = 0  # if not 0: instead of the rate
 
 
 class Server:
@@ -150,7 +154,7 @@ def run(
         await server.probe(loads[0])
         rows = []
         for load in loads:
-            rows.append(await poisson(server, load))
+            rows.append(await (closed_loop if load.clients else poisson)(server, load))
             tell(rows[-1])
         return rows
 
@@ -169,14 +173,6 @@ def run(
 
 async def poisson(server: Server, load: Load) -> ServeRow:
     rng = random.Random(load.seed)
-    work = [
-        (
-            rng.expovariate(load.rate),
-            words(rng, around(rng, load.prompt)),
-            around(rng, load.generate),
-        )
-        for _ in range(load.requests)
-    ]
     errors, late = Counter[str](), 0.0
     begun = due = time.perf_counter()
 
@@ -184,29 +180,73 @@ async def poisson(server: Server, load: Load) -> ServeRow:
         nonlocal late
         await asyncio.sleep(due - time.perf_counter())
         late = max(late, time.perf_counter() - due)
-        try:
-            async with asyncio.timeout(load.timeout):
-                answer = await server.stream(text, tokens, due)
-        except TimeoutError:
-            errors[f"no answer in {load.timeout:g} s"] += 1
-        except Refused as error:
-            errors[f"HTTP {error.status}" if error.status else "closed"] += 1
-        except Unreadable:
-            errors["not the OpenAI API"] += 1
-        except OSError as error:
-            errors[f"no connection: {error.strerror or error}"] += 1
-        else:
-            if answer.times and answer.ended:
-                return answer
-            errors["cut off" if answer.times else "an empty answer"] += 1
-        return None
+        return await answered(server, load, text, tokens, due, errors)
 
     tasks = []
-    for gap, text, tokens in work:
+    for gap, text, tokens in [
+        (rng.expovariate(load.rate), *request(rng, load)) for _ in range(load.requests)
+    ]:
         due += gap
         tasks.append(asyncio.create_task(one(text, tokens, due)))
     answers = [answer for answer in await asyncio.gather(*tasks) if answer]
     return summary(load, answers, dict(errors), begun, late)
+
+
+async def closed_loop(server: Server, load: Load) -> ServeRow:
+    rng = random.Random(load.seed)
+    waiting = deque(request(rng, load) for _ in range(load.requests))
+    errors, begun = Counter[str](), time.perf_counter()
+
+    async def client() -> list[StreamTimes]:
+        answers = []
+        while waiting:
+            text, tokens = waiting.popleft()
+            if answer := await answered(server, load, text, tokens, None, errors):
+                answers.append(answer)
+        return answers
+
+    clients = await asyncio.gather(*(client() for _ in range(load.clients)))
+    row = summary(load, [answer for answers in clients for answer in answers], dict(errors), begun, 0.0)
+    if all(clients):
+        first = max(answers[0].times[0] for answers in clients)
+        last = min(answers[-1].times[-1] for answers in clients)
+        tokens = sum(_tokens_between(answer, first, last) for answers in clients for answer in answers)
+        if last > first:
+            row["tokens_per_s"] = tokens / (last - first)
+    return row
+
+
+def _tokens_between(answer: StreamTimes, first: float, last: float) -> float:
+    """An event may have several tokens: all events of an answer count for as many as they have on average."""
+    events = sum(first < at <= last for at in answer.times)
+    return events * (answer.tokens or len(answer.times)) / len(answer.times)
+
+
+def request(rng: random.Random, load: Load) -> tuple[str, int]:
+    """A prompt, and the number of tokens to answer."""
+    return words(rng, around(rng, load.prompt)), around(rng, load.generate)
+
+
+async def answered(
+    server: Server, load: Load, text: str, tokens: int, due: float | None, errors: Counter[str]
+) -> StreamTimes | None:
+    """The times of a response, or None and one more of `errors`."""
+    try:
+        async with asyncio.timeout(load.timeout):
+            answer = await server.stream(text, tokens, due)
+    except TimeoutError:
+        errors[f"no answer in {load.timeout:g} s"] += 1
+    except Refused as error:
+        errors[f"HTTP {error.status}" if error.status else "closed"] += 1
+    except Unreadable:
+        errors["not the OpenAI API"] += 1
+    except OSError as error:
+        errors[f"no connection: {error.strerror or error}"] += 1
+    else:
+        if answer.times and answer.ended:
+            return answer
+        errors["cut off" if answer.times else "an empty answer"] += 1
+    return None
 
 
 def summary(
@@ -219,6 +259,7 @@ def summary(
     seconds = max((answer.times[-1] for answer in answers), default=begun) - begun
     return {
         "rate": load.rate,
+        "clients": load.clients,
         "requests": load.requests,
         "answered": len(answers),
         "errors": errors,
@@ -233,7 +274,7 @@ def summary(
         "ttft_seconds": first,
         "whole_seconds": whole,
         "late": late,
-        "warnings": _warnings(first, events, tokens, late),
+        "warnings": _warnings([] if load.clients else first, events, tokens, late),
     }
 
 

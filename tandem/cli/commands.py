@@ -226,7 +226,7 @@ def _bench(commands: Any) -> None:
 
 
 def _bench_serve(commands: Any) -> None:
-    summary = "measure a running server under load, with requests at random (Poisson) times"
+    summary = "measure a running server under load: requests at random (Poisson) times, or some clients"
     serve = add(commands, "bench serve", "bench_serve", summary, model=None)
     serve.add_argument(
         "url", metavar="URL", help="any server with the OpenAI API, such as http://localhost:8000"
@@ -237,7 +237,13 @@ def _bench_serve(commands: Any) -> None:
         "--rate", type=floats, default=[1.0], metavar="R,R", help="average requests per second (1)"
     )
     serve.add_argument(
-        "--requests", type=positive, default=32, metavar="N", help="requests at each rate (32)"
+        "--clients",
+        type=positives,
+        metavar="N,N",
+        help="instead: that many clients, each of which sends its next request when it has its response",
+    )
+    serve.add_argument(
+        "--requests", type=positive, default=32, metavar="N", help="requests at each load (32)"
     )
     serve.add_argument(
         "-p", "--prompt", type=positive, default=128, metavar="N", help="average words in a prompt (128)"

@@ -29,6 +29,18 @@ def test_our_own_server(tiny: Running, capsys: pytest.CaptureFixture[str]) -> No
     assert "unheard-of" in capsys.readouterr().err
 
 
+def test_clients(tiny: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "serve", tiny.url, "--clients", "1,3", "--requests", "6", "-p", "8", "-n", "8"]
+    assert cli.main(arguments) == 0
+    output = capsys.readouterr().out
+    assert "1 client " in output and "3 clients " in output and "6 of 6" in output
+    assert cli.main([*arguments, "--json"]) == 0
+    data: ServeResult = json.loads(capsys.readouterr().out)
+    for clients, row in zip([1, 3], data["rows"], strict=True):
+        assert (row["clients"], row["rate"], row["answered"]) == (clients, 0.0, 6)
+        assert 6 * 4 <= row["tokens"] <= 6 * 12 and row["tokens_per_s"] > 0
+
+
 def test_a_synthetic_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A shape with random weights is served like a file, and the server says what it is."""
     name = "smollm2-135m:q4_0"
