@@ -171,8 +171,8 @@ def test_no_exception_is_left_over() -> None:
         "tandem/devices/split/stage.py:# a trip over the stages",
         "tandem/engine/output.py:class Spent:",
         "tandem/engine/output.py:class News:",
-        "tandem/server/core/generation.py:class Piece:",
-        "tandem/server/core/generation.py:thoughts: str",
+        "tandem/server/core/output_parser.py:class Piece:",
+        "tandem/server/core/output_parser.py:thoughts: str",
         "tandem/server/app.py:# each dialect",
     ],
 )

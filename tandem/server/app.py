@@ -14,16 +14,18 @@ from tandem.server.anthropic import messages
 from tandem.server.core.serving import Server
 from tandem.server.http import errors
 from tandem.server.http.background import start_threads
-from tandem.server.monitoring.engine_monitor import live_router
+from tandem.server.monitoring.metrics import live_router
 from tandem.server.ollama import chat as ollama_chat
 from tandem.server.ollama import models as ollama_models
 from tandem.server.openai import chat, completions, embeddings, responses
+from tandem.server.openai import models as openai_models
 from tandem.server.page import api_docs
 from tandem.server.page.static import page_router
 from tandem.server.settings import ServerSettings
 
 ROUTERS = (
     chat.router,
+    openai_models.router,
     completions.router,
     embeddings.router,
     responses.router,

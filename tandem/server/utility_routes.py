@@ -12,13 +12,12 @@ from typing_extensions import TypedDict
 
 from tandem.engine.llm import LLM
 from tandem.errors import RequestError
-from tandem.server.core.generation import GenerationRequest
-from tandem.server.core.prompt import build_prompt
+from tandem.server.core.prompt import GenerationRequest, build_prompt
 from tandem.server.core.serving import get_server
 from tandem.server.http.background import prepare
-from tandem.server.http.request_body import JSONRoute, Natural, StrictModel
+from tandem.server.http.bodies import JSONRoute, Natural, StrictModel
 from tandem.server.openai.chat import MessageParam, message
-from tandem.server.openai.types import ERRORS
+from tandem.server.openai.error_body import ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["more"])
 PART = 1 << 12  # ids of a response that are written at once

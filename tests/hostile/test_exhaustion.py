@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.server.http import limited_log
 from tandem.server.http.connections import network_of
+from tandem.server.http.uvicorn_server import MAX_LINES, LimitedHandler
 from tests.cli.tiny_model import write_tiny_model
 from tests.hostile.attacks import (
     CHAT,
@@ -311,7 +311,7 @@ def is_established(here: str, there: str) -> bool:
 @pytest.mark.fast
 def test_a_message_is_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.Logger("test")
-    logger.addHandler(limited_log.LimitedHandler())
+    logger.addHandler(LimitedHandler())
     logger.error("%s: failed", "/a\n2026-01-01T00:00:00 forged\x1b[2J\u2028" + "b" * 100_000)
     [line] = capsys.readouterr().err.splitlines()
     assert len(line) < 1100 and "\x1b" not in line
@@ -324,7 +324,7 @@ def test_lines_of_a_kind_are_limited(
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     logger = logging.Logger("test")
-    logger.addHandler(limited_log.LimitedHandler())
+    logger.addHandler(LimitedHandler())
     for i in range(1000):
         logger.warning("it failed: %d", i)
         logger.info("served", extra={"kind": None})
@@ -332,7 +332,7 @@ def test_lines_of_a_kind_are_limited(
     now[0] += 100
     logger.warning("it failed: %d", 1000)
     lines = capsys.readouterr().err.splitlines()
-    assert sum("it failed: " in line for line in lines) == limited_log.MAX_LINES + 2
+    assert sum("it failed: " in line for line in lines) == MAX_LINES + 2
     assert sum("served" in line for line in lines) == 1000 and sum("another" in line for line in lines) == 1
     [left_out] = [line for line in lines if "left out" in line]
-    assert f" {1000 - limited_log.MAX_LINES} more" in left_out and "it failed: %d" in left_out
+    assert f" {1000 - MAX_LINES} more" in left_out and "it failed: %d" in left_out

@@ -23,8 +23,8 @@ from tandem.gguf.file import GGUF
 from tandem.model.chat_template import ChatTemplate
 from tandem.model.tokenizer import Tokenizer
 from tandem.server.http import background
+from tandem.server.http.bodies import _validated
 from tandem.server.http.middleware import READS, REFUSALS
-from tandem.server.http.request_body import _validated
 from tandem.server.ollama import models
 from tandem.server.openai.chat import ChatRequest
 from tandem.threads import CREDIT_SECONDS, breathe, set_share

@@ -31,8 +31,7 @@ from tandem.engine.structured_output import grammar_text
 from tandem.errors import OutOfMemoryError, RequestError, TandemError
 from tandem.server.anthropic import messages
 from tandem.server.core.prompt import build_prompt
-from tandem.server.http.json_pieces import pieces
-from tandem.server.http.request_body import _validated
+from tandem.server.http.bodies import _validated, pieces
 from tandem.server.http.uvicorn_server import SWITCH_INTERVAL, shorten_collections
 from tandem.server.openai import chat, completions, responses
 from tandem.server.utility_routes import DetokenizeRequest, TokenizeRequest, _detokenized, _tokenized

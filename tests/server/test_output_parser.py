@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from tandem.server.core.generation import NO_USAGE, Delta, GenerationRequest, GenerationResult, Tool, ToolCall
-from tandem.server.core.output_parser import OutputParser
+from tandem.server.core.output_parser import NO_USAGE, Delta, GenerationResult, OutputParser
+from tandem.server.core.prompt import GenerationRequest
 from tandem.server.core.tool_calls import (
     GEMMA,
     HERMES,
     LLAMA3,
     MISTRAL,
+    Tool,
+    ToolCall,
     render_tools_as_text,
     tool_format_for,
 )

@@ -12,8 +12,8 @@ import pytest
 
 from tandem import LLM
 from tandem.errors import RequestError
-from tandem.server.core.generation import GenerationRequest, Tool
-from tandem.server.core.prompt import build_prompt
+from tandem.server.core.prompt import GenerationRequest, build_prompt
+from tandem.server.core.tool_calls import Tool
 from tests.cli.tiny_model import CHATML, write_tiny_model
 
 pytestmark = pytest.mark.fast

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
+from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -15,20 +16,23 @@ from typing_extensions import TypedDict
 from tandem.errors import RequestError
 from tandem.server.anthropic.error_body import AnthropicErrorBody
 from tandem.server.core.content_blocks import ContentBlock, block_events, content_blocks
-from tandem.server.core.generation import (
-    GenerationRequest,
-    GenerationUsage,
-    Message,
-    Tool,
-    named_tool,
-    sampling_params,
-)
+from tandem.server.core.output_parser import GenerationUsage
+from tandem.server.core.prompt import GenerationRequest, sampling_params
 from tandem.server.core.serving import Server, get_server
+from tandem.server.core.tool_calls import Message, Tool, named_tool
 from tandem.server.http.background import translate
-from tandem.server.http.request_body import JSONRoute, Natural, Positive, StrictModel, drop_none
-from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
-from tandem.server.openai.types import ERRORS as OPENAI_ERRORS
-from tandem.server.openai.types import EVENTS, new_id
+from tandem.server.http.bodies import (
+    EVENTS,
+    JSONRoute,
+    Natural,
+    Positive,
+    StrictModel,
+    cancel_on_disconnect,
+    drop_none,
+    sse_event,
+    stream_response,
+)
+from tandem.server.openai.error_body import ERRORS as OPENAI_ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["Anthropic"])
 ERRORS = {status: {**about, "model": AnthropicErrorBody} for status, about in OPENAI_ERRORS.items()}
@@ -243,7 +247,7 @@ def _text(content: str | list[ContentBlockParam], where: str) -> str:
 
 def _message(model: str, usage: UsageBody) -> MessageBody:
     return MessageBody(
-        id=new_id("msg_"),
+        id=f"msg_{uuid4().hex}",
         type="message",
         role="assistant",
         model=model,

@@ -34,7 +34,7 @@ from tandem.server.http import errors
 from tandem.server.http.apis import STREAMS
 from tandem.server.http.background import set_size, translate
 from tandem.server.http.middleware import RETRY_AFTER, Message, Receive, Send
-from tandem.server.monitoring.engine_monitor import live_snapshot
+from tandem.server.monitoring.metrics import live_snapshot
 from tandem.server.settings import ServerSettings
 
 SCOPE_KEYS = (  # of the ASGI scope that a replica gets

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from tandem.native import load
-from tandem.server.http.request_body import MAX_VALUES
+from tandem.server.http.bodies import MAX_VALUES
 
 Replica = TypeVar("Replica", bound=Hashable)
 

@@ -7,7 +7,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
-from tandem.server.core.generation import Delta, GenerationResult, ToolCall
+from tandem.server.core.output_parser import Delta, GenerationResult
+from tandem.server.core.tool_calls import ToolCall
 
 Kind = Literal["reasoning", "text", "call"]
 

@@ -1,14 +1,88 @@
-"""Splits generated text into reasoning, text and tool calls while it streams."""
+"""Deltas, which become the responses of all APIs, and the parser that makes them: it splits generated text into
+reasoning, text and tool calls while it streams."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from tandem.server.core.generation import Delta, ToolCall
-from tandem.server.core.tool_calls import BARE_CALL_STARTS, CALL_TAGS, new_call_id, parse_calls
+from tandem.engine.output import TokenLogprob, Usage
+from tandem.server.core.tool_calls import BARE_CALL_STARTS, CALL_TAGS, ToolCall, new_call_id, parse_calls
 
 THINK_START, THINK_END = "<think>", "</think>"
+
+
+@dataclass(frozen=True)
+class GenerationUsage(Usage):
+    """Token counts and times of one response."""
+
+    reasoning_tokens: int = 0  # part of completion_tokens
+
+
+@dataclass(slots=True)
+class Delta:
+    """The part that one token adds to one of the responses."""
+
+    index: int = 0  # of the response
+    text: str = ""
+    reasoning: str = ""
+    arguments: str = ""  # continues the last tool call
+    tool_calls: list[ToolCall] = field(default_factory=list)  # new calls, after `arguments`
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # NaN for the first token of an echoed prompt
+    prompt_tokens: int = 0
+    finish_reason: str | None = None  # on the last delta: stop, length or tool_calls
+    stop_string: str | None = None  # on the last delta: the stop string that ended the response
+    usage: GenerationUsage | None = None  # on the last delta
+
+
+NO_USAGE = GenerationUsage(0, 0, 0.0, 0.0)
+
+
+@dataclass
+class GenerationResult:
+    """A complete response: the sum of its deltas."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str = "length"
+    stop_string: str | None = None
+    usage: GenerationUsage = NO_USAGE
+
+    @property
+    def logprob_count(self) -> int:
+        """The number of all log-probabilities."""
+        return sum(1 + len(token.top) for token in self.logprobs)
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        if delta.arguments:
+            self.tool_calls[-1].arguments += delta.arguments
+        self.tool_calls += delta.tool_calls
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.finish_reason = delta.finish_reason or self.finish_reason
+        self.stop_string = delta.stop_string
+        self.usage = delta.usage or self.usage
+
+
+def total_usage(usages: Sequence[GenerationUsage]) -> GenerationUsage:
+    """The usage of several responses to one prompt, whose tokens count once."""
+    first = usages[0] if usages else NO_USAGE
+    return GenerationUsage(
+        first.prompt_tokens,
+        sum(usage.completion_tokens for usage in usages),
+        min((usage.first_token_seconds for usage in usages), default=0.0),
+        max((usage.decode_seconds for usage in usages), default=0.0),
+        first.cached_tokens,
+        sum(usage.reasoning_tokens for usage in usages),
+    )
 
 
 class OutputParser:

@@ -1,10 +1,11 @@
-"""Builds a prompt from a request: chat template, tools, reasoning, and the grammar of a structured output."""
+"""GenerationRequest, which the requests of all APIs become, and the prompt that is built from it: chat template, tools,
+reasoning, and the grammar of a structured output."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,13 +15,54 @@ from tandem.engine.structured_output import grammar_text, is_simple
 from tandem.errors import ContextError, RequestError
 from tandem.model.chat_formats import BY_TOKEN
 from tandem.server.core import tool_calls
-from tandem.server.core.generation import GenerationRequest, Message, Tool
 from tandem.server.core.output_parser import THINK_END, THINK_START, OutputParser
+from tandem.server.core.tool_calls import HERMES, Message, Tool, ToolFormat
 
+WHOLE_CONTEXT = 2**31  # as `max_tokens`: generate until the context is full
+DEFAULT_MIN_P = 0.1
 RESERVED_VARIABLES = {"messages", "tools", "self"}  # template variables that a request may not set
 # Whitespace allowed between JSON tokens: one space, or a line break with indentation. With free whitespace a weak model
 # would fill its response with it.
 JSON_WHITESPACE = {"whitespace_pattern": r"( |\r?\n[ \t]{0,24})?"}
+
+
+@dataclass
+class GenerationRequest:
+    """One prompt or conversation, and how to generate `n` responses to it."""
+
+    model: str | None  # None: the server's first model
+    prompt: str | list[int] | None = None  # text or token ids; None: use `messages`
+    messages: list[Message] = field(default_factory=list)
+    # Fields of SamplingParams; max_tokens may be 0 with `echo`.
+    params: dict[str, Any] = field(default_factory=dict)
+    echo: bool = False  # return the prompt before the completion
+    n: int = 1  # responses
+    tools: Sequence[Tool] = ()
+    tool_choice: str = "auto"  # auto, none or required
+    parallel_tool_calls: bool = True  # a response may contain several calls
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # variables of the chat template
+    continue_final_message: bool = False  # continue the last message if it is the assistant's
+    keep_alive: float | None = None  # seconds that the model stays loaded; None: the server's setting
+
+
+def sampling_params(
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+) -> dict[str, Any]:
+    """The sampling parameters of a request as SamplingParams takes them.
+
+    A request that sets none of them gets temperature 1 and min_p 0.1, without which small models sample from the long
+    tail. `top_p` 0 means greedy and `top_k` -1 means off, as in other engines.
+    """
+    if temperature is None and top_p is None and top_k is None and min_p is None:
+        return {"temperature": 1.0, "min_p": DEFAULT_MIN_P}
+    top_k = 1 if top_p == 0 else max(0, top_k or 0)
+    given = {"top_p": top_p or None, "top_k": top_k or None, "min_p": min_p}
+    return {"temperature": 1.0 if temperature is None else temperature} | {
+        name: value for name, value in given.items() if value is not None
+    }
 
 
 @dataclass(frozen=True)
@@ -60,14 +102,19 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
         text for text in BY_TOKEN if llm.tokenizer.find(text) is not None
     )
     tools = request.tools if request.tool_choice != "none" else ()
-    format = tool_calls.tool_format_for(template)
-    messages, variables = _with_parsed_arguments(request.messages), dict(request.template_kwargs)
+    messages, variables = list(request.messages), dict(request.template_kwargs)
     if reserved := RESERVED_VARIABLES & variables.keys():
         raise RequestError(f"chat_template_kwargs may not set {min(reserved)}: remove it")
-    if tool_calls.supports_tools(template):
-        variables["tools"] = [tool_calls.as_json(tool) for tool in tools] or None
-    else:
-        messages = tool_calls.render_tools_as_text(messages, tools, format)
+    renders_tools, format = "tools" in template, HERMES
+    if tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
+        format = tool_calls.tool_format_for(template)
+        messages = tool_calls.with_parsed_arguments(messages)
+        if renders_tools:
+            variables["tools"] = [tool_calls.as_json(tool) for tool in tools]
+        else:
+            messages = tool_calls.render_tools_as_text(messages, tools, format)
+    elif not renders_tools:  # without the fields that such a template may not know
+        messages = [{"role": message["role"], "content": message["content"]} for message in messages]
     prefill = messages.pop()["content"] if _continues(request) else ""
     ids = llm.chat_ids(messages, limit, **variables)
     if prefill:
@@ -105,28 +152,10 @@ def _continues(request: GenerationRequest) -> bool:
     return request.continue_final_message and len(messages) > 1 and messages[-1]["role"] == "assistant"
 
 
-def _with_parsed_arguments(messages: Sequence[Message]) -> list[Message]:
-    """Messages whose tool calls have their arguments as objects, which templates render as JSON."""
-    return [{**message, **_parsed_calls(message)} for message in messages]
-
-
-def _parsed_calls(message: Message) -> dict[str, Any]:
-    if not message.get("tool_calls"):
-        return {}
-    return {"tool_calls": [{**call, "function": _parsed(call["function"])} for call in message["tool_calls"]]}
-
-
-def _parsed(function: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return {**function, "arguments": json.loads(function["arguments"] or "{}")}
-    except (ValueError, RecursionError):
-        return function
-
-
 def _constrained_params(
     request: GenerationRequest,
     tools: Sequence[Tool],
-    format: tool_calls.ToolFormat,
+    format: ToolFormat,
     *,
     thinking: bool,
     may_think: bool,

@@ -24,13 +24,11 @@ from tandem.errors import (
     TandemError,
 )
 from tandem.kernels.kernel import Array
-from tandem.server.core.generation import Delta, GenerationRequest, GenerationResult, GenerationUsage
-from tandem.server.core.output_parser import OutputParser
-from tandem.server.core.prompt import Prompt, build_prompt
+from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, OutputParser
+from tandem.server.core.prompt import GenerationRequest, Prompt, build_prompt
 from tandem.server.http.background import prepare
 from tandem.server.http.errors import LOG, message_of
-from tandem.server.monitoring.engine_monitor import monitor_of
-from tandem.server.monitoring.metrics import Metrics
+from tandem.server.monitoring.metrics import Metrics, monitor_of
 from tandem.server.settings import ServerSettings
 
 MAX_RESPONSES = 4096  # to one HTTP request

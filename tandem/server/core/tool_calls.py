@@ -11,12 +11,13 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from tandem.server.core.generation import Message, Tool, ToolCall
+from tandem.errors import RequestError
 
+Message = dict[str, Any]  # a chat template's message: role, content, tool_calls, ...
 # llguidance options for JSON with one space after "," and ":", as models learned to write it. With free whitespace a
 # weak model would fill its response with spaces.
 COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -25,6 +26,33 @@ CALL_TAGS = {"<tool_call>": "</tool_call>", "```tool_call": "```", "```tool_code
 BARE_CALL_STARTS = ("{", "[{")
 # The only keys of a schema whose `properties` are complete, so that additional properties can be excluded.
 SIMPLE_SCHEMA_KEYS = {"type", "properties", "required", "title", "description"}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool = False  # constrain the arguments to the schema
+
+
+@dataclass
+class ToolCall:
+    """A call that the model has written."""
+
+    id: str
+    name: str
+    arguments: str  # JSON; in a stream, the part received so far
+
+    def as_object(self) -> dict[str, Any]:
+        """The parsed arguments; `{"arguments": text}` if the model did not write a JSON object."""
+        try:
+            parsed = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            parsed = None
+        return parsed if isinstance(parsed, dict) else {"arguments": self.arguments}
 
 
 @dataclass(frozen=True)
@@ -86,6 +114,14 @@ FORMAT_BY_TEMPLATE_TEXT = {
 }
 
 
+def named_tool(tools: Sequence[Tool], name: str | None) -> list[Tool]:
+    """Only the tool that `tool_choice` requires."""
+    found = [tool for tool in tools if tool.name == name]
+    if not found:
+        raise RequestError(f"tool_choice names {name}, which is not in tools: add it, or choose another")
+    return found
+
+
 def tool_format_for(template: str) -> ToolFormat:
     """The tool format of the family that a chat template belongs to; Hermes if it is unknown."""
     return next((format for text, format in FORMAT_BY_TEMPLATE_TEXT.items() if text in template), HERMES)
@@ -104,15 +140,28 @@ def parse_calls(text: str, tools: set[str], id_length: int = 24) -> list[ToolCal
     return calls
 
 
-def supports_tools(template: str) -> bool:
-    """Whether a chat template renders tools itself."""
-    return "tools" in template
-
-
 def as_json(tool: Tool) -> dict[str, Any]:
     """A tool as chat templates expect it."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
+
+
+def with_parsed_arguments(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose tool calls have their arguments as objects, which templates render as JSON."""
+    return [{**message, **_parsed_calls(message)} for message in messages]
+
+
+def _parsed_calls(message: Message) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return {}
+    return {"tool_calls": [{**call, "function": _parsed(call["function"])} for call in message["tool_calls"]]}
+
+
+def _parsed(function: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {**function, "arguments": json.loads(function["arguments"] or "{}")}
+    except (ValueError, RecursionError):
+        return function
 
 
 def render_tools_as_text(

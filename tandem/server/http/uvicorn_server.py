@@ -1,19 +1,23 @@
-"""Runs the app on uvicorn: socket, timeouts, and a shutdown that ends every response."""
+"""Runs the app on uvicorn: socket, log, timeouts, and a shutdown that ends every response."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import re
 import socket
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import uvicorn
 
 from tandem.errors import RequestError
 from tandem.server.http import background
 from tandem.server.http.connections import Connection, Connections, Listener, allowed_connections
-from tandem.server.http.limited_log import log_to_stderr
 from tandem.server.http.middleware import App, Middleware
 from tandem.server.instances import registered
 from tandem.server.settings import ServerSettings
@@ -21,6 +25,10 @@ from tandem.server.settings import ServerSettings
 SWITCH_INTERVAL = 0.0005  # s that the engine's thread waits at most for the GIL while tokens are sent
 COLLECT_TICKS = 600  # of 0.1 s between two collections of all garbage
 SHUTDOWN_GRACE = 3.0  # s to send the error to clients whose responses were ended
+MAX_LINES = 30  # of a kind in a minute: clients write to the log with what they send
+MAX_LENGTH = 1000  # characters of a message in the log
+MAX_KINDS = 100  # a library may log without a format
+MINUTE = 60.0  # s
 
 
 def bind_socket(settings: ServerSettings) -> socket.socket:
@@ -98,13 +106,14 @@ class _Server(uvicorn.Server):
         settings = self.middleware.settings
         max_open = allowed_connections(settings.max_connections)
         connections = Connections(max_open, min(settings.max_connections_per_address, max_open))
-
-        def create() -> Connection:
-            state, config = self.server_state, self.config
-            return Connection(
-                settings, connections, config=config, server_state=state, app_state=self.lifespan.state
-            )
-
+        create = partial(
+            Connection,
+            settings,
+            connections,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
         return Listener(bound, connections, create)
 
     async def on_tick(self, counter: int) -> bool:
@@ -120,3 +129,56 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         timer.cancel()
         self._captured_signals.clear()  # uvicorn would raise them again after this shutdown
+
+
+# ---- the log
+
+
+class LineFormatter(logging.Formatter):
+    """A message is one line of limited length, whatever a client has put into it. A traceback follows it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text = super().formatMessage(record)
+        shown = text[:MAX_LENGTH] + "..." * (len(text) > MAX_LENGTH)
+        return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "?", shown.rstrip())
+
+
+class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes at most MAX_LINES of a kind in a minute to stderr, and afterwards how many it left out.
+
+    A record's kind is its attribute `kind`, or else its format. Records of kind None are not limited.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._end = 0.0
+        self._counts: Counter[str] = Counter()
+        self.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind: str | None = getattr(record, "kind", str(record.msg))
+        if time.monotonic() > self._end:
+            self._start_minute()
+        if kind is not None:
+            kind = kind if kind in self._counts or len(self._counts) < MAX_KINDS else "other"
+            self._counts[kind] += 1
+            if self._counts[kind] > MAX_LINES:
+                return
+        super().emit(record)
+
+    def _start_minute(self) -> None:
+        left_out = {kind: count - MAX_LINES for kind, count in self._counts.items() if count > MAX_LINES}
+        self._counts.clear()
+        self._end = time.monotonic() + MINUTE
+        for kind, count in left_out.items():
+            message, arguments = "left out %d more lines of this kind: %s", (count, kind)
+            super().emit(logging.LogRecord("tandem", logging.WARNING, "", 0, message, arguments, None))
+
+
+def log_to_stderr() -> None:
+    """Writes the log of the server and of its libraries to stderr."""
+    handler = LimitedHandler()
+    for name, level in (("tandem", logging.INFO), ("uvicorn", logging.WARNING), ("asyncio", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)

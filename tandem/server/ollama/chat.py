@@ -16,24 +16,24 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from tandem.server.core.generation import (
-    WHOLE_CONTEXT,
-    Delta,
-    GenerationRequest,
-    GenerationResult,
-    GenerationUsage,
-    Message,
-    ToolCall,
-)
+from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage
+from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest
 from tandem.server.core.serving import Server, get_server
+from tandem.server.core.tool_calls import Message, ToolCall
 from tandem.server.http.background import translate
-from tandem.server.http.json_pieces import json_response
-from tandem.server.http.request_body import Int32, JSONRoute, StrictModel, drop_none
-from tandem.server.http.streaming import cancel_on_disconnect, json_line, stream_response
+from tandem.server.http.bodies import (
+    Int32,
+    JSONRoute,
+    StrictModel,
+    cancel_on_disconnect,
+    drop_none,
+    json_line,
+    json_response,
+    stream_response,
+)
 from tandem.server.ollama.error_body import OllamaErrorBody
-from tandem.server.openai.chat import ToolParam, logprobs_body, tool
-from tandem.server.openai.types import ERRORS as OPENAI_ERRORS
-from tandem.server.openai.types import Seed, StopTexts, TopK, TopLogprobs
+from tandem.server.openai.chat import Seed, StopTexts, ToolParam, TopK, TopLogprobs, logprobs_body, tool
+from tandem.server.openai.error_body import ERRORS as OPENAI_ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
 ERRORS = {status: {**about, "model": OllamaErrorBody} for status, about in OPENAI_ERRORS.items()}

@@ -26,8 +26,13 @@ from tandem.errors import ModelNotFoundError, QueueFullError, RequestError, Tand
 from tandem.gguf.file import GGUF
 from tandem.model.registry import comparable, is_known, resolve_name
 from tandem.server.core.serving import Server, get_server
-from tandem.server.http.request_body import JSONRoute, StrictModel
-from tandem.server.http.streaming import cancel_on_disconnect, json_line, stream_response
+from tandem.server.http.bodies import (
+    JSONRoute,
+    StrictModel,
+    cancel_on_disconnect,
+    json_line,
+    stream_response,
+)
 from tandem.server.ollama.chat import ERRORS, LINES, NDJSON, known_name
 from tandem.server.ollama.error_body import OllamaErrorBody
 

@@ -1,7 +1,9 @@
-"""OpenAI's /v1/chat/completions and /v1/models."""
+"""OpenAI's /v1/chat/completions, and what its other endpoints have in common with it."""
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, NotRequired
@@ -10,43 +12,50 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from tandem.engine.input_processor import MAX_COMPLETIONS
 from tandem.engine.output import TokenLogprob
-from tandem.errors import ModelNotFoundError, RequestError
-from tandem.server.core.generation import (
-    WHOLE_CONTEXT,
-    Delta,
-    GenerationRequest,
-    GenerationResult,
-    GenerationUsage,
-    Message,
-    Tool,
-    ToolCall,
-    named_tool,
-    total_usage,
-)
+from tandem.errors import RequestError
+from tandem.program.step_inputs import MAX_BIASES
+from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, total_usage
+from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params
 from tandem.server.core.serving import Server, get_server
+from tandem.server.core.tool_calls import Message, Tool, ToolCall, named_tool
 from tandem.server.http.background import translate
-from tandem.server.http.json_pieces import json_response
-from tandem.server.http.request_body import JSONRoute, Positive, StrictModel, drop_none
-from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
-from tandem.server.openai.types import (
-    ERRORS,
+from tandem.server.http.bodies import (
     EVENTS,
-    IGNORED,
-    Count,
-    Finish,
-    ModelCard,
-    ModelList,
-    Sampling,
-    StreamOptions,
-    TopLogprobs,
-    UsageBody,
-    new_id,
-    now,
-    usage_body,
+    WHOLE,
+    JSONRoute,
+    Natural,
+    Positive,
+    StrictModel,
+    cancel_on_disconnect,
+    drop_none,
+    json_response,
+    sse_event,
+    stream_response,
 )
+from tandem.server.openai.error_body import ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
+# Accepted and ignored: these fields cannot change the response.
+IGNORED = frozenset(
+    {
+        "user",
+        "prompt_cache_options",
+        "prediction",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    }
+)
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE]
+TopK = Annotated[int, Field(ge=-1, lt=2**31), WHOLE]
+Count = Annotated[int, Field(ge=1, le=MAX_COMPLETIONS), WHOLE]
+TopLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
+StopTexts = str | Annotated[list[str], Field(max_length=64)]
 
 # ---- requests
 
@@ -115,6 +124,63 @@ class ResponseFormat(StrictModel):
     json_schema: JSONSchemaParam | None = None
 
 
+class StreamOptions(StrictModel):
+    ignored = frozenset({"include_obfuscation"})
+    include_usage: bool | None = None
+
+
+class StructuredOutputs(StrictModel):
+    """vLLM's structured output."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(max_length=1000)] | None = None
+    grammar: str | None = None
+
+
+class Sampling(StrictModel):
+    """Sampling parameters of chat and completions. From `top_k` on they are those of llama.cpp and vLLM."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None
+    ) = None
+    seed: Seed | None = None
+    stop: StopTexts | None = None
+    top_k: TopK | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Natural | None = None
+    ignore_eos: bool | None = None
+    priority: Natural | None = None  # larger: later. Requests cannot be moved before those of priority 0
+    structured_outputs: StructuredOutputs | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The parameters as SamplingParams takes them."""
+        constraint = self.structured_outputs or StructuredOutputs(json=None)
+        bias = {_token(token): value for token, value in (self.logit_bias or {}).items()}
+        return drop_none(
+            **sampling_params(self.temperature, self.top_p, self.top_k, self.min_p),
+            repeat_penalty=self.repeat_penalty or self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=bias or None,
+            seed=self.seed,
+            stop=[self.stop] if isinstance(self.stop, str) else self.stop,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            priority=self.priority,
+            json_schema=constraint.json_,
+            regex=constraint.regex,
+            choices=constraint.choice,
+            grammar=constraint.grammar,
+        )
+
+
 class ChatRequest(Sampling):
     ignored = IGNORED
     neutral = (
@@ -142,6 +208,24 @@ class ChatRequest(Sampling):
 
 
 # ---- responses
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class TokenDetails(TypedDict):
+    cached_tokens: int
+
+
+class CompletionDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class UsageBody(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: TokenDetails
+    completion_tokens_details: CompletionDetails
 
 
 class TopLogprob(TypedDict):
@@ -218,26 +302,6 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
     )
 
 
-@router.get("/v1/models", responses={401: ERRORS[401]})
-async def list_models(request: Request) -> ModelList:
-    """The models of this server. The first one is the default."""
-    return ModelList(object="list", data=[_card(name) for name in get_server(request).models.names()])
-
-
-@router.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404], 400: ERRORS[400]})
-async def show_model(request: Request, model: str) -> ModelCard:
-    """One model of this server."""
-    models = get_server(request).models
-    model = models.known_name(model)
-    if model not in models.names():
-        raise ModelNotFoundError(f"there is no model {model}: see /v1/models")
-    return _card(model)
-
-
-def _card(name: str) -> ModelCard:
-    return ModelCard(id=name, object="model", created=0, owned_by="tandem")
-
-
 # ---- translation to and from GenerationRequest, Delta and GenerationResult
 
 
@@ -267,6 +331,12 @@ def generation_request(body: ChatRequest) -> GenerationRequest:
         parallel_tool_calls=body.parallel_tool_calls is not False and name is None,
         template_kwargs=template_kwargs,
     )
+
+
+def _token(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise RequestError("logit_bias: use token ids (integers) as keys")
+    return int(text)
 
 
 def _constraint(format: ResponseFormat | None) -> dict[str, Any]:
@@ -341,6 +411,24 @@ def logprobs_body(tokens: list[TokenLogprob]) -> Logprobs:
             for token in tokens
         ]
     )
+
+
+def usage_body(usage: GenerationUsage) -> UsageBody:
+    return UsageBody(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=TokenDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=CompletionDetails(reasoning_tokens=usage.reasoning_tokens),
+    )
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+def now() -> int:
+    return int(time.time())
 
 
 async def _events(

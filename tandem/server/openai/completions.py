@@ -6,45 +6,53 @@ import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
-from tandem.server.core.generation import (
-    Delta,
-    GenerationRequest,
-    GenerationResult,
-    GenerationUsage,
-    total_usage,
-)
+from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, total_usage
+from tandem.server.core.prompt import GenerationRequest
 from tandem.server.core.serving import Server, get_server
 from tandem.server.http.background import translate
-from tandem.server.http.json_pieces import encoded, json_response
-from tandem.server.http.request_body import JSONRoute, Natural
-from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
-from tandem.server.openai.types import (
-    ERRORS,
+from tandem.server.http.bodies import (
     EVENTS,
+    JSONRoute,
+    Natural,
+    cancel_on_disconnect,
+    encoded,
+    json_response,
+    sse_event,
+    stream_response,
+)
+from tandem.server.openai.chat import (
     IGNORED,
     Count,
     Finish,
-    Prompts,
     Sampling,
     StreamOptions,
     TopLogprobs,
     UsageBody,
-    each_prompt,
     new_id,
     now,
     usage_body,
 )
+from tandem.server.openai.error_body import ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 DEFAULT_TOKENS = 16  # OpenAI's
 MIN_LOGPROB = -9999.0  # instead of minus infinity, which JSON does not have
+MAX_PROMPTS = 2048  # in one request
+TokenIds = Annotated[list[Natural], Field(fail_fast=True, min_length=1)]
+Prompts = (
+    str
+    | TokenIds
+    | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+)
 
 
 class CompletionRequest(Sampling):
@@ -110,6 +118,14 @@ def generation_requests(body: CompletionRequest, model: str) -> list[GenerationR
         GenerationRequest(model, prompt, params=params, n=count, echo=echo)
         for prompt in each_prompt(body.prompt)
     ]
+
+
+def each_prompt(prompts: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """A list of prompts, from one prompt or several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    first = prompts[0]
+    return [prompts] if isinstance(first, int) else list(prompts)  # type: ignore[list-item, arg-type]
 
 
 def _completion(results: list[GenerationResult], body: CompletionRequest, model: str) -> Completion:

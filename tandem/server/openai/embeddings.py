@@ -13,10 +13,10 @@ from typing_extensions import TypedDict
 from tandem.errors import RequestError
 from tandem.kernels.kernel import Array
 from tandem.server.core.serving import get_server
-from tandem.server.http.json_pieces import json_response
-from tandem.server.http.request_body import JSONRoute, Positive, StrictModel
-from tandem.server.http.streaming import cancel_on_disconnect
-from tandem.server.openai.types import ERRORS, IGNORED, Prompts, each_prompt
+from tandem.server.http.bodies import JSONRoute, Positive, StrictModel, cancel_on_disconnect, json_response
+from tandem.server.openai.chat import IGNORED
+from tandem.server.openai.completions import Prompts, each_prompt
+from tandem.server.openai.error_body import ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 

@@ -1,6 +1,8 @@
-"""OpenAI's error body."""
+"""OpenAI's error body, and the errors of an endpoint in the OpenAPI document."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from typing_extensions import TypedDict
 
@@ -21,6 +23,20 @@ class ErrorDetail(TypedDict):
 
 class ErrorBody(TypedDict):
     error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        400: "The request is invalid or not supported",
+        401: "The API key is missing or wrong",
+        404: "There is no such model",
+        408: "The request timed out",
+        413: "The request body is too large",
+        429: "Too many requests: try again later",
+        503: "The device or the model is not available",
+    }.items()
+}
 
 
 def error_body(status: int, message: str, code: str | None, param: str | None) -> ErrorBody:

@@ -13,20 +13,23 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem.server.core.content_blocks import BlockEvent, ContentBlock, block_events, content_blocks
-from tandem.server.core.generation import (
-    WHOLE_CONTEXT,
-    GenerationRequest,
-    GenerationUsage,
-    Message,
-    Tool,
-    named_tool,
-    sampling_params,
-)
+from tandem.server.core.output_parser import GenerationUsage
+from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params
 from tandem.server.core.serving import Server, get_server
+from tandem.server.core.tool_calls import Message, Tool, named_tool
 from tandem.server.http.background import translate
-from tandem.server.http.request_body import JSONRoute, Positive, StrictModel, drop_none
-from tandem.server.http.streaming import cancel_on_disconnect, sse_event, stream_response
-from tandem.server.openai.types import ERRORS, EVENTS, IGNORED, new_id, now
+from tandem.server.http.bodies import (
+    EVENTS,
+    JSONRoute,
+    Positive,
+    StrictModel,
+    cancel_on_disconnect,
+    drop_none,
+    sse_event,
+    stream_response,
+)
+from tandem.server.openai.chat import IGNORED, new_id, now
+from tandem.server.openai.error_body import ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 

@@ -14,8 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 
 from tandem.server.http.background import write
-from tandem.server.http.request_body import IGNORED
-from tandem.server.http.streaming import compact
+from tandem.server.http.bodies import IGNORED, compact
 
 router = APIRouter(include_in_schema=False)
 STYLE = """

@@ -1,28 +1,59 @@
-"""HTTP request bodies: JSON parsing, and pydantic models with strict types that reject unknown fields by name."""
+"""JSON bodies. Requests: parsing, and pydantic models with strict types that reject unknown fields by name. Responses:
+whole, or streamed as server-sent events or JSON lines; a client that disconnects cancels its request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing, suppress
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
-from tandem.errors import RequestError
+from tandem.errors import RequestError, TandemError
 from tandem.native import load
-from tandem.server.http.background import SMALL, set_size, translate
-from tandem.server.http.streaming import cancel_on_disconnect
-from tandem.threads import breathe
+from tandem.server.http import errors
+from tandem.server.http.background import SMALL, set_size, translate, write
+from tandem.threads import breathe, breathing
 
+P = ParamSpec("P")
+T = TypeVar("T")
 IGNORED = "Accepted and ignored."  # description of ignored fields in the OpenAPI document
 # Values in a body, of which a name counts as eight: parsing them must not hold the GIL for long.
 MAX_VALUES = 1 << 18
 MAX_ERRORS = 100  # of which the first is named
+LARGE = 10_000  # values; a smaller response takes a few milliseconds
+DEPTH = 5  # levels of a value that are written one by one: a response's choices, and the tokens of each
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx forwards events immediately
+}
+# Descriptions of a stream in the OpenAPI document.
+EVENT = {
+    "description": "A server-sent event with JSON in `data`",
+    "type": "object",
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+    "required": ["data"],
+}
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"text/event-stream": {"schema": EVENT}},
+        "description": "The complete response, or a stream",
+    }
+}
+compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+# ---- requests
 
 
 def _whole(value: Any) -> Any:
@@ -147,3 +178,104 @@ def _validated(body: bytes, model: type[BaseModel]) -> BaseModel:
     except (ValueError, RecursionError, MemoryError) as error:
         raise HTTPException(400, f"the body is not valid JSON: {error}") from None
     raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in found])
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client disconnects."""
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        disconnect.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+# ---- responses
+
+
+async def json_response(size: int, build: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Response:
+    """A response with the value that `build` returns; `size`: how many values it has, about."""
+    if size <= LARGE:
+        return JSONResponse(build(*args, **kwargs))
+    return Response(await encoded(build, *args, **kwargs), media_type="application/json")
+
+
+async def encoded(build: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
+    """The JSON of the value that `build` returns, written in a thread, piece by piece: `json` holds the GIL until a
+    value is written."""
+    return await write(lambda: "".join(breathing(pieces(build(*args, **kwargs)))))
+
+
+def pieces(value: Any, depth: int = DEPTH) -> Iterator[str]:
+    """The JSON of a value in pieces, between which other threads run."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not depth or not any(isinstance(item, dict | list) for item in items):
+        yield compact(value)
+    elif isinstance(value, dict):
+        for i, (name, item) in enumerate(value.items()):
+            yield f"{',' if i else '{'}{compact(name)}:"
+            yield from pieces(item, depth - 1)
+        yield "}"
+    else:
+        for i, item in enumerate(value):
+            yield "," if i else "["
+            yield from pieces(item, depth - 1)
+        yield "]"
+
+
+# ---- streams
+
+
+def sse_event(value: Any, name: str = "") -> str:
+    """A server-sent event."""
+    return f"event: {name}\ndata: {compact(value)}\n\n" if name else f"data: {compact(value)}\n\n"
+
+
+def json_line(value: Any) -> str:
+    """A line of NDJSON."""
+    return compact(value) + "\n"
+
+
+class EventStream(StreamingResponse):
+    """Starlette's StreamingResponse without anyio's task group, whose import would delay the first response."""
+
+    body_iterator: AsyncGenerator[str, None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator):
+            with suppress(ClientDisconnect):  # the response has started, so no error can be sent
+                await cancel_on_disconnect(Request(scope, receive), self.stream_response(send))
+
+
+async def stream_response(request: Request, events: AsyncGenerator[str, None], media: str) -> EventStream:
+    """Streams `events`. An error before the first event becomes a response with its own status."""
+    first = await cancel_on_disconnect(request, _next(events))
+    return EventStream(_rest(request, first, events), media_type=media, headers=HEADERS)
+
+
+async def _next(events: AsyncGenerator[str, None]) -> str:
+    return await anext(events, "")
+
+
+async def _rest(request: Request, first: str, events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    async with aclosing(events):
+        yield first
+        try:
+            async for text in events:
+                yield text
+        except Exception as error:  # the status has been sent: the error is the last event
+            status, code = errors.status_of(error)
+            if status >= 500:
+                unexpected = None if isinstance(error, TandemError) else error
+                errors.LOG.error("%s: %s", request.url.path, error, exc_info=unexpected)
+            yield errors.stream_error(request.url.path, status, errors.message_of(error), code)
