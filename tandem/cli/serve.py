@@ -40,11 +40,13 @@ def main(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace, settings: ServerSettings, files: dict[str, Path]) -> int:
     settings = dataclasses.replace(settings, models=tuple(files))
     from tandem.server.http.uvicorn_server import bind_socket, serve
+    from tandem.server.settings import MAX_UNREAD
 
     bound = bind_socket(settings)
     if not options.ray:
         tune_at_first_use(settings.device, next(iter(files.values())), options.no_tune)
     engine = {"keep_alive": settings.keep_alive, "queue": settings.max_queue, **_engine(options, settings)}
+    engine["max_unread"] = MAX_UNREAD
     engine["per_model_options"] = _per_model_options(files, settings.draft, settings.context)
     app, fatal = _app(options, settings, files, engine, bound.getsockname()[1])
     serve(app, settings, bound, fatal)

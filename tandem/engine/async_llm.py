@@ -7,6 +7,7 @@ commands (submit, cancel) through an inbox, and receives the tokens of each step
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 from collections import deque
@@ -22,11 +23,20 @@ from tandem.engine.input_processor import Message
 from tandem.engine.llm import LLM
 from tandem.engine.output import OutputReader, Result, Token
 from tandem.engine.params import CONSTRAINTS
-from tandem.errors import DeviceError, OutOfMemoryError, QueueFullError, RequestError, TandemError
+from tandem.errors import (
+    DeadlineError,
+    DeviceError,
+    OutOfMemoryError,
+    QueueFullError,
+    RequestError,
+    TandemError,
+)
 from tandem.kernels.kernel import Array
 
 DEFAULT_QUEUE = 1024  # maximum number of waiting requests
 CLOSED = "the model is closed: open it again"
+PATIENCE, MUCH = 1.0, 8  # seconds without a read, and times `max_unread`, after which a stream ends
+UNREAD = "the response was not read as fast as it was generated: read it, or ask for fewer tokens"
 
 
 class _Outbox:
@@ -37,21 +47,38 @@ class _Outbox:
         self.loop = asyncio.get_running_loop()
         # Lists of tokens, or a vector; BaseException: the request failed; None: the end.
         self.items: asyncio.Queue[Any] = asyncio.Queue()
+        self.unread = 0  # values of the tokens in `items`
+        self.last_read = 0.0  # by the loop's clock
+        self.is_watched = self.is_cut = False  # they are many; they were too many
+
+    def values(self, item: Any) -> int:
+        """A token counts as one value and its log-probabilities."""
+        if not isinstance(item, list) or not isinstance(self.work, OutputReader):
+            return 0
+        return len(item) * (1 + (self.work.sequence.request.params.logprobs or 0))
 
 
 class AsyncLLM:
     """A loaded model that serves many requests at a time. Close it, or use it in an `async with` block."""
 
     def __init__(
-        self, model: str | os.PathLike[str] | LLM, *, queue: int = DEFAULT_QUEUE, **options: Any
+        self,
+        model: str | os.PathLike[str] | LLM,
+        *,
+        queue: int = DEFAULT_QUEUE,
+        max_unread: int | None = None,
+        **options: Any,
     ) -> None:
         """`model` and `options`: as for LLM, or an LLM that is open. `queue`: maximum number of requests that wait;
-        one more is refused with a QueueFullError."""
+        one more is refused with a QueueFullError. `max_unread`: values that a stream may have generated and not yet
+        yielded, a token counted as one and its log-probabilities; with more, a stream that nobody reads for a second,
+        or with eight times as many any, ends with a DeadlineError."""
         if not isinstance(queue, int) or queue < 0:
             raise RequestError(f"queue={queue!r}: give the number of requests that may wait, 0 or more")
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
         self._driver = self.llm.driver
         self._max_requests = queue + self.llm.engine.max_sequences
+        self._max_unread = math.inf if max_unread is None else max_unread
         self._outboxes: set[_Outbox] = set()  # outboxes of all requests; for the event loop only
         self._inbox: deque[Callable[[], None]] = deque()  # commands to the thread
         self._wake, self._closing = threading.Event(), False
@@ -154,6 +181,10 @@ class AsyncLLM:
             while (item := await outbox.items.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
+                outbox.unread -= outbox.values(item)
+                outbox.last_read = outbox.loop.time()
+                if not outbox.items.empty():  # or who is behind would hold the loop until it has caught up
+                    await asyncio.sleep(0)
                 yield item
         finally:
             self._outboxes.discard(outbox)
@@ -262,9 +293,26 @@ class AsyncLLM:
             loops.setdefault(outbox.loop, []).append((outbox, item))
         for loop, its in loops.items():
             with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(_put, its)
+                loop.call_soon_threadsafe(self._put, its)
 
+    # ---- for the event loop, called by the thread
 
-def _put(items: list[tuple[_Outbox, Any]]) -> None:
-    for outbox, item in items:
-        outbox.items.put_nowait(item)
+    def _put(self, items: list[tuple[_Outbox, Any]]) -> None:
+        for outbox, item in items:
+            if outbox.is_cut:
+                continue
+            outbox.items.put_nowait(item)
+            outbox.unread += outbox.values(item)
+            if outbox.unread > self._max_unread and not outbox.is_watched:
+                outbox.is_watched = True
+                outbox.loop.call_later(PATIENCE, self._watch, outbox)
+
+    def _watch(self, outbox: _Outbox) -> None:
+        """Ends a stream that is still not read. Later, since its reader may have waited for this loop."""
+        outbox.is_watched = False
+        idle = outbox.loop.time() - outbox.last_read
+        limit = self._max_unread if idle > PATIENCE else MUCH * self._max_unread
+        if outbox.unread > limit and outbox in self._outboxes:
+            outbox.is_cut = True
+            outbox.items.put_nowait(DeadlineError(UNREAD))
+            self._send(partial(self._end, outbox))

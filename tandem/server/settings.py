@@ -16,6 +16,7 @@ from tandem.files import read_regular
 
 MiB = 1 << 20
 MAX_SIZE = MiB  # of a file with settings or API keys
+MAX_UNREAD = 4096  # tokens and log-probabilities of a response that its client has not read
 ZERO_ALLOWED = ("port", "keep_alive")
 
 

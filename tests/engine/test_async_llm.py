@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -251,5 +252,53 @@ def test_requests_come_and_go(path: Path, requests: int) -> None:
             grown = memory("VmRSS") - resident
             print(f"{requests} requests: {grown / 1e6:.1f} MB more resident since the first quarter")
             assert grown < 5e6 and threading.active_count() <= threads + 8  # of asyncio's own pool
+
+    asyncio.run(run())
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("logprobs", [None, 20])
+def test_a_stream_that_nobody_reads_ends(path: Path, logprobs: int | None) -> None:
+    """Its tokens do not fill the memory, its KV blocks are free at once, and its reader learns why."""
+
+    async def run() -> None:
+        async with AsyncLLM(path, threads=1, context=50_000, batch=1, max_unread=500) as llm:
+            stream = llm.stream("x", max_tokens=40_000, logprobs=logprobs)
+            await anext(stream)  # type: ignore[arg-type]
+            while llm.llm.engine.scheduler.running:
+                await asyncio.sleep(0.01)
+            read = 0
+            with pytest.raises(DeadlineError, match="not read as fast as it was generated"):
+                async for _ in stream:
+                    read += 1
+            assert read * (1 + (logprobs or 0)) > 450
+            assert len((await llm.generate("x", max_tokens=2000, logprobs=logprobs)).token_ids) == 2000
+            check_idle(llm)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.fast
+def test_a_reader_that_is_behind_does_not_hold_the_loop(llm: AsyncLLM) -> None:
+    async def run() -> None:
+        order: list[str] = []
+
+        async def read() -> None:
+            async for _ in llm.stream("x", max_tokens=200):
+                order.append("token")
+                if len(order) == 1:
+                    while llm.llm.engine.scheduler.running:  # the loop does nothing else meanwhile
+                        time.sleep(0.01)
+                    beside.append(asyncio.create_task(count()))
+
+        async def count() -> None:
+            while order.count("token") < 200:
+                order.append("other")
+                await asyncio.sleep(0)
+
+        beside: list[asyncio.Task[None]] = []
+        await read()
+        await beside[0]
+        assert order[:180].count("other") > 30
 
     asyncio.run(run())

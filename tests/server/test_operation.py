@@ -128,6 +128,22 @@ def test_a_client_that_does_not_read_is_disconnected(hasty: Running) -> None:
     is_well(hasty)
 
 
+def test_a_stream_that_is_not_read_ends_before_it_fills_the_memory(server: Running) -> None:
+    """Long before `write_timeout`, by the number of tokens and log-probabilities that wait."""
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", server.port))
+        begun, before = time.monotonic(), server.cancelled()
+        deaf.sendall(post(CHAT, endless(server, n=4, logprobs=True, top_logprobs=20)))
+        wait_until(lambda: server.running() == 4)
+        wait_until(lambda: server.running() == 0)
+        assert (
+            server.cancelled() == before
+        )  # the responses are there, up to an error, and the client may read them
+        assert time.monotonic() - begun < 25
+    is_well(server)
+
+
 def test_a_disconnect_in_mid_stream_cancels_the_request(server: Running) -> None:
     before = server.cancelled()
     with server.connect() as client:

@@ -235,13 +235,14 @@ def get_server(request: Request) -> Server:
 async def _merge(
     streams: Sequence[AsyncGenerator[Delta, None]], max_concurrent: int
 ) -> AsyncGenerator[Delta, None]:
-    """The deltas of all streams in the order of arrival; `max_concurrent` streams run at a time."""
+    """The deltas of all streams in the order of arrival; `max_concurrent` streams run at a time. They wait for a client
+    that does not read."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for delta in only:
                 yield delta
         return
-    queue: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
+    queue: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue(max_concurrent)
     slots = asyncio.Semaphore(max_concurrent)
 
     async def pump(stream: AsyncGenerator[Delta, None]) -> None:
@@ -249,10 +250,10 @@ async def _merge(
         try:
             async with slots, aclosing(stream) as deltas:
                 async for delta in deltas:
-                    queue.put_nowait(delta)
+                    await queue.put(delta)
         except Exception as error:
             end = error
-        queue.put_nowait(end)
+        await queue.put(end)
 
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(pump(stream)) for stream in streams]
     try:
