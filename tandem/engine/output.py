@@ -60,10 +60,14 @@ class Token:
 class Detokenizer:
     """Decodes token by token into whole characters; holds back text that may begin a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-        from tandem.model.tokenizer import StreamDecoder  # imported late, to keep start-up short
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], prompt: list[int]) -> None:
+        # Imported late, to keep start-up short.
+        from tandem.model.harmony import HarmonyDecoder
+        from tandem.model.tokenizer import StreamDecoder
 
-        self._decoder = StreamDecoder(tokenizer, continues=True)
+        self._decoder: StreamDecoder | HarmonyDecoder = StreamDecoder(tokenizer, continues=True)
+        if tokenizer.harmony:
+            self._decoder = HarmonyDecoder(tokenizer, tokenizer.harmony, prompt)
         self._stop = stop
         self._held = ""
         self.stopped = False  # a stop string was found
@@ -103,7 +107,7 @@ class OutputReader:
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self.sequence, self._tokenizer = sequence, tokenizer
-        self.detokenizer = Detokenizer(tokenizer, sequence.request.params.stop)
+        self.detokenizer = Detokenizer(tokenizer, sequence.request.params.stop, sequence.request.prompt)
         self.texts: list[str] = []  # text of each token that was read
         self._prompt_scores: list[Sampled] = []
 

@@ -16,6 +16,7 @@ import numpy as np
 from tandem.errors import RequestError, UnsupportedModelError
 from tandem.gguf.file import GGUF, StringArray
 from tandem.kernels.kernel import Array
+from tandem.model.harmony import ENDS, Markers, find_markers
 from tandem.model.pretokenize import PreTokenizer, pre_tokenizer
 from tandem.native import ffi, load
 from tandem.threads import breathe, breathing, share
@@ -50,6 +51,7 @@ class Tokenizer:
         self.eos_id: int | None = None
         self.add_bos = self.add_eos = self.add_space_prefix = False
         self.eos_ids: frozenset[int] = frozenset()  # all tokens that end an output: eos_id, end of turn ...
+        self.harmony: Markers | None = None  # of gpt-oss
         self._shown: dict[int, bytes] = {}  # cache: bytes of recently decoded tokens
 
     @classmethod
@@ -73,6 +75,10 @@ class Tokenizer:
         if (end := self.find("</s>")) is not None and self._types[end] == CONTROL:  # in Gemma's, it is HTML
             known_eos_ids.append(end)
         ends = [_token_id(gguf, name, None, self.vocab_size) for name in ("eot", "eom")]
+        self.harmony = find_markers(self)
+        if self.harmony:
+            known_eos_ids.remove(self.harmony.end)
+            ends += [self.find(text) for text in ENDS]
         self.eos_ids = frozenset(known_eos_ids) | {id for id in (self.eos_id, *ends) if id is not None}
         if pre:
             _add_merges(gguf, self._core, self._memory)

@@ -24,9 +24,11 @@ def write_tiny_model(
     context: int = 100_000,
     layers: int = 1,
     padding: int = 0,
+    control: tuple[str, ...] = ("<|im_start|>", "<|im_end|>"),
 ) -> Path:
-    """`padding`: tokens at the vocabulary's end that stand for nothing."""
-    tokens = [*byte_letters(), "<|im_start|>", "<|im_end|>", *(f"[PAD{i}]" for i in range(padding))]
+    """`padding`: tokens at the vocabulary's end that stand for nothing. `control`: its control tokens; the second ends
+    an output."""
+    tokens = [*byte_letters(), *control, *(f"[PAD{i}]" for i in range(padding))]
     keys: list[Key] = [
         ("general.architecture", "str", architecture),
         (f"{architecture}.context_length", "u32", context),
@@ -39,7 +41,7 @@ def write_tiny_model(
         ("tokenizer.ggml.model", "str", "gpt2"),
         ("tokenizer.ggml.pre", "str", "gpt-2"),
         ("tokenizer.ggml.tokens", "[str]", tokens),
-        ("tokenizer.ggml.token_type", "[i32]", [1] * 256 + [3, 3] + [5] * padding),
+        ("tokenizer.ggml.token_type", "[i32]", [1] * 256 + [3] * len(control) + [5] * padding),
         ("tokenizer.ggml.merges", "[str]", []),
         ("tokenizer.ggml.eos_token_id", "u32", 257),
         ("tokenizer.chat_template", "str", template),

@@ -33,7 +33,10 @@ def copy(source: Path, target: Path, keys: dict[str, Any], change: Callable[[str
         for name, info in model.tensors.items():
             values = dequantise(info.format, model.raw(name)).reshape(info.shape)
             for new, array in change(name, values):
-                vector = array.ndim == 1 or "gate_inp" in new
+                if array.dtype == np.uint8:
+                    writer.add_tensor(new, array, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+                    continue
+                vector = array.ndim == 1 or new.endswith("bias") or "gate_inp" in new
                 writer.add_tensor(new, np.ascontiguousarray(array, np.float32 if vector else np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -43,6 +46,13 @@ def copy(source: Path, target: Path, keys: dict[str, Any], change: Callable[[str
 
 
 def as_dense(name: str, values: Array) -> Tensors:
+    yield name, values
+
+
+def with_mxfp4_experts(name: str, values: Array) -> Tensors:
+    """As gpt-oss is published."""
+    if name.endswith("_exps.weight"):
+        values = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.MXFP4)
     yield name, values
 
 

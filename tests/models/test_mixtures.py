@@ -14,7 +14,9 @@ from tandem import LLM
 from tandem.errors import ModelFileError
 from tandem.model.architectures import blocks
 from tandem.program.graph import Routing
-from tests.models.mixtures import Array, as_dense, as_mixture, copy, mixture_keys
+from tests.models.llama_cpp import LlamaCpp
+from tests.models.mixtures import Array, as_dense, as_mixture, copy, mixture_keys, with_mxfp4_experts
+from tests.models.reference import ReferenceModel
 from tests.models.test_reference import GOLDENS, golden_prompts
 from tests.packages import model_path
 
@@ -60,6 +62,20 @@ def test_batches_do_not_change_a_mixtures_output(name: str) -> None:
     for i, result in enumerate(together):
         assert result.token_ids == alone[i % len(prompts)].token_ids
         assert [t.logprob for t in result.logprobs] == [t.logprob for t in alone[i % len(prompts)].logprobs]
+
+
+@pytest.mark.fast
+def test_gpt_oss_in_mxfp4_is_as_near_as_in_llama_cpp(tmp_path: Path) -> None:
+    """Both round activations of experts to 8 bits. (YaRN rounded as llama.cpp does would be another model.)"""
+    path = copy(GOLDENS / "gpt-oss.gguf", tmp_path / "mxfp4.gguf", {}, with_mxfp4_experts)
+    [_, (ids, _), *_] = golden_prompts("gpt-oss")
+    reference, other = ReferenceModel(path), LlamaCpp(path, context=64)
+    with load(path) as llm:
+        ours = np.abs(llm.logits(ids) - reference.logits(ids)).mean()
+    reference.whole_pairs = True
+    theirs = np.abs(np.concatenate(list(other.logits(ids))) - reference.logits(ids)).mean()
+    other.close()
+    assert ours < 1.1 * theirs
 
 
 SLIPS = {

@@ -14,6 +14,7 @@ from tandem.engine.params import CONSTRAINTS, SamplingParams
 from tandem.engine.structured_output import grammar_text, is_simple
 from tandem.errors import ContextError, RequestError
 from tandem.model.chat_formats import BY_TOKEN
+from tandem.model.harmony import FINAL
 from tandem.server.core import tool_calls
 from tandem.server.core.output_parser import THINK_END, THINK_START, OutputParser
 from tandem.server.core.tool_calls import HERMES, Message, Tool, ToolFormat
@@ -118,12 +119,14 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
     prefill = messages.pop()["content"] if _continues(request) else ""
     ids = llm.chat_ids(messages, limit, **variables)
     if prefill:
-        ids += llm.tokenizer.encode(prefill, bos=False, limit=limit)
+        ids += _answer_header(llm) + llm.tokenizer.encode(prefill, bos=False, limit=limit)
     thinking = llm.tokenizer.decode(ids[-8:], special=True).rstrip().endswith(THINK_START)
     may_think = thinking or (
         THINK_START in template and variables.get("enable_thinking") is not False and not prefill
     )
     params = _constrained_params(request, tools, format, thinking=thinking, may_think=may_think)
+    if not prefill and any(params.get(constraint) is not None for constraint in CONSTRAINTS):
+        ids += _answer_header(llm)
     new_parser = partial(
         OutputParser,
         {tool.name for tool in tools},
@@ -132,6 +135,11 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
         id_length=format.id_length,
     )
     return Prompt(ids, params, new_parser, grammar=_grammar(params))
+
+
+def _answer_header(llm: LLM) -> list[int]:
+    """The tokens before an answer that begins without reasoning, in Harmony."""
+    return llm.tokenizer.encode(FINAL, special=True, bos=False) if llm.tokenizer.harmony else []
 
 
 def _grammar(params: dict[str, Any]) -> str | None:
