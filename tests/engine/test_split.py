@@ -65,7 +65,7 @@ def tokens_of(sequences: list[Sequence], workload: Workload) -> list[list[int]]:
 
 @pytest.mark.fast
 @pytest.mark.parametrize("passes", PASS_SETS.values(), ids=list(PASS_SETS))
-@pytest.mark.parametrize("name", ["gemma3-pattern3", "llama", "qwen2"])
+@pytest.mark.parametrize("name", ["gemma3-pattern3", "llama", "qwen2", "cohere2", "gpt-oss"])
 def test_parts_are_programs_of_their_own(name: str, passes: tuple[str, ...]) -> None:
     program = golden(name, passes)
     starts = layer_starts(program)

@@ -17,7 +17,7 @@ from tandem.program.validate import validate
 from tests.program.programs import PASS_SETS, golden
 
 pytestmark = pytest.mark.fast
-NAMES = ["gemma3-pattern3", "llama", "qwen2"]
+NAMES = ["gemma3-pattern3", "llama", "qwen2", "cohere2", "starcoder2"]
 
 
 @pytest.mark.parametrize("passes", PASS_SETS.values(), ids=list(PASS_SETS))

@@ -11,8 +11,8 @@ from tandem import LLM
 from tandem.engine.output import Detokenizer
 from tandem.gguf.file import GGUF
 from tandem.model.tokenizer import Tokenizer
-from tandem.server.core.output_parser import OutputParser
-from tandem.server.core.prompt import GenerationRequest, GenerationResult, build_prompt
+from tandem.server.core.output_parser import GenerationResult, OutputParser
+from tandem.server.core.prompt import GenerationRequest, build_prompt
 from tests.cli.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.fast
