@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -10,6 +9,7 @@ from typing import Any
 
 from tandem.errors import DeviceError
 
+MAX_GIB = 1_000_000  # of memory
 GTT_SHARE = 0.5  # share of an APU's memory that Linux lets its GPU map by default (docs/AMD.md)
 HOST_SHARE = 0.9  # share of a CPU's memory that a model may use: the rest is the system's
 NOT_RUN = "estimate; not yet run"
@@ -100,8 +100,8 @@ def load_hardware(name: str, memory_gib: float | None = None) -> Hardware:
 
 
 def with_memory(hardware: Hardware, gib: float) -> Hardware:
-    if not 0 < gib < math.inf:
-        raise DeviceError(f"a memory of {gib:g} GiB is not possible: give a size above 0")
+    if not 0 < gib <= MAX_GIB:
+        raise DeviceError(f"a memory of {gib:g} GiB is not possible: give a size above 0, up to {MAX_GIB:,}")
     return replace(hardware, memory_gib=gib)
 
 

@@ -221,9 +221,11 @@ class LLM:
 
     @property
     def chat_template(self) -> str:
-        """The chat template of the model file; empty if it has none."""
+        """The chat template of the model file; empty if it has none, or one that is too long to be used."""
+        from tandem.model.template_sandbox import MAX_SOURCE
+
         source: str = self._model.gguf.get("tokenizer.chat_template", "")
-        return source
+        return source if len(source) <= MAX_SOURCE else ""
 
     def _stream(self, output: OutputReader) -> Iterator[Token]:
         is_scored = False

@@ -19,6 +19,7 @@ from tandem.model.model import Model
 from tandem.plan.predict import MAX_ROWS, Planned, Seconds, added, kernel_gb_s
 
 SCHEMA = 2
+MAX_ACTIVE = 1e15  # active parameters
 MAX_DRAFT_TOKENS = 8
 TARGET_DEPTHS = (512, 4096, 16384)
 Data = dict[str, Any]
@@ -48,6 +49,8 @@ class PlanOptions:
             raise RequestError(f"a batch size of {wrong} is not possible: use 1 to {MAX_ROWS}")
         if not all(0 <= rate < 1 for rate in self.acceptance):
             raise RequestError("an acceptance rate must be from 0 to below 1: give one such as 0.7")
+        if self.active and self.active > MAX_ACTIVE:
+            raise RequestError(f"no model has {self.active / 1e9:g} billion active parameters: give fewer")
 
 
 def describe(hardware: Hardware) -> Data:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tandem import LLM
 from tandem.errors import ModelFileError
+from tandem.gguf.file import GGUF
 from tandem.model.model import SYNTHETIC, open_model
+from tandem.server.ollama.models import _model_info
+from tests.cli.tiny_model import write_tiny_model
 from tests.gguf_files import Key, write
 from tests.hostile import generated
 from tests.hostile.generated import PROMPT, run_cases, run_file, run_state
@@ -45,3 +49,16 @@ def test_a_file_of_a_few_bytes_is_no_synthetic_model(tmp_path: Path) -> None:
     for model in (path, str(path)):
         with pytest.raises(ModelFileError, match="valid in its own server only"):
             open_model(model)
+
+
+def test_metadata_of_any_size_makes_a_small_response(tmp_path: Path) -> None:
+    """Eight requests to /api/show would hold up everyone for half a minute."""
+    path = write_tiny_model(tmp_path / "tiny.gguf", template="x" * 10_000_000)
+    with GGUF.open(path) as gguf:
+        assert len(gguf.get("tokenizer.chat_template", "")) == 10_000_000
+    keys: list[Key] = [("general.architecture", "str", "x" * 1_000_000), ("y" * 60_000, "str", "z")]
+    keys += [(f"key {i}", "str", "y" * 900) for i in range(2000)]
+    for file in (path, write(tmp_path / "many.gguf", keys)):
+        assert len(json.dumps(_model_info("tiny", file))) < 1_000_000
+    with LLM(path, device="cpu", threads=1, context=64, batch=1) as llm:
+        assert llm.chat_template == ""

@@ -244,6 +244,8 @@ def test_unknown_names_are_refused() -> None:
         (["gemma-3-1b", "--hardware", "h200", "--acceptance", "1"], "must be from 0 to below 1"),
         (["gemma-3-1b", "--hardware", "h200", "--draft", "smollm2-135m"], "same family"),
         (["gemma-3-1b", "--hardware", "h200", "--memory", "0"], "memory"),
+        (["gemma-3-1b", "--hardware", "h200", "--memory", "1e300"], "memory"),
+        (["gemma-3-1b", "--hardware", "h200", "--active", "1e300"], "active parameters"),
         (["gemma-3-1b", "--hardware", "h200", "-b", "0,1"], "batch"),
     ],
 )

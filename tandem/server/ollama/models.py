@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +48,8 @@ PULL_ERRORS: dict[int | str, dict[str, Any]] = {
 }
 NAME = r"(?a)[\w.-]{1,80}"  # perhaps a misspelt short name
 MAX_PULLS = 8  # at a time
-MAX_VALUE_LENGTH = 1000  # characters; /api/show leaves out longer metadata values
+# Of the metadata that /api/show has: characters of a key or a value, and keys. A file may have 100 MB of them.
+MAX_LENGTH, MAX_KEYS = 1000, 500
 
 
 class ShowRequest(StrictModel):
@@ -310,10 +312,12 @@ def _read_metadata(path: Path) -> _Metadata:
 
 @lru_cache(maxsize=256)
 def _metadata(path: Path, _changed: int, _size: int) -> _Metadata:
+    from tandem.model.template_sandbox import MAX_SOURCE  # imported late: with Jinja
+
     gguf = GGUF.open(path)
     try:
         count = sum(math.prod(tensor.shape) for tensor in gguf.tensors.values())
-        family = str(gguf.get("general.architecture", "unknown"))
+        family = str(gguf.get("general.architecture", "unknown"))[:MAX_LENGTH]
         details = ModelDetails(
             parent_model="",
             format="gguf",
@@ -322,9 +326,11 @@ def _metadata(path: Path, _changed: int, _size: int) -> _Metadata:
             parameter_size=f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M",
             quantization_level=FILE_TYPES.get(gguf.get("general.file_type", -1), "unknown"),
         )
-        values = {key: _json_value(gguf.get(key, None)) for key in gguf.metadata}
-        info = {key: value for key, value in values.items() if value is not None}
-        return _Metadata(details, info, str(gguf.get("tokenizer.chat_template", "")))
+        keys = [key for key in gguf.metadata if len(key) <= MAX_LENGTH]
+        values = ((key, _json_value(gguf.get(key, None))) for key in keys)
+        info = dict(islice(((key, value) for key, value in values if value is not None), MAX_KEYS))
+        template = gguf.get("tokenizer.chat_template", "")
+        return _Metadata(details, info, template if len(template) <= MAX_SOURCE else "")
     finally:
         gguf.close()
 
@@ -334,7 +340,7 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str):
-        return value if len(value) <= MAX_VALUE_LENGTH else None
+        return value if len(value) <= MAX_LENGTH else None
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, bool | int) else None
