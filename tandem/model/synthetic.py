@@ -19,7 +19,7 @@ from tandem.kernels.kernel import Array
 from tandem.kernels.layout import ChooseLayout
 from tandem.kernels.matmul import random_panels
 from tandem.kernels.panels import LAYOUTS
-from tandem.model.architectures import ARCHITECTURES, gemma3
+from tandem.model.architectures import ARCHITECTURES, gemma3, gpt_oss
 from tandem.model.config import ModelConfig, Rope
 from tandem.model.model import Model, as_matrix, is_matrix
 from tandem.program.graph import Vector
@@ -73,16 +73,40 @@ def _qwen3moe(
     return replace(base, experts=experts, experts_used=used, expert_dim=ffn)
 
 
+def _gpt_oss(layers: int, experts: int) -> ModelConfig:
+    base = _plain("gpt-oss", layers, 2880, 2880, 64, 8, 201088, head_dim=64)
+    windows = tuple(0 if (i + 1) % gpt_oss.PATTERN == 0 else 128 for i in range(layers))
+    yarn = replace(Rope(150000.0, 64), yarn=(32.0, 4096.0, 32.0, 1.0, 1.0), whole_pairs=False)
+    return replace(
+        base, ropes=(yarn,), layer_window=windows, sinks=True, qkv_bias=True, output_bias=True, experts=experts,
+        experts_used=4, expert_dim=2880, expert_bias=True,
+    )  # fmt: skip
+
+
+def _glm_air() -> ModelConfig:
+    base = _plain("glm4moe", 46, 4096, 10944, 96, 8, 151552, head_dim=128)
+    return replace(
+        base, ropes=(Rope(1e6, 64),), qkv_bias=True, experts=128, experts_used=8, expert_dim=1408, dense_layers=1,
+        shared_expert_dim=1408, experts_sigmoid=True, expert_choice_bias=True,
+    )  # fmt: skip
+
+
 SHAPES = {
     "gemma-3-1b": _gemma3(26, 1152, 6912, 4, 1, 256, 512, 262144),
     "gemma-3-4b": _gemma3(34, 2560, 10240, 8, 4, 256, 1024),
     "gemma-3-12b": _gemma3(48, 3840, 15360, 16, 8, 256, 1024),
     "gemma-3-27b": _gemma3(62, 5376, 21504, 32, 16, 128, 1024),
     "gemma-3-270m": _gemma3(18, 640, 2048, 4, 1, 256, 512, 262144),
+    "glm-4.5-air": _glm_air(),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     "llama-2-7b": _plain("llama", 32, 4096, 11008, 32, 32, 32000),
     "llama-3.2-1b": _plain("llama", 16, 2048, 8192, 32, 8, 128256, tied=True),
     "llama-3-8b": _plain("llama", 32, 4096, 14336, 32, 8, 128256),
     "llama-3-70b": _plain("llama", 80, 8192, 28672, 64, 8, 128256),
+    "mixtral-8x7b": replace(
+        _plain("llama", 32, 4096, 14336, 32, 8, 32000), experts=8, experts_used=2, expert_dim=14336
+    ),
     "smollm2-135m": _plain("llama", 30, 576, 1536, 9, 3, 49152, tied=True),
     "qwen2.5-1.5b": _plain("qwen2", 28, 1536, 8960, 12, 2, 151936, tied=True),
     "qwen2.5-7b": _plain("qwen2", 28, 3584, 18944, 28, 4, 152064),
@@ -131,6 +155,8 @@ class SyntheticModel(Model):
         divide the row."""
         if "ffn_gate_inp" in name:
             return "f32"
+        if self.layout == "mxfp4" and self.config.experts and "_exps" not in name:
+            return "q8_0"  # as gpt-oss is published
         layout, better = MIXTURES.get(self.layout, (self.layout, self.layout))
         if name.endswith(MIXED) and _has_better(int(name.split(".")[1]), self.config.layers):
             layout = better
