@@ -83,7 +83,7 @@ def stop(instance: Instance, seconds: float) -> bool:
             os.kill(instance.pid, signal.SIGTERM)
     end = time.monotonic() + seconds
     while any(other.pid == instance.pid for other in running()):
-        if time.monotonic() > end:
+        if not time.monotonic() <= end:  # also if it is not a number
             return False
         time.sleep(POLL_SECONDS)
     return True

@@ -11,6 +11,7 @@ import string
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ from tests.server.servers import PATIENCE, Running, post, read_all, serving, wai
 
 CHAT = "/v1/chat/completions"
 LONG = 1500  # tokens
+MONITOR_SECONDS = 5  # of the cluster: its module needs Ray
 
 
 @pytest.mark.fast
@@ -220,6 +222,21 @@ def test_metrics_of_all_replicas_are_merged(server: Running) -> None:
     assert after["totals"]["tokens"] == before["totals"]["tokens"] + 5 * asked
     assert len(after["history"]["tokens"]) == 180 and after["kv"][0]["blocks"] > 0
     assert len(answers()) == 2 and sum(answers().values()) >= asked
+
+
+def test_a_replica_that_hangs_hides_no_other(server: Running) -> None:
+    """`/health` and the metrics are those of the others, and new requests go to them."""
+    wait_until(lambda: len(replicas(server)) == 2 and server.ask("/health")[0] == 200)
+    hung = replicas(server)[0]
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        for path in ("/health", "/live", "/metrics"):
+            begun = time.monotonic()
+            assert server.ask(path)[0] == 200
+            assert time.monotonic() - begun < 2 * MONITOR_SECONDS
+        assert server.ask(CHAT, server.chat(max_tokens=2))[0] == 200
+    finally:
+        os.kill(hung, signal.SIGCONT)
 
 
 @pytest.mark.soak

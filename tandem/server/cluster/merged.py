@@ -1,4 +1,4 @@
-"""Merges `/live` and `/metrics` of all replicas (`--ray`)."""
+"""Merges `/live`, `/metrics` and `/health` of all replicas (`--ray`)."""
 
 from __future__ import annotations
 
@@ -75,6 +75,11 @@ def _history(histories: list[dict[str, Any]]) -> dict[str, Any]:
 def _sums(counts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     each = list(counts)
     return {name: sum(one[name] for one in each) for name in each[0]}
+
+
+def health(replicas: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """(status, message) of the replica that is best: it can serve."""
+    return min(replicas, key=lambda found: ("ok", "loading", "failed").index(found[0]))
 
 
 def metrics(replicas: Iterable[tuple[str, str]]) -> bytes:

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import ray
@@ -51,7 +52,11 @@ SCOPE_KEYS = (  # of the ASGI scope that a replica gets
 )
 POLL_SECONDS = 0.2
 CONNECT_SECONDS = 3.0  # to connect to an existing cluster
-MONITOR_SECONDS = 5.0  # for a replica's metrics: a replica that is loading a model is left out
+MONITORING = ("/live", "/metrics", "/health")  # that all replicas answer together
+MONITOR_SECONDS = 5.0  # for a replica's part of them: one that does not answer is left out
+HEALTH_SECONDS = (
+    10.0  # for a replica to tell Ray that it is well: one that fails thrice is replaced, with its requests
+)
 # Autoscaling delays, for requests that take seconds; Ray's defaults are for short ones.
 AUTOSCALING_DELAYS = {
     "metrics_interval_s": 2.0,
@@ -108,6 +113,10 @@ class Replica:
     async def live(self, roofline: bool) -> dict[str, Any]:
         return live_snapshot(self.models, roofline)
 
+    async def health(self) -> tuple[str, str]:
+        status, message = self.app.state.server.health()
+        return status, message
+
     async def metrics(self) -> tuple[str, str]:
         """(replica id, metrics in Prometheus's text format)."""
         text: bytes = self.app.state.server.metrics.text()
@@ -151,7 +160,7 @@ class Front:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._lifespan(receive, send)
-        if scope["method"] == "GET" and scope["path"] in ("/live", "/metrics"):
+        if scope["method"] == "GET" and scope["path"] in MONITORING:
             return await self._monitor(scope, send)
         body = await _body(receive)
         request: dict[str, Any] = {
@@ -190,21 +199,31 @@ class Front:
             raise
 
     async def _monitor(self, scope: Any, send: Send) -> None:
-        """Merges the metrics of all replicas."""
-        is_live = scope["path"] == "/live"
-        call = ("live", b"roofline=true" in scope["query_string"]) if is_live else ("metrics",)
+        """Merges what all replicas say that answer in time."""
+        path = scope["path"]
+        more = (b"roofline=true" in scope["query_string"],) if path == "/live" else ()
+        asked = self.handle.broadcast(path[1:], *more)
+        # In a thread: under asyncio, Ray has no results at all if one replica has none.
+        collect = partial(asked.results, timeout_s=MONITOR_SECONDS, return_exceptions=True)
         try:
-            results = await self.handle.broadcast(*call).results_async(
-                timeout_s=MONITOR_SECONDS, return_exceptions=True
-            )
+            results = await asyncio.to_thread(collect)
         except (RayError, RayServeException, TimeoutError):
             results = []
         results = [one for one in results if not isinstance(one, BaseException)]
         if not results:
-            return await _fail(scope["path"], None, send)
-        kind = b"application/json" if is_live else b"text/plain; charset=utf-8"
-        body = json.dumps(merged.live(results)).encode() if is_live else merged.metrics(results)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+            return await _fail(path, None, send)
+        status, kind = 200, b"application/json"
+        if path == "/live":
+            body = json.dumps(merged.live(results)).encode()
+        elif path == "/metrics":
+            body, kind = merged.metrics(results), b"text/plain; charset=utf-8"
+        else:
+            found, message = merged.health(results)
+            status, body = (
+                200 if found == "ok" else 503,
+                json.dumps({"status": found, "message": message}).encode(),
+            )
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
         await send({"type": "http.response.body", "body": body})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -275,6 +294,7 @@ def start(
         ray_actor_options={"num_cpus": threads or 1},
         graceful_shutdown_timeout_s=settings.shutdown,
         graceful_shutdown_wait_loop_s=POLL_SECONDS,
+        health_check_timeout_s=HEALTH_SECONDS,
         **scaling,
     )
     name = f"tandem-{port}"
