@@ -13,6 +13,7 @@ from tandem.kernels.kernel import Array
 from tandem.program.graph import Heads, Matrix, Vector
 
 MIN_NUMBER, MAX_NUMBER = 1e-12, 1e12  # of a model's own numbers
+QUERIES = ".queries"  # after the name of a table for keys: that for queries
 SCALED_NORM = "output_norm.scaled"  # weights of the last norm times `ModelConfig.logit_scale`
 NO_ROPE = -1  # of `ModelConfig.layer_rope`
 FINE = 64  # consecutive positions of a table with the same coarse rotation
@@ -32,6 +33,8 @@ class Rope:
     long_from: int = 0
     magnitude: float = 1.0  # of cosines and sines
     whole_pairs: bool = True  # YaRN blends between whole pairs of columns
+    # Queries are multiplied by 1 + growth[0] ln(1 + position // growth[1]) (Ministral 3).
+    growth: tuple[float, int] = (0.0, 0)
 
     def table(self, positions: int) -> Array:
         """Returns cosine and sine of each angle: float32 [positions, rot_dim / 2, 2]."""
@@ -50,6 +53,15 @@ class Rope:
         rotations: Array = np.empty((len(coarse), FINE, half), np.complex64)
         np.multiply(coarse[:, None], magnitude * fine, out=rotations, casting="same_kind")
         return rotations.view(np.float32).reshape(-1, half, 2)[:positions]
+
+    def grows(self, positions: int) -> bool:
+        """Whether the table of queries differs from that of keys."""
+        return bool(self.growth[0]) and positions > self.growth[1]
+
+    def query_table(self, positions: int) -> Array:
+        factor, length = self.growth
+        factors = 1 + factor * np.log(1 + np.arange(positions) // length)
+        return self.table(positions) * factors.astype(np.float32)[:, None, None]
 
     def _yarn(
         self, frequency: Array, factor: float, context: float, fast: float, slow: float, magnitude: float
@@ -138,6 +150,7 @@ class ModelConfig:
             self.attention_softcap,
             self.eps,
             self._key_mean(layer),
+            Vector(f"rope.{index}{QUERIES}", context * rope.rot_dim) if rope.grows(context) else None,
             Vector(f"blk.{layer}.attn_sinks.weight", self.q_heads) if self.sinks else None,
         )
 

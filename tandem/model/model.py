@@ -17,7 +17,7 @@ from tandem.kernels.kernel import Array
 from tandem.kernels.layout import ChooseLayout, Layout
 from tandem.kernels.rope import rotate
 from tandem.model.architectures import ARCHITECTURES, missing
-from tandem.model.config import NO_ROPE, SCALED_NORM, Metadata, ModelConfig, key_mean_name
+from tandem.model.config import NO_ROPE, QUERIES, SCALED_NORM, Metadata, ModelConfig, key_mean_name
 from tandem.model.weights import load_weights, vector
 from tandem.program.graph import Builder, Op
 from tandem.program.weight_plan import WeightPlan
@@ -46,6 +46,9 @@ class Model:
     def tables(self, context: int) -> dict[str, Array]:
         """Returns the constants that ops use but the file does not have."""
         tables = {f"rope.{i}": rope.table(context) for i, rope in enumerate(self.config.ropes)}
+        for i, rope in enumerate(self.config.ropes):
+            if rope.grows(context):
+                tables[f"rope.{i}{QUERIES}"] = rope.query_table(context)
         if (scale := self.config.logit_scale) != 1.0:
             tables[SCALED_NORM] = np.float32(scale) * self._vector("output_norm.weight")
         return tables

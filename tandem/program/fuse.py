@@ -103,7 +103,7 @@ def heads(ops: list[Op]) -> list[Op]:
     out: list[Op] = []
     for op in ops:
         last = out[-1] if out else None
-        if op.kind in ("head_norm", "rope"):
+        if op.kind in ("head_norm", "rope") and not op.attrs["heads"].q_table:
             if op.kind == "rope" and last and last.kind == "heads" and last.outputs == op.inputs:
                 last.outputs = op.outputs
                 last.attrs["rope"] = True

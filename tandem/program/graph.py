@@ -77,6 +77,7 @@ class Heads(NamedTuple):
     softcap: float = 0.0
     eps: float = 1e-6
     key_mean: Vector | None = None  # subtracted from keys in int8 (rope.py): [kv_heads][head_dim]
+    q_table: Vector | None = None  # of queries, where it differs from that of keys
     sinks: Vector | None = None  # a score for each head, in its softmax beside those of keys
 
 

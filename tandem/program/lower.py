@@ -373,7 +373,12 @@ class _Lowering:
         self._heads_launch(op, *op.inputs, weights=op.attrs["weights"], parts=PART_NORM)
 
     def _rope(self, op: Op) -> None:
-        self._heads_launch(op, *op.inputs, parts=PART_ROPE)
+        q, k = op.inputs
+        if op.attrs["heads"].q_table:
+            self._heads_launch(op, q, None, parts=PART_ROPE)
+            self._heads_launch(op, None, k, parts=PART_ROPE)
+        else:
+            self._heads_launch(op, q, k, parts=PART_ROPE)
 
     def _store(self, op: Op) -> None:
         self._heads_launch(op, None, *op.inputs, parts=PART_STORE)
@@ -387,7 +392,7 @@ class _Lowering:
         self,
         op: Op,
         q: Value | None,
-        k: Value,
+        k: Value | None,
         v: Value | None = None,
         *,
         weights: tuple[Vector, ...] | None = None,
@@ -397,16 +402,16 @@ class _Lowering:
         tensors = {name: self.f32[value] for name, value in (("q", q), ("k", k), ("v", v)) if value}
         for value, output in zip(op.inputs, op.outputs, strict=False):
             self._in_place(op, value, output)
-        vectors = weights
+        vectors, table = weights, heads.table if k else heads.q_table or heads.table
         if self.kv.kv == "q8" and parts & PART_STORE and heads.key_mean and not weights:
             parts, vectors = parts | PART_SHIFT, (heads.key_mean,)
         self._launch(
             rope.KERNEL,
-            f"kv.{heads.layer}" if parts & PART_STORE else op.outputs[1].name,
+            f"kv.{heads.layer}" if parts & PART_STORE else op.outputs[1 if k else 0].name,
             {
                 **tensors,
                 "cache": self._cache(heads) if parts & PART_STORE else None,
-                "table": self.plan.vector(heads.table) if parts & PART_ROPE else None,
+                "table": self.plan.vector(table) if parts & PART_ROPE else None,
                 "vectors": self.plan.vector(*vectors) if vectors else None,
                 "tokens": self.step.tokens,
             },
@@ -415,7 +420,7 @@ class _Lowering:
             head_dim=heads.head_dim,
             rot_dim=heads.rot_dim,
             q_stride=tensors["q"].stride if q else 0,
-            k_stride=tensors["k"].stride,
+            k_stride=tensors["k"].stride if k else 0,
             v_stride=tensors["v"].stride if v else 0,
             eps=heads.eps,
             interleaved=heads.interleaved,

@@ -169,7 +169,7 @@ def dense_goldens(yarn: dict[str, Any]) -> Iterator[Golden]:
     plain, layered = rope(1e4), {"layer_norm_eps": 1e-3}
     keys = {"tokenizer.ggml.pre": "tekken", "attention.temperature_scale": 0.1}
     keys |= {"rope.scaling.yarn_log_multiplier": 1.0}
-    long = rope(1e6, **(yarn | {"original_max_position_embeddings": 128}))
+    long = rope(1e6, **(yarn | {"original_max_position_embeddings": 16}))
     long |= {
         "mscale": 1.0,
         "mscale_all_dim": 1.0,

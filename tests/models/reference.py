@@ -209,7 +209,11 @@ class ReferenceModel:
         if global_alone or (self.architecture == "smollm3" and (layer + 1) % 4 == 0):
             return q, k
         rotation = self.rotation(tokens, sliding)
-        return self.rotate(q, rotation), self.rotate(k, rotation)
+        q, k = self.rotate(q, rotation), self.rotate(k, rotation)
+        if growth := self.get("attention.temperature_scale", 0.0):
+            times = np.arange(tokens) // self.get("rope.scaling.original_context_length")
+            q = q * (1 + growth * np.log(1 + times)).astype(np.float32)[:, None]
+        return q, k
 
     def is_sliding(self, layer: int) -> bool:
         if not self.window:

@@ -95,6 +95,7 @@ def test_llama_cpp_rounds_the_pairs_of_yarn() -> None:
         ("stablelm", "rope.dimension_count", 16),
         ("qwen3-yarn", "rope.scaling.type", "none"),
         ("mistral3", "rope.scaling.yarn_log_multiplier", 0.0),
+        ("mistral3", "attention.temperature_scale", 0.0),
         ("gpt-oss", "attention.sliding_window", 7),
         ("gpt-oss", "attention.sliding_window_pattern", 3),
         ("glm4moe", "expert_weights_scale", 1.0),

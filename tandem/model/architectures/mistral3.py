@@ -1,8 +1,4 @@
-"""Mistral Small 3.1 and Ministral 3: Llama's block with YaRN.
-
-Ministral 3 multiplies queries past the trained context by a factor that grows with their position. There is no op for
-that, so a context may not be longer.
-"""
+"""Mistral Small 3.1 and Ministral 3: Llama's block with YaRN; queries of Ministral 3 grow with their position."""
 
 from __future__ import annotations
 
@@ -15,7 +11,8 @@ tensors, build = llama.tensors, llama.build
 
 
 def config(m: Metadata) -> ModelConfig:
-    c = llama.config(m)
-    if m.number("attention.temperature_scale", 0.0, zero=True):
-        return replace(c, trained_context=m.count("rope.scaling.original_context_length", c.trained_context))
-    return c
+    c, growth = llama.config(m), m.number("attention.temperature_scale", 0.0, zero=True)
+    if not growth:
+        return c
+    trained = m.count("rope.scaling.original_context_length")
+    return replace(c, ropes=(replace(c.ropes[0], growth=(growth, trained)),))
