@@ -73,13 +73,15 @@ def matmul_path(scalars: Scalars, counts: Counts, gpu: Gpu) -> Path:
         return "coopmat_reg"
     if quantised and choice.get("rows", "integer_dot" not in choice and rows_are_fastest(tokens, gpu)):
         return "rows"
-    fits = 2 * (tokens + MANY_WIDE - 1) * (columns + 63) < SCRATCH_WORDS_BYTES
+    fits = 2 * covered_tokens(scalars, tokens) * padded_columns(columns) <= SCRATCH_WORDS_BYTES
     # The shader has 32-bit offsets into the weights.
     fits = fits and LAYOUTS[layout].matrix_bytes(int(scalars["rows"]), columns) < 1 << 32
     few = quantised and tokens <= MAX_DOT_TOKENS
     if not choice.get("integer_dot", few) and fits and has_coopmat(gpu):
         return "coopmat"
-    return "integer_dot" if quantised else "float"
+    if not quantised:
+        return "float"
+    return "rows" if gpu.vendor == "AMD" and tokens > MAX_DOT_TOKENS and not choice else "integer_dot"
 
 
 def has_coopmat(gpu: Gpu) -> bool:
@@ -92,7 +94,11 @@ def has_coopmat(gpu: Gpu) -> bool:
 # ---- integer dot products, a row a lane
 
 PANELS_PER_GROUP = 4  # of matmul_rows.slang
-MIN_ROWS_TOKENS, MAX_ROWS_TOKENS = 2, 64
+MIN_ROWS_TOKENS, MAX_ROWS_TOKENS = 2, 128
+MAX_LANE_SUMS = (
+    32  # tokens of a lane whose sums leave room for 16 waves; from there on, lanes share decoded rows
+)
+SHARING_THREADS = 256  # of matmul_*_shared_rows
 
 
 def rows_are_fastest(tokens: int, gpu: Gpu) -> bool:
@@ -109,16 +115,18 @@ def reads_q8_sums(gpu: Gpu) -> bool:
 
 
 def _matmul_rows(layout: str, panels: int, tokens: int, gpu: Gpu, choice: Choice) -> Dispatch:
-    """Computes 8, 16, 32 or 64 tokens at a time, and skips those past the last."""
-    at_a_time = min(MAX_ROWS_TOKENS, max(8, 1 << (tokens - 1).bit_length()))
+    """Computes 8, 16, 32, 64 or 128 tokens at a time, and skips those past the last."""
     rows = PANEL_ROWS * PANELS_PER_GROUP
+    shared = tokens > MAX_LANE_SUMS and "split_k" not in choice
+    shared = shared and gpu.workgroup_invocations >= SHARING_THREADS
+    at_a_time = min(MAX_ROWS_TOKENS if shared else 64, max(8, 1 << (tokens - 1).bit_length()))
     threads = rows * choice.get("split_k", min(4, gpu.workgroup_invocations // rows))
     # Arithmetic begins to bind at 24 tokens. RDNA3 issues two instructions at once in waves of 32 only.
     subgroup = 32 if tokens > 16 and gpu.subgroup_min <= 32 < gpu.subgroup_max else 0
     return Dispatch(
         -(-panels // PANELS_PER_GROUP),
         -(-tokens // at_a_time),
-        shader=f"matmul_{shader_layout(layout)}_rows",
+        shader=f"matmul_{shader_layout(layout)}_{'shared_rows' if shared else 'rows'}",
         constants=with_format((threads, at_a_time), layout),
         subgroup=choice.get("subgroup", subgroup),
     )

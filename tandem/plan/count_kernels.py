@@ -28,11 +28,11 @@ from tandem.plan.rdna3_counts import FIELDS, FILE, Sample, fit, shape_of
 from tandem.program.program import Launch
 
 MIN_COLUMNS = 1024
-ENOUGH, ENOUGH_MATMULS = 5, 8  # launches of a shader to count
+ENOUGH, ENOUGH_MATMULS = 5, 12  # launches of a shader to count
 GROUPS = 2  # workgroups along x that are executed
 SIZES = ((1536, 3072, 200), (2048, 5120, 400))  # width of a model, of its feed-forward, and a depth
-LONG = (1024, 28672, 0)  # prompts whose activations do not fit into scratch memory take other shaders
-TOKENS, PROMPTS, VOCAB = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64), (512, 256, 128), 2048
+LONG = (1024, 36864, 0)  # prompts whose activations do not fit into scratch memory take other shaders
+TOKENS, PROMPTS, VOCAB = (1, 2, 4, 8, 12, 16, 24, 32, 33, 47, 64), (512, 256, 70, 100, 128), 2048
 FAMILIES = ("llama-3-8b", "qwen3-8b", "gemma-3-4b")  # of which each has launches that the others have not
 QUERY_GROUPS, USUAL_GROUP = (1, 2, 4, 8), 4  # query heads of a KV head; prompts run alike with any
 HEADS = (64, 128, 256)  # columns

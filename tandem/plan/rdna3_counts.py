@@ -1,8 +1,8 @@
 """What our kernels execute on an RDNA3 GPU: emulated counts (rdna3_counts.json), for launches of any shape.
 
-A shader's counts are so much for each wave, and so much for each unit of work: a column of a matmul's workgroup (and so
-much for each of its tokens), 64 keys of an attention's, a column of a norm's. `python -m tandem.plan.count_kernels`
-makes the table in the emulator.
+A shader's counts are so much for each wave, and so much for each unit of work: a column of a matmul's workgroup, 64 keys
+of an attention's, a column of a norm's. Of a matmul, both are so much more for each token. `python -m
+tandem.plan.count_kernels` makes the table in the emulator.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tandem.program.program import Launch
 
 FILE = Path(__file__).with_name("rdna3_counts.json")
 FIELDS = ("valu", "transcendental", "wmma", "scalar", "segments", "lds_cycles")  # of Work
+AMOUNTS = ("wave", "unit", "wave_token", "unit_token")  # what an entry has FIELDS for
 LITTLE = 1e-9  # rounding errors of a fit
 UNIT_KEYS = 64  # keys of a unit of attention
 
@@ -129,23 +130,20 @@ def fit(samples: Sequence[Sample]) -> dict[str, Any]:
     first = samples[0]
     waves = np.array([s.shape.groups * -(-s.threads // s.counts.lanes) for s in samples], float)
     units = np.array([s.shape.units for s in samples])
-    tokens = units * [s.shape.tokens for s in samples]
-    varied = len({s.shape.tokens for s in samples}) > 1
+    tokens = np.array([s.shape.tokens for s in samples]) * (len({s.shape.tokens for s in samples}) > 1)
     values = np.array([s.values for s in samples])
     weights = 1 / np.maximum(values.sum(axis=1, keepdims=True), 1)  # relative errors
-    a = np.column_stack([waves, units, tokens * varied]) * weights
+    a = np.column_stack([waves, units, waves * tokens, units * tokens]) * weights
     found = np.linalg.lstsq(a, values * weights, rcond=None)[0]  # what has no units is a wave's alone
-    less = found[0] < 0  # of a wave: rounding, as the number of threads follows from the shape
-    found[:, less] = np.linalg.lstsq(a * [0, 1, 1], (values * weights)[:, less], rcond=None)[0]
+    less = found[0] + found[2] * tokens.max() < 0  # rounding, as the number of threads follows from the shape
+    found[:, less] = np.linalg.lstsq(a * [0, 1, 0, 1], (values * weights)[:, less], rcond=None)[0]
     threads = {s.threads for s in samples}
     return {
         "threads": threads.pop() if first.shape.threads is None else 0,
         "lanes": first.counts.lanes,
         "vgprs": max(s.counts.vgprs for s in samples),
         "lds_bytes": max(s.counts.lds_bytes for s in samples),
-        "wave": _digits(found[0]),
-        "unit": _digits(found[1]),
-        "token": _digits(found[2]),
+        **{name: _digits(each) for name, each in zip(AMOUNTS, found, strict=True)},
     }
 
 
@@ -186,8 +184,8 @@ def work_of(shape: Shape, dram_bytes: float) -> Work:
         return Work(shape.groups, shape.groups, 64, 1, 0, dram_bytes)
     threads = shape.threads or entry["threads"]
     waves = shape.groups * -(-threads // entry["lanes"])
-    amounts = waves, shape.units, shape.units * shape.tokens
-    rates = zip(*(entry[per] for per in ("wave", "unit", "token")), strict=True)
+    amounts = waves, shape.units, waves * shape.tokens, shape.units * shape.tokens
+    rates = zip(*(entry[per] for per in AMOUNTS), strict=True)
     values = [max(0.0, sum(n * rate for n, rate in zip(amounts, each, strict=True))) for each in rates]
     return Work(
         groups=shape.groups, waves=waves, lanes=entry["lanes"], vgprs=entry["vgprs"], lds_bytes=entry["lds_bytes"],

@@ -5,11 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tandem.bench.kernel_checks import LARGER_MATMULS, check_kernel, large_matmuls, runs
+from tandem.bench.kernel_checks import (
+    INTEGER_ERROR,
+    LARGER_MATMULS,
+    check_kernel,
+    check_matmul,
+    large_matmuls,
+    runs,
+)
 from tandem.devices.rdna3.compiler import FAMILIES
 from tandem.devices.rdna3.device import EmulatedDevice
-from tandem.kernels import all_kernels
+from tandem.kernels import all_kernels, matmul
 from tandem.kernels.kernel import Case
+from tandem.kernels.panels import LAYOUTS
 from tests.rdna3.conftest import opened
 
 SLOW = {"sample": 4}  # of whose cases each fourth runs here, and all in `make soak`
@@ -34,6 +42,22 @@ def test_matmuls_of_matrix_units(device: EmulatedDevice) -> None:
     some = (c for c in cases if c.counts["tokens"] < (500 if c.label.startswith(PROMPTS) else 100))
     done = check_kernel(device, LARGER_MATMULS, some)
     assert done.cases and not done.failures, "\n".join(done.failures)
+
+
+@pytest.mark.parametrize("layout", ["q4_0", "q4_k", "q6_k", "q2_k", "mxfp4"])
+def test_matmuls_that_share_decoded_rows(wave64: EmulatedDevice, layout: str) -> None:
+    """33 to 128 tokens: whole and ragged groups of four tokens, of four blocks and of 64 rows; with GLU and without."""
+    rng, span = np.random.default_rng(6), LAYOUTS[layout].span
+    for tokens, rows, blocks, epilogue, out_q8 in (
+        (34, 80, 5, 0, 0),
+        (64, 128, 8, 2, 1),
+        (67, 64, 7, 1, 1),
+        (127, 48, 6, 0, 0),
+    ):
+        columns = -(-32 * blocks // span) * span
+        case = matmul.make_case(layout, tokens, rows, columns, epilogue, out_q8, rng)
+        check_matmul(wave64, matmul.BY_LAYOUT[layout], case, INTEGER_ERROR)
+        assert wave64.executed and wave64.executed.program.machine_code.job.shader.endswith("_shared_rows")
 
 
 @pytest.mark.parametrize("family", FAMILIES[1:])

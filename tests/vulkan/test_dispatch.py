@@ -181,27 +181,44 @@ def fits_dot_products(dispatch: Dispatch, device: Capabilities, tokens: int, col
 
 
 def fits_rows(dispatch: Dispatch, device: Capabilities) -> None:
-    """matmul_rows.slang: parts of 64 threads, whole subgroups of any size, with sums of 8 tokens in shared memory."""
+    """matmul_rows.slang: parts of 64 threads, whole subgroups of any size, with sums of 8 tokens in shared memory, or four
+    parts that share decoded rows there, of up to 48 bytes."""
     threads, tokens, *_ = dispatch.constants
-    assert threads % 64 == 0 and tokens in (8, 16, 32, 64)
+    shared = dispatch.shader.endswith("_shared_rows")
+    assert (
+        (threads == 256 and tokens in (64, 128))
+        if shared
+        else (threads % 64 == 0 and tokens in (8, 16, 32, 64))
+    )
     assert 0 < threads <= device.workgroup_invocations and dispatch.x > 0 and dispatch.y > 0
-    assert 4 * 8 * threads + 1024 <= device.shared_memory
+    assert (48 * threads if shared else 32 * threads + 1024) <= device.shared_memory
 
 
 def test_an_apu_takes_a_row_a_lane_where_sequences_decode_together() -> None:
-    """From 2 to 64 tokens, for every quantised format; more are for its matrix units, if it has any."""
+    """From 2 to 128 tokens, for every quantised format; more are for its matrix units, if it has any."""
     small = matmul.make_case("q4_0", 1, 128, 256, 0, 0, np.random.default_rng(0)).scalars
     quantised = [layout for layout in LAYOUT_NAMES if LAYOUTS[layout].quantised]
-    for layout, tokens, glu in product(quantised, range(1, 129), (0, 2)):
+    for layout, tokens, glu in product(quantised, (*range(1, 130), 512), (0, 2)):
         scalars = {**small, "format": LAYOUT_NAMES.index(layout), "epilogue": glu}
         counts = {"tokens": tokens, "rows": tokens, "work": tokens}
         found = dispatch(f"matmul_{layout}", scalars, counts, PHOENIX)
-        assert found.shader.endswith("_rows") == (2 <= tokens <= 64) and not (tokens <= 64 and found.expand)
+        assert found.shader.endswith("_rows") == (2 <= tokens <= 128) and not (tokens <= 128 and found.expand)
+        assert found.shader.endswith("_shared_rows") == (32 < tokens <= 128)
         if found.shader.endswith("_rows"):
             fits_rows(found, PHOENIX)
         without = dispatch(f"matmul_{layout}", scalars, counts, replace(PHOENIX, matrix_shapes=()))
         assert without.shader.endswith("_rows") == (tokens >= 2)
-        assert without.y == -(-tokens // 64)
+        assert without.y == -(-tokens // 128)
+
+
+def test_prompts_of_a_70b_are_on_matrix_units() -> None:
+    """Its longest activations, 512 tokens of 28,672 columns, fill scratch memory nearly; with more columns, lanes have rows."""
+    small = matmul.make_case("q4_k", 1, 128, 256, 0, 0, np.random.default_rng(0)).scalars
+    counts = {"tokens": 512, "rows": 1, "work": 1}
+    down = dispatch("matmul_q4_k", {**small, "rows": 8192, "columns": 28672}, counts, PHOENIX)
+    assert down.shader == "matmul_q4_k_many" and down.y == 2
+    wider = dispatch("matmul_q4_k", {**small, "rows": 8192, "columns": 36864}, counts, PHOENIX)
+    assert wider.shader == "matmul_q4_k_shared_rows" and wider.y == 4
 
 
 def test_constants_are_those_of_the_shaders() -> None:
