@@ -129,14 +129,14 @@ def _answers() -> str:
     falls = [
         layout.upper()
         for layout in FORMATS
-        if any(rate(layout, a) > rate(layout, b) for a, b in pairwise(BATCHES))
+        if any(rate(layout, a) > rate(layout, b) for a, b in pairwise(range(1, MAX_ROWS + 1)))
     ]
     one = step_kernels("q4_0", 1, False)
     waiting = sum(kernel.parts["memory"] for kernel in one) / sum(kernel.seconds for kernel in one)
     return (
         f"{TARGET:g} tokens/s in Q4_0 are predicted from {reached[0]} sequences on, and from {reached[1]} with an int8 "
-        f"KV cache. A larger batch of these is slower in {', '.join(falls) or 'no format'}. One sequence waits for "
-        f"memory in {waiting:.0%} of its time."
+        f"KV cache. Of all batches up to {MAX_ROWS}, a larger one is slower in {', '.join(falls) or 'no format'}. One "
+        f"sequence waits for memory in {waiting:.0%} of its time."
     )
 
 

@@ -101,7 +101,9 @@ SHAPES = {
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
     "llama-2-7b": _plain("llama", 32, 4096, 11008, 32, 32, 32000),
+    "tinyllama-1.1b": _plain("llama", 22, 2048, 5632, 32, 4, 32000),
     "llama-3.2-1b": _plain("llama", 16, 2048, 8192, 32, 8, 128256, tied=True),
+    "llama-3.2-3b": _plain("llama", 28, 3072, 8192, 24, 8, 128256, tied=True),
     "llama-3-8b": _plain("llama", 32, 4096, 14336, 32, 8, 128256),
     "llama-3-70b": _plain("llama", 80, 8192, 28672, 64, 8, 128256),
     "mixtral-8x7b": replace(
@@ -110,6 +112,8 @@ SHAPES = {
     "smollm2-135m": _plain("llama", 30, 576, 1536, 9, 3, 49152, tied=True),
     "qwen2.5-1.5b": _plain("qwen2", 28, 1536, 8960, 12, 2, 151936, tied=True),
     "qwen2.5-7b": _plain("qwen2", 28, 3584, 18944, 28, 4, 152064),
+    "qwen2.5-14b": _plain("qwen2", 48, 5120, 13824, 40, 8, 152064),
+    "qwen2.5-32b": _plain("qwen2", 64, 5120, 27648, 40, 8, 152064),
     "qwen3-30b-a3b": _qwen3moe(48, 2048, 32, 4, 128, 8, 768),
     "qwen3-8b": _plain("qwen3", 36, 4096, 12288, 32, 8, 151936, head_dim=128),
     "qwen3-32b": _plain("qwen3", 64, 5120, 25600, 64, 8, 151936, head_dim=128),

@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -137,10 +137,12 @@ def on_matrix_units(shader: str) -> bool:
 # ---- what the driver makes of it
 
 
-def compile_all(driver: Driver) -> tuple[str, list[Compiled]]:
+def compile_all(
+    driver: Driver, some: list[Job] | None = None, families: Sequence[str] = FAMILIES
+) -> tuple[str, list[Compiled]]:
     """(the driver's name and version, what it says of each job); it runs in a process of its own."""
-    wanted = jobs()
-    for family in FAMILIES:
+    wanted = jobs() if some is None else some
+    for family in families:
         done = subprocess.run(
             [sys.executable, "-m", "tests.vulkan.amd_compile"], env=driver.environment(family), capture_output=True,
             text=True, input=json.dumps(wanted), timeout=SECONDS, cwd=Path(__file__).parents[2],

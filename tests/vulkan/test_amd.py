@@ -45,6 +45,20 @@ def test_every_shader_compiles_and_none_spills(compiled: list[Compiled]) -> None
     assert not spilled, f"registers and bytes that spill: {spilled}"
 
 
+def test_rdna4_compiles_what_needs_no_matrix_units(lavapipe: str) -> None:
+    """A few shaders. Mesa 25.0 has no cooperative matrices there."""
+    driver = newer_driver()
+    if driver is None:
+        pytest.skip("the system's Mesa does not know it")
+    jobs: list[amd.Job] = [
+        ("matmul_q4_0_t1", (256, 0, 512, 5376), 64), ("matmul_q4_k_rows", (256, 16), 64), ("quantise", (), 64),
+        ("matmul_q6_k_shared_rows", (256, 128), 32), ("matmul_q4_0_many", (256,), 32),
+    ]  # fmt: skip
+    *plain, matrices = amd.compile_all(driver, jobs, ["gfx1200"])[1]
+    assert not [c.error for c in plain if c.error] and not sum(c.spills for c in plain)
+    assert "cooperativeMatrix" in matrices.error
+
+
 def test_matmuls_of_few_tokens_use_integer_dot_products(compiled: list[Compiled]) -> None:
     matmuls = [c for c in accepted(compiled) if is_quantised_matmul(c) and not amd.on_matrix_units(c.job[0])]
     assert matmuls

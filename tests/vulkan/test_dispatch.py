@@ -181,8 +181,8 @@ def fits_dot_products(dispatch: Dispatch, device: Capabilities, tokens: int, col
 
 
 def fits_rows(dispatch: Dispatch, device: Capabilities) -> None:
-    """matmul_rows.slang: parts of 64 threads, whole subgroups of any size, with sums of 8 tokens in shared memory, or four
-    parts that share decoded rows there, of up to 48 bytes."""
+    """matmul_rows.slang: parts of 64 threads, whole subgroups of any size, with sums of 8 tokens in shared memory, or
+    four parts that share decoded rows there, of up to 48 bytes."""
     threads, tokens, *_ = dispatch.constants
     shared = dispatch.shader.endswith("_shared_rows")
     assert (
@@ -212,7 +212,7 @@ def test_an_apu_takes_a_row_a_lane_where_sequences_decode_together() -> None:
 
 
 def test_prompts_of_a_70b_are_on_matrix_units() -> None:
-    """Its longest activations, 512 tokens of 28,672 columns, fill scratch memory nearly; with more columns, lanes have rows."""
+    """Its longest activations, 512 tokens of 28,672 columns, just fit into scratch memory; others take a row a lane."""
     small = matmul.make_case("q4_k", 1, 128, 256, 0, 0, np.random.default_rng(0)).scalars
     counts = {"tokens": 512, "rows": 1, "work": 1}
     down = dispatch("matmul_q4_k", {**small, "rows": 8192, "columns": 28672}, counts, PHOENIX)

@@ -58,7 +58,7 @@ def test_a_row_a_lane(device: VulkanDevice, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["q4_0", "q4_k"])
 def test_parts_that_share_decoded_rows(device: VulkanDevice, layout: str) -> None:
-    """As on an AMD GPU from 33 tokens on. lavapipe takes seconds to compile such a shader; tests/rdna3 has more formats."""
+    """As on an AMD GPU from 33 tokens on. lavapipe compiles such a shader for seconds; tests/rdna3 has more formats."""
     case = matmul.make_case(layout, 46, 128, 512, EPILOGUE_GELU_GLU, 1, np.random.default_rng(3))
     with device.choices.trying({"rows": 1}):
         check_case(device, matmul.BY_LAYOUT[layout], case)
