@@ -75,6 +75,8 @@ class AsyncLLM:
         or with eight times as many any, ends with a DeadlineError."""
         if not isinstance(queue, int) or queue < 0:
             raise RequestError(f"queue={queue!r}: give the number of requests that may wait, 0 or more")
+        if max_unread is not None and (not isinstance(max_unread, int) or max_unread < 1):
+            raise RequestError(f"max_unread={max_unread!r}: give a whole number, 1 or more, or None")
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
         self._driver = self.llm.driver
         self._max_requests = queue + self.llm.engine.max_sequences

@@ -286,6 +286,17 @@ def slow_bodies(port: int) -> None:
     hold(port, 50, head + b" " * MiB, b" " * 65536)
 
 
+def unread_streams(port: int) -> None:
+    """Long streams with as much as there is for each token, of which nothing is read."""
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "stream": True,
+        "logprobs": True,
+        "top_logprobs": 20,
+    }
+    hold(port, 4, post(CHAT, {**body, "max_tokens": 1900}))
+
+
 EXHAUSTION: dict[str, Callable[[int], None]] = {
     attack.__name__: attack
     for attack in (
@@ -302,6 +313,7 @@ EXHAUSTION: dict[str, Callable[[int], None]] = {
         idle_connections,
         slow_heads,
         slow_bodies,
+        unread_streams,
     )
 }
 
