@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tandem.errors import DownloadError
-from tandem.model import download, registry
+from tandem.model import download, locate
 from tandem.model.catalogue import MIRRORS, PACKAGES, PINS, SHORT_NAMES, Pin
 from tests.loopback_hub import COMMIT, LoopbackHub
 from tests.packages import MODELS
@@ -220,9 +220,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def pull(model: str) -> bytes:
     """The model's bytes, fetched anew."""
-    path = registry.resolve(model, pull=True)
+    path = locate.resolve(model, pull=True)
     content = path.read_bytes()
-    registry.remove(registry.find(model))
+    locate.remove(locate.find(model))
     return content
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.cli import interruptible
 from tandem.cli.terminal import note, progress_bar
 from tandem.errors import TandemError
-from tandem.model import registry
+from tandem.model import locate
 from tandem.settings import read_settings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def model_file(model: str) -> Path:
     """The file of MODEL, downloaded with a progress bar if it is not on this machine."""
     try:
         with interruptible(), progress_bar() as progress:
-            return registry.resolve(model, pull=True, progress=progress)
+            return locate.resolve(model, pull=True, progress=progress)
     except KeyboardInterrupt:
         note("stopped; the next pull resumes here")
         raise

@@ -9,7 +9,7 @@ from datetime import datetime
 from tandem.cli.loading import model_file
 from tandem.cli.terminal import human_size, print_json, print_table, printable
 from tandem.errors import RequestError
-from tandem.model import registry
+from tandem.model import locate
 from tandem.model.catalogue import DEFAULT_MODEL
 
 
@@ -27,7 +27,7 @@ def pull(options: argparse.Namespace) -> int:
 
 
 def list_(options: argparse.Namespace) -> int:
-    models = registry.list_models()
+    models = locate.list_models()
     if options.json:
         keys = ("name", "size", "modified", "files")
         print_json([{key: getattr(model, key) for key in keys} for model in models])
@@ -41,7 +41,7 @@ def list_(options: argparse.Namespace) -> int:
 
 
 def remove(options: argparse.Namespace) -> int:
-    model = registry.find(options.model)
+    model = locate.find(options.model)
     what = f"{model.name} ({human_size(model.size)})"
     if not options.yes:
         if not sys.stdin.isatty():
@@ -49,7 +49,7 @@ def remove(options: argparse.Namespace) -> int:
         print(f"Delete {printable(what)}? [y/N] ", end="", flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return 0
-    registry.remove(model)
+    locate.remove(model)
     if options.json:
         print_json({"deleted": model.name, "size": model.size})
     else:

@@ -11,7 +11,7 @@ from tandem.cli.options import UsageError
 from tandem.cli.terminal import human_size, note, print_json, print_table, without_folder
 from tandem.errors import ModelNotFoundError
 from tandem.kernels.abi import KV_TYPES
-from tandem.model import registry
+from tandem.model import locate
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SHAPES, SyntheticModel
 from tandem.plan.npu import npu_lines, npu_plan
@@ -138,7 +138,7 @@ def _named(model: str) -> str:
     if shape in SHAPES:
         return f"{shape}:{layout or 'q4_0'}"
     try:
-        return str(registry.resolve(model)) if registry.is_known(model) else model
+        return str(locate.resolve(model)) if locate.is_known(model) else model
     except ModelNotFoundError as error:
         raise ModelNotFoundError(
             f"{error}, or plan for a shape, which needs no file: {', '.join(SHAPES)}"

@@ -15,7 +15,7 @@ from tandem.cli.loading import model_file, resolve_npu, tune_at_first_use
 from tandem.cli.options import UsageError
 from tandem.devices.backends import check_device
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
-from tandem.model import registry
+from tandem.model import locate
 from tandem.model.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def _app(
         from tandem.server.cluster import replicas as cluster
     except ImportError:
         raise RequestError("--ray needs Ray: run `pip install 'tandem-llm[ray]'`") from None
-    # A registry name is resolved on each machine; other models must have the same path on all of them.
-    specs = {name: name if registry.is_known(name) else str(path.resolve()) for name, path in files.items()}
+    # A known name is resolved on each machine; other models must have the same path on all of them.
+    specs = {name: name if locate.is_known(name) else str(path.resolve()) for name, path in files.items()}
     front = cluster.start(specs, settings, engine, replicas=options.ray, threads=settings.threads, port=port)
     return front, lambda: None
 
@@ -93,10 +93,10 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
 def _files(models: tuple[str, ...]) -> dict[str, Path]:
     """Model name -> file. Missing models are downloaded. Without names: all models in the cache."""
     if not models:
-        models = tuple(model.name for model in registry.list_models() if model.files)
+        models = tuple(model.name for model in locate.list_models() if model.files)
         if not models:
             raise RequestError(f"no model is in the cache: try `tandem serve {DEFAULT_MODEL}`")
-        return {name: registry.resolve(name) for name in models}
+        return {name: locate.resolve(name) for name in models}
     files: dict[str, Path] = {}
     for model in models:
         path = model_file(model)

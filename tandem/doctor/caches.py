@@ -21,7 +21,7 @@ UUID = slice(16, 32)
 def models(_: Place) -> Iterator[Finding]:
     from tandem.gguf.file import GGUF
     from tandem.model.catalogue import DEFAULT_MODEL
-    from tandem.model.registry import list_models
+    from tandem.model.locate import list_models
 
     found, damaged = list_models(), []
     for model in found:

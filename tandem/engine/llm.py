@@ -23,8 +23,8 @@ from tandem.engine.stats import EngineStats
 from tandem.errors import RequestError, TandemError
 from tandem.interrupts import deferred
 from tandem.kernels.kernel import Array
+from tandem.model.locate import resolve
 from tandem.model.model import Model, open_model
-from tandem.model.registry import resolve
 from tandem.program.program import Program
 from tandem.threads import BackgroundCall
 
@@ -303,24 +303,24 @@ class LLM:
     def save(self, prompt: str | list[int] | Iterable[Message], path: str | os.PathLike[str]) -> int:
         """Saves the KV blocks of a prompt or conversation, and computes them first if need be; returns the number of
         tokens saved. After `restore`, requests with this prefix find it in the prefix cache."""
-        from tandem.engine import kv_state
+        from tandem.engine import kv_snapshot
 
-        kv_state.check_path(path)  # before the work
+        kv_snapshot.check_path(path)  # before the work
         tokens = self.prepare(prompt).sequence.request.prompt
         self.generate(tokens, max_tokens=1)
         with self.driver.exclusive(), deferred():
-            state = kv_state.save(self.engine, tokens)
+            state = kv_snapshot.save(self.engine, tokens)
         state.write(path)
         return len(state.tokens)
 
     def restore(self, path: str | os.PathLike[str]) -> list[int]:
         """Loads the KV blocks that `save` wrote with the same model; returns their tokens."""
-        from tandem.engine import kv_state
+        from tandem.engine import kv_snapshot
 
-        kv_state.check_path(path)
-        state = kv_state.read(path, self.engine)
+        kv_snapshot.check_path(path)
+        state = kv_snapshot.read(path, self.engine)
         with self.driver.exclusive(), deferred():
-            kv_state.restore(self.engine, state, path)
+            kv_snapshot.restore(self.engine, state, path)
         return state.tokens
 
     # ---- the loaded model

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from tandem.engine.async_llm import AsyncLLM
 from tandem.errors import DoesNotFitError, ModelNotFoundError, RequestError
-from tandem.model.registry import comparable, resolve
+from tandem.model.locate import comparable, resolve
 
 CLOSED = "the models are closed: start again"
 CLOCK_STEP = 0.01  # seconds by which a timer may be early

@@ -77,7 +77,7 @@ class Kernel:
     extents: Callable[[Scalars, Counts], dict[str, int]]
     # Names of further values of a launch that only its dispatch rule reads: they are not passed to the kernel.
     constants: tuple[str, ...] = ()
-    # The CPU does not run it: only a pass over the Program for GPUs creates it (devices/vulkan/step_program.py).
+    # The CPU does not run it: only a pass over the Program for GPUs creates it (devices/vulkan/fuse_launches.py).
     gpu_only: bool = False
 
     def __post_init__(self) -> None:

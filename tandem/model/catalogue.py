@@ -65,7 +65,7 @@ SHORT_NAMES = {
 }
 
 # The files behind short names: sums and revisions that several public projects have recorded alike ("main": no revision
-# was found). A short name, or another quant of it, that is not here is held to its first download (registry.py).
+# was found). A short name, or another quant of it, that is not here is held to its first download (locate.py).
 PINS = {
     "smollm2-360m": Pin("main", "48ab3034d0dd401fbc721eb1df3217902fee7dab9078992d66431f09b7750201"),
     "smollm2-1.7b": Pin(

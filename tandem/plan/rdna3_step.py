@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from tandem.bench.step_cost import Step, kv_read
 from tandem.devices.rdna3.device import PHOENIX
+from tandem.devices.vulkan.fuse_launches import SINGLE, step_program
 from tandem.devices.vulkan.recording import bucket
-from tandem.devices.vulkan.step_program import SINGLE, step_program
 from tandem.engine.batch import QUERIES_PER_ITEM, ROWS_PER_ITEM
 from tandem.kernels.dispatch_table import dispatch
 from tandem.kernels.kernel import Counts

@@ -1,4 +1,6 @@
-"""Fusion: rewrites a model's op list into fewer, larger ops. Each pass can be switched off without changing results.
+"""Fuses ops, for every device; fusions for GPUs only are in devices/vulkan/fuse_launches.py.
+
+Rewrites a model's op list into fewer, larger ops. Each pass can be switched off without changing results.
 
 The pass `quantise` takes place in program/lower.py: with it, norm, GLU and attention kernels write int8 tiles
 themselves; without it, a separate launch quantises their results.

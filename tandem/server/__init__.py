@@ -18,6 +18,7 @@ The path of a chat request, ten files (`tests/server/test_path.py`):
 
 An exception becomes an HTTP status and the API's error body in `http/errors.py`.
 
-To add an API, copy `anthropic/messages.py` (request models, endpoints, translation to `GenerationRequest` and from
-`Delta`), add its router to `ROUTERS` of `app.py`, and its error formats to `APIS` of `http/apis.py`.
+To add an API, copy the folder `anthropic/`: `messages.py` (request models, endpoints, translation to
+`GenerationRequest` and from `Delta`) and `error_body.py`. Add its router to `ROUTERS` of `app.py`, and its error format
+to `APIS` of `http/apis.py`.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import ModelNotFoundError
-from tandem.model import registry
+from tandem.model import locate
 
 pytestmark = pytest.mark.fast
 
@@ -52,14 +52,14 @@ def test_ollama(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "ollama:somebody/model:q8": theirs,
         "ollama:hf.co/user/repo:Q4_0": hub,
     }
-    assert {name: registry.resolve(name) for name in names} == names
-    shown = {model.name: model.files[0] for model in registry.list_models()}
+    assert {name: locate.resolve(name) for name in names} == names
+    shown = {model.name: model.files[0] for model in locate.list_models()}
     assert shown == {name: path for name, path in names.items() if name != "ollama:llama3.2"}
     monkeypatch.setenv("OLLAMA_MODELS", str(home / "moved"))
     with pytest.raises(ModelNotFoundError, match=r"there is no ollama:llama3\.2"):
-        registry.resolve("ollama:llama3.2")
+        locate.resolve("ollama:llama3.2")
     store.rename(home / "moved")
-    assert registry.resolve("ollama:llama3.2").read_bytes() == b"GGUF latest"
+    assert locate.resolve("ollama:llama3.2").read_bytes() == b"GGUF latest"
 
 
 def test_a_damaged_or_hostile_manifest_names_nothing(home: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_damaged_or_hostile_manifest_names_nothing(home: Path) -> None:
     layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:../../../../{secret.name}"}
     for i, text in enumerate(("", "{", "[]", '{"layers": 3}', json.dumps({"layers": [layer]}))):
         put(store / "manifests" / "registry.ollama.ai" / "library" / f"bad{i}" / "latest", text.encode())
-    assert registry.list_models() == []
+    assert locate.list_models() == []
     for name in (
         "ollama:bad0",
         "ollama:bad4",
@@ -77,7 +77,7 @@ def test_a_damaged_or_hostile_manifest_names_nothing(home: Path) -> None:
         "ollama:",
     ):
         with pytest.raises(ModelNotFoundError):
-            registry.resolve(name)
+            locate.resolve(name)
 
 
 def test_lm_studio(home: Path) -> None:
@@ -90,24 +90,24 @@ def test_lm_studio(home: Path) -> None:
         "lmstudio:user/repo-GGUF:Q8_0": q8,
         "lmstudio:user/other:other.gguf": old,
     }
-    assert {model.name: model.files[0] for model in registry.list_models()} == names
-    assert {name: registry.resolve(name) for name in names} == names
-    assert registry.resolve("hf.co/user/repo-GGUF") == q4  # instead of a download
-    assert registry.resolve("user/repo-GGUF:q8_0") == q8
+    assert {model.name: model.files[0] for model in locate.list_models()} == names
+    assert {name: locate.resolve(name) for name in names} == names
+    assert locate.resolve("hf.co/user/repo-GGUF") == q4  # instead of a download
+    assert locate.resolve("user/repo-GGUF:q8_0") == q8
 
 
 def test_llama_cpp(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(home / ".cache" / "llama.cpp" / "ggml-org_gemma-3-4b-it-GGUF_gemma-3-4b-it-Q4_K_M.gguf")
-    [shown] = registry.list_models()
-    assert shown.name == f"llama.cpp:{path.name}" and registry.resolve(shown.name) == path
-    assert registry.resolve("hf.co/ggml-org/gemma-3-4b-it-GGUF:Q4_K_M") == path
+    [shown] = locate.list_models()
+    assert shown.name == f"llama.cpp:{path.name}" and locate.resolve(shown.name) == path
+    assert locate.resolve("hf.co/ggml-org/gemma-3-4b-it-GGUF:Q4_K_M") == path
     monkeypatch.setenv("LLAMA_CACHE", str(home / "empty"))
     with pytest.raises(ModelNotFoundError):
-        registry.resolve(shown.name)
+        locate.resolve(shown.name)
 
 
 def test_they_are_not_ours_to_delete(home: Path) -> None:
     path = put(home / ".lmstudio" / "models" / "user" / "repo" / "model-Q4_0.gguf")
     with pytest.raises(ModelNotFoundError, match="delete it there"):
-        registry.find("lmstudio:user/repo:Q4_0")
+        locate.find("lmstudio:user/repo:Q4_0")
     assert path.exists()

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tandem import LLM
-from tandem.engine.kv_state import CHECKSUM, MAGIC
+from tandem.engine.kv_snapshot import CHECKSUM, MAGIC
 from tandem.errors import ContextError, StateFileError, TandemError
 from tandem.gguf.file import GGUF
 from tandem.gguf.formats import FORMATS, Format

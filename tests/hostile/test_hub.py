@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tandem.errors import DownloadError, ModelNotFoundError
-from tandem.model import download, registry
+from tandem.model import download, locate
 from tandem.settings import read_settings
 
 pytestmark = pytest.mark.fast
@@ -146,7 +146,7 @@ UNSAFE = [
 def test_a_listing_of_the_wrong_form_is_a_typed_error(hub: Hub, what: str) -> None:
     hub.answer = lambda _: BODIES[what]
     with pytest.raises(DownloadError, match="did not answer like a Hugging Face hub"):
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_a_listing_of_the_wrong_form_is_a_typed_error(hub: Hub, what: str) -> No
 def test_unsafe_names_and_sizes_are_refused(hub: Hub, entry: dict[str, Any], tmp_path: Path) -> None:
     hub.answer = lambda _: listing(**entry)
     with pytest.raises(DownloadError, match="unsafe names or sizes"):
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
     assert not list(tmp_path.rglob("*.gguf")) and not (tmp_path / "hub").exists()
 
 
 def test_a_file_that_no_disk_holds_is_refused_before_it_is_fetched(hub: Hub) -> None:
     hub.answer = lambda _: listing(size=10**30)
     with pytest.raises(DownloadError, match="GB are needed"):
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
     assert len(hub.seen) == 1
 
 
@@ -177,7 +177,7 @@ def test_many_files_with_long_names_take_little_time(hub: Hub) -> None:
         hub.answer = partial(always, json.dumps({"sha": COMMIT, "siblings": files}).encode())
         began = time.process_time()
         with pytest.raises(error) as refused:
-            registry.resolve("user/repo", pull=True)
+            locate.resolve("user/repo", pull=True)
         assert time.process_time() - began < 5 and len(str(refused.value)) < 6000
 
 
@@ -214,7 +214,7 @@ def test_an_answer_that_is_not_http_is_a_typed_error(
         thread.start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(DownloadError) as refused:
-            registry.resolve("user/repo", pull=True)
+            locate.resolve("user/repo", pull=True)
         assert len(str(refused.value)) < 500
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
@@ -223,11 +223,11 @@ def test_an_answer_that_is_not_http_is_a_typed_error(
 def test_a_listing_that_does_not_end_is_cut(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.answer = lambda _: endless(b" " * 65536)
     with pytest.raises(DownloadError, match="does not end"):
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
     monkeypatch.setattr(download, "LISTING_SECONDS", 0.2)
     hub.answer = lambda _: endless(b" ", pause=0.01)
     with pytest.raises(DownloadError, match="does not end"):
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
 
 
 CHUNKED = b"\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -249,7 +249,7 @@ def test_a_response_without_end_is_cut(hub: Hub, what: str, monkeypatch: pytest.
     hub.answer = lambda _: ENDLESS[what]
     begun = time.monotonic()
     with pytest.raises(DownloadError):
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
     assert time.monotonic() - begun < 10
     assert what != "the body of a redirect" or hub.sent < 100 << 20
 
@@ -259,14 +259,14 @@ def test_what_a_hub_says_is_a_part_of_a_sentence(hub: Hub) -> None:
         b"HTTP/1.1 418 \x1b[2J\x9b2J" + b"x" * 1000 + b"\r\ncontent-length: 0\r\n\r\n", b""
     )
     with pytest.raises(DownloadError, match=r"answered 418 \[2J 2Jx+ for user/repo") as raised:
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
     assert str(raised.value).isprintable() and len(str(raised.value)) < 300
 
 
 def test_a_file_that_does_not_end_is_cut_at_its_size(hub: Hub, tmp_path: Path) -> None:
     hub.answer = lambda path: listing() if path.startswith("/api") else endless(b"x" * 65536)
     with pytest.raises(DownloadError, match="arrived damaged"):
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -287,7 +287,7 @@ def test_a_file_that_does_not_end_is_cut_at_its_size(hub: Hub, tmp_path: Path) -
 def test_a_redirect_to_no_address_is_a_typed_error(hub: Hub, location: str, of: str) -> None:
     hub.answer = lambda path: location if path.startswith(of) else listing()
     with pytest.raises((DownloadError, ModelNotFoundError)):
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
 
 
 def tokens(hub: Hub) -> list[bool]:
@@ -345,7 +345,7 @@ def test_a_resumed_download_shows_the_token_to_the_hub_only(hub: Hub) -> None:
 
     hub.answer = answer
     with pytest.raises(DownloadError, match=r"arrived damaged|closed early"):
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
     assert {path == "/cdn" for path, _ in hub.seen} == {True, False}
     assert all((path != "/cdn") == (given == f"Bearer {TOKEN}") for path, given in hub.seen)
 
@@ -358,7 +358,7 @@ def test_an_endpoint_that_is_no_hub_is_not_repeated(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     with pytest.raises(DownloadError, match="HF_ENDPOINT is not the address of a hub") as refused:
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
     assert "hunter2" not in str(refused.value)
 
 
@@ -366,10 +366,10 @@ def test_a_token_that_is_none_is_not_repeated(hub: Hub, monkeypatch: pytest.Monk
     for token in ("hunter2\r\nX-Evil: 1", "hunter2é"):
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(DownloadError, match="HF_TOKEN has characters") as refused:
-            registry.resolve("user/repo", pull=True)
+            locate.resolve("user/repo", pull=True)
         assert "hunter2" not in str(refused.value) and not hub.seen
     monkeypatch.setenv("HF_TOKEN", f" {TOKEN}\n")  # out of a file
     hub.answer = lambda _: b"{}"
     with pytest.raises(DownloadError, match="did not answer"):
-        registry.resolve("user/repo", pull=True)
+        locate.resolve("user/repo", pull=True)
     assert tokens(hub) == [True]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tandem.errors import ModelNotFoundError
-from tandem.model import registry
+from tandem.model import locate
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import Running, serving
 
@@ -85,9 +85,9 @@ def test_no_name_leads_out_of_a_programs_folder(home: Path, monkeypatch: pytest.
     for name in [*names_in(home), "ollama:deep", "ollama:out"]:
         if not os.path.isfile(os.path.expanduser(name)):  # a path that the operator names
             with pytest.raises(ModelNotFoundError):
-                registry.resolve(name)
+                locate.resolve(name)
             with pytest.raises(ModelNotFoundError):
-                registry.find(name)
+                locate.find(name)
 
 
 @pytest.fixture(scope="module")

@@ -336,7 +336,7 @@ def test_a_file_or_a_model_in_the_cache(
     file, more = str(write_tiny_model(tmp_path / "tiny.gguf")), ["--hardware", "h200", "-b", "1"]
     found = said(capsys, file, *more)
     assert found["model"]["name"] == found["plans"][0]["model"] == "tiny.gguf", "no folders"
-    monkeypatch.setattr("tandem.model.registry.resolve", lambda name: {"qwen3-4b": Path(file)}[name])
+    monkeypatch.setattr("tandem.model.locate.resolve", lambda name: {"qwen3-4b": Path(file)}[name])
     assert said(capsys, "qwen3-4b", *more)["plans"] == found["plans"]
     assert said(capsys, "gemma-3-1b", *more)["plans"][0]["model"] == "gemma-3-1b:q4_0"
     assert said(capsys, "Gemma-3-1B:Q8_0", *more) == said(

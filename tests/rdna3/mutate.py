@@ -15,7 +15,7 @@ from tandem.bench import kernel_checks
 from tandem.bench.kernel_checks import run_kernel
 from tandem.devices.rdna3.device import EmulatedDevice
 from tandem.devices.rdna3.emulator import LIMIT, Fault, Instruction, Program
-from tandem.devices.vulkan.step_program import SCRATCH
+from tandem.devices.vulkan.fuse_launches import SCRATCH
 from tandem.kernels.dispatch import COUNTER_BYTES
 from tandem.kernels.kernel import Case, Kernel
 from tests.rdna3.planted import Words, check, jobs_of, with_words

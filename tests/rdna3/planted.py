@@ -12,7 +12,7 @@ from tandem.bench.kernel_checks import Mismatch, check_case, check_matmul, run_k
 from tandem.devices.rdna3.compiler import Job
 from tandem.devices.rdna3.device import EmulatedDevice
 from tandem.devices.rdna3.emulator import Fault, Program
-from tandem.devices.vulkan.step_program import SCRATCH
+from tandem.devices.vulkan.fuse_launches import SCRATCH
 from tandem.kernels import all_kernels
 from tandem.kernels.dispatch import COUNTER_BYTES
 from tandem.kernels.kernel import Case, Kernel

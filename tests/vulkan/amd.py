@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tandem.devices.vulkan.capabilities import Capabilities
+from tandem.devices.vulkan.fuse_launches import SINGLE, step_program
 from tandem.devices.vulkan.recording import bucket
 from tandem.devices.vulkan.shader_modules import SPIRV, find_module, shader_modules
-from tandem.devices.vulkan.step_program import SINGLE, step_program
 from tandem.engine.engine import STEP_TOKENS
 from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.dispatch_table import dispatch

@@ -9,8 +9,8 @@ import numpy as np
 
 from tandem.bench.kernel_checks import ARENA, ARENA_BYTES, ATTENTION_ERROR, GUARD, HALF_RATIO, assert_matches
 from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.fuse_launches import step_program
 from tandem.devices.vulkan.recording import Recording
-from tandem.devices.vulkan.step_program import step_program
 from tandem.kernels import attention, attention_rope, matmul, norm, rope
 from tandem.kernels.abi import COUNTS, HEADER_SEQUENCES, KV_BLOCK, TOKEN_INTS, TOKEN_POSITION, TOKEN_SLOT
 from tandem.kernels.kernel import Array, Case, Counts, Kernel, Scalars

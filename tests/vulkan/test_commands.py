@@ -12,7 +12,7 @@ import pytest
 from tandem import cli
 from tandem.bench import bandwidth, rounds
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.model import registry
+from tandem.model import locate
 from tests.cli.processes import tandem
 from tests.cli.tiny_model import write_tiny_model
 
@@ -146,7 +146,7 @@ def test_a_device_that_is_not_there_is_told_before_a_model_is_fetched(
 ) -> None:
     (tmp_path / "text").write_text(PROMPT)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(registry, "resolve", lambda *_, **__: pytest.fail("the model was asked for first"))
+    monkeypatch.setattr(locate, "resolve", lambda *_, **__: pytest.fail("the model was asked for first"))
     more = [str(tmp_path / "text")] if command == "perplexity" else [PROMPT] if command == "run" else []
     assert cli.main([command, "smollm2", *more, "--device", "vulkan:99"]) == 1
     shown = capsys.readouterr()

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.step_program import SINGLE, step_program
+from tandem.devices.vulkan.fuse_launches import SINGLE, step_program
 from tandem.errors import ProgramError
 from tandem.kernels.dispatch_table import dispatch
 from tandem.kernels.kernel import Buffer

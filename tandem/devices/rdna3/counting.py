@@ -16,8 +16,8 @@ import numpy as np
 
 from tandem.devices.rdna3.device import EmulatedDevice, Executed
 from tandem.devices.rdna3.emulator import Encoding, Instruction
+from tandem.devices.vulkan.fuse_launches import step_program
 from tandem.devices.vulkan.recording import bucket
-from tandem.devices.vulkan.step_program import step_program
 from tandem.kernels.abi import COUNTS
 from tandem.kernels.kernel import Case, Kernel
 from tandem.program.program import Launch, Program, Tensor

@@ -22,8 +22,8 @@ from tandem.devices.rdna3.emulator import LIMIT, Access, Buffer
 from tandem.devices.rdna3.emulator import Program as ShaderProgram
 from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities, MatrixShape
 from tandem.devices.vulkan.device import VulkanDevice
+from tandem.devices.vulkan.fuse_launches import SCRATCH, step_program
 from tandem.devices.vulkan.recording import ADDRESS_BYTES, Recording, push_constants
-from tandem.devices.vulkan.step_program import SCRATCH, step_program
 from tandem.errors import DeviceError
 from tandem.kernels.dispatch import SCRATCH_BYTES
 from tandem.kernels.dispatch_table import dispatch

@@ -20,6 +20,7 @@ from tandem.devices.vulkan.capabilities import (
     choose,
     read_capabilities,
 )
+from tandem.devices.vulkan.fuse_launches import SCRATCH, SINGLE, step_program
 from tandem.devices.vulkan.memory import (
     HOST_CACHED,
     HOST_READS,
@@ -38,7 +39,6 @@ from tandem.devices.vulkan.pipelines import Pipelines
 from tandem.devices.vulkan.queue import COMPUTE_READS_WRITES, TRANSFER_WRITES, Queue
 from tandem.devices.vulkan.recording import Recording, bucket
 from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
-from tandem.devices.vulkan.step_program import SCRATCH, SINGLE, step_program
 from tandem.devices.vulkan.tuned import tuned_file
 from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.dispatch import SCRATCH_BYTES

@@ -1,6 +1,6 @@
 """A Program as command buffers: recorded once per bucket of counts, submitted again each step.
 
-The step's own Program is recorded (step_program.py), one dispatch per launch. Steps of the two step slots share
+The step's own Program is recorded (fuse_launches.py), one dispatch per launch. Steps of the two step slots share
 activations and KV: each recording begins with a barrier, which waits for all earlier submissions.
 """
 
@@ -15,9 +15,9 @@ import numpy as np
 
 from tandem.devices.vulkan.binding import ffi, new
 from tandem.devices.vulkan.capabilities import PUSH_BYTES
+from tandem.devices.vulkan.fuse_launches import SINGLE, step_program
 from tandem.devices.vulkan.pipelines import STAGE_COMPUTE
 from tandem.devices.vulkan.queue import COMPUTE_READS_WRITES, COMPUTE_WRITES, HOST_READ_BARRIER, Submission
-from tandem.devices.vulkan.step_program import SINGLE, step_program
 from tandem.errors import DeviceError
 from tandem.kernels.abi import COUNTS, HEADER_SEQUENCES
 from tandem.kernels.dispatch_table import dispatch

@@ -27,7 +27,7 @@ from ray.serve.request_router import RequestRouter
 
 from tandem.engine.models import Models
 from tandem.errors import DeviceError, RequestError
-from tandem.model import registry
+from tandem.model import locate
 from tandem.server.app import create_app
 from tandem.server.cluster import merged
 from tandem.server.cluster.routing import PrefixAffinity, prefix_keys
@@ -102,7 +102,7 @@ class Replica:
     async def __init__(  # type: ignore[misc]
         self, specs: Mapping[str, str], settings: ServerSettings, options: dict[str, Any]
     ) -> None:
-        files = {name: registry.resolve(model, pull=True) for name, model in specs.items()}
+        files = {name: locate.resolve(model, pull=True) for name, model in specs.items()}
         self.models = models = Models(files, **options)
         self.app = create_app(models, settings)
         self._life = self.app.router.lifespan_context(self.app)

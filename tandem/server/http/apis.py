@@ -1,4 +1,4 @@
-"""The table of APIs: the error format of each, by the prefix of its paths. A new API adds a row."""
+"""The error format of each API, by path prefix. A new API adds a row to APIS."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tandem import __version__
 from tandem.engine.models import Models
 from tandem.errors import ModelNotFoundError, QueueFullError, RequestError, TandemError
 from tandem.gguf.file import GGUF
-from tandem.model.registry import comparable, is_known, resolve_name
+from tandem.model.locate import comparable, is_known, resolve_name
 from tandem.server.core.serving import Server, get_server
 from tandem.server.http.bodies import (
     JSONRoute,

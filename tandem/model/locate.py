@@ -1,5 +1,5 @@
-"""Finds the file of a MODEL: a path, a short name, `hf.co/user/repo:QUANT` in the Hugging Face cache, or a file that
-another program has on this machine (other_programs.py).
+"""Finds the GGUF file of a model name: a path, a short name, `hf.co/user/repo:QUANT` in the Hugging Face cache, or a
+file that another program has on this machine (other_programs.py).
 
 The cache has the layout that all Hugging Face tools share, so that a model is stored once:
 `models--USER--REPO/blobs/SHA256`, `snapshots/COMMIT/NAME.gguf` (links to blobs) and `refs/main` (a COMMIT).

@@ -1,4 +1,4 @@
-"""The launches of a step on a GPU: a pass Program -> Program, for each bucket of counts.
+"""Fuses the launches of a step for GPUs: a pass Program -> Program, for each bucket of counts.
 
 A Program has one launch per op. Here launches are fused if a step has one token per sequence, and bound to the scratch
 memory that their shaders use. The resulting launches are declared like all others: barriers follow from what they read
