@@ -36,6 +36,9 @@ Headers = list[tuple[bytes, bytes]]
 OPEN_PATHS = ("/", "/health", "/favicon.ico")  # need no API key
 OPEN_FOLDER = "/page/"
 MONITORING_PATHS = ("/live", "/metrics")  # do not count towards max_requests
+# Requests without a model's work. All with GET are too.
+LIGHT_PATHS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/api/show")
+LIGHT = "served without a model's work"  # the kind of their lines in the log
 PAGES = ("/", "/docs")  # may be opened by a link on a page of another origin
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 PRIVATE_DOMAINS = (".local", ".internal", ".localhost")  # that nobody can register
@@ -43,7 +46,7 @@ MAX_BODIES = 8  # times max_body: memory for the bodies of all requests
 DISCARD_SECONDS = 2.0  # to read the rest of a rejected body, so that the client sees the response
 DISCARD_PAUSE = 0.02  # s between two reads of up to 256 KiB of it: the event loop has other work
 REFUSALS = 25  # to an address in a second, after as many at once, while others are served
-READS = 200  # the same for responses without a model's work, such as the list of models
+READS = 200  # the same for responses of LIGHT_PATHS
 MAX_DELAY, MAX_READ_DELAY = 5.0, 0.25  # s of such responses; /health stays below half a second
 MAX_ADDRESSES = 4096  # whose responses are remembered
 INLINE = 256 << 10  # bytes of a body that the event loop joins and counts itself, in half a millisecond
@@ -139,7 +142,7 @@ class Middleware:
         ):  # or, without a key, bodies would take the memory for those of others
             raise Refusal(400, f"{path[:80]} takes no body: send none")
         exchange.is_served = not is_open
-        if exchange.scope["method"] in ("GET", "HEAD"):
+        if exchange.is_light():
             await self._slow_down(exchange, READS, MAX_READ_DELAY)
         counts = not is_open and path not in MONITORING_PATHS
         self.check_capacity(counts)
@@ -414,9 +417,16 @@ class Exchange:
         if transport := self.scope.get("tandem.transport"):
             transport.abort()
 
+    def is_light(self) -> bool:
+        return self.scope["method"] != "POST" or self.scope["path"] in LIGHT_PATHS
+
     def write_log(self) -> None:
+        """A line for each request that had a model's work. Of others, clients can send thousands in a second."""
         if not self._settings.access_log:
             return
+        kind = LIGHT if self.is_light() else None
+        if not self.is_served or self._status >= 400:
+            kind = f"status {self._status or '-'}"
         seconds = time.perf_counter() - self._begun
         client = (self.scope.get("client") or ("-",))[0]  # a local proxy may send any text
         client = client if re.fullmatch(r"[\w.:%-]{1,64}", client, re.ASCII) else "-"
@@ -433,9 +443,7 @@ class Exchange:
             self._sent,
             seconds,
             how,
-            extra={
-                "kind": None if self.is_served and self._status < 400 else f"status {self._status or '-'}"
-            },
+            extra={"kind": kind},
         )
 
 

@@ -18,7 +18,7 @@ import uvicorn
 from tandem.errors import RequestError
 from tandem.server.http import background
 from tandem.server.http.connections import Connection, Connections, Listener, allowed_connections
-from tandem.server.http.middleware import App, Middleware
+from tandem.server.http.middleware import LIGHT, App, Middleware
 from tandem.server.instances import registered
 from tandem.server.settings import ServerSettings
 
@@ -26,6 +26,7 @@ SWITCH_INTERVAL = 0.0005  # s that the engine's thread waits at most for the GIL
 COLLECT_TICKS = 600  # of 0.1 s between two collections of all garbage
 SHUTDOWN_GRACE = 3.0  # s to send the error to clients whose responses were ended
 MAX_LINES = 30  # of a kind in a minute: clients write to the log with what they send
+MAX_LIGHT_LINES = 600  # the same for requests that are served without a model's work
 MAX_LENGTH = 1000  # characters of a message in the log
 MAX_KINDS = 100  # a library may log without a format
 MINUTE = 60.0  # s
@@ -162,17 +163,23 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         if kind is not None:
             kind = kind if kind in self._counts or len(self._counts) < MAX_KINDS else "other"
             self._counts[kind] += 1
-            if self._counts[kind] > MAX_LINES:
+            if self._counts[kind] > _max_lines(kind):
                 return
         super().emit(record)
 
     def _start_minute(self) -> None:
-        left_out = {kind: count - MAX_LINES for kind, count in self._counts.items() if count > MAX_LINES}
+        left_out = {kind: count - _max_lines(kind) for kind, count in self._counts.items()}
         self._counts.clear()
         self._end = time.monotonic() + MINUTE
         for kind, count in left_out.items():
+            if count <= 0:
+                continue
             message, arguments = "left out %d more lines of this kind: %s", (count, kind)
             super().emit(logging.LogRecord("tandem", logging.WARNING, "", 0, message, arguments, None))
+
+
+def _max_lines(kind: str) -> int:
+    return MAX_LIGHT_LINES if kind == LIGHT else MAX_LINES
 
 
 def log_to_stderr() -> None:
