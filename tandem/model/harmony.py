@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FINAL = "<|channel|>final<|message|>"  # the header of an answer
 ENDS = ("<|return|>", "<|call|>")  # of a response; <|end|> only ends a message
 CHANNEL = "<|channel|>"
+MAX_HEADER = 1000  # characters; what is longer, is text
 RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
@@ -52,7 +53,8 @@ class HarmonyDecoder:
         self._thinks = False  # reasoning has begun and not ended
         places = (i for i in range(len(prompt) - 1, -1, -1) if prompt[i] == markers.start)
         for id in prompt[next(places, len(prompt)) :]:
-            self.push(id)
+            if self._header is not None or id in markers:  # the text of a message is not needed
+                self.push(id)
 
     def push(self, id: int) -> str:
         markers = self._markers
@@ -77,7 +79,10 @@ class HarmonyDecoder:
         """Whether a header may begin like this. A response without one is text."""
         role = "assistant"
         rest = text.removeprefix(role)
-        return CHANNEL in text or role.startswith(text) or " to=".startswith(rest) or rest.startswith(" to=")
+        begins = (
+            CHANNEL in text or role.startswith(text) or " to=".startswith(rest) or rest.startswith(" to=")
+        )
+        return begins and len(text) <= MAX_HEADER
 
     def _headless(self) -> str:
         text, self._header = (self._header or "").removeprefix("assistant"), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,16 @@ def test_responses(tokenizer: Tokenizer, response: str) -> None:
 
 def test_a_prompt_that_is_no_conversation_is_continued_as_text(tokenizer: Tokenizer) -> None:
     assert parsed(tokenizer, "Once upon", " a time") == (" a time", "", [])
+
+
+def test_a_header_without_end_is_text(tokenizer: Tokenizer) -> None:
+    """And takes no time that grows with its square, in a prompt or in a response."""
+    text, _, _ = parsed(tokenizer, "<|start|>assistant", f"<|channel|>{'a' * 3000}")
+    assert text.endswith("a" * 3000)
+    begun = time.thread_time()
+    decoder = Detokenizer(tokenizer, (), tokenizer.encode(f"<|start|>{CALL}{'é' * 100_000}", special=True))
+    assert decoder.push(tokenizer.encode("b")[-1]) == "b"
+    assert time.thread_time() - begun < 2
 
 
 def test_a_message_does_not_end_the_response(tokenizer: Tokenizer) -> None:
