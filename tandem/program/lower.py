@@ -317,7 +317,7 @@ class _Lowering:
         different layouts: a GPU may then rotate and store them inside attention.
         """
         outputs, name = op.outputs, "+".join(v.name for v in op.outputs)
-        if outputs[0] not in self.f32:
+        if any(value not in self.f32 for value in outputs):  # one of them may have a place beside a query
             readers = self.consumers.get(outputs[0], [])
             inputs = readers[0].inputs if readers and readers[0].kind == "heads" else []
             together = inputs if inputs[: len(outputs)] == outputs else outputs

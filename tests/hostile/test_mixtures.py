@@ -1,4 +1,4 @@
-"""Mixtures of experts whose files are odd: a typed error before anything is computed, or the right numbers."""
+"""Mixtures of experts and of formats in odd files: a typed error before anything is computed, or the right numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 from tandem import LLM
 from tandem.errors import ModelFileError
 from tandem.gguf.formats import by_name, dequantise, quantise
+from tandem.model.model import Model
 from tests.gguf_files import Key, write
+from tests.models.test_reference import GOLDENS
 
 DIM, VOCAB = 256, 48
 Array = np.ndarray
@@ -79,3 +81,22 @@ def test_a_row_that_is_no_whole_number_of_blocks(format: str, tmp_path: Path) ->
     odd = logits(write_model(tmp_path / "odd.gguf", 48, 0, down=format))
     same = logits(write_model(tmp_path / "same.gguf", 48, 0, down=f"{format} as F32"))
     assert np.abs(odd - same).max() <= 1e-4 * np.abs(same).max()
+
+
+@pytest.mark.parametrize("parts", ["kv", "qv", "qk"])
+def test_any_two_of_query_key_and_value_may_share_a_format(
+    parts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each family: two of one format are one matmul, whichever they are."""
+    paths = sorted(GOLDENS.glob("*.gguf"))
+    same = {path: logits(path) for path in paths}
+    matrices = Model.matrices
+    names = tuple(f"attn_{part}.weight" for part in parts)
+
+    def mixed(model: Model) -> dict[str, tuple[str, int, int]]:
+        found = matrices(model)
+        return {name: ("f16", *found[name][1:]) if name.endswith(names) else found[name] for name in found}
+
+    monkeypatch.setattr(Model, "matrices", mixed)
+    for path in paths:
+        assert np.abs(logits(path) - same[path]).max() < 0.02 * np.abs(same[path]).max(), path.name
