@@ -117,12 +117,12 @@ def _blocks_per_sequence(config: ModelConfig, blocks: int, tokens: int) -> list[
 def step_bytes(limits: StepLimits, step_slots: int) -> int:
     """Returns the bytes that grow with the batch: StepInputs and results of each step slot, and the logits."""
     layout = StepLayout(limits)
-    return step_slots * (layout.nbytes + layout.result_bytes) + 4 * limits.rows * limits.vocab
+    return step_slots * (layout.nbytes + layout.result_bytes) + 4 * limits.logits_rows * limits.vocab
 
 
 def _with_batch(limits: StepLimits, batch: int) -> StepLimits:
-    draft_rows = limits.rows - (limits.sequences - 1)
-    return replace(limits, rows=batch + draft_rows, sequences=batch + 1)
+    draft_rows = limits.logits_rows - (limits.sequences - 1)
+    return replace(limits, logits_rows=batch + draft_rows, sequences=batch + 1)
 
 
 def _largest(fits: Callable[[int], bool], end: int) -> int:

@@ -2,7 +2,10 @@
 
 A kernel `name` has three files: `kernels/name.py` (the declaration), `kernels/name.c` (CPU) and `kernels/name.slang`
 (Vulkan). A fused kernel that only GPUs run has no C file, and may be an entry point of another kernel's Slang file: its
-docstring names the file. A launch passes buffers and scalars in the declared order; abi.py limits their number.
+docstring names the file. What launches it: an op in program/graph.py and its lowering in program/lower.py or, for a
+fused GPU kernel, a pass in devices/vulkan/fuse_launches.py; workgroups and constants on a GPU: kernels/*_dispatch.py.
+
+A launch passes buffers and scalars in the declared order; abi.py limits their number.
 """
 
 from __future__ import annotations

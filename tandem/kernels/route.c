@@ -27,7 +27,7 @@ static int32_t take_highest(const float *values, uint8_t *taken, int32_t n) {
     return best;
 }
 
-// Takes the experts of all sets but the best: a set's score is the sum of its SET_TOP highest.
+// Takes the experts of all groups (n_group) but the best: a group's score is the sum of its SET_TOP highest.
 static void take_other_sets(const launch_args *args, const float *choice, uint8_t *taken) {
     int32_t sets = args->scalar[SETS].i, size = args->scalar[EXPERTS].i / sets;
     float score[MAX_EXPERTS];

@@ -1,9 +1,9 @@
 """Routing of a mixture of experts: the experts that each token uses, and their weights.
 
 Scores are the softmax or the sigmoid of the router's logits. A token uses the experts with the highest score plus
-`bias`, of the best `sets_used` of `sets` sets of experts (a set's rank: the sum of its `set_top` highest). Weights are
-the scores without bias, divided by their sum with `normalise`, times `scale`. A softmax over the chosen logits alone is
-the same as one over all logits with `normalise`.
+`bias`, of the best `sets_used` of `sets` expert groups (topk_group of n_group; a group's rank: the sum of its `set_top`
+highest). Weights are the scores without bias, divided by their sum with `normalise`, times `scale`. A softmax over the
+chosen logits alone is the same as one over all logits with `normalise`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def extents(s: Scalars, counts: Counts) -> dict[str, int]:
 
 
 def reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[str, Array]:
-    n, experts, used, sets = counts["tokens"], int(s["experts"]), int(s["used"]), int(s["sets"])
+    n, experts, used, groups = counts["tokens"], int(s["experts"]), int(s["used"]), int(s["sets"])
     logits = arrays["logits"][:n, :experts].astype(np.float64)
     if s["score"] == SCORE_SIGMOID:
         scores = 1 / (1 + np.exp(-logits))
@@ -43,13 +43,13 @@ def reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[s
         scores = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores /= scores.sum(axis=1, keepdims=True)
     choice = scores + arrays["bias"][:experts] if "bias" in arrays else scores
-    if sets > 1:
-        by_set = choice.reshape(n, sets, -1)
-        rank = np.sort(by_set, axis=2)[:, :, -int(s["set_top"]) :].sum(axis=2)
+    if groups > 1:
+        by_group = choice.reshape(n, groups, -1)
+        rank = np.sort(by_group, axis=2)[:, :, -int(s["set_top"]) :].sum(axis=2)
         best = np.argsort(-rank, axis=1, kind="stable")[:, : int(s["sets_used"])]
-        allowed = np.zeros((n, sets), bool)
+        allowed = np.zeros((n, groups), bool)
         np.put_along_axis(allowed, best, True, axis=1)
-        choice = np.where(allowed[:, :, None], by_set, -np.inf).reshape(n, experts)
+        choice = np.where(allowed[:, :, None], by_group, -np.inf).reshape(n, experts)
     chosen = np.argsort(-choice, axis=1, kind="stable")[:, :used]
     weights = np.take_along_axis(scores, chosen, axis=1)
     if s["normalise"]:
@@ -60,7 +60,7 @@ def reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[s
 
 
 def cases(rng: np.random.Generator) -> Iterator[Case]:
-    for tokens, experts, used, sets, set_top, sigmoid, normalise, bias, scale in (
+    for tokens, experts, used, groups, group_top, sigmoid, normalise, bias, scale in (
         (1, 8, 2, 1, 1, False, True, False, 1.0),
         (5, 128, 8, 1, 1, False, True, False, 1.0),
         (33, 60, 4, 1, 1, False, False, False, 1.0),
@@ -81,9 +81,9 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         scalars: dict[str, float] = {
             "experts": experts, "used": used, "stride": experts + 3,
             "score": SCORE_SIGMOID if sigmoid else SCORE_SOFTMAX, "normalise": int(normalise), "scale": scale,
-            "sets": sets, "sets_used": max(1, sets // 2), "set_top": set_top,
+            "sets": groups, "sets_used": max(1, groups // 2), "set_top": group_top,
         }  # fmt: skip
-        label = f"{tokens} tokens, {used} of {experts} experts in {sets} sets, bias={bias}"
+        label = f"{tokens} tokens, {used} of {experts} experts in {groups} groups, bias={bias}"
         counts = {"tokens": tokens, "rows": 0, "work": 0}
         yield Case(label, arrays, scalars, counts, rtol=3e-6)
 

@@ -143,7 +143,8 @@ static float number_of(uint32_t key) {
 
 ALWAYS_INLINE double bin_sum(const double bin[WAYS]) { return (bin[0] + bin[1]) + (bin[2] + bin[3]); }
 
-// Walks bins downwards until with `above` they hold `target`, or to the last that holds anything.
+// Finds, from the highest bin down, the bin in which the running sum reaches `target`, or else the last that is not
+// empty. The sum begins at `above`, which becomes the sum of all bins above the one found.
 static uint32_t edge_bin(double bins[BINS][WAYS], double target, double *above) {
     uint32_t found = 0;
     double before = *above, sum = *above;
@@ -159,7 +160,7 @@ static uint32_t edge_bin(double bins[BINS][WAYS], double target, double *above) 
     return found;
 }
 
-// The fewest of `kept`, from the highest on, that number `count` or, if that is 0, weigh `share` of all.
+// Top-k (`count` > 0) or top-p (`count` = 0, `share` = p) of the kept tokens: the smallest set of highest logits.
 static kept_set cut(const row_view *r, kept_set kept, int32_t count, double share) {
     static const int shifts[LEVELS] = {21, 10, 0};
     double bins[BINS][WAYS], above = 0.0, target = count;  // a bin has several sums, so that neighbours need not wait

@@ -106,5 +106,5 @@ class HarmonyDecoder:
         return text
 
     def _end_reasoning(self) -> str:
-        thought, self._thinks = self._thinks, False
-        return "\n</think>\n\n" if thought else ""
+        had_reasoning, self._thinks = self._thinks, False
+        return "\n</think>\n\n" if had_reasoning else ""

@@ -1,6 +1,6 @@
 """A model as a flat list of ops, independent of devices: architectures/* build it and fuse.py rewrites it.
 
-A value has one row per token of the step ("tokens"), per sampled token ("rows"), or per token and expert that it uses
+A value has one row per token of the step ("tokens"), per row of logits ("rows"), or per token and expert that it uses
 ("slots"). `SHAPES` lists the ops that architectures may emit; each entry checks the inputs and returns the widths of
 the outputs. fuse.py adds fused ops.
 """
@@ -55,9 +55,11 @@ class Routing(NamedTuple):
     sigmoid: bool = False  # scores are the sigmoid of the logits, not the softmax
     normalise: bool = True  # weights add up to 1
     scale: float = 1.0  # of the weights
-    sets: int = 1  # sets of experts, of which a token uses `sets_used`
-    sets_used: int = 1
-    set_top: int = 1  # experts that a set is ranked by
+    expert_groups: int = (
+        1  # n_group of a model's config; a token uses experts of the best `groups_used` of them
+    )
+    groups_used: int = 1  # topk_group
+    group_top: int = 1  # experts whose scores rank a group
     bias: Vector | None = None  # added to the scores for the choice, not to the weights
 
 

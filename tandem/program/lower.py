@@ -87,7 +87,7 @@ def lower(
     for arena, nbytes in (("step", step.nbytes), ("results", step.result_bytes)):
         sizes |= {arena: nbytes, OTHER_STEP_SLOT[arena]: nbytes}
     limits = step.limits
-    counts = {"tokens": limits.tokens, "rows": limits.rows, "work": limits.work}
+    counts = {"tokens": limits.tokens, "rows": limits.logits_rows, "work": limits.work}
     return Program(launches, counts, sizes, lowering.values)
 
 
@@ -105,7 +105,7 @@ class _Lowering:
         self, ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVCacheShape, fuse_quantise: bool
     ) -> None:
         self.plan, self.step, self.kv, self.fuse_quantise = plan, step, kv, fuse_quantise
-        self.counts = {"tokens": step.limits.tokens, "rows": step.limits.rows, "slots": 0}
+        self.counts = {"tokens": step.limits.tokens, "rows": step.limits.logits_rows, "slots": 0}
         self.consumers = consumers(ops)
         self.launches: list[Launch] = []
         self.values: dict[str, tuple[int, Tensor]] = {}
@@ -489,9 +489,9 @@ class _Lowering:
             score=SCORE_SIGMOID if routing.sigmoid else SCORE_SOFTMAX,
             normalise=routing.normalise,
             scale=routing.scale,
-            sets=routing.sets,
-            sets_used=routing.sets_used,
-            set_top=routing.set_top,
+            sets=routing.expert_groups,
+            sets_used=routing.groups_used,
+            set_top=routing.group_top,
             **sizes,
         )
         tables: dict[str, Tensor | None] = {"chosen": found.chosen, "groups": found.groups}

@@ -47,7 +47,7 @@ Ints = np.ndarray[Any, np.dtype[np.int32]]
 @dataclass(frozen=True)
 class StepLimits:
     tokens: int  # tokens of a step
-    rows: int  # tokens of a step that are sampled
+    logits_rows: int  # positions of a step whose next token is sampled: rows of its logits and results
     sequences: int
     blocks: int  # entries of a sequence's block table
     groups: int = 1  # KV groups
@@ -60,7 +60,7 @@ class StepLimits:
     @property
     def adjustments(self) -> int:
         """Logit adjustments of all rows: in the worst case, a row has one for each token of a full context."""
-        return self.rows * (self.blocks * KV_BLOCK + MAX_BIASES + MAX_STOP_IDS)
+        return self.logits_rows * (self.blocks * KV_BLOCK + MAX_BIASES + MAX_STOP_IDS)
 
 
 class StepLayout:
@@ -72,14 +72,14 @@ class StepLayout:
         self.header = self._table("header", HEADER_INTS, 1)
         self.tokens = self._table("tokens", TOKEN_INTS, limits.tokens)
         self.work = self._table("work", WORK_INTS, limits.work)
-        self.rows = self._table("rows", 1, limits.rows)
-        self.params = self._table("params", SAMPLING_INTS, limits.rows)
+        self.rows = self._table("rows", 1, limits.logits_rows)
+        self.params = self._table("params", SAMPLING_INTS, limits.logits_rows)
         self.adjustments = self._table("adjustments", ADJUSTMENT_INTS, limits.adjustments)
-        self.masks = self._table("masks", max(1, -(-limits.vocab // 32)), limits.rows)
+        self.masks = self._table("masks", max(1, -(-limits.vocab // 32)), limits.logits_rows)
         self.tables = [
             self._table(f"tables.{g}", limits.blocks, limits.sequences) for g in range(limits.groups)
         ]
-        self.result_bytes = 4 * RESULT_INTS * limits.rows
+        self.result_bytes = 4 * RESULT_INTS * limits.logits_rows
         self.results, self.sampled_before = (
             Tensor(name, arena, "i32", self.result_bytes, RESULT_INTS, 0)
             for name, arena in (("result", "results"), ("result before", OTHER_STEP_SLOT["results"]))

@@ -160,7 +160,7 @@ class SimulatedRecording:
         assert (self.memory == self.written).all(), "StepInputs changed while the step was in flight"
         tokens, rows, work = self.inputs.header[:3]
         limits = self.engine.scheduler.limits
-        assert 0 < tokens <= limits.tokens and rows <= limits.rows
+        assert 0 < tokens <= limits.tokens and rows <= limits.logits_rows
         self.engine.steps += 1
         self.engine.tokens_computed += int(tokens)
         self._store(self.inputs.tokens[:tokens].copy())

@@ -83,7 +83,7 @@ SLIPS = {
     "weights are not normalised, or are": lambda r: r._replace(normalise=not r.normalise),
     "weights are scaled": lambda r: r._replace(scale=0.9),
     "sigmoid in place of softmax": lambda r: r._replace(sigmoid=True),
-    "half of the experts are left out": lambda r: r._replace(sets=2, sets_used=1),
+    "half of the experts are left out": lambda r: r._replace(expert_groups=2, groups_used=1),
 }
 
 
