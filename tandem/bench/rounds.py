@@ -183,7 +183,7 @@ class Bench:
         """A sequence whose first `depth` tokens are marked as computed."""
         new = 1 if workload.kind == "decode" else workload.tokens
         ids = self._random.integers(0, self.engine.model.config.vocab, workload.depth + new).tolist()
-        sequence, cache = self.engine.prepare(ids, params), self.engine.cache
+        sequence, cache = self.engine.new_sequence(ids, params), self.engine.cache
         while sequence.state.computed < workload.depth:
             sequence.state.computed = min(workload.depth, sequence.state.computed + KV_BLOCK)
             if not cache.reserve(sequence.kv.tables, sequence.state.computed):

@@ -35,7 +35,8 @@ from tandem.kernels.kernel import Array
 
 DEFAULT_QUEUE = 1024  # maximum number of waiting requests
 CLOSED = "the model is closed: open it again"
-PATIENCE, MUCH = 1.0, 8  # seconds without a read, and times `max_unread`, after which a stream ends
+READ_TIMEOUT = 1.0  # s without a read after which a stream above `max_unread` is ended
+HARD_LIMIT_FACTOR = 8  # times `max_unread`: above this, any stream is ended
 UNREAD = "the response was not read as fast as it was generated: read it, or ask for fewer tokens"
 
 
@@ -49,7 +50,7 @@ class _Outbox:
         self.items: asyncio.Queue[Any] = asyncio.Queue()
         self.unread = 0  # values of the tokens in `items`
         self.last_read = 0.0  # by the loop's clock
-        self.is_watched = self.is_cut = False  # they are many; they were too many
+        self.is_watched = self.is_cut = False  # above `max_unread`, to be checked; ended
 
     def values(self, item: Any) -> int:
         """A token counts as one value and its log-probabilities."""
@@ -70,9 +71,9 @@ class AsyncLLM:
         **options: Any,
     ) -> None:
         """`model` and `options`: as for LLM, or an LLM that is open. `queue`: maximum number of requests that wait;
-        one more is refused with a QueueFullError. `max_unread`: values that a stream may have generated and not yet
-        yielded, a token counted as one and its log-probabilities; with more, a stream that nobody reads for a second,
-        or with eight times as many any, ends with a DeadlineError."""
+        one more is refused with a QueueFullError. `max_unread`: soft limit on a stream's buffer, in values (a token
+        counts as one and its log-probabilities). Above it, a stream that was not read for 1 s is ended; above 8 times
+        it, any stream is ended (DeadlineError)."""
         if not isinstance(queue, int) or queue < 0:
             raise RequestError(f"queue={queue!r}: give the number of requests that may wait, 0 or more")
         if max_unread is not None and (not isinstance(max_unread, int) or max_unread < 1):
@@ -231,7 +232,7 @@ class AsyncLLM:
         sequences = [output.sequence for output in self._streams]
         self._streams.clear()
         self._embeddings.clear()
-        with self._driver.exclusive():
+        with self._driver.locked():
             for outbox in outboxes:
                 if isinstance(outbox.work, Generator):
                     outbox.work.close()
@@ -285,7 +286,7 @@ class AsyncLLM:
             self._driver.cancel([outbox.work])
         else:
             self._embeddings.pop(outbox, None)
-            with self._driver.exclusive():
+            with self._driver.locked():
                 outbox.work.close()
 
     def _deliver(self, items: list[tuple[_Outbox, Any]]) -> None:
@@ -307,13 +308,13 @@ class AsyncLLM:
             outbox.unread += outbox.values(item)
             if outbox.unread > self._max_unread and not outbox.is_watched:
                 outbox.is_watched = True
-                outbox.loop.call_later(PATIENCE, self._watch, outbox)
+                outbox.loop.call_later(READ_TIMEOUT, self._watch, outbox)
 
     def _watch(self, outbox: _Outbox) -> None:
         """Ends a stream that is still not read. Later, since its reader may have waited for this loop."""
         outbox.is_watched = False
         idle = outbox.loop.time() - outbox.last_read
-        limit = self._max_unread if idle > PATIENCE else MUCH * self._max_unread
+        limit = self._max_unread if idle > READ_TIMEOUT else HARD_LIMIT_FACTOR * self._max_unread
         if outbox.unread > limit and outbox in self._outboxes:
             outbox.is_cut = True
             outbox.items.put_nowait(DeadlineError(UNREAD))

@@ -87,7 +87,7 @@ class Batch:
             if chunk.scores:
                 adjustments = self._write_scores(chunk, first, row, adjustments)
                 row += chunk.scores
-            if chunk.sampled:
+            if chunk.samples_next:
                 adjustments = self._write_rows(chunk, first + chunk.count - 1, row, adjustments)
                 row += 1 + len(chunk.draft_tokens)
                 if chunk.sequence.constraint:

@@ -66,7 +66,7 @@ class DraftModel:
         self.forget(sequence)
         draft = self.engine.submit(tokens, SamplingParams(max_tokens=self.engine.context, ignore_eos=True))
         # Without a step in flight ahead: it would compute more tokens than wanted.
-        draft.state.always_needs_sampled_token = draft.state.needs_sampled_token = True
+        draft.state.must_wait_for_token = draft.state.wait_for_token = True
         self._drafts[sequence] = draft
         return draft
 

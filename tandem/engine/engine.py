@@ -1,4 +1,6 @@
-"""The engine compiles a model for a device, and runs the steps that serve every request. Driver is its lock and loop.
+"""The engine compiles a model for a device, and runs the steps that serve every request.
+
+Driver serialises access and runs single steps; LLM and AsyncLLM loop.
 
 Load (`Engine.load`): ops -> fuse -> plan weights -> lower -> validate -> allocate -> repack -> record.
 Step (`Engine.step`): schedule -> write StepInputs -> start -> read the tokens of the oldest step in flight. The host
@@ -63,7 +65,8 @@ class StepSlot:
     recording: Recording
     chunks: list[Chunk] = field(default_factory=list)
     started: float = 0.0
-    exclusive: bool = False  # no other step may start before its logits are read
+    # A sequence has a logits processor: no other step may start before the host has read the logits.
+    samples_on_host: bool = False
 
 
 class Engine:
@@ -151,18 +154,18 @@ class Engine:
         self, prompt: list[int], params: SamplingParams, eos_ids: frozenset[int] = frozenset()
     ) -> Sequence:
         """Checks and queues a request; `step` serves it until it has a finish_reason."""
-        sequence = self.prepare(prompt, params, eos_ids)
+        sequence = self.new_sequence(prompt, params, eos_ids)
         self.enqueue(sequence)
         return sequence
 
-    def prepare(
+    def new_sequence(
         self,
         prompt: list[int],
         params: SamplingParams,
         eos_ids: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
     ) -> Sequence:
-        """Checks a request. It is not queued yet."""
+        """Checks a request and makes its Sequence, which is not queued yet."""
         config = self.model.config
         if len(prompt) >= self.context:
             raise ContextError(
@@ -198,7 +201,7 @@ class Engine:
         return self._collect() if self._in_flight else []
 
     def _free_step_slot(self) -> StepSlot | None:
-        if self._in_flight and self._in_flight[-1].exclusive:
+        if self._in_flight and self._in_flight[-1].samples_on_host:
             return None
         for step_slot in self.step_slots:
             if step_slot not in self._in_flight:
@@ -208,7 +211,7 @@ class Engine:
 
     def _start(self, step_slot: StepSlot, chunks: list[Chunk]) -> None:
         step_slot.chunks = chunks
-        step_slot.exclusive = self._any_logits_processor and any(
+        step_slot.samples_on_host = self._any_logits_processor and any(
             chunk.sequence.request.params.logits_processor for chunk in chunks
         )
         try:
@@ -241,10 +244,10 @@ class Engine:
                     chunk.begin, [batch.read_logprobs(row + i) for i in range(chunk.scores)]
                 )
                 row += chunk.scores
-            if not chunk.sampled:
+            if not chunk.samples_next:
                 continue
             if sequence.finish_reason is None:  # else it ended meanwhile, and this token is dropped
-                if step_slot.exclusive and sequence.request.params.logits_processor:
+                if step_slot.samples_on_host and sequence.request.params.logits_processor:
                     self._sample_on_host(sequence, batch, row)
                 elif chunk.draft_tokens:
                     sampled = [batch.read(row + i, sequence) for i in range(1 + len(chunk.draft_tokens))]
@@ -335,7 +338,7 @@ class Engine:
                 f"{len(ids)} tokens are more than the context of {self.context}: load with a larger one"
             )
         self._check_prompt(ids)
-        rows, tables = self.scheduler.limits.rows, self.cache.new_tables()
+        rows, tables = self.scheduler.limits.logits_rows, self.cache.new_tables()
         sequence = Sequence(ids, SamplingParams(), frozenset(), tables, table_row=self._out_of_band_row)
         begin = 0
         try:
@@ -429,7 +432,7 @@ class Driver:
         self._abandoned: deque[OutputReader] = deque()  # cancelled by their readers, still in the engine
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """A `with` block in which no other thread uses the engine. Raises an error where it would wait for ever."""
         self.check_process()
         if self._holder == threading.get_ident():
@@ -447,7 +450,7 @@ class Driver:
 
     def close(self, free: Callable[[], None]) -> None:
         """Calls `free` after the step that runs, once: other threads that close the model wait until it is done."""
-        with suppress(_Closed), self.exclusive():
+        with suppress(_Closed), self.locked():
             self.closed = True
             free()
 
@@ -461,7 +464,7 @@ class Driver:
             raise DeviceError("the model was opened before this process was forked: open it in this process")
 
     def submit(self, outputs: Iterable[OutputReader]) -> None:
-        with self.exclusive():
+        with self.locked():
             for output in outputs:
                 self.engine.enqueue(output.sequence)
 
@@ -470,7 +473,7 @@ class Driver:
 
         Lists each request that has new tokens or is done. A step serves every request, so a request that was not read
         for some steps has several new tokens."""
-        with self.exclusive(), deferred():
+        with self.locked(), deferred():
             for output in outputs:
                 if output.has_new_tokens:
                     break
@@ -491,7 +494,7 @@ class Driver:
 
     def forward(self, parts: Iterator[T]) -> T:
         """Runs the next part of an out-of-band forward (`Engine.captured`)."""
-        with self.exclusive():
+        with self.locked():
             self._cancel_abandoned()
             return next(parts)
 

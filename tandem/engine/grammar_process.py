@@ -1,9 +1,9 @@
 """Processes that compile grammars first, to find those that take too long or too much memory.
 
 A regular expression with intersections of a few hundred bytes may take hours to compile, and a thread cannot be ended.
-A process can: it forks a child for each grammar, which the kernel ends when it exceeds its time. Ordinary grammars take
-milliseconds, so one process gives each only that much, and what takes longer goes to a second process: an ordinary
-grammar does not wait for slow ones. Both have a vocabulary of bytes, since the expressions take the time.
+A process can: it forks a child for each grammar, which the operating system ends when it exceeds its time. Ordinary
+grammars take milliseconds, so one process gives each only that much, and what takes longer goes to a second process: an
+ordinary grammar does not wait for slow ones. Both have a vocabulary of bytes, since the expressions take the time.
 """
 
 from __future__ import annotations

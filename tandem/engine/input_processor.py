@@ -29,20 +29,20 @@ class InputProcessor:
         self.engine, self.tokenizer, self._template = engine, tokenizer, template
         self._compiler: ConstraintCompiler | None = None
 
-    def prepare(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> OutputReader:
+    def process(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> OutputReader:
         """Checks a request. It is not queued yet."""
         items = as_items(prompt)
         is_chat = bool(items) and isinstance(items[0], Mapping)
-        return self._prepare(self.chat_ids(items) if is_chat else self.token_ids(items), params)
+        return self._new_output(self.chat_ids(items) if is_chat else self.token_ids(items), params)
 
-    def prepare_copies(self, ids: list[int], params: dict[str, Any], n: int | None) -> list[OutputReader]:
+    def process_copies(self, ids: list[int], params: dict[str, Any], n: int | None) -> list[OutputReader]:
         """Checks `n` requests (None: one) with the same prompt; request i has seed + i."""
         if n is not None and not (isinstance(n, int) and 1 <= n <= MAX_COMPLETIONS):
             raise RequestError(f"n={n!r}: give a number of answers, 1 to {MAX_COMPLETIONS}")
-        first = self._prepare(ids, params)
+        first = self._new_output(ids, params)
         seed = first.sequence.request.params.seed
         seeds = [{} if seed is None else {"seed": seed + i} for i in range(1, n or 1)]
-        return [first, *(self._prepare(ids, params | own) for own in seeds)]
+        return [first, *(self._new_output(ids, params | own) for own in seeds)]
 
     def chat_ids(
         self, messages: Iterable[Message], limit: int | None = None, /, **template: Any
@@ -73,7 +73,7 @@ class InputProcessor:
         except TypeError:
             raise RequestError(NOT_A_PROMPT) from None
 
-    def _prepare(self, ids: list[int], params: dict[str, Any]) -> OutputReader:
+    def _new_output(self, ids: list[int], params: dict[str, Any]) -> OutputReader:
         known = {f.name for f in dataclasses.fields(SamplingParams)}
         unknown = params.keys() - known
         if unknown:
@@ -82,7 +82,7 @@ class InputProcessor:
             )
         wanted = SamplingParams(**params)
         constraint = self._compile(wanted) if wanted.constraint else None
-        sequence = self.engine.prepare(ids, wanted, self.tokenizer.eos_ids, constraint)
+        sequence = self.engine.new_sequence(ids, wanted, self.tokenizer.eos_ids, constraint)
         return OutputReader(sequence, self.tokenizer)
 
     def _compile(self, params: SamplingParams) -> Constraint:

@@ -46,13 +46,14 @@ class BlockTable:
 class SequenceKV:
     """The KV blocks of one sequence."""
 
-    __slots__ = ("block_hashes", "next_maintenance", "tables")
+    __slots__ = ("block_boundary", "block_hashes", "tables")
 
     def __init__(self, tables: list[BlockTable]) -> None:
         self.tables = tables  # one per group
         self.block_hashes: list[bytes] = []  # hashes of its full blocks
-        # The number of computed tokens at which blocks must be published, freed or reserved.
-        self.next_maintenance = 0
+        # Computed tokens at which the next block is needed; 0: check at the next step. Full blocks are then published
+        # to the prefix cache, and blocks outside the window freed.
+        self.block_boundary = 0
 
 
 class BlockPool:

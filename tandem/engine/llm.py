@@ -180,7 +180,7 @@ class LLM:
         """Answers a conversation: [{"role": "user", "content": "..."}]. Parameters as in SamplingParams.
 
         `n`: the number of answers, returned in a list. Each is sampled independently; the prompt is computed once."""
-        results = self._run(self._inputs.prepare_copies(self.chat_ids(messages), params, n))
+        results = self._run(self._inputs.process_copies(self.chat_ids(messages), params, n))
         return results[0] if n is None else results
 
     @overload
@@ -201,7 +201,7 @@ class LLM:
         items = as_items(prompt)
         is_one = isinstance(items, str) or (items and isinstance(items[0], Integral))
         prompts = [self._inputs.token_ids(one) for one in ([items] if is_one else items)]
-        results = self._run([each for ids in prompts for each in self._inputs.prepare_copies(ids, params, n)])
+        results = self._run([each for ids in prompts for each in self._inputs.process_copies(ids, params, n)])
         return results[0] if is_one and n is None else results
 
     def stream(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> Iterator[Token]:
@@ -210,13 +210,13 @@ class LLM:
 
     def prepare(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> OutputReader:
         """Checks a request; `driver.submit` queues it."""
-        return self._inputs.prepare(prompt, **params)
+        return self._inputs.process(prompt, **params)
 
     def chat_ids(
         self, messages: Iterable[Message], limit: int | None = None, /, **template: Any
     ) -> list[int]:
-        """Returns the token ids of a conversation, up to the beginning of the model's response. `limit`: of a longer
-        conversation, only so much as shows that it has more ids. `template`: variables of the chat template."""
+        """Returns the token ids of a conversation, up to the beginning of the model's response. `limit`: stops
+        encoding once there are more than `limit` tokens. `template`: variables of the chat template."""
         return self._inputs.chat_ids(messages, limit, **template)
 
     @property
@@ -264,7 +264,7 @@ class LLM:
 
     def logits(self, ids: list[int]) -> Array:
         """Returns the logits after each token: float32 [len(ids), vocabulary]."""
-        with self.driver.exclusive():
+        with self.driver.locked():
             return self.engine.logits(self._inputs.token_ids(ids))
 
     def capture(self, ids: list[int], names: Iterable[str]) -> dict[str, Array]:
@@ -277,13 +277,13 @@ class LLM:
             raise RequestError(
                 f"{names!r} are no intermediates: give a list of names from `LLM.intermediates`"
             )
-        with self.driver.exclusive():
+        with self.driver.locked():
             return self.engine.capture(self._inputs.token_ids(ids), wanted)
 
     def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
         """Returns a vector of length 1, float32 [width]: the final hidden states before the head, pooled. `pooling`:
         "mean" of all tokens, the "last" token, or the first ("cls")."""
-        with self.driver.exclusive(), closing(self.embedding(prompt, pooling)) as vectors:
+        with self.driver.locked(), closing(self.embedding(prompt, pooling)) as vectors:
             return next(vector for vector in vectors if vector is not None)
 
     def embedding(self, prompt: str | list[int], pooling: str) -> Generator[Array | None]:
@@ -308,7 +308,7 @@ class LLM:
         kv_snapshot.check_path(path)  # before the work
         tokens = self.prepare(prompt).sequence.request.prompt
         self.generate(tokens, max_tokens=1)
-        with self.driver.exclusive(), deferred():
+        with self.driver.locked(), deferred():
             state = kv_snapshot.save(self.engine, tokens)
         state.write(path)
         return len(state.tokens)
@@ -319,7 +319,7 @@ class LLM:
 
         kv_snapshot.check_path(path)
         state = kv_snapshot.read(path, self.engine)
-        with self.driver.exclusive(), deferred():
+        with self.driver.locked(), deferred():
             kv_snapshot.restore(self.engine, state, path)
         return state.tokens
 

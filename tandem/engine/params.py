@@ -24,7 +24,8 @@ LogitsProcessor = Callable[[list[int], Array], Array | None]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters and limits of a request. Names and meanings follow OpenAI and llama.cpp.
+    """Sampling parameters and limits of a request. Names follow OpenAI and llama.cpp. Penalties count the prompt's
+    tokens too, as in llama.cpp, but all of them, not only the last 64.
 
     A value outside its range raises RequestError. Sampling applies logit bias and penalties, then top-k, top-p, min-p
     and temperature. At most one of `json_schema`, `regex`, `grammar` and `choices` constrains the output.

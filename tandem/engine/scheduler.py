@@ -1,7 +1,8 @@
 """Continuous batching: chooses the tokens of each step, and which sequences run.
 
 Prefill and decode are not separate phases. A running sequence has tokens whose keys and values are not computed yet: a
-whole prompt (prefill), or the one token just sampled (decode). A step computes such tokens of any mix of sequences.
+whole prompt or, after a preemption, all tokens (prefill), or the one token just sampled (decode). A step computes such
+tokens of any mix of sequences.
 
 Steps run in the order in which they are scheduled. So the tokens of a step count as computed as soon as it is
 scheduled, and the next step may use freed blocks while steps are still in flight.
@@ -66,26 +67,27 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """Returns the chunks of the next step; none if there is nothing to compute.
 
-        Every decoding sequence gets its one token first. Prompts get the rest of the step's tokens, in order of
-        priority and arrival, within the prefill budget."""
+        Every decoding sequence gets its one token first. Sequences in prefill get the rest of the step's tokens, in
+        order of priority and arrival, within the prefill budget."""
         if self._deadline < math.inf:
             self._expire()
         for sequence in self.running:
-            if sequence.state.computed >= sequence.kv.next_maintenance:
-                self._maintain_blocks(sequence)
+            if sequence.state.computed >= sequence.kv.block_boundary:
+                self._publish_and_free_blocks(sequence)
         if self.waiting:
             self._admit()
         chunks: list[Chunk] = []
-        prompts = self._schedule_decodes(chunks)
+        prefills = self._schedule_decodes(chunks)
         budget = self.limits.tokens - len(chunks)
         drafted = self._schedule_drafts(self.speculator, chunks, budget) if self.speculator else 0
-        if prompts:
-            self._schedule_prompts(prompts, chunks, budget - drafted, drafted)
+        if prefills:
+            self._schedule_prefills(prefills, chunks, budget - drafted, drafted)
         return self._commit(chunks)
 
     def _schedule_decodes(self, chunks: list[Chunk]) -> list[tuple[Sequence, int]]:
-        """Adds a chunk of one token for each decoding sequence; returns the prompts and their uncomputed tokens."""
-        prompts: list[tuple[Sequence, int]] = []
+        """Adds a chunk of one token for each decoding sequence; returns the sequences in prefill (a
+        prompt, or all tokens of a preempted sequence) and their uncomputed tokens."""
+        prefills: list[tuple[Sequence, int]] = []
         max_decodes = self.limits.tokens
         if self.stages > 1:
             max_decodes = min(max_decodes, -(-len(self.running) // self.stages))
@@ -97,17 +99,17 @@ class Scheduler:
                     continue
                 pending += in_flight
             if pending > 1:
-                prompts.append((sequence, pending))
+                prefills.append((sequence, pending))
             elif pending and len(chunks) < max_decodes:
-                if state.computed < sequence.kv.next_maintenance:
+                if state.computed < sequence.kv.block_boundary:
                     chunks.append(Chunk(sequence, state.computed, 1, True))
                 else:
                     self._add_chunk(sequence, 1, 1, chunks)
-        return prompts
+        return prefills
 
     def _schedule_drafts(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> int:
         """Adds draft tokens where tokens, rows and KV blocks are to spare; returns how many."""
-        max_drafted = min(self.limits.rows - len(self.running), budget)
+        max_drafted = min(self.limits.logits_rows - len(self.running), budget)
         eligible = [chunk for chunk in chunks if not chunk.sequence.request.params.logits_processor]
         with_known_token = [chunk for chunk in eligible if chunk.begin < len(chunk.sequence.tokens)]
         drafts = speculator.propose([chunk.sequence for chunk in with_known_token], len(chunks), max_drafted)
@@ -118,20 +120,18 @@ class Scheduler:
             sequence = chunk.sequence
             if chunk not in with_known_token and sequence.acceptance:  # its token is still being sampled
                 sequence.acceptance.idle += 1
-            if not sequence.state.always_needs_sampled_token:
-                sequence.state.needs_sampled_token = bool(chunk.draft_tokens) or speculator.should_wait(
-                    sequence
-                )
+            if not sequence.state.must_wait_for_token:
+                sequence.state.wait_for_token = bool(chunk.draft_tokens) or speculator.should_wait(sequence)
         return sum(len(chunk.draft_tokens) for chunk in with_known_token)
 
-    def _schedule_prompts(
-        self, prompts: list[tuple[Sequence, int]], chunks: list[Chunk], budget: int, drafted: int
+    def _schedule_prefills(
+        self, prefills: list[tuple[Sequence, int]], chunks: list[Chunk], budget: int, drafted: int
     ) -> None:
-        """Adds chunks of prompts (chunked prefill)."""
+        """Adds chunks of sequences in prefill (chunked prefill)."""
         if chunks and self.prefill_budget:
-            budget = min(budget, self.prefill_budget.tokens(len(prompts), len(chunks)))
-        spare_rows = self.limits.rows - len(self.running) - drafted
-        for sequence, pending in prompts:
+            budget = min(budget, self.prefill_budget.tokens(len(prefills), len(chunks)))
+        spare_rows = self.limits.logits_rows - len(self.running) - drafted
+        for sequence, pending in prefills:
             count = min(pending, budget)
             if sequence.request.params.prompt_logprobs is not None:  # a row for each token but the last
                 max_count = min(budget, spare_rows + 1)
@@ -148,23 +148,23 @@ class Scheduler:
                 chunks = [chunk for chunk in chunks if chunk.sequence is not sequence]
                 continue
             state.computed += chunk.count
-            state.in_flight_tokens += chunk.sampled
+            state.in_flight_tokens += chunk.samples_next
             if chunk.count > 1:
-                sequence.kv.next_maintenance = 0
+                sequence.kv.block_boundary = 0
         return chunks
 
     def undo(self, chunks: list[Chunk]) -> None:
         """Reverts `schedule`, which returned these chunks last: the step could not be started."""
         for chunk in chunks:
             chunk.sequence.state.computed -= chunk.count
-            chunk.sequence.state.in_flight_tokens -= chunk.sampled
+            chunk.sequence.state.in_flight_tokens -= chunk.samples_next
 
     def complete(self, chunks: list[Chunk], seconds: float | None) -> None:
         """Records that a step is done. `seconds`: its duration; None if it is not known."""
         prompt_tokens = decodes = drafted = 0
         for chunk in chunks:
-            chunk.sequence.state.in_flight_tokens -= chunk.sampled
-            if chunk.count == 1 and chunk.sampled:
+            chunk.sequence.state.in_flight_tokens -= chunk.samples_next
+            if chunk.count == 1 and chunk.samples_next:
                 decodes += 1
             else:
                 prompt_tokens += chunk.count
@@ -212,7 +212,7 @@ class Scheduler:
         if state.table_row < 0 or self.cache.slides or computed < kv.tables[0].cached * KV_BLOCK:
             return False
         del kv.block_hashes[computed // KV_BLOCK :]
-        state.computed, kv.next_maintenance = computed, 0
+        state.computed, kv.block_boundary = computed, 0
         sequence.restart(tokens)
         insort(self.running, sequence, key=_order)
         return True
@@ -323,7 +323,7 @@ class Scheduler:
             if last is sequence:
                 return False
             self._preempt(last)
-        sequence.kv.next_maintenance = -(-tokens // KV_BLOCK) * KV_BLOCK
+        sequence.kv.block_boundary = -(-tokens // KV_BLOCK) * KV_BLOCK
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -334,7 +334,7 @@ class Scheduler:
 
     def _stop_running(self, sequence: Sequence) -> None:
         """Takes a running sequence out of the steps; frees its blocks and its table row."""
-        self._maintain_blocks(sequence)
+        self._publish_and_free_blocks(sequence)
         if sequence in self.running:  # else it is paused
             self.running.remove(sequence)
         self._free_blocks(sequence)
@@ -343,10 +343,10 @@ class Scheduler:
 
     def _free_blocks(self, sequence: Sequence) -> None:
         # First: after an interrupt this may run again.
-        sequence.state.computed = sequence.kv.next_maintenance = 0
+        sequence.state.computed = sequence.kv.block_boundary = 0
         self.cache.free(sequence.kv.tables)
 
-    def _maintain_blocks(self, sequence: Sequence) -> None:
+    def _publish_and_free_blocks(self, sequence: Sequence) -> None:
         """Publishes full blocks to the prefix cache; frees blocks outside the window."""
         kv, computed = sequence.kv, sequence.state.computed
         full = min(computed, len(sequence.tokens)) // KV_BLOCK
@@ -360,7 +360,7 @@ class Scheduler:
 def _can_follow(sequence: Sequence, state: SchedulerState) -> bool:
     """Whether a token in flight can be computed in the next step, before the host knows it: not if that step depends
     on its id, or if it is the last token."""
-    if state.needs_sampled_token:
+    if state.wait_for_token:
         return False
     return len(sequence.generated) + state.in_flight_tokens < sequence.request.max_tokens
 

@@ -74,19 +74,22 @@ class SchedulerState:
 
     __slots__ = (
         "admissions",
-        "always_needs_sampled_token",
         "cached_prompt_tokens",
         "computed",
         "in_flight_tokens",
-        "needs_sampled_token",
+        "must_wait_for_token",
         "table_row",
+        "wait_for_token",
     )
 
-    def __init__(self, needs_sampled_token: bool, table_row: int) -> None:
+    def __init__(self, must_wait_for_token: bool, table_row: int) -> None:
         self.computed = 0  # tokens whose keys and values are cached, or will be after the steps in flight
         self.in_flight_tokens = 0  # tokens that steps in flight are sampling
-        # The next step depends on the sampled token's id, and cannot be scheduled before the host knows it.
-        self.needs_sampled_token = self.always_needs_sampled_token = needs_sampled_token
+        # Each of its steps depends on the id of the token before (penalties, a constraint, a logits processor), so it
+        # is not scheduled while that token is in flight.
+        self.must_wait_for_token = must_wait_for_token
+        # Its next step waits for the token in flight: always if it must, else while speculation drafts tokens for it.
+        self.wait_for_token = must_wait_for_token
         self.table_row = table_row  # its row in the block tables; -1: it is not running
         self.admissions = 0  # times it was admitted: more than 1 after a preemption
         self.cached_prompt_tokens = 0  # prompt tokens that were in the prefix cache at its first admission
@@ -181,7 +184,7 @@ class Sequence:
 class Chunk:
     """The tokens of one sequence in one step: `count` tokens from `begin` on.
 
-    `sampled`: the last of them is the sequence's last token, so the next token is sampled.
+    `samples_next`: the last of them is the sequence's last token, so the step samples the next one.
     `draft_tokens`: computed after them; each has a row of results.
     `scores`: number of prompt tokens, the first ones, with a row that scores the next token."""
 
@@ -191,13 +194,14 @@ class Chunk:
         "count",
         "draft_tokens",
         "result_row",
-        "sampled",
+        "samples_next",
         "scores",
         "sequence",
     )
 
-    def __init__(self, sequence: Sequence, begin: int, count: int, sampled: bool) -> None:
-        self.sequence, self.begin, self.count, self.sampled = sequence, begin, count, sampled
+    def __init__(self, sequence: Sequence, begin: int, count: int, samples_next: bool) -> None:
+        self.sequence, self.begin, self.count = sequence, begin, count
+        self.samples_next = samples_next
         self.draft_tokens: Items[int] = ()
         self.scores = 0
         self.admissions = sequence.state.admissions  # differs later if the sequence was preempted

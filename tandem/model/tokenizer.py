@@ -104,7 +104,7 @@ class Tokenizer:
 
         `bos`: whether to add the BOS token; None does as the file says, but never twice.
         `continues`: the text follows another, so no space is added at its start.
-        `limit`: of a text with more ids than this, only so much is encoded as shows that it has more.
+        `limit`: stops encoding once there are more than `limit` tokens.
         """
         if limit is not None and len(text) > (end := (limit + 1) * max(self._core.longest, MAX_CHARACTER)):
             ids = self.encode(text[:end], special=special, bos=bos, continues=continues, limit=limit)

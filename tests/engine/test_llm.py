@@ -112,7 +112,7 @@ def test_a_stream_may_be_collected_during_a_step(llm: LLM, monkeypatch: pytest.M
     assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
 
 
-@pytest.mark.parametrize("place", ["remove", "_stop_running", "_maintain_blocks", "_free_blocks"])
+@pytest.mark.parametrize("place", ["remove", "_stop_running", "_publish_and_free_blocks", "_free_blocks"])
 def test_an_interrupt_while_a_request_is_removed(llm: LLM, place: str) -> None:
     """Ctrl-C at its last token: it is removed all the same."""
 

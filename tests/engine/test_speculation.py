@@ -62,7 +62,7 @@ def test_the_draft_length() -> None:
 def test_rejected_drafts_stop_and_are_retried() -> None:
     speculator = Speculator(PromptLookup(), FixedCost(0.25))
     engine = SimulatedEngine(windows=(0,), blocks=(99,), context=CONTEXT, batch=1, tokens=64, draft_tokens=8)
-    sequence = engine.prepare([1, 2, 3] * 9, SamplingParams(max_tokens=200))
+    sequence = engine.new_sequence([1, 2, 3] * 9, SamplingParams(max_tokens=200))
     tried = []
     for _ in range(8 * RETRY_TOKENS):
         [draft] = speculator.propose([sequence], 1, 8)
@@ -94,7 +94,7 @@ def times(steps: int, rates: list[float], cost: float, sequences: int, random: R
     more for each draft token. The acceptance rate takes each of `rates` in turn."""
     speculator, taken, made = Speculator(Drafter()), 0.0, 0
     engine = SimulatedEngine(windows=(0,), blocks=(9,), context=CONTEXT, batch=1, tokens=64, draft_tokens=8)
-    running = [engine.prepare([1], SamplingParams(max_tokens=10**6)) for _ in range(sequences)]
+    running = [engine.new_sequence([1], SamplingParams(max_tokens=10**6)) for _ in range(sequences)]
     for step in range(steps):
         drafts = speculator.propose(running, sequences, 16)
         seconds = random.gauss(1.0, 0.05) + cost * sum(map(len, drafts))
@@ -279,7 +279,7 @@ def test_a_draft_model_with_texts_of_the_same_prefix(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
     with opened(path, threads=1) as small:
         draft = DraftModel(small, 320)
-        texts = [small.prepare([*range(40, 80), i], SamplingParams(max_tokens=9)) for i in range(3)]
+        texts = [small.new_sequence([*range(40, 80), i], SamplingParams(max_tokens=9)) for i in range(3)]
         assert [len(draft) for draft in draft.propose([(text, 2) for text in texts])] == [2, 2, 2]
         assert [draft.uncached(text) for text in texts] == [0, 0, 0]
         for text in texts:
@@ -333,7 +333,7 @@ def test_a_draft_model_whose_memory_paused_sequences_hold(
         draft, made = DraftModel(small, 320), 0
         for _ in range(20):
             texts = [
-                small.prepare(
+                small.new_sequence(
                     [random.randrange(320) for _ in range(random.randrange(1, 120))], SamplingParams()
                 )
                 for _ in range(6)
@@ -353,7 +353,7 @@ def test_a_draft_model_whose_memory_paused_sequences_hold(
 def test_a_draft_model_recovers_from_a_failed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(write_model(tmp_path / "tiny.gguf", "Q4_0"), threads=1) as small:
         draft = DraftModel(small, 320)
-        texts = [small.prepare([*range(40, 80), i], SamplingParams(max_tokens=9)) for i in range(3)]
+        texts = [small.new_sequence([*range(40, 80), i], SamplingParams(max_tokens=9)) for i in range(3)]
         wanted = [(text, 3) for text in texts]
         expected = draft.propose(wanted)
         step, left = small.step, [1, 0]

@@ -63,7 +63,7 @@ class Machine:
     def slower(self) -> float:
         """Serves a batch of requests; returns its time divided by that without speculation."""
         running = [
-            self.engine.prepare([1] * self.prompt, SamplingParams(max_tokens=self.tokens))
+            self.engine.new_sequence([1] * self.prompt, SamplingParams(max_tokens=self.tokens))
             for _ in range(self.batch)
         ]
         prompts = self.batch * self.prompt
@@ -145,10 +145,10 @@ class Unmet:
 def test_drafts_that_a_constraint_rejects_are_given_up() -> None:
     """Drafting takes time, but no step verifies the drafts."""
     machine = Machine(1, 256, 0.9)
-    prepare = machine.engine.prepare
+    new_sequence = machine.engine.new_sequence
     machine.slower()
     before = machine.speculator.cost_model.seconds(1, [])
-    machine.engine.prepare = lambda prompt, params: prepare(prompt, params, constraint=Unmet())  # type: ignore[method-assign, assignment, arg-type, misc]
+    machine.engine.new_sequence = lambda prompt, params: new_sequence(prompt, params, constraint=Unmet())  # type: ignore[method-assign, assignment, arg-type, misc]
     times = [machine.slower() for _ in range(6)]
     assert max(times) < 1.07 and sum(times) / len(times) < 1.05, times
     assert machine.speculator.cost_model.seconds(1, []) < 1.1 * before, (
@@ -174,7 +174,7 @@ def test_lengths_are_not_reused_for_other_sequences() -> None:
     """If layers are split over devices, parts of a batch alternate."""
     machine = Machine(1, 96, 0.9)
     machine.slower()
-    good, bad = (machine.engine.prepare([1] * 45, SamplingParams(max_tokens=96)) for _ in range(2))
+    good, bad = (machine.engine.new_sequence([1] * 45, SamplingParams(max_tokens=96)) for _ in range(2))
     for sequence, accepted in ((good, True), (bad, False)):
         machine.speculator.propose([sequence], 1, 16)
         for _ in range(20):

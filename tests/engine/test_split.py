@@ -201,7 +201,8 @@ def test_masks_reach_the_last_device(tmp_path: Path) -> None:
     with split_engine(write_model(tmp_path / "tiny.gguf", "Q4_0"), 1, 1) as engine:
         params = SamplingParams(max_tokens=5, ignore_eos=True)
         sequences = [
-            engine.prepare([4, 5], params, constraint=constraint) for constraint in (None, OnlyOneToken())
+            engine.new_sequence([4, 5], params, constraint=constraint)
+            for constraint in (None, OnlyOneToken())
         ]  # type: ignore[arg-type]
         for sequence in sequences:
             engine.enqueue(sequence)
@@ -282,7 +283,10 @@ def test_each_step_has_its_part_of_the_sequences(seed: int) -> None:
             engine.cancel(rng.choice(sequences))
         engine.step()
         flying = [
-            chunk.sequence for step_slot in engine._in_flight for chunk in step_slot.chunks if chunk.sampled
+            chunk.sequence
+            for step_slot in engine._in_flight
+            for chunk in step_slot.chunks
+            if chunk.samples_next
         ]
         assert len(flying) == len(set(flying)), "a sequence is sampled by two steps in flight"
     while any(sequence.finish_reason is None for sequence in sequences):

@@ -68,7 +68,7 @@ next(tokens)
 if sys.argv[2] == "busy":  # another thread has the lock of the engine when the process is forked
     holding = threading.Event()
     def hold():
-        with llm.driver.exclusive():
+        with llm.driver.locked():
             holding.set()
             time.sleep(1)
     threading.Thread(target=hold).start()

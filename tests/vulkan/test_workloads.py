@@ -31,7 +31,7 @@ class Checked(Engine):
         self.below: list[float] = []
 
     def _collect(self) -> list[Sequence]:
-        sampled = [chunk for chunk in self._in_flight[0].chunks if chunk.sampled]
+        sampled = [chunk for chunk in self._in_flight[0].chunks if chunk.samples_next]
         known = [len(chunk.sequence.generated) for chunk in sampled]
         served = super()._collect()
         logits = iter(self._read("logits", sum(1 + len(chunk.draft_tokens) for chunk in sampled)))

@@ -77,8 +77,8 @@ class Prompt:
 
 
 def build_prompt(llm: LLM, request: GenerationRequest, limit: int | None = None) -> Prompt:
-    """The prompt's token ids, sampling parameters and output parser of a request. `limit`: of a longer prompt, only so
-    much as shows that it has more ids."""
+    """The prompt's token ids, sampling parameters and output parser of a request. `limit`: stops encoding
+    once there are more than `limit` tokens."""
     schema = request.params.get("json_schema")
     if isinstance(schema, dict):
         request.params["json_schema"] = {"x-guidance": JSON_WHITESPACE, **schema}

@@ -243,12 +243,12 @@ async def _merge(
                 yield delta
         return
     queue: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue(max_concurrent)
-    slots = asyncio.Semaphore(max_concurrent)
+    capacity = asyncio.Semaphore(max_concurrent)
 
     async def pump(stream: AsyncGenerator[Delta, None]) -> None:
         end: BaseException | None = None
         try:
-            async with slots, aclosing(stream) as deltas:
+            async with capacity, aclosing(stream) as deltas:
                 async for delta in deltas:
                     await queue.put(delta)
         except Exception as error:

@@ -145,7 +145,7 @@ class EngineMonitor:
         for chunk in chunks:
             total = chunk.total
             tokens += total
-            if chunk.sampled:
+            if chunk.samples_next:
                 rows += 1 + len(chunk.draft_tokens)
                 if chunk.sequence.first_token > self._last:
                     first.append(chunk.sequence.first_token - chunk.sequence.request.submitted)
@@ -154,7 +154,7 @@ class EngineMonitor:
             end = chunk.begin + total
             for window, nbytes in self._kv:
                 kv_bytes += nbytes * (min(end, window + total - 1) if window else end)
-        sampled = sum(chunk.sampled for chunk in chunks) + self._accepted()
+        sampled = sum(chunk.samples_next for chunk in chunks) + self._accepted()
         served = {chunk.sequence for chunk in chunks}
         waited = not served.isdisjoint(self._served)  # otherwise the engine may have been idle
         between = max(0.0, self.engine.step_called - self._last) if waited else 0.0
@@ -201,7 +201,7 @@ class EngineMonitor:
 
     def _measure(self) -> Roofline | None:
         try:
-            with self.llm.driver.exclusive():
+            with self.llm.driver.locked():
                 if self._is_busy():
                     return None
                 parts = measure_parts(self.llm)
