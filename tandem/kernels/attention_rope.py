@@ -1,13 +1,14 @@
 """Attention with head norm, RoPE and KV store in one launch: `rope`, then `attention`, for one token per sequence.
 
 For GPUs only (attention_rope.slang). It reads the matmul's queries, keys and values and does not change them.
-Each work item is one token, whose new key and value go to the cache; keys and values are float16.
+Each work item is one token, whose new key and value go to the cache; keys and values are float16. Where there are no
+head norms, `vectors` may be the sinks of attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from tandem.kernels.kernel import AFTER_SCALARS, Array, Buffer, Case, Cost, Coun
 from tandem.kernels.kv_layout import kv_store
 from tandem.kernels.rows import rows_bytes
 
+T = TypeVar("T")
+
 
 def attention_scalars(scalars: Scalars) -> Scalars:
     """The scalars of the `attention` kernel."""
@@ -36,6 +39,14 @@ def rope_scalars(scalars: Scalars) -> Scalars:
     strides = dict.fromkeys(("q_stride", "k_stride", "v_stride"), scalars["q_stride"])
     own = {**scalars, **strides, "slot_field": TOKEN_SLOT}
     return {name: own[name] for name, _ in rope.KERNEL.scalars}
+
+
+def by_kernel(arrays: Mapping[str, T], scalars: Scalars) -> dict[str, T]:
+    """The arrays, or whatever stands for them, by their names in `rope` and `attention`."""
+    given = dict(arrays)
+    if "vectors" in given and not int(scalars["parts"]) & PART_NORM:
+        given["sinks"] = given.pop("vectors")
+    return given
 
 
 def fused_scalars(of_rope: Scalars, of_attention: Scalars, k_column: int, v_column: int) -> Scalars:
@@ -57,18 +68,20 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     attention_extents = attention.extents(of_attention, counts)
     return {
         **{name: attention_extents[name] for name in ("cache", "tables", "work", "out")},
-        **{name: rope.extents(of_rope, counts)[name] for name in ("vectors", "table")},
+        "table": rope.extents(of_rope, counts)["table"],
+        "vectors": 4
+        * int(2 * scalars["head_dim"] if int(scalars["parts"]) & PART_NORM else scalars["q_heads"]),
         "qkv": rows_bytes(counts["tokens"], columns, scalars["q_stride"]),
     }
 
 
 def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
-    tokens, of_rope = counts["tokens"], rope_scalars(scalars)
+    tokens, of_rope, arrays = counts["tokens"], rope_scalars(scalars), by_kernel(arrays, scalars)
     table = np.zeros((tokens, TOKEN_INTS), np.int32)
     for row, _, sequence, position in arrays["work"][: counts["work"]]:
         block = arrays["tables"][sequence, position // KV_BLOCK]
         table[row, TOKEN_POSITION], table[row, TOKEN_SLOT] = position, block * KV_BLOCK + position % KV_BLOCK
-    given = {name: arrays[name] for name in ("cache", "table", "vectors") if name in arrays}
+    given: dict[str, Array] = {name: arrays[name] for name in ("cache", "table", "vectors") if name in arrays}
     columns = {"q": 0, "k": int(scalars["k_column"]), "v": int(scalars["v_column"])}
     heads = {name: arrays["qkv"][:, column:] for name, column in columns.items()}
     rotated = rope.reference({**given, **heads, "tokens": table}, of_rope, counts)
@@ -85,11 +98,14 @@ def make_case(
     parts: int = PART_NORM | PART_ROPE | PART_STORE,
     rot_dim: int = 0,
     interleaved: int = 0,
+    sinks: bool = False,
 ) -> Case:
     """`heads`: query heads, KV heads, head_dim. The new token's KV slot in the cache is NaN."""
     (q_heads, kv_heads, dim), n = heads, len(positions)
     rows = [(position, 1) for position in positions]
-    case = attention.make_case(rng, label, heads, rows, window, out_q8=1, q_gap=2 * kv_heads * dim)
+    case = attention.make_case(
+        rng, label, heads, rows, window, out_q8=1, q_gap=2 * kv_heads * dim, sinks=sinks
+    )
     slots = case.arrays["tables"][np.arange(n), np.array(positions) // KV_BLOCK] * KV_BLOCK
     with np.errstate(invalid="ignore"):
         nothing = np.full((n, kv_heads, dim), np.nan)
@@ -103,6 +119,8 @@ def make_case(
     }
     if parts & PART_NORM:
         arrays["vectors"] = rng.uniform(0.5, 2, (2, dim)).astype(np.float32)
+    elif sinks:
+        arrays["vectors"] = case.arrays["sinks"]
     of_rope = {
         "rot_dim": rot_dim,
         "eps": 1e-6,
@@ -126,6 +144,8 @@ def cases(rng: np.random.Generator, dims: Sequence[int] = (64, 128, 256)) -> Ite
     yield make_case(rng, "interleaved, part of the head", (4, 2, dim), [7, 130], rot_dim=part, interleaved=1)
     yield make_case(rng, "part of the head", (4, 2, dim), [7, 130], rot_dim=part)
     yield make_case(rng, "without norm", (8, 1, dim), [9, 700], parts=PART_ROPE | PART_STORE)
+    parts = PART_ROPE | PART_STORE
+    yield make_case(rng, "sinks", (8, 1, dim), [0, 9, 700], 128, parts, sinks=True)
     yield make_case(rng, "deep", (4, 2, dim), [4100])
 
 
@@ -138,7 +158,7 @@ KERNEL = Kernel(
         Buffer("tables", "r"),  # int32 [sequences][table_stride], as in `attention`
         Buffer("work", "r"),  # int32 [W][WORK_INTS], one row per entry
         Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]
-        Buffer("vectors", "r"),  # float32 [2][head_dim]: the weights of the head norms
+        Buffer("vectors", "r"),  # float32 [2][head_dim]: the weights of the head norms; or [q_heads]: sinks
         Buffer("table", "r", AFTER_SCALARS),  # float32 [positions][rot_dim / 2][cos, sin]
     ),
     scalars=(

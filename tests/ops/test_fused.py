@@ -76,7 +76,7 @@ def test_attention_with_rope_is_rope_and_attention() -> None:
         s = case.scalars
         columns = {"q": 0, "k": int(s["k_column"]), "v": int(s["v_column"])}
         heads = {name: case.arrays["qkv"][:, column:] for name, column in columns.items()}
-        given = {**case.arrays, **heads, "tokens": tokens}
+        given = {**attention_rope.by_kernel(case.arrays, s), **heads, "tokens": tokens}
         rotated = rope.reference(given, attention_rope.rope_scalars(s), case.counts)
         given |= {name: rotated[name] for name in ("q", "cache")}
         attended = attention.reference(given, attention_rope.attention_scalars(s), case.counts)

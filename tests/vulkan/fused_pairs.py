@@ -72,7 +72,7 @@ def token_table(case: Case) -> Array:
 
 def attention_pair(device: VulkanDevice, case: Case, tensors: dict[str, Tensor]) -> list[Given]:
     """`case`: of attention_rope, placed at `tensors`, with "tokens" among them."""
-    qkv, heads = tensors["qkv"], dict(tensors)
+    qkv, heads = tensors["qkv"], attention_rope.by_kernel(tensors, case.scalars)
     for name, column in {"q": 0, "k": case.scalars["k_column"], "v": case.scalars["v_column"]}.items():
         begin = 4 * int(column)
         heads[name] = Tensor(name, ARENA, "f32", qkv.nbytes - begin, qkv.stride, begin, qkv)
@@ -99,7 +99,8 @@ def check_attention(device: VulkanDevice, case: Case, after_matmul: bool = False
     heads = {name: case.arrays["qkv"][:, column:] for name, column in columns.items()}
     of_rope = {**case.arrays, **heads, "tokens": token_table(case)}
     rotated = rope.KERNEL.reference(of_rope, attention_rope.rope_scalars(case.scalars), case.counts)
-    of_attention = {**case.arrays, "q": rotated["q"], "cache": rotated["cache"]}
+    given = attention_rope.by_kernel(case.arrays, case.scalars)
+    of_attention = {**given, "q": rotated["q"], "cache": rotated["cache"]}
     scalars = attention_rope.attention_scalars(case.scalars)
     expected = attention.KERNEL.reference(of_attention, scalars, case.counts)
     found = {name: read(device, tensors[name], case.arrays[name]) for name in ("cache", "out")}

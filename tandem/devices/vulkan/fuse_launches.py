@@ -78,7 +78,8 @@ def _attention_rope(
     q, k, v, cache = (rope.buffers[name] for name in ("q", "k", "v", "cache"))
     if q is None or k is None or v is None or cache is None or cache is not attention.buffers["cache"]:
         return []
-    if attention.buffers["sinks"]:
+    norms, sinks = rope.buffers["vectors"], attention.buffers["sinks"]
+    if norms and sinks:
         return []
     qkv = q.root  # one matrix, which no other launch reads
     together = qkv is k.root is v.root and q.stride == k.stride == v.stride == qkv.stride
@@ -88,7 +89,11 @@ def _attention_rope(
     scalars = attention_rope.fused_scalars(rope.scalars, attention.scalars, *columns)
     bound = {**rope.buffers, **attention.buffers, "qkv": qkv}
     launches = []
-    for kernel, barrier in ((attention_prefetch.KERNEL, False), (attention_rope.KERNEL, attention.barrier)):
+    for kernel, barrier, vectors in (
+        (attention_prefetch.KERNEL, False, norms),
+        (attention_rope.KERNEL, attention.barrier, norms or sinks),
+    ):
+        bound["vectors"] = vectors
         if DISPATCH_RULES[kernel.name](scalars, counts, gpu):
             buffers = {buffer.name: bound[buffer.name] for buffer in kernel.buffers}
             launches.append(Launch(kernel, buffers, scalars, attention.name, barrier))
