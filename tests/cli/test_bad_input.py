@@ -76,7 +76,12 @@ def test_not_a_model(refused: Refused, tmp_path: Path) -> None:
 def test_wrong_architecture_lists_the_known_ones(refused: Refused, tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "bird.gguf", architecture="dodo")
     problem = refused("run", path, "hello")
-    assert "'dodo'" in problem and ", ".join(sorted(ARCHITECTURES)) in problem
+    assert "'dodo'" in problem and ", ".join(sorted(ARCHITECTURES)) in problem and "lacks" not in problem
+
+
+def test_a_wrong_architecture_says_what_is_missing(refused: Refused, tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "mamba.gguf", architecture="mamba2")
+    assert "it lacks state-space layers" in refused("run", path, "hello")
 
 
 def test_prompt_longer_than_the_context(refused: Refused, tiny: Path) -> None:
