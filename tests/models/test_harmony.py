@@ -14,6 +14,7 @@ from tandem.gguf.file import GGUF
 from tandem.model.tokenizer import Tokenizer
 from tandem.server.core.output_parser import GenerationResult, OutputParser
 from tandem.server.core.prompt import GenerationRequest, build_prompt
+from tandem.server.core.tool_calls import Tool
 from tests.cli.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.fast
@@ -109,3 +110,18 @@ def test_constrained_answers_begin_without_reasoning(path: Path) -> None:
         assert llm.tokenizer.decode(plain.ids, special=True).endswith("<|start|>assistant")
         assert llm.tokenizer.decode(held.ids, special=True).endswith(FINAL)
         assert llm.generate([held.ids], max_tokens=9, regex="Yes[.]")[0].text == "Yes."
+
+
+def test_a_required_call_is_one(path: Path) -> None:
+    schema = {"type": "object", "properties": {"x": {"enum": [3]}}, "required": ["x"]}
+    request = GenerationRequest(
+        "harmony",
+        messages=[{"role": "user", "content": "Hi"}],
+        tools=[Tool("f", "", schema)],
+        tool_choice="required",
+    )
+    with LLM(path, device="cpu", threads=1, context=512) as llm:
+        prompt = build_prompt(llm, request)
+        answer = llm.generate([prompt.ids], max_tokens=99, **prompt.params)[0]
+        [call] = prompt.new_parser().push(answer.text, last=True).tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("f", {"x": 3})
