@@ -15,7 +15,7 @@ from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.recording import bucket
 from tandem.errors import DeviceError, DeviceLostError
 from tandem.kernels import all_kernels, attention_dispatch, matmul
-from tandem.kernels.abi import COUNTS, KV_SCALED, Q8_BLOCK, Q8_COLUMNS
+from tandem.kernels.abi import COUNTS, KV_SCALED, Q8_BLOCK, Q8_COLUMNS, Q8_TILE
 from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tandem.kernels.kernel import Array, Case, Kernel
 from tandem.kernels.matmul_dispatch import has_coopmat
@@ -106,7 +106,9 @@ def check_kernel(device: AnyDevice, name: str, cases: Iterator[Case]) -> Checked
     for case in cases:
         count += 1
         kernel = matmul.BY_LAYOUT[case.label.split()[0]] if name == LARGER_MATMULS else kernels[name]
-        in_half = on_matrix_units and name.startswith("matmul_") and case.counts["tokens"] > 1
+        in_half = on_matrix_units and (
+            name.startswith("expert_matmul_") or (name.startswith("matmul_") and case.counts["tokens"] > 1)
+        )
         try:
             if name == LARGER_MATMULS or in_half:
                 check_matmul(device, kernel, case, MATRIX_ERROR if on_matrix_units else INTEGER_ERROR)
@@ -157,12 +159,17 @@ def check_matmul(device: AnyDevice, kernel: Kernel, case: Case, bound: float = M
     found = run_kernel(device, kernel, case)["out"]
     step: Array = np.zeros(1, np.float32)  # tolerance: a value may round to the neighbouring quant
     if case.scalars["out_q8"]:
-        expected, found = (q8_unpack(a, case.counts["tokens"]) for a in (expected, found))
+        rows = len(found) * Q8_TILE if "groups" in case.arrays else case.counts["tokens"]
+        expected, found = (q8_unpack(a, rows) for a in (expected, found))
         blocks = np.abs(expected).reshape(len(expected), -1, 32).max(axis=2, keepdims=True)
         step = np.broadcast_to(blocks * np.float32(1.5 / 127), (*blocks.shape[:2], 32)).reshape(
             expected.shape
         )
-    size = max(float(np.sqrt(np.mean(expected**2))), 1e-9)
+    size: Array | float = max(float(np.sqrt(np.mean(expected**2))), 1e-9)
+    if (
+        "groups" in case.arrays
+    ):  # relative to the rows in use; the largest products of a GLU have the largest errors
+        size = np.abs(expected) + np.sqrt(np.mean(expected[expected.any(axis=1)] ** 2))
     error = (np.maximum(np.abs(expected - found) - step, 0) / size).max()
     require(error < bound, f"error {error:.2e} relative to the result")
 

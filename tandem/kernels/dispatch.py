@@ -84,13 +84,13 @@ def shader_layout(layout: str) -> str:
 def with_format(constants: tuple[int, ...], layout: str) -> tuple[int, ...]:
     """Adds the constant by which a shader for several formats is told the one of its weights."""
     if layout in CHOSEN:
-        return *_padded(constants, CHOSEN_CONSTANT), CHOSEN.index(layout)
+        return *padded(constants, CHOSEN_CONSTANT), CHOSEN.index(layout)
     if layout in FLOAT_TYPES:
-        return *_padded(constants, FLOAT_CONSTANT), FLOAT_TYPES.index(layout)
+        return *padded(constants, FLOAT_CONSTANT), FLOAT_TYPES.index(layout)
     return constants
 
 
-def _padded(constants: tuple[int, ...], count: int) -> tuple[int, ...]:
+def padded(constants: tuple[int, ...], count: int) -> tuple[int, ...]:
     return *constants, *[0] * (count - len(constants))  # 0: the shader has no such constant
 
 

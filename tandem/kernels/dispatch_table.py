@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tandem.errors import DeviceError
 from tandem.kernels import (
     attention_dispatch,
     combine,
+    combine_norm,
     embed,
     expert_matmul,
+    expert_matmul_tokens,
     gather_tokens,
     glu,
     group_tokens,
@@ -17,6 +21,7 @@ from tandem.kernels import (
     quantise,
     rope,
     route,
+    route_group,
     sample,
 )
 from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
@@ -29,12 +34,18 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "attention_prefetch": attention_dispatch.attention_prefetch,
     "attention_rope": attention_dispatch.attention_rope,
     "combine": combine.dispatch,
+    "combine_norm": combine_norm.dispatch,
     **{f"embed_{layout}": embed.dispatch for layout in LAYOUTS},
     "expand_coopmat": matmul_dispatch.expand_coopmat,
     "expand_coopmat_f32": matmul_dispatch.expand_coopmat,
     "expand_coopmat_reg": matmul_dispatch.expand_coopmat_reg,
     "expand_coopmat_reg_f32": matmul_dispatch.expand_coopmat_reg,
+    "expand_expert_tokens": partial(expert_matmul.expand, True),
+    "expand_expert_tokens_f32": partial(expert_matmul.expand, True),
+    "expand_slots": partial(expert_matmul.expand, False),
+    "expand_slots_f32": partial(expert_matmul.expand, False),
     **{f"expert_matmul_{layout}": expert_matmul.dispatch for layout in LAYOUTS},
+    **{f"expert_matmul_tokens_{layout}": expert_matmul_tokens.dispatch for layout in LAYOUTS},
     "gather_tokens": gather_tokens.dispatch,
     "glu": glu.dispatch,
     "group_tokens": group_tokens.dispatch,
@@ -50,6 +61,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "quantise": quantise.dispatch,
     "rope": rope.dispatch,
     "route": route.dispatch,
+    "route_group": route_group.dispatch,
     "sample": sample.dispatch,
 }
 

@@ -1,8 +1,9 @@
 """Sizes of a mixture of experts' tables and activations, and both in NumPy.
 
 `chosen`: int32 [tokens, used], the experts of each token; `weights`: float32 of the same shape (route.py).
-`groups`: the tokens of each expert (group_tokens.py). Experts compute on slots: rows in the order of experts, where
-each expert's begin with a tile of their own (gather_tokens.py, expert_matmul.py). combine.py adds up a token's slots.
+`groups`: the tokens of each expert (group_tokens.py), the slots of each token, and the token of each slot. Experts
+compute on slots: rows in the order of experts, where each expert's begin with a tile of their own (gather_tokens.py,
+expert_matmul.py). combine.py adds up a token's slots.
 
 How many experts a step uses is known to the device only. The host knows a bound: `most_experts`.
 """
@@ -42,7 +43,9 @@ def chosen_bytes(tokens: int, s: Scalars) -> int:
 
 
 def groups_bytes(tokens: int, s: Scalars) -> int:
-    return 4 * (GROUP_HEADER + int(s["experts"]) * GROUP_INTS + tokens * int(s["used"]))
+    return 4 * (
+        GROUP_HEADER + int(s["experts"]) * GROUP_INTS + tokens * int(s["used"]) + max_slots(tokens, s)
+    )
 
 
 def random_choice(tokens: int, used: int, experts: int, rng: np.random.Generator) -> Array:
@@ -57,7 +60,8 @@ def group(chosen: Array, experts: int) -> Array:
     tokens = np.bincount(chosen.ravel(), minlength=experts)
     first = np.concatenate([[0], np.cumsum(-(-tokens // Q8_TILE) * Q8_TILE)])
     in_use = np.flatnonzero(tokens)
-    groups = np.zeros(GROUP_HEADER + experts * GROUP_INTS + chosen.size, np.int32)
+    sizes = {"experts": experts, "used": chosen.shape[1]}
+    groups = np.zeros(groups_bytes(len(chosen), sizes) // 4, np.int32)
     groups[GROUP_EXPERTS] = len(in_use)
     table = groups[GROUP_HEADER : GROUP_HEADER + len(in_use) * GROUP_INTS].reshape(-1, GROUP_INTS)
     table[:, GROUP_EXPERT], table[:, GROUP_SLOT], table[:, GROUP_TOKENS] = (
@@ -68,6 +72,7 @@ def group(chosen: Array, experts: int) -> Array:
     slots, following = groups[GROUP_HEADER + experts * GROUP_INTS :], first.copy()
     for i, expert in enumerate(chosen.ravel()):
         slots[i] = following[expert]
+        slots[chosen.size + following[expert]] = i // chosen.shape[1]
         following[expert] += 1
     return groups
 
@@ -77,6 +82,12 @@ def slots_of(groups: Array, s: Scalars, tokens: int) -> Array:
     begin = GROUP_HEADER + int(s["experts"]) * GROUP_INTS
     used = int(s["used"])
     return groups[begin : begin + tokens * used].reshape(tokens, used)
+
+
+def tokens_of(groups: Array, s: Scalars, tokens: int) -> Array:
+    """int32 [slots]: the token of each slot that is in use."""
+    begin = GROUP_HEADER + int(s["experts"]) * GROUP_INTS + tokens * int(s["used"])
+    return groups[begin : begin + max_slots(tokens, s)]
 
 
 def in_use(groups: Array) -> list[tuple[int, int, int]]:

@@ -6,9 +6,9 @@ enum { EXPERTS, USED };
 
 KERNEL(group_tokens) {
     (void)item;
-    int32_t experts = args->scalar[EXPERTS].i, total = step[HEADER_TOKENS] * args->scalar[USED].i;
+    int32_t experts = args->scalar[EXPERTS].i, used = args->scalar[USED].i, total = step[HEADER_TOKENS] * used;
     const int32_t *chosen = args->buffer[CHOSEN];
-    int32_t *groups = args->buffer[GROUPS], *group = groups + GROUP_HEADER, *slots = group + experts * GROUP_INTS;
+    int32_t *groups = args->buffer[GROUPS], *group = groups + GROUP_HEADER, *slots = group + experts * GROUP_INTS, *tokens_of = slots + total;
     int32_t tokens[MAX_EXPERTS] = {0}, next[MAX_EXPERTS], slot = 0, in_use = 0;
     for (int32_t i = 0; i < total; i++) tokens[chosen[i]]++;
     for (int32_t e = 0; e < experts; e++) {
@@ -20,5 +20,8 @@ KERNEL(group_tokens) {
         slot += (tokens[e] + Q8_TILE - 1) / Q8_TILE * Q8_TILE;
     }
     groups[GROUP_EXPERTS] = in_use;
-    for (int32_t i = 0; i < total; i++) slots[i] = next[chosen[i]]++;
+    for (int32_t i = 0; i < total; i++) {
+        slots[i] = next[chosen[i]]++;
+        tokens_of[slots[i]] = i / used;
+    }
 }

@@ -10,6 +10,8 @@ from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.experts import chosen_bytes, group, groups_bytes, random_choice
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 
+MAX_WORKGROUPS = 16
+
 
 def extents(s: Scalars, counts: Counts) -> dict[str, int]:
     return {"chosen": chosen_bytes(counts["tokens"], s), "groups": groups_bytes(counts["tokens"], s)}
@@ -38,9 +40,10 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
-    """One workgroup, with a thread for each expert or several."""
-    threads = min(1024, gpu.workgroup_invocations)
-    return Dispatch(1, constants=(threads,)) if scalars["experts"] <= threads else None
+    """Workgroups with some of the experts each, and a thread for each expert or several."""
+    threads, experts = min(1024, gpu.workgroup_invocations), int(scalars["experts"])
+    workgroups = min(experts, MAX_WORKGROUPS)
+    return Dispatch(workgroups, constants=(threads, workgroups)) if experts <= threads else None
 
 
 KERNEL = Kernel(

@@ -143,11 +143,11 @@ def _matmul_float(
     max_tokens = 8 if layout == "f32" else 4  # sums of 8 rows for 8 tokens do not fit in registers
     tokens_at_a_time = min(max_tokens, 1 << (tokens - 1).bit_length())
     wanted = ENOUGH_THREADS.get(gpu.kind, 1) / workgroups
-    sizes = [n for n in (64, 128, 256, 512) if n <= gpu.workgroup_invocations]
+    sizes = [n for n in (64, 128, 256, 512, 1024) if n <= gpu.workgroup_invocations]
     threads = choice.get("threads", min(sizes, key=lambda n: abs(math.log(n / wanted))))
     partial_sums = threads // gpu.subgroup_min * PANEL_ROWS * tokens_at_a_time
     # A matrix of few rows (a router) fills the device by its tokens.
-    at_once = tokens if workgroups >= ENOUGH_WORKGROUPS.get(gpu.kind, 1) else 4 * tokens_at_a_time
+    at_once = tokens if workgroups >= ENOUGH_WORKGROUPS.get(gpu.kind, 1) else tokens_at_a_time
     return Dispatch(
         workgroups,
         -(-tokens // at_once),

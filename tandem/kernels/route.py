@@ -90,7 +90,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     """One workgroup chooses the experts of one token."""
-    return Dispatch(counts["tokens"])
+    return Dispatch(counts["tokens"], constants=(64,))
 
 
 KERNEL = Kernel(

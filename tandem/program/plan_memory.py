@@ -5,15 +5,21 @@ from __future__ import annotations
 from tandem.program.program import Launch, Tensor
 from tandem.program.weight_plan import align
 
+# A GPU may run these together with as many launches after them (devices/vulkan/step_program.py): what they read stays
+# until then.
+FUSED_WITH_NEXT = {"route": 2, "gather_tokens": 1, "combine": 1}
+
 
 def lifetimes(launches: list[Launch]) -> dict[Tensor, tuple[int, int]]:
     """First and last launch that touches each activation (views count for their base)."""
     lives: dict[Tensor, tuple[int, int]] = {}
     for i, launch in enumerate(launches):
-        for tensor in [*launch.touched("r"), *launch.touched("w")]:
-            if tensor.arena == "activations":
-                first, _ = lives.get(tensor.root, (i, i))
-                lives[tensor.root] = (first, i)
+        fused = FUSED_WITH_NEXT.get(launch.kernel.name, 0)
+        for tensors, last in ((launch.touched("r"), i + fused), (launch.touched("w"), i)):
+            for tensor in tensors:
+                if tensor.arena == "activations":
+                    first, until = lives.get(tensor.root, (i, i))
+                    lives[tensor.root] = (first, max(until, last))
     return lives
 
 

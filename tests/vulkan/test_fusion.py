@@ -111,6 +111,34 @@ def test_a_step_of_one_token_has_no_other_launches(program: Program) -> None:
 
 
 @pytest.mark.fast
+def test_a_mixture_has_few_launches() -> None:
+    """Few tokens are routed, grouped and quantised in one; experts read tokens, and the norm adds up their outputs."""
+    program = Planned(SyntheticModel("qwen3-30b-a3b:q4_k", layers=2), 64).program
+    made = {}
+    for tokens, single in ((1, 1), (8, 1), (64, 1), (512, 0)):
+        counts = {"tokens": tokens, "rows": min(tokens, 16), "work": tokens if single else 1, SINGLE: single}
+        for gpu in (MATRICES, H200):
+            step = step_program(program, counts, gpu)
+            validate(step)
+            made[tokens] = [launch.kernel.name for launch in step.launches]
+    attention = [
+        "matmul_q4_k",
+        "attention_prefetch",
+        "attention_rope",
+        "matmul_norm_partials_q4_k",
+        "norm_finish",
+    ]
+    routed = ["matmul_f32", "route_group"]
+    experts = ["expert_matmul_tokens_q4_k", "expert_matmul_q4_k", "combine_norm"]
+    assert made[1][2:12] == [*attention, *routed, *experts]
+    assert made[8][2:10] == [attention[0], attention[2], attention[0], "norm", *routed, *experts[:2]]
+    assert "route_group" not in made[64] and "gather_tokens" not in made[64]
+    of_prompt = ["expand_expert_tokens", experts[0], "expand_slots", *experts[1:]]
+    begin = made[512].index(of_prompt[0])
+    assert made[512][begin : begin + 5] == of_prompt
+
+
+@pytest.mark.fast
 @pytest.mark.parametrize("tokens", [1, 8])
 def test_attention_is_fused_where_values_have_another_format(tokens: int) -> None:
     """As in files of mixed formats: a matmul of query and key, one of the value, and no barrier between them."""

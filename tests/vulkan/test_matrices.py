@@ -18,7 +18,17 @@ import pytest
 
 from tandem.devices.vulkan import compile_shaders, shader_modules, tuned
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.kernels import attention, attention_dispatch, attention_prefetch, attention_rope, expand, matmul
+from tandem.kernels import (
+    attention,
+    attention_dispatch,
+    attention_prefetch,
+    attention_rope,
+    expand,
+    expert_matmul,
+    expert_matmul_tokens,
+    matmul,
+)
+from tandem.kernels.abi import EPILOGUE_CLAMPED_GLU, EPILOGUE_SILU_GLU, EPILOGUE_STORE
 from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
 from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tandem.kernels.kernel import Case, Counts, Scalars
@@ -30,6 +40,7 @@ SOFTWARE = Path(__file__).with_name("software_matrices.slang")
 TYPES = {"Weights": "SoftwareA", "Tokens": "SoftwareB", "Keys": "SoftwareB", "Sums": "SoftwareC"}
 LAYOUTS = ("q4_0", "q4_k", "q6_k", *CHOSEN)
 FLOAT_LAYOUTS = ("f16", "bf16")
+KINDS = ("matmul", "expert_matmul", "expert_matmul_tokens")
 MODULES = ["attention_coopmat", "attention_multi_subgroup", "attention_rope", "matmul_coopmat_reg"]
 SHARED = "attention_coopmat_common"  # what those of attention import
 
@@ -73,7 +84,12 @@ def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setattr(compile_shaders, "KERNELS", sources)
         compile_shaders.compile_modules(MODULES, shaders)
         patch.setattr(shader_modules, "SPIRV", shaders)
-        for name in ("attention", *(f"matmul_{layout}" for layout in (*LAYOUTS, *FLOAT_LAYOUTS))):
+        both = (
+            f"{kind}_{layout}"
+            for kind in ("matmul", "expert_matmul")
+            for layout in (*LAYOUTS, *FLOAT_LAYOUTS)
+        )
+        for name in ("attention", *both):
             patch.setitem(DISPATCH_RULES, name, without_splits(DISPATCH_RULES[name]))
         patch.setattr(attention_dispatch, "attention", DISPATCH_RULES["attention"])
         patch.setattr(attention_dispatch, "HEAD_LANES", 8)  # a subgroup's, here
@@ -112,6 +128,25 @@ def test_matmuls_of_larger_matrices(device: VulkanDevice) -> None:
         case = matmul.make_case(layout, tokens, rows, columns, 0, 0, rng)
         with device.capabilities.choices.trying(choice):
             check_matmul(device, matmul.BY_LAYOUT[layout], case)
+
+
+def test_matmuls_of_experts(device: VulkanDevice) -> None:
+    """Of one tile of an expert's slots and of several; some experts have more slots than that."""
+    rng, store, silu, clamped = (
+        np.random.default_rng(5),
+        EPILOGUE_STORE,
+        EPILOGUE_SILU_GLU,
+        EPILOGUE_CLAMPED_GLU,
+    )
+    for layout, tokens, rows, columns, experts, used, epilogue, bias in (
+        ("q4_0", 6, 48, 64, 8, 2, store, True), ("q4_k", 9, 128, 256, 6, 2, silu, False),
+        ("q4_k", 12, 48, 256, 4, 3, store, False), ("q6_k", 20, 64, 256, 3, 1, clamped, True),
+        ("mxfp4", 60, 64, 64, 4, 2, clamped, True), ("q4_0", 100, 112, 64, 5, 3, store, True),
+        ("f16", 6, 48, 64, 4, 2, store, False), ("bf16", 40, 64, 64, 3, 2, silu, True),
+    ):  # fmt: skip
+        args = (layout, tokens, rows, columns, experts, used, epilogue, 0, bias, rng)
+        for by_token, kernels in ((False, expert_matmul.BY_LAYOUT), (True, expert_matmul_tokens.BY_LAYOUT)):
+            check_matmul(device, kernels[layout], expert_matmul.make_case(*args, by_token))
 
 
 def test_attention(device: VulkanDevice) -> None:

@@ -11,10 +11,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from typing import Literal
 
-from tandem.kernels import attention_prefetch, attention_rope, expand, matmul_norm_partials, norm_finish
+from tandem.kernels import (
+    attention_prefetch,
+    attention_rope,
+    combine_norm,
+    expand,
+    expert_matmul_tokens,
+    matmul_norm_partials,
+    norm_finish,
+    route_group,
+)
 from tandem.kernels.dispatch import SCRATCH_BYTES, Gpu
 from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import SCRATCH_ADDRESS, Buffer, Counts, Kernel
@@ -35,40 +43,101 @@ def step_program(
 ) -> Program:
     """The launches that a step with these counts (and SINGLE) runs in place of launches [begin, end)."""
     plain = program.launches[begin:end]
-    launches = list(fuse_single_token(plain, program.launches, counts, gpu)) if counts.get(SINGLE) else plain
-    launches = list(bind_scratch(launches, counts, gpu))
+    launches = list(bind_scratch(list(fuse(plain, program.launches, counts, gpu)), counts, gpu))
     limits = {name: min(counts[name], limit) for name, limit in program.max_counts.items()}
     sizes = {**program.arena_bytes, SCRATCH: SCRATCH_BYTES}
     return Program(with_barriers(launches, set(plain)), limits, sizes)
 
 
-# ---- fusion, where every sequence of a step has one token
+# ---- fusion
 
 
-def fuse_single_token(
-    launches: Sequence[Launch], whole: Sequence[Launch], counts: Counts, gpu: Gpu
-) -> Iterator[Launch]:
-    """`launches` with fused ones in place of pairs: `rope` and attention, and for a single token a matmul and the norm
-    of its result. `whole`: all launches of the Program; `launches` may be a part of them."""
+def fuse(launches: Sequence[Launch], whole: Sequence[Launch], counts: Counts, gpu: Gpu) -> Iterator[Launch]:
+    """`launches` with fused ones in place of some that follow each other: of a mixture of experts; where every sequence
+    of a step has one token, `rope` and attention; and for a single token a matmul and the norm of its result.
+    `whole`: all launches of the Program; `launches` may be a part of them."""
     reads = Counter(tensor.root for launch in whole for tensor in launch.touched("r"))
-    fused: list[Launch] = []
-    for first, second in pairwise([*launches, None]):
-        if fused:  # `first` is the second launch of a pair
+    at = 0
+    while at < len(launches):
+        if routed := _route_group(launches[at : at + 3], counts, gpu):
+            yield routed
+            at += 2 + (routed.buffers["x"] is not None)
+        elif at + 1 < len(launches) and (fused := _fuse(launches[at], launches[at + 1], reads, counts, gpu)):
             yield from fused
-            fused = []
-        elif first is not None:
-            fused = _fuse(first, second, reads, counts, gpu) if second else []
-            if not fused:
-                yield first
+            at += 2
+        else:
+            yield launches[at]
+            at += 1
+
+
+def _route_group(launches: Sequence[Launch], counts: Counts, gpu: Gpu) -> Launch | None:
+    """Routing, grouping and, if it follows, the quantisation of the experts' activations."""
+    names = [launch.kernel.name for launch in launches]
+    if names[:2] != ["route", "group_tokens"]:
+        return None
+    route, group, quantise = launches[0], launches[1], launches[2] if names[2:] == ["quantise"] else None
+    if quantise and quantise.scalars["count_rows"]:
+        quantise = None
+    sizes = {name: quantise.scalars[name] if quantise else 0 for name in ("dim", "x_stride")}
+    scalars = {**route.scalars, **sizes}
+    if not DISPATCH_RULES[route_group.KERNEL.name](scalars, counts, gpu):
+        return None
+    of_quantise = {"x": quantise.buffers["x"], "quantised": quantise.buffers["out"]} if quantise else {}
+    buffers = {
+        "x": None,
+        "quantised": None,
+        **route.buffers,
+        "groups": group.buffers["groups"],
+        **of_quantise,
+    }
+    barrier = any(launch.barrier for launch in launches[: 3 if quantise else 2])
+    return Launch(route_group.KERNEL, buffers, scalars, route.name, barrier)
 
 
 def _fuse(first: Launch, second: Launch, reads: Counter[Tensor], counts: Counts, gpu: Gpu) -> list[Launch]:
     """The launches that replace two launches; empty: these stay."""
+    if (first.kernel.name, second.kernel.name) == ("combine", "norm"):
+        return _combine_norm(first, second, reads)
+    if first.kernel.name == "gather_tokens" and second.kernel.name.startswith("expert_matmul_"):
+        return _experts_by_token(first, second, reads, counts, gpu)
+    if not counts.get(SINGLE):
+        return []
     if (first.kernel.name, second.kernel.name) == ("rope", "attention"):
         return _attention_rope(first, second, reads, counts, gpu)
     if first.kernel.name.startswith("matmul_") and second.kernel.name == "norm" and counts["tokens"] == 1:
         return _matmul_norm(first, second, reads, counts, gpu)
     return []
+
+
+def _experts_by_token(
+    gather: Launch, experts: Launch, reads: Counter[Tensor], counts: Counts, gpu: Gpu
+) -> list[Launch]:
+    """Experts that find the activations of their slots' tokens themselves."""
+    slots, kernel = gather.buffers["out"], expert_matmul_tokens.BY_LAYOUT[layout_of(experts.scalars)]
+    scalars = {**experts.scalars, "x_stride": gather.scalars["x_stride"]}
+    if slots is None or experts.buffers["x"] is not slots or reads[slots.root] > 1:
+        return []
+    if not DISPATCH_RULES[kernel.name](scalars, counts, gpu):
+        return []
+    buffers = {**experts.buffers, "x": gather.buffers["x"]}
+    return [Launch(kernel, buffers, scalars, experts.name, gather.barrier or experts.barrier)]
+
+
+def _combine_norm(combine: Launch, norm: Launch, reads: Counter[Tensor]) -> list[Launch]:
+    """The norm of a residual stream to which it adds what experts computed."""
+    added = combine.buffers["out"]
+    if norm.buffers["add"] is not added or added is None or reads[added.root] > 1:
+        return []
+    if combine.buffers["shared"] is not None or norm.scalars["use_rows"]:
+        return []
+    scalars = combine_norm.fused_scalars(combine.scalars, norm.scalars)
+    of_combine = {
+        "add": combine.buffers["x"],
+        **{name: combine.buffers[name] for name in ("weights", "groups")},
+    }
+    of_norm = {name: norm.buffers[name] for name in ("x", "post_weight", "weight", "out")}
+    barrier = combine.barrier or norm.barrier
+    return [Launch(combine_norm.KERNEL, {**of_norm, **of_combine}, scalars, norm.name, barrier)]
 
 
 def _attention_rope(
@@ -156,7 +225,10 @@ def bind_scratch(launches: Sequence[Launch], counts: Counts, gpu: Gpu) -> Iterat
             expanded = expanded_from = None
         elif dispatch_.scratch:
             scratch = Tensor(f"{launch.name}.scratch", SCRATCH, "", SCRATCH_BYTES, offset=0)
-            is_norm = launch.kernel.name == "norm"  # it also writes its output there, in register order
+            is_norm = launch.kernel.name in (
+                "norm",
+                "combine_norm",
+            )  # it also writes its output there, in register order
             expanded, expanded_from = (scratch, launch.buffers["out"]) if is_norm else (None, None)
             yield _with_scratch(launch, "w", scratch)
         else:

@@ -1,0 +1,24 @@
+"""`expert_matmul` with the activations of tokens in place of slots, which need not be copied there.
+
+For GPUs only. On matrix units (matmul_coopmat_reg.slang) a lane finds the token of its slot in `groups`; elsewhere
+(matmul_rows.slang) all experts read the one token of a step.
+"""
+
+from __future__ import annotations
+
+from tandem.kernels import expert_matmul
+from tandem.kernels.dispatch import Dispatch, Gpu
+from tandem.kernels.kernel import Counts, Scalars
+from tandem.kernels.matmul import layout_of
+from tandem.kernels.panels import LAYOUTS
+
+
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
+    if on_matrix_units := expert_matmul.dispatch_coopmat(True, scalars, counts, gpu):
+        return on_matrix_units
+    one = counts["tokens"] == 1 and LAYOUTS[layout_of(scalars)].quantised
+    return expert_matmul.dispatch_rows(True, scalars, counts, gpu) if one else None
+
+
+BY_LAYOUT = {layout: expert_matmul.kernel(layout, by_token=True) for layout in LAYOUTS}
+KERNELS = list(BY_LAYOUT.values())
