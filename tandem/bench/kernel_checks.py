@@ -166,9 +166,7 @@ def check_matmul(device: AnyDevice, kernel: Kernel, case: Case, bound: float = M
             expected.shape
         )
     size: Array | float = max(float(np.sqrt(np.mean(expected**2))), 1e-9)
-    if (
-        "groups" in case.arrays
-    ):  # relative to the rows in use; the largest products of a GLU have the largest errors
+    if "groups" in case.arrays:  # of the rows in use; the largest outputs of a GLU have the largest errors
         size = np.abs(expected) + np.sqrt(np.mean(expected[expected.any(axis=1)] ** 2))
     error = (np.maximum(np.abs(expected - found) - step, 0) / size).max()
     require(error < bound, f"error {error:.2e} relative to the result")

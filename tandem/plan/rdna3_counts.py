@@ -70,7 +70,7 @@ def shape_of(launch: Launch, chosen: Dispatch, step: Step, counts: Counts) -> Sh
     if name == "attention":
         shader += "/" + "/".join(map(str, (*constants[:3], chosen.subgroup)))
         return Shape(shader, groups, _key_units(s, constants[0], step), None)
-    if name == "norm":
+    if name in ("norm", "combine_norm"):
         return Shape(
             f"{shader}/{'/'.join(map(str, constants[3:6]))}", groups, groups * s["dim"], constants[0]
         )

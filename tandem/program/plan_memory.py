@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.program.program import Launch, Tensor
 from tandem.program.weight_plan import align
 
-# A GPU may run these together with as many launches after them (devices/vulkan/step_program.py): what they read stays
+# A GPU may run these together with as many launches after them (devices/vulkan/fuse_launches.py): what they read stays
 # until then.
 FUSED_WITH_NEXT = {"route": 2, "gather_tokens": 1, "combine": 1}
 

@@ -84,11 +84,7 @@ def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setattr(compile_shaders, "KERNELS", sources)
         compile_shaders.compile_modules(MODULES, shaders)
         patch.setattr(shader_modules, "SPIRV", shaders)
-        both = (
-            f"{kind}_{layout}"
-            for kind in ("matmul", "expert_matmul")
-            for layout in (*LAYOUTS, *FLOAT_LAYOUTS)
-        )
+        both = (f"{kind}_{layout}" for kind in KINDS for layout in (*LAYOUTS, *FLOAT_LAYOUTS))
         for name in ("attention", *both):
             patch.setitem(DISPATCH_RULES, name, without_splits(DISPATCH_RULES[name]))
         patch.setattr(attention_dispatch, "attention", DISPATCH_RULES["attention"])

@@ -33,7 +33,7 @@ def test_equals_transformers(lavapipe: str, name: str) -> None:
             assert np.abs(llm.logits(ids) - logits).max() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["gemma3-pattern3", "qwen3"])
+@pytest.mark.parametrize("name", ["gemma3-pattern3", "qwen3", "qwen3moe"])
 def test_intermediates_equal_those_of_the_cpu(lavapipe: str, name: str) -> None:
     """The first value to differ says which kernel went wrong."""
     [*_, (ids, _)] = golden_prompts(name)
@@ -60,7 +60,7 @@ def test_a_limit_that_spills_changes_no_bit(lavapipe: str) -> None:
         assert (llm.logits(ids) == limited.logits(ids)).all()
 
 
-@pytest.mark.parametrize("name", ["gemma3-27b", "llama"])
+@pytest.mark.parametrize("name", ["gemma3-27b", "llama", "qwen3moe"])
 def test_the_planned_barriers_are_enough(lavapipe: str, name: str) -> None:
     """As many barriers as launches change no bit. Lavapipe runs launches in order anyway; GPUs do not."""
     [*_, (ids, _)] = golden_prompts(name)
