@@ -23,7 +23,7 @@ CONTROL = (
     "<|start|>", "<|return|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>",
 )  # fmt: skip
 TEMPLATE = (
-    "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.thinking }}{{ m.content }}<|end|>{% endfor %}"
     "{% if tools %}functions{% endif %}<|start|>assistant"
 )
 THINK, NEXT = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
@@ -110,6 +110,21 @@ def test_constrained_answers_begin_without_reasoning(path: Path) -> None:
         assert llm.tokenizer.decode(plain.ids, special=True).endswith("<|start|>assistant")
         assert llm.tokenizer.decode(held.ids, special=True).endswith(FINAL)
         assert llm.generate([held.ids], max_tokens=9, regex="Yes[.]")[0].text == "Yes."
+
+
+def test_what_was_thought_before_a_call_is_in_the_prompt(path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm."}
+    messages = [{"role": "user", "content": "Hi"}, {**said, "tool_calls": [call]}, said]
+    with LLM(path, device="cpu", threads=1, context=256) as llm:
+        ids = build_prompt(llm, GenerationRequest("harmony", messages=messages)).ids
+        off = GenerationRequest("harmony", messages=messages, template_kwargs={"enable_thinking": False})
+        answer = build_prompt(llm, off).ids
+        text = llm.tokenizer.decode(ids, special=True)
+    assert "<|message|>Hm.\n\nI look.<|end|>" in text and "<|message|>I look.<|end|>" in text
+    assert answer[: len(ids)] == ids and len(answer) > len(
+        ids
+    )  # without reasoning, the answer begins at once
 
 
 def test_a_required_call_is_one(path: Path) -> None:

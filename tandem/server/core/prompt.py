@@ -116,6 +116,8 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
             messages = tool_calls.render_tools_as_text(messages, tools, format)
     elif not renders_tools:  # without the fields that such a template may not know
         messages = [{"role": message["role"], "content": message["content"]} for message in messages]
+    if llm.tokenizer.harmony:
+        messages = [_with_analysis(message) for message in messages]
     prefill = messages.pop()["content"] if _continues(request) else ""
     ids = llm.chat_ids(messages, limit, **variables)
     if prefill:
@@ -125,7 +127,9 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
         THINK_START in template and variables.get("enable_thinking") is not False and not prefill
     )
     params = _constrained_params(request, tools, format, thinking=thinking, may_think=may_think)
-    if not prefill and any(params.get(constraint) is not None for constraint in CONSTRAINTS):
+    constrained = any(params.get(constraint) is not None for constraint in CONSTRAINTS)
+    at_once = variables.get("enable_thinking") is False and not tools
+    if not prefill and (constrained or at_once):
         ids += _answer_header(llm)
     new_parser = partial(
         OutputParser,
@@ -135,6 +139,16 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
         id_length=format.id_length,
     )
     return Prompt(ids, params, new_parser, grammar=_grammar(params))
+
+
+def _with_analysis(message: Message) -> Message:
+    """A message with the reasoning before its tool calls under the name that Harmony's template has for it; the
+    template takes reasoning or text, not both."""
+    reasoning = message.get("reasoning_content")
+    if not reasoning or not message.get("tool_calls"):
+        return message
+    said = [text for text in (reasoning, message["content"]) if text]
+    return {**message, "thinking": "\n\n".join(said), "content": ""}
 
 
 def _answer_header(llm: LLM) -> list[int]:

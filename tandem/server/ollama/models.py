@@ -283,7 +283,8 @@ def _listed_model(name: str, path: Path) -> ListedModel:
 
 def _model_info(name: str, path: Path) -> ModelInfo:
     found = _read_metadata(path)
-    thinking = ["thinking"] if "<think>" in found.template else []
+    thinks = any(text in found.template for text in ("<think>", "<|channel|>analysis"))
+    thinking = ["thinking"] if thinks else []
     return ModelInfo(
         modelfile=f"FROM {name}\n",
         parameters="",
