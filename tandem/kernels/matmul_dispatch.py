@@ -33,11 +33,12 @@ MAX_FLOAT_TOKENS = 4  # the same for float weights, which dot products multiply 
 ENOUGH_THREADS = {"discrete": 128_000, "integrated": 20_000}  # threads that fill a GPU of this kind
 # Panels of a vocabulary-sized matmul, which has more rows than a GPU has subgroups.
 HEAD_PANELS = 4096
-# Blocks of 32 columns that a lane has in flight for one token and for two: ENTRIES of matmul.slang.
-BLOCKS_IN_FLIGHT = {
-    "q4_0": (2, 2), "q4_1": (2, 2), "q5_0": (2, 2), "q5_1": (2, 2), "q8_0": (2, 2), "q4_k": (2, 2), "q5_k": (2, 2),
-    "q6_k": (2, 1), "q3_k": (2, 2), "q2_k": (2, 2), "iq4_nl": (2, 2), "iq4_xs": (2, 2), "mxfp4": (2, 2),
-}  # fmt: skip
+# Formats of which 16 lanes share a block of 32 columns for one or two tokens; of the others 4 do (block_panels.slang).
+QUARTERS = ("q4_0", "q4_1", "q8_0")
+# Threads that fill a discrete GPU with a block a lane, as was fastest on an H200: for one panel a lane, for two (GLU),
+# and for two with two tokens.
+BLOCK_THREADS = {"q4_k": (110_000, 86_000, 43_000), "q6_k": (86_000, 128_000, 128_000)}
+OTHER_BLOCK_THREADS = (110_000, 110_000, 110_000)
 
 
 def matmul(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
@@ -171,24 +172,11 @@ def _matmul_dots(
     columns, glu = int(scalars["columns"]), bool(scalars["epilogue"])
     tokens_at_a_time = tokens if tokens <= 2 else 4 if tokens <= 4 else 8
     two_panels = glu and tokens_at_a_time <= 2  # a lane has one panel of gate and one of up
-    # Threads per panel: enough in total to fill the device, if there are blocks of columns for them.
-    max_threads = min({1: 512, 2: 384}.get(tokens_at_a_time, 128), columns // 8, gpu.workgroup_invocations)
-    max_threads //= 4 if glu else 1
-    wanted = min(ENOUGH_THREADS.get(gpu.kind, 1) / panels, max_threads)
-    min_threads = 64
-    if two_panels and tokens_at_a_time == 2:  # twice the sums per thread, half the threads
-        wanted, min_threads = wanted / 2, max(32, gpu.subgroup_max // 2)
-    sizes = range(min_threads, max(min_threads, max_threads) + 1, min(min_threads, 64))
-
-    def rank(n: int) -> tuple[bool, float]:
-        """Prefers thread counts that process a row in whole rounds, if they are at least half of `wanted`."""
-        enough = 2 * n >= wanted
-        whole = tokens_at_a_time > 2 or (
-            enough and _fills_whole_rounds(layout, columns, n, glu, tokens_at_a_time)
-        )
-        return not whole, abs(math.log(n / wanted))
-
-    threads = choice.get("threads", min(sizes, key=rank)) * (4 if glu else 1)
+    if tokens_at_a_time <= 2 and layout not in QUARTERS:
+        default = _threads_of_blocks(layout, columns, panels, tokens, glu, gpu)
+    else:
+        default = _threads_of_quarters(columns, panels, tokens_at_a_time, glu, gpu)
+    threads = choice["threads"] * (4 if glu else 1) if "threads" in choice else default
     # Floats of shared memory.
     partial_sums = (2 if two_panels else 1) * threads // gpu.subgroup_min * PANEL_ROWS * tokens_at_a_time
     return Dispatch(
@@ -202,10 +190,44 @@ def _matmul_dots(
     )
 
 
-def _fills_whole_rounds(layout: str, columns: int, threads: int, glu: bool, tokens: int) -> bool:
-    """Whether `threads` threads per panel process a row in whole rounds of the blocks that they have in flight."""
-    blocks = 2 if glu else BLOCKS_IN_FLIGHT[layout][tokens - 1]  # with GLU two panels share the threads
-    return columns // 32 % (threads // PANEL_ROWS * blocks) == 0
+def _threads_of_quarters(columns: int, panels: int, tokens: int, glu: bool, gpu: Gpu) -> int:
+    """Threads of a workgroup, enough in total to fill the device, if there are blocks of columns for them."""
+    max_threads = min({1: 512, 2: 384}.get(tokens, 128), columns // 8, gpu.workgroup_invocations)
+    max_threads //= 4 if glu else 1
+    wanted = min(ENOUGH_THREADS.get(gpu.kind, 1) / panels, max_threads)
+    min_threads = 64
+    if glu and tokens == 2:  # two panels a lane: twice the sums per thread, half the threads
+        wanted, min_threads = wanted / 2, max(32, gpu.subgroup_max // 2)
+    sizes = range(min_threads, max(min_threads, max_threads) + 1, min(min_threads, 64))
+
+    def rank(n: int) -> tuple[bool, float]:
+        """Prefers threads that process a row in whole rounds of two blocks, if they are at least half of `wanted`."""
+        whole = tokens > 2 or (2 * n >= wanted and columns // 32 % (2 * n // PANEL_ROWS) == 0)
+        return not whole, abs(math.log(n / wanted))
+
+    return min(sizes, key=rank) * (4 if glu else 1)
+
+
+def _threads_of_blocks(layout: str, columns: int, panels: int, tokens: int, glu: bool, gpu: Gpu) -> int:
+    """The same for one or two tokens with a block a lane.
+
+    With GLU half of the threads have the first panels of gate and up, half the second."""
+    blocks, parts = columns // 32, 2 if glu else 1
+    discrete = BLOCK_THREADS.get(layout, OTHER_BLOCK_THREADS)[tokens if glu else 0]
+    wanted = (discrete if gpu.kind == "discrete" else ENOUGH_THREADS.get(gpu.kind, 1)) / panels
+    wanted *= 4 if glu else 1
+    if tokens == 2 and not glu:
+        wanted = min(wanted, 256)
+    step = parts * max(32, gpu.subgroup_max)  # a subgroup is in one part
+    sizes = range(step, max(step, min(512, gpu.workgroup_invocations)) + 1, step)
+
+    def rank(n: int) -> float:
+        """The distance from `wanted`, and the part of the last round that finds no block."""
+        units = n // parts // 4
+        idle = -(-blocks // units) * units / blocks - 1
+        return abs(math.log(n / max(wanted, 1))) + 4 * idle
+
+    return min(sizes, key=rank)
 
 
 def matmul_norm_partials(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:

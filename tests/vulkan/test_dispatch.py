@@ -17,10 +17,10 @@ from tandem.devices.vulkan.shader_modules import SPIRV, shader_modules
 from tandem.kernels import all_kernels, attention_rope, matmul
 from tandem.kernels.abi import MAX_BUFFERS, PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
-from tandem.kernels.dispatch import CHOSEN_CONSTANT, COUNTERS, Dispatch, shader_layout
+from tandem.kernels.dispatch import CHOSEN_CONSTANT, COUNTERS, Dispatch
 from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import SCRATCH_ADDRESS, STEP_ADDRESS, Kernel, Scalars
-from tandem.kernels.matmul_dispatch import BLOCKS_IN_FLIGHT, COOPMAT_REG_SUMS
+from tandem.kernels.matmul_dispatch import COOPMAT_REG_SUMS, QUARTERS
 from tandem.kernels.panels import CHOSEN, LAYOUT_NAMES, LAYOUTS
 from tests.vulkan.machines import ALL_MAPPED, PHOENIX
 
@@ -240,6 +240,5 @@ def test_constants_are_those_of_the_shaders() -> None:
     assert first(
         r"static const uint \w+ = (\d+);\n    public static uint units", "attention_multi_subgroup"
     ) == (str(KEY_SUBGROUPS),)
-    for layout, (one, two) in BLOCKS_IN_FLIGHT.items():
-        entries = rf"ENTRIES\({shader_layout(layout)}, (\d+),(?: \d+,){{5}} (\d+),"
-        assert first(entries, "matmul") == (str(one), str(two))
+    quarters = re.findall(r"^QUARTERS\((\w+)", (KERNELS / "matmul.slang").read_text(), re.M)
+    assert tuple(quarters) == QUARTERS
