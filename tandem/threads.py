@@ -1,5 +1,5 @@
-"""Runs functions in threads, for loading (`concurrent.futures` does the same, but its import takes 4 ms), and lets
-threads rest that work beside the engine's."""
+"""Runs functions in threads, for loading (`concurrent.futures` does the same, but its import takes 4 ms), and
+throttles threads that work beside the engine's."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Generic, TypeVar
 from tandem.errors import OutOfMemoryError
 
 T = TypeVar("T")
-WORK_SECONDS = 0.002  # of processor time between two rests
-CREDIT_SECONDS = 0.05  # of processor time that a thread may use at once after it did nothing for long
+WORK_SECONDS = 0.002  # s of CPU time between two sleeps
+CREDIT_SECONDS = 0.05  # s of CPU time that a thread may use at once after it did nothing for long
 
 
 class Budget(local):
-    """The processor time that this thread may use: a share of the time that passes, saved up for CREDIT_SECONDS."""
+    """The CPU time that this thread may use: a share of the time that passes, saved up to CREDIT_SECONDS."""
 
     share = 1.0
-    credit = 0.0  # s of work that need no rest
-    worked = 0.0  # its processor time at `since`
+    credit = 0.0  # s of CPU time that it may use without a sleep
+    worked = 0.0  # its CPU time at `since`
     since = 0.0
 
 
@@ -28,19 +28,19 @@ _budget = Budget()
 
 
 def set_share(share: float) -> None:
-    """Makes `breathe` rest from now on, in this thread, so that it works for `share` of the time."""
+    """Gives this thread a share of the time: from now on, `throttle` sleeps when it has used more."""
     _budget.share, _budget.credit = share, CREDIT_SECONDS
     _budget.worked, _budget.since = time.thread_time(), time.monotonic()
 
 
 def share() -> float:
-    """Of the time that this thread may work."""
+    """Returns the part of the time that this thread may use as CPU time."""
     return _budget.share
 
 
-def breathe(least: float = WORK_SECONDS) -> None:
-    """Rests if this thread has worked for `least` seconds since the last time, and has no credit. The loops of long
-    work call it: a thread that works for several steps takes a processor and the GIL from the engine."""
+def throttle(least: float = WORK_SECONDS) -> None:
+    """Sleeps when the thread has used more than its share of CPU time; looks only after `least` seconds of it. The
+    loops of long work call it: a thread that works for several steps takes a core and the GIL from the engine."""
     if _budget.share == 1.0 or (worked := time.thread_time() - _budget.worked) <= least:
         return
     earned = _budget.share * (time.monotonic() - _budget.since)
@@ -50,10 +50,11 @@ def breathe(least: float = WORK_SECONDS) -> None:
         time.sleep(-_budget.credit / _budget.share)
 
 
-def breathing(items: Iterable[T]) -> Iterator[T]:
+def throttled(items: Iterable[T]) -> Iterator[T]:
+    """Yields the items, with a call of `throttle` after each."""
     for item in items:
         yield item
-        breathe()
+        throttle()
 
 
 class BackgroundCall(Generic[T]):

@@ -234,7 +234,7 @@ static candidate pop(candidate *heap, int64_t *size) {
     return top;
 }
 
-typedef struct { double share, rested; int64_t merges; } budget;  // rested: this thread's processor time at that time
+typedef struct { double share, slept; int64_t merges; } budget;  // slept: this thread's CPU time at its last sleep
 
 static double processor_time(void) {
     struct timespec t;
@@ -242,13 +242,13 @@ static double processor_time(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Rests every few milliseconds, so that this thread works for a share of the time (as breathe of tandem/threads.py).
-static void breathe(budget *b) {
+// Sleeps when the thread has used more than its share of CPU time, every few ms (as throttle of tandem/threads.py).
+static void throttle(budget *b) {
     if (b->share >= 1.0 || ++b->merges % 4096) return;
-    double seconds = (processor_time() - b->rested) * (1.0 / b->share - 1.0);
+    double seconds = (processor_time() - b->slept) * (1.0 / b->share - 1.0);
     struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
     nanosleep(&t, NULL);
-    b->rested = processor_time();
+    b->slept = processor_time();
 }
 
 // Merges the symbols until no pair joins. `heap` holds 2 * count candidates: a merge takes one and adds at most two.
@@ -259,10 +259,10 @@ static void merge(const tokenizer *t, const uint8_t *text, symbol *symbols, int3
         int32_t id = join(t, text, &symbols[left], &symbols[left + 1], &priority);
         int32_t length = symbols[left].length + symbols[left + 1].length;
         if (id >= 0) push(heap, &size, (candidate){(uint64_t)priority << 32 | (uint32_t)left, length, id});
-        breathe(b);
+        throttle(b);
     }
     while (size > 0) {
-        breathe(b);
+        throttle(b);
         candidate best = pop(heap, &size);
         symbol *left = &symbols[(uint32_t)best.order];
         if (left->length == 0 || left->next < 0) continue;

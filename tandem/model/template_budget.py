@@ -16,7 +16,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Undefined
 
 from tandem.errors import TemplateError
-from tandem.threads import breathe
+from tandem.threads import throttle
 
 MAX_VALUE = 16 << 20  # maximum bytes of one value with its contents
 MAX_NUMBER = 1 << 60  # larger integers could share one hash
@@ -40,7 +40,7 @@ class Budget:
         self._weights: dict[int, tuple[object, int]] = {}
 
     def spend(self, amount: int = 0) -> None:
-        breathe()
+        throttle()
         self.left -= amount + STEP
         if self.left < 0 or thread_time() > self.deadline:
             raise TemplateError(f"the model's chat template exceeds its time or memory budget: {ADVICE}")

@@ -19,7 +19,7 @@ from tandem.kernels.kernel import Array
 from tandem.model.harmony import ENDS, Markers, find_markers
 from tandem.model.pretokenize import PreTokenizer, pre_tokenizer
 from tandem.native import ffi, load
-from tandem.threads import breathe, breathing, share
+from tandem.threads import share, throttle, throttled
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
 HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # not shown by decode unless `special`
@@ -119,9 +119,9 @@ class Tokenizer:
                 ids.append(token)
             elif start < end:
                 space = self.add_space_prefix and not continues
-                for part in breathing(self._plain_ids(data[start:end], space, most - len(ids))):
+                for part in throttled(self._plain_ids(data[start:end], space, most - len(ids))):
                     ids += part
-            breathe()
+            throttle()
             if len(ids) > most:
                 break
         if bos is None:

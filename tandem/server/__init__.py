@@ -20,5 +20,5 @@ An exception becomes an HTTP status and the API's error body in `http/errors.py`
 
 To add an API, copy the folder `anthropic/`: `messages.py` (request models, endpoints, translation to
 `GenerationRequest` and from `Delta`) and `error_body.py`. Add its router to `ROUTERS` of `app.py`, and its error format
-to `APIS` of `http/apis.py`.
+to `APIS` of `http/error_formats.py`.
 """

@@ -14,7 +14,7 @@ from tandem.engine.llm import LLM
 from tandem.errors import RequestError
 from tandem.server.core.prompt import GenerationRequest, build_prompt
 from tandem.server.core.serving import get_server
-from tandem.server.http.background import prepare
+from tandem.server.http.background import run_in_thread
 from tandem.server.http.bodies import JSONRoute, Natural, StrictModel
 from tandem.server.openai.chat import MessageParam, message
 from tandem.server.openai.error_body import ERRORS
@@ -68,7 +68,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """The token ids of a text or a conversation."""
     server = get_server(request)
     async with server.models.use(server.model_name(body.model)) as llm:
-        return Response(await prepare(_tokenized, llm.llm, body), media_type="application/json")
+        return Response(await run_in_thread(_tokenized, llm.llm, body), media_type="application/json")
 
 
 @router.post("/detokenize", response_model=Text, responses=ERRORS)
@@ -76,7 +76,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """The text of token ids, including control tokens."""
     server = get_server(request)
     async with server.models.use(server.model_name(body.model)) as llm:
-        return Response(await prepare(_detokenized, llm.llm, body), media_type="application/json")
+        return Response(await run_in_thread(_detokenized, llm.llm, body), media_type="application/json")
 
 
 @router.get("/tokenizer_info", responses=ERRORS)

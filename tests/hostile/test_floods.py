@@ -27,7 +27,7 @@ from tandem.server.http.bodies import _validated
 from tandem.server.http.middleware import READS, REFUSALS
 from tandem.server.ollama import models
 from tandem.server.openai.chat import ChatRequest
-from tandem.threads import CREDIT_SECONDS, breathe, set_share
+from tandem.threads import CREDIT_SECONDS, set_share, throttle
 from tests.cli.tiny_model import write_tiny_model
 from tests.hostile.attacks import CHAT, MAX_HEALTH, MAX_LOG, MAX_MEMORY, attacking, check_streams, watched
 from tests.hostile.stall_attacks import ATTACKS, FLOODS, slow_grammar
@@ -77,7 +77,7 @@ def test_requests_of_one_size_are_prepared_one_at_a_time(size: int) -> None:
 
     async def request() -> None:
         background.set_size(size)
-        await background.prepare(work)
+        await background.run_in_thread(work)
 
     async def requests() -> None:
         await asyncio.gather(*(request() for _ in range(8)))
@@ -91,7 +91,7 @@ def test_a_request_does_not_wait_for_larger_ones() -> None:
 
     async def request(size: int) -> None:
         background.set_size(size)
-        await background.prepare(busy.wait if size > 64 << 10 else bool)
+        await background.run_in_thread(busy.wait if size > 64 << 10 else bool)
 
     async def requests() -> None:
         large = [asyncio.create_task(request(1 << 20)) for _ in range(16)]
@@ -104,17 +104,17 @@ def test_a_request_does_not_wait_for_larger_ones() -> None:
     asyncio.run(requests())
 
 
-def test_a_thread_rests_after_it_worked() -> None:
+def test_a_thread_is_throttled_after_it_worked() -> None:
     assert seconds_of_two(busy_for) > 0.9 * (0.1 - CREDIT_SECONDS) / background.SHARE - 0.1
 
 
-def test_a_thread_rests_while_it_works() -> None:
+def test_a_thread_is_throttled_while_it_works() -> None:
     """A long preparation does not take a processor from the engine for as long as several steps."""
 
     def work(seconds: float) -> None:
         for _ in range(10):
             busy_for(seconds / 10)
-            breathe()
+            throttle()
 
     assert seconds_of_two(work) > 0.9 * (0.18 - CREDIT_SECONDS) / background.SHARE
 
@@ -132,15 +132,15 @@ def seconds_of_two(work: Callable[[float], None]) -> float:
         background.set_size(32 << 10)
         begin = time.perf_counter()
         for _ in range(2):
-            await background.prepare(work, 0.1)
+            await background.run_in_thread(work, 0.1)
         return time.perf_counter() - begin
 
     return asyncio.run(requests())
 
 
-def test_long_preparations_rest_while_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_preparations_are_throttled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of each kind: tokenizing, validation, templates."""
-    rests: list[float] = []
+    sleeps: list[float] = []
     monkeypatch.setattr("tandem.threads.CREDIT_SECONDS", 0.0)
 
     def check(work: Callable[[], object]) -> None:
@@ -148,15 +148,15 @@ def test_long_preparations_rest_while_they_work(monkeypatch: pytest.MonkeyPatch)
             set_share(0.5)
             work()
 
-        rests.clear()
+        sleeps.clear()
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
-        worked = [after - before for before, after in itertools.pairwise(rests)]  # s between them
+        worked = [after - before for before, after in itertools.pairwise(sleeps)]  # s between them
         assert len(worked) > 3 and statistics.median(worked) < 0.01, worked
 
     with LLM(model_path("smollm2"), device="cpu", context=2048, batch=1, kv_memory=2e8) as llm:
-        monkeypatch.setattr(time, "sleep", lambda _: rests.append(time.thread_time()))
+        monkeypatch.setattr(time, "sleep", lambda _: sleeps.append(time.thread_time()))
         check(lambda: llm.tokenizer.encode("word " * 200_000))
         check(lambda: llm.tokenizer.encode("<|im_end|>" * 50_000, special=True))
     check(lambda: _validated(ATTACKS["messages"][1](), ChatRequest))
@@ -164,7 +164,7 @@ def test_long_preparations_rest_while_they_work(monkeypatch: pytest.MonkeyPatch)
     check(lambda: template.render([{"role": "user", "content": "Hi"}]))
 
 
-def test_a_long_merge_rests() -> None:
+def test_a_long_merge_is_throttled() -> None:
     """SentencePiece merges a run of spaces in one call."""
     tokenizer, ratios = Tokenizer.from_gguf(GGUF.open(model_path("gemma-3-270m"))), list[float]()
 
@@ -177,7 +177,7 @@ def test_a_long_merge_rests() -> None:
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert ratios[0] > 2  # 1 without rests
+    assert ratios[0] > 2  # 1 without sleeps
 
 
 # ---- grammars

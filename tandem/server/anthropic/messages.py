@@ -20,7 +20,7 @@ from tandem.server.core.output_parser import GenerationUsage
 from tandem.server.core.prompt import GenerationRequest, sampling_params
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, Tool, named_tool
-from tandem.server.http.background import translate
+from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
     JSONRoute,
@@ -156,7 +156,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     """Generates a response to a conversation; with `stream`, as server-sent events. A final assistant message is
     continued (prefill)."""
     server = get_server(request)
-    generation = await translate(generation_request, body)
+    generation = await run_inline_if_small(generation_request, body)
     generation.params = drop_none(
         max_tokens=body.max_tokens,
         **sampling_params(body.temperature, body.top_p, body.top_k),
@@ -177,7 +177,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
 @router.post("/v1/messages/count_tokens", response_model=Count, responses=ERRORS)
 async def count_tokens(request: Request, body: CountRequest) -> Response:
     """The number of tokens of a conversation, with its tools and chat template."""
-    generation = await translate(generation_request, body)
+    generation = await run_inline_if_small(generation_request, body)
     return JSONResponse(Count(input_tokens=await get_server(request).count(generation)))
 
 

@@ -32,8 +32,8 @@ from tandem.server.app import create_app
 from tandem.server.cluster import merged
 from tandem.server.cluster.routing import PrefixAffinity, prefix_keys
 from tandem.server.http import errors
-from tandem.server.http.apis import STREAMS
-from tandem.server.http.background import set_size, translate
+from tandem.server.http.background import run_inline_if_small, set_size
+from tandem.server.http.error_formats import STREAMS
 from tandem.server.http.middleware import RETRY_AFTER, Message, Receive, Send
 from tandem.server.monitoring.metrics import live_snapshot
 from tandem.server.settings import ServerSettings
@@ -168,7 +168,7 @@ class Front:
             "body": body,
         }
         set_size(len(body))
-        keys = await translate(prefix_keys, body)
+        keys = await run_inline_if_small(prefix_keys, body)
         forwarding = asyncio.create_task(self._forward(request, keys, send))
         disconnect = asyncio.create_task(_disconnected(receive))
         try:

@@ -26,7 +26,7 @@ from tandem.errors import (
 from tandem.kernels.kernel import Array
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, OutputParser
 from tandem.server.core.prompt import GenerationRequest, Prompt, build_prompt
-from tandem.server.http.background import prepare
+from tandem.server.http.background import run_in_thread
 from tandem.server.http.errors import LOG, message_of
 from tandem.server.monitoring.metrics import Metrics, monitor_of
 from tandem.server.settings import ServerSettings
@@ -95,7 +95,7 @@ class Server:
             monitor_of(llm)  # starts the monitor on first use
             streams: list[AsyncGenerator[Delta, None]] = []
             for request in requests:
-                prompt = await prepare(self._checked_prompt, llm, request)
+                prompt = await run_in_thread(self._checked_prompt, llm, request)
                 if prompt.grammar is not None:
                     await self.grammars.check(prompt.grammar)
                 streams += [
@@ -117,7 +117,7 @@ class Server:
     async def count(self, request: GenerationRequest) -> int:
         """The number of tokens of a request's prompt."""
         async with self.models.use(self.model_name(request.model)) as llm:
-            return len((await prepare(build_prompt, llm.llm, request)).ids)
+            return len((await run_in_thread(build_prompt, llm.llm, request)).ids)
 
     async def embed(
         self, model: str, prompts: Sequence[str | list[int]], keep_alive: float | None = None
@@ -128,7 +128,7 @@ class Server:
             try:
                 async with asyncio.timeout(self.settings.timeout):
                     for text in prompts:
-                        ids = await prepare(_text_ids, llm, text) if isinstance(text, str) else text
+                        ids = await run_in_thread(_text_ids, llm, text) if isinstance(text, str) else text
                         vectors.append(await llm.embed(ids))
                         count += len(ids)
             except TimeoutError:

@@ -23,16 +23,16 @@ from starlette.types import Receive, Scope, Send
 from tandem.errors import RequestError, TandemError
 from tandem.native import load
 from tandem.server.http import errors
-from tandem.server.http.background import SMALL, set_size, translate, write
-from tandem.threads import breathe, breathing
+from tandem.server.http.background import SMALL, run_in_large_thread, run_inline_if_small, set_size
+from tandem.threads import throttle, throttled
 
 P = ParamSpec("P")
 T = TypeVar("T")
 IGNORED = "Accepted and ignored."  # description of ignored fields in the OpenAPI document
-# Values in a body, of which a name counts as eight: parsing them must not hold the GIL for long.
+# Maximum number of values in a body; a name counts as eight. Parsing them must not hold the GIL for long.
 MAX_VALUES = 1 << 18
-MAX_ERRORS = 100  # of which the first is named
-LARGE = 10_000  # values; a smaller response takes a few milliseconds
+MAX_ERRORS = 100  # errors of a body; if it has more, none is named, else the first
+LARGE = 10_000  # values of a response above which a thread writes it; a smaller one takes a few milliseconds
 DEPTH = 5  # levels of a value that are written one by one: a response's choices, and the tokens of each
 HEADERS = {
     "Cache-Control": "no-cache",
@@ -82,7 +82,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, given: Any) -> Any:
-        breathe()
+        throttle()
         known = _known(cls)
         for name, value in given.items() if isinstance(given, dict) else ():
             if name not in known and value is not None and (name, value) not in cls.neutral:
@@ -155,7 +155,7 @@ class JSONRoute(APIRoute):
             return await (response if len(body) <= SMALL else cancel_on_disconnect(request, response))
 
         async def respond(request: JSONRequest, body: bytes) -> Response:
-            request.content = await translate(_validated, body, model)
+            request.content = await run_inline_if_small(_validated, body, model)
             return await handle(request)
 
         return handler
@@ -213,7 +213,7 @@ async def json_response(size: int, build: Callable[P, Any], *args: P.args, **kwa
 async def encoded(build: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
     """The JSON of the value that `build` returns, written in a thread, piece by piece: `json` holds the GIL until a
     value is written."""
-    return await write(lambda: "".join(breathing(pieces(build(*args, **kwargs)))))
+    return await run_in_large_thread(lambda: "".join(throttled(pieces(build(*args, **kwargs)))))
 
 
 def pieces(value: Any, depth: int = DEPTH) -> Iterator[str]:

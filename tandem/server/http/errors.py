@@ -1,4 +1,4 @@
-"""Maps exceptions to HTTP status codes and to the error body of each API (apis.py).
+"""Maps exceptions to HTTP status codes and to the error body of each API (error_formats.py).
 
 An unexpected exception is a 500 that reveals nothing; the log has its traceback.
 """
@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from tandem import errors
-from tandem.server.http.apis import api_of
+from tandem.server.http.error_formats import api_of
 
 LOG = logging.getLogger("tandem.server")
 RETRY_SECONDS = "1"

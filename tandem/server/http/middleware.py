@@ -24,7 +24,7 @@ from tandem.devices.host_memory import MUCH, require_memory
 from tandem.errors import OutOfMemoryError
 from tandem.native import load
 from tandem.server.http import errors
-from tandem.server.http.apis import STREAMS
+from tandem.server.http.error_formats import STREAMS
 from tandem.server.settings import ServerSettings, read_api_keys
 
 Message = MutableMapping[str, Any]
@@ -42,19 +42,19 @@ LIGHT = "served without a model's work"  # the kind of their lines in the log
 PAGES = ("/", "/docs")  # may be opened by a link on a page of another origin
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 PRIVATE_DOMAINS = (".local", ".internal", ".localhost")  # that nobody can register
-MAX_BODIES = 8  # times max_body: memory for the bodies of all requests
-DISCARD_SECONDS = 2.0  # to read the rest of a rejected body, so that the client sees the response
+TOTAL_BODY_FACTOR = 8  # the bodies of all requests together may have this many times max_body bytes
+DISCARD_SECONDS = 2.0  # s to read the rest of a rejected body, so that the client sees the response
 DISCARD_PAUSE = 0.02  # s between two reads of up to 256 KiB of it: the event loop has other work
-REFUSALS = 25  # to an address in a second, after as many at once, while others are served
-READS = 200  # the same for responses of LIGHT_PATHS
-MAX_DELAY, MAX_READ_DELAY = 5.0, 0.25  # s of such responses; /health stays below half a second
-MAX_ADDRESSES = 4096  # whose responses are remembered
+# Error responses per second and client address; bursts of the same size; limited only while other requests run.
+REFUSALS = 25
+READS = 200  # the same for responses without a model's work (LIGHT_PATHS)
+MAX_DELAY, MAX_READ_DELAY = 5.0, 0.25  # s that such a response is delayed; /health stays below half a second
+MAX_ADDRESSES = 4096  # client addresses whose responses are counted
 INLINE = 256 << 10  # bytes of a body that the event loop joins and counts itself, in half a millisecond
 RETRY_AFTER = 2  # seconds
-UNREAD = (
-    64 << 10
-)  # bytes of a response that its client need not read at once, and must read in each `write_timeout`
-UNREAD_SECONDS = 0.05  # between two looks at them
+# Bytes of a response that its client need not read at once, and must read in each `write_timeout`.
+UNREAD = 64 << 10
+UNREAD_SECONDS = 0.05  # s between two checks of the unread bytes
 TEXT_BYTES, VALUE_BYTES = 4, 128  # memory for each byte of a body and for each value in it, when it is parsed
 
 log = logging.getLogger("tandem.access")
@@ -157,12 +157,12 @@ class Middleware:
             except OutOfMemoryError as error:
                 raise Refusal(503, str(error)) from None
         self.working += counts
-        exchange.counts = counts
+        exchange.is_counted = counts
         try:
             await self.app(exchange.scope, exchange.receive, exchange.send)
         finally:
             self.working -= counts
-            exchange.counts = False
+            exchange.is_counted = False
 
     async def _require_memory(self) -> None:
         if self.parsed_bytes < MUCH:
@@ -173,7 +173,8 @@ class Middleware:
     async def _slow_down(self, exchange: Exchange, rate: int = REFUSALS, longest: float = MAX_DELAY) -> None:
         """Waits before a response, if its address gets more than `rate` in a second while others are served: most
         clients wait for the response before they send the next request, and then leave the event loop to others."""
-        if self.working <= exchange.counts:
+        others = self.working - exchange.is_counted
+        if not others:
             return
         now = time.perf_counter()
         if len(self._due) > MAX_ADDRESSES:
@@ -189,7 +190,7 @@ class Middleware:
             raise Refusal(429, f"{self.working} requests are in progress: try again later")
 
     def check_bodies(self) -> None:
-        if self.body_bytes > MAX_BODIES * self.settings.max_body:
+        if self.body_bytes > TOTAL_BODY_FACTOR * self.settings.max_body:
             raise Refusal(429, "too many large requests are in progress: try again later")
 
     def _check_origin(self, exchange: Exchange) -> None:
@@ -251,7 +252,7 @@ class Exchange:
         self.origin = ""  # of an allowed web page of another origin
         self.expired = False
         self.is_served = False  # it has passed all checks, and is not open to everyone
-        self.counts = False  # towards max_requests, now
+        self.is_counted = False  # now, towards max_requests
         self.body_bytes = 0
         self.parsed_bytes = 0
         self._body: bytes | None = None

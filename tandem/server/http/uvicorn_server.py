@@ -23,12 +23,12 @@ from tandem.server.instances import registered
 from tandem.server.settings import ServerSettings
 
 SWITCH_INTERVAL = 0.0005  # s that the engine's thread waits at most for the GIL while tokens are sent
-COLLECT_TICKS = 600  # of 0.1 s between two collections of all garbage
+COLLECT_TICKS = 600  # ticks of 0.1 s between two full garbage collections
 SHUTDOWN_GRACE = 3.0  # s to send the error to clients whose responses were ended
-MAX_LINES = 30  # of a kind in a minute: clients write to the log with what they send
+MAX_LINES = 30  # log lines of a kind in a minute: clients write to the log with what they send
 MAX_LIGHT_LINES = 600  # the same for requests that are served without a model's work
 MAX_LENGTH = 1000  # characters of a message in the log
-MAX_KINDS = 100  # a library may log without a format
+MAX_KINDS = 100  # kinds that are counted apart: a library may log without a format
 MINUTE = 60.0  # s
 
 
@@ -119,7 +119,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % COLLECT_TICKS == 0:
-            self._collection = asyncio.create_task(background.write(gc.collect))
+            self._collection = asyncio.create_task(background.run_in_large_thread(gc.collect))
         return await super().on_tick(counter) or self.fatal() is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

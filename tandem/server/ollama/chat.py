@@ -20,7 +20,7 @@ from tandem.server.core.output_parser import Delta, GenerationResult, Generation
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, ToolCall
-from tandem.server.http.background import translate
+from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
     Int32,
     JSONRoute,
@@ -226,7 +226,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     server = get_server(request)
     if not body.messages:
         return await _load_or_unload(server, body, message={"role": "assistant", "content": ""})
-    generation = await translate(_chat_request, server, body)
+    generation = await run_inline_if_small(_chat_request, server, body)
     return await _respond(request, server, generation, body, _chat_body)
 
 

@@ -17,7 +17,7 @@ from tandem.errors import RequestError
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, total_usage
 from tandem.server.core.prompt import GenerationRequest
 from tandem.server.core.serving import Server, get_server
-from tandem.server.http.background import translate
+from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
     JSONRoute,
@@ -96,7 +96,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     """Completes texts or token ids. The text of a control token is tokenized as that token."""
     server = get_server(request)
     name = server.model_name(body.model)
-    generation = await translate(generation_requests, body, name)
+    generation = await run_inline_if_small(generation_requests, body, name)
     if body.stream:
         return await stream_response(request, _events(server, generation, body, name), "text/event-stream")
     results = await cancel_on_disconnect(request, server.generate(*generation))

@@ -17,7 +17,7 @@ from tandem.server.core.output_parser import GenerationUsage
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, Tool, named_tool
-from tandem.server.http.background import translate
+from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
     JSONRoute,
@@ -155,7 +155,7 @@ class ResponseBody(TypedDict):
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Generates a response to a conversation; with `stream`, as server-sent events."""
     server = get_server(request)
-    generation = await translate(generation_request, body)
+    generation = await run_inline_if_small(generation_request, body)
     generation.model = server.model_name(generation.model)
     if body.stream:
         return await stream_response(request, _events(server, generation, body), "text/event-stream")

@@ -13,7 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 
-from tandem.server.http.background import write
+from tandem.server.http.background import run_in_large_thread
 from tandem.server.http.bodies import IGNORED, compact
 
 router = APIRouter(include_in_schema=False)
@@ -32,12 +32,12 @@ LIMITS = {"minimum": "≥ {}", "maximum": "≤ {}", "exclusiveMinimum": "> {}", 
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    return Response(await write(_encoded, request.app), media_type="application/json")
+    return Response(await run_in_large_thread(_encoded, request.app), media_type="application/json")
 
 
 @router.get("/docs")
 async def docs(request: Request) -> HTMLResponse:
-    return HTMLResponse(await write(_page, request.app), headers=HEADERS)
+    return HTMLResponse(await run_in_large_thread(_page, request.app), headers=HEADERS)
 
 
 @lru_cache(1)
