@@ -51,6 +51,11 @@ WORDS = {
     r"\bRequestOutput\b|\bKVPlan\b|\bkv_plan\b|\bInFlightStep\b": "OutputReader, KVCacheShape, kv_size, StagedStep",
     rf"{NPU}(?i:verdict|\bjudge|\bgate\.py|\badmit(?:s|ted)\b)": "selection",
     rf"{NPU}\b(?:way_out|Way)\b": "direction",
+    r"\bPreparer\b|\bbreathing\b|(?<!animation: )(?<!keyframes )\bbreathe\b": "WorkerThread; throttle",
+    r"\bnext_maintenance\b|_maintain_blocks\b|needs_sampled_token|\bkv_state\b": (
+        "block_boundary, _publish_and_free_blocks, wait_for_token, kv_snapshot"
+    ),
+    r"vulkan[./]step_program\b|\bmodel[./]registry\b|\bhttp[./]apis\b": "fuse_launches, locate, error_formats",
 }
 # (path, or folder with a slash at its end; text in the line): the word has another meaning there, or is an old name
 # that must still be read.

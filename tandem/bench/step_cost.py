@@ -23,8 +23,8 @@ COUNTED_KERNELS = (
 
 
 def step_costs(program: Program, step: Step, rows: int | None = None) -> list[Cost]:
-    """The cost of each launch: what it declares, plus the keys and values that attention reads. `rows`: sampled rows,
-    if not one for each sequence."""
+    """The cost of each launch: what it declares, plus the keys and values that attention reads. `rows`: rows of
+    logits, if not one for each sequence."""
     tokens = sum(count for _, count in step)
     counts = {"tokens": tokens, "rows": rows or len(step), "work": len(step)}
     alike = Counter(step)

@@ -31,7 +31,7 @@ from tandem.program.validate import validate
 from tandem.program.weight_plan import WeightPlan
 
 UNLIMITED = (1e18, 1e18)  # bytes free
-MAX_ROWS = 64  # sampled rows of a step
+MAX_ROWS = 64  # rows of logits of a step
 KERNELS = ("matmul", "norm", "rope", "attention")
 
 

@@ -190,7 +190,7 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "route": _route,  # logits of experts -> the experts that each token uses, and their weights
     "expert_matmul": _expert_matmul,  # x times the matrices of the experts in use, gated if there are two
     "combine": _combine,  # the weighted sum over a token's experts, plus a shared expert's output times its gate
-    "select_rows": _same,  # the rows that will be sampled
+    "select_rows": _same,  # the rows whose next token is sampled
     "sample": _sample,  # logits -> token ids
 }
 

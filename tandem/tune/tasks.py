@@ -30,7 +30,7 @@ SIZES: Sizes = ((1,), (2,), (4,), (8,), (16,), (32,), (64,), (128, 256, 512))
 # Decode batch sizes. Larger ones are not tuned: a trial cannot hold as many keys as they may have.
 SEQUENCES = ((1,), (2, 4))
 PROMPT = 512
-MAX_ROWS = 64  # sampled in a step
+MAX_ROWS = 64  # rows of logits of a step
 QUICK_SIZES: Sizes = ((1,), (8,))
 QUICK_SHAPES = 4
 CPU_SIZES, CPU_SEQUENCES, CPU_KEYS = (1, 16, 128), (1, 8), 1024

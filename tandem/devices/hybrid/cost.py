@@ -117,7 +117,7 @@ def place_columns(
 
 
 def is_divisible(launch: Launch) -> bool:
-    """Whether a launch is a matmul of all tokens; the output head computes sampled rows only and is not divided."""
+    """Whether a launch is a matmul of all tokens; the output head computes rows of logits only and is not divided."""
     return launch.kernel.name.startswith("matmul_") and not launch.scalars["count"]
 
 

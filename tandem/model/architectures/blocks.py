@@ -181,7 +181,7 @@ def _experts(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) 
 
 
 def head(b: Builder, c: ModelConfig, x: Value) -> None:
-    """Builds the end of every model: the sampled rows, the last norm, the LM head and the sampler."""
+    """Builds the end of every model: the rows that need logits, the last norm, the LM head and the sampler."""
     rows = b.select_rows(x, "result_rows")
     if c.logit_scale == 1.0:
         rows = norm(b, c, rows, "output_norm", "result_norm")
