@@ -45,7 +45,10 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "expand_slots": partial(expert_matmul.expand, False),
     "expand_slots_f32": partial(expert_matmul.expand, False),
     **{f"expert_matmul_{layout}": expert_matmul.dispatch for layout in LAYOUTS},
-    **{f"expert_matmul_tokens_{layout}": expert_matmul_tokens.dispatch for layout in LAYOUTS},
+    **{
+        f"expert_matmul_tokens_{layout}": expert_matmul_tokens.dispatch
+        for layout in expert_matmul_tokens.BY_LAYOUT
+    },
     "gather_tokens": gather_tokens.dispatch,
     "glu": glu.dispatch,
     "group_tokens": group_tokens.dispatch,

@@ -7,7 +7,7 @@ For GPUs only. On matrix units (matmul_coopmat_reg.slang) a lane finds the token
 from __future__ import annotations
 
 from tandem.kernels import expert_matmul
-from tandem.kernels.dispatch import Dispatch, Gpu
+from tandem.kernels.dispatch import FLOAT_TYPES, Dispatch, Gpu
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.matmul import layout_of
 from tandem.kernels.panels import LAYOUTS
@@ -20,5 +20,9 @@ def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
     return expert_matmul.dispatch_rows(True, scalars, counts, gpu) if one else None
 
 
-BY_LAYOUT = {layout: expert_matmul.kernel(layout, by_token=True) for layout in LAYOUTS}
+BY_LAYOUT = {
+    name: expert_matmul.kernel(name, by_token=True)
+    for name, layout in LAYOUTS.items()
+    if layout.quantised or name in FLOAT_TYPES
+}
 KERNELS = list(BY_LAYOUT.values())

@@ -21,7 +21,10 @@ from tandem.kernels.panels import LAYOUTS
 from tests.rdna3.conftest import opened
 
 SLOW = {"sample": 4}  # of whose cases each fourth runs here, and all in `make soak`
-FUSED_FOR_NVIDIA = {"attention_rope", "attention_prefetch"}  # on matrices of a shape that RDNA3 has not
+# On matrices of a shape that RDNA3 has not.
+FUSED_FOR_NVIDIA = {
+    "attention_rope", "attention_prefetch", "expert_matmul_tokens_f16", "expert_matmul_tokens_bf16"
+}  # fmt: skip
 PROMPTS = ("q4_0", "q6_k", "f16")  # formats of which prompts run here too
 SEEDS = range(1, 4)
 

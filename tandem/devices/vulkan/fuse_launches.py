@@ -113,9 +113,9 @@ def _experts_by_token(
     gather: Launch, experts: Launch, reads: Counter[Tensor], counts: Counts, gpu: Gpu
 ) -> list[Launch]:
     """Experts that find the activations of their slots' tokens themselves."""
-    slots, kernel = gather.buffers["out"], expert_matmul_tokens.BY_LAYOUT[layout_of(experts.scalars)]
+    slots, kernel = gather.buffers["out"], expert_matmul_tokens.BY_LAYOUT.get(layout_of(experts.scalars))
     scalars = {**experts.scalars, "x_stride": gather.scalars["x_stride"]}
-    if slots is None or experts.buffers["x"] is not slots or reads[slots.root] > 1:
+    if kernel is None or slots is None or experts.buffers["x"] is not slots or reads[slots.root] > 1:
         return []
     if not DISPATCH_RULES[kernel.name](scalars, counts, gpu):
         return []
