@@ -17,7 +17,7 @@ from tandem.errors import DeviceError
 SPIRV = Path(__file__).with_name("spirv")
 HEADER_WORDS = 5
 OP_ENTRY_POINT, OP_EXECUTION_MODE, OP_CAPABILITY, OP_EXECUTION_MODE_ID = 15, 16, 17, 331
-OP_FUNCTION, OP_FUNCTION_END, OP_FUNCTION_CALL, OP_DECORATE = 54, 56, 57, 71
+OP_FUNCTION, OP_FUNCTION_PARAMETER, OP_FUNCTION_END, OP_FUNCTION_CALL, OP_DECORATE = 54, 55, 56, 57, 71
 FUNCTION_DECORATIONS = {20}  # Aliased: the only decoration that Slang gives to values inside a function
 # SPIR-V capability -> the device feature that it needs
 NEEDS = {
@@ -37,6 +37,7 @@ class Function(NamedTuple):
     begin: int  # index of its first word
     end: int
     calls: tuple[int, ...]  # ids of functions
+    parameters: tuple[int, ...]  # their ids
 
 
 class ShaderModule:
@@ -77,6 +78,7 @@ class ShaderModule:
         begin = at = HEADER_WORDS + sum(len(part) for _, part in self.declarations)
         functions: dict[int, Function] = {}
         calls: list[int] = []
+        parameters: list[int] = []
         while at < end:
             first = words[at]
             op = first & 0xFFFF
@@ -84,9 +86,12 @@ class ShaderModule:
                 if op == OP_FUNCTION_CALL:
                     calls.append(words[at + 3])
                 elif op == OP_FUNCTION:
-                    begin, calls = at, []
+                    begin, calls, parameters = at, [], []
+                elif op == OP_FUNCTION_PARAMETER:
+                    parameters.append(words[at + 2])
                 elif op == OP_FUNCTION_END:
-                    functions[words[begin + 2]] = Function(begin, at + 1, tuple(dict.fromkeys(calls)))
+                    own = tuple(dict.fromkeys(calls)), tuple(parameters)
+                    functions[words[begin + 2]] = Function(begin, at + 1, *own)
             at += first >> 16
         return functions
 
@@ -100,11 +105,14 @@ class ShaderModule:
             new = set(self.functions[waiting.pop()].calls) - reached
             reached |= new
             waiting += new
-        body = array("I")
+        body, others = array("I"), set[int]()
         for id, function in self.functions.items():
             if id in reached:
                 body += self.words[function.begin : function.end]
-        kept, ids = self.words[:HEADER_WORDS], {0, entry, *body}
+            else:
+                others.update(function.parameters)
+        # Words of the body that are ids, or numbers that happen to be those of other functions' parameters.
+        kept, ids = self.words[:HEADER_WORDS], {0, entry, *body} - others
         for about, words in self.declarations:
             if about in ids and (about not in self.functions or about == entry):
                 kept += words
