@@ -11,8 +11,10 @@ from typing import Any
 from tandem.errors import RequestError
 from tandem.model.catalogue import Progress
 
-# Control characters except newline and tab, removed from output: files and models must not send escape codes.
-CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+# Line separators, marks that change the direction of text, and the byte order mark.
+INVISIBLE = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), 0xFEFF)
+# Removed from output: files and models must not send escape codes, or show a text in another order than it has.
+CONTROLS = {code: None for code in (*range(32), *range(127, 160), *INVISIBLE) if chr(code) not in "\n\t"}
 
 
 def printable(text: str) -> str:
@@ -30,7 +32,7 @@ def note(text: str) -> None:
 
 
 # JSON escapes other control characters itself.
-ESCAPED = {code: f"\\u{code:04x}" for code in range(127, 160)}
+ESCAPED = {code: f"\\u{code:04x}" for code in (*range(127, 160), *INVISIBLE)}
 
 
 def print_json(data: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import re
 import socket
 import sys
 import time
@@ -141,7 +140,7 @@ class LineFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         text = super().formatMessage(record)
         shown = text[:MAX_LENGTH] + "..." * (len(text) > MAX_LENGTH)
-        return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "?", shown.rstrip())
+        return "".join(c if c.isprintable() else "?" for c in shown.rstrip())
 
 
 class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
