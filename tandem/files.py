@@ -10,6 +10,9 @@ from pathlib import Path
 from threading import get_ident
 
 NOT_REGULAR = "not a regular file"
+LAST_DATE = (
+    253_370_764_800.0  # seconds from 1970 to 9999: later dates, which file systems have, Python has not
+)
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
@@ -33,6 +36,11 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
         if len(data) > max_bytes:
             raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", os.fspath(path))
     return bytes(data)
+
+
+def modified(*files: os.stat_result) -> float:
+    """When the latest of the files was written, in seconds since 1970: a date that Python can show."""
+    return min(max(0.0, *(file.st_mtime for file in files)), LAST_DATE)
 
 
 def write_whole(path: str | os.PathLike[str], *parts: bytes) -> None:

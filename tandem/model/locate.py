@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.errors import DownloadError, ModelNotFoundError
-from tandem.files import read_regular
+from tandem.files import modified, read_regular
 from tandem.model.catalogue import MIRRORS, PACKAGES, PINS, SHORT_NAMES, Package, Progress, RemoteFile
 from tandem.model.files import PREFERRED_QUANTS, CachedModel, base_of, choose, quant_of, some, whole_models
 from tandem.settings import read_settings
@@ -89,8 +89,8 @@ def find(model: str) -> CachedModel:
         if cached := _find(repo, quant):
             return cached
         if parts := [path.stat() for path in _folder(repo).glob("blobs/*.incomplete")]:
-            size, modified = sum(part.st_size for part in parts), max(part.st_mtime for part in parts)
-            return CachedModel(f"the unfinished {model}", repo, "", (), size, modified)
+            size = sum(part.st_size for part in parts)
+            return CachedModel(f"the unfinished {model}", repo, "", (), size, modified(*parts))
     raise ModelNotFoundError(f"{model} is not in the cache: `tandem list` shows what is")
 
 
@@ -167,8 +167,8 @@ def _cached(repo: str) -> dict[str, CachedModel]:
             name = f"{repo}:{quant if unique else base}"
             name = next((short for short, full in SHORT_NAMES.items() if full == name), f"hf.co/{name}")
             files = tuple(snapshot / part for part in parts)
-            size, modified = sum(s.st_size for s in stats), max(s.st_mtime for s in stats)
-            models.setdefault(base, CachedModel(name, repo, base, files, size, modified))
+            size = sum(s.st_size for s in stats)
+            models.setdefault(base, CachedModel(name, repo, base, files, size, modified(*stats)))
     return models
 
 

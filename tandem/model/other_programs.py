@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.errors import ModelNotFoundError
-from tandem.files import read_regular
+from tandem.files import modified, read_regular
 from tandem.model.files import CachedModel, choose, is_plain, quant_of, whole_models
 from tandem.settings import read_settings
 
@@ -131,4 +131,4 @@ def _llama_cpp() -> Iterator[CachedModel]:
 
 def _model(name: str, *files: Path) -> CachedModel:
     stats = [file.stat() for file in files]
-    return CachedModel(name, "", "", files, sum(s.st_size for s in stats), max(s.st_mtime for s in stats))
+    return CachedModel(name, "", "", files, sum(s.st_size for s in stats), modified(*stats))

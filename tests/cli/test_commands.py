@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,13 @@ import pytest
 from tandem.cli import main
 from tandem.cli.commands import parse
 from tandem.cli.options import formatter
-from tandem.cli.terminal import print_json
+from tandem.cli.terminal import print_json, print_table
+from tandem.files import modified
+from tandem.model import locate
+from tandem.model.files import CachedModel
+from tandem.server.ollama.models import _listed_model
 from tests.cli.processes import COMMAND, environment, on_terminal, tandem
+from tests.cli.tiny_model import write_tiny_model
 from tests.loopback_hub import LoopbackHub
 
 
@@ -150,6 +156,33 @@ def test_json_has_no_numbers_that_json_lacks(capsys: pytest.CaptureFixture[str])
         "a": [None, 0.1, None],
         "b": "ü",
     }
+
+
+@pytest.mark.fast
+def test_a_table_shows_names_in_the_order_they_have(capsys: pytest.CaptureFixture[str]) -> None:
+    marks = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2028\u2029\u2066\u2067\u2068\u2069\ufeff"
+    print_table(("NAME",), [(f"{marks}fugg.exe{marks}",)])
+    print_json({"name": marks})
+    written = capsys.readouterr().out
+    assert "\nfugg.exe\n" in written and not set(written) & set(marks)
+    assert json.loads(written[written.index("{") :]) == {"name": marks}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("seconds", [-(10**18), -1, 10**12, 10**18])
+def test_a_file_of_any_date_is_listed(
+    seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """File systems have dates before 1970 and after 9999."""
+    status = os.stat_result((0o100644, 1, 1, 1, 0, 0, 5, seconds, seconds, seconds))
+    model = CachedModel("m", "", "", (), 5, modified(status))
+    monkeypatch.setattr(locate, "list_models", lambda: [model])
+    assert main(["list"]) == 0
+    assert "m " in capsys.readouterr().out
+    path = write_tiny_model(tmp_path / "m.gguf")
+    with suppress(OSError):  # a file system without such dates
+        os.utime(path, (seconds, seconds))
+    assert _listed_model("m", path)["modified_at"] >= "1970"
 
 
 @pytest.mark.fast

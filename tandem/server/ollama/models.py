@@ -24,6 +24,7 @@ from typing_extensions import TypedDict
 from tandem import __version__
 from tandem.engine.models import Models
 from tandem.errors import ModelNotFoundError, QueueFullError, RequestError, TandemError
+from tandem.files import modified
 from tandem.gguf.file import GGUF
 from tandem.model.locate import comparable, is_known, resolve_name
 from tandem.server.core.serving import Server, get_server
@@ -270,14 +271,18 @@ def _listed_if_there(models: Models, name: str) -> ListedModel | None:
 
 def _listed_model(name: str, path: Path) -> ListedModel:
     stat = path.stat()
-    modified = datetime.fromtimestamp(stat.st_mtime, UTC).isoformat()
     digest = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
     try:
         details = _read_metadata(path).details
     except TandemError:  # a broken file must not hide the other models
         details = UNKNOWN
     return ListedModel(
-        name=name, model=name, modified_at=modified, size=stat.st_size, digest=digest, details=details
+        name=name,
+        model=name,
+        modified_at=datetime.fromtimestamp(modified(stat), UTC).isoformat(),
+        size=stat.st_size,
+        digest=digest,
+        details=details,
     )
 
 
