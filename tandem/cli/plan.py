@@ -166,7 +166,7 @@ def _print(data: Data, hardware: Hardware) -> None:
             f"\nA mixture of experts with {found['active_parameters'] / 1e9:.3g} billion active parameters in "
             f"{found['weights']} ({human_size(found['bytes_per_token'])} per token), batch 1: limit "
             f"{found['limit_tokens_per_s']:.1f} tok/s, predicted {found['predicted_tokens_per_s']:.1f}. "
-            "By the active weights alone: this version runs no such model, and memory for all experts is not checked."
+            "By the active weights alone: routing, attention and the memory for all experts are not counted."
         )
     basis = COUNTED if hardware.rdna3 else f"Calibration: {hardware.calibration.source}"
     print(f"\nStatus of all figures: {data['status']}. {basis}")

@@ -189,7 +189,7 @@ def _min_batch(planned: Planned, hardware: Hardware, how: str, depth: int, targe
 
 def experts(active: float, layout: str, hardware: Hardware) -> Data:
     """A mixture of experts at batch 1, from its active weights alone: read once for each token. Routing, attention and
-    launches are not counted; the engine runs no such model yet."""
+    launches are not counted."""
     each, reached = LAYOUTS[layout], hardware.calibration
     nbytes, ops = active * each.chunk_bytes / (each.span * PANEL_ROWS), 2 * active
     limit = max(nbytes / (hardware.read_gb_s * 1e9), ops / (hardware.peak_top_s * 1e12))
