@@ -37,6 +37,9 @@ DEFAULT_QUEUE = 1024  # maximum number of waiting requests
 CLOSED = "the model is closed: open it again"
 READ_TIMEOUT = 1.0  # s without a read after which a stream above `max_unread` is ended
 HARD_LIMIT_FACTOR = 8  # times `max_unread`: above this, any stream is ended
+TOTAL_FACTOR = (
+    64  # times `max_unread`: above this for all streams together, each may have its share of it only
+)
 UNREAD = "the response was not read as fast as it was generated: read it, or ask for fewer tokens"
 
 
@@ -73,7 +76,8 @@ class AsyncLLM:
         """`model` and `options`: as for LLM, or an LLM that is open. `queue`: maximum number of requests that wait;
         one more is refused with a QueueFullError. `max_unread`: soft limit on a stream's buffer, in values (a token
         counts as one and its log-probabilities). Above it, a stream that was not read for 1 s is ended; above 8 times
-        it, any stream is ended (DeadlineError)."""
+        it, any stream is ended (DeadlineError). All streams together may have 64 times as many: above that, each may
+        have an equal share."""
         if not isinstance(queue, int) or queue < 0:
             raise RequestError(f"queue={queue!r}: give the number of requests that may wait, 0 or more")
         if max_unread is not None and (not isinstance(max_unread, int) or max_unread < 1):
@@ -83,6 +87,7 @@ class AsyncLLM:
         self._max_requests = queue + self.llm.engine.max_sequences
         self._max_unread = math.inf if max_unread is None else max_unread
         self._outboxes: set[_Outbox] = set()  # outboxes of all requests; for the event loop only
+        self._unread = 0  # values in all of them; for the event loop only
         self._inbox: deque[Callable[[], None]] = deque()  # commands to the thread
         self._wake, self._closing = threading.Event(), False
         self._inbox_lock = threading.Lock()  # of `_inbox` and `failure`
@@ -184,13 +189,14 @@ class AsyncLLM:
             while (item := await outbox.items.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
-                outbox.unread -= outbox.values(item)
+                self._count(outbox, -outbox.values(item))
                 outbox.last_read = outbox.loop.time()
                 if not outbox.items.empty():  # or who is behind would hold the loop until it has caught up
                     await asyncio.sleep(0)
                 yield item
         finally:
             self._outboxes.discard(outbox)
+            self._unread -= outbox.unread
             self._send(lambda: self._end(outbox))
 
     def _send(self, command: Callable[[], None]) -> bool:
@@ -302,19 +308,29 @@ class AsyncLLM:
 
     def _put(self, items: list[tuple[_Outbox, Any]]) -> None:
         for outbox, item in items:
-            if outbox.is_cut:
+            if outbox.is_cut or outbox not in self._outboxes:
                 continue
             outbox.items.put_nowait(item)
-            outbox.unread += outbox.values(item)
-            if outbox.unread > self._max_unread and not outbox.is_watched:
+            self._count(outbox, outbox.values(item))
+            if outbox.unread > self._soft_limit() and not outbox.is_watched:
                 outbox.is_watched = True
                 outbox.loop.call_later(READ_TIMEOUT, self._watch, outbox)
+
+    def _count(self, outbox: _Outbox, values: int) -> None:
+        outbox.unread += values
+        self._unread += values
+
+    def _soft_limit(self) -> float:
+        total = TOTAL_FACTOR * self._max_unread
+        return (
+            self._max_unread if self._unread <= total else min(self._max_unread, total / len(self._outboxes))
+        )
 
     def _watch(self, outbox: _Outbox) -> None:
         """Ends a stream that is still not read. Later, since its reader may have waited for this loop."""
         outbox.is_watched = False
         idle = outbox.loop.time() - outbox.last_read
-        limit = self._max_unread if idle > READ_TIMEOUT else HARD_LIMIT_FACTOR * self._max_unread
+        limit = self._soft_limit() if idle > READ_TIMEOUT else HARD_LIMIT_FACTOR * self._max_unread
         if outbox.unread > limit and outbox in self._outboxes:
             outbox.is_cut = True
             outbox.items.put_nowait(DeadlineError(UNREAD))

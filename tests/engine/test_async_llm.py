@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tandem import LLM, AsyncLLM
+from tandem.engine import async_llm
 from tandem.errors import DeadlineError, DeviceLostError, QueueFullError, RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.test_memory import memory
@@ -273,6 +274,30 @@ def test_a_stream_that_nobody_reads_ends(path: Path, logprobs: int | None) -> No
                     read += 1
             assert read * (1 + (logprobs or 0)) > 450
             assert len((await llm.generate("x", max_tokens=2000, logprobs=logprobs)).token_ids) == 2000
+            check_idle(llm)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.fast
+def test_all_unread_streams_together_have_a_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is above its own limit."""
+    monkeypatch.setattr(async_llm, "TOTAL_FACTOR", 1)
+
+    async def run() -> None:
+        async with AsyncLLM(path, threads=1, context=10_000, batch=8, max_unread=4000) as llm:
+            streams = [llm.stream("x", max_tokens=3000, ignore_eos=True) for _ in range(8)]
+            for stream in streams:
+                await anext(stream)  # type: ignore[arg-type]
+            while llm.llm.engine.scheduler.running:
+                await asyncio.sleep(0.01)
+            assert llm._unread < 3 * 4000
+            for stream in streams:
+                with pytest.raises(DeadlineError, match="not read as fast as it was generated"):
+                    async for _ in stream:
+                        pass
+            assert llm._unread == 0
+            assert len((await llm.generate("x", max_tokens=3000, ignore_eos=True)).token_ids) == 3000
             check_idle(llm)
 
     asyncio.run(asyncio.wait_for(run(), 60))
