@@ -8,9 +8,10 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,10 @@ from tandem.model.chat_template import ChatTemplate
 from tandem.model.tokenizer import Tokenizer
 from tandem.server.http import background
 from tandem.server.http.bodies import _validated
-from tandem.server.http.middleware import READS, REFUSALS
+from tandem.server.http.middleware import READS, REFUSALS, Middleware
 from tandem.server.ollama import models
 from tandem.server.openai.chat import ChatRequest
+from tandem.server.settings import ServerSettings
 from tandem.threads import CREDIT_SECONDS, set_share, throttle
 from tests.cli.tiny_model import write_tiny_model
 from tests.hostile.attacks import CHAT, MAX_HEALTH, MAX_LOG, MAX_MEMORY, attacking, check_streams, watched
@@ -322,3 +324,58 @@ def test_metadata_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert models._model_info("m", path) == first and len(opened) == 1
     os.utime(path, (1, 1))
     assert models._model_info("m", path)["modified_at"] != first["modified_at"] and len(opened) == 2
+
+
+# ---- clients that are slowed down
+
+
+def refused(middleware: Middleware, address: str) -> Coroutine[Any, Any, None]:
+    """A request that the app refuses."""
+    headers = [(b"host", b"localhost")]
+    scope = {
+        "type": "http", "method": "POST", "path": CHAT, "query_string": b"", "headers": headers,
+        "client": (address, 1), "server": ("127.0.0.1", 2),
+    }  # fmt: skip
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        pass
+
+    return middleware(scope, receive, send)
+
+
+async def refusing(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 400, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+def test_refusals_that_wait_keep_nobody_out() -> None:
+    async def run() -> None:
+        middleware = Middleware(refusing, ServerSettings(access_log=False))
+        middleware.working = 1  # another client's
+        for _ in range(3 * REFUSALS):
+            tasks.append(asyncio.create_task(refused(middleware, "192.0.2.7")))
+        await asyncio.sleep(0.1)
+        assert sum(not task.done() for task in tasks) > REFUSALS and middleware.working == 1
+        await asyncio.gather(*tasks)
+        assert middleware.working == 1
+
+    tasks: list[asyncio.Task[None]] = []
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("address", ["2001:db8::{:x}", "an-address-made-up-{}"])
+def test_addresses_of_one_network_wait_together(address: str) -> None:
+    async def run() -> None:
+        middleware = Middleware(refusing, ServerSettings(access_log=False))
+        middleware.working = 1
+        tasks = [asyncio.create_task(refused(middleware, address.format(i))) for i in range(2 * REFUSALS)]
+        await asyncio.sleep(0.1)
+        assert sum(not task.done() for task in tasks) > REFUSALS // 2 and len(middleware._due) == 1
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import http
-import ipaddress
 import json
 import logging
 import os
@@ -24,7 +23,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tandem.server.http import errors
-from tandem.server.http.middleware import RETRY_AFTER
+from tandem.server.http.middleware import RETRY_AFTER, network_of
 from tandem.server.settings import ServerSettings
 
 MAX_HEAD = 32 << 10  # bytes of a request line and its headers; also of the trailers of a body
@@ -32,7 +31,6 @@ MAX_HEADERS = 100
 DROP_SECONDS = 0.05  # between two reads of what follows the last request of a connection, and is dropped
 LINGER_SECONDS = 1.0  # for a client to read why its request was refused
 BACKLOG = 1024  # connections that the kernel holds until they are accepted
-NAT64 = bytes.fromhex("0064ff9b") + bytes(8)  # the first 12 bytes of its addresses
 ACCEPTED_AT_ONCE = 16  # before other events are handled
 RESERVED_FILES = 128  # of the limit of open files: for models, devices, and connections that are being closed
 PAUSE_SECONDS = 0.1  # without accepting, when no file can be opened
@@ -351,21 +349,6 @@ def allowed_connections(wanted: int) -> int:
                 wanted,
             )
     return wanted
-
-
-def network_of(address: str) -> str:
-    """The address, or the network of 64 bits of an IPv6 address: one client may have a whole network.
-
-    Some networks stand for many IPv4 clients, and each of these counts: ::ffff:192.0.2.7 (a socket for both versions),
-    64:ff9b::192.0.2.7 (NAT64) and Teredo. With 6to4, an IPv4 client has many networks, which count as one.
-    """
-    if ":" not in address:
-        return address
-    version6 = ipaddress.IPv6Address(address)
-    version4 = version6.ipv4_mapped or version6.sixtofour or (version6.teredo and version6.teredo[1])
-    if version6.packed.startswith(NAT64):
-        version4 = ipaddress.IPv4Address(version6.packed[12:])
-    return str(version4 or ipaddress.ip_network((version6.packed, 64), strict=False))
 
 
 def error_response(status: int, message: str) -> bytes:

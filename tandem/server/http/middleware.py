@@ -52,6 +52,7 @@ MAX_DELAY, MAX_READ_DELAY = 5.0, 0.25  # s that such a response is delayed; /hea
 MAX_ADDRESSES = 4096  # client addresses whose responses are counted
 INLINE = 256 << 10  # bytes of a body that the event loop joins and counts itself, in half a millisecond
 RETRY_AFTER = 2  # seconds
+NAT64 = bytes.fromhex("0064ff9b") + bytes(8)  # the first 12 bytes of its addresses
 # Bytes of a response that its client need not read at once, and must read in each `write_timeout`.
 UNREAD = 64 << 10
 UNREAD_SECONDS = 0.05  # s between two checks of the unread bytes
@@ -161,7 +162,7 @@ class Middleware:
         try:
             await self.app(exchange.scope, exchange.receive, exchange.send)
         finally:
-            self.working -= counts
+            self.working -= exchange.is_counted
             exchange.is_counted = False
 
     async def _require_memory(self) -> None:
@@ -172,14 +173,16 @@ class Middleware:
 
     async def _slow_down(self, exchange: Exchange, rate: int = REFUSALS, longest: float = MAX_DELAY) -> None:
         """Waits before a response, if its address gets more than `rate` in a second while others are served: most
-        clients wait for the response before they send the next request, and then leave the event loop to others."""
-        others = self.working - exchange.is_counted
-        if not others:
+        clients wait for the response before they send the next request, and then leave the event loop to others.
+        Meanwhile it does not count: 256 refusals that wait would keep others out."""
+        self.working -= exchange.is_counted
+        exchange.is_counted = False
+        if not self.working:
             return
         now = time.perf_counter()
         if len(self._due) > MAX_ADDRESSES:
             self._due = {key: then for key, then in self._due.items() if then > now}
-        key = (exchange.scope.get("client") or ("-",))[0], rate
+        key = exchange.network(), rate
         due = max(self._due.get(key, 0.0), now - 1.0)
         self._due[key] = min(due + 1 / rate, now + longest)
         if due > now:
@@ -260,6 +263,14 @@ class Exchange:
 
     def header(self, name: bytes) -> str:
         return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), "")
+
+    def network(self) -> str:
+        """The address of the client, or its network. A local proxy may send any text, of which none is kept."""
+        client = (self.scope.get("client") or ("-",))[0]
+        try:
+            return network_of(str(ipaddress.ip_address(client)))
+        except ValueError:
+            return "-"
 
     def key(self) -> str:
         scheme, _, token = self.header(b"authorization").partition(" ")
@@ -460,6 +471,21 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def network_of(address: str) -> str:
+    """The address, or the network of 64 bits of an IPv6 address: one client may have a whole network.
+
+    Some networks stand for many IPv4 clients, and each of these counts: ::ffff:192.0.2.7 (a socket for both versions),
+    64:ff9b::192.0.2.7 (NAT64) and Teredo. With 6to4, an IPv4 client has many networks, which count as one.
+    """
+    if ":" not in address:
+        return address
+    version6 = ipaddress.IPv6Address(address)
+    version4 = version6.ipv4_mapped or version6.sixtofour or (version6.teredo and version6.teredo[1])
+    if version6.packed.startswith(NAT64):
+        version4 = ipaddress.IPv4Address(version6.packed[12:])
+    return str(version4 or ipaddress.ip_network((version6.packed, 64), strict=False))
 
 
 def _digest(key: str) -> bytes:
