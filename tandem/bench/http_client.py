@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 from tandem.errors import RequestError
 
 MAX_READ = 1 << 16  # bytes of one read from the socket
+MAX_LINE, MAX_DOCUMENT = 1 << 20, 1 << 24  # bytes of an event or an error, and of a list of models
+MAX_EVENTS, MAX_TOKENS = 1 << 20, 1 << 32  # of a response
+MAX_MESSAGE = 200  # characters of what a server says
 
 
 @dataclass
@@ -39,9 +42,9 @@ class Refused(RequestError):
 
     def __init__(self, status: int, body: bytes) -> None:
         try:
-            message = str(json.loads(body)["error"]["message"])
-        except (ValueError, KeyError, TypeError):
-            text = body[:200].decode(errors="replace").strip()
+            message = " ".join(str(json.loads(body)["error"]["message"])[:MAX_MESSAGE].split())
+        except (ValueError, KeyError, TypeError, RecursionError):
+            text = body[:MAX_MESSAGE].decode(errors="replace").strip()
             message = (
                 "check that the address is one of the OpenAI API"
                 if text.startswith("<")
@@ -91,6 +94,8 @@ class Client:
         async with aclosing(self.tokens(path, body, times)) as stream:  # type: ignore[type-var]
             async for at in stream:
                 times.times.append(at)
+                if len(times.times) > MAX_EVENTS:
+                    raise Unreadable("it does not end")
         return times
 
     async def tokens(
@@ -108,14 +113,19 @@ class Client:
                     continue
                 try:
                     has_text = _read_event(json.loads(data), data, at, times)
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise Unreadable(error) from None
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                    raise Unreadable(type(error).__name__) from None
                 if has_text:
                     yield at
 
     async def get(self, path: str) -> Any:
+        document = bytearray()
         async with aclosing(self.lines("GET", path)) as lines:  # type: ignore[type-var]
-            return json.loads(b"\n".join([line async for _, line in lines]))
+            async for _, line in lines:
+                document += line + b"\n"
+                if len(document) > MAX_DOCUMENT:
+                    raise Unreadable("it does not end")
+        return json.loads(document)
 
     async def lines(self, method: str, path: str, body: Any = None) -> AsyncIterator[tuple[float, bytes]]:
         """Yields the lines of the response with their arrival times."""
@@ -130,6 +140,8 @@ class Client:
             parser, rest = HttpResponseParser(received), b""
             while not received.complete and (data := await reader.read(MAX_READ)):
                 parser.feed_data(data)
+                if len(rest) + len(received.body) > MAX_LINE:
+                    raise Unreadable(f"a line of more than {MAX_LINE} bytes")
                 if not received.body or parser.get_status_code() >= 400:
                     continue
                 *whole, rest = (rest + received.take()).split(b"\n")
@@ -170,13 +182,22 @@ class _Received:
 def _read_event(event: dict[str, Any], data: bytes, at: float, times: StreamTimes) -> bool:
     """Records the usage and the end that an event reports. True: it has text."""
     if "error" in event:
-        raise Refused(event["error"].get("code") or 500, data)
+        code = event["error"].get("code")
+        raise Refused(code if isinstance(code, int) else 500, data)
     if usage := event.get("usage"):
-        times.tokens, times.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+        times.tokens, times.prompt_tokens = (
+            _token_count(usage[f"{kind}_tokens"]) for kind in ("completion", "prompt")
+        )
     choices = event.get("choices", ())
     if any(choice.get("finish_reason") for choice in choices):
         times.ended = at
     return any(map(_has_text, choices))
+
+
+def _token_count(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value < MAX_TOKENS:
+        raise ValueError("a count of tokens is not one")
+    return value
 
 
 def _has_text(choice: dict[str, Any]) -> bool:

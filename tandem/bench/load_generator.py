@@ -113,8 +113,11 @@ class Server:
 
     async def _probe(self, load: Load) -> None:
         try:
-            self.model = self.model or (await self.client.get("/v1/models"))["data"][0]["id"]
-        except (ValueError, KeyError, IndexError, TypeError):
+            if not self.model:
+                self.model = (await self.client.get("/v1/models"))["data"][0]["id"]
+            if not isinstance(self.model, str):
+                raise TypeError
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
             raise RequestError(f"the server at {self.url} lists no models: name one with --model") from None
         rng = random.Random(-1)
         try:

@@ -6,7 +6,9 @@ import asyncio
 import json
 import socket
 import threading
+import tracemalloc
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from benchmarks.serving import MEASURES, table
 from tandem import cli
 from tandem.bench import load_generator
 from tandem.bench.http_client import Client, Refused
-from tandem.bench.load_generator import Load, Server, ServeRow, percentiles, poisson, summary
+from tandem.bench.load_generator import Load, Server, ServeRow, closed_loop, percentiles, poisson, summary
 from tandem.errors import RequestError
 
 pytestmark = pytest.mark.fast
@@ -239,6 +241,87 @@ def test_arrivals_are_poissons() -> None:
 def test_errors_are_counted(how: str, said: str) -> None:
     row, _ = drive(MadeUp(3, how))
     assert row["errors"] == {said: 4} and row["answered"] == 8 and len(row["ttft_seconds"]) == 8
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+NESTED = b"[" * 200_000
+ENDLESS = 64  # MiB, more than any client should keep
+
+
+async def hostile(part: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Sends a part of a response again and again."""
+    await reader.readuntil(b"\r\n\r\n")
+    with suppress(ConnectionError):
+        writer.write(HEAD)
+        for _ in range((ENDLESS << 20) // len(part)):
+            writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "model"),
+    [
+        *((part, model) for part in (b"x" * 65536, b"data:" * 9999, NESTED) for model in (None, "m")),
+        (b"\n" * 65536, None),  # as a stream, it ends at --timeout
+    ],
+)
+def test_a_response_without_end_is_cut(part: bytes, model: str | None) -> None:
+    async def main() -> None:
+        async with await asyncio.start_server(partial(hostile, part), "127.0.0.1", 0) as listening:
+            server = Server(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", model, None)
+            await server.probe(LOAD)
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError) as raised:
+            asyncio.run(main())
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'{"choices": [], "usage": {"prompt_tokens": "1", "completion_tokens": [2]}}',
+        b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1e400}}',
+        b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": -1}}',
+        b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1%b}}' % (b"0" * 4000),
+        b'{"choices": [], "usage": 5}', b'{"choices": null}', b'{"choices": [3]}', b"[]", b"3", b"null", NESTED,
+        b'{"error": null}', b'{"error": "x"}', b'{"error": {"code": {}, "message": []}}', b"\xff", b"{",
+    ],
+)  # fmt: skip
+def test_events_of_any_kind_are_counted_as_errors(event: bytes) -> None:
+    class Odd(MadeUp):
+        async def _stream(self, writer: asyncio.StreamWriter, tokens: int, wrong: str) -> None:
+            if len(self.bodies) == 1:  # the probe
+                return await super()._stream(writer, tokens, wrong)
+            good = b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\n'
+            return await self._send(writer, 200, good + b"data: " + event + b"\n\n")
+
+    load = Load(rate=0.0, requests=2, prompt=2, generate=1, timeout=10.0, clients=1)
+
+    async def main() -> ServeRow:
+        async with await asyncio.start_server(Odd(), "127.0.0.1", 0) as listening:
+            server = Server(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", None, None)
+            await server.probe(load)
+            return await closed_loop(server, load)
+
+    row = asyncio.run(main())
+    assert sum(row["errors"].values()) == 2 and len(row["errors"]) == 1
+
+
+@pytest.mark.parametrize("listed", [b'{"data": [{"id": 5}]}', b'{"data": [{"id": [1]}]}', NESTED])
+def test_a_list_of_models_without_names(listed: bytes) -> None:
+    class Odd(MadeUp):
+        async def _send(self, writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
+            await super()._send(writer, status, listed)
+
+    with pytest.raises(RequestError, match="lists no models"):
+        drive(Odd())
 
 
 def test_a_server_that_wants_a_key() -> None:
