@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from tandem.gguf.cursor import label
 from tandem.gguf.file import GGUF
 from tandem.gguf.formats import dequantise
 from tandem.kernels.abi import GLU_ROWS, MAX_EXPERTS, MAX_EXPERTS_USED
@@ -186,11 +188,10 @@ class Metadata:
             value = value.flat[0].item()
         if value is None:
             return self.gguf.require(self.key(name), int)
-        if zero and value == 0:
-            return 0
-        if not isinstance(value, int) or not 0 < value <= maximum:
+        if not isinstance(value, int) or not (0 < value <= maximum or (zero and value == 0)):
+            shown = label(str(value))
             self.gguf.fail(
-                self.key(name), f"{value} is not a size from 1 to {maximum}: convert the model again"
+                self.key(name), f"{shown} is not a size from 1 to {maximum}: convert the model again"
             )
         return value
 
@@ -252,6 +253,7 @@ class Metadata:
                     self.key(name), f"experts of size {size}, no multiple of {GLU_ROWS}: use another model"
                 )
         dense = self.count("leading_dense_block_count", 0, zero=True)
+        shared = self.count("expert_shared_feed_forward_length", 0)
         return {
             "experts": experts,
             "experts_used": used,
@@ -259,8 +261,8 @@ class Metadata:
             "expert_choice_bias": self.has(f"blk.{dense}.exp_probs_b.bias"),
             "expert_scale": self.number("expert_weights_scale", 1.0, zero=True) or 1.0,
             "expert_dim": dim,
-            "shared_expert_dim": self.count("expert_shared_feed_forward_length", 0),
-            "shared_expert_gate": self.has("blk.0.ffn_gate_inp_shexp.weight"),
+            "shared_expert_dim": shared,
+            "shared_expert_gate": shared > 0 and self.has(f"blk.{dense}.ffn_gate_inp_shexp.weight"),
         }
 
     def has(self, tensor: str) -> bool:
@@ -293,10 +295,16 @@ class Metadata:
             divisor = (
                 0.1 * self.number("rope.scaling.yarn_log_multiplier", 0.0, zero=True) * np.log(factor) + 1
             )
+            if divisor <= 0:  # of a factor below 1
+                self.gguf.fail(
+                    self.key("rope.scaling.yarn_log_multiplier"),
+                    f"the magnitude of YaRN is divided by {divisor:g}: convert the model again",
+                )
             yarn = (factor, trained, fast, slow, magnitude / divisor)
         elif kind not in ("none", "linear") and not (kind == "longrope" and long_factors):
             self.gguf.fail(
-                self.key("rope.scaling.type"), f"{kind!r} is unknown: use a model with none, linear or yarn"
+                self.key("rope.scaling.type"),
+                f"{label(kind)!r} is unknown: use a model with none, linear or yarn",
             )
         base = self.number("rope.freq_base", default_base)
         if base <= 1.0:  # YaRN divides by its logarithm
@@ -325,8 +333,13 @@ class Metadata:
     def _rope_factors(self, name: str, count: int) -> tuple[float, ...]:
         if not self.has(name):
             return ()
-        factors = dequantise(self.gguf.tensor(name).format, self.gguf.raw(name)).ravel()
-        if len(factors) != count or not (np.isfinite(factors) & (factors > 0)).all():
+        tensor = self.gguf.tensor(name)
+        factors = (
+            dequantise(tensor.format, self.gguf.raw(name)).ravel()
+            if math.prod(tensor.shape) == count  # or a huge one would be read
+            else np.zeros(1)
+        )
+        if not (np.isfinite(factors) & (factors > 0)).all():
             self.gguf.fail(name, f"these must be {count} positive numbers: fetch or convert the file again")
         return tuple(factors.tolist())
 
@@ -337,6 +350,8 @@ class Metadata:
         if isinstance(pattern, (list, np.ndarray)):  # one flag per layer
             if len(pattern) != layers:
                 self.gguf.fail(key, f"{len(pattern)} flags for {layers} layers: convert the model again")
+            if not isinstance(pattern, np.ndarray):
+                self.gguf.fail(key, "these are arrays, not flags: convert the model again")
             return [bool(flag) for flag in pattern]
         every = pattern if isinstance(pattern, int) and pattern > 0 else every
         return [(i + 1) % every != 0 for i in range(layers)]

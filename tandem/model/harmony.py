@@ -62,7 +62,7 @@ class HarmonyDecoder:
             return self._end()
         if id == markers.channel:
             text = self._end() if self._header is None else ""
-            self._header = f"{self._header or ''}{CHANNEL}"
+            self._header = (self._header or "").removesuffix(CHANNEL) + CHANNEL
             return text
         if id == markers.message:
             return self._begin() if self._header is not None else ""

@@ -12,6 +12,7 @@ import numpy as np
 
 from tandem.devices.device import Device
 from tandem.errors import UnsupportedModelError
+from tandem.gguf.cursor import label
 from tandem.gguf.file import GGUF
 from tandem.kernels.kernel import Array
 from tandem.kernels.layout import ChooseLayout, Layout
@@ -130,7 +131,7 @@ def open_model(path: str | Path) -> Model:
     if metadata.architecture not in ARCHITECTURES:
         known, lacks = ", ".join(sorted(ARCHITECTURES)), missing(metadata.architecture)
         raise UnsupportedModelError(
-            f"{gguf.path.name} is a {metadata.architecture!r} model, which this version does not run"
+            f"{gguf.path.name} is a {label(metadata.architecture)!r} model, which this version does not run"
             f"{f' (it lacks {lacks})' if lacks else ''}; it runs {known}"
         )
     architecture = ARCHITECTURES[metadata.architecture]

@@ -18,7 +18,9 @@ DIM, VOCAB = 256, 48
 Array = np.ndarray
 
 
-def write_model(path: Path, hidden: int, experts: int, used: int = 2, **formats: str) -> Path:
+def write_model(
+    path: Path, hidden: int, experts: int, used: int = 2, extra: str = "", **formats: str
+) -> Path:
     """A llama of one layer. `formats`: of gate, up and down; those of the form "Q2_K as F32" have the values that Q2_K
     has, in F32."""
     rng = np.random.default_rng(0)
@@ -31,6 +33,8 @@ def write_model(path: Path, hidden: int, experts: int, used: int = 2, **formats:
     shapes[f"blk.0.ffn_down{suffix}"] = (*stack, DIM, hidden)
     if experts:
         shapes["blk.0.ffn_gate_inp"] = (experts, DIM)
+    if extra:
+        shapes[extra] = (DIM,)
     tensors = []
     for name, shape in shapes.items():
         values = rng.standard_normal(shape).astype(np.float32)
@@ -66,6 +70,11 @@ def test_experts_of_no_whole_panels_are_refused(hidden: int, format: str, tmp_pa
     path = write_model(tmp_path / "m.gguf", hidden, 3, gate=format, up=format, down=format)
     with pytest.raises(ModelFileError, match="no multiple of 32"):
         LLM(path, device="cpu")
+
+
+def test_a_gate_without_a_shared_expert_is_not_used(tmp_path: Path) -> None:
+    gate = write_model(tmp_path / "gate.gguf", 64, 3, extra="blk.0.ffn_gate_inp_shexp")
+    assert (logits(gate) == logits(write_model(tmp_path / "none.gguf", 64, 3))).all()
 
 
 @pytest.mark.parametrize(("gate", "up"), [("Q2_K", "F32"), ("F32", "Q2_K"), ("Q4_0", "F16")])

@@ -57,6 +57,16 @@ def test_rope_scaling(tmp_path: Path, keys: dict[str, tuple[str, Any]], linear: 
     ("keys", "problem"),
     [
         ({"rope.scaling.type": ("str", "longrope")}, "'longrope' is unknown"),
+        ({"rope.scaling.type": ("str", "long\n" * 99)}, r"^\S*: a.rope.scaling.type at byte \d+: .{,300}$"),
+        (
+            {
+                "rope.scaling.type": ("str", "yarn"),
+                "rope.scaling.factor": ("f32", 1e-6),
+                "rope.scaling.yarn_log_multiplier": ("f32", 1.0),
+                "context_length": ("u32", 99),
+            },
+            "the magnitude of YaRN is divided by -",
+        ),
         ({"rope.dimension_count": ("u32", 65)}, "65 is not an even number up to the head size, 64"),
         ({"rope.dimension_count": ("u32", 63)}, "63 is not an even number"),
         ({"rope.freq_base": ("f32", float("nan"))}, "not a finite number"),
@@ -80,6 +90,30 @@ def test_rope_scaling(tmp_path: Path, keys: dict[str, tuple[str, Any]], linear: 
 def test_rope_that_makes_no_sense(tmp_path: Path, keys: dict[str, tuple[str, Any]], problem: str) -> None:
     with pytest.raises(ModelFileError, match=problem):
         metadata(tmp_path, keys).rope(64)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [("[u32]", []), ("[u32]", [0, 1]), ("[u32]", list(range(999))), ("[[u32]]", [[1, 2], [3]]),
+     ("[str]", ["a\n"] * 99), ("str", "a\n" * 999), ("f32", float("nan")), ("i32", -1)],
+)  # fmt: skip
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_size_that_is_none(tmp_path: Path, value: tuple[str, Any], zero: bool) -> None:
+    with pytest.raises(ModelFileError, match="is not a size from 1 to") as raised:
+        metadata(tmp_path, {"count": value}).count("count", 1, zero=zero)
+    assert raised.value.problem.isprintable() and len(raised.value.problem) < 300
+
+
+def test_a_pattern_of_arrays_is_none(tmp_path: Path) -> None:
+    keys = {"attention.sliding_window_pattern": ("[[bool]]", [[True, False], [True, True]])}
+    with pytest.raises(ModelFileError, match="these are arrays, not flags"):
+        metadata(tmp_path, keys).sliding_layers(2, 2)
+
+
+def test_too_many_rope_factors_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GGUF, "raw", lambda *_: pytest.fail("they take eight times their size"))
+    with pytest.raises(ModelFileError, match="must be 32 positive numbers"):
+        metadata(tmp_path, {}, ("rope_freqs.weight", "F16", np.ones(4096, np.float32))).rope(64)
 
 
 @pytest.mark.parametrize("format", ["F32", "F16"])

@@ -11,6 +11,7 @@ import pytest
 from tandem import LLM
 from tandem.engine.output import Detokenizer
 from tandem.gguf.file import GGUF
+from tandem.model.harmony import HarmonyDecoder
 from tandem.model.tokenizer import Tokenizer
 from tandem.server.core.output_parser import GenerationResult, OutputParser
 from tandem.server.core.prompt import GenerationRequest, build_prompt
@@ -89,6 +90,23 @@ def test_a_header_without_end_is_text(tokenizer: Tokenizer) -> None:
     decoder = Detokenizer(tokenizer, (), tokenizer.encode(f"<|start|>{CALL}{'é' * 100_000}", special=True))
     assert decoder.push(tokenizer.encode("b")[-1]) == "b"
     assert time.thread_time() - begun < 2
+
+
+def test_a_channel_named_again_and_again_is_one(tokenizer: Tokenizer) -> None:
+    decoder = HarmonyDecoder(tokenizer, tokenizer.harmony, [])  # type: ignore[arg-type]
+    for id in tokenizer.encode("<|channel|>" * 1000, special=True, bos=False):
+        assert decoder.push(id) == ""
+    assert len(decoder._header or "") < 100
+
+
+@pytest.mark.parametrize(
+    "name", ['f"}', "f\\", "f\u202e\x1b[2J", "</tool_call>", "functions.", "x" * 900, "f<|end|>"]
+)
+def test_odd_names_of_functions_are_no_calls(tokenizer: Tokenizer, name: str) -> None:
+    _, _, calls = parsed(
+        tokenizer, "<|start|>assistant", f"<|channel|>commentary to={name}<|message|>{{}}<|call|>"
+    )
+    assert not calls
 
 
 def test_a_message_does_not_end_the_response(tokenizer: Tokenizer) -> None:
