@@ -13,6 +13,7 @@ import random
 import resource
 import signal
 import struct
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -324,14 +325,12 @@ def run_cases(case: Callable[[int], None], numbers: range) -> list[str]:
     progress = mmap.mmap(-1, 8)  # the number of the case that runs, shared with the child
     number = numbers.start
     while number < numbers.stop:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
-            _work(case, range(number, numbers.stop), progress, writing)
-        os.close(writing)
-        status, number = _watch(child, progress, number)
-        with open(reading, "rb") as report:
+        with tempfile.TemporaryFile() as report:  # not a pipe: a child that fills it would wait
+            child = os.fork()
+            if child == 0:
+                _work(case, range(number, numbers.stop), progress, report.fileno())
+            status, number = _watch(child, progress, number)
+            report.seek(0)
             problems += report.read().decode(errors="replace").split("\0")[:-1]
         if status:
             problems.append(f"case {number}: {status}")

@@ -42,6 +42,16 @@ def test_saved_states(count: int, tmp_path: Path) -> None:
     assert not problems, "\n".join(problems)
 
 
+def test_a_child_with_many_problems_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated, "SECONDS", 2)
+
+    def case(number: int) -> None:
+        raise ValueError("x" * 1500)
+
+    problems = run_cases(case, range(100))
+    assert len(problems) == 100 and not [problem for problem in problems if "hangs" in problem]
+
+
 def test_a_file_of_a_few_bytes_is_no_synthetic_model(tmp_path: Path) -> None:
     """Its key would make the engine take 40 GB."""
     keys: list[Key] = [("general.architecture", "str", "llama"), (SYNTHETIC, "str", "llama-3-70b:q4_0")]
