@@ -283,21 +283,22 @@ def test_a_stream_that_nobody_reads_ends(path: Path, logprobs: int | None) -> No
 def test_all_unread_streams_together_have_a_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None is above its own limit."""
     monkeypatch.setattr(async_llm, "TOTAL_FACTOR", 1)
+    monkeypatch.setattr(async_llm, "READ_TIMEOUT", 0.05)
 
     async def run() -> None:
-        async with AsyncLLM(path, threads=1, context=10_000, batch=8, max_unread=4000) as llm:
-            streams = [llm.stream("x", max_tokens=3000, ignore_eos=True) for _ in range(8)]
+        async with AsyncLLM(path, threads=1, context=25_000, batch=8, max_unread=20_000) as llm:
+            streams = [llm.stream("x", max_tokens=20_000, ignore_eos=True) for _ in range(8)]
             for stream in streams:
                 await anext(stream)  # type: ignore[arg-type]
             while llm.llm.engine.scheduler.running:
                 await asyncio.sleep(0.01)
-            assert llm._unread < 3 * 4000
+            assert llm._unread < 3 * 20_000
             for stream in streams:
                 with pytest.raises(DeadlineError, match="not read as fast as it was generated"):
                     async for _ in stream:
                         pass
             assert llm._unread == 0
-            assert len((await llm.generate("x", max_tokens=3000, ignore_eos=True)).token_ids) == 3000
+            assert len((await llm.generate("x", max_tokens=20_000, ignore_eos=True)).token_ids) == 20_000
             check_idle(llm)
 
     asyncio.run(asyncio.wait_for(run(), 60))
