@@ -31,7 +31,6 @@ MIN_COLUMNS = 1024
 ENOUGH, ENOUGH_MATMULS = 5, 12  # launches of a shader to count
 GROUPS = 2  # workgroups along x that are executed
 SIZES = ((1536, 3072, 200), (2048, 5120, 400))  # width of a model, of its feed-forward, and a depth
-LONG = (1024, 36864, 0)  # prompts whose activations do not fit into scratch memory take other shaders
 TOKENS, PROMPTS, VOCAB = (1, 2, 4, 8, 12, 16, 24, 32, 33, 47, 64), (512, 256, 70, 100, 128), 2048
 FAMILIES = ("llama-3-8b", "qwen3-8b", "gemma-3-4b")  # of which each has launches that the others have not
 QUERY_GROUPS, USUAL_GROUP = (1, 2, 4, 8), 4  # query heads of a KV head; prompts run alike with any
@@ -44,7 +43,7 @@ def main() -> None:
     device, done = EmulatedDevice(), Done()
     found: list[Sample] = []
     try:
-        for layout, size in ((layout, size) for layout in LAYOUTS for size in (*SIZES, LONG)):
+        for layout, size in ((layout, size) for layout in LAYOUTS for size in SIZES):
             found += samples(device, done, FAMILIES[0], layout, size, USUAL_GROUP, 128)
             print(f"{layout}, {size[0]} columns: {len(found)} launches", flush=True)
         attention = [(kv, group, head) for kv in ("f16", "q8") for group in QUERY_GROUPS for head in HEADS]
@@ -76,7 +75,7 @@ def samples(
         old, dim=columns, ffn_dim=ffn, q_heads=2 * group, kv_heads=2, head_dim=head, vocab=VOCAB,
         ropes=tuple(Rope(rope.base, head, rope.linear) for rope in old.ropes),
     )  # fmt: skip
-    workloads = [Workload("decode", 1, tokens, depth) for tokens in TOKENS if size != LONG]
+    workloads = [Workload("decode", 1, tokens, depth) for tokens in TOKENS]
     if group == USUAL_GROUP:
         workloads += [Workload("prefill", tokens) for tokens in PROMPTS]
     bench = Bench(model, device, workloads, kv)

@@ -63,7 +63,7 @@ def shape_of(launch: Launch, chosen: Dispatch, step: Step, counts: Counts) -> Sh
             groups,
             groups * s["columns"],
             own,
-            token_count(s, counts),
+            max(1, token_count(s, counts) // chosen.y),
         )
     if name.startswith("expert_matmul") and LAYOUTS[layout_of(s)].quantised:
         return _expert_shape(launch, chosen, counts)

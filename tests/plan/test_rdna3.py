@@ -133,6 +133,21 @@ def test_more_sequences_are_never_slower(layout: str, kv: str) -> None:
     assert rates[64] > 0.98 * rates[63]
 
 
+def test_prompts_of_long_activations_do_not_cost_more_than_twice() -> None:
+    """Which do not fit into scratch memory: dot products in place of matrix units, a workgroup for each 128 tokens."""
+    model = SyntheticModel("llama-3-70b:q4_k", 1)
+    model.config = replace(model.config, ffn_dim=36864)
+    gpu, counts = gpu_of(PHOENIX), {"tokens": 512, "rows": 1, "work": 1}
+    assert gpu
+    times = {
+        shader: launch_time(work, gpu).total / launch.cost(counts).ops
+        for launch, shader, work in launches(Planned(model, 4096).program, [(0, 512)])
+        if launch.kernel.name == "matmul_q4_k"
+    }
+    many, shared = times["matmul_q4_k_many/256"], times["matmul_q4_k_shared_rows/128"]
+    assert many < shared < 2 * many
+
+
 def test_the_table_is_small_and_has_every_matmul() -> None:
     data = json.loads(FILE.read_text())
     assert data["fields"] == list(FIELDS) and FILE.stat().st_size < 200_000
