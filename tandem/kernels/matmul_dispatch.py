@@ -144,12 +144,7 @@ def _matmul_float(
     max_tokens = 8 if layout == "f32" else 4  # sums of 8 rows for 8 tokens do not fit in registers
     tokens_at_a_time = min(max_tokens, 1 << (tokens - 1).bit_length())
     wanted = ENOUGH_THREADS.get(gpu.kind, 1) / workgroups
-    # 1024 threads have registers for the sums of one token.
-    sizes = [
-        n
-        for n in (64, 128, 256, 512, 1024)
-        if n <= min(1024 if tokens == 1 else 512, gpu.workgroup_invocations)
-    ]
+    sizes = [n for n in (64, 128, 256, 512, 1024) if n <= gpu.workgroup_invocations]
     threads = choice.get("threads", min(sizes, key=lambda n: abs(math.log(n / wanted))))
     partial_sums = threads // gpu.subgroup_min * PANEL_ROWS * tokens_at_a_time
     # A matrix of few rows (a router) fills the device by its tokens.
