@@ -121,6 +121,7 @@ class AsyncLLM:
     ) -> AsyncIterator[Token]:
         """Like generate or chat, one item per token. Closing the iterator ends the request."""
         output = await self._prepare(prompt, params)
+        output.is_streamed = True
         async with aclosing(self._tokens(output)) as steps:
             async for tokens in steps:
                 for token in tokens:

@@ -228,7 +228,7 @@ class LLM:
         return source if len(source) <= MAX_SOURCE else ""
 
     def _stream(self, output: OutputReader) -> Iterator[Token]:
-        is_scored = False
+        is_scored, output.is_streamed = False, True
         try:
             self.driver.submit([output])  # at the first next(): an unread stream takes no place in the queue
             while not output.done:

@@ -109,6 +109,7 @@ class OutputReader:
         self.sequence, self._tokenizer = sequence, tokenizer
         self.detokenizer = Detokenizer(tokenizer, sequence.request.params.stop, sequence.request.prompt)
         self.texts: list[str] = []  # text of each token that was read
+        self.is_streamed = False  # nobody asks for `result`: log-probabilities that were read are not kept
         self._prompt_scores: list[Sampled] = []
 
     @property
@@ -125,6 +126,8 @@ class OutputReader:
         streams adds `prompt_logprobs` to the first token: 40,000 of them take as long as several steps."""
         sequence, detokenizer = self.sequence, self.detokenizer
         sampled = sequence.generated[len(self.texts)]
+        if self.is_streamed and sampled.top:  # 2 KB of each token
+            sequence.generated[len(self.texts)] = sampled._replace(top=())
         self.texts.append("" if sampled.id in sequence.request.eos_ids else detokenizer.push(sampled.id))
         if detokenizer.stopped:
             sequence.stop_after(len(self.texts))

@@ -15,6 +15,7 @@ import pytest
 
 from tandem import LLM, AsyncLLM
 from tandem.engine import async_llm
+from tandem.engine.output import OutputReader
 from tandem.errors import DeadlineError, DeviceLostError, QueueFullError, RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.test_memory import memory
@@ -277,6 +278,28 @@ def test_a_stream_that_nobody_reads_ends(path: Path, logprobs: int | None) -> No
             check_idle(llm)
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.fast
+def test_a_stream_does_not_keep_log_probabilities(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 of each token would take 2 KB, until the end of a response of any length."""
+    outputs, prepare = list[OutputReader](), llm.llm.prepare
+
+    def noted(*args: Any, **params: Any) -> OutputReader:
+        outputs.append(prepare(*args, **params))
+        return outputs[-1]
+
+    async def run() -> None:
+        params = {"max_tokens": 50, "logprobs": 20, "ignore_eos": True}
+        read = [token.logprob async for token in llm.stream("x", **params)]
+        assert read == (await llm.generate("x", **params)).logprobs
+        assert read == [token.logprob for token in llm.llm.stream("x", **params)]
+        assert all(one and len(one.top) == 20 for one in read)
+
+    monkeypatch.setattr(llm.llm, "prepare", noted)
+    asyncio.run(run())
+    kept = [any(sampled.top for sampled in output.sequence.generated) for output in outputs]
+    assert kept == [False, True, False]
 
 
 @pytest.mark.fast
