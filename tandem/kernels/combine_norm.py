@@ -43,9 +43,9 @@ def cost(s: Scalars, counts: Counts) -> Cost:
 
 
 def extents(s: Scalars, counts: Counts) -> dict[str, int]:
-    n = counts["tokens"]
+    n, of_norm = counts["tokens"], norm.extents(s, counts)
     return {
-        **norm.extents(s, counts),
+        **{name: of_norm[name] for name in ("x", "post_weight", "weight", "out")},
         "add": combine.extents(_of_combine(s), counts)["x"],
         "weights": chosen_bytes(n, s),
         "groups": groups_bytes(n, s),

@@ -38,7 +38,7 @@ def test_lavapipe_on_one_screen(lavapipe: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.fast
 def test_a_phoenix_and_what_it_would_be_without() -> None:
     paths = {name: (there, path) for name, there, path in feature_paths(PHOENIX)}
-    matrices = "matmuls of more than 64 tokens, and prompts' attention, through shared memory"
+    matrices = "matmuls of more than 128 tokens, and prompts' attention, through shared memory"
     assert paths["matrix units"] == (True, matrices)
     assert paths["integer dot product"] == (
         False,
