@@ -35,10 +35,10 @@ ENOUGH_THREADS = {"discrete": 128_000, "integrated": 20_000}  # threads that fil
 HEAD_PANELS = 4096
 # Formats of which 16 lanes share a block of 32 columns for one or two tokens; of the others 4 do (block_panels.slang).
 QUARTERS = ("q4_0", "q4_1", "q8_0")
-# Threads that fill a discrete GPU with a block a lane, as was fastest on an H200: for one panel a lane, for two (GLU),
-# and for two with two tokens.
-BLOCK_THREADS = {"q4_k": (110_000, 86_000, 43_000), "q6_k": (86_000, 128_000, 128_000)}
-OTHER_BLOCK_THREADS = (110_000, 110_000, 110_000)
+# Threads that fill a discrete GPU with a block a lane, as was fastest on an H200: for one token with one panel a lane
+# and with two (GLU), and otherwise.
+BLOCK_THREADS = {"q4_k": (110_000, 86_000), "q6_k": (86_000, 128_000)}
+OTHER_BLOCK_THREADS = 110_000
 
 
 def matmul(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
@@ -167,7 +167,8 @@ def _matmul_dots(
     columns, glu = int(scalars["columns"]), bool(scalars["epilogue"])
     tokens_at_a_time = tokens if tokens <= 2 else 4 if tokens <= 4 else 8
     two_panels = glu and tokens_at_a_time <= 2  # a lane has one panel of gate and one of up
-    if tokens_at_a_time <= 2 and layout not in QUARTERS:
+    quarters = tokens > 2 or layout in QUARTERS or (layout == "q6_k" and glu and tokens == 2)
+    if not quarters:
         default = _threads_of_blocks(layout, columns, panels, tokens, glu, gpu)
     else:
         default = _threads_of_quarters(columns, panels, tokens_at_a_time, glu, gpu)
@@ -208,7 +209,8 @@ def _threads_of_blocks(layout: str, columns: int, panels: int, tokens: int, glu:
 
     With GLU half of the threads have the first panels of gate and up, half the second."""
     blocks, parts = columns // 32, 2 if glu else 1
-    discrete = BLOCK_THREADS.get(layout, OTHER_BLOCK_THREADS)[tokens if glu else 0]
+    one_token = tokens == 1 and layout in BLOCK_THREADS
+    discrete = BLOCK_THREADS[layout][glu] if one_token else OTHER_BLOCK_THREADS
     wanted = (discrete if gpu.kind == "discrete" else ENOUGH_THREADS.get(gpu.kind, 1)) / panels
     wanted *= 4 if glu else 1
     if tokens == 2 and not glu:
