@@ -54,7 +54,7 @@ def list_repository(repo: str, revision: str = "main") -> tuple[str, list[Remote
     url = f"{_hub()}/api/models/{quote(repo)}/revision/{revision}?blobs=true"
     end = time.monotonic() + LISTING_SECONDS
     try:
-        with _retried(lambda: _open(url, end=end)) as response:
+        with _retried(lambda: _open(url, end=end), end) as response:
             listing = json.loads(_read_listing(response, end))
         commit = listing["sha"]
         files = [
@@ -195,7 +195,8 @@ def disk_errors_explained(folder: Path) -> Iterator[None]:
 
 
 class _Redirect(urllib.request.HTTPRedirectHandler):
-    """Follows redirects over HTTP, but shows the token to nobody but the hub: same scheme, host and port."""
+    """Follows redirects over HTTP, but shows the token to nobody but the hub: same scheme, host and port. From https to
+    http it follows none: anybody on the way could change a listing, and with it the sums of the files."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
@@ -203,6 +204,8 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
         origin = _origin(newurl)
         if origin[0] not in PORTS:
             raise http.client.InvalidURL(f"it redirects to {origin[0]}")
+        if origin[0] == "http" and req.type == "https":
+            raise http.client.InvalidURL("it redirects from https to http")
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
         fp.deadline.cancel()  # type: ignore[attr-defined]
         fp.close()  # its body may have no end, and would be read
@@ -322,12 +325,12 @@ def _lock(out: IO[bytes], part: Path) -> None:
         raise DownloadError(f"another process is fetching {part.name}; wait for it to finish") from None
 
 
-def _retried(attempt: Callable[[], Any]) -> Any:
+def _retried(attempt: Callable[[], Any], end: float) -> Any:
     for failures in range(RETRIES):
         try:
             return attempt()
         except NETWORK_ERRORS as error:
-            if not _is_transient(error):
+            if not _is_transient(error) or time.monotonic() > end:
                 raise
             time.sleep(RETRY_SECONDS * 2**failures)
     return attempt()

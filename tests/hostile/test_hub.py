@@ -290,6 +290,24 @@ def test_a_redirect_to_no_address_is_a_typed_error(hub: Hub, location: str, of: 
         locate.resolve("user/repo", pull=True)
 
 
+def test_a_hub_that_says_nothing_is_not_asked_for_longer_than_a_listing_may_take(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("TIMEOUT_SECONDS", 0.3), ("LISTING_SECONDS", 0.4), ("RETRY_SECONDS", 0.01)):
+        monkeypatch.setattr(download, name, seconds)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel takes the connections
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(DownloadError, match="does not end"):
+            locate.resolve("user/repo", pull=True)
+        silent.setblocking(False)
+        asked = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                asked += 1
+    assert 1 <= asked <= 2
+
+
 def tokens(hub: Hub) -> list[bool]:
     """Whether each request had the token."""
     return [authorization == f"Bearer {TOKEN}" for _, authorization in hub.seen]
@@ -311,14 +329,13 @@ def test_the_token_goes_to_the_same_scheme_host_and_port_only(
     plain, secret, other = f"http://127.0.0.1:{port}", f"https://127.0.0.1:{port}", f"http://localhost:{port}"
     assert redirected(hub, f"{secret}/a", f"{secret}/b") == [True, True]  # a repository with a new name
     assert redirected(hub, f"{secret}/a", "/b") == [True, True]
-    assert redirected(hub, f"{secret}/a", f"{plain}/b") == [True, False]
+    with pytest.raises(
+        http.client.InvalidURL, match="from https to http"
+    ):  # where anybody could change the response
+        redirected(hub, f"{secret}/a", f"{plain}/b")
     assert redirected(hub, f"{plain}/a", f"{secret}/b") == [True, False]
     assert redirected(hub, f"{plain}/a", f"{other}/b") == [True, False]
-    assert redirected(hub, f"{secret}/a", f"{plain}/b", f"{secret}/c") == [
-        True,
-        False,
-        False,
-    ]  # there and back
+    assert redirected(hub, f"{plain}/a", f"{secret}/b", f"{secret}/c") == [True, False, False]
     assert redirected(hub, f"{plain}/a", f"{other}/b", f"{plain}/c", f"{plain}/d") == [
         True,
         False,
