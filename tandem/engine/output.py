@@ -134,6 +134,8 @@ class OutputReader:
         logprob = self._logprob(sampled) if sampled.logprob is not None else None
         if len(self.texts) == 1:
             self._prompt_scores = list(sequence.prompt_scores)  # a preempted sequence computes them again
+            if self.is_streamed:  # their number is still needed
+                sequence.prompt_scores[:] = [Sampled(0)] * len(sequence.prompt_scores)
         if sequence.finish_reason is None or self.has_new_tokens:
             return Token(sampled.id, self.texts[-1], logprob)
         self.texts[-1] += detokenizer.flush()
@@ -163,8 +165,12 @@ class OutputReader:
         )
 
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
-        """Log-probabilities of the prompt tokens, if they were asked for. Complete once a token was read."""
-        return [None, *map(self._logprob, self._prompt_scores)] if self.scores_prompt else None
+        """Log-probabilities of the prompt tokens, if they were asked for. Complete once a token was read; of a stream,
+        they can be had once."""
+        scores = self._prompt_scores
+        if self.is_streamed:
+            self._prompt_scores = []
+        return [None, *map(self._logprob, scores)] if self.scores_prompt else None
 
     @property
     def scores_prompt(self) -> bool:

@@ -290,16 +290,18 @@ def test_a_stream_does_not_keep_log_probabilities(llm: AsyncLLM, monkeypatch: py
         return outputs[-1]
 
     async def run() -> None:
-        params = {"max_tokens": 50, "logprobs": 20, "ignore_eos": True}
-        read = [token.logprob async for token in llm.stream("x", **params)]
-        assert read == (await llm.generate("x", **params)).logprobs
-        assert read == [token.logprob for token in llm.llm.stream("x", **params)]
+        params = {"max_tokens": 50, "logprobs": 20, "prompt_logprobs": 20, "ignore_eos": True}
+        read = [token.logprob async for token in llm.stream("x y z", **params)]
+        assert read == (await llm.generate("x y z", **params)).logprobs
+        assert read == [token.logprob for token in llm.llm.stream("x y z", **params)]
         assert all(one and len(one.top) == 20 for one in read)
 
     monkeypatch.setattr(llm.llm, "prepare", noted)
     asyncio.run(run())
-    kept = [any(sampled.top for sampled in output.sequence.generated) for output in outputs]
-    assert kept == [False, True, False]
+    for kind in ("generated", "prompt_scores"):
+        kept = [any(sampled.top for sampled in getattr(output.sequence, kind)) for output in outputs]
+        assert kept == [False, True, False], kind
+    assert [bool(output._prompt_scores) for output in outputs] == [False, True, False]
 
 
 @pytest.mark.fast

@@ -215,7 +215,9 @@ def _prompt_logprobs(llm: AsyncLLM, ids: list[int], token: Token) -> list[TokenL
     if token.prompt_logprobs is None:
         return []
     first = TokenLogprob(ids[0], llm.llm.tokenizer.piece(ids[0]), math.nan)
-    return [first, *(one for one in token.prompt_logprobs if one)]
+    found = [first, *(one for one in token.prompt_logprobs if one)]
+    token.prompt_logprobs.clear()  # or they would be kept while the client reads
+    return found
 
 
 def _find_stop_string(llm: AsyncLLM, ids: list[int], stops: Sequence[str]) -> str | None:

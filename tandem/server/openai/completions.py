@@ -189,7 +189,9 @@ async def _events(
                 event = partial(_event, base, delta, offsets[delta.index], body, with_usage)
                 offsets[delta.index] += len(delta.text)
                 is_prompt = len(delta.logprobs) > 1
-                yield f"data: {await encoded(event)}\n\n" if is_prompt else sse_event(event())
+                data = f"data: {await encoded(event)}\n\n" if is_prompt else sse_event(event())
+                delta.logprobs.clear()  # 4 KB of each token of a prompt, until the client has read
+                yield data
     if with_usage:
         yield sse_event(
             {**base, "choices": [], "usage": usage_body(_usage([usages[i] for i in sorted(usages)], count))}
