@@ -59,7 +59,11 @@ class RequestError(TandemError):
 
 
 class ContextError(RequestError):
-    """The prompt is longer than the context."""
+    """The prompt is longer than the context. `prompt_tokens`: how many it has, at least; `context`: the limit."""
+
+    def __init__(self, message: str, prompt_tokens: int | None = None, context: int | None = None) -> None:
+        super().__init__(message)
+        self.prompt_tokens, self.context = prompt_tokens, context
 
 
 class QueueFullError(RequestError):

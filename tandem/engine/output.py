@@ -55,6 +55,7 @@ class Token:
     finish_reason: str | None = None  # on the last one
     usage: Usage | None = field(default=None, repr=False)  # on the last one
     prompt_logprobs: list[TokenLogprob | None] | None = field(default=None, repr=False)  # on the first one
+    cached_tokens: int = field(default=0, repr=False)  # on the first one: prompt tokens from the prefix cache
 
 
 class Detokenizer:
@@ -132,14 +133,17 @@ class OutputReader:
         if detokenizer.stopped:
             sequence.stop_after(len(self.texts))
         logprob = self._logprob(sampled) if sampled.logprob is not None else None
+        cached = 0
         if len(self.texts) == 1:
+            cached = sequence.state.cached_prompt_tokens
             self._prompt_scores = list(sequence.prompt_scores)  # a preempted sequence computes them again
             if self.is_streamed:  # their number is still needed
                 sequence.prompt_scores[:] = [Sampled(0)] * len(sequence.prompt_scores)
         if sequence.finish_reason is None or self.has_new_tokens:
-            return Token(sampled.id, self.texts[-1], logprob)
+            return Token(sampled.id, self.texts[-1], logprob, cached_tokens=cached)
         self.texts[-1] += detokenizer.flush()
-        return Token(sampled.id, self.texts[-1], logprob, sequence.finish_reason, self._usage())
+        end = sequence.finish_reason, self._usage()
+        return Token(sampled.id, self.texts[-1], logprob, *end, cached_tokens=cached)
 
     def check(self) -> None:
         """Raises the error that ended the request, if one did."""

@@ -233,12 +233,13 @@ def test_the_page_asks_for_a_key(browser: Browser, tmp_path: Path) -> None:
         page.close()
 
 
+NEW_TAB = 'target="_blank" rel="noopener noreferrer"'
 MARKDOWN = {
     "*a* **b** `c*` ~~d~~": "<p><em>a</em> <strong>b</strong> <code>c*</code> <del>d</del></p>",
     "snake_case_name 2*3*4": "<p>snake_case_name 2<em>3</em>4</p>",
-    "# T\ntext\nmore": "<h2>T</h2><p>text\nmore</p>",
+    "# T\ntext\nmore": "<h2>T</h2><p>text<br>more</p>",
     "- a\n- b\n  1. c\n\nend": "<ul><li>a</li><li>b<ol><li>c</li></ol></li></ul><p>end</p>",
-    "> q\n> r": "<blockquote><p>q\nr</p></blockquote>",
+    "> q\n> r": "<blockquote><p>q<br>r</p></blockquote>",
     "---": "<hr>",
     "|a|b|\n|-|-:|\n|1|2|": '<div class="table"><table><thead><tr><th>a</th><th class="right">b</th></tr></thead>'
     '<tbody><tr><td>1</td><td class="right">2</td></tr></tbody></table></div>',
@@ -249,6 +250,10 @@ MARKDOWN = {
     "[x](data:text/html,y)": "<p><span>x</span></p>",
     "<b>b</b> &amp;": "<p>&lt;b&gt;b&lt;/b&gt; &amp;amp;</p>",
     "**open `tick": "<p>**open `tick</p>",
+    "1\n2\n3": "<p>1<br>2<br>3</p>",
+    "[a](http://x.org/b_(c))!": f'<p><a href="http://x.org/b_(c)" {NEW_TAB}>a</a>!</p>',
+    "(http://x.org/b_(c))": f'<p>(<a href="http://x.org/b_(c)" {NEW_TAB}>http://x.org/b_(c)</a>)</p>',
+    r"\(a^2 * b * c\) and \[x_1 _y_\]": r"<p>\(a^2 * b * c\) and \[x_1 _y_\]</p>",
 }
 
 

@@ -93,8 +93,9 @@ def test_the_grammar_of_calls(tmp_path: Path) -> None:
             assert allows(llm, answer, **strict)
         assert not allows(llm, wrong, **strict) and not allows(llm, f"Hello {wrong}", **strict)
         assert "grammar" not in build_prompt(llm, GenerationRequest("m", messages=HI, tools=[TOOL])).params
+        assert allows(llm, good, **required, params={"json_schema": {}}), "the schema is for a text"
         with pytest.raises(RequestError, match="not both"):
-            build_prompt(llm, GenerationRequest("m", messages=HI, params={"json_schema": {}}, **required))
+            text(llm, **required, params={"regex": "a"})
         with pytest.raises(RequestError, match="there are no tools"):
             build_prompt(llm, GenerationRequest("m", messages=HI, tool_choice="required"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from typing_extensions import TypedDict
 
 from tandem.server.openai.error_body import ERROR_TYPES as OPENAI_ERROR_TYPES
@@ -14,6 +16,8 @@ class AnthropicErrorBody(TypedDict):
     error: dict[str, str]
 
 
-def error_body(status: int, message: str, code: str | None, param: str | None) -> AnthropicErrorBody:
+def error_body(
+    status: int, message: str, code: str | None, param: str | None, details: Mapping[str, int]
+) -> AnthropicErrorBody:
     kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return AnthropicErrorBody(type="error", error={"type": kind, "message": message})

@@ -33,6 +33,7 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)  # NaN for the first token of an echoed prompt
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, from the prefix cache
     finish_reason: str | None = None  # on the last delta: stop, length or tool_calls
     stop_string: str | None = None  # on the last delta: the stop string that ended the response
     usage: GenerationUsage | None = None  # on the last delta
@@ -113,6 +114,12 @@ class OutputParser:
         self._ended = False
         self.called = False  # the response contains a tool call
         self.reasoning_tokens = 0
+
+    @property
+    def complete(self) -> bool:
+        """The one call that a response without parallel calls may have is complete: the rest would be dropped."""
+        in_call = self._state in (self._arguments, self._rest_of_call)
+        return self.called and not self._parallel and not in_call
 
     def push(self, text: str, last: bool = False) -> Delta:
         """Parses the text of the next token. `last`: the response ends here, so nothing is held back."""

@@ -96,7 +96,9 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
     if limit is not None and len(request.messages) > limit:  # each has at least one token
         raise ContextError(
             f"the prompt is too long: this model's maximum context length is {llm.context} tokens, and it has "
-            f"{len(request.messages)} messages: shorten it"
+            f"{len(request.messages)} messages: shorten it",
+            len(request.messages),
+            llm.context,
         )
     # A model without a template is recognised by its control tokens.
     template = llm.chat_template or " ".join(
@@ -191,10 +193,13 @@ def _constrained_params(
             "tool_choice requires a tool call, but there are no tools: add some to the request"
         )
     schema = params.get("json_schema")
+    if required:  # the response is a call: a schema for its text has nothing to say
+        schema = params.pop("json_schema", None) and None
     if required or (strict and schema is None):
         if any(params.get(constraint) is not None for constraint in CONSTRAINTS):
+            kind = "tool_choice: required" if required else "strict tools"
             raise RequestError(
-                "structured output and required or strict tools exclude each other: use one, not both"
+                f"{kind} and a regex, grammar or choice for the response exclude each other: use one, not both"
             )
         params["grammar"] = format.grammar(tools, parallel=request.parallel_tool_calls, optional=not required)
     elif schema is not None and (tools or may_think):

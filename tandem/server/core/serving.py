@@ -14,7 +14,7 @@ from tandem.devices.host_memory import require_memory
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.grammar_process import GrammarChecker
 from tandem.engine.models import Models
-from tandem.engine.output import Token, TokenLogprob
+from tandem.engine.output import Token, TokenLogprob, Usage
 from tandem.errors import (
     ContextError,
     DeadlineError,
@@ -148,13 +148,17 @@ class Server:
         if limit < min(count, model.context):
             raise ContextError(
                 f"the prompt is too long: {count} or more input tokens exceed the configured limit of {limit}: "
-                "shorten it"
+                "shorten it",
+                count,
+                limit,
             )
         if count >= model.context:
             trained = model.trained_context
             raise ContextError(
                 f"the prompt is too long: this model's maximum context length is {model.context} tokens, and it has "
-                f"{count} or more: shorten it, or serve the model with a larger context (up to {trained})"
+                f"{count} or more: shorten it, or serve the model with a larger context (up to {trained})",
+                count,
+                model.context,
             )
         return prompt
 
@@ -163,7 +167,7 @@ class Server:
     ) -> AsyncGenerator[Delta, None]:
         """The deltas of response `nth` of a request; `first` is the index of the request's first response."""
         params, parser = {"timeout": self.settings.timeout, **prompt.params}, prompt.new_parser()
-        index, ids, length = first + nth, list[int](), len(prompt.ids)
+        index, ids, length, cached = first + nth, list[int](), len(prompt.ids), 0
         if nth and params.get("seed") is not None:
             params["seed"] += nth  # or all responses would be equal
         if only_echo := params.get("max_tokens") == 0:
@@ -178,16 +182,20 @@ class Server:
                         logprobs = _prompt_logprobs(llm, prompt.ids, token)
                         yield Delta(index, prompt.text, logprobs=logprobs, prompt_tokens=length)
                     ids.append(token.id)
+                    cached = cached or token.cached_tokens
                     delta = Delta(finish_reason=token.finish_reason) if only_echo else _parse(token, parser)
-                    delta.index, delta.prompt_tokens = index, length
+                    delta.index, delta.prompt_tokens, delta.cached_tokens = index, length, cached
                     if delta.finish_reason == "stop" and params.get("stop"):
                         delta.stop_string = _find_stop_string(llm, ids, params["stop"])
-                    if token.usage:
-                        delta.usage = GenerationUsage(
-                            **vars(token.usage), reasoning_tokens=parser.reasoning_tokens
-                        )
+                    usage = token.usage
+                    if usage is None and delta.finish_reason:  # it ends before the model's end of turn
+                        usage = Usage(length, len(ids), *timer.seconds(), cached)
+                    if usage:
+                        delta.usage = GenerationUsage(**vars(usage), reasoning_tokens=parser.reasoning_tokens)
                         timer.done(delta.usage, delta.finish_reason or "")
                     yield delta
+                    if delta.finish_reason:
+                        return
 
 
 def _check_count(requests: Sequence[GenerationRequest]) -> None:
@@ -205,7 +213,7 @@ def _parse(token: Token, parser: OutputParser) -> Delta:
     delta.token_ids = [token.id]
     delta.logprobs = [token.logprob] if token.logprob else []
     delta.finish_reason = token.finish_reason
-    if delta.finish_reason == "stop" and parser.called:
+    if parser.complete or (delta.finish_reason == "stop" and parser.called):
         delta.finish_reason = "tool_calls"
     return delta
 

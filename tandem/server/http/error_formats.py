@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tandem.server.anthropic.error_body import error_body as anthropic_error_body
@@ -12,7 +12,8 @@ from tandem.server.openai.error_body import error_body as openai_error_body
 
 class Api(NamedTuple):
     prefix: str
-    error_body: Callable[[int, str, str | None, str | None], Any]  # from status, message, code and parameter
+    # From status, message, code, parameter and details (http/errors.py: details_of).
+    error_body: Callable[[int, str, str | None, str | None, Mapping[str, int]], Any]
     stream_error: str  # the last event of a stream that failed; {} is the error body as JSON
 
 

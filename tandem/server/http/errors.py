@@ -22,6 +22,7 @@ from tandem.server.http.error_formats import api_of
 
 LOG = logging.getLogger("tandem.server")
 RETRY_SECONDS = "1"
+NO_DETAILS: Mapping[str, int] = {}
 UNION_MEMBER = r"^(str|int|float|bool)$|^[A-Z]|\["  # pydantic's names of the members of a union type
 FOLDERS = r"(?<![\w/.:])/(?:[^/:;,\n]+/)+"  # of an absolute path
 
@@ -73,6 +74,14 @@ def message_of(error: BaseException) -> str:
     return "internal server error: see the server's log"
 
 
+def details_of(error: BaseException) -> dict[str, int]:
+    """What a client may need besides the message, by llama.cpp's names: of a prompt that is too long, its tokens (at
+    least so many) and the context."""
+    if not isinstance(error, errors.ContextError) or error.prompt_tokens is None or error.context is None:
+        return {}
+    return {"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context}
+
+
 def response(
     path: str,
     status: int,
@@ -81,15 +90,23 @@ def response(
     code: str | None = None,
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
+    details: Mapping[str, int] = NO_DETAILS,
 ) -> JSONResponse:
     """An error response in the format of the API that `path` belongs to."""
     headers = {"Retry-After": RETRY_SECONDS, **(headers or {})} if status in (429, 503) else headers
-    return JSONResponse(body(path, status, message, code, param), status, headers)
+    return JSONResponse(body(path, status, message, code, param, details), status, headers)
 
 
-def body(path: str, status: int, message: str, code: str | None = None, param: str | None = None) -> Any:
+def body(
+    path: str,
+    status: int,
+    message: str,
+    code: str | None = None,
+    param: str | None = None,
+    details: Mapping[str, int] = NO_DETAILS,
+) -> Any:
     """The error body of the API that `path` belongs to."""
-    return api_of(path).error_body(status, message.encode(errors="replace").decode(), code, param)
+    return api_of(path).error_body(status, message.encode(errors="replace").decode(), code, param, details)
 
 
 def stream_error(path: str, status: int, message: str, code: str | None = None) -> str:
@@ -102,7 +119,7 @@ async def _tandem_error(request: Request, error: Exception) -> JSONResponse:
     status, code = status_of(error)
     if status >= 500:
         LOG.error("%s: %s", request.url.path, error)
-    return response(request.url.path, status, message_of(error), code=code)
+    return response(request.url.path, status, message_of(error), code=code, details=details_of(error))
 
 
 async def _no_memory(request: Request, error: Exception) -> JSONResponse:

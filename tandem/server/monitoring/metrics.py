@@ -85,14 +85,22 @@ class RequestTimer:
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics, self._model = metrics, model
-        self._last, self._histogram = time.perf_counter(), metrics.time_to_first_token.labels(model)
+        self._start = self._last = time.perf_counter()
+        self._first: float | None = None  # when the first token came
+        self._histogram = metrics.time_to_first_token.labels(model)
         self._inter_token_latency = metrics.inter_token_latency.labels(model)
         self.finish_reason = "cancelled"  # until `done`
 
     def token(self) -> None:
         now = time.perf_counter()
         self._histogram.observe(now - self._last)
+        self._first = self._first or now
         self._last, self._histogram = now, self._inter_token_latency
+
+    def seconds(self) -> tuple[float, float]:
+        """(seconds to the first token, seconds from the first token to the last) so far."""
+        first = self._first or self._last
+        return first - self._start, self._last - first
 
     def done(self, usage: Usage, finish_reason: str) -> None:
         self.finish_reason = finish_reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from typing_extensions import TypedDict
 
 
@@ -9,5 +11,7 @@ class OllamaErrorBody(TypedDict):
     error: str
 
 
-def error_body(status: int, message: str, code: str | None, param: str | None) -> OllamaErrorBody:
+def error_body(
+    status: int, message: str, code: str | None, param: str | None, details: Mapping[str, int]
+) -> OllamaErrorBody:
     return OllamaErrorBody(error=message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -16,7 +16,7 @@ from tandem.engine.input_processor import MAX_COMPLETIONS
 from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
 from tandem.program.step_inputs import MAX_BIASES
-from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, total_usage
+from tandem.server.core.output_parser import NO_USAGE, Delta, GenerationResult, GenerationUsage, total_usage
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, Tool, ToolCall, named_tool
@@ -49,7 +49,28 @@ IGNORED = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
+        "request_id",
+        "cache_prompt",
+        "id_slot",
+        "timings_per_token",
+        "return_progress",
     }
+)
+# Of llama.cpp and vLLM: accepted with these values, which ask for nothing.
+NEUTRAL: tuple[tuple[str, Any], ...] = (
+    ("use_beam_search", False),
+    ("length_penalty", 1),
+    ("mirostat", 0),
+    ("typical_p", 1),
+    ("tfs_z", 1),
+    ("dry_multiplier", 0),
+    ("xtc_probability", 0),
+    ("dynatemp_range", 0),
+    ("top_n_sigma", -1),
+    ("skip_special_tokens", True),
+    ("spaces_between_special_tokens", True),
+    ("echo", False),
+    ("truncate_prompt_tokens", -1),
 )
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE]
 TopK = Annotated[int, Field(ge=-1, lt=2**31), WHOLE]
@@ -127,6 +148,7 @@ class ResponseFormat(StrictModel):
 class StreamOptions(StrictModel):
     ignored = frozenset({"include_obfuscation"})
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # the usage so far in every chunk, as in vLLM
 
 
 class StructuredOutputs(StrictModel):
@@ -184,6 +206,8 @@ class Sampling(StrictModel):
 class ChatRequest(Sampling):
     ignored = IGNORED
     neutral = (
+        *NEUTRAL,
+        ("add_generation_prompt", True),
         ("modalities", ["text"]),
         ("verbosity", "medium"),
         ("functions", []),
@@ -423,6 +447,36 @@ def usage_body(usage: GenerationUsage) -> UsageBody:
     )
 
 
+class StreamedUsages:
+    """The usages of the responses of a stream, as its `stream_options` ask for them."""
+
+    def __init__(self, options: StreamOptions | None) -> None:
+        self.is_wanted = bool(options and options.include_usage)
+        self._is_continuous = self.is_wanted and bool(options and options.continuous_usage_stats)
+        self._usages: dict[int, GenerationUsage] = {}  # by the index of a response
+
+    def add(self, delta: Delta) -> None:
+        """Counts a delta."""
+        if delta.usage:
+            self._usages[delta.index] = delta.usage
+        elif self._is_continuous:
+            before = self._usages.get(delta.index, NO_USAGE).completion_tokens
+            self._usages[delta.index] = GenerationUsage(
+                delta.prompt_tokens, before + len(delta.token_ids), 0.0, 0.0, delta.cached_tokens
+            )
+
+    def all(self) -> list[GenerationUsage]:
+        return [self._usages[index] for index in sorted(self._usages)]
+
+    def in_chunk(
+        self, total: Callable[[list[GenerationUsage]], GenerationUsage] = total_usage
+    ) -> dict[str, Any]:
+        """The field `usage` of a chunk: null, or with `continuous_usage_stats` the usage so far."""
+        if not self.is_wanted:
+            return {}
+        return {"usage": usage_body(total(self.all())) if self._is_continuous else None}
+
+
 def new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
 
@@ -434,36 +488,40 @@ def now() -> int:
 async def _events(
     server: Server, generation: GenerationRequest, body: ChatRequest
 ) -> AsyncGenerator[str, None]:
-    """The chunks of a stream. The one before `[DONE]` has the usage, if the request asks for it."""
+    """The chunks of a stream: the role, the parts of the message, the finish reason. The one before `[DONE]` has the
+    usage, if the request asks for it."""
     base = {
         "id": new_id("chatcmpl-"),
         "object": "chat.completion.chunk",
         "created": now(),
         "model": generation.model,
     }
-    with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    usages: list[GenerationUsage] = []
+    usages = StreamedUsages(body.stream_options)
     num_calls = [0] * generation.n  # tool calls so far of each response
     started: set[int] = set()  # indices of responses
     async with aclosing(server.stream(generation)) as deltas:
         async for delta in deltas:
-            content: dict[str, Any] = {} if delta.index in started else {"role": "assistant", "content": ""}
-            started.add(delta.index)
-            content |= _delta_body(delta, num_calls[delta.index])
+            usages.add(delta)
+            logprobs = logprobs_body(delta.logprobs) if body.logprobs and delta.logprobs else None
+            parts: list[tuple[dict[str, Any], Logprobs | None, str | None]] = []
+            if delta.index not in started:
+                started.add(delta.index)
+                parts.append(({"role": "assistant", "content": None}, None, None))
+            if (content := _delta_body(delta, num_calls[delta.index])) or logprobs:
+                parts.append((content, logprobs, None))
             num_calls[delta.index] += len(delta.tool_calls)
-            if delta.usage:
-                usages.append(delta.usage)
-            if content or delta.finish_reason or delta.logprobs:
-                logprobs = logprobs_body(delta.logprobs) if body.logprobs and delta.logprobs else None
+            if delta.finish_reason:
+                parts.append(({}, None, delta.finish_reason))
+            for part, part_logprobs, finish_reason in parts:
                 choice = {
                     "index": delta.index,
-                    "delta": content,
-                    "logprobs": logprobs,
-                    "finish_reason": delta.finish_reason,
+                    "delta": part,
+                    "logprobs": part_logprobs,
+                    "finish_reason": finish_reason,
                 }
-                yield sse_event({**base, "choices": [choice], **({"usage": None} if with_usage else {})})
-    if with_usage:
-        yield sse_event({**base, "choices": [], "usage": usage_body(total_usage(usages))})
+                yield sse_event({**base, "choices": [choice], **usages.in_chunk()})
+    if usages.is_wanted:
+        yield sse_event({**base, "choices": [], "usage": usage_body(total_usage(usages.all()))})
     yield "data: [DONE]\n\n"
 
 

@@ -30,9 +30,11 @@ from tandem.server.http.bodies import (
 )
 from tandem.server.openai.chat import (
     IGNORED,
+    NEUTRAL,
     Count,
     Finish,
     Sampling,
+    StreamedUsages,
     StreamOptions,
     TopLogprobs,
     UsageBody,
@@ -57,7 +59,7 @@ Prompts = (
 
 class CompletionRequest(Sampling):
     ignored = IGNORED
-    neutral = (("best_of", 1), ("suffix", ""))
+    neutral = (*NEUTRAL, ("best_of", 1), ("suffix", ""))
     model: str | None = None
     prompt: Prompts
     stream: bool | None = None
@@ -177,35 +179,29 @@ async def _events(
     server: Server, generation: list[GenerationRequest], body: CompletionRequest, model: str
 ) -> AsyncGenerator[str, None]:
     base = {"id": new_id("cmpl-"), "object": "text_completion", "created": now(), "model": model}
-    with_usage = bool(body.stream_options and body.stream_options.include_usage)
     count = body.n or 1
-    usages: dict[int, GenerationUsage] = {}
+    usages, total = StreamedUsages(body.stream_options), partial(_usage, count=count)
     offsets = [0] * (len(generation) * count)
     async with aclosing(server.stream(*generation)) as deltas:
         async for delta in deltas:
-            if delta.usage:
-                usages[delta.index] = delta.usage
+            usages.add(delta)
             if delta.text or delta.logprobs or delta.finish_reason:
-                event = partial(_event, base, delta, offsets[delta.index], body, with_usage)
+                event = partial(_event, {**base, **usages.in_chunk(total)}, delta, offsets[delta.index], body)
                 offsets[delta.index] += len(delta.text)
                 is_prompt = len(delta.logprobs) > 1
                 data = f"data: {await encoded(event)}\n\n" if is_prompt else sse_event(event())
                 delta.logprobs.clear()  # 4 KB of each token of a prompt, until the client has read
                 yield data
-    if with_usage:
-        yield sse_event(
-            {**base, "choices": [], "usage": usage_body(_usage([usages[i] for i in sorted(usages)], count))}
-        )
+    if usages.is_wanted:
+        yield sse_event({**base, "choices": [], "usage": usage_body(total(usages.all()))})
     yield "data: [DONE]\n\n"
 
 
-def _event(
-    base: dict[str, Any], delta: Delta, offset: int, body: CompletionRequest, with_usage: bool
-) -> dict[str, Any]:
+def _event(base: dict[str, Any], delta: Delta, offset: int, body: CompletionRequest) -> dict[str, Any]:
     choice = {
         "index": delta.index,
         "text": delta.text,
         "logprobs": _logprobs(delta.logprobs, offset) if body.logprobs is not None else None,
         "finish_reason": delta.finish_reason,
     }
-    return {**base, "choices": [choice], **({"usage": None} if with_usage else {})}
+    return {**base, "choices": [choice]}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -19,6 +20,8 @@ class ErrorDetail(TypedDict):
     type: str
     param: str | None
     code: str | None
+    n_prompt_tokens: NotRequired[int]  # of a prompt that is too long, at least; as in llama.cpp
+    n_ctx: NotRequired[int]
 
 
 class ErrorBody(TypedDict):
@@ -39,6 +42,9 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def error_body(status: int, message: str, code: str | None, param: str | None) -> ErrorBody:
+def error_body(
+    status: int, message: str, code: str | None, param: str | None, details: Mapping[str, int]
+) -> ErrorBody:
     kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
+    detail = ErrorDetail(message=message, type=kind, param=param, code=code)
+    return ErrorBody(error={**detail, **details})  # type: ignore[typeddict-item]

@@ -143,13 +143,15 @@ const SPANS = [
   [/^~~(?=\S)([\s\S]*?\S)~~/, (m, deep) => h("del", null, inline(m[1], deep))],
   [/^\*(?=[^\s*])([^*]*?[^\s*])\*(?!\*)/, (m, deep) => h("em", null, inline(m[1], deep))],
   [/^_(?=[^\s_])([^_]*?[^\s_])_(?!\w)/, (m, deep) => h("em", null, inline(m[1], deep))],
-  [/^!?\[([^\]\n]*)\]\(\s*<?([^\s)>]*)>?(?:\s+["'][^"'\n]*["'])?\s*\)/, (m, deep) => link(m[2], m[1], deep)],
+  // A target may have balanced parentheses, as Wikipedia's have.
+  [/^!?\[([^\]\n]*)\]\(\s*<?((?:[^\s()>]|\([^\s()>]*\))*)>?(?:\s+["'][^"'\n]*["'])?\s*\)/, (m, deep) => link(m[2], m[1], deep)],
   [/^<((?:https?:\/\/|mailto:)[^\s<>]+)>/, (m, deep) => link(m[1], m[1], deep)],
-  [/^https?:\/\/[^\s<>()]*[^\s<>().,;:!?'"*_`]/, (m, deep) => link(m[0], m[0], deep)],
+  [/^https?:\/\/(?:[^\s<>()]|\([^\s<>()]*\))*(?:[^\s<>().,;:!?'"*_`]|\([^\s<>()]*\))/, (m, deep) => link(m[0], m[0], deep)],
+  [/^\\\([\s\S]*?\\\)|^\\\[[\s\S]*?\\\]/, (m) => m[0]], // LaTeX stays as the model wrote it
   [/^\\([\\`*_{}[\]()#+\-.!|~>])/, (m) => m[1]],
-  [/^ {2,}\n/, () => h("br")],
+  [/^ {0,8}\n/, () => h("br")],
 ];
-const MARKS = /[`*_~![<\\]|https?:| {2,}\n/g;
+const MARKS = /[`*_~![<\\]|https?:| {0,8}\n/g;
 
 /** The nodes of inline text. */
 function inline(text, deep = 0) {
