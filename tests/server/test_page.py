@@ -246,7 +246,7 @@ MARKDOWN = {
     "[x](https://a.b/c) <https://d.e>": '<p><a href="https://a.b/c" target="_blank" rel="noopener noreferrer">x</a> '
     '<a href="https://d.e" target="_blank" rel="noopener noreferrer">https://d.e</a></p>',
     "![i](https://a.b/i.png)": '<p><a href="https://a.b/i.png" target="_blank" rel="noopener noreferrer">i</a></p>',
-    "[x](javascript:alert(1))": "<p><span>x</span>)</p>",
+    "[x](javascript:alert(1))": "<p><span>x</span></p>",
     "[x](data:text/html,y)": "<p><span>x</span></p>",
     "<b>b</b> &amp;": "<p>&lt;b&gt;b&lt;/b&gt; &amp;amp;</p>",
     "**open `tick": "<p>**open `tick</p>",
