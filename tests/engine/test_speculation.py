@@ -182,10 +182,12 @@ def endings(path: Path, count: int, prompt_lookup: bool, first_seed: int) -> Cou
     with opened(path, threads=1, batch=64, proposer=PromptLookup() if prompt_lookup else None) as engine:
         if engine.scheduler.speculator:
             engine.scheduler.speculator.cost_model = FixedCost(0.001)
-        params = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True, logit_bias=FEW)
-        for begin in range(first_seed, first_seed + count, 64):
+        params = SamplingParams(max_tokens=4, temperature=3.0, ignore_eos=True, logit_bias=FEW)
+        for begin in range(
+            first_seed, first_seed + count, 8
+        ):  # a few at a time: drafts need rows of logits too
             sequences = [
-                engine.submit([5, 6, 7, 5, 6, 7, 5, 6], replace(params, seed=begin + i)) for i in range(64)
+                engine.submit([5, 6, 7, 5, 6, 7, 5, 6], replace(params, seed=begin + i)) for i in range(8)
             ]
             while any(sequence.finish_reason is None for sequence in sequences):
                 engine.step()

@@ -29,6 +29,7 @@ from tandem.errors import ContextError, StateFileError, TandemError
 from tandem.gguf.file import GGUF
 from tandem.gguf.formats import FORMATS, Format
 from tests.gguf_files import Key, Tensor, build, tiny_keys, tiny_tensors
+from tests.models.test_bad_files import address_space
 from tests.models.test_reference import GOLDENS
 
 MODELS = sorted(path.stem for path in GOLDENS.glob("*.gguf"))  # one or more of each family
@@ -52,7 +53,7 @@ ODD = (
     2**64 - 1,
 )
 ODD_FLOATS = (0.0, -0.0, -1.0, 1.0, 1e-45, 1e-12, 1e12, 1e30, float("inf"), float("-inf"), float("nan"))
-SECONDS, MEMORY = 20, 2 << 30  # limits of a case
+SECONDS, MEMORY = 20, 2 << 30  # limits of a case; bytes above what the process has before
 PROMPT = list(range(3, 40))
 
 
@@ -341,7 +342,8 @@ def run_cases(case: Callable[[int], None], numbers: range) -> list[str]:
 
 
 def _work(case: Callable[[int], None], numbers: range, progress: mmap.mmap, writing: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    limit = address_space() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in numbers:
         struct.pack_into("<q", progress, 0, number)

@@ -293,9 +293,10 @@ def test_a_grammar_that_does_not_end_is_ended(name: str) -> None:
 
 def test_a_cancelled_check_does_not_answer_the_next() -> None:
     async def check(process: GrammarChecker, bad: str, good: str) -> None:
+        await process.check(good)  # the process has started
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(process.check(bad), 0.5)
-        await process.check(good)
+            await asyncio.wait_for(process.check(bad), 0.1)
+        await process.check(good + "\n")
 
     with_process(check, "intersection")
 

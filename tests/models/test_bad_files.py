@@ -23,12 +23,16 @@ TINY = build(tiny_keys(), tiny_tensors())
 HUGE = (2**60, 2**63 - 1, 2**63, 2**64 - 1, 10**9)
 
 
+def address_space() -> int:
+    """Returns the bytes of virtual memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+
+
 @contextmanager
 def little_memory(limit: int = 64 << 20) -> Iterator[None]:
     """A MemoryError for whoever asks for more than `limit` bytes in all."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + limit, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + limit, before[1]))
     try:
         yield
     finally:

@@ -50,7 +50,7 @@ def divergences(truth: Array, logits: Array) -> Array:
 def logits(llm: LLM, ids: list[int], rows: int) -> Array:
     """Logits from steps of at most `rows` tokens."""
     scheduler = llm.engine.scheduler
-    whole, scheduler.limits = scheduler.limits, replace(scheduler.limits, rows=rows)
+    whole, scheduler.limits = scheduler.limits, replace(scheduler.limits, logits_rows=rows)
     try:
         return llm.logits(ids)
     finally:
