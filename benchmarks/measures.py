@@ -12,7 +12,7 @@ from benchmarks.result_table import Row, Work, seconds_row, share_row, speed_row
 from tandem.bench.bandwidth import HostReads
 from tandem.bench.machine import DISTURBED
 from tandem.bench.peers.peer import SCRIPT
-from tandem.bench.peers.worker import Measured, Worker, alternating
+from tandem.bench.peers.worker import Worker, WorkerTiming, alternating
 from tandem.bench.roofline import host_ops
 
 TEXT = HERE.parent / "tests" / "models" / "text.txt"
@@ -35,7 +35,7 @@ TARGETS = {
 
 READ = 1e9  # bytes that a measurement of the memory reads, at least
 
-Measure = Callable[[int], Measured]  # takes the number of the round
+Measure = Callable[[int], WorkerTiming]  # takes the number of the round
 
 
 def alternate(

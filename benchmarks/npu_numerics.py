@@ -7,7 +7,7 @@ matmuls run on `Int8Accelerator`, which has the NPU's arithmetic, and the others
 
 The increase of perplexity is an expectation over the next token under the probabilities of float32, instead of the next
 token of the text: it has far less variance, so a thousand tokens are enough. The file has both, and the KL divergence
-from float32 with and without int8. The selection (tandem/devices/hybrid/int8_selection.py) decides about each kind of
+from float32 with and without int8. The selection (devices/tensor_parallel/int8_selection.py) decides about each kind of
 matmul, and if a kind fails, about quarters of its layers.
 """
 
@@ -28,10 +28,10 @@ import numpy as np
 
 from tandem import LLM
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.hybrid.cut import Gemm, gemms
-from tandem.devices.hybrid.device import HybridDevice
-from tandem.devices.hybrid.int8 import Int8Accelerator
-from tandem.devices.hybrid.int8_selection import LIMIT, groups, select_int8
+from tandem.devices.tensor_parallel.cut import Gemm, gemms
+from tandem.devices.tensor_parallel.device import TensorParallelDevice
+from tandem.devices.tensor_parallel.int8 import Int8Accelerator
+from tandem.devices.tensor_parallel.int8_selection import LIMIT, groups, select_int8
 from tandem.engine.engine import Engine
 from tandem.kernels.kernel import Array
 from tandem.model.model import open_model
@@ -52,7 +52,7 @@ class Measured:
 
     def __init__(self, path: Path, block: int | None, tokens: int, threads: int, closing: ExitStack) -> None:
         model = closing.enter_context(open_model(path))
-        device = HybridDevice(
+        device = TensorParallelDevice(
             CPUDevice(threads),
             [Int8Accelerator(block)],
             fractions=(0, 1),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tandem.bench.machine import busy_seconds
-from tandem.bench.peers.worker import Measured
+from tandem.bench.peers.worker import WorkerTiming
 
 HERE = Path(__file__).parent
 
@@ -17,8 +17,8 @@ HERE = Path(__file__).parent
 class Pair(NamedTuple):
     """A round: both sides, one right after the other, and the read bandwidth just before."""
 
-    ours: Measured
-    peer: Measured
+    ours: WorkerTiming
+    peer: WorkerTiming
     read_gb_per_s: float = 0.0
 
     @property
@@ -26,7 +26,7 @@ class Pair(NamedTuple):
         return max(self.ours.others, self.peer.others)
 
 
-def first_output(command: list[str]) -> Measured:
+def first_output(command: list[str]) -> WorkerTiming:
     """Seconds from the start of a process to the first byte it prints. Python may keep its compiled modules."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     busy, before, started = busy_seconds(), os.times(), time.perf_counter()
@@ -41,4 +41,4 @@ def first_output(command: list[str]) -> Measured:
     after = os.times()
     own = after.children_user + after.children_system - before.children_user - before.children_system
     capacity = (time.perf_counter() - started) * (os.cpu_count() or 1)
-    return Measured(seconds, max(0.0, busy_seconds() - busy - own) / capacity, 0.0)
+    return WorkerTiming(seconds, max(0.0, busy_seconds() - busy - own) / capacity, 0.0)

@@ -28,13 +28,13 @@ from benchmarks import figures
 from tandem.bench.hardware import load_hardware
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.synthetic import SyntheticModel
-from tandem.plan.rdna3 import MAX_WAVES, Fitted, Gpu, Work, gpu_of, launch_time
+from tandem.plan.rdna3 import MAX_WAVES, Fitted, LaunchWork, RDNA3Gpu, gpu_of, launch_time
 
 Floats = NDArray[np.float64]
 FACTS, FIGURES = figures.RESULTS / "llama-cpp-rdna3.json", figures.RESULTS / "published.json"
 START, LEAST, MOST = Fitted(0.85, 0.6, 4.0), Fitted(0.3, 0.1, 0.5), Fitted(1.0, 1.0, 50.0)
 VECTOR, LDS, SCALAR = ("buffer_", "global_", "scratch_"), "ds_", "s_"
-COUNTS = ("valu", "transcendental", "wmma", "scalar", "segments", "lds_cycles")  # of Work
+COUNTS = ("valu", "transcendental", "wmma", "scalar", "segments", "lds_cycles")  # of LaunchWork
 FP32_FLOPS = 128  # of a CU and cycle: 64 lanes, a multiplication and an addition
 QUANTISED_INPUTS = 4  # of a layer: activations that several matmuls share are quantised once
 
@@ -104,12 +104,12 @@ class Other:
     ops: float
 
 
-def matmul(shader: dict[str, Any], layout: str, rows: int, columns: int, tokens: int) -> Work:
+def matmul(shader: dict[str, Any], layout: str, rows: int, columns: int, tokens: int) -> LaunchWork:
     tiles = -(-tokens // shader["tokens"])
     groups = -(-rows // shader["rows"]) * tiles
     counts = [groups * (g + c * columns) for g, c in zip(shader["group"], shader["column"], strict=True)]
     weights = rows * columns * LAYOUTS[layout].matrix_bytes(16, 256) / (16 * 256)
-    return Work(
+    return LaunchWork(
         groups=groups, waves=groups * shader["waves"], lanes=shader["lanes"], vgprs=shader["vgprs"],
         lds_bytes=shader["lds_bytes"], dram_bytes=weights + 4.0 * tokens * (rows + columns), weight_bytes=weights,
         token_tiles=tiles, **dict(zip(COUNTS, counts, strict=True)),
@@ -132,7 +132,7 @@ def _shaders(version: str, layout: str, tokens: int) -> list[str]:
 class StepWork(NamedTuple):
     """What a step executes."""
 
-    works: list[tuple[Work, int]]  # the matmuls, with how often each runs
+    works: list[tuple[LaunchWork, int]]  # the matmuls, with how often each runs
     others: list[Other]
     spills: bool  # a shader spills registers to scratch memory
 
@@ -186,7 +186,7 @@ class Figure:
     entry: dict[str, Any]
     test: str
     rate: float
-    gpu: Gpu
+    gpu: RDNA3Gpu
     tokens: int
     step: StepWork
 

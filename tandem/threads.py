@@ -15,7 +15,7 @@ WORK_SECONDS = 0.002  # s of CPU time between two sleeps
 CREDIT_SECONDS = 0.05  # s of CPU time that a thread may use at once after it did nothing for long
 
 
-class Budget(local):
+class CPUBudget(local):
     """The CPU time that this thread may use: a share of the time that passes, saved up to CREDIT_SECONDS."""
 
     share = 1.0
@@ -24,7 +24,7 @@ class Budget(local):
     since = 0.0
 
 
-_budget = Budget()
+_budget = CPUBudget()
 
 
 def set_share(share: float) -> None:

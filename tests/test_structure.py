@@ -65,6 +65,21 @@ def test_files_are_short() -> None:
     assert sources and not long, f"more than {MAX_LINES} lines: {long}"
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    """One name, one class. APIs may share names, for each has those of its own specification."""
+    pairs = {"Arena", "Choices"}  # a Protocol of what another room needs, and the classes that have it
+    apis = {"openai", "anthropic", "ollama"}
+    places: dict[str, set[str]] = {}
+    for source in PACKAGE.rglob("*.py"):
+        api = source.parent.name in apis
+        place = "an API" if api else str(source.relative_to(PACKAGE))
+        for node in ast.parse(source.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(place)
+    several = {name: found for name, found in places.items() if len(found) > 1 and name not in pairs}
+    assert len(places) > 300 and not several, several
+
+
 def test_every_kernel_but_those_of_gpus_alone_has_a_c_file() -> None:
     folder = PACKAGE / "kernels"
     modules = {p.stem: importlib.import_module(f"tandem.kernels.{p.stem}") for p in folder.glob("[!_]*.py")}

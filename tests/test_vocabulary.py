@@ -21,7 +21,7 @@ NOT_READ = (
 )
 ENGINE = r"^tandem/(?:engine|program|kernels|devices)/.*"
 GPU = r"^(?:tandem/kernels|tandem/devices/vulkan|tests/vulkan)/.*"
-NPU = r"^(?:tandem/devices/(?:npu|hybrid)|tests/(?:npu|hybrid)|docs/NPU\.md).*"
+NPU = r"^(?:tandem/devices/(?:npu|tensor_parallel)|tests/(?:npu|tensor_parallel)|docs/NPU\.md).*"
 # Former word -> the field's. A pattern is searched in "path:line", so that it can name folders too.
 WORDS = {
     r"\bTurn\b|\bturns?=|\.turns\b|_turns?\b(?!>)": "step slot, in-flight step",
@@ -55,6 +55,8 @@ WORDS = {
     r"\bnext_maintenance\b|_maintain_blocks\b|needs_sampled_token|\bkv_state\b": (
         "block_boundary, _publish_and_free_blocks, wait_for_token, kv_snapshot"
     ),
+    r"Hybrid(?:Device|Recording)\b|(?:devices|tests)[./]hybrid\b": "tensor_parallel (a hybrid is a kind of model)",
+    r"\bengine[./]models\b": "model_manager",
     r"vulkan[./]step_program\b|\bmodel[./]registry\b|\bhttp[./]apis\b": "fuse_launches, locate, error_formats",
 }
 # (path, or folder with a slash at its end; text in the line): the word has another meaning there, or is an old name
@@ -156,7 +158,7 @@ def test_no_exception_is_left_over() -> None:
         "tandem/engine/speculation.py:    hoped = 3",
         "tandem/engine/worth.py",
         "tandem/devices/npu/verdicts.py",
-        "tandem/devices/hybrid/gate.py",
+        "tandem/devices/tensor_parallel/gate.py",
         "tests/npu/test_plan.py:    Port(tile, way_out=True, channel=0)",
         "tandem/engine/scheduler.py:    # depends on its company",
         "tandem/engine/scheduler.py:    pace: Pace",
@@ -172,13 +174,15 @@ def test_no_exception_is_left_over() -> None:
         "tandem/devices/vulkan/fuse.py:    joined = True",
         "tandem/devices/vulkan/paths.py:fragments",
         "tandem/kernels/matmul.slang:// teams of subgroups",
-        "tandem/devices/hybrid/device.py:for leg in self.legs:",
+        "tandem/devices/tensor_parallel/device.py:for leg in self.legs:",
         "tandem/devices/split/stage.py:# a trip over the stages",
         "tandem/engine/output.py:class Spent:",
         "tandem/engine/output.py:class News:",
         "tandem/server/core/output_parser.py:class Piece:",
         "tandem/server/core/output_parser.py:thoughts: str",
         "tandem/server/app.py:# each dialect",
+        "tandem/devices/hybrid/device.py:class HybridDevice:",
+        "tandem/server/app.py:from tandem.engine.models import Models",
     ],
 )
 def test_each_old_word_is_found(line: str) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
-from tandem.devices.hybrid.device import HybridDevice
 from tandem.devices.split.device import SplitDevice
+from tandem.devices.tensor_parallel.device import TensorParallelDevice
 from tandem.devices.vulkan.binding import ffi
 from tandem.devices.vulkan.capabilities import PUSH_BYTES
 from tandem.devices.vulkan.device import VulkanDevice
@@ -34,7 +34,7 @@ def measure_bandwidth(device: Device, nbytes: int) -> tuple[float, str]:
 
     It reads `nbytes` repeatedly, as steps read a model's weights, so cache hits between passes count.
     """
-    if isinstance(device, SplitDevice | HybridDevice):
+    if isinstance(device, SplitDevice | TensorParallelDevice):
         parts = device.devices if isinstance(device, SplitDevice) else [device.main]
         return _together(parts, nbytes), "reads of each, added up, but the host's memory once"
     if isinstance(device, CPUDevice):

@@ -11,7 +11,7 @@ from tandem.bench.machine import machine_facts
 from tandem.bench.peers.peer import LlamaCpp
 from tandem.bench.peers.worker import SETTLE, alternating
 from tandem.bench.profile import profile
-from tandem.bench.result import SCHEMA, Limits, Result
+from tandem.bench.result import SCHEMA, BenchResult, Limits
 from tandem.bench.roofline import computes_on_cpu, impossible, measure_limits, raised
 from tandem.bench.rounds import ROUNDS, Bench, Measured, Round, Workload
 from tandem.bench.rows import MIN_ROUNDS, launches, make_row
@@ -34,7 +34,7 @@ def run(
     profiled: bool = False,
     peer: Callable[[], LlamaCpp] | None = None,
     tell: Callable[[str], None] = lambda text: None,
-) -> Result:
+) -> BenchResult:
     """Runs all workloads. `peer` opens the peer, after the limits of the device are measured."""
     machine, sensors = machine_facts(), Sensors(gpu=not computes_on_cpu(device))
     tell("measuring the limits")

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tandem.bench.result import Result, Row
+from tandem.bench.result import BenchResult, Row
 from tandem.bench.rows import compare
 from tandem.bench.statistics import outliers
 
@@ -24,10 +24,12 @@ MAX_OUTLIERS = 40  # steps of a test that are marked, the farthest from the medi
 
 def write_html(path: Path, result: Mapping[str, Any], older: Mapping[str, Any] | None = None) -> None:
     """`result` and `older` are outputs of `--json` (result.py). Rows with the same label are compared."""
-    path.write_text(page(cast(Result, result), cast(Result, older) if older else None), encoding="utf-8")
+    path.write_text(
+        page(cast(BenchResult, result), cast(BenchResult, older) if older else None), encoding="utf-8"
+    )
 
 
-def page(result: Result, older: Result | None = None) -> str:
+def page(result: BenchResult, older: BenchResult | None = None) -> str:
     script = "\n".join((PARTS / name).read_text(encoding="utf-8") for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template((PARTS / "page.html").read_text(encoding="utf-8")).substitute(
@@ -44,7 +46,7 @@ def _as_script(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _data(result: Result, older: Result | None) -> dict[str, Any]:
+def _data(result: BenchResult, older: BenchResult | None) -> dict[str, Any]:
     return {
         "result": {key: value for key, value in result.items() if key != "rows"},
         "rows": [_row(row) for row in result["rows"]],
@@ -62,7 +64,7 @@ def _row(row: Row) -> dict[str, Any]:
     return shown | {"times": times, "odd": odd[:MAX_OUTLIERS], "marks": marks}
 
 
-def _with_older(result: Result, older: Result | None) -> list[dict[str, Any]]:
+def _with_older(result: BenchResult, older: BenchResult | None) -> list[dict[str, Any]]:
     rows = compare(result, older) if older else []
     if not older or not rows:
         return []
@@ -74,7 +76,7 @@ def _with_older(result: Result, older: Result | None) -> list[dict[str, Any]]:
     return [{"id": "older", "title": "Against the older run", "note": note, "rows": rows}]
 
 
-def _with_peer(result: Result) -> list[dict[str, Any]]:
+def _with_peer(result: BenchResult) -> list[dict[str, Any]]:
     peer = result["peer"]
     rows = [
         {

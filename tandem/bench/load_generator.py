@@ -89,7 +89,7 @@ class Load:
     clients: int = 0  # if not 0: instead of the rate
 
 
-class Server:
+class ServerTarget:
     def __init__(self, url: str, model: str | None, api_key: str | None) -> None:
         self.client, self.url, self.model = Client(url, api_key), url, model or ""
         self.more: dict[str, Any] = {"ignore_eos": True, "stream_options": {"include_usage": True}}
@@ -151,7 +151,7 @@ def _reason(error: OSError) -> str:
 
 
 def run(
-    server: Server, loads: Sequence[Load], tell: Callable[[ServeRow], None] = lambda row: None
+    server: ServerTarget, loads: Sequence[Load], tell: Callable[[ServeRow], None] = lambda row: None
 ) -> ServeResult:
     async def all_of_them() -> list[ServeRow]:
         await server.probe(loads[0])
@@ -174,7 +174,7 @@ def run(
     }
 
 
-async def poisson(server: Server, load: Load) -> ServeRow:
+async def poisson(server: ServerTarget, load: Load) -> ServeRow:
     rng = random.Random(load.seed)
     errors, late = Counter[str](), 0.0
     begun = due = time.perf_counter()
@@ -195,7 +195,7 @@ async def poisson(server: Server, load: Load) -> ServeRow:
     return summary(load, answers, dict(errors), begun, late)
 
 
-async def closed_loop(server: Server, load: Load) -> ServeRow:
+async def closed_loop(server: ServerTarget, load: Load) -> ServeRow:
     rng = random.Random(load.seed)
     waiting = deque(request(rng, load) for _ in range(load.requests))
     errors, begun = Counter[str](), time.perf_counter()
@@ -231,7 +231,7 @@ def request(rng: random.Random, load: Load) -> tuple[str, int]:
 
 
 async def answered(
-    server: Server, load: Load, text: str, tokens: int, due: float | None, errors: Counter[str]
+    server: ServerTarget, load: Load, text: str, tokens: int, due: float | None, errors: Counter[str]
 ) -> StreamTimes | None:
     """The times of a response, or None and one more of `errors`."""
     try:

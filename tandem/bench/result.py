@@ -114,7 +114,7 @@ class Peer(TypedDict):
     build: str  # its build flags, as it prints them
 
 
-class Result(TypedDict):
+class BenchResult(TypedDict):
     schema: int
     date: str  # ISO 8601, UTC
     version: str  # of Tandem

@@ -12,8 +12,8 @@ from tandem.bench.hardware import known_hardware, load_hardware
 from tandem.bench.result import Limits
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Device
-from tandem.devices.hybrid.device import HybridDevice
 from tandem.devices.split.device import SplitDevice
+from tandem.devices.tensor_parallel.device import TensorParallelDevice
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.settings import read_settings
 
@@ -88,7 +88,7 @@ def _arithmetic(device: Device) -> tuple[float | None, str | None]:
         return (
             (sum(filter(None, each)), "the sum of the devices, the CPU once") if all(each) else (None, None)
         )
-    if isinstance(device, HybridDevice):
+    if isinstance(device, TensorParallelDevice):
         return None, None  # the accelerator's rate is not known
     if computes_on_cpu(device):
         threads = device.threads if isinstance(device, CPUDevice) else read_settings().threads
@@ -102,7 +102,7 @@ def _arithmetic(device: Device) -> tuple[float | None, str | None]:
 
 def computes_on_cpu(device: Device) -> bool:
     """Whether the device, or the main one of several, is the CPU or a software renderer."""
-    device = device.main if isinstance(device, HybridDevice) else device
+    device = device.main if isinstance(device, TensorParallelDevice) else device
     return isinstance(device, CPUDevice) or (
         isinstance(device, VulkanDevice) and device.capabilities.kind == "software"
     )

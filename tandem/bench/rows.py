@@ -1,4 +1,4 @@
-"""Turns rounds into the rows of a Result (result.py), with warnings, and compares two Results."""
+"""Turns rounds into the rows of a BenchResult (result.py), with warnings, and compares two of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from tandem.bench.machine import disturbed
 from tandem.bench.profile import Group
-from tandem.bench.result import Clock, Compared, Energy, Launches, Limits, PeerRow, Result, Row
+from tandem.bench.result import BenchResult, Clock, Compared, Energy, Launches, Limits, PeerRow, Row
 from tandem.bench.roofline import MAX_SHARE, impossible, share
 from tandem.bench.rounds import Measured
 from tandem.bench.sensors import Reading, Sensors
@@ -93,13 +93,13 @@ def warnings(row: Row, throttled: int = 0) -> list[str]:
     return found
 
 
-def compare(new: Result, old: Result) -> list[Compared]:
+def compare(new: BenchResult, old: BenchResult) -> list[Compared]:
     """Compares the rows that have the same label."""
     before = {row["label"]: row for row in old["rows"]}
     return [_compared(row, before[row["label"]]) for row in new["rows"] if row["label"] in before]
 
 
-def unlike(new: Result, old: Result) -> list[str]:
+def unlike(new: BenchResult, old: BenchResult) -> list[str]:
     """Notes on differences of model, device, machine and disturbance, which make a comparison doubtful."""
     was, now = dict(old), dict(new)
     found = [

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from tandem.bench.benchmark import run
 from tandem.bench.peers.peer import LlamaCpp, check_peer
-from tandem.bench.result import SCHEMA, Result
+from tandem.bench.result import SCHEMA, BenchResult
 from tandem.bench.rounds import Workload
 from tandem.bench.rows import compare, unlike
 from tandem.cli.bench_tables import print_csv, print_markdown, print_tables
@@ -100,7 +100,7 @@ def _check(options: argparse.Namespace) -> None:
     check_timed(options.device)
 
 
-def _print(result: Result, options: argparse.Namespace) -> None:
+def _print(result: BenchResult, options: argparse.Namespace) -> None:
     if options.json:
         print_json(result)
     elif options.csv:
@@ -132,7 +132,7 @@ def _check_length(workloads: list[Workload], trained: int) -> None:
         )
 
 
-def read_result(file: Path) -> Result:
+def read_result(file: Path) -> BenchResult:
     try:
         data = json.loads(file.read_text())
         schema = data["schema"]
@@ -145,7 +145,7 @@ def read_result(file: Path) -> Result:
         raise RequestError(f"{file} is not a result of `tandem bench --json`: give one that is")
     if schema != SCHEMA:
         raise RequestError(f"{file} was written by another version of Tandem: measure again with this one")
-    return cast(Result, data)
+    return cast(BenchResult, data)
 
 
 def _is_whole(data: Any) -> bool:

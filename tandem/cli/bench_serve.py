@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from tandem.bench.load_generator import Load, Percentiles, Server, ServeRow, run
+from tandem.bench.load_generator import Load, Percentiles, ServeRow, ServerTarget, run
 from tandem.cli.options import UsageError
 from tandem.cli.terminal import note, print_json, print_table, printable
 
@@ -20,7 +20,7 @@ HEADER = (
 def main(options: argparse.Namespace) -> int:
     if not all(0 < rate < math.inf for rate in options.rate):
         raise UsageError("--rate must be requests per second above 0: give numbers such as 0.5,1,2")
-    server = Server(options.url, options.model, options.api_key)
+    server = ServerTarget(options.url, options.model, options.api_key)
     wanted = [(0.0, n) for n in options.clients] if options.clients else [(r, 0) for r in options.rate]
     loads = [
         Load(rate, options.requests, options.prompt, options.generate, options.timeout, options.seed, clients)

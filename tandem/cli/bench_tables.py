@@ -1,4 +1,4 @@
-"""Prints a Result of `tandem bench` as tables for a terminal, as Markdown, or as CSV."""
+"""Prints a BenchResult of `tandem bench` as tables for a terminal, as Markdown, or as CSV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import sys
 from collections.abc import Callable, Sequence
 
-from tandem.bench.result import Compared, Launches, Limits, Result, Row
+from tandem.bench.result import BenchResult, Compared, Launches, Limits, Row
 from tandem.cli.terminal import human_size, print_table
 
 Table = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
@@ -21,15 +21,15 @@ CSV = (
 )  # fmt: skip
 
 
-def print_tables(result: Result) -> None:
+def print_tables(result: BenchResult) -> None:
     _print(result, print_table)
 
 
-def print_markdown(result: Result) -> None:
+def print_markdown(result: BenchResult) -> None:
     _print(result, _markdown_table, "- ")
 
 
-def print_csv(result: Result) -> None:
+def print_csv(result: BenchResult) -> None:
     """A line for each row; unknown values are empty."""
     compared = {each["label"]: each for each in result["comparison"] or ()}
     out = csv.writer(sys.stdout, lineterminator="\n")
@@ -49,7 +49,7 @@ def print_csv(result: Result) -> None:
         ])  # fmt: skip
 
 
-def _print(result: Result, table: Table, bullet: str = "") -> None:
+def _print(result: BenchResult, table: Table, bullet: str = "") -> None:
     limits, peer = result["limits"], result["peer"]
     print(f"{result['model']}, {human_size(result['weights_bytes'])} of weights, on {result['device']}")
     print(f"limits: {_limits(limits)}; median of {result['rounds']} round{'s' * (result['rounds'] > 1)}\n")
@@ -100,7 +100,7 @@ def _cells(row: Row, energy: bool, against: bool) -> list[str]:
     return cells
 
 
-def _remarks(result: Result) -> list[str]:
+def _remarks(result: BenchResult) -> list[str]:
     said = [f"Invalid: {row['label']}: {row['why']}." for row in result["rows"] if not row["valid"]]
     said += [f"Warning: {row['label']}: {warning}." for row in result["rows"] for warning in row["warnings"]]
     said += [f"Note: {note}." for note in result["notes"]]

@@ -62,10 +62,10 @@ def _app(
 ) -> tuple[Any, Callable[[], Exception | None]]:
     """(ASGI app of this process or of Ray replicas, function that returns a fatal error)."""
     if not options.ray:
-        from tandem.engine.models import Models
+        from tandem.engine.model_manager import ModelManager
         from tandem.server.app import create_app
 
-        app = create_app(Models(files, **engine), settings)
+        app = create_app(ModelManager(files, **engine), settings)
         return app, app.state.server.fatal
     try:
         from tandem.server.cluster import replicas as cluster

@@ -150,8 +150,8 @@ def open_device(
     alone: bool = True,
 ) -> Device:
     """Opens a device, or several as one. `threads`, `gpu_memory` and `alone`: see OpenOptions. `placement`: how several
-    devices divide the work (PLACEMENTS of hybrid/placement.py). `split`: the number of layers, or the fraction of each
-    matmul's columns, of each device; None: by measured speed."""
+    devices divide the work (PLACEMENTS in tensor_parallel/placement.py). `split`: the number of layers of each device,
+    or its fraction of each matmul's columns; None: by measured speed."""
     check_names(name)
     _check_placement(name, split, placement)
     settings = read_settings()
@@ -189,8 +189,8 @@ def _open_several(
 
             device = SplitDevice(devices, split)
         else:
-            from tandem.devices.hybrid.placement import open_hybrid
+            from tandem.devices.tensor_parallel.placement import open_tensor_parallel
 
-            device = open_hybrid(devices, placement, split)
+            device = open_tensor_parallel(devices, placement, split)
         undo.pop_all()
     return device

@@ -1,7 +1,7 @@
 """The time and memory budget of one run of a chat template: operations are charged before they run.
 
 Every value that a template creates is charged when it is created, and has at most MAX_VALUE bytes with its contents. So
-the arguments of an operation bound its cost, and the Budget bounds the cost of all operations.
+the arguments of an operation bound its cost, and the TemplateBudget bounds the cost of all operations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ITERATE = "dictsort list map max min reject rejectattr select selectattr sort sp
 PIECEWISE = frozenset(ITERATE.split())  # filters and methods that split a text
 
 
-class Budget:
+class TemplateBudget:
     """The remaining budget of one run of a template."""
 
     def __init__(self) -> None:

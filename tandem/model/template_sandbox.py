@@ -1,9 +1,9 @@
 """Sandboxed Jinja for untrusted chat templates.
 
 Access: Jinja's sandbox, restricted to the filters, methods and functions that chat templates need.
-Time and memory: every operation is charged to the Budget of the run (template_budget.py). To do so, the syntax tree is
-rewritten before it is compiled: loops, output, literals and comparisons pass through filters whose names no template
-can write ("=loop", "=output" ...).
+Time and memory: every operation is charged to the TemplateBudget of the run (template_budget.py). To do so, the syntax
+tree is rewritten before it is compiled: loops, output, literals and comparisons pass through filters whose names no
+template can write ("=loop", "=output" ...).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from tandem.errors import RequestError, TemplateError
-from tandem.model.template_budget import ADVICE, MAX_NUMBER, MAX_VALUE, Budget, check_cost, refuse
+from tandem.model.template_budget import ADVICE, MAX_NUMBER, MAX_VALUE, TemplateBudget, check_cost, refuse
 
 MAX_SOURCE = 128 << 10  # maximum characters of a template
-BUDGET_NAME = "=budget"  # template variable that holds the Budget of a run
+BUDGET_NAME = "=budget"  # template variable that holds the TemplateBudget of a run
 
 TEXT_METHODS = (
     "capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace "
@@ -44,7 +44,7 @@ OTHER_FILTERS = (
 
 
 def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a filter of Jinja: checks its arguments, and charges its result to the Budget."""
+    """Wraps a filter of Jinja: checks its arguments, and charges its result to the TemplateBudget."""
     wants, is_text = getattr(function, "jinja_pass_arg", None), name in TEXT_FILTERS.split()
 
     @pass_context
@@ -64,8 +64,8 @@ def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def budget_of(context: Context) -> Budget:
-    budget: Budget = context.parent[BUDGET_NAME]
+def budget_of(context: Context) -> TemplateBudget:
+    budget: TemplateBudget = context.parent[BUDGET_NAME]
     return budget
 
 
@@ -124,7 +124,7 @@ def charge_loop(context: Context, values: Any) -> Iterator[Any]:
 
 
 class ChargeBudget(NodeTransformer):
-    """Wraps the operations of a template in filters that charge the Budget."""
+    """Wraps the operations of a template in filters that charge the TemplateBudget."""
 
     def _charged(self, node: nodes.Node, name: str) -> nodes.Filter:
         return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
@@ -306,7 +306,7 @@ def compile_template(source: str) -> Callable[..., str]:
         raise TemplateError(f"the model's chat template is broken ({str(error)[:200]}): {ADVICE}") from None
 
     def render(**variables: Any) -> str:
-        budget = Budget()
+        budget = TemplateBudget()
         try:
             if sum(map(budget.weigh, variables.values())) > MAX_VALUE:
                 raise RequestError(f"the messages take more than {MAX_VALUE >> 20} MB: send less")

@@ -2,7 +2,7 @@
 
 A partition of a matmul takes `dispatch + max(operations / rate, bytes / bandwidth)` on either device, and all
 partitions together at least their bytes over the bandwidth of the shared memory
-(devices/hybrid/cost.py divides the columns).
+(devices/tensor_parallel/cost.py divides the columns).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tandem.bench.hardware import HOST_SHARE, NOT_RUN, Hardware
 from tandem.bench.step_cost import weights_read
-from tandem.devices.hybrid.cost import (
+from tandem.devices.tensor_parallel.cost import (
     MIN_GAIN,
     Rates,
     StepCost,

@@ -25,7 +25,7 @@ REGISTER_GRANULES = 64  # units in which a SIMD's vector registers are given to 
 
 
 @dataclass(frozen=True)
-class Gpu:
+class RDNA3Gpu:
     cus: int
     ghz: float
     vgprs: int  # of a SIMD, for waves of 32
@@ -48,17 +48,17 @@ class Fitted:
 FITTED = Fitted(memory=0.894, compute=0.741, launch_us=1.79)  # python -m benchmarks.rdna3_fit
 
 
-def gpu_of(hardware: Hardware) -> Gpu | None:
+def gpu_of(hardware: Hardware) -> RDNA3Gpu | None:
     """None: not an RDNA3 GPU. No kernel reads faster than the best that was measured."""
     known = hardware.rdna3
     if not known:
         return None
     rate = min(hardware.pin_gb_s, hardware.read_gb_s / FITTED.memory)
-    return Gpu(known["cus"], known["ghz"], known["vgprs"], rate)
+    return RDNA3Gpu(known["cus"], known["ghz"], known["vgprs"], rate)
 
 
 @dataclass(frozen=True)
-class Work:
+class LaunchWork:
     """A launch: what all of its waves execute, and its bytes to and from memory."""
 
     groups: float
@@ -83,7 +83,7 @@ class Work:
         plain = self.valu - self.transcendental - self.wmma
         return passes * (plain + TRANSCENDENTAL_CYCLES * self.transcendental) + WMMA_CYCLES * self.wmma
 
-    def waves_of_simd(self, gpu: Gpu) -> float:
+    def waves_of_simd(self, gpu: RDNA3Gpu) -> float:
         """How many waves a SIMD holds at a time, as registers, LDS and the size of the launch allow."""
         units = math.ceil(max(self.vgprs, 1) * (self.lanes // LANES) * REGISTER_GRANULES / gpu.vgprs)
         registers = REGISTER_GRANULES // units
@@ -92,7 +92,7 @@ class Work:
         held = min(MAX_WAVES, registers, by_lds, self.waves / gpu.simds)
         return max(1.0, held)
 
-    def memory_bytes(self, gpu: Gpu) -> float:
+    def memory_bytes(self, gpu: RDNA3Gpu) -> float:
         """Tiles of tokens that run at the same time share the weights in the cache; the others read them again."""
         held = self.waves_of_simd(gpu) * gpu.simds * self.groups / self.waves  # workgroups
         passes = min(self.token_tiles, max(1.0, self.groups / held))
@@ -113,7 +113,7 @@ class LaunchTime:
         return max(parts, key=lambda name: parts[name])
 
 
-def launch_time(work: Work, gpu: Gpu, fitted: Fitted = FITTED) -> LaunchTime:
+def launch_time(work: LaunchWork, gpu: RDNA3Gpu, fitted: Fitted = FITTED) -> LaunchTime:
     cus = min(gpu.cus, work.groups)  # a workgroup runs on one
     cycle = 1 / (cus * gpu.ghz * 1e9 * fitted.compute)  # seconds, of all of them together
     parts = {

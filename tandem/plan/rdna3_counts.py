@@ -25,17 +25,17 @@ from tandem.kernels.experts import expected_experts
 from tandem.kernels.kernel import Counts, Scalars
 from tandem.kernels.matmul import layout_of, token_count
 from tandem.kernels.panels import LAYOUTS
-from tandem.plan.rdna3 import Work
+from tandem.plan.rdna3 import LaunchWork
 from tandem.program.program import Launch
 
 FILE = Path(__file__).with_name("rdna3_counts.json")
-FIELDS = ("valu", "transcendental", "wmma", "scalar", "segments", "lds_cycles")  # of Work
+FIELDS = ("valu", "transcendental", "wmma", "scalar", "segments", "lds_cycles")  # of LaunchWork
 AMOUNTS = ("wave", "unit", "wave_token", "unit_token")  # what an entry has FIELDS for
 LITTLE = 1e-9  # rounding errors of a fit
 UNIT_KEYS = 64  # keys of a unit of attention
 
 
-class Shape(NamedTuple):
+class LaunchShape(NamedTuple):
     """A launch as the table sees it: its entry, its workgroups and the units of work of all of them."""
 
     key: str
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
     tokens: int = 1  # of each unit
 
 
-def shape_of(launch: Launch, chosen: Dispatch, step: Step, counts: Counts) -> Shape:
+def shape_of(launch: Launch, chosen: Dispatch, step: Step, counts: Counts) -> LaunchShape:
     """`counts`: of the step itself, which its bucket may exceed."""
     s, name = launch.scalars, launch.kernel.name
     shader, groups = chosen.shader or name, chosen.x * chosen.y * chosen.z
@@ -58,7 +58,7 @@ def shape_of(launch: Launch, chosen: Dispatch, step: Step, counts: Counts) -> Sh
             shader += f"/{constants[1]}"
         if shader.endswith("_many") and own:  # a workgroup of more threads has more tokens
             shader += f"/{own}"
-        return Shape(
+        return LaunchShape(
             shader + ("/glu" if s["epilogue"] else ""),
             groups,
             groups * s["columns"],
@@ -69,19 +69,19 @@ def shape_of(launch: Launch, chosen: Dispatch, step: Step, counts: Counts) -> Sh
         return _expert_shape(launch, chosen, counts)
     if name == "attention":
         shader += "/" + "/".join(map(str, (*constants[:3], chosen.subgroup)))
-        return Shape(shader, groups, _key_units(s, constants[0], step), None)
+        return LaunchShape(shader, groups, _key_units(s, constants[0], step), None)
     if name in ("norm", "combine_norm"):
-        return Shape(
+        return LaunchShape(
             f"{shader}/{'/'.join(map(str, constants[3:6]))}", groups, groups * s["dim"], constants[0]
         )
     if name == "norm_finish":
         units = groups * s["dim"]
     if name == "rope":
         shader += "/" + "/".join(map(str, constants))
-    return Shape(shader, groups, units, None)
+    return LaunchShape(shader, groups, units, None)
 
 
-def _expert_shape(launch: Launch, chosen: Dispatch, counts: Counts) -> Shape:
+def _expert_shape(launch: Launch, chosen: Dispatch, counts: Counts) -> LaunchShape:
     """As of a matmul with a row a lane, whose code it shares, for each expert in use."""
     s = launch.scalars
     experts = expected_experts(counts["tokens"], s)
@@ -89,7 +89,9 @@ def _expert_shape(launch: Launch, chosen: Dispatch, counts: Counts) -> Shape:
     tiles = math.ceil(tokens / Q8_TILE)
     groups = max(1, round(chosen.x * experts))
     key = f"matmul_{layout_of(s)}_rows/{Q8_TILE}" + ("/glu" if s["epilogue"] else "")
-    return Shape(key, groups, groups * s["columns"] * tiles, chosen.constants[0], math.ceil(tokens / tiles))
+    return LaunchShape(
+        key, groups, groups * s["columns"] * tiles, chosen.constants[0], math.ceil(tokens / tiles)
+    )
 
 
 def _key_units(s: Scalars, queries: int, step: Step) -> float:
@@ -110,7 +112,7 @@ def _key_units(s: Scalars, queries: int, step: Step) -> float:
 class Sample:
     """Some workgroups of a launch, counted."""
 
-    shape: Shape
+    shape: LaunchShape
     share: float  # of its workgroups
     counts: counting.Counts
     threads: int
@@ -157,7 +159,7 @@ def _table() -> Mapping[str, Any]:
     return found
 
 
-def known(shape: Shape) -> Mapping[str, Any] | None:
+def known(shape: LaunchShape) -> Mapping[str, Any] | None:
     """The entry of a launch; where its constants were not counted, that of the nearest. None: there is none."""
     table = _table()
     if shape.key in table:
@@ -177,17 +179,17 @@ def _distance(a: Sequence[str], b: Sequence[str]) -> float:
     return sum(abs(x - y) / max(x, y, 1) for x, y in numbers) + abs(len(a) - len(b))
 
 
-def work_of(shape: Shape, dram_bytes: float) -> Work:
+def work_of(shape: LaunchShape, dram_bytes: float) -> LaunchWork:
     """A launch, with the bytes that it moves to and from memory; of a shader that was not counted, those alone."""
     entry = known(shape)
     if entry is None:
-        return Work(shape.groups, shape.groups, 64, 1, 0, dram_bytes)
+        return LaunchWork(shape.groups, shape.groups, 64, 1, 0, dram_bytes)
     threads = shape.threads or entry["threads"]
     waves = shape.groups * -(-threads // entry["lanes"])
     amounts = waves, shape.units, waves * shape.tokens, shape.units * shape.tokens
     rates = zip(*(entry[per] for per in AMOUNTS), strict=True)
     values = [max(0.0, sum(n * rate for n, rate in zip(amounts, each, strict=True))) for each in rates]
-    return Work(
+    return LaunchWork(
         groups=shape.groups, waves=waves, lanes=entry["lanes"], vgprs=entry["vgprs"], lds_bytes=entry["lds_bytes"],
         dram_bytes=dram_bytes,
         **dict(zip(FIELDS, values, strict=True)),

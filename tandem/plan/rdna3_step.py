@@ -12,7 +12,7 @@ from tandem.devices.vulkan.recording import bucket
 from tandem.engine.batch import QUERIES_PER_ITEM, ROWS_PER_ITEM
 from tandem.kernels.dispatch_table import dispatch
 from tandem.kernels.kernel import Counts
-from tandem.plan.rdna3 import Work
+from tandem.plan.rdna3 import LaunchWork
 from tandem.plan.rdna3_counts import shape_of, work_of
 from tandem.program.program import Launch, Program
 
@@ -20,7 +20,7 @@ from tandem.program.program import Launch, Program
 class Launched(NamedTuple):
     launch: Launch
     shader: str  # its entry in the table of counts
-    work: Work
+    work: LaunchWork
 
 
 def step_counts(step: Step, rows: int | None, queries: int) -> Counts:
@@ -37,7 +37,7 @@ def launches(program: Program, step: Step, rows: int | None = None) -> list[Laun
     single = all(count == 1 for _, count in step)
     limits = {**program.max_counts, "work": max(program.max_counts["work"], counts["work"])}
     sizes = {name: bucket(counts[name], limits[name]) for name in counts}
-    alike, known, found = Counter(step), dict[tuple[object, ...], tuple[str, Work]](), []
+    alike, known, found = Counter(step), dict[tuple[object, ...], tuple[str, LaunchWork]](), []
     for launch in step_program(program, {**sizes, SINGLE: int(single)}, PHOENIX).launches:
         key = (launch.kernel.name, *launch.scalars.values())
         if key not in known:

@@ -10,7 +10,7 @@ from tandem.bench.profile import value_name
 from tandem.bench.step_cost import Step
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned
-from tandem.plan.rdna3 import FITTED, Gpu, gpu_of, launch_time
+from tandem.plan.rdna3 import FITTED, RDNA3Gpu, gpu_of, launch_time
 from tandem.plan.rdna3_step import launches
 
 WORST = 5
@@ -18,7 +18,7 @@ WORST = 5
 Data = dict[str, Any]
 
 
-def known_gpu(name: str) -> tuple[str, Gpu] | None:
+def known_gpu(name: str) -> tuple[str, RDNA3Gpu] | None:
     """The entry of hardware.toml for a device of this name, such as "AMD Radeon 780M Graphics (RADV PHOENIX)"."""
     for known in known_hardware():
         gpu = gpu_of(load_hardware(known))
@@ -47,7 +47,7 @@ def predictions(report: Data) -> Data | None:
     }
 
 
-def _kernels(run: Data, gpu: Gpu) -> list[Data]:
+def _kernels(run: Data, gpu: RDNA3Gpu) -> list[Data]:
     """Every kernel of every profiled step of a model."""
     model, rows = SyntheticModel(run["model"]), {row["label"]: row for row in run["rows"]}
     planned = Planned(model, min(8192, model.config.trained_context), run["kv"])
@@ -71,7 +71,7 @@ def _first_step(row: Data) -> Step:
     return [(row["depth"], min(row["tokens"], 512))]
 
 
-def _predicted(planned: Planned, step: Step, gpu: Gpu) -> dict[tuple[str, str], tuple[float, str, str]]:
+def _predicted(planned: Planned, step: Step, gpu: RDNA3Gpu) -> dict[tuple[str, str], tuple[float, str, str]]:
     """Of a launch: seconds, shader, and what binds it."""
     found = {}
     for launch, shader, work in launches(planned.program, step):

@@ -10,7 +10,7 @@ The path of a chat request, ten files (`tests/server/test_path.py`):
 | JSON body -> pydantic model, unknown fields rejected | `http/bodies.py` |
 | threads for parsing, chat templates and tokenizing | `http/background.py` |
 | API request -> `GenerationRequest` | `openai/chat.py`; `anthropic/messages.py`, `ollama/chat.py` ... |
-| run on the model's `AsyncLLM` | `core/serving.py`; `engine/models.py` and `engine/async_llm.py` |
+| run on the model's `AsyncLLM` | `core/serving.py`; `engine/model_manager.py` and `engine/async_llm.py` |
 | chat template, tools, structured output -> `Prompt` | `core/prompt.py`; with tools, `core/tool_calls.py` |
 | tokens -> `Delta`: text, reasoning, tool calls | `core/output_parser.py` |
 | counters and times of requests and steps | `monitoring/metrics.py` |

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from tandem import __version__
-from tandem.engine.models import Models
+from tandem.engine.model_manager import ModelManager
 from tandem.server import utility_routes
 from tandem.server.anthropic import messages
 from tandem.server.core.serving import Server
@@ -37,7 +37,7 @@ ROUTERS = (
 )
 
 
-def create_app(models: Models, settings: ServerSettings) -> FastAPI:
+def create_app(models: ModelManager, settings: ServerSettings) -> FastAPI:
     """An app that serves `models` and closes them when it shuts down."""
     server = Server(models, settings)
 

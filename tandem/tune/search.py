@@ -40,7 +40,7 @@ LIMIT, QUICK_LIMIT = 140.0, 3.0  # seconds of a whole run
 
 
 @dataclass(frozen=True)
-class Finding:
+class TuningResult:
     kernel: str
     shape: str
     size: str
@@ -65,7 +65,7 @@ def tune(
     quick: bool = False,
     limit: float | None = None,
     threads: bool = False,
-) -> Iterator[Finding]:
+) -> Iterator[TuningResult]:
     """Yields a finding for each task of a Program until `limit` seconds are over; the rest keeps its defaults.
     `threads`: also tunes the number of CPU threads."""
     seconds = (GPU_SECONDS if is_gpu(device) else CPU_SECONDS) / (2 if quick else 1)
@@ -93,7 +93,7 @@ def tune(
                 yield _undisturbed(threads_task, seconds, until)
 
 
-def _undisturbed(task: Task, seconds: float, until: float) -> Finding:
+def _undisturbed(task: Task, seconds: float, until: float) -> TuningResult:
     """The number of threads; the default if other processes took part of the machine, for fewer are as fast then."""
     finding, seen = Sensors().during(lambda: choose(task, seconds, until))
     return replace(finding, after=finding.before, choice=NOTHING) if disturbed(seen.others) else finding
@@ -104,7 +104,7 @@ def _is_slow(trial: Trial, counts: Counts) -> bool:
     return trial.seconds(counts, 1) > MAX_LAUNCH_SECONDS and trial.seconds(counts, 1) > MAX_LAUNCH_SECONDS
 
 
-def choose(task: Task, run_seconds: float, until: float = np.inf) -> Finding:
+def choose(task: Task, run_seconds: float, until: float = np.inf) -> TuningResult:
     """The fastest correct choice, or the default. Candidates after the time `until` are skipped."""
     once = [trial.seconds(counts, 2) for trial, counts in task.timed]
     task.launches = [min(MAX_LAUNCHES, 1 + int(run_seconds / max(t, 1e-7))) for t in once]
@@ -129,7 +129,7 @@ def choose(task: Task, run_seconds: float, until: float = np.inf) -> Finding:
         if not _is_faster(after, before):
             best, after = NOTHING, before
     task.done()
-    return Finding(
+    return TuningResult(
         task.kernel,
         task.shape,
         task.size,
@@ -187,7 +187,7 @@ def tuned_file(device: AnyDevice, folder: Path) -> Path:
     return cpu.tuned_file(folder, device.threads)
 
 
-def keep(device: AnyDevice, findings: Iterable[Finding], folder: Path) -> Path:
+def keep(device: AnyDevice, findings: Iterable[TuningResult], folder: Path) -> Path:
     """Saves the findings in the device's file, replacing older ones for the same shapes."""
     file = tuned_file(device, folder)
     choices = read_choices(file)

@@ -14,7 +14,7 @@ from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Recording
 from tandem.devices.tuned_choices import NOTHING, Choice
 from tandem.devices.vulkan.device import VulkanDevice
-from tandem.devices.vulkan.recording import Recording as VulkanRecording
+from tandem.devices.vulkan.recording import VulkanRecording
 from tandem.errors import DoesNotFitError
 from tandem.kernels.abi import COUNTS
 from tandem.kernels.kernel import Array, Case, Counts, Kernel

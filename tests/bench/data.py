@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 
-from tandem.bench.result import SCHEMA, Launches, PeerRow, Result, Row
+from tandem.bench.result import SCHEMA, BenchResult, Launches, PeerRow, Row
 from tandem.bench.statistics import drift, median_interval, outliers
 
 READ, PEAK = 32.5e9, 0.92e12
@@ -58,7 +58,7 @@ def row(kind: str, tokens: int, batch: int, depth: int, rng: np.random.Generator
     )  # fmt: skip
 
 
-def result(model: str = "smollm2", seed: int = 0, speed: float = 1.0, peer: bool = False) -> Result:
+def result(model: str = "smollm2", seed: int = 0, speed: float = 1.0, peer: bool = False) -> BenchResult:
     """With an outlier in its third row, and what `peer` measured in the first two."""
     rng = np.random.default_rng(seed)
     rows = [row("prefill", 512, 1, depth, rng) for depth in (0, 4096)]
@@ -95,4 +95,4 @@ def result(model: str = "smollm2", seed: int = 0, speed: float = 1.0, peer: bool
         "peer": {"name": "llama.cpp", "version": "b1", "build": "AVX512 = 1"} if peer else None,
         "comparison": None, "notes": ["energy is not known on this machine"],
     }  # fmt: skip
-    return cast(Result, found)
+    return cast(BenchResult, found)

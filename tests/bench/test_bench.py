@@ -23,7 +23,7 @@ from tandem.bench import bandwidth, rounds
 from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.benchmark import take
 from tandem.bench.profile import profile
-from tandem.bench.result import Result, Row
+from tandem.bench.result import BenchResult, Row
 from tandem.bench.roofline import MAX_SHARE, measure_limits
 from tandem.bench.rounds import Bench, Round, Workload
 from tandem.bench.rows import make_row
@@ -242,8 +242,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_table_and_the_data(small: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main([*small, "-d", "0,32", "--profile", "--json"]) == 0
     text = capsys.readouterr().out
-    data: Result = json.loads(text)
-    assert data.keys() == Result.__annotations__.keys() and data["schema"] == 1
+    data: BenchResult = json.loads(text)
+    assert data.keys() == BenchResult.__annotations__.keys() and data["schema"] == 1
     assert [row["label"] for row in data["rows"]][:2] == ["prefill 16", "decode 2, batch 1"]
     for row in data["rows"]:
         assert row.keys() == Row.__annotations__.keys()

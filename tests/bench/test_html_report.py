@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from tandem.bench.html_report import page as page_of
 from tandem.bench.html_report import write_html
-from tandem.bench.result import Result
+from tandem.bench.result import BenchResult
 from tests.bench.data import LAUNCHES, result
 from tests.server.browsers import browser, wait_until
 from tests.server.servers import PATIENCE
@@ -63,7 +63,7 @@ def page(browser: Browser, problems: list[str]) -> Iterator[Page]:
     context.close()
 
 
-def show(page: Page, folder: Path, found: Result, older: Result | None = None) -> None:
+def show(page: Page, folder: Path, found: BenchResult, older: BenchResult | None = None) -> None:
     write_html(folder / "out.html", found, older)
     page.goto((folder / "out.html").as_uri())
 

@@ -19,7 +19,15 @@ from benchmarks.serving import MEASURES, table
 from tandem import cli
 from tandem.bench import load_generator
 from tandem.bench.http_client import Client, Refused
-from tandem.bench.load_generator import Load, Server, ServeRow, closed_loop, percentiles, poisson, summary
+from tandem.bench.load_generator import (
+    Load,
+    ServeRow,
+    ServerTarget,
+    closed_loop,
+    percentiles,
+    poisson,
+    summary,
+)
 from tandem.errors import RequestError
 
 pytestmark = pytest.mark.fast
@@ -182,11 +190,11 @@ class MadeUp:
         writer.close()
 
 
-def drive(made_up: MadeUp, load: Load = LOAD, model: str | None = None) -> tuple[ServeRow, Server]:
-    async def main() -> tuple[ServeRow, Server]:
+def drive(made_up: MadeUp, load: Load = LOAD, model: str | None = None) -> tuple[ServeRow, ServerTarget]:
+    async def main() -> tuple[ServeRow, ServerTarget]:
         async with await asyncio.start_server(made_up, "127.0.0.1", 0) as listening:
             port = listening.sockets[0].getsockname()[1]
-            server = Server(f"http://127.0.0.1:{port}/v1", model, None)
+            server = ServerTarget(f"http://127.0.0.1:{port}/v1", model, None)
             await server.probe(load)
             return await poisson(server, load), server
 
@@ -215,7 +223,7 @@ def test_arrivals_are_poissons() -> None:
     """Gaps are those of an exponential distribution, and the next run has the same."""
     asked: list[float] = []
 
-    class Silent(Server):
+    class Silent(ServerTarget):
         async def stream(self, text: str, tokens: int, due: float | None = None) -> Any:
             asked.append(due or 0.0)
             raise ConnectionRefusedError(111, "refused")
@@ -270,7 +278,7 @@ async def hostile(part: bytes, reader: asyncio.StreamReader, writer: asyncio.Str
 def test_a_response_without_end_is_cut(part: bytes, model: str | None) -> None:
     async def main() -> None:
         async with await asyncio.start_server(partial(hostile, part), "127.0.0.1", 0) as listening:
-            server = Server(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", model, None)
+            server = ServerTarget(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", model, None)
             await server.probe(LOAD)
 
     tracemalloc.start()
@@ -306,7 +314,7 @@ def test_events_of_any_kind_are_counted_as_errors(event: bytes) -> None:
 
     async def main() -> ServeRow:
         async with await asyncio.start_server(Odd(), "127.0.0.1", 0) as listening:
-            server = Server(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", None, None)
+            server = ServerTarget(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", None, None)
             await server.probe(load)
             return await closed_loop(server, load)
 

@@ -16,7 +16,7 @@ from tandem.bench import roofline as limits
 from tandem.bench.machine import busy_seconds, machine_facts
 from tandem.bench.peers import peer as peers
 from tandem.bench.peers.peer import LlamaCpp
-from tandem.bench.result import Limits, Result, Row
+from tandem.bench.result import BenchResult, Limits, Row
 from tandem.bench.roofline import impossible, share
 from tandem.bench.rounds import Bench, Measured, Round, Workload
 from tandem.bench.rows import compare, make_row, unlike
@@ -137,7 +137,7 @@ def test_no_sensors_and_the_machine() -> None:
     assert busy_seconds() >= before and machine_facts()["cores"] >= 1
 
 
-def result(scale: float, spread: float = 0.01, **fields: object) -> Result:
+def result(scale: float, spread: float = 0.01, **fields: object) -> BenchResult:
     seconds = [1 / scale * (1 + spread * i) for i in (-1, 0, 1, 0.5, -0.5)]
     base = {"model": "m", "device": "d", "kv": "f16", "threads": 2, "machine": {"cpu": "c"}}
     return {**base, "rows": [row(seconds, Cost(1e9, 1e9))], **fields}  # type: ignore[return-value, typeddict-item]

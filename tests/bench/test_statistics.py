@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.measures import MAX_TRIES, alternate
-from tandem.bench.peers.worker import Measured
+from tandem.bench.peers.worker import WorkerTiming
 from tandem.bench.statistics import (
     drift,
     median_interval,
@@ -134,9 +134,9 @@ def rounds(disturbed: set[int], count: int) -> tuple[list[str], list[float]]:
     """The order of measurements, and the rounds kept, where others disturb some of the peer's."""
     order: list[str] = []
 
-    def side(name: str, i: int) -> Measured:
+    def side(name: str, i: int) -> WorkerTiming:
         order.append(name)
-        return Measured(
+        return WorkerTiming(
             seconds=float(i), others=0.5 if name == "peer" and i in disturbed else 0.0, inside=0.0
         )
 

@@ -10,7 +10,12 @@ import pytest
 
 from tests.cli.tiny_model import write_tiny_model
 
-OPTIONAL = ("tandem.devices.npu", "tandem.devices.hybrid", "tandem.devices.split", "tandem.devices.vulkan")
+OPTIONAL = (
+    "tandem.devices.npu",
+    "tandem.devices.tensor_parallel",
+    "tandem.devices.split",
+    "tandem.devices.vulkan",
+)
 SCRIPT = """
 import sys
 from tandem import LLM

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.hybrid.cut import Gemm, gemms
-from tandem.devices.hybrid.device import HybridDevice
-from tandem.devices.hybrid.int8 import Int8Accelerator
 from tandem.devices.npu.attach import npu_missing, with_npu
 from tandem.devices.npu.compile import find_tools
 from tandem.devices.npu.detect import detect
 from tandem.devices.npu.int8_matmuls import ALL, int8_matmuls
+from tandem.devices.tensor_parallel.cut import Gemm, gemms
+from tandem.devices.tensor_parallel.device import TensorParallelDevice
+from tandem.devices.tensor_parallel.int8 import Int8Accelerator
 from tandem.engine.engine import Engine
 from tandem.engine.llm import LLM
 from tandem.errors import DeviceError, RequestError
@@ -33,7 +33,7 @@ IDS = list(range(3, 30))
 
 def logits(accelerator: Any, name: str) -> np.ndarray[Any, Any]:
     """Of a tiny model, two thirds of whose columns the accelerator computes."""
-    device = HybridDevice(CPUDevice(1), [accelerator], fractions=(1, 2))
+    device = TensorParallelDevice(CPUDevice(1), [accelerator], fractions=(1, 2))
     try:
         with open_model(GOLDENS[name]) as model:
             return Engine.load(model, device, context=64, batch=4).logits(IDS)
@@ -60,7 +60,7 @@ def test_a_model_with_the_npu(xrt: Any, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = phoenix(tmp_path / "machine")
     device = with_npu(CPUDevice(1), "require", root=root)
-    assert isinstance(device, HybridDevice) and "not yet run on a Phoenix" in device.describe()
+    assert isinstance(device, TensorParallelDevice) and "not yet run on a Phoenix" in device.describe()
     device.close()
 
 

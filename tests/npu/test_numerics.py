@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks import npu_numerics
-from tandem.devices.hybrid.int8_selection import LIMIT
 from tandem.devices.npu import int8_matmuls
+from tandem.devices.tensor_parallel.int8_selection import LIMIT
 
 pytestmark = pytest.mark.fast
 

@@ -57,7 +57,7 @@ def job(npu: Any, plan: GemmPlan, seed: int = 0) -> tuple[Any, np.ndarray[Any, A
     for buffer, words in zip(buffers, (words_of_a(plan, a), words_of_b(plan, b)), strict=False):
         buffer.bytes[:] = words.view(np.uint8)
         buffer.sync_to_device()
-    return runtime.Job(plan, *buffers), matmul(a, b)
+    return runtime.GemmJob(plan, *buffers), matmul(a, b)
 
 
 def result(item: Any) -> np.ndarray[Any, Any]:
@@ -145,7 +145,7 @@ def test_weights_in_one_allocation(npu: Any) -> None:
     part = whole.sub_buffer(4096, size)
     part.bytes[:] = item.b.bytes
     whole.sync_to_device()
-    item = runtime.Job(item.plan, item.a, part, item.c)
+    item = runtime.GemmJob(item.plan, item.a, part, item.c)
     npu.chain([item]).start().result(60)
     assert np.array_equal(result(item), want)
 
@@ -154,7 +154,7 @@ def test_a_dma_buf_of_another_driver(npu: Any, xrt: Any) -> None:
     runtime = sys.modules["tandem.devices.npu.runtime"]
     item, want = job(npu, PLANS[0])
     xrt.exported[77] = bytearray(item.a.bytes.tobytes())
-    item = runtime.Job(item.plan, npu.import_dma_buf(77), item.b, item.c)
+    item = runtime.GemmJob(item.plan, npu.import_dma_buf(77), item.b, item.c)
     npu.chain([item]).start().result(60)
     assert np.array_equal(result(item), want)
     with pytest.raises(DeviceError, match="copy instead"):
@@ -165,12 +165,12 @@ def test_what_is_wrong_is_refused(npu: Any, xrt: Any, tmp_path: Path) -> None:
     runtime = sys.modules["tandem.devices.npu.runtime"]
     item, _ = job(npu, PLANS[0])
     with pytest.raises(DeviceError, match="B has 4096 bytes where the plan needs"):
-        npu.chain([runtime.Job(item.plan, item.a, npu.allocate(4096, 1), item.c)])
+        npu.chain([runtime.GemmJob(item.plan, item.a, npu.allocate(4096, 1), item.c)])
     other = plan_gemm(8, 8, 8)
     with pytest.raises(DeviceError, match="another configuration"):
         npu.load(other, instructions(other))
     with pytest.raises(DeviceError, match="not loaded"):
-        npu.chain([runtime.Job(plan_resident([(40, 90, 50), (9, 70, 121)])[1], item.a, item.b, item.c)])
+        npu.chain([runtime.GemmJob(plan_resident([(40, 90, 50), (9, 70, 121)])[1], item.a, item.b, item.c)])
     (tmp_path / "bad").write_bytes(b"?")
     with pytest.raises(DeviceError, match="does not take its configuration"):
         runtime.Npu(tmp_path / "bad", PLANS[0])

@@ -14,7 +14,7 @@ from tandem.bench.hardware import load_hardware
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.synthetic import SHAPES, SyntheticModel
 from tandem.plan.predict import Planned
-from tandem.plan.rdna3 import FITTED, SIMDS, Gpu, Work, gpu_of, launch_time
+from tandem.plan.rdna3 import FITTED, SIMDS, LaunchWork, RDNA3Gpu, gpu_of, launch_time
 from tandem.plan.rdna3_counts import FIELDS, FILE
 from tandem.plan.rdna3_step import launches
 from tandem.plan.what_if import PlanOptions, plan_of
@@ -27,17 +27,17 @@ amount = st.floats(0, 1e9)
 
 
 @st.composite
-def gpus(draw: st.DrawFn) -> Gpu:
+def gpus(draw: st.DrawFn) -> RDNA3Gpu:
     vgprs = draw(st.sampled_from((1024, 1536)))
-    return Gpu(draw(st.integers(1, 96)), draw(st.floats(0.5, 3)), vgprs, draw(st.floats(10, 1000)))
+    return RDNA3Gpu(draw(st.integers(1, 96)), draw(st.floats(0.5, 3)), vgprs, draw(st.floats(10, 1000)))
 
 
 @st.composite
-def works(draw: st.DrawFn) -> Work:
+def works(draw: st.DrawFn) -> LaunchWork:
     counts = {name: draw(amount) for name in FIELDS}
     counts["valu"] += counts["transcendental"] + counts["wmma"]  # which are among them
     groups, of_group = draw(st.integers(1, 10**6)), draw(st.integers(1, 32))
-    return Work(
+    return LaunchWork(
         groups, groups * of_group, draw(st.sampled_from((32, 64))), draw(st.integers(1, 256)),
         draw(st.integers(0, 65536)), draw(amount), **counts,
     )  # fmt: skip
@@ -45,7 +45,7 @@ def works(draw: st.DrawFn) -> Work:
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(works(), gpus(), st.sampled_from(GROWING), amount)
-def test_time_grows_with_every_count(work: Work, gpu: Gpu, name: str, more: float) -> None:
+def test_time_grows_with_every_count(work: LaunchWork, gpu: RDNA3Gpu, name: str, more: float) -> None:
     grown = replace(work, **{name: getattr(work, name) + more})
     if name in ("transcendental", "wmma"):  # one of these more is a vector instruction more
         grown = replace(grown, valu=grown.valu + more)
@@ -54,7 +54,7 @@ def test_time_grows_with_every_count(work: Work, gpu: Gpu, name: str, more: floa
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(works(), gpus(), st.integers(1, 256), st.integers(1, 65536))
-def test_time_grows_as_fewer_waves_fit(work: Work, gpu: Gpu, registers: int, lds: int) -> None:
+def test_time_grows_as_fewer_waves_fit(work: LaunchWork, gpu: RDNA3Gpu, registers: int, lds: int) -> None:
     fuller = replace(work, vgprs=min(256, work.vgprs + registers), lds_bytes=min(65536, work.lds_bytes + lds))
     assert 1 <= fuller.waves_of_simd(gpu) <= work.waves_of_simd(gpu) <= 16
     assert launch_time(fuller, gpu).total >= launch_time(work, gpu).total * (1 - 1e-9)
@@ -62,7 +62,7 @@ def test_time_grows_as_fewer_waves_fit(work: Work, gpu: Gpu, registers: int, lds
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(works(), gpus())
-def test_no_launch_beats_the_rates(work: Work, gpu: Gpu) -> None:
+def test_no_launch_beats_the_rates(work: LaunchWork, gpu: RDNA3Gpu) -> None:
     seconds, cycles = launch_time(work, gpu).total, gpu.ghz * 1e9
     assert seconds > work.dram_bytes / (gpu.gb_s * 1e9)
     assert seconds > work.valu_cycles / (gpu.cus * SIMDS * cycles)
@@ -71,8 +71,8 @@ def test_no_launch_beats_the_rates(work: Work, gpu: Gpu) -> None:
 
 def test_matrix_units_by_hand() -> None:
     """512 float16 operations a CU and cycle: what 16 x 16 x 16 takes on both SIMDs of a CU."""
-    gpu = Gpu(12, 2.7, 1024, 89.6)
-    work = Work(12, 24, 32, 64, 0, 0.0, valu=24e6, wmma=24e6)
+    gpu = RDNA3Gpu(12, 2.7, 1024, 89.6)
+    work = LaunchWork(12, 24, 32, 64, 0, 0.0, valu=24e6, wmma=24e6)
     ops = 24e6 * 2 * 16**3
     busy = launch_time(work, gpu, replace(FITTED, compute=1.0, launch_us=0.0)).total
     assert ops / busy == pytest.approx(12 * 512 * 2.7e9)
@@ -80,7 +80,7 @@ def test_matrix_units_by_hand() -> None:
 
 def test_occupancy_by_hand() -> None:
     """1,024 registers of a SIMD, in granules of 16 (8 for waves of 64); 64 KB of LDS a CU; at most 16 waves."""
-    gpu, work = Gpu(12, 2.7, 1024, 89.6), Work(10**4, 2 * 10**4, 64, 48, 0, 0.0)
+    gpu, work = RDNA3Gpu(12, 2.7, 1024, 89.6), LaunchWork(10**4, 2 * 10**4, 64, 48, 0, 0.0)
     assert work.waves_of_simd(gpu) == 10
     assert replace(work, vgprs=128).waves_of_simd(gpu) == 4
     assert replace(work, lanes=32, vgprs=24).waves_of_simd(gpu) == 16

@@ -11,10 +11,10 @@ from tandem.devices.rdna3.compiler import Job, MachineCode
 from tandem.devices.rdna3.emulator import (
     RAW_BUFFER,
     Access,
-    Buffer,
     Encoding,
+    MemoryRange,
     Operation,
-    Program,
+    ShaderProgram,
     operations,
 )
 
@@ -170,14 +170,14 @@ WAIT = [0xBF890000, 0xBC7C0000]  # for everything
 END = [0xBFB00000]
 
 
-def program_of(parts: Sequence[Sequence[int]], lanes: int = 32, waves: int = 1) -> Program:
+def program_of(parts: Sequence[Sequence[int]], lanes: int = 32, waves: int = 1) -> ShaderProgram:
     """Instructions as a shader. s[0:1] are push constants, s2 the number of the workgroup, v0 the thread's."""
     words = np.array([word for part in parts for word in part] + END, np.uint32)
     code = MachineCode(
         Job("test", (), lanes), words.tobytes(), (lanes * waves, 1, 1), 256, LDS_BYTES, SCRATCH_BYTES, False, 2, 1,
         None, {0: 0, 1: 1}, None,
     )  # fmt: skip
-    return Program(code)
+    return ShaderProgram(code)
 
 
 def run(
@@ -187,5 +187,5 @@ def run(
     result = data.copy()
     push = np.array([ADDRESS & 0xFFFFFFFF, ADDRESS >> 32], np.uint32).tobytes()
     program = program_of(parts, lanes, waves)
-    program.run((groups, 1, 1), push, [Buffer("memory", ADDRESS, result, Access.WRITE)])
+    program.run((groups, 1, 1), push, [MemoryRange("memory", ADDRESS, result, Access.WRITE)])
     return result

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from tandem.bench import kernel_checks
 from tandem.bench.kernel_checks import run_kernel
 from tandem.devices.rdna3.device import EmulatedDevice
-from tandem.devices.rdna3.emulator import LIMIT, Fault, Instruction, Program
+from tandem.devices.rdna3.emulator import LIMIT, Fault, Instruction, ShaderProgram
 from tandem.devices.vulkan.fuse_launches import SCRATCH
 from tandem.kernels.dispatch import COUNTER_BYTES
 from tandem.kernels.kernel import Case, Kernel
@@ -29,7 +29,7 @@ HINTS = ("s_delay_alu", "s_clause", "s_nop", "s_waitcnt_depctr", "s_set_inst_pre
          "s_endpgm")  # fmt: skip
 
 
-def changed(program: Program, at: Instruction, words: int, rng: random.Random) -> Program:
+def changed(program: ShaderProgram, at: Instruction, words: int, rng: random.Random) -> ShaderProgram:
     """With a bit flipped, or a register's number one higher or lower."""
 
     def change(code: Words) -> None:
@@ -44,7 +44,7 @@ def changed(program: Program, at: Instruction, words: int, rng: random.Random) -
     return with_words(program, change)
 
 
-def sizes(program: Program) -> dict[int, int]:
+def sizes(program: ShaderProgram) -> dict[int, int]:
     """Words of the instruction at each byte."""
     ats = sorted({i.at for i in program.instructions()})
     return {a: (b - a) // 4 for a, b in zip(ats, [*ats[1:], len(program.machine_code.code)], strict=True)}

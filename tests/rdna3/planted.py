@@ -11,7 +11,7 @@ import numpy as np
 from tandem.bench.kernel_checks import Mismatch, check_case, check_matmul, run_kernel, runs
 from tandem.devices.rdna3.compiler import Job
 from tandem.devices.rdna3.device import EmulatedDevice
-from tandem.devices.rdna3.emulator import Fault, Program
+from tandem.devices.rdna3.emulator import Fault, ShaderProgram
 from tandem.devices.vulkan.fuse_launches import SCRATCH
 from tandem.kernels import all_kernels
 from tandem.kernels.dispatch import COUNTER_BYTES
@@ -40,13 +40,13 @@ def check(device: EmulatedDevice, kernel: Kernel, case: Case) -> None:
         check_case(device, kernel, case)
 
 
-def with_words(program: Program, change: Callable[[Words], None]) -> Program:
+def with_words(program: ShaderProgram, change: Callable[[Words], None]) -> ShaderProgram:
     words = np.frombuffer(program.machine_code.code, np.uint32).copy()
     change(words)
-    return Program(replace(program.machine_code, code=words.tobytes()))
+    return ShaderProgram(replace(program.machine_code, code=words.tobytes()))
 
 
-def without(program: Program, at: int, words: int = 1) -> Program:
+def without(program: ShaderProgram, at: int, words: int = 1) -> ShaderProgram:
     """The program with no-ops in place of the instruction at a byte."""
 
     def remove(code: Words) -> None:
@@ -55,7 +55,9 @@ def without(program: Program, at: int, words: int = 1) -> Program:
     return with_words(program, remove)
 
 
-def outcome(device: EmulatedDevice, job: Job, changed: Program, kernel: Kernel, cases: list[Case]) -> str:
+def outcome(
+    device: EmulatedDevice, job: Job, changed: ShaderProgram, kernel: Kernel, cases: list[Case]
+) -> str:
     """What the cases find of a changed pipeline: a fault, "wrong result" or ""."""
     kept = device.programs[job]
     device.programs[job] = changed

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tandem.devices.rdna3.compiler import POINTER_HIGH, Job, MachineCode
-from tandem.devices.rdna3.emulator import Access, Buffer, Encoding, Fault, Program, operations
+from tandem.devices.rdna3.emulator import Access, Encoding, Fault, MemoryRange, ShaderProgram, operations
 from tests.rdna3.assemble import (
     ADDRESS,
     END,
@@ -283,8 +283,8 @@ def test_descriptors_lie_in_set_0() -> None:
                        descriptor_set=2)  # fmt: skip
     a, b = filled()[:32], filled()[:30]
     want = a + np.pad(b, (0, 2))
-    buffers = [Buffer("a", ADDRESS, a, Access.WRITE), Buffer("b", 2 * ADDRESS, b)]
-    Program(code).run((1, 1, 1), b"", buffers, bindings=2)
+    buffers = [MemoryRange("a", ADDRESS, a, Access.WRITE), MemoryRange("b", 2 * ADDRESS, b)]
+    ShaderProgram(code).run((1, 1, 1), b"", buffers, bindings=2)
     np.testing.assert_array_equal(a, want)
 
 
@@ -299,7 +299,7 @@ def test_the_number_of_a_wave() -> None:
                        wave_number=True)  # fmt: skip
     out = np.zeros(96, np.uint32)
     push = np.array([ADDRESS & 0xFFFFFFFF, ADDRESS >> 32], np.uint32).tobytes()
-    Program(code).run((1, 1, 1), push, [Buffer("out", ADDRESS, out, Access.WRITE)])
+    ShaderProgram(code).run((1, 1, 1), push, [MemoryRange("out", ADDRESS, out, Access.WRITE)])
     np.testing.assert_array_equal(out, np.repeat([3, 3 | 1 << 20, 3 | 2 << 20], 32))
 
 

@@ -10,7 +10,7 @@ from tandem.bench.profile import value_name
 from tandem.cli.report import _summary
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned
-from tandem.plan.rdna3 import FITTED, Gpu, launch_time
+from tandem.plan.rdna3 import FITTED, RDNA3Gpu, launch_time
 from tandem.plan.rdna3_step import launches
 from tandem.report.predictions import known_gpu, predictions
 
@@ -22,7 +22,7 @@ RADEON = "AMD Radeon 780M Graphics (RADV PHOENIX)"
 
 def report(name: str = RADEON, slow: str = "attention") -> dict[str, Any]:
     """As of a machine where every kernel takes what is predicted, but `slow` takes twice that."""
-    planned, gpu = Planned(SyntheticModel(MODEL), 8192), Gpu(12, 2.7, 1024, READ / FITTED.memory)
+    planned, gpu = Planned(SyntheticModel(MODEL), 8192), RDNA3Gpu(12, 2.7, 1024, READ / FITTED.memory)
     rows, profiles = [], {}
     for batch in (1, 16):
         label = f"decode 32, batch {batch} at 128"

@@ -49,7 +49,7 @@ def traced_chats(model: Path) -> list[set[str]]:
 
     threading.setprofile(trace)
     sys.setprofile(trace)  # before the server's imports, so that no thread is missed
-    from tandem.engine.models import Models
+    from tandem.engine.model_manager import ModelManager
     from tandem.server.app import create_app
     from tandem.server.http.uvicorn_server import bind_socket, serve
     from tandem.server.settings import ServerSettings
@@ -85,7 +85,7 @@ def traced_chats(model: Path) -> list[set[str]]:
 
     client = threading.Thread(target=ask)
     client.start()
-    models = Models({"tiny": model}, device="cpu", threads=1)
+    models = ModelManager({"tiny": model}, device="cpu", threads=1)
     serve(create_app(models, settings), settings, bound)
     client.join()
     return found

@@ -28,7 +28,7 @@ from tandem.program.program import Program
 from tandem.settings import read_settings
 from tandem.tune import search as tuning
 from tandem.tune import tasks as tuning_tasks
-from tandem.tune.search import Finding, choose, keep, tune, tuned_file
+from tandem.tune.search import TuningResult, choose, keep, tune, tuned_file
 from tandem.tune.tasks import Task, difference, tasks
 from tandem.tune.trials import KernelTrial, TrialMemory
 from tests.engine.test_batch_invariance import requests
@@ -208,8 +208,8 @@ def test_what_is_found_is_kept_and_taken_by_the_next_device(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder, launch = read_settings().pipelines, with_one_matmul(program).launches[0]
     key = shape_of("matmul", launch.scalars)
-    found = Finding("matmul_q4_0", "", "all", [key], 1, 2.0, 1.0, {"panels_per_item": 8}, 1, [])
-    fewer = Finding("threads", "", "all", [cpu.DEVICE], 1, 2.0, 1.0, {"threads": 1}, 1, [])
+    found = TuningResult("matmul_q4_0", "", "all", [key], 1, 2.0, 1.0, {"panels_per_item": 8}, 1, [])
+    fewer = TuningResult("threads", "", "all", [cpu.DEVICE], 1, 2.0, 1.0, {"threads": 1}, 1, [])
     assert keep(device, [found, fewer], folder) == tuned_file(device, folder)
     monkeypatch.setenv("TANDEM_TUNE", "1")
     again: Any = open_device("cpu", threads=2)
@@ -243,8 +243,8 @@ def test_the_number_of_threads_is_the_users_first(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.fast
 def test_what_was_found_before_ctrl_c_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def found_one(*_: Any, **__: Any) -> Iterator[Finding]:
-        yield Finding("matmul", "", "all", ["key"], 1, 2.0, 1.0, FAST, 1, [])
+    def found_one(*_: Any, **__: Any) -> Iterator[TuningResult]:
+        yield TuningResult("matmul", "", "all", ["key"], 1, 2.0, 1.0, FAST, 1, [])
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -263,7 +263,7 @@ def test_what_was_found_before_ctrl_c_is_kept(tmp_path: Path, monkeypatch: pytes
 def test_fewer_threads_are_not_chosen_while_others_have_part_of_the_machine(
     others: float, kept: Choice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def during(sensors: Sensors, run: Callable[[], Finding]) -> tuple[Finding, Reading]:
+    def during(sensors: Sensors, run: Callable[[], TuningResult]) -> tuple[TuningResult, Reading]:
         return run(), Reading(1.0, None, [], 0, others)
 
     monkeypatch.setattr(Sensors, "during", during)

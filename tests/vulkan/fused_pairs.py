@@ -10,7 +10,7 @@ import numpy as np
 from tandem.bench.kernel_checks import ARENA, ARENA_BYTES, ATTENTION_ERROR, GUARD, HALF_RATIO, assert_matches
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.fuse_launches import step_program
-from tandem.devices.vulkan.recording import Recording
+from tandem.devices.vulkan.recording import VulkanRecording
 from tandem.kernels import attention, attention_rope, matmul, norm, rope
 from tandem.kernels.abi import COUNTS, HEADER_SEQUENCES, KV_BLOCK, TOKEN_INTS, TOKEN_POSITION, TOKEN_SLOT
 from tandem.kernels.kernel import Array, Case, Counts, Kernel, Scalars
@@ -20,7 +20,7 @@ ONE = {"tokens": 1, "rows": 1, "work": 1}
 Given = tuple[Kernel, Scalars, dict[str, Tensor]]
 
 
-def record(device: VulkanDevice, given: Sequence[Given], counts: Counts) -> Recording:
+def record(device: VulkanDevice, given: Sequence[Given], counts: Counts) -> VulkanRecording:
     """Launches as a step of single tokens."""
     header = device.memory("step").view(np.int32)
     header[: len(COUNTS)] = [counts[name] for name in COUNTS]
@@ -34,7 +34,7 @@ def record(device: VulkanDevice, given: Sequence[Given], counts: Counts) -> Reco
     return device.record(Program(launches, dict.fromkeys(COUNTS, 512), {ARENA: ARENA_BYTES}))
 
 
-def kernels_of(recording: Recording) -> list[str]:
+def kernels_of(recording: VulkanRecording) -> list[str]:
     """The launches of the step that is written now."""
     gpu = recording.device.capabilities
     return [

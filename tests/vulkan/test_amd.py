@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tandem.devices.rdna3.compiler import Job, MachineCode
-from tandem.devices.rdna3.emulator import Program
+from tandem.devices.rdna3.emulator import ShaderProgram
 from tandem.kernels import all_kernels
 from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tests.vulkan import amd
@@ -88,7 +88,9 @@ def test_the_emulator_decodes_what_llvm_does(compiled: list[Compiled]) -> None:
     for c in compiled:
         words, names = disassembled(c.assembly)
         code = np.array(words, np.uint32).tobytes()
-        program = Program(MachineCode(Job(*c.job), code, (1, 1, 1), 256, 0, 0, True, 0, 0, None, {}, None))
+        program = ShaderProgram(
+            MachineCode(Job(*c.job), code, (1, 1, 1), 256, 0, 0, True, 0, 0, None, {}, None)
+        )
         decoded = [i.operation.name for i in program.instructions()]
         assert len(decoded) == len(names)
         assert not [pair for pair in zip(decoded, names, strict=True) if pair[1] and pair[0] != pair[1]], (

@@ -23,7 +23,7 @@ from tandem.devices.vulkan.memory import (
     plan,
     usable,
 )
-from tandem.devices.vulkan.recording import MAX_SEGMENT_SECONDS, RATES, Recording
+from tandem.devices.vulkan.recording import MAX_SEGMENT_SECONDS, RATES, VulkanRecording
 from tandem.errors import DoesNotFitError
 from tandem.model.synthetic import SyntheticModel
 from tests.vulkan.amd import PASSES, lowered
@@ -95,7 +95,7 @@ def test_no_submission_of_the_27b_comes_near_a_reset(tokens: int, rows: int) -> 
     program = lowered(SyntheticModel("gemma-3-27b:q4_0"), PASSES)
     counts = {"tokens": tokens, "rows": rows, "work": rows}
     recording: Any = SimpleNamespace(device=SimpleNamespace(capabilities=PHOENIX), program=program)
-    bounds = Recording._cut(recording, program.launches, counts)
+    bounds = VulkanRecording._cut(recording, program.launches, counts)
     assert [first for first, _ in bounds] == [0, *(last for _, last in bounds[:-1])]
     bytes_s, ops_s = RATES["integrated"]
     for first, last in bounds:

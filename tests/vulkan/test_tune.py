@@ -23,7 +23,7 @@ from tandem.program.program import Program
 from tandem.tune import search as tuning
 from tandem.tune import tasks as tuning_tasks
 from tandem.tune import trials
-from tandem.tune.search import Finding, choose, keep
+from tandem.tune.search import TuningResult, choose, keep
 from tandem.tune.tasks import tasks
 from tandem.tune.trials import KernelTrial, TrialMemory
 from tests.engine.tiny_models import write_model
@@ -169,7 +169,7 @@ def test_what_is_kept_is_taken_at_the_next_start(
     key = shape_of("matmul", launch.scalars, 1)
     first = VulkanDevice(lavapipe, cache=tmp_path)
     rule = dispatch(launch.kernel.name, launch.scalars, ONE, first.capabilities)
-    keep(first, [Finding("", "", "", [key], 1, 2.0, 1.0, {"threads": 128}, 1, [])], tmp_path)
+    keep(first, [TuningResult("", "", "", [key], 1, 2.0, 1.0, {"threads": 128}, 1, [])], tmp_path)
     first.close()
     for tune, taken in (("1", True), ("0", False)):
         monkeypatch.setenv("TANDEM_TUNE", tune)

@@ -6,9 +6,9 @@ import asyncio
 import ctypes
 from pathlib import Path
 
-from tandem.engine.models import Models
+from tandem.engine.model_manager import ModelManager
 from tests.cli.tiny_model import write_tiny_model
-from tests.engine.test_models import use_of_machine
+from tests.engine.test_model_manager import use_of_machine
 
 
 def use_after_trimming() -> dict[str, int]:
@@ -21,7 +21,7 @@ def test_loads_leave_nothing_behind(lavapipe: str, tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf")
 
     async def run() -> None:
-        models = Models({"tiny": path}, device=lavapipe, context=256, batch=2)
+        models = ModelManager({"tiny": path}, device=lavapipe, context=256, batch=2)
 
         async def load_and_unload() -> None:
             async with models.use("tiny") as llm:

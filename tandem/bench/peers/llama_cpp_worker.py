@@ -36,7 +36,7 @@ MAX_BATCH = 512  # tokens
 KV_TYPES = {"f16": 1, "q8": 8}  # ggml type numbers
 
 
-class Model:
+class LlamaCppModel:
     def __init__(self, path: str, threads: int, gpu_layers: int | None = None) -> None:
         llama.llama_log_set(quiet, None)
         llama.llama_backend_init()
@@ -77,7 +77,7 @@ class Model:
 
 
 class Side:
-    def __init__(self, model: Model, room: int) -> None:
+    def __init__(self, model: LlamaCppModel, room: int) -> None:
         import numpy as np
 
         self.np, self.model, self.room = np, model, room
@@ -173,7 +173,7 @@ def serve(side: Side) -> None:
         reply["cpu"] = time.process_time() - started
 
 
-def first_token(model: Model, prompt: str, chat: bool) -> None:
+def first_token(model: LlamaCppModel, prompt: str, chat: bool) -> None:
     ids = model.tokenize(model.chat(prompt), special=True) if chat else model.tokenize(prompt)
     context = model.context(4096)
     tokens = (ctypes.c_int32 * len(ids))(*ids)
@@ -187,9 +187,9 @@ def first_token(model: Model, prompt: str, chat: bool) -> None:
 
 def main(path: str, threads: str, room: str, *more: str) -> None:
     if room.startswith("--first-token"):
-        first_token(Model(path, int(threads)), more[0], chat=room == "--first-token-of-chat")
+        first_token(LlamaCppModel(path, int(threads)), more[0], chat=room == "--first-token-of-chat")
     else:
-        serve(Side(Model(path, int(threads), *map(int, more)), int(room)))
+        serve(Side(LlamaCppModel(path, int(threads), *map(int, more)), int(room)))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ B = TypeVar("B")
 
 
 @dataclass(frozen=True)
-class Measured:
+class WorkerTiming:
     seconds: float
     others: float  # share of the machine's processor time that went to other processes
     inside: float  # seconds in the compiled core, if the worker reports them
@@ -47,13 +47,13 @@ class Worker:
         self._process.stdin.flush()
         return self._answer()
 
-    def measure(self, do: str, **request: Any) -> Measured:
+    def measure(self, do: str, **request: Any) -> WorkerTiming:
         time.sleep(SETTLE)
         busy, started = busy_seconds(), time.perf_counter()
         answer = self.ask(do, **request)
         capacity = (time.perf_counter() - started) * (os.cpu_count() or 1)
         others = max(0.0, busy_seconds() - busy - answer["cpu"]) / capacity
-        return Measured(answer["seconds"], others, answer.get("inside", 0.0))
+        return WorkerTiming(answer["seconds"], others, answer.get("inside", 0.0))
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout

@@ -2,7 +2,7 @@
 
 Weights lie in the NPU's memory in chunks of CHUNK columns, so that few shapes serve all partitions: a partition uses
 the chunks it touches. Sums come back in 32 bits; the host quantises activations and scales sums, as in
-hybrid/int8.py, whose results are the same, bit by bit.
+tensor_parallel/int8.py, whose results are the same, bit by bit.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import cast
 import numpy as np
 
 from tandem.devices.device import Bytes, Device
-from tandem.devices.hybrid.cut import Gemm, Work
-from tandem.devices.hybrid.device import HybridDevice, Mapped
-from tandem.devices.hybrid.int8 import Int8Accelerator, blocks
 from tandem.devices.npu.compile import Tools, compile_configuration, compile_instructions, find_tools
 from tandem.devices.npu.int8_matmuls import ALL, NOTHING, Int8Matmuls, int8_matmuls
 from tandem.devices.npu.operands import c_of_words, words_of_b, write_a
 from tandem.devices.npu.plan import GemmPlan, plan_gemm, plan_resident
-from tandem.devices.npu.runtime import Chain, Job, Npu, NpuBuffer
+from tandem.devices.npu.runtime import Chain, GemmJob, Npu, NpuBuffer
 from tandem.devices.npu.tiling import ROWS, tile_gemm
+from tandem.devices.tensor_parallel.cut import Gemm, Work
+from tandem.devices.tensor_parallel.device import Mapped, TensorParallelDevice
+from tandem.devices.tensor_parallel.int8 import Int8Accelerator, blocks
 from tandem.errors import DeviceError, TandemError
 from tandem.kernels.kernel import Array
 from tandem.program.program import Program
@@ -162,7 +162,7 @@ class NpuAccelerator(Int8Accelerator):
             assert self._npu is not None
             self._chains[key] = self._npu.chain(
                 [
-                    Job(plan, self._a[i], self._chunks[work, chunk, i], self._c[chunk * len(plans) + i])
+                    GemmJob(plan, self._a[i], self._chunks[work, chunk, i], self._c[chunk * len(plans) + i])
                     for chunk in range(first, last)
                     for i, plan in enumerate(plans)
                 ]
@@ -193,6 +193,6 @@ def attach_npu(device: Device, shape: str | None, *, required: bool) -> Device:
     cache = read_settings().pipelines / "npu"
     allowed = int8_matmuls(shape, cache) if shape else ALL
     accelerator = NpuAccelerator(find_tools(), cache, allowed.block, allowed=allowed, required=required)
-    if isinstance(device, HybridDevice):
+    if isinstance(device, TensorParallelDevice):
         return device.with_accelerator(accelerator)
-    return HybridDevice(cast(Mapped, device), [accelerator])
+    return TensorParallelDevice(cast(Mapped, device), [accelerator])

@@ -44,7 +44,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class AieBuffer:
     """A range of a tile's memory, or (on no tile) one of the arguments in DRAM."""
 
     name: str
@@ -130,7 +130,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Stage:
+class FifoStage:
     """A FIFO's objects on one of the tiles it passes, and the uses of the locks that count the free and the filled."""
 
     tile: Tile
@@ -146,7 +146,7 @@ class Fifo:
     name: str
     depths: tuple[int, ...]
     bytes: int
-    stages: tuple[Stage, ...]
+    stages: tuple[FifoStage, ...]
 
 
 @dataclass(frozen=True)

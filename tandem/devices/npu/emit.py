@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tandem.devices.npu.array import (
     WORD,
-    Buffer,
+    AieBuffer,
     CoreProgram,
     Descriptor,
     Kind,
@@ -203,7 +203,7 @@ def _call(plan: GemmPlan, p: CoreProgram, sums: str, odd: str, parameters: str |
         yield _use(p.tile, "Release", operand.release.lock, operand.release.value)
 
 
-def _select(buffers: dict[str, Buffer], operand: Operand, odd: str) -> str:
+def _select(buffers: dict[str, AieBuffer], operand: Operand, odd: str) -> str:
     even_name, odd_name = (_name(name) for name in operand.buffers)
     return f"arith.select %{odd}, %{odd_name}, %{even_name} : {_type(buffers[operand.buffers[0]])}"
 
@@ -240,7 +240,7 @@ def _chain(plan: GemmPlan, tile: Tile, first: int) -> Iterator[Descriptor]:
         d = there[d.next]
 
 
-def _transfer(buffer: Buffer, d: Descriptor, dims: list[tuple[int, int]]) -> str:
+def _transfer(buffer: AieBuffer, d: Descriptor, dims: list[tuple[int, int]]) -> str:
     place = f"%{_name(buffer.name)} : {_type(buffer)} offset = {d.offset // WORD} len = {d.length}"
     sizes, strides = [size for size, _ in dims], [stride for _, stride in dims]
     shape = f" sizes = {sizes} strides = {strides}" if len(dims) > 1 else ""
@@ -251,7 +251,7 @@ def _outermost_first(d: Descriptor) -> list[tuple[int, int]]:
     return list(zip(d.sizes, d.strides, strict=True))[::-1]
 
 
-def _by_name(plan: GemmPlan) -> dict[str, Buffer]:
+def _by_name(plan: GemmPlan) -> dict[str, AieBuffer]:
     return {b.name: b for b in plan.buffers}
 
 
@@ -277,7 +277,7 @@ def _name(buffer: str) -> str:
     return buffer.replace(".", "_").replace("@", "_").replace(",", "_")
 
 
-def _type(buffer: Buffer) -> str:
+def _type(buffer: AieBuffer) -> str:
     return f"memref<{buffer.bytes // WORD}xi32>"
 
 

@@ -11,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tandem.devices.hybrid.cut import Gemm
-from tandem.devices.hybrid.int8_selection import groups
+from tandem.devices.tensor_parallel.cut import Gemm
+from tandem.devices.tensor_parallel.int8_selection import groups
 from tandem.devices.tuned_choices import MAX_BYTES
 from tandem.errors import DeviceError
 from tandem.files import read_regular
@@ -21,7 +21,8 @@ NAME = "int8_matmuls.json"
 
 
 class Int8Matmuls(NamedTuple):
-    """`block`: columns with a scale of their own. `groups`: of matmuls, as in hybrid/int8_selection.py; None: all."""
+    """`block`: number of columns that share a scale. `groups`: groups of matmuls (tensor_parallel/int8_selection.py);
+    None: all."""
 
     block: int | None = None
     groups: frozenset[str] | None = None

@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from tandem.devices.npu.array import (
     ODD_CHANNELS,
     WORD,
-    Buffer,
+    AieBuffer,
     Command,
     CoreProgram,
     Descriptor,
     Fifo,
+    FifoStage,
     Lock,
     Operand,
     Port,
     Push,
     Route,
     Set,
-    Stage,
     Start,
     Tile,
     Use,
@@ -69,7 +69,7 @@ class GemmPlan:
     shift: int
     rounding: str
     tiling: Tiling
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[AieBuffer, ...]
     locks: tuple[Lock, ...]
     descriptors: tuple[Descriptor, ...]
     starts: tuple[Start, ...]
@@ -102,33 +102,33 @@ class GemmPlan:
 
 @dataclass
 class _Builder:
-    buffers: list[Buffer] = field(default_factory=list)
+    buffers: list[AieBuffer] = field(default_factory=list)
     locks: list[Lock] = field(default_factory=list)
     descriptors: list[Descriptor] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     routes: list[Route] = field(default_factory=list)
     fifos: list[Fifo] = field(default_factory=list)
     programs: list[CoreProgram] = field(default_factory=list)
-    stages: dict[tuple[Tile, str], Stage] = field(default_factory=dict)
+    stages: dict[tuple[Tile, str], FifoStage] = field(default_factory=dict)
     used: dict[Tile, int] = field(default_factory=dict)  # bytes
 
     def place(self, tile: Tile, name: str, size: int) -> str:
         """A buffer at the next free byte; a core's stack comes first."""
         start = self.used.get(tile, STACK_BYTES if tile.row > 1 else 0)
         full = f"{name}@{tile.column},{tile.row}"
-        self.buffers.append(Buffer(full, tile, start, size))
+        self.buffers.append(AieBuffer(full, tile, start, size))
         self.used[tile] = start + size
         return full
 
-    def stage(self, tile: Tile, name: str, size: int, depth: int = DEPTH) -> Stage:
+    def stage(self, tile: Tile, name: str, size: int, depth: int = DEPTH) -> FifoStage:
         """Objects on a tile, all free."""
         objects = tuple(self.place(tile, f"{name}.{i}", size) for i in range(depth))
         number = sum(lock.tile == tile for lock in self.locks)
         self.locks += [Lock(tile, number, depth), Lock(tile, number + 1, 0)]
-        self.stages[tile, name] = Stage(tile, objects, Use(number, 1), Use(number + 1, 1))
+        self.stages[tile, name] = FifoStage(tile, objects, Use(number, 1), Use(number + 1, 1))
         return self.stages[tile, name]
 
-    def ring(self, port: Port, objects: list[tuple[Stage, str]], view: View) -> None:
+    def ring(self, port: Port, objects: list[tuple[FifoStage, str]], view: View) -> None:
         """Descriptors that fill (or, of a port out, drain) the objects in turn, for ever."""
         odd = port.tile.row == 1 and port.channel % 2 == 1
         mine = [
@@ -195,9 +195,9 @@ def plan_gemm(
         _output(build, c, tiling, OUTPUTS[output])
     rows, columns, depth = tiling.padded
     build.buffers += [
-        Buffer("A", None, 0, rows * depth),
-        Buffer("B", None, 0, depth * columns * bits // 8),
-        Buffer("C", None, 0, rows * columns * OUTPUTS[output]),
+        AieBuffer("A", None, 0, rows * depth),
+        AieBuffer("B", None, 0, depth * columns * bits // 8),
+        AieBuffer("C", None, 0, rows * columns * OUTPUTS[output]),
     ]
     plan = GemmPlan(
         M,

@@ -82,7 +82,7 @@ class NpuBuffer:
 
 
 @dataclass(frozen=True)
-class Job:
+class GemmJob:
     """One GEMM of a chain: a plan and where its A, B and C lie."""
 
     plan: GemmPlan
@@ -150,11 +150,11 @@ class Npu:
             bo.sync(TO_NPU)
         self._instructions[plan] = bo, len(instructions)
 
-    def chain(self, jobs: Sequence[Job]) -> Chain:
+    def chain(self, jobs: Sequence[GemmJob]) -> Chain:
         with translate_xrt_errors("GEMMs cannot be made ready on the NPU"):
             return Chain(self, jobs)
 
-    def _run(self, job: Job) -> pyxrt.run:
+    def _run(self, job: GemmJob) -> pyxrt.run:
         """A run with its arguments, ready to start."""
         if job.plan not in self._instructions:
             raise DeviceError("a plan was not loaded: load it with its instructions first")
@@ -175,7 +175,7 @@ class Chain:
     """GEMMs that run one after the other, prepared once. Each is started by itself, since XRT has no runlists on a
     Phoenix; the NPU does them in order."""
 
-    def __init__(self, npu: Npu, jobs: Sequence[Job]) -> None:
+    def __init__(self, npu: Npu, jobs: Sequence[GemmJob]) -> None:
         self._npu, self._jobs = npu, tuple(jobs)  # the buffers live as long as this
         self._runs = [npu._run(job) for job in jobs]
 

@@ -18,7 +18,7 @@ from tandem.devices.npu.compile import Tools, compile_configuration, compile_ins
 from tandem.devices.npu.kernels import narrow
 from tandem.devices.npu.operands import c_of_words, words_of_a, words_of_b
 from tandem.devices.npu.plan import GemmPlan, plan_gemm
-from tandem.devices.npu.runtime import Job, Npu
+from tandem.devices.npu.runtime import GemmJob, Npu
 from tandem.errors import TandemError
 
 Data = dict[str, Any]
@@ -98,7 +98,7 @@ def _opened(plan: GemmPlan, tools: Tools, cache: Path) -> Npu:
     return npu
 
 
-def _job(npu: Npu, plan: GemmPlan, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> Job:
+def _job(npu: Npu, plan: GemmPlan, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> GemmJob:
     job = _zeros(npu, plan)
     for buffer, words in ((job.a, words_of_a(plan, a)), (job.b, words_of_b(plan, b))):
         buffer.bytes[:] = words.view(np.uint8)
@@ -106,12 +106,12 @@ def _job(npu: Npu, plan: GemmPlan, a: npt.NDArray[np.int8], b: npt.NDArray[np.in
     return job
 
 
-def _zeros(npu: Npu, plan: GemmPlan) -> Job:
+def _zeros(npu: Npu, plan: GemmPlan) -> GemmJob:
     a, b, c = (npu.allocate(size, i) for i, size in enumerate(plan.argument_bytes))
     for buffer in (a, b):
         buffer.bytes[:] = 0
         buffer.sync_to_device()
-    return Job(plan, a, b, c)
+    return GemmJob(plan, a, b, c)
 
 
 def _expected(

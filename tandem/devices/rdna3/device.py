@@ -18,12 +18,11 @@ from tandem.devices.backends import EMULATED as NAME
 from tandem.devices.cpu.repacker import Repacker
 from tandem.devices.device import Bytes, WeightRows, host_memory
 from tandem.devices.rdna3.compiler import FAMILIES, Compiler, Job
-from tandem.devices.rdna3.emulator import LIMIT, Access, Buffer
-from tandem.devices.rdna3.emulator import Program as ShaderProgram
+from tandem.devices.rdna3.emulator import LIMIT, Access, MemoryRange, ShaderProgram
 from tandem.devices.vulkan.capabilities import REQUIRED, Capabilities, MatrixShape
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.fuse_launches import SCRATCH, step_program
-from tandem.devices.vulkan.recording import ADDRESS_BYTES, Recording, push_constants
+from tandem.devices.vulkan.recording import ADDRESS_BYTES, VulkanRecording, push_constants
 from tandem.errors import DeviceError
 from tandem.kernels.dispatch import SCRATCH_BYTES
 from tandem.kernels.dispatch_table import dispatch
@@ -55,7 +54,7 @@ class LaunchMemory:
     def __init__(self, device: EmulatedDevice, launch: Launch, step_slot: int) -> None:
         step, tensors = device.arenas[arena_in(step_slot, "step")], dict[Tensor, Arena]()
         self.arenas = {arena_in(step_slot, "step"): Arena(SPACE, step.data)}
-        self.buffers = [Buffer("StepInputs", SPACE, step.data)]
+        self.buffers = [MemoryRange("StepInputs", SPACE, step.data)]
         for buffer in launch.kernel.buffers:
             tensor = launch.buffers[buffer.name]
             if tensor is None:
@@ -64,8 +63,8 @@ class LaunchMemory:
             arena = tensors.setdefault(tensor, Arena((len(tensors) + 2) * SPACE, data))
             own = data[tensor.start : tensor.start + tensor.nbytes]
             access = Access.WRITE if "w" in buffer.access else Access.READ
-            self.buffers.append(Buffer(buffer.name, arena.address(tensor.start), own, access))
-            self.buffers.append(Buffer(tensor.arena, arena.base, data, Access.OUTSIDE))
+            self.buffers.append(MemoryRange(buffer.name, arena.address(tensor.start), own, access))
+            self.buffers.append(MemoryRange(tensor.arena, arena.base, data, Access.OUTSIDE))
         self._tensors = tensors
 
     def address(self, tensor: Tensor, step_slot: int = 0) -> int:
@@ -163,7 +162,7 @@ class EmulatedDevice(VulkanDevice):
         self._closing.close()
 
 
-class EmulatedRecording(Recording):
+class EmulatedRecording(VulkanRecording):
     device: EmulatedDevice
 
     def start(self) -> None:

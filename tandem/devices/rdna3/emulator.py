@@ -4,8 +4,8 @@ What a GPU would punish, or get wrong now and then, is a Fault that names the in
 outside of every buffer, a value that was never written, a register used before its load was waited for, and races
 between waves or workgroups, which run a few at a time in an order that a seed decides.
 
-    program = Program(Compiler().compile(Job("glu", (), lanes=64)))
-    program.run(grid=(4, 1, 1), push=push, buffers=[Buffer("gate", address, array), ...])
+    program = ShaderProgram(Compiler().compile(Job("glu", (), lanes=64)))
+    program.run(grid=(4, 1, 1), push=push, buffers=[MemoryRange("gate", address, array), ...])
 
 counting.py counts what a launch executed.
 """
@@ -48,7 +48,7 @@ class Access(IntEnum):
     WRITE = 2
 
 
-class Buffer(NamedTuple):
+class MemoryRange(NamedTuple):
     """Memory that a launch sees. `data`: its bytes, from `address` on."""
 
     name: str
@@ -94,7 +94,7 @@ class Instruction(NamedTuple):
     cycles: int
 
 
-class Program:
+class ShaderProgram:
     """A shader's machine code, decoded."""
 
     def __init__(self, machine_code: MachineCode) -> None:
@@ -127,7 +127,7 @@ class Program:
         self,
         grid: tuple[int, int, int],
         push: bytes,
-        buffers: Sequence[Buffer],
+        buffers: Sequence[MemoryRange],
         seed: int = 1,
         counting: bool = False,
         limit: int = LIMIT,
@@ -139,8 +139,8 @@ class Program:
         constants = np.frombuffer(push, np.uint8).copy()
         memory = [
             *buffers,
-            Buffer("push constants", PUSH_ADDRESS, constants),
-            Buffer("descriptors", DESCRIPTORS_ADDRESS, descriptors(buffers[:bindings])),
+            MemoryRange("push constants", PUSH_ADDRESS, constants),
+            MemoryRange("descriptors", DESCRIPTORS_ADDRESS, descriptors(buffers[:bindings])),
         ]
         regions = ffi.new("rdna3_region[]", len(memory))
         for region, buffer in zip(regions, memory, strict=True):
@@ -181,7 +181,7 @@ class Program:
 
     # ---- faults
 
-    def _explain(self, fault: Any, buffers: Sequence[Buffer]) -> str:
+    def _explain(self, fault: Any, buffers: Sequence[MemoryRange]) -> str:
         listed, kind = list(self.instructions()), FAULTS[fault.kind]
 
         def name(index: int) -> str:
@@ -218,17 +218,17 @@ class Program:
         return f"{name(fault.instruction)} {problem} (workgroup {fault.group}, wave {fault.wave}, lane {fault.lane})"
 
 
-def descriptors(buffers: Sequence[Buffer]) -> npt.NDArray[np.uint32]:
+def descriptors(buffers: Sequence[MemoryRange]) -> npt.NDArray[np.uint32]:
     """Four words each (V#): where it begins, its bytes, its kind."""
     words = [(b.address & 0xFFFFFFFF, b.address >> 32, b.data.nbytes, RAW_BUFFER) for b in buffers]
     return np.array(words, np.uint32).reshape(-1)
 
 
-def _place(address: int, buffers: Sequence[Buffer]) -> str:
+def _place(address: int, buffers: Sequence[MemoryRange]) -> str:
     """The nearest of the launch's own buffers."""
     near = min((b for b in buffers if b.access), key=lambda b: _distance(b, address))
     return f"byte {address - near.address} of {near.name}, which has {near.data.nbytes}"
 
 
-def _distance(buffer: Buffer, address: int) -> int:
+def _distance(buffer: MemoryRange, address: int) -> int:
     return max(buffer.address - address, address - buffer.address - buffer.data.nbytes + 1, 0)

@@ -18,7 +18,7 @@ OWN = ("weights", "kv")  # arenas of which a part holds only the tensors that it
 
 
 @dataclass(frozen=True)
-class Part:
+class ProgramPart:
     """Launches [begin, end) of a Program, as a Program of their own."""
 
     program: Program
@@ -55,7 +55,7 @@ def alive(lives: dict[Tensor, tuple[int, int]], at: int) -> list[Tensor]:
     return [tensor for tensor, (first, last) in lives.items() if first < at <= last]
 
 
-def cut(program: Program, starts: Sequence[int], counts: Sequence[int]) -> list[Part]:
+def cut(program: Program, starts: Sequence[int], counts: Sequence[int]) -> list[ProgramPart]:
     """Cuts a Program into one part for each count of layers."""
     lives, parts, layer = lifetimes(program.launches), [], 0
     for count in counts:
@@ -67,7 +67,7 @@ def cut(program: Program, starts: Sequence[int], counts: Sequence[int]) -> list[
 
 def _part(
     program: Program, begin: int, end: int, layers: range, entering: list[Tensor], leaving: list[Tensor]
-) -> Part:
+) -> ProgramPart:
     sizes: dict[str, int] = {}
     tensor_map: dict[Tensor, Tensor] = {}
     launches = program.launches[begin:end]
@@ -79,7 +79,9 @@ def _part(
             elif root not in tensor_map:
                 tensor_map[root] = replace(root, offset=size)
                 sizes[arena] = size + align(root.nbytes)
-    part = Part(Program([], program.max_counts, sizes), begin, end, layers, entering, leaving, tensor_map)
+    part = ProgramPart(
+        Program([], program.max_counts, sizes), begin, end, layers, entering, leaving, tensor_map
+    )
     part.program.launches += [
         replace(launch, buffers={name: t and part.mapped(t) for name, t in launch.buffers.items()})
         for launch in launches

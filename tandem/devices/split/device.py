@@ -14,7 +14,7 @@ import numpy as np
 
 from tandem.devices.device import Bytes, Device, WeightRows, validate_on
 from tandem.devices.split.balance import balance
-from tandem.devices.split.cut import OWN, Part, cut, layer_starts
+from tandem.devices.split.cut import OWN, ProgramPart, cut, layer_starts
 from tandem.devices.split.stage import Stage, StagedStep, StepBuffers
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.interrupts import deferred
@@ -98,7 +98,7 @@ class SplitDevice:
             )
         return balance(program, starts, self.devices)
 
-    def _check_fit(self, parts: list[Part]) -> None:
+    def _check_fit(self, parts: list[ProgramPart]) -> None:
         left = self.free_memory()[1]
         for device, part in zip(self.devices, parts, strict=True):
             free = min(device.free_memory()[1], left)

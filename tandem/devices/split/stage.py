@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 
 from tandem.devices.device import Bytes, Device
-from tandem.devices.split.cut import Part
+from tandem.devices.split.cut import ProgramPart
 from tandem.kernels.abi import HEADER_INTS, RESULT_INTS
 from tandem.kernels.q8_tiles import q8_bytes
 from tandem.program.program import Tensor
@@ -42,7 +42,7 @@ class StagedStep:
 
 
 class Stage:
-    def __init__(self, device: Device, part: Part) -> None:
+    def __init__(self, device: Device, part: ProgramPart) -> None:
         self.device, self.part = device, part
         self.recording = device.record(part.program)
         self.times: deque[tuple[float, float]] = deque(

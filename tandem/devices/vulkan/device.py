@@ -30,14 +30,14 @@ from tandem.devices.vulkan.memory import (
     Arena,
     ArenaPart,
     Block,
-    Placed,
+    PlacedPart,
     arena_parts,
     plan,
     usable,
 )
 from tandem.devices.vulkan.pipelines import Pipelines
 from tandem.devices.vulkan.queue import COMPUTE_READS_WRITES, TRANSFER_WRITES, Queue
-from tandem.devices.vulkan.recording import Recording, bucket
+from tandem.devices.vulkan.recording import VulkanRecording, bucket
 from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
 from tandem.devices.vulkan.tuned import tuned_file
 from tandem.kernels.abi import PANEL_ROWS
@@ -144,7 +144,7 @@ class VulkanDevice:
         self.queue = Queue(vk, self.handle, capabilities.queue_family, timeout, closing)
         self.pipelines = Pipelines(vk, self.handle, capabilities, cache, closing)
         self.arenas: dict[str, Arena] = {}
-        self.placed: list[Placed] = []  # the parts of the Program's arenas, with their memory
+        self.placed: list[PlacedPart] = []  # the parts of the Program's arenas, with their memory
         self._memory = closing.enter_context(ExitStack())
         staging = ArenaPart("staging", 0, STAGING_BYTES, HOST_READS)
         own = [staging, staging, ArenaPart("scratch", 0, SCRATCH_BYTES)]
@@ -216,7 +216,7 @@ class VulkanDevice:
         for arena in {part.arena for part in parts}:
             self.arenas[arena] = Arena(arena, [pair for pair in blocks if pair[0].arena == arena])
 
-    def _block(self, placed: Placed, closing: ExitStack) -> Block:
+    def _block(self, placed: PlacedPart, closing: ExitStack) -> Block:
         return Block(self.vk, self.handle, placed.type, placed.part.nbytes, closing)
 
     def address(self, tensor: Tensor, step_slot: int = 0) -> int:
@@ -275,8 +275,8 @@ class VulkanDevice:
         sizes = {name: bucket(counts[name], limit) for name, limit in program.max_counts.items()}
         return step_program(program, {**sizes, SINGLE: int(single)}, self.capabilities)
 
-    def record(self, program: Program, step_slot: int = 0) -> Recording:
-        return Recording(self, program, step_slot)
+    def record(self, program: Program, step_slot: int = 0) -> VulkanRecording:
+        return VulkanRecording(self, program, step_slot)
 
     def close(self) -> None:
         """Frees everything, also after a failure. NumPy views of its memory must not be used any more."""

@@ -47,7 +47,7 @@ class ArenaPart:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedPart:
     part: ArenaPart
     type: MemoryType
     spilled: bool  # in memory of the host
@@ -143,7 +143,7 @@ def usable(
 
 def plan(
     parts: Sequence[ArenaPart], device: Capabilities, free: Sequence[float], limit: float | None
-) -> list[Placed]:
+) -> list[PlacedPart]:
     """Chooses a memory type for each part, in order. `free`: bytes of each heap; `limit`: bytes of device memory."""
     left, local_left = list(free), float("inf") if limit is None else limit
     sizes = [heap.nbytes for heap in device.heaps]
@@ -167,7 +167,7 @@ def plan(
         left[kind.heap] -= part.nbytes
         if not spilled and part.use in (HOT, COLD):
             local_left -= part.nbytes
-        placed.append(Placed(part, kind, spilled))
+        placed.append(PlacedPart(part, kind, spilled))
     return placed
 
 

@@ -74,7 +74,7 @@ def push_constants(launch: Launch, device: Addresses, step_slot: int = 0) -> byt
     return (struct.pack("<8Q", *addresses) + scalars + more).ljust(PUSH_BYTES, b"\0")
 
 
-class Recording:
+class VulkanRecording:
     def __init__(self, device: VulkanDevice, program: Program, step_slot: int = 0) -> None:
         self.device, self.program, self._step_slot = device, program, step_slot
         self._header = device.memory(arena_in(step_slot, "step"))[: HEADER.size].data

@@ -25,7 +25,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.request_router import RequestRouter
 
-from tandem.engine.models import Models
+from tandem.engine.model_manager import ModelManager
 from tandem.errors import DeviceError, RequestError
 from tandem.model import locate
 from tandem.server.app import create_app
@@ -103,7 +103,7 @@ class Replica:
         self, specs: Mapping[str, str], settings: ServerSettings, options: dict[str, Any]
     ) -> None:
         files = {name: locate.resolve(model, pull=True) for name, model in specs.items()}
-        self.models = models = Models(files, **options)
+        self.models = models = ModelManager(files, **options)
         self.app = create_app(models, settings)
         self._life = self.app.router.lifespan_context(self.app)
         await self._life.__aenter__()

@@ -13,7 +13,7 @@ from fastapi import Request
 from tandem.devices.host_memory import require_memory
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.grammar_process import GrammarChecker
-from tandem.engine.models import Models
+from tandem.engine.model_manager import ModelManager
 from tandem.engine.output import Token, TokenLogprob, Usage
 from tandem.errors import (
     ContextError,
@@ -37,7 +37,7 @@ MAX_RESPONSES = 4096  # to one HTTP request
 class Server:
     """The state behind all endpoints, `app.state.server`: models, settings, metrics."""
 
-    def __init__(self, models: Models, settings: ServerSettings) -> None:
+    def __init__(self, models: ModelManager, settings: ServerSettings) -> None:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
         self.grammars = GrammarChecker()

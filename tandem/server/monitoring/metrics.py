@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.llm import LLM
-from tandem.engine.models import Models
+from tandem.engine.model_manager import ModelManager
 from tandem.engine.output import Usage
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.errors import TandemError
@@ -41,7 +41,7 @@ IDLE_SECONDS = 1.0  # without a step before the roofline is measured: a client m
 
 
 class Metrics:
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ModelManager) -> None:
         self._registry = prometheus.CollectorRegistry()
         self._registry.register(_EngineCollector(models))
         self.requests = self._counter("requests", "Responses, by finish_reason", "finish_reason")
@@ -327,7 +327,7 @@ def monitor_of(llm: AsyncLLM) -> EngineMonitor:
 class _EngineCollector(Collector):
     """Reads the state of the engines at each scrape."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ModelManager) -> None:
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
@@ -367,7 +367,7 @@ def _engine_metrics(monitor: EngineMonitor) -> Iterator[tuple[str, str, bool, di
         yield "speculation_saved_seconds", "Time saved by speculation", False, {}, saved
 
 
-def live_router(models: Models) -> APIRouter:
+def live_router(models: ModelManager) -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     @router.get("/live")
@@ -381,7 +381,7 @@ def live_router(models: Models) -> APIRouter:
 _measuring: set[asyncio.Task[None]] = set()
 
 
-def live_snapshot(models: Models, roofline: bool) -> dict[str, Any]:
+def live_snapshot(models: ModelManager, roofline: bool) -> dict[str, Any]:
     """The body of `/live`."""
     watched = {loaded.name: monitor_of(loaded.llm) for loaded in models.loaded()}
     if roofline:

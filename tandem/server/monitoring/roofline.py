@@ -29,7 +29,7 @@ def part_of(launch: Launch) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     name: str
     seconds: float  # sum of its launches, each timed alone
     nbytes: float
@@ -38,7 +38,7 @@ class Part:
 @dataclass(frozen=True)
 class Roofline:
     bandwidth: float | None  # bytes/s of the device's memory; None: could not be measured
-    parts: list[Part]  # of a decode step of one token
+    parts: list[StepPart]  # of a decode step of one token
 
 
 def can_measure(llm: LLM) -> bool:
@@ -46,7 +46,7 @@ def can_measure(llm: LLM) -> bool:
     return not hasattr(llm.device, "devices")
 
 
-def measure_parts(llm: LLM) -> list[Part]:
+def measure_parts(llm: LLM) -> list[StepPart]:
     """The parts of a decode step, slowest first. The caller holds the lock of an idle engine."""
     depth = min(DEPTH, llm.context // 2)
     step: Step = [(depth, 1)]
@@ -57,7 +57,7 @@ def measure_parts(llm: LLM) -> list[Part]:
     for launch, seconds, cost in zip(program.launches, timed, step_costs(program, step), strict=True):
         before = found.get(part_of(launch), (0.0, 0.0))
         found[part_of(launch)] = before[0] + seconds, before[1] + cost.bytes
-    parts = [Part(name, seconds, nbytes) for name, (seconds, nbytes) in found.items()]
+    parts = [StepPart(name, seconds, nbytes) for name, (seconds, nbytes) in found.items()]
     return sorted(parts, key=lambda part: -part.seconds)
 
 

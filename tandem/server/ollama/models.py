@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
 from tandem import __version__
-from tandem.engine.models import Models
+from tandem.engine.model_manager import ModelManager
 from tandem.errors import ModelNotFoundError, QueueFullError, RequestError, TandemError
 from tandem.files import modified
 from tandem.gguf.file import GGUF
@@ -261,7 +261,7 @@ async def _pull_progress(server: Server, name: str) -> AsyncGenerator[str, None]
     yield json_line(PullStatus(status="success"))
 
 
-def _listed_if_there(models: Models, name: str) -> ListedModel | None:
+def _listed_if_there(models: ModelManager, name: str) -> ListedModel | None:
     """None for a model whose file is missing, or no file: it must not hide the others."""
     try:
         return _listed_model(name, models.path(name))

@@ -11,9 +11,9 @@ from typing import Any
 
 from tandem.devices.cpu.device import CPUDevice, CPURecording
 from tandem.devices.device import Bytes, Device
-from tandem.devices.hybrid.accelerator import DeviceAccelerator, Partition, Worker
-from tandem.devices.hybrid.cut import Gemm
-from tandem.devices.hybrid.device import HybridDevice
+from tandem.devices.tensor_parallel.accelerator import AcceleratorThread, DeviceAccelerator, Partition
+from tandem.devices.tensor_parallel.cut import Gemm
+from tandem.devices.tensor_parallel.device import TensorParallelDevice
 from tandem.engine.engine import Engine
 from tandem.model.model import open_model
 from tandem.program.program import Program
@@ -78,7 +78,7 @@ class Meeting:
         return accelerator
 
 
-def at_once(device: HybridDevice, accelerator: Worker) -> float:
+def at_once(device: TensorParallelDevice, accelerator: AcceleratorThread) -> float:
     """Of the main device's fractions, the part during which the accelerator had one, too."""
     spans = list(accelerator.times)
     both = [any(b < end and begin < e for b, e in spans) for begin, end in device.times]
@@ -86,12 +86,12 @@ def at_once(device: HybridDevice, accelerator: Worker) -> float:
 
 
 @contextmanager
-def hybrid_engine(
+def tensor_parallel_engine(
     path: Path, main: Device, accelerators: Sequence[Any], placement: str = "columns", *,
     fractions: Sequence[float] | None = None, **options: Any,
 ) -> Iterator[Engine]:  # fmt: skip
     model = open_model(path)
-    device = HybridDevice(main, accelerators, placement, fractions)  # type: ignore[arg-type]
+    device = TensorParallelDevice(main, accelerators, placement, fractions)  # type: ignore[arg-type]
     try:
         yield Engine.load(model, device, **{"context": 256, "batch": 8, **options})
     finally:
@@ -103,9 +103,9 @@ def check_both_work(path: Path, second: Device) -> None:
     """A CPU and another at one step, by when their fractions began and ended."""
     meeting = Meeting()
     accelerator = meeting.accelerator(second)
-    with hybrid_engine(path, meeting.main(), [accelerator], fractions=(1, 1)) as engine:
+    with tensor_parallel_engine(path, meeting.main(), [accelerator], fractions=(1, 1)) as engine:
         engine.logits(list(range(8)))
         device = engine.device
-        assert isinstance(device, HybridDevice)
+        assert isinstance(device, TensorParallelDevice)
         assert len(device.times) == len(accelerator.times) == len(device.works)
         assert at_once(device, accelerator) == 1

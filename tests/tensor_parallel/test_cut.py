@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.hybrid.accelerator import DeviceAccelerator
-from tandem.devices.hybrid.cut import Gemm, attentions, gemms, moved_activations, put_columns
+from tandem.devices.tensor_parallel.accelerator import DeviceAccelerator
+from tandem.devices.tensor_parallel.cut import Gemm, attentions, gemms, moved_activations, put_columns
 from tandem.kernels.q8_tiles import q8_pack
 from tandem.program.hazards import place_barriers
 from tandem.program.program import Program

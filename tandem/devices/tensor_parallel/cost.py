@@ -82,7 +82,7 @@ def gain(alone: float, together: float) -> float:
 # ---- a whole step, from measured or published rates
 
 
-class Placed(NamedTuple):
+class DividedLaunch(NamedTuple):
     launch: Launch
     fractions: tuple[float, ...]  # fraction of each device; they add up to 1
     alone: float  # seconds on the first device
@@ -93,7 +93,7 @@ class Placed(NamedTuple):
 class StepCost:
     """A step's launches placed on several devices."""
 
-    launches: list[Placed]
+    launches: list[DividedLaunch]
 
     @property
     def alone(self) -> float:
@@ -134,11 +134,11 @@ def launch_cost(launch: Launch, counts: Counts, keys: int) -> Cost:
 
 def _placed(
     launch: Launch, counts: Counts, devices: Sequence[Rates], shared: float, keys: int, parts: int
-) -> Placed:
+) -> DividedLaunch:
     whole = launch_cost(launch, counts, keys)
     alone = devices[0].seconds(whole)
     if not is_divisible(launch):
-        return Placed(launch, (1.0, *[0.0] * (len(devices) - 1)), alone, alone)
+        return DividedLaunch(launch, (1.0, *[0.0] * (len(devices) - 1)), alone, alone)
     extents = launch.kernel.extents(launch.scalars, counts)
 
     def nbytes(device: Rates, n: int) -> float:
@@ -153,7 +153,7 @@ def _placed(
         return sum(nbytes(device, n) for device, n in zip(devices, units, strict=True)) / shared
 
     division = divide(parts, [worker(device) for device in devices], together)
-    return Placed(launch, tuple(n / parts for n in division.units), alone, division.seconds)
+    return DividedLaunch(launch, tuple(n / parts for n in division.units), alone, division.seconds)
 
 
 def place_attention(
@@ -171,5 +171,5 @@ def place_attention(
             extents = launch.kernel.extents(launch.scalars, counts)
             crossing = 2 * (extents["q"] + extents["out"])
             seconds = second.seconds(cost) + crossing / shared + first.dispatch
-        placed.append(Placed(launch, (float(not on_second), float(on_second)), alone, seconds))
+        placed.append(DividedLaunch(launch, (float(not on_second), float(on_second)), alone, seconds))
     return StepCost(placed)

@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tandem.devices.device import Bytes, Device, Recording
-from tandem.devices.hybrid.cut import Gemm, TensorMap, Work, padded
 from tandem.devices.split.cut import OWN
+from tandem.devices.tensor_parallel.cut import Gemm, TensorMap, Work, padded
 from tandem.errors import DeviceError, DoesNotFitError
 from tandem.kernels.abi import HEADER_INTS
 from tandem.kernels.q8_tiles import q8_bytes
@@ -77,7 +77,7 @@ def rows_bytes(tensor: Tensor, tokens: int) -> int:
     return min(size, tensor.nbytes)
 
 
-class Worker:
+class AcceleratorThread:
     """A thread that computes partitions one after the other, and keeps their times."""
 
     def __init__(self, name: str) -> None:
@@ -115,7 +115,7 @@ class PlacedWork:
     tables: list[Tensor]  # of StepInputs
 
 
-class DeviceAccelerator(Worker):
+class DeviceAccelerator(AcceleratorThread):
     """A device with its own memory and kernels. It holds a copy of the main device's weights."""
 
     def __init__(self, device: Device) -> None:

@@ -18,9 +18,9 @@ from tandem import LLM, cli
 from tandem.cli import run
 from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.device import Bytes
-from tandem.devices.hybrid import balance
-from tandem.devices.hybrid.accelerator import DeviceAccelerator, Partition, PartitionResult
-from tandem.devices.hybrid.device import MEASURED, HybridDevice
+from tandem.devices.tensor_parallel import balance
+from tandem.devices.tensor_parallel.accelerator import DeviceAccelerator, Partition, PartitionResult
+from tandem.devices.tensor_parallel.device import MEASURED, TensorParallelDevice
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
 from tandem.engine.prompt_lookup import PromptLookup
@@ -29,8 +29,8 @@ from tests.cli.tiny_model import write_tiny_model
 from tests.engine.test_split import tokens_of
 from tests.engine.tiny_models import opened, write_model
 from tests.engine.workloads import CONTEXT, random_workload, serve
-from tests.hybrid.slow_devices import SlowCPU, SlowHelper, check_both_work, hybrid_engine
 from tests.models.test_reference import GOLDENS
+from tests.tensor_parallel.slow_devices import SlowCPU, SlowHelper, check_both_work, tensor_parallel_engine
 
 GOLDEN = GOLDENS / "gemma3-pattern3.gguf"
 
@@ -61,7 +61,7 @@ def test_workloads_get_the_bits_of_one_device(
     accelerators = cpus(len(fractions) - 1 if fractions else 1)
     with (
         opened(path, context=CONTEXT, batch=8, prefix_caching=False, kv=kv) as one,
-        hybrid_engine(
+        tensor_parallel_engine(
             path, CPUDevice(1), accelerators, placement, fractions=fractions, context=CONTEXT, **options
         ) as many,
     ):
@@ -82,7 +82,7 @@ def test_chunks_of_a_prompt_follow_each_other(tmp_path: Path) -> None:
     found = []
     with (
         opened(path, context=512, batch=8) as one,
-        hybrid_engine(
+        tensor_parallel_engine(
             path, CPUDevice(1), [accelerator], "columns-overlapped", fractions=(1, 1), context=512
         ) as many,
     ):
@@ -92,7 +92,7 @@ def test_chunks_of_a_prompt_follow_each_other(tmp_path: Path) -> None:
                 engine.step()
             found.append([[sampled.id for sampled in sequence.generated] for sequence in sequences])
         device = many.device
-        assert isinstance(device, HybridDevice) and device.runner
+        assert isinstance(device, TensorParallelDevice) and device.runner
         main, times = sorted(device.runner.times), sorted(accelerator.times)
         assert len(main) > 4 * 13  # steps of 13 segments each
         busy = [begin for begin, _ in main if any(b < begin < e for b, e in times)]
@@ -107,9 +107,9 @@ def test_fractions_follow_the_speed_of_the_devices(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(balance, "REFRESH", 1000)
     path, ids = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3"), list(range(30))
     accelerator = SlowHelper(CPUDevice(1))
-    with hybrid_engine(path, SlowCPU(1), [accelerator], batch=32) as engine, opened(path) as one:
+    with tensor_parallel_engine(path, SlowCPU(1), [accelerator], batch=32) as engine, opened(path) as one:
         device = engine.device
-        assert isinstance(device, HybridDevice)
+        assert isinstance(device, TensorParallelDevice)
         expected = one.logits(ids).tobytes()
 
         def fraction() -> float:
@@ -162,10 +162,10 @@ def test_what_is_made_once_does_not_count(tmp_path: Path, monkeypatch: pytest.Mo
         return submit(partition)
 
     accelerator.submit = noted  # type: ignore[method-assign]
-    with hybrid_engine(path, CPUDevice(1), [accelerator]) as engine:
+    with tensor_parallel_engine(path, CPUDevice(1), [accelerator]) as engine:
         engine.logits(list(range(8)))
         device = engine.device
-        assert isinstance(device, HybridDevice) and device.balances[8].on and not seen
+        assert isinstance(device, TensorParallelDevice) and device.balances[8].on and not seen
         timed = (
             2 * MEASURED * len(device.balances[8].cuts)
         )  # with zeros: activations are anything before a step
@@ -231,7 +231,7 @@ def test_an_accelerator_that_fails_fails_the_requests(placement: str, tmp_path: 
     threads = set(threading.enumerate())
     path, accelerator = write_model(tmp_path / "tiny.gguf", "Q4_0"), Failing(CPUDevice(1))
     fractions = None if placement == "npu-attention" else (1, 1)
-    with hybrid_engine(path, CPUDevice(1), [accelerator], placement, fractions=fractions) as engine:
+    with tensor_parallel_engine(path, CPUDevice(1), [accelerator], placement, fractions=fractions) as engine:
         for _ in range(2):  # and so do those that come later
             sequence = engine.submit([1, 2, 3], SamplingParams(max_tokens=20, ignore_eos=True))
             with pytest.raises(DeviceLostError, match="has not answered"):
@@ -243,10 +243,12 @@ def test_an_accelerator_that_fails_fails_the_requests(placement: str, tmp_path: 
 
 def test_an_interrupt_while_a_step_is_handed_over_disturbs_nobody(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0")
-    with hybrid_engine(path, CPUDevice(1), cpus(1), "columns-overlapped", fractions=(1, 1)) as engine:
+    with tensor_parallel_engine(
+        path, CPUDevice(1), cpus(1), "columns-overlapped", fractions=(1, 1)
+    ) as engine:
         alone = answer(engine, [1, 2, 3])
         device = engine.device
-        assert isinstance(device, HybridDevice) and device.runner
+        assert isinstance(device, TensorParallelDevice) and device.runner
         runner, add, calls = device.runner, device.runner.add, iter(range(100))
 
         def interrupted(step: Any) -> None:
@@ -273,7 +275,7 @@ def test_an_interrupt_while_a_step_is_waited_for_waits_for_it(placement: str) ->
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with LLM(GOLDEN, device="cpu,cpu", placement=placement, context=128, batch=4, **options) as llm:
-            assert isinstance(llm.device, HybridDevice)
+            assert isinstance(llm.device, TensorParallelDevice)
             accelerator = llm.device.accelerators[0]
             assert isinstance(accelerator, DeviceAccelerator)
             run = accelerator.run

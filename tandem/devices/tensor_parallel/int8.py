@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tandem.devices.device import Bytes
-from tandem.devices.hybrid.accelerator import Partition, Worker, check_gemm
-from tandem.devices.hybrid.cut import Gemm, Work, padded
+from tandem.devices.tensor_parallel.accelerator import AcceleratorThread, Partition, check_gemm
+from tandem.devices.tensor_parallel.cut import Gemm, Work, padded
 from tandem.kernels.abi import EPILOGUE_SILU_GLU, GLU_ROWS, PANEL_ROWS, Q8_BLOCK
 from tandem.kernels.kernel import Array
 from tandem.kernels.matmul import unpack_panels
@@ -60,7 +60,7 @@ def matmul(x: tuple[Array, Array], w: tuple[Array, Array], block: int | None) ->
     return y
 
 
-class Int8Accelerator(Worker):
+class Int8Accelerator(AcceleratorThread):
     name = "int8"
 
     def __init__(self, block: int | None = None) -> None:

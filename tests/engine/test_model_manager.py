@@ -18,9 +18,9 @@ import pytest
 
 from tandem import AsyncLLM
 from tandem.devices.cpu import device as cpu
-from tandem.engine import models as module
+from tandem.engine import model_manager as module
 from tandem.engine.kv_size import HEADROOM
-from tandem.engine.models import Models
+from tandem.engine.model_manager import ModelManager
 from tandem.errors import DeviceLostError, DoesNotFitError, ModelFileError, ModelNotFoundError, RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.test_memory import memory
@@ -55,9 +55,11 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return begun
 
 
-def with_models(specs: dict[str, Path], test: Callable[[Models], Awaitable[None]], **options: Any) -> None:
+def with_models(
+    specs: dict[str, Path], test: Callable[[ModelManager], Awaitable[None]], **options: Any
+) -> None:
     async def run() -> None:
-        models = Models(specs, **OPTIONS | options)
+        models = ModelManager(specs, **OPTIONS | options)
         try:
             await test(models)
         finally:
@@ -71,12 +73,12 @@ def with_models(specs: dict[str, Path], test: Callable[[Models], Awaitable[None]
     assert set(threading.enumerate()) <= threads and not cpu.CPUDevice._open
 
 
-async def answer(models: Models, name: str, tokens: int = 5, **options: Any) -> str:
+async def answer(models: ModelManager, name: str, tokens: int = 5, **options: Any) -> str:
     async with models.use(name, **options) as llm:
         return (await llm.generate("x", max_tokens=tokens)).text
 
 
-def names(models: Models) -> list[str]:
+def names(models: ModelManager) -> list[str]:
     return [each.name for each in models.loaded()]
 
 
@@ -90,7 +92,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @fast
 def test_concurrent_requests_load_each_model_once(specs: dict[str, Path], loads: list[Path]) -> None:
-    async def test(models: Models) -> None:
+    async def test(models: ModelManager) -> None:
         assert models.names() == list(specs) and not models.loaded()
         texts = await asyncio.gather(*(answer(models, name) for name in ("one", "two") * 6))
         assert len(set(texts)) == 1 and len(texts[0]) == 5
@@ -105,7 +107,7 @@ def test_concurrent_requests_load_each_model_once(specs: dict[str, Path], loads:
 
 @fast
 def test_all_waiters_get_the_error_of_a_failed_load(specs: dict[str, Path], loads: list[Path]) -> None:
-    async def test(models: Models) -> None:
+    async def test(models: ModelManager) -> None:
         async with models.use("one") as llm:
             answering = asyncio.create_task(llm.generate("x", max_tokens=100))
             for name, kind in (("damaged", ModelFileError), ("absent", ModelNotFoundError)):
@@ -125,7 +127,7 @@ def test_all_waiters_get_the_error_of_a_failed_load(specs: dict[str, Path], load
 
 @fast
 def test_a_model_stays_for_a_while_after_its_last_use(specs: dict[str, Path]) -> None:
-    async def test(models: Models) -> None:
+    async def test(models: ModelManager) -> None:
         async with models.use("one"):
             assert models.loaded()[0].expires is None
             await answer(models, "one")
@@ -166,7 +168,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, nbytes: float) -> Iterator[None]:
 def test_idle_models_are_closed_least_recently_used_first(
     specs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(models: Models) -> None:
+    async def test(models: ModelManager) -> None:
         await answer(models, "one")
         need = models.loaded()[0].nbytes
         with limited(monkeypatch, 2 * need):
@@ -197,7 +199,7 @@ def test_idle_models_are_closed_least_recently_used_first(
 
 @fast
 def test_a_cancelled_load_leaves_nothing_behind(specs: dict[str, Path], loads: list[Path]) -> None:
-    async def test(models: Models) -> None:
+    async def test(models: ModelManager) -> None:
         gone, stays = (asyncio.create_task(answer(models, "one")) for _ in range(2))
         alone = asyncio.create_task(answer(models, "two"))
         await until(lambda: bool(loads))
@@ -212,7 +214,7 @@ def test_a_cancelled_load_leaves_nothing_behind(specs: dict[str, Path], loads: l
 
 @fast
 def test_closing_waits_for_loads_and_ends_requests(specs: dict[str, Path], loads: list[Path]) -> None:
-    async def test(models: Models) -> None:
+    async def test(models: ModelManager) -> None:
         tasks = [asyncio.create_task(answer(models, name, 200)) for name in ("one", "two", "three")]
         await until(lambda: bool(loads))
         await models.close()
@@ -226,7 +228,7 @@ def test_closing_waits_for_loads_and_ends_requests(specs: dict[str, Path], loads
 
 @fast
 def test_a_model_whose_device_was_lost_is_loaded_again(specs: dict[str, Path], loads: list[Path]) -> None:
-    async def test(models: Models) -> None:
+    async def test(models: ModelManager) -> None:
         await answer(models, "two")
         async with models.use("one") as llm:
 
@@ -248,7 +250,7 @@ def test_users_come_and_go(specs: dict[str, Path], monkeypatch: pytest.MonkeyPat
     """With room for two of three models: users keep theirs, others get an error, none hangs."""
     kinds: list[str] = []
 
-    async def person(models: Models, rng: random.Random) -> None:
+    async def person(models: ModelManager, rng: random.Random) -> None:
         await asyncio.sleep(rng.random() * 0.3)
         name, keep = rng.choice(["one", "two", "three"]), rng.choice([None, 0.0, 0.01, math.inf])
         try:
@@ -260,7 +262,7 @@ def test_users_come_and_go(specs: dict[str, Path], monkeypatch: pytest.MonkeyPat
         if rng.random() < 0.2:
             await models.unload(name)
 
-    async def test(models: Models) -> None:
+    async def test(models: ModelManager) -> None:
         await answer(models, "one")
         with limited(monkeypatch, 2 * models.loaded()[0].nbytes):
             await asyncio.gather(*(person(models, random.Random(i)) for i in range(100)))
@@ -283,7 +285,7 @@ def use_of_machine() -> dict[str, int]:
 
 @fast
 def test_fifty_loads_leave_nothing_behind(specs: dict[str, Path]) -> None:
-    async def test(models: Models) -> None:
+    async def test(models: ModelManager) -> None:
         def load_and_unload() -> Awaitable[Any]:
             return answer(models, "one", 2)
 
@@ -307,7 +309,7 @@ def test_fifty_loads_leave_nothing_behind(specs: dict[str, Path]) -> None:
 def test_a_real_model_frees_its_memory() -> None:
     """Weights, keys and values, and the vocabulary's own."""
 
-    async def test(models: Models) -> None:
+    async def test(models: ModelManager) -> None:
         await answer(models, "smollm2")
         await models.unload("smollm2")
         before = use_of_machine()["resident"]

@@ -14,8 +14,8 @@ from itertools import groupby
 import numpy as np
 
 from tandem.devices.device import Bytes
-from tandem.devices.hybrid.cost import is_divisible
 from tandem.devices.split.cut import OWN, alive
+from tandem.devices.tensor_parallel.cost import is_divisible
 from tandem.kernels.abi import GLU_ROWS, PANEL_ROWS, Q8_BLOCK_BYTES, Q8_COLUMNS
 from tandem.kernels.matmul import panels
 from tandem.kernels.panels import LAYOUTS

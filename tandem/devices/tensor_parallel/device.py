@@ -18,17 +18,17 @@ import numpy as np
 
 from tandem.devices import device as devices
 from tandem.devices.device import Bytes, Device, WeightRows
-from tandem.devices.hybrid.accelerator import (
+from tandem.devices.tensor_parallel.accelerator import (
     MAX_RECENT_TIMES,
     Accelerator,
     DeviceAccelerator,
     Partition,
     rows_bytes,
 )
-from tandem.devices.hybrid.balance import Balance, Fixed
-from tandem.devices.hybrid.cut import Gemm, Work, attentions, gemms, moved_activations, put_columns
-from tandem.devices.hybrid.recording import HybridRecording, SlotRecordings
-from tandem.devices.hybrid.segments import SegmentedStep, SegmentRunner
+from tandem.devices.tensor_parallel.balance import Balance, Fixed
+from tandem.devices.tensor_parallel.cut import Gemm, Work, attentions, gemms, moved_activations, put_columns
+from tandem.devices.tensor_parallel.recording import SlotRecordings, TensorParallelRecording
+from tandem.devices.tensor_parallel.segments import SegmentedStep, SegmentRunner
 from tandem.errors import DeviceError
 from tandem.kernels.abi import COUNTS, Q8_COLUMNS
 from tandem.kernels.kernel import Counts
@@ -45,7 +45,7 @@ class Mapped(Device, Protocol):
     def view(self, tensor: Tensor) -> Bytes: ...
 
 
-class HybridDevice:
+class TensorParallelDevice:
     def __init__(
         self,
         main: Mapped,
@@ -95,13 +95,15 @@ class HybridDevice:
         self.times: deque[tuple[float, float]] = deque(maxlen=MAX_RECENT_TIMES)
         self._ended = 0.0
 
-    def with_accelerator(self, accelerator: Accelerator) -> HybridDevice:
-        """Returns a hybrid device with one more accelerator; no model is placed yet."""
+    def with_accelerator(self, accelerator: Accelerator) -> TensorParallelDevice:
+        """Returns a device with one more accelerator; no model is placed yet."""
         if not self.whole or self.fractions is not None:
             raise DeviceError(
                 "the NPU needs measured partitions: use --placement columns or columns-overlapped, and no --split"
             )
-        return HybridDevice(self.main, [*self.accelerators, accelerator], self.placement, None, self.only)
+        return TensorParallelDevice(
+            self.main, [*self.accelerators, accelerator], self.placement, None, self.only
+        )
 
     def describe(self) -> str:
         kind = {
@@ -225,14 +227,14 @@ class HybridDevice:
         """Returns the launches of a step that the main device runs alone."""
         return self.main.step_program(program, counts, single)
 
-    def record(self, program: Program, step_slot: int = 0) -> HybridRecording:
+    def record(self, program: Program, step_slot: int = 0) -> TensorParallelRecording:
         if not self._slot_recordings:
             self._load()
         tensor_map = moved_activations(step_slot * self._slot_stride)
         self._slot_recordings[step_slot] = SlotRecordings(
             self, program, step_slot, tensor_map, self._scratch(step_slot if self.stages > 1 else 0)
         )
-        return HybridRecording(self, self._slot_recordings[step_slot])
+        return TensorParallelRecording(self, self._slot_recordings[step_slot])
 
     def record_main(self, launches: Sequence[Launch], step_slot: int) -> devices.Recording:
         return self.main.record(Program(list(launches), self._program.max_counts, {}), step_slot)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tandem.devices.hybrid.cost import MIN_GAIN, Division, divide, gain
-from tandem.devices.hybrid.cut import Gemm
+from tandem.devices.tensor_parallel.cost import MIN_GAIN, Division, divide, gain
+from tandem.devices.tensor_parallel.cut import Gemm
 
 BASELINE_STEPS = 3  # baseline steps on the main device alone
 REBALANCE_STEPS = 8  # partitioned steps between two reviews of the division

@@ -1,12 +1,12 @@
 """Several models in one process: each is loaded at its first use, and unloaded after a time without use.
 
-    models = Models({"small": "smollm2", "gemma": "/models/gemma.gguf"}, device="auto", keep_alive=300)
+    models = ModelManager({"small": "smollm2", "gemma": "/models/gemma.gguf"}, device="auto", keep_alive=300)
     async with models.use("small") as llm:  # an AsyncLLM
         ...
     await models.close()
 
-It belongs to one event loop. Models are loaded and closed in threads, one at a time, so that each load sees how much
-memory is really free.
+A ModelManager belongs to one event loop. It loads and closes models in threads, one at a time, so that each load sees
+how much memory is really free.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Entry:
         return self.llm is not None and not self.users
 
 
-class Models:
+class ModelManager:
     def __init__(
         self,
         specs: Mapping[str, str | os.PathLike[str]],

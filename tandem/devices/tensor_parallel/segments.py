@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Event, Thread
 
-from tandem.devices.hybrid.accelerator import MAX_RECENT_TIMES, PartitionResult
+from tandem.devices.tensor_parallel.accelerator import MAX_RECENT_TIMES, PartitionResult
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class SegmentRunner:
         self._run, self._behind = run, behind
         self._steps: list[SegmentedStep] = []  # oldest first
         self._changed, self._open = Condition(), True
-        self._thread = Thread(target=self._work, name="tandem hybrid", daemon=True)
+        self._thread = Thread(target=self._work, name="tandem-segments", daemon=True)
         self._thread.start()
 
     @property

@@ -1,4 +1,4 @@
-"""The Recording of a hybrid device, and the main device's Recordings that its segments replay."""
+"""The Recording of a TensorParallelDevice, and the main device's Recordings that its segments replay."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tandem.devices import device as devices
-from tandem.devices.hybrid.cut import Gemm, TensorMap
-from tandem.devices.hybrid.segments import SegmentedStep
+from tandem.devices.tensor_parallel.cut import Gemm, TensorMap
+from tandem.devices.tensor_parallel.segments import SegmentedStep
 from tandem.errors import DeviceError
 from tandem.interrupts import deferred
 from tandem.program.program import Program, Tensor
 
 if TYPE_CHECKING:
-    from tandem.devices.hybrid.device import HybridDevice
+    from tandem.devices.tensor_parallel.device import TensorParallelDevice
 
 
 class SlotRecordings:
@@ -21,7 +21,7 @@ class SlotRecordings:
 
     def __init__(
         self,
-        device: HybridDevice,
+        device: TensorParallelDevice,
         program: Program,
         step_slot: int,
         tensor_map: TensorMap,
@@ -67,10 +67,10 @@ class SlotRecordings:
         return self._partitions[index, count]
 
 
-class HybridRecording:
+class TensorParallelRecording:
     """Runs the steps of one step slot. A step for the main device alone skips the segment thread if that is idle."""
 
-    def __init__(self, device: HybridDevice, recordings: SlotRecordings) -> None:
+    def __init__(self, device: TensorParallelDevice, recordings: SlotRecordings) -> None:
         self.device, self.recordings = device, recordings
         self._in_flight: SegmentedStep | None = None
 

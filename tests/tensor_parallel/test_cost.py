@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tandem.devices.hybrid.balance import LinearCost
-from tandem.devices.hybrid.cost import Rates, divide, gain, place_attention, place_columns
+from tandem.devices.tensor_parallel.balance import LinearCost
+from tandem.devices.tensor_parallel.cost import Rates, divide, gain, place_attention, place_columns
 from tandem.kernels.kernel import Cost
 from tests.program.programs import build, formats_of, real_config
 

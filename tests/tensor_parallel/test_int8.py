@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.hybrid import balance
-from tandem.devices.hybrid.accelerator import DeviceAccelerator
-from tandem.devices.hybrid.cut import Gemm
-from tandem.devices.hybrid.device import HybridDevice
-from tandem.devices.hybrid.int8 import Int8Accelerator, dot, matmul, quantise
-from tandem.devices.hybrid.int8_selection import LIMIT, groups, select_int8
 from tandem.devices.npu.emulator import emulate
 from tandem.devices.npu.plan import plan_gemm
+from tandem.devices.tensor_parallel import balance
+from tandem.devices.tensor_parallel.accelerator import DeviceAccelerator
+from tandem.devices.tensor_parallel.cut import Gemm
+from tandem.devices.tensor_parallel.device import TensorParallelDevice
+from tandem.devices.tensor_parallel.int8 import Int8Accelerator, dot, matmul, quantise
+from tandem.devices.tensor_parallel.int8_selection import LIMIT, groups, select_int8
 from tandem.engine.engine import Engine
 from tandem.errors import DeviceError
 from tandem.kernels.kernel import Array
@@ -70,7 +70,9 @@ class Int8Engine:
         self.selected: frozenset[str] | None = None  # while weights are loaded: all
         self.model: Model = open_model(path)
         fractions = None if placement == "npu-attention" else (1 - fraction, fraction)
-        self.device = HybridDevice(CPUDevice(1), [Int8Accelerator(block)], placement, fractions, self.chosen)
+        self.device = TensorParallelDevice(
+            CPUDevice(1), [Int8Accelerator(block)], placement, fractions, self.chosen
+        )
         try:
             self.engine = Engine.load(self.model, self.device, context=256, batch=64)
         except BaseException:
@@ -120,7 +122,7 @@ def test_three_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balance, "MIN_GAIN", -math.inf)
     path, ids = write_model(tmp_path / "tiny.gguf", "Q8_0"), list(range(30))
     npu = Picky(None)
-    device = HybridDevice(CPUDevice(1), [DeviceAccelerator(CPUDevice(1))]).with_accelerator(npu)
+    device = TensorParallelDevice(CPUDevice(1), [DeviceAccelerator(CPUDevice(1))]).with_accelerator(npu)
     model = open_model(path)
     engine = Engine.load(model, device, context=256, batch=32)
     found = [engine.logits(ids) for _ in range(6)]
@@ -134,7 +136,7 @@ def test_three_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert found[0].tobytes() == one.logits(ids).tobytes()  # still alone
     np.testing.assert_allclose(found[-1], found[0], atol=0.35 * np.abs(found[0]).max())
     with pytest.raises(DeviceError, match="needs measured partitions"):
-        HybridDevice(device.main, [], "npu-attention").with_accelerator(npu)
+        TensorParallelDevice(device.main, [], "npu-attention").with_accelerator(npu)
     device.close()
     model.gguf.close()
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tandem.devices.hybrid.cut import Gemm
+from tandem.devices.tensor_parallel.cut import Gemm
 
 LIMIT = 0.005  # maximum relative increase of perplexity
 Cost = Callable[[frozenset[str]], float]  # groups in int8 -> relative increase of perplexity

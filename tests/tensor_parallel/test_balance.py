@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.devices.hybrid import balance as module
-from tandem.devices.hybrid.balance import Balance, Fixed, fit
-from tandem.devices.hybrid.cut import Gemm, gemms
+from tandem.devices.tensor_parallel import balance as module
+from tandem.devices.tensor_parallel.balance import Balance, Fixed, fit
+from tandem.devices.tensor_parallel.cut import Gemm, gemms
 from tests.program.programs import golden
 
 pytestmark = pytest.mark.fast

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import cast
 
 from tandem.devices.device import Device
-from tandem.devices.hybrid.accelerator import DeviceAccelerator
-from tandem.devices.hybrid.device import HybridDevice, Mapped
+from tandem.devices.tensor_parallel.accelerator import DeviceAccelerator
+from tandem.devices.tensor_parallel.device import Mapped, TensorParallelDevice
 from tandem.errors import DeviceError
 
 PLACEMENTS = ("layers", "columns", "columns-overlapped", "npu-attention")
 
 
-def open_hybrid(devices: Sequence[Device], placement: str, split: Sequence[int] | None) -> HybridDevice:
-    """Checks the placement, and opens a HybridDevice."""
+def open_tensor_parallel(
+    devices: Sequence[Device], placement: str, split: Sequence[int] | None
+) -> TensorParallelDevice:
+    """Checks the placement, and opens a TensorParallelDevice."""
     if placement not in PLACEMENTS:
         raise DeviceError(f"no placement {placement!r}: use one of {', '.join(PLACEMENTS)}")
     main, *others = devices
@@ -26,6 +28,6 @@ def open_hybrid(devices: Sequence[Device], placement: str, split: Sequence[int] 
         raise DeviceError(
             f"{main.name} has its own memory, and results are combined in host memory: use --placement layers"
         )
-    return HybridDevice(
+    return TensorParallelDevice(
         cast(Mapped, main), [DeviceAccelerator(device) for device in others], placement, split
     )

@@ -10,16 +10,16 @@ import pytest
 
 from tandem.devices.backends import open_device
 from tandem.devices.cpu.device import CPUDevice
-from tandem.devices.hybrid import balance
-from tandem.devices.hybrid.device import HybridDevice
+from tandem.devices.tensor_parallel import balance
+from tandem.devices.tensor_parallel.device import TensorParallelDevice
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
 from tandem.model.model import open_model
 from tests.engine.test_split import tokens_of
 from tests.engine.tiny_models import opened, write_model
 from tests.engine.workloads import CONTEXT, random_workload, serve
-from tests.hybrid import slow_devices
-from tests.hybrid.slow_devices import SlowCPU, SlowHelper, check_both_work, hybrid_engine
+from tests.tensor_parallel import slow_devices
+from tests.tensor_parallel.slow_devices import SlowCPU, SlowHelper, check_both_work, tensor_parallel_engine
 from tests.vulkan.test_split import NEAR, below
 
 
@@ -81,11 +81,11 @@ def test_fractions_adapt(lavapipe: str, tmp_path: Path, monkeypatch: pytest.Monk
     path, ids = write_model(tmp_path / "tiny.gguf", "F32"), list(range(8))
     accelerator = SlowHelper(open_device(lavapipe))
     with (
-        hybrid_engine(path, SlowCPU(1), [accelerator], kv="f32") as engine,
+        tensor_parallel_engine(path, SlowCPU(1), [accelerator], kv="f32") as engine,
         opened(path, kv="f32") as one,
     ):
         device, expected = engine.device, one.logits(ids)
-        assert isinstance(device, HybridDevice)
+        assert isinstance(device, TensorParallelDevice)
         accelerator.times_as_long = 0.25
 
         def fraction() -> float:
@@ -113,12 +113,14 @@ def test_one_answers_while_others_wait(lavapipe: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "Q4_0", "gemma3")
     accelerator = SlowHelper(open_device(lavapipe))
     accelerator.times_as_long = 0.2
-    with hybrid_engine(path, CPUDevice(1), [accelerator], "columns-overlapped", fractions=(1, 1)) as engine:
+    with tensor_parallel_engine(
+        path, CPUDevice(1), [accelerator], "columns-overlapped", fractions=(1, 1)
+    ) as engine:
         params = SamplingParams(max_tokens=4, ignore_eos=True)
         sequences = [engine.submit([i, 5], params) for i in range(4)]
         while any(sequence.finish_reason is None for sequence in sequences):
             engine.step()
         device = engine.device
-        assert isinstance(device, HybridDevice) and device.runner
+        assert isinstance(device, TensorParallelDevice) and device.runner
         spans, segments = sorted(accelerator.times), sorted(device.runner.times)
         assert any(b < begin < e for begin, _ in segments for b, e in spans)
