@@ -4,6 +4,7 @@ TandemError
 ├── ModelFileError        a model file is damaged or not what it says; names file, field and offset
 ├── ModelNotFoundError    no such file, short name or repository
 ├── UnsupportedModelError a sound file of a kind this engine does not run; lists the kinds it does
+├── ConversionError       a Hugging Face folder is incomplete, or its tensors are not those of its class
 ├── DownloadError         a pull failed: network, disk, permission, checksum
 ├── StateFileError        a saved conversation is damaged, or of another model
 ├── TemplateError         a chat template is broken, leaves its sandbox, or does not end
@@ -40,6 +41,10 @@ class ModelNotFoundError(TandemError):
 
 class UnsupportedModelError(TandemError):
     """A sound file of a kind this engine does not run."""
+
+
+class ConversionError(TandemError):
+    """A Hugging Face folder is incomplete, or its tensors are not those of its class. No GGUF file was written."""
 
 
 class DownloadError(TandemError):

@@ -18,6 +18,7 @@ import pytest
 
 from tandem.cli.commands import parse
 from tandem.model.catalogue import DEFAULT_MODEL, SHORT_NAMES
+from tests.convert.folders import LLAMA, llama_tensors, write_folder
 from tests.loopback_hub import LoopbackHub
 from tests.packages import model_path
 
@@ -45,6 +46,7 @@ OUTPUT = {
     'tandem run qwen2.5-coder-0.5b "Name': "Mercury.*Neptune",
     "tandem run qwen2.5-coder-0.5b": "Paris",  # asked on stdin, as no terminal is there
     "tandem pull": r"gemma-3-4b-it-Q4_K_M\.gguf",
+    "tandem convert": r"FOLDER-q8_0\.gguf",
     "tandem list": DEFAULT_MODEL,
     "git diff": r"\w",
     "tandem run ./model.gguf": '"finish_reason"',
@@ -64,6 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         snapshot = folder / "hub" / f"models--{repo.replace('/', '--')}" / "snapshots" / "a"
         snapshot.mkdir(parents=True)
         (snapshot / f"{name}-instruct-{quant.lower()}.gguf").symlink_to(file)
+    write_folder(folder / "FOLDER", LLAMA, llama_tensors("llama", 4, 1))
     (folder / "bin").mkdir()
     (folder / "bin" / "git").write_text("#!/bin/sh\necho '-  colour = 1\n+  color = 1'\n")
     (folder / "bin" / "tandem").write_text(

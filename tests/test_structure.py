@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fast
 PACKAGE = Path(tandem.__file__).parent
 # Each may import from itself and from what follows it.
 LAYERS = [
-    *("cli", "server", "report", "doctor", "tune", "plan", "bench"),
+    *("cli", "server", "report", "doctor", "tune", "plan", "bench", "convert"),
     *("engine", "model", "gguf", "devices", "program", "kernels", "native"),
 ]
 COMMON = {"errors", "files", "interrupts", "settings", "threads"}  # for all

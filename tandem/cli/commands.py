@@ -163,6 +163,23 @@ def _rm(commands: Any) -> None:
     remove.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
 
 
+def _convert(commands: Any) -> None:
+    from pathlib import Path
+
+    summary = "convert a Hugging Face folder (config.json, safetensors, tokenizer) to a GGUF file"
+    convert = add(commands, "convert", "convert", summary, model=None)
+    convert.add_argument("folder", metavar="FOLDER", type=Path, help="the folder of the model")
+    convert.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="file to write (FOLDER's name with the type, here)"
+    )
+    convert.add_argument(
+        "--type",
+        choices=("f32", "f16", "bf16", "q8_0", "q4_0"),
+        default="f16",
+        help="format of the matrices (f16)",
+    )
+
+
 def _inspect(commands: Any) -> None:
     summary = "show a model's configuration and tensors, or the devices of this machine"
     inspect = add(commands, "inspect", "inspect", summary, model=None)
@@ -387,6 +404,7 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "pull": _pull,
     "list": _list,
     "rm": _rm,
+    "convert": _convert,
     "inspect": _inspect,
     "perplexity": _perplexity,
     "bench": _bench,

@@ -103,8 +103,8 @@ def without_folder(argument: str) -> str:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """Shows downloads: a progress bar for each file on a terminal, else a line for each file."""
+def progress_bar(doing: str = "fetching") -> Iterator[Progress]:
+    """Shows downloads and the like: a progress bar for each file on a terminal, else a line for each file."""
     tasks: dict[str, Any] = {}
     with ExitStack() as at_end:
         bars: Any = None
@@ -114,7 +114,7 @@ def progress_bar() -> Iterator[Progress]:
             if not sys.stderr.isatty():
                 if name not in tasks:
                     tasks[name] = print(
-                        f"fetching {printable(name)} ({human_size(total)})", file=sys.stderr, flush=True
+                        f"{doing} {printable(name)} ({human_size(total)})", file=sys.stderr, flush=True
                     )
                 return
             bars = bars or at_end.enter_context(_bars())

@@ -6,14 +6,12 @@ answers are streamed; but nothing that it says is worth reading.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable
 from pathlib import Path
 
+from tandem.gguf.write import Value, header
 from tandem.model.model import SYNTHETIC, SYNTHETIC_FILES
 from tandem.model.synthetic import SyntheticModel
 
-STRING, ARRAY, INT32, FLOAT32 = 8, 9, 5, 6  # GGUF's types of values
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # of tokens
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -25,31 +23,14 @@ def write_synthetic_file(name: str, path: Path) -> None:
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     tokens = ["<unk>", "<s>", "</s>", *bytes_, *(f"▁{id:x}" for id in range(259, vocab))]
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * (vocab - 259)]
-    values = {
-        "general.architecture": _string(model.config.architecture),
-        SYNTHETIC: _string(name),
-        "tokenizer.ggml.model": _string("llama"),
-        "tokenizer.ggml.tokens": _array(STRING, vocab, b"".join(map(_text, tokens))),
-        "tokenizer.ggml.scores": _array(FLOAT32, vocab, bytes(4 * vocab)),
-        "tokenizer.ggml.token_type": _array(INT32, vocab, struct.pack(f"<{vocab}i", *types)),
-        "tokenizer.chat_template": _string(TEMPLATE),
+    values: dict[str, Value] = {
+        "general.architecture": model.config.architecture,
+        SYNTHETIC: name,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * vocab,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.chat_template": TEMPLATE,
     }
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(values)) + _pairs(values.items()))
+    path.write_bytes(header(values))
     SYNTHETIC_FILES.add(path.resolve())
-
-
-def _pairs(values: Iterable[tuple[str, bytes]]) -> bytes:
-    return b"".join(_text(key) + value for key, value in values)
-
-
-def _text(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def _string(text: str) -> bytes:
-    return struct.pack("<I", STRING) + _text(text)
-
-
-def _array(kind: int, count: int, data: bytes) -> bytes:
-    return struct.pack("<IIQ", ARRAY, kind, count) + data

@@ -1,0 +1,260 @@
+"""What Hugging Face's classes are called in GGUF files: one line per class, and the names of tensors and keys.
+
+The names, keys and changes of weights are those that llama.cpp reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tandem.convert.hf_config import HFConfig
+from tandem.gguf.write import Value
+
+Keys = dict[str, Value]
+
+
+class Experts(NamedTuple):
+    """A matrix of each expert, one tensor each: stacked in one."""
+
+    name: str
+
+
+class Stacked(NamedTuple):
+    """Matrices of all experts in one tensor, which has gate and up if there are two names: one after the other, or
+    their rows interleaved, as gpt-oss has them. In the latter case the tensor is [experts, columns, rows], or MXFP4."""
+
+    names: tuple[str, ...]
+    interleaved: bool = False
+
+
+Names = dict[str, str | Experts | Stacked]
+
+
+# Names in a layer, after "model.layers.N." and before ".weight" or ".bias". A star is the number of an expert.
+LAYER: Names = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    "self_attn.sinks": "attn_sinks",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate_up_proj": "ffn_up",  # gate before up
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.gate.wg": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b",
+    "mlp.experts.*.gate_proj": Experts("ffn_gate_exps"),
+    "mlp.experts.*.up_proj": Experts("ffn_up_exps"),
+    "mlp.experts.*.down_proj": Experts("ffn_down_exps"),
+    "block_sparse_moe.experts.*.w1": Experts("ffn_gate_exps"),
+    "block_sparse_moe.experts.*.w3": Experts("ffn_up_exps"),
+    "block_sparse_moe.experts.*.w2": Experts("ffn_down_exps"),
+    "block_sparse_moe.input_linear": Stacked(("ffn_gate_exps", "ffn_up_exps")),
+    "block_sparse_moe.output_linear": Stacked(("ffn_down_exps",)),
+    **{
+        f"mlp.{shared}.{part}_proj": f"ffn_{part}_shexp"
+        for shared in ("shared_expert", "shared_experts", "shared_mlp")
+        for part in ("gate", "up", "down")
+    },
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+MODEL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+# Norms after attention and feed-forward, before the residual stream is added.
+POST_NORMS: Names = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+GPT_OSS_NAMES: Names = {
+    "post_attention_layernorm": "post_attention_norm",
+    "mlp.experts.gate_up_proj": Stacked(("ffn_gate_exps", "ffn_up_exps"), interleaved=True),
+    "mlp.experts.down_proj": Stacked(("ffn_down_exps",), interleaved=True),
+}
+GLM4_NORMS: Names = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
+
+
+def _no_keys(c: HFConfig) -> Keys:
+    return {}
+
+
+@dataclass(frozen=True)
+class Family:
+    architecture: str
+    keys: Callable[[HFConfig], Keys] = _no_keys  # after "{architecture}.", beside those of all families
+    names: Names = field(default_factory=dict)  # that differ from LAYER
+    reordered: bool = False  # rows of Q and K, from pairs (i, i + n/2) to neighbours
+    norm_offset: float = 0.0  # added to weights of norms
+    layer_norm: bool = False
+    defaults: dict[str, Any] = field(default_factory=dict)  # of fields that config.json may leave out
+    required: dict[str, Any] = field(default_factory=dict)  # values that files of this architecture imply
+
+
+def window(c: HFConfig) -> Keys:
+    return {"attention.sliding_window": size} if (size := c.get("sliding_window")) else {}
+
+
+def window_and_pattern(c: HFConfig) -> Keys:
+    sliding = c.sliding()
+    if sliding is None or not any(sliding):
+        return {}
+    return window(c) | {"attention.sliding_window_pattern": sliding}
+
+
+def gemma2(c: HFConfig) -> Keys:
+    return window(c) | {
+        "attn_logit_softcapping": c.number("attn_logit_softcapping"),
+        "final_logit_softcapping": c.number("final_logit_softcapping"),
+    }
+
+
+def gemma3(c: HFConfig) -> Keys:
+    period = c.count("sliding_window_pattern", default=6)
+    sliding = c.sliding() or [(i + 1) % period != 0 for i in range(c.layers)]
+    keys = window(c) if any(sliding) else {}
+    if any(sliding) and sliding != [(i + 1) % 6 != 0 for i in range(c.layers)]:
+        keys |= {"attention.sliding_window_pattern": sliding}
+    cap = c.get("final_logit_softcapping")
+    return keys | ({"final_logit_softcapping": c.number("final_logit_softcapping")} if cap else {})
+
+
+def granite(c: HFConfig) -> Keys:
+    return {
+        "embedding_scale": c.number("embedding_multiplier"),
+        "residual_scale": c.number("residual_multiplier"),
+        "attention.scale": c.number("attention_multiplier"),
+        "logit_scale": c.number("logits_scaling"),
+    }
+
+
+def cohere2(c: HFConfig) -> Keys:
+    keys: Keys = {"logit_scale": c.number("logit_scale"), "rope.scaling.type": "none"}
+    return window(c) | window_and_pattern(c) | keys
+
+
+def mistral3(c: HFConfig) -> Keys:
+    growth = c.rope().get("llama_4_scaling_beta")
+    return {"attention.temperature_scale": float(growth)} if growth else {}
+
+
+def phi3(c: HFConfig) -> Keys:
+    return {"attention.sliding_window": c.count("sliding_window", default=0)}
+
+
+def smollm3(c: HFConfig) -> Keys:
+    rotates = c.get("no_rope_layers")
+    if rotates and list(map(bool, rotates)) != [(i + 1) % 4 != 0 for i in range(c.layers)]:
+        c.fail("no_rope_layers", "files of this architecture do not rotate every fourth layer")
+    return {}
+
+
+def qwen2moe(c: HFConfig) -> Keys:
+    return {"expert_shared_feed_forward_length": c.count("shared_expert_intermediate_size")}
+
+
+def glm4moe(c: HFConfig) -> Keys:
+    return {
+        "leading_dense_block_count": c.count("first_k_dense_replace"),
+        "expert_shared_count": c.count("n_shared_experts"),
+        "expert_gating_func": 2,  # sigmoid
+        "expert_weights_scale": c.number("routed_scaling_factor"),
+        "expert_weights_norm": bool(c.get("norm_topk_prob", default=True)),
+    }
+
+
+def ernie4_5_moe(c: HFConfig) -> Keys:
+    keys: Keys = {
+        "leading_dense_block_count": c.count("moe_layer_start_index", default=0),
+        "interleave_moe_layer_step": c.count("moe_layer_interval", default=1),
+    }
+    if shared := c.count("moe_num_shared_experts", default=0):
+        keys["expert_shared_feed_forward_length"] = shared * c.count("moe_intermediate_size")
+    return keys
+
+
+def hunyuan_moe(c: HFConfig) -> Keys:
+    return {
+        "expert_shared_count": c.count("num_shared_expert", default=1),
+        "expert_shared_feed_forward_length": c.count("intermediate_size"),
+    }
+
+
+LLAMA = Family("llama", window, reordered=True)
+GEMMA3 = Family(
+    "gemma3",
+    gemma3,
+    POST_NORMS,
+    norm_offset=1.0,
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "tie_word_embeddings": True,
+    },
+)
+GEMMA2 = Family(
+    "gemma2", gemma2, POST_NORMS, norm_offset=1.0, defaults={"head_dim": 256, "tie_word_embeddings": True}
+)
+MISTRAL3 = Family("mistral3", mistral3, reordered=True)
+
+# By the first of `architectures` in config.json.
+FAMILIES: dict[str, Family] = {
+    "Cohere2ForCausalLM": Family("cohere2", cohere2, layer_norm=True, defaults={"tie_word_embeddings": True}),
+    "Ernie4_5ForCausalLM": Family("ernie4_5"),
+    "Ernie4_5_MoeForCausalLM": Family("ernie4_5-moe", ernie4_5_moe),
+    "Exaone4ForCausalLM": Family("exaone4", window_and_pattern, POST_NORMS),
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": GEMMA3,
+    "Glm4ForCausalLM": Family("glm4", names=GLM4_NORMS),
+    "Glm4MoeForCausalLM": Family(
+        "glm4moe", glm4moe, {"post_attention_layernorm": "post_attention_norm"}, required={"n_group": 1}
+    ),
+    "GptOssForCausalLM": Family("gpt-oss", window, GPT_OSS_NAMES),
+    "GraniteForCausalLM": Family("granite", granite, reordered=True),
+    "GraniteMoeForCausalLM": Family("granitemoe", granite, reordered=True),
+    "HunYuanDenseV1ForCausalLM": Family("hunyuan-dense"),
+    "HunYuanMoEV1ForCausalLM": Family("hunyuan-moe", hunyuan_moe),
+    "LlamaForCausalLM": LLAMA,
+    "Ministral3ForCausalLM": MISTRAL3,
+    "Mistral3ForConditionalGeneration": MISTRAL3,
+    "MistralForCausalLM": LLAMA,
+    "MixtralForCausalLM": LLAMA,
+    "Olmo2ForCausalLM": Family("olmo2", names=POST_NORMS),
+    "Olmo3ForCausalLM": Family("olmo2", window_and_pattern, POST_NORMS),
+    "OlmoeForCausalLM": Family("olmoe", required={"norm_topk_prob": False}),
+    "Phi3ForCausalLM": Family("phi3", phi3),
+    "Qwen2ForCausalLM": Family("qwen2", required={"use_sliding_window": False}),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2moe", qwen2moe, required={"norm_topk_prob": False, "use_sliding_window": False}
+    ),
+    "Qwen3ForCausalLM": Family("qwen3", required={"use_sliding_window": False}),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3moe", required={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    ),
+    "SeedOssForCausalLM": Family("seed_oss", names={"post_attention_layernorm": "post_attention_norm"}),
+    "SmolLM3ForCausalLM": Family("smollm3", smollm3, reordered=True, defaults={"tie_word_embeddings": True}),
+    "StableLmForCausalLM": Family(
+        "stablelm", layer_norm=True, required={"qk_layernorm": False, "use_parallel_residual": False}
+    ),
+    "Starcoder2ForCausalLM": Family("starcoder2", layer_norm=True, defaults={"tie_word_embeddings": True}),
+}
