@@ -11,7 +11,7 @@ TandemError
 ├── RequestError          a request cannot be served as asked
 │   ├── ContextError      the prompt is longer than the context
 │   ├── QueueFullError    too many requests are waiting already
-│   └── DeadlineError     the request was not done in its time
+│   └── DeadlineError     the request timed out
 ├── OutOfMemoryError      a request needs more memory than the process may have; others go on
 ├── DeviceError           a device is missing or failed
 │   ├── DoesNotFitError   the model, its context or its cache is larger than the memory
@@ -76,7 +76,7 @@ class QueueFullError(RequestError):
 
 
 class DeadlineError(RequestError):
-    """The request was not done in the time it had."""
+    """The request timed out."""
 
 
 class OutOfMemoryError(TandemError):

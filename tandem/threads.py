@@ -16,7 +16,8 @@ CREDIT_SECONDS = 0.05  # s of CPU time that a thread may use at once after it di
 
 
 class CPUBudget(local):
-    """The CPU time that this thread may use: a share of the time that passes, saved up to CREDIT_SECONDS."""
+    """The CPU time that this thread may use: a fraction (`share`) of real time. Unused time is saved, up to
+    CREDIT_SECONDS."""
 
     share = 1.0
     credit = 0.0  # s of CPU time that it may use without a sleep

@@ -91,12 +91,12 @@ def _serve(commands: Any) -> None:
         "models",
         metavar="MODEL",
         nargs="*",
-        help=f"{MODEL_HELP}; the first is the default for requests without a model (all in the cache)",
+        help=f"{MODEL_HELP}; requests that name no model get the first (all models in the cache)",
     )
     serve.add_argument(
         "--synthetic",
         metavar="SHAPE:FORMAT",
-        help="for load tests: random weights, such as gemma-3-27b:q4_k_m; its text is not worth reading",
+        help="for load tests: random weights, such as gemma-3-27b:q4_k_m; its output makes no sense",
     )
     serve.add_argument(
         "--host", metavar="H", help="address to listen on; 0.0.0.0: all interfaces (127.0.0.1)"
@@ -243,7 +243,7 @@ def _bench(commands: Any) -> None:
 
 
 def _bench_serve(commands: Any) -> None:
-    summary = "measure a running server under load: requests at random (Poisson) times, or some clients"
+    summary = "measure a running server under load: requests at random (Poisson) times, or N clients at once"
     serve = add(commands, "bench serve", "bench_serve", summary, model=None)
     serve.add_argument(
         "url", metavar="URL", help="any server with the OpenAI API, such as http://localhost:8000"

@@ -9,8 +9,9 @@ from typing import Any
 
 from tandem.errors import DeviceError, RequestError
 
-NAME_HELP = "a short name such as smollm2 or gemma-3-27b, or hf.co/user/repo:QUANT"
-MODEL_HELP = f"a .gguf file, {NAME_HELP}, or ollama:NAME"
+SHORT_NAME = "a short name such as smollm2 or gemma-3-27b"
+NAME_HELP = f"{SHORT_NAME}, or hf.co/user/repo:QUANT"
+MODEL_HELP = f"a .gguf file, {SHORT_NAME}, hf.co/user/repo:QUANT, or ollama:NAME"
 
 
 def formatter(prog: str) -> argparse.HelpFormatter:
@@ -84,7 +85,7 @@ def add_device(
         "--split",
         type=layers,
         metavar="N,N",
-        help="layers on each of several devices, or auto: by the speed of each (auto)",
+        help="number of layers on each of several devices, or auto: by measured speed (auto)",
     )
     device.add_argument(
         "--placement",
@@ -108,7 +109,7 @@ def add_device(
             "--kv-memory",
             type=above_zero,
             metavar="GB",
-            help="memory for the KV cache (enough for one full context)",
+            help="memory for the KV cache (up to a quarter of what is free, and at least one full context)",
         )
 
 

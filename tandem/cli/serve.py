@@ -114,7 +114,7 @@ def _synthetic_file(name: str, closing: ExitStack) -> dict[str, Path]:
     file = folder / f"{name.replace(':', '-')}.gguf"
     write_synthetic_file(name, file)
     print(
-        f"tandem: {name} has random weights, for load tests: its text is not worth reading",
+        f"tandem: {name} has random weights, for load tests: its output makes no sense",
         file=sys.stderr,
         flush=True,
     )

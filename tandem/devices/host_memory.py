@@ -17,7 +17,7 @@ from tandem.errors import OutOfMemoryError
 # Free memory that a request must leave, at least and at most; between them, 16 times what it needs itself. Libraries
 # written in Rust end the process when an allocation fails, so there must always be enough for their small ones.
 MIN_RESERVE, MAX_RESERVE = 1 << 20, 24 << 20
-MUCH = 64 << 20  # bytes from which it is worth to read what the machine has free, which takes 0.1 ms
+MUCH = 64 << 20  # bytes of a request above which the free memory is read, which takes 0.1 ms
 GIVE_BACK_SECONDS = 0.5  # between two times that free memory is given back
 _given_back = -GIVE_BACK_SECONDS  # the last time
 # Control groups of version 2 and 1: the files with the limit and the usage, and the lines of memory.stat that count the

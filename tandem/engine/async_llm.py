@@ -37,9 +37,8 @@ DEFAULT_QUEUE = 1024  # maximum number of waiting requests
 CLOSED = "the model is closed: open it again"
 READ_TIMEOUT = 1.0  # s without a read after which a stream above `max_unread` is ended
 HARD_LIMIT_FACTOR = 8  # times `max_unread`: above this, any stream is ended
-TOTAL_FACTOR = (
-    64  # times `max_unread`: above this for all streams together, each may have its share of it only
-)
+# Times `max_unread`, for all streams together: above this, the limit of each stream is an equal part of the total.
+TOTAL_FACTOR = 64
 UNREAD = "the response was not read as fast as it was generated: read it, or ask for fewer tokens"
 
 
@@ -53,7 +52,8 @@ class _Outbox:
         self.items: asyncio.Queue[Any] = asyncio.Queue()
         self.unread = 0  # values of the tokens in `items`
         self.last_read = 0.0  # by the loop's clock
-        self.is_watched = self.is_cut = False  # above `max_unread`, to be checked; ended
+        self.is_watched = False  # it is above `max_unread`: `_watch` will check it
+        self.is_cut = False  # it was ended because nobody read it
 
     def values(self, item: Any) -> int:
         """A token counts as one value and its log-probabilities."""
@@ -76,8 +76,8 @@ class AsyncLLM:
         """`model` and `options`: as for LLM, or an LLM that is open. `queue`: maximum number of requests that wait;
         one more is refused with a QueueFullError. `max_unread`: soft limit on a stream's buffer, in values (a token
         counts as one and its log-probabilities). Above it, a stream that was not read for 1 s is ended; above 8 times
-        it, any stream is ended (DeadlineError). All streams together may have 64 times as many: above that, each may
-        have an equal share."""
+        it, any stream is ended (DeadlineError). The limit of all streams together is 64 times as
+        high: above it, the soft limit of each stream is an equal part of it."""
         if not isinstance(queue, int) or queue < 0:
             raise RequestError(f"queue={queue!r}: give the number of requests that may wait, 0 or more")
         if max_unread is not None and (not isinstance(max_unread, int) or max_unread < 1):
@@ -192,7 +192,9 @@ class AsyncLLM:
                     raise item
                 self._count(outbox, -outbox.values(item))
                 outbox.last_read = outbox.loop.time()
-                if not outbox.items.empty():  # or who is behind would hold the loop until it has caught up
+                if (
+                    not outbox.items.empty()
+                ):  # else a slow reader would block the loop until it has read all items
                     await asyncio.sleep(0)
                 yield item
         finally:
@@ -328,7 +330,8 @@ class AsyncLLM:
         )
 
     def _watch(self, outbox: _Outbox) -> None:
-        """Ends a stream that is still not read. Later, since its reader may have waited for this loop."""
+        """Ends a stream that is still not read. It is called some time after the limit was exceeded, because the reader
+        may only have waited for this event loop."""
         outbox.is_watched = False
         idle = outbox.loop.time() - outbox.last_read
         limit = self._soft_limit() if idle > READ_TIMEOUT else HARD_LIMIT_FACTOR * self._max_unread

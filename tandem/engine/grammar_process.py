@@ -1,9 +1,12 @@
-"""Processes that compile grammars first, to find those that take too long or too much memory.
+"""Checks grammars before the engine compiles them: refuses those that take too long or too much memory.
 
-A regular expression with intersections of a few hundred bytes may take hours to compile, and a thread cannot be ended.
-A process can: it forks a child for each grammar, which the operating system ends when it exceeds its time. Ordinary
-grammars take milliseconds, so one process gives each only that much, and what takes longer goes to a second process: an
-ordinary grammar does not wait for slow ones. Both have a vocabulary of bytes, since the expressions take the time.
+A regular expression of a few hundred bytes, with intersections, may take hours to compile. A thread cannot be ended
+from outside, but a process can. So a separate process forks a child for each grammar, and the operating system ends the
+child when it exceeds its time limit.
+
+There are two such processes. The quick one gives each grammar a few milliseconds, which is enough for ordinary ones. A
+grammar that needs longer goes to the slow one, so ordinary grammars do not wait for it. Both compile for a vocabulary
+of 256 bytes, not for the model's: nearly all of the time is spent on the regular expressions.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from pathlib import Path
 from tandem.engine.structured_output import parser_limits
 from tandem.errors import OutOfMemoryError, QueueFullError, RequestError
 
-QUICK, SLOW = 0.02, 1.0  # s of processor time for a grammar; 64 KiB of an ordinary one take 0.2
-WALL = 2.0  # s for a grammar, and for the grammars before it
+QUICK, SLOW = 0.02, 1.0  # s of CPU time for a grammar; an ordinary one of 64 KiB takes 0.2
+WALL = 2.0  # s of real time for a grammar, and for waiting until the grammars before it are done
 MEMORY = 96 << 20  # bytes for grammars; ordinary ones take 40 MB at most
 MAX_KNOWN = 1024  # grammars whose result is remembered
 REQUEST, RESULT = struct.Struct("<id"), struct.Struct("<i")  # (size, seconds); how the child ended
@@ -36,9 +39,8 @@ class GrammarChecker:
 
     def __init__(self) -> None:
         self._quick, self._slow = GrammarProcess(QUICK, 5), GrammarProcess(SLOW, 10)
-        self._results: dict[
-            bytes, bool
-        ] = {}  # hash of a grammar -> it is good; the oldest is forgotten first
+        # Hash of a grammar -> whether it can be compiled within the limits; the oldest is forgotten first.
+        self._results: dict[bytes, bool] = {}
         self._running: dict[bytes, asyncio.Task[bool]] = {}  # requests with the same grammar share its check
 
     async def check(self, grammar: str) -> None:
@@ -82,15 +84,16 @@ class GrammarChecker:
 
 
 class GrammarProcess:
-    """Compiles grammars one after the other, each for so many seconds of processor time at most, at a priority."""
+    """A process that compiles grammars one after the other."""
 
     def __init__(self, seconds: float, nice: int) -> None:
+        """`seconds`: maximum CPU time for a grammar. `nice`: niceness of the process."""
         self._seconds, self._nice = seconds, nice
         self._lock, self._starting = asyncio.Lock(), asyncio.Lock()
         self._process: Process | None = None
 
     async def compile(self, grammar: bytes) -> int:
-        """How the child that compiled the grammar ended: 0, or a negative signal."""
+        """Returns how the child that compiled the grammar ended: 0, or a negative signal number."""
         await self._started()  # that wait has no limit
         try:
             async with asyncio.timeout(WALL):

@@ -123,8 +123,10 @@ class OutputReader:
         return self.sequence.finish_reason is not None and not self.has_new_tokens
 
     def next(self) -> Token:
-        """Reads the next token. At a stop string the output is done, and the caller must cancel the sequence. Whoever
-        streams adds `prompt_logprobs` to the first token: 40,000 of them take as long as several steps."""
+        """Reads the next token. At a stop string the output is done, and the caller must cancel the sequence.
+
+        It leaves out `prompt_logprobs`, which the caller of a stream adds to the first token: converting 40,000 of
+        them takes as long as several steps."""
         sequence, detokenizer = self.sequence, self.detokenizer
         sampled = sequence.generated[len(self.texts)]
         if self.is_streamed and sampled.top:  # 2 KB of each token
@@ -151,8 +153,8 @@ class OutputReader:
             raise self.sequence.error
         if self.sequence.finish_reason == "timeout":
             raise DeadlineError(
-                f"the request was not done in {self.sequence.request.params.timeout:g} s, {len(self.texts)} tokens of "
-                "its answer were: allow more time or ask for less"
+                f"the request timed out after {self.sequence.request.params.timeout:g} s, with {len(self.texts)} "
+                "tokens generated: allow more time, or ask for fewer tokens"
             )
 
     def result(self) -> Result:
@@ -169,8 +171,8 @@ class OutputReader:
         )
 
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
-        """Log-probabilities of the prompt tokens, if they were asked for. Complete once a token was read; of a stream,
-        they can be had once."""
+        """Returns the log-probabilities of the prompt tokens, if they were requested. They are complete once a token
+        was read. For a stream, only the first call returns them."""
         scores = self._prompt_scores
         if self.is_streamed:
             self._prompt_scores = []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FINAL = "<|channel|>final<|message|>"  # the header of an answer
 ENDS = ("<|return|>", "<|call|>")  # of a response; <|end|> only ends a message
 CHANNEL = "<|channel|>"
-MAX_HEADER = 1000  # characters; what is longer, is text
+MAX_HEADER = 1000  # characters; anything longer is not a header but text
 RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
@@ -46,11 +46,10 @@ class HarmonyDecoder:
         from tandem.model.tokenizer import StreamDecoder
 
         self._decoder, self._markers = StreamDecoder(tokenizer, continues=True), markers
-        self._header: str | None = (
-            None  # so far, of a message whose text has not begun; None: this is its text
-        )
-        self._close = ""  # what ends the current message
-        self._thinks = False  # reasoning has begun and not ended
+        # The header of the current message, as far as it was received. None: the header is complete, text follows.
+        self._header: str | None = None
+        self._close = ""  # text to write at the end of the current message
+        self._thinks = False  # `<think>` was written, and `</think>` was not yet
         places = (i for i in range(len(prompt) - 1, -1, -1) if prompt[i] == markers.start)
         for id in prompt[next(places, len(prompt)) :]:
             if self._header is not None or id in markers:  # the text of a message is not needed
@@ -76,7 +75,7 @@ class HarmonyDecoder:
         return self._decoder.flush()
 
     def _is_header(self, text: str) -> bool:
-        """Whether a header may begin like this. A response without one is text."""
+        """Whether `text` may be the beginning of a header. A response without a header is text."""
         role = "assistant"
         rest = text.removeprefix(role)
         begins = (
@@ -98,7 +97,7 @@ class HarmonyDecoder:
         if channel.startswith("analysis"):
             goes_on, self._thinks = self._thinks, True
             return "\n\n" if goes_on else "<think>\n"
-        self._close = "\n\n" if channel.startswith("commentary") else ""  # said before a call
+        self._close = "\n\n" if channel.startswith("commentary") else ""  # text before a tool call
         return self._end_reasoning()
 
     def _end(self) -> str:

@@ -1,7 +1,7 @@
 """GGUF files without weights, which name a synthetic model: `tandem serve --synthetic` serves one like any other file.
 
 Such a model has every id of its vocabulary as a token, so that texts of any kind are encoded (a byte is a token), and
-answers are streamed; but nothing that it says is worth reading.
+answers are streamed; but its output makes no sense.
 """
 
 from __future__ import annotations

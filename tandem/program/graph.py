@@ -72,7 +72,7 @@ class Heads(NamedTuple):
     kv_heads: int
     head_dim: int
     rot_dim: int
-    interleaved: bool  # RoPE pairs (2i, 2i+1) instead of (i, i + rot_dim / 2)
+    interleaved: bool  # RoPE pairs (2i, 2i+1), as GPT-J, instead of (i, i + rot_dim / 2), as GPT-NeoX
     table: Vector  # RoPE's cosines and sines: [positions][rot_dim / 2][2]
     window: int  # 0: all positions
     scale: float

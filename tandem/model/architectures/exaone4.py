@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after each half instead of before, and one on each head of Q and K.
+"""EXAONE 4: norms after attention and feed-forward instead of before, and QK norm.
 
 The 32B has sliding layers; its global layers do not rotate Q and K.
 """

@@ -1,4 +1,5 @@
-"""Gemma 2: sliding and global layers in turn, soft caps on scores and logits, norms before and after each half."""
+"""Gemma 2: alternating sliding and global layers, soft caps on scores and logits, and norms
+before and after attention and feed-forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3 (text, 270M to 27B): sliding and global layers, QK norm, norms before and after each half.
+"""Gemma 3 (text, 270M to 27B): sliding and global layers, QK norm, norms before and after attention and feed-forward.
 
 Norm weights in the file already contain Gemma's "+ 1".
 """

@@ -1,4 +1,5 @@
-"""GLM 4 (0414, 9B and 32B): norms before and after each half, RoPE over neighbours in half of each head.
+"""GLM 4 (0414, 9B and 32B): norms before and after attention and feed-forward, and interleaved RoPE on half of
+each head.
 
 The file stacks gate and up (`Metadata.config` divides them).
 """

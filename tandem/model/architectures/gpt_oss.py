@@ -1,4 +1,4 @@
-"""gpt-oss (20B, 120B): experts with a clamped gate, biases everywhere, sinks, sliding and global layers in turn."""
+"""gpt-oss (20B, 120B): experts with a clamped gate, biases, attention sinks, alternating sliding and global layers."""
 
 from __future__ import annotations
 

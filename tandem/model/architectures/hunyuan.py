@@ -1,4 +1,4 @@
-"""Hunyuan (0.5B to 7B, and A13B as `hunyuan-moe`): RoPE over halves, then a norm on each head of Q and K."""
+"""Hunyuan (0.5B to 7B, and A13B as `hunyuan-moe`): QK norm after RoPE, not before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""OLMo 2 and 3: Llama's block with norms after each half instead of before, and Q and K normed over all heads at once.
+"""OLMo 2 and 3: Llama's block with norms after attention and feed-forward instead of before. The norm of Q and K is
+over all heads at once.
 
 OLMo 3 has sliding layers, which RoPE's scaling leaves alone.
 """

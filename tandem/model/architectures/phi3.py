@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4: Llama's block with RoPE over halves of a part of the head, scaled for long contexts.
+"""Phi 3, 3.5 and 4: Llama's block with RoPE on a part of each head, scaled for long contexts.
 
 The file stacks Q, K and V, and gate and up (`Metadata.config` divides them).
 """

@@ -1,4 +1,4 @@
-"""StableLM (3B, 2 1.6B, Zephyr): Llama's block with layer norms, and RoPE over halves of a quarter of each head."""
+"""StableLM (3B, 2 1.6B, Zephyr): Llama's block with layer norms, and RoPE on a quarter of each head."""
 
 from __future__ import annotations
 
