@@ -69,38 +69,70 @@ class Detokenizer:
         self._decoder: StreamDecoder | HarmonyDecoder = StreamDecoder(tokenizer, continues=True)
         if tokenizer.harmony:
             self._decoder = HarmonyDecoder(tokenizer, tokenizer.harmony, prompt)
-        self._stop = stop
+        self._stops = [StopSearch(text) for text in stop]
         self._held = ""
         self.stopped = False  # a stop string was found
 
     def push(self, token: int) -> str:
         """Returns the text that this token completes."""
-        if not self._stop:
-            return self._decoder.push(token)
-        return self._release(self._held + self._decoder.push(token))
+        text = self._decoder.push(token)
+        return self._release(text) if self._stops else text
 
     def flush(self) -> str:
         """Returns the text held back, at the end of the output."""
         if self.stopped:
             return ""
-        text, self._held = self._held + self._decoder.flush(), ""
-        end = self._find_stop(text)
-        return text if end < 0 else text[:end]
+        text = self._release(self._decoder.flush())
+        held, self._held = self._held, ""
+        return text + held
 
     def _release(self, text: str) -> str:
         if self.stopped:
             return ""
-        end = self._find_stop(text)
-        if end >= 0:
+        held, found = self._held, [place for stop in self._stops if (place := stop.find(text)) is not None]
+        text = held + text
+        if found:
             self.stopped, self._held = True, ""
-            return text[:end]
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+            return text[: len(held) + min(found)]
+        keep = max((stop.matched for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
-    def _find_stop(self, text: str) -> int:
-        places = [text.find(stop) for stop in self._stop]
-        return min((place for place in places if place >= 0), default=-1)
+
+class StopSearch:
+    """Searches a text that arrives in parts for a stop string (Knuth, Morris and Pratt): a character takes constant
+    time, whatever the stop string and the text held back."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        # For each length of a prefix, as far as it was needed: the longest shorter prefix that it ends with.
+        self._shorter = [0, 0]
+        self.matched = 0  # characters at the end of the text that begin the stop string
+
+    def find(self, text: str) -> int | None:
+        """Where the first stop string begins, counted from the beginning of this part; None if none ends in it."""
+        stop, matched, at = self._stop, self.matched, 0
+        while at < len(text):
+            if not matched:
+                at = text.find(stop[0], at)
+                if at < 0:
+                    break
+            matched, at = self._follow(matched, text[at]), at + 1
+            if matched == len(stop):
+                return at - matched
+        self.matched = matched
+        return None
+
+    def _follow(self, matched: int, letter: str) -> int:
+        """The length of the prefix at the end of the text, after one more letter."""
+        while matched and self._stop[matched] != letter:
+            matched = self._shorter_of(matched)
+        return matched + (self._stop[matched] == letter)
+
+    def _shorter_of(self, length: int) -> int:
+        while len(self._shorter) <= length:
+            self._shorter.append(self._follow(self._shorter[-1], self._stop[len(self._shorter) - 1]))
+        return self._shorter[length]
 
 
 class OutputReader:
@@ -198,11 +230,3 @@ class OutputReader:
         piece = self._tokenizer.piece
         top = tuple((token, piece(token), logprob) for token, logprob in sampled.top)
         return TokenLogprob(sampled.id, piece(sampled.id), sampled.logprob or 0.0, top)
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest suffix of `text` that is a prefix of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-length:]):
-            return length
-    return 0

@@ -167,6 +167,11 @@ def parser_limits() -> Any:
 def grammar_text(params: SamplingParams) -> str:
     """The constraint of a request as a grammar of llguidance."""
     llguidance = _import_llguidance()
+    given = next(
+        (one for one in (params.json_schema, params.regex, params.grammar) if isinstance(one, str)), ""
+    )
+    if len(given) > MAX_SOURCE:  # before it is parsed
+        raise _refused(params, f"it has {len(given)} characters: give {MAX_SOURCE} at most")
     try:
         text = _grammar_text(llguidance.LLMatcher, params)
         size = len(text.encode())

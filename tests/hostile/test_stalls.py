@@ -227,6 +227,44 @@ def test_too_many_values_are_refused_before_they_are_parsed(server: Running) -> 
     assert server.ask("/tokenize", {"content": text})[0] == 200
 
 
+def test_too_many_values_in_a_text_are_refused_before_they_are_parsed(server: Running) -> None:
+    """Arguments of tool calls and schemas are texts in JSON."""
+    values = f"[{'[],' * 1_000_000}1]"
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "f", "arguments": values}}],
+    }
+    for body, message in (
+        ({"messages": [called, *server.chat()["messages"]]}, "more than 262144 values"),
+        (server.chat(structured_outputs={"json": values}), "it has 3000003 characters: give 131072 at most"),
+        (server.chat(structured_outputs={"regex": "a" * 1_000_000}), "it has 1000000 characters"),
+    ):
+        before = server.cpu_seconds()
+        status, _, answer = server.ask(CHAT, body)
+        assert status == 400 and message in answer["error"]["message"]
+        assert server.cpu_seconds() - before < 0.3
+
+
+def test_a_number_beyond_all_floats_is_refused(server: Running) -> None:
+    for field in (
+        '"metadata": {"a": 1e999}',
+        '"tools": [{"type": "function", "name": "f", "parameters": {"maximum": [-1e999]}}]',
+        '"text": {"format": {"type": "json_schema", "schema": {"maximum": 1e999}}}',
+    ):
+        status, answer = send(server.url, "/v1/responses", f'{{"input": "Hi", {field}}}'.encode())[:2]
+        assert status == 400 and b"a number is larger than 1.8e308" in answer, answer
+
+
+def test_errors_repeat_little_of_a_request(server: Running) -> None:
+    name = "x" * 1_000_000
+    tool = {"type": "function", "function": {"name": "f"}}
+    choice = {"type": "function", "function": {"name": name}}
+    for body in (server.chat(model=name), server.chat(tools=[tool], tool_choice=choice)):
+        status, _, answer = server.ask(CHAT, body)
+        assert status in (400, 404) and len(answer["error"]["message"]) < 1100
+
+
 def test_large_requests_are_answered_like_small_ones(server: Running) -> None:
     text = "The quick brown fox, the lazy dog; 12,345 \u00e9\u4e2d\U0001f600 \n\n  " * 3000
     status, _, body = server.ask("/tokenize", {"content": text})

@@ -23,6 +23,7 @@ from tandem.server.core.tool_calls import Message, Tool, named_tool
 from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
+    AnyObject,
     JSONRoute,
     Natural,
     Positive,
@@ -62,7 +63,7 @@ class ContentBlockParam(StrictModel):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: AnyObject | None = None
     tool_use_id: str | None = None
     content: str | list[ContentBlockParam] | None = None
     is_error: bool | None = None
@@ -80,7 +81,7 @@ class ToolParam(StrictModel):
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: AnyObject
     strict: bool | None = None
 
 
@@ -97,7 +98,7 @@ class Thinking(StrictModel):
 
 class OutputFormat(StrictModel):
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: AnyObject = Field(alias="schema")
 
 
 class OutputConfig(StrictModel):

@@ -9,8 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from tandem.native import load
-from tandem.server.http.bodies import MAX_VALUES
+from tandem.server.http.bodies import MAX_VALUES, count_values
 
 Replica = TypeVar("Replica", bound=Hashable)
 
@@ -32,7 +31,7 @@ MAX_IMBALANCE = 4  # a preferred replica may have this many requests more than t
 def prefix_keys(body: bytes) -> list[bytes]:
     """A hash for each chunk of a prompt and all chunks before it, from the JSON body of any API. None for a body that a
     replica will refuse: this process does not parse it for nothing."""
-    if load().tandem_json_count(body, len(body)) > MAX_VALUES:
+    if count_values(body) > MAX_VALUES:
         return []
     try:
         given = json.loads(body)

@@ -109,7 +109,7 @@ class OutputParser:
         self._state = self._reasoning if thinking else self._start
         self._buffer = ""  # received, not parsed yet
         self._close_tag = ""  # of the current call
-        self._scanner = JSONObjectScanner()  # of the current call's arguments
+        self._scanner = JSONObjectScanner()  # of the current call's arguments, then of the rest of the call
         self._at_part_start = True  # nothing of the current part has been returned
         self._ended = False
         self.called = False  # the response contains a tool call
@@ -210,16 +210,19 @@ class OutputParser:
             delta.tool_calls[-1].arguments += text
         else:
             delta.arguments += text
-        self._state = self._rest_of_call if ends else self._state
+        if ends:
+            self._scanner, self._state = JSONObjectScanner(depth=1), self._rest_of_call
         return ends
 
     def _rest_of_call(self, delta: Delta) -> bool:
         """From the arguments to the closing brace, which models sometimes forget. Other keys are ignored."""
         end = self._buffer.find(self._close_tag) if self._close_tag else -1
-        _, rest, ends = JSONObjectScanner(depth=1).take(self._buffer[:end] if end >= 0 else self._buffer)
+        held = 0 if self._ended else _overlap(self._buffer, self._close_tag)
+        scanned = end if end >= 0 else len(self._buffer) - held
+        _, rest, ends = self._scanner.take(self._buffer[:scanned])
+        self._buffer = rest + self._buffer[scanned:]
         if not ends and end < 0 and not self._ended:
             return False
-        self._buffer = (rest if ends else "") + (self._buffer[end:] if end >= 0 else "")
         self._state = self._after_call
         return True
 
@@ -264,15 +267,18 @@ def _overlap(text: str, tag: str) -> int:
 
 
 # {"name": ..., "arguments": { as nearly all models write it; Qwen 2.5 copies the double brace of its template. Calls
-# with their keys in another order are parsed when they are complete.
+# with their keys in another order are parsed when they are complete. No repetition is tried at a second length (*+):
+# after 2,000 spaces that would take seconds for each token.
 CALL_START = re.compile(
-    r'\s*\[?\s*\{?\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    r'\s*+(?:\[\s*+)?+(?:\{\s*+)?\{\s*+"name"\s*+:\s*+("(?:[^"\\]|\\.)*+")\s*+,\s*+'
+    r'"(?:arguments|parameters)"\s*+:\s*+(?=\{)'
 )
+MAX_CALL_START = 4096  # characters; a call that begins with more is parsed when it is complete
 
 
 def match_call_start(text: str, at: int) -> tuple[str, int] | None:
     """(tool name, where its arguments start) if a call in JSON starts at `at`."""
-    found = CALL_START.match(text, at)
+    found = CALL_START.match(text, at, at + MAX_CALL_START)
     try:
         return (json.loads(found[1], strict=False), found.end()) if found else None
     except ValueError:

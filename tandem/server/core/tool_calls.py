@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from tandem.errors import RequestError
+from tandem.server.http.bodies import MAX_VALUES, count_values
+from tandem.threads import throttle
 
 Message = dict[str, Any]  # a chat template's message: role, content, tool_calls, ...
 # llguidance options for JSON with one space after "," and ":", as models learned to write it. With free whitespace a
@@ -24,6 +27,8 @@ COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 # Tags around a call: opening -> closing. A call without tags is the whole content of a response.
 CALL_TAGS = {"<tool_call>": "</tool_call>", "```tool_call": "```", "```tool_code": "```", "```json": "```"}
 BARE_CALL_STARTS = ("{", "[{")
+BETWEEN_CALLS = (" ", "\n", ";", ",")
+MAX_PYTHON = 64 << 10  # characters of a call in Python: its parser takes a second for a few million
 # The only keys of a schema whose `properties` are complete, so that additional properties can be excluded.
 SIMPLE_SCHEMA_KEYS = {"type", "properties", "required", "title", "description"}
 
@@ -50,6 +55,9 @@ class ToolCall:
         """The parsed arguments; `{"arguments": text}` if the model did not write a JSON object."""
         try:
             parsed = json.loads(self.arguments)
+            json.dumps(
+                parsed, ensure_ascii=False, allow_nan=False
+            ).encode()  # NaN, 1e999 and "\\ud800" are no JSON
         except (ValueError, RecursionError):
             parsed = None
         return parsed if isinstance(parsed, dict) else {"arguments": self.arguments}
@@ -118,7 +126,9 @@ def named_tool(tools: Sequence[Tool], name: str | None) -> list[Tool]:
     """Only the tool that `tool_choice` requires."""
     found = [tool for tool in tools if tool.name == name]
     if not found:
-        raise RequestError(f"tool_choice names {name}, which is not in tools: add it, or choose another")
+        raise RequestError(
+            f"tool_choice names {str(name)[:80]}, which is not in tools: add it, or choose another"
+        )
     return found
 
 
@@ -132,11 +142,12 @@ def parse_calls(text: str, tools: set[str], id_length: int = 24) -> list[ToolCal
     calls = []
     for value in _values(text):
         name = value.get("name") if isinstance(value, dict) else None
-        if name not in tools:
+        if not isinstance(name, str) or name not in tools:
             return []
         given = value.get("arguments", value.get("parameters", {}))
         arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        calls.append(ToolCall(new_call_id(id_length), name, arguments))
+        written = arguments.encode(errors="replace").decode()  # without half a character, such as "\\ud800"
+        calls.append(ToolCall(new_call_id(id_length), name, written))
     return calls
 
 
@@ -148,7 +159,15 @@ def as_json(tool: Tool) -> dict[str, Any]:
 
 def with_parsed_arguments(messages: Sequence[Message]) -> list[Message]:
     """Messages whose tool calls have their arguments as objects, which templates render as JSON."""
+    _check_arguments(messages)
     return [{**message, **_parsed_calls(message)} for message in messages]
+
+
+def _check_arguments(messages: Sequence[Message]) -> None:
+    """Refuses arguments with more values than a body may have: in its texts, the server did not count them."""
+    texts = [call["function"]["arguments"] for one in messages for call in one.get("tool_calls") or ()]
+    if sum(count_values(text.encode()) for text in texts) > MAX_VALUES:
+        raise RequestError(f"the arguments of tool calls have more than {MAX_VALUES} values: shorten them")
 
 
 def _parsed_calls(message: Message) -> dict[str, Any]:
@@ -158,6 +177,7 @@ def _parsed_calls(message: Message) -> dict[str, Any]:
 
 
 def _parsed(function: dict[str, Any]) -> dict[str, Any]:
+    throttle()
     try:
         return {**function, "arguments": json.loads(function["arguments"] or "{}")}
     except (ValueError, RecursionError):
@@ -209,14 +229,19 @@ def _values(text: str) -> list[Any]:
         except (ValueError, RecursionError):
             return found or _python_call(text)
         found += value if isinstance(value, list) else [value]
-        at += len(text[at:]) - len(text[at:].lstrip(" \n;,"))
+        while text[at : at + 1] in BETWEEN_CALLS:
+            at += 1
     return found
 
 
 def _python_call(text: str) -> list[Any]:
     """The call in `f(x=3)` or `print(f(x=3))`, as Gemma writes it; nothing is evaluated but literals."""
+    if len(text) > MAX_PYTHON:
+        return []
     try:
-        call = ast.parse(text, mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the text's escapes, which would go to the log
+            call = ast.parse(text, mode="eval").body
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
             if call.func.id == "print" and len(call.args) == 1 and isinstance(call.args[0], ast.Call):
                 call = call.args[0]

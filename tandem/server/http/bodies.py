@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing, suppress
 from functools import cache
@@ -14,7 +15,15 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError, from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -64,6 +73,21 @@ WHOLE = BeforeValidator(_whole)  # accepts 3.0, which is an integer in JSON
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31), WHOLE]
 Natural = Annotated[int, Field(ge=0, lt=2**31), WHOLE]
 Positive = Annotated[int, Field(ge=1, lt=2**31), WHOLE]
+
+
+def _finite(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuses 1e999, which the parser reads as infinity, and which a response could not repeat."""
+    parts: list[Any] = [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict | list):
+            parts += part.values() if isinstance(part, dict) else part
+        elif isinstance(part, float) and not math.isfinite(part):
+            raise PydanticCustomError("finite_number", "a number is larger than 1.8e308: give a smaller one")
+    return value
+
+
+AnyObject = Annotated[dict[str, Any], AfterValidator(_finite)]  # such as a schema
 
 
 class StrictModel(BaseModel):
@@ -161,9 +185,15 @@ class JSONRoute(APIRoute):
         return handler
 
 
+def count_values(text: bytes) -> int:
+    """The number of values in a JSON text, a name counted as 8. They are not parsed."""
+    count: int = load().tandem_json_count(text, len(text))
+    return count
+
+
 def _validated(body: bytes, model: type[BaseModel]) -> BaseModel:
     """The body as an instance of the model. pydantic's parser limits the depth of nesting."""
-    if (count := load().tandem_json_count(body, len(body))) > MAX_VALUES:
+    if (count := count_values(body)) > MAX_VALUES:
         raise RequestError(
             f"the body has {count} values, a name counted as 8: give {MAX_VALUES} at most, in several requests"
         )

@@ -23,6 +23,7 @@ from tandem.server.http.error_formats import api_of
 LOG = logging.getLogger("tandem.server")
 RETRY_SECONDS = "1"
 NO_DETAILS: Mapping[str, int] = {}
+MAX_MESSAGE = 1000  # characters; a message may repeat what the client has sent
 UNION_MEMBER = r"^(str|int|float|bool)$|^[A-Z]|\["  # pydantic's names of the members of a union type
 FOLDERS = r"(?<![\w/.:])/(?:[^/:;,\n]+/)+"  # of an absolute path
 
@@ -106,7 +107,8 @@ def body(
     details: Mapping[str, int] = NO_DETAILS,
 ) -> Any:
     """The error body of the API that `path` belongs to."""
-    return api_of(path).error_body(status, message.encode(errors="replace").decode(), code, param, details)
+    shown = message[:MAX_MESSAGE] + "..." * (len(message) > MAX_MESSAGE)
+    return api_of(path).error_body(status, shown.encode(errors="replace").decode(), code, param, details)
 
 
 def stream_error(path: str, status: int, message: str, code: str | None = None) -> str:

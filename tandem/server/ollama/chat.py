@@ -22,6 +22,7 @@ from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, ToolCall
 from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
+    AnyObject,
     Int32,
     JSONRoute,
     StrictModel,
@@ -118,7 +119,7 @@ class CommonRequest(StrictModel):
     neutral: ClassVar[tuple[tuple[str, Any], ...]] = (("images", []),)
     model: str
     stream: bool | None = None  # default: True
-    format: Literal["json", ""] | dict[str, Any] | None = None
+    format: Literal["json", ""] | AnyObject | None = None
     options: Options | None = None
     keep_alive: Duration | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
@@ -147,7 +148,7 @@ class CommonRequest(StrictModel):
 class ToolCallFunctionParam(StrictModel):
     ignored = frozenset({"index", "description"})
     name: str
-    arguments: dict[str, Any]
+    arguments: AnyObject
 
 
 class ToolCallParam(StrictModel):

@@ -24,6 +24,7 @@ from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
     WHOLE,
+    AnyObject,
     JSONRoute,
     Natural,
     Positive,
@@ -114,7 +115,7 @@ class MessageParam(StrictModel):
 class FunctionParam(StrictModel):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: AnyObject | None = None
     strict: bool | None = None
 
 
@@ -136,7 +137,7 @@ class NamedTool(StrictModel):
 class JSONSchemaParam(StrictModel):
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: AnyObject | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -154,7 +155,7 @@ class StreamOptions(StrictModel):
 class StructuredOutputs(StrictModel):
     """vLLM's structured output."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_: AnyObject | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: Annotated[list[str], Field(max_length=1000)] | None = None
     grammar: str | None = None
@@ -228,7 +229,7 @@ class ChatRequest(Sampling):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: AnyObject | None = None
 
 
 # ---- responses

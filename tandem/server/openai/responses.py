@@ -20,6 +20,7 @@ from tandem.server.core.tool_calls import Message, Tool, named_tool
 from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
+    AnyObject,
     JSONRoute,
     Positive,
     StrictModel,
@@ -75,7 +76,7 @@ class ToolParam(StrictModel):
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: AnyObject | None = None
     strict: bool | None = None
 
 
@@ -87,7 +88,7 @@ class NamedTool(StrictModel):
 class TextFormat(StrictModel):
     ignored = frozenset({"name", "description", "strict"})
     type: Literal["text", "json_object", "json_schema"]
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: AnyObject | None = Field(None, alias="schema")
 
 
 class TextConfig(StrictModel):
@@ -119,7 +120,7 @@ class ResponsesRequest(StrictModel):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: AnyObject | None = None
     stream: bool | None = None
 
 
