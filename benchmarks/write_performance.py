@@ -24,7 +24,10 @@ from benchmarks.figures import FIGURES
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / "docs" / "templates" / "PERFORMANCE.md.in"
 PAGE = ROOT / "docs" / "PERFORMANCE.md"
-REGIONS = [ROOT / "README.md", ROOT / "docs" / "VULKAN.md", ROOT / "docs" / "TUNING.md"]
+REGIONS = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("VULKAN.md", "TUNING.md", "appendix/RENAMING.md")),
+]
 NOTE = "<!-- Made by `make docs` from docs/templates/PERFORMANCE.md.in and benchmarks/results/: edit those. -->\n"
 __all__ = ["figures_gpu", "figures_readme", "figures_tune"]  # imported for the figures they add
 
