@@ -102,7 +102,9 @@ def _serve(commands: Any) -> None:
         "--host", metavar="H", help="address to listen on; 0.0.0.0: all interfaces (127.0.0.1)"
     )
     serve.add_argument("--port", type=int, metavar="N", help="port to listen on (8000)")
-    serve.add_argument("--api-keys", type=Path, metavar="FILE", help="file of accepted API keys, one a line")
+    serve.add_argument(
+        "--api-keys", type=Path, metavar="FILE", help="file of accepted API keys, one per line"
+    )
     serve.add_argument("--settings", type=Path, metavar="FILE", help="TOML file with server settings")
     serve.add_argument(
         "--cors-origin",
@@ -392,7 +394,7 @@ def _report(commands: Any) -> None:
     )
     report.add_argument("--full", action="store_true", help="also run larger models, as far as they fit")
     report.add_argument("--npu", action="store_true", help="also test the NPU")
-    report.add_argument("--threads", type=positive, metavar="N", help="CPU threads (one a core)")
+    report.add_argument("--threads", type=positive, metavar="N", help="CPU threads (one per core)")
     add_one_device(report)
 
 

@@ -71,7 +71,7 @@ def add_device(
             metavar="N",
             help="context length: tokens of prompt and answer (4096)",
         )
-    device.add_argument("--threads", type=positive, metavar="N", help="CPU threads (one a core)")
+    device.add_argument("--threads", type=positive, metavar="N", help="CPU threads (one per core)")
     device.add_argument(
         "--device",
         type=device_name,

@@ -1,4 +1,4 @@
-"""`expert_matmul` with the activations of tokens in place of slots, which need not be copied there.
+"""`expert_matmul` that reads the activations of tokens directly, so that they are not copied to slots.
 
 For GPUs only. On matrix units (matmul_coopmat_reg.slang) a lane finds the token of its slot in `groups`; elsewhere
 (matmul_rows.slang) all experts read the one token of a step.

@@ -1,11 +1,13 @@
-"""Sizes of a mixture of experts' tables and activations, and both in NumPy.
+"""The tables of a mixture of experts: their sizes, and a NumPy version of them.
 
 `chosen`: int32 [tokens, used], the experts of each token; `weights`: float32 of the same shape (route.py).
-`groups`: the tokens of each expert (group_tokens.py), the slots of each token, and the token of each slot. Experts
-compute on slots: rows in the order of experts, where each expert's begin with a tile of their own (gather_tokens.py,
-expert_matmul.py). combine.py adds up a token's slots.
+`groups`: the tokens of each expert, the slots of each token, and the token of each slot (group_tokens.py).
 
-How many experts a step uses is known to the device only. The host knows a bound: `most_experts`.
+A slot is a row of activations for one expert. Slots are sorted by expert, and the slots of each expert begin with a new
+tile. gather_tokens.py copies tokens to slots, expert_matmul.py computes on slots, and combine.py adds up the slots of a
+token.
+
+Only the device knows how many experts a step uses. The host knows an upper bound: `most_experts`.
 """
 
 from __future__ import annotations

@@ -336,7 +336,7 @@ class Metadata:
         tensor = self.gguf.tensor(name)
         factors = (
             dequantise(tensor.format, self.gguf.raw(name)).ravel()
-            if math.prod(tensor.shape) == count  # or a huge one would be read
+            if math.prod(tensor.shape) == count  # otherwise a huge one would be read
             else np.zeros(1)
         )
         if not (np.isfinite(factors) & (factors > 0)).all():

@@ -312,7 +312,7 @@ def choose(devices: list[Capabilities], wanted: str) -> Capabilities:
         )
         if not matching:
             raise DeviceError(
-                f"no GPU with a Vulkan driver, only software ({listing}): name it to use it all the same, install your "
+                f"no GPU with a Vulkan driver, only software ({listing}): name it to use it, install your "
                 "GPU's Vulkan driver, or use the device cpu"
             )
     check_usable(matching[0])

@@ -1,8 +1,8 @@
 """Fuses the launches of a step for GPUs: a pass Program -> Program, for each bucket of counts.
 
-A Program has one launch per op. Here launches are fused if a step has one token per sequence, and bound to the scratch
-memory that their shaders use. The resulting launches are declared like all others: barriers follow from what they read
-and write, validate.py checks them, and `tandem inspect --program` and profiles show them.
+A Program has one launch per op. This pass fuses launches of decode steps and of mixtures of experts, and binds launches
+to the scratch memory that their shaders use. Fused launches are declared like all others: barriers follow from what
+they read and write, validate.py checks them, and `tandem inspect --program` and profiles show them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def step_program(
 
 
 def fuse(launches: Sequence[Launch], whole: Sequence[Launch], counts: Counts, gpu: Gpu) -> Iterator[Launch]:
-    """`launches` with fused ones in place of some that follow each other: of a mixture of experts; where every sequence
-    of a step has one token, `rope` and attention; and for a single token a matmul and the norm of its result.
-    `whole`: all launches of the Program; `launches` may be a part of them."""
+    """Yields `launches`, with some neighbours replaced by a fused launch. Mixtures: routing, grouping and quantising,
+    and `combine` with its norm. Steps with one token per sequence: `rope` and attention. Steps with a single token: a
+    matmul and the norm of its result. `whole`: all launches of the Program, of which `launches` may be a part."""
     reads = Counter(tensor.root for launch in whole for tensor in launch.touched("r"))
     at = 0
     while at < len(launches):

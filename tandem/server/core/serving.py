@@ -169,7 +169,7 @@ class Server:
         params, parser = {"timeout": self.settings.timeout, **prompt.params}, prompt.new_parser()
         index, ids, length, cached = first + nth, list[int](), len(prompt.ids), 0
         if nth and params.get("seed") is not None:
-            params["seed"] += nth  # or all responses would be equal
+            params["seed"] += nth  # otherwise all responses would be equal
         if only_echo := params.get("max_tokens") == 0:
             params["max_tokens"] = 1
         if prompt.echo and params.get("logprobs") is not None:
@@ -224,7 +224,7 @@ def _prompt_logprobs(llm: AsyncLLM, ids: list[int], token: Token) -> list[TokenL
         return []
     first = TokenLogprob(ids[0], llm.llm.tokenizer.piece(ids[0]), math.nan)
     found = [first, *(one for one in token.prompt_logprobs if one)]
-    token.prompt_logprobs.clear()  # or they would be kept while the client reads
+    token.prompt_logprobs.clear()  # otherwise they would be kept while the client reads
     return found
 
 

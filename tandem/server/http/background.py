@@ -1,10 +1,10 @@
 """Prepares requests in threads: parsing, chat templates, tokenizing. The event loop goes on sending tokens meanwhile.
 
-Python threads take turns, and the engine needs the processors. So one thread prepares all small requests, one those of
-medium size, and one the large ones, each one request after the other: a request does not wait for larger ones, and the
-engine's thread has few rivals however many requests there are. All but the thread of small requests are throttled after
-50 ms of work (tandem/threads.py). Their priority is not lower, because while they wait for a processor they may hold
-the GIL.
+Python threads share the GIL, and the engine needs the CPU cores. So there are only three threads: for small, medium and
+large requests. Each prepares one request after the other. A request does not wait for larger ones, and the engine's
+thread competes with few others, however many requests there are. The threads for medium and large requests are
+throttled after 50 ms of work (tandem/threads.py). Their priority is not lower: a thread of low priority that waits for
+a core may hold the GIL.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _thread: ContextVar[WorkerThread] = ContextVar("thread", default=_small)
 def start_threads() -> None:
     """Starts the threads for this event loop's requests: later there may be no memory for a thread's start."""
     threads = ThreadPoolExecutor(THREADS, "tandem-request")
-    all_started = Barrier(THREADS)  # or the first would take the next one's work
+    all_started = Barrier(THREADS)  # otherwise the first thread could run all of these calls
     try:
         for thread in (_small, _medium, _large):
             thread.start()

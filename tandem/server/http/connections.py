@@ -1,8 +1,8 @@
 """Connections: how many are open, and what one may send before its request is checked.
 
-A connection that waits for its client, for a request or the rest of one, may be closed at any time. At a limit, a new
-connection takes the place of the one that has waited longest, of the address that has most. So many idle connections
-keep nobody out.
+A connection that waits for its client to send a request, or the rest of one, may be closed at any time. When a limit is
+reached, a new connection replaces the longest waiting one of the address with the most connections. So idle connections
+cannot keep other clients out.
 """
 
 from __future__ import annotations
@@ -219,7 +219,8 @@ class Connection(HttpToolsProtocol):
             self.parser.feed_data(b"\r\n".join(lines) + b"\r\n\r\n" + data[upgrade.args[0] :])
 
     def _read_slowly(self) -> None:
-        """A client that does not stop sending costs little then, and its disconnect is noticed all the same."""
+        """Pauses reading for a moment: a client that does not stop sending costs little, and its disconnect is still
+        noticed."""
         if not self.transport.is_closing():
             self.transport.pause_reading()
             self.loop.call_later(DROP_SECONDS, self._read_on)

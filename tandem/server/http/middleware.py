@@ -36,9 +36,9 @@ Headers = list[tuple[bytes, bytes]]
 OPEN_PATHS = ("/", "/health", "/favicon.ico")  # need no API key
 OPEN_FOLDER = "/page/"
 MONITORING_PATHS = ("/live", "/metrics")  # do not count towards max_requests
-# Requests without a model's work. All with GET are too.
+# Requests that run no model, in addition to all GET requests.
 LIGHT_PATHS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/api/show")
-LIGHT = "served without a model's work"  # the kind of their lines in the log
+LIGHT = "served without running a model"  # the kind of their lines in the log
 PAGES = ("/", "/docs")  # may be opened by a link on a page of another origin
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 PRIVATE_DOMAINS = (".local", ".internal", ".localhost")  # that nobody can register
@@ -47,7 +47,7 @@ DISCARD_SECONDS = 2.0  # s to read the rest of a rejected body, so that the clie
 DISCARD_PAUSE = 0.02  # s between two reads of up to 256 KiB of it: the event loop has other work
 # Error responses per second and client address; bursts of the same size; limited only while other requests run.
 REFUSALS = 25
-READS = 200  # the same for responses without a model's work (LIGHT_PATHS)
+READS = 200  # the same for responses that run no model (LIGHT_PATHS)
 MAX_DELAY, MAX_READ_DELAY = 5.0, 0.25  # s that such a response is delayed; /health stays below half a second
 MAX_ADDRESSES = 4096  # client addresses whose responses are counted
 INLINE = 256 << 10  # bytes of a body that the event loop joins and counts itself, in half a millisecond
@@ -138,9 +138,8 @@ class Middleware:
             return await exchange.allow_origin()
         if self.keys and not is_open and not self.keys.accept(exchange.key()):
             raise Refusal(401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`")
-        if (
-            is_open and exchange.has_body()
-        ):  # or, without a key, bodies would take the memory for those of others
+        # Otherwise clients without a key could fill the memory that bodies of other requests need.
+        if is_open and exchange.has_body():
             raise Refusal(400, f"{path[:80]} takes no body: send none")
         exchange.is_served = not is_open
         if exchange.is_light():
@@ -172,9 +171,10 @@ class Middleware:
             await asyncio.to_thread(require_memory, self.parsed_bytes)
 
     async def _slow_down(self, exchange: Exchange, rate: int = REFUSALS, longest: float = MAX_DELAY) -> None:
-        """Waits before a response, if its address gets more than `rate` in a second while others are served: most
-        clients wait for the response before they send the next request, and then leave the event loop to others.
-        Meanwhile it does not count: 256 refusals that wait would keep others out."""
+        """Delays a response if its address gets more than `rate` responses in a second while others are served. Most
+        clients wait for the response before they send the next request, so the delay slows them down.
+
+        A delayed request does not count towards max_requests: otherwise 256 delayed refusals would keep others out."""
         self.working -= exchange.is_counted
         exchange.is_counted = False
         if not self.working:
@@ -265,7 +265,7 @@ class Exchange:
         return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), "")
 
     def network(self) -> str:
-        """The address of the client, or its network. A local proxy may send any text, of which none is kept."""
+        """The address of the client, or its network; "-" if it is no address, as a local proxy may send any text."""
         client = (self.scope.get("client") or ("-",))[0]
         try:
             return network_of(str(ipaddress.ip_address(client)))
@@ -278,7 +278,7 @@ class Exchange:
 
     def is_cross_origin(self) -> bool:
         """Whether a web page of another origin caused the request. Browsers send no Origin with a GET of an image, a
-        script or a link; what they send tells it all the same. A link to one of our pages is welcome."""
+        script or a link, but they send Sec-Fetch headers. A link to one of our pages is allowed."""
         if self.header(b"sec-fetch-site").lower() not in ("cross-site", "same-site"):
             return False
         opens = self.header(b"sec-fetch-mode"), self.header(b"sec-fetch-dest"), self.scope["method"]
@@ -343,7 +343,7 @@ class Exchange:
             await self._wait_until_read()
 
     async def _wait_until_read(self) -> None:
-        """Waits while the client reads a large response: until then the request counts, with the memory of its body."""
+        """Waits while the client reads a large response. The request and the memory of its body count until then."""
         if (transport := self.scope.get("tandem.transport")) is None:
             return
         unread = transport.get_write_buffer_size()
@@ -383,7 +383,8 @@ class Exchange:
         return self._body is None and self.has_body()
 
     async def _discard_body(self) -> None:
-        """Reads the rest of a body: a client that is still sending would not see a response before a close."""
+        """Reads the rest of a rejected body. If the connection were closed at once, a client that is still sending
+        would not see the response."""
         try:
             async with asyncio.timeout(DISCARD_SECONDS):
                 while (await self._receive()).get("more_body"):
@@ -433,7 +434,8 @@ class Exchange:
         return self.scope["method"] != "POST" or self.scope["path"] in LIGHT_PATHS
 
     def write_log(self) -> None:
-        """A line for each request that had a model's work. Of others, clients can send thousands in a second."""
+        """Writes a line for each request that runs a model. The lines of other requests are limited: clients can send
+        thousands of them in a second."""
         if not self._settings.access_log:
             return
         kind = LIGHT if self.is_light() else None

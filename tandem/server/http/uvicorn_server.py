@@ -25,7 +25,7 @@ SWITCH_INTERVAL = 0.0005  # s that the engine's thread waits at most for the GIL
 COLLECT_TICKS = 600  # ticks of 0.1 s between two full garbage collections
 SHUTDOWN_GRACE = 3.0  # s to send the error to clients whose responses were ended
 MAX_LINES = 30  # log lines of a kind in a minute: clients write to the log with what they send
-MAX_LIGHT_LINES = 600  # the same for requests that are served without a model's work
+MAX_LIGHT_LINES = 600  # the same for requests that run no model
 MAX_LENGTH = 1000  # characters of a message in the log
 MAX_KINDS = 100  # kinds that are counted apart: a library may log without a format
 MINUTE = 60.0  # s
@@ -79,9 +79,11 @@ def serve(
 
 
 def shorten_collections() -> None:
-    """Python's garbage collector holds the GIL. The loaded objects stay, so it need not scan them, which would take as
-    long as four steps. Nor does it scan the many objects of a large request over and over: all objects that are not
-    new wait for `on_tick`, in the thread that makes them."""
+    """Shortens garbage collections, which hold the GIL.
+
+    Objects that exist now are never scanned again: they stay, and scanning them takes as long as four steps. Full
+    collections do not start by themselves, since they would scan the objects of a large request again and again;
+    `on_tick` starts them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], 1 << 30)

@@ -307,7 +307,7 @@ class _Metadata(NamedTuple):
     template: str
 
 
-_reading = threading.Lock()  # or each of several requests would read the file
+_reading = threading.Lock()  # otherwise several requests would read the same file
 
 
 def _read_metadata(path: Path) -> _Metadata:
