@@ -32,7 +32,7 @@ from urllib.parse import quote, urlsplit
 
 from tandem.errors import DownloadError, ModelNotFoundError
 from tandem.model.catalogue import Package, Progress, RemoteFile
-from tandem.model.files import is_plain
+from tandem.model.model_files import is_plain
 from tandem.settings import read_settings
 
 CHUNK = 1 << 20

@@ -19,7 +19,15 @@ from pathlib import Path
 from tandem.errors import DownloadError, ModelNotFoundError
 from tandem.files import modified, read_regular
 from tandem.model.catalogue import MIRRORS, PACKAGES, PINS, SHORT_NAMES, Package, Progress, RemoteFile
-from tandem.model.files import PREFERRED_QUANTS, CachedModel, base_of, choose, quant_of, some, whole_models
+from tandem.model.model_files import (
+    PREFERRED_QUANTS,
+    CachedModel,
+    base_of,
+    choose,
+    quant_of,
+    some,
+    whole_models,
+)
 from tandem.settings import read_settings
 
 OTHER_PROGRAMS = ("ollama:", "lmstudio:", "llama.cpp:")  # prefixes of names of their models

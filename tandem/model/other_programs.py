@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tandem.errors import ModelNotFoundError
 from tandem.files import modified, read_regular
-from tandem.model.files import CachedModel, choose, is_plain, quant_of, whole_models
+from tandem.model.model_files import CachedModel, choose, is_plain, quant_of, whole_models
 from tandem.settings import read_settings
 
 OLLAMA, LM_STUDIO, LLAMA_CPP = "ollama:", "lmstudio:", "llama.cpp:"

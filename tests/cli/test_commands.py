@@ -16,7 +16,7 @@ from tandem.cli.options import formatter
 from tandem.cli.terminal import print_json, print_table
 from tandem.files import modified
 from tandem.model import locate
-from tandem.model.files import CachedModel
+from tandem.model.model_files import CachedModel
 from tandem.server.ollama.models import _listed_model
 from tests.cli.processes import COMMAND, environment, on_terminal, tandem
 from tests.cli.tiny_model import write_tiny_model

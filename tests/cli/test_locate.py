@@ -25,7 +25,7 @@ from tandem.model.catalogue import (
     Progress,
     RemoteFile,
 )
-from tandem.model.files import QUANT, quant_of
+from tandem.model.model_files import QUANT, quant_of
 from tests.loopback_hub import COMMIT, LoopbackHub
 
 pytestmark = pytest.mark.fast

@@ -1,4 +1,4 @@
-"""Groups GGUF files into models, and finds a quantisation by file name."""
+"""Groups the GGUF files of a folder into models (split files are one model), and finds a quantisation by file name."""
 
 from __future__ import annotations
 
