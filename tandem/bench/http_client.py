@@ -137,9 +137,12 @@ class Client:
         try:
             writer.write(f"{method} {self._folder}{path} HTTP/1.1\r\n{self._head}{kind}\r\n".encode() + sent)
             received = _Received()
-            parser, rest = HttpResponseParser(received), b""
+            parser, rest, head = HttpResponseParser(received), b"", 0
             while not received.complete and (data := await reader.read(MAX_READ)):
                 parser.feed_data(data)
+                head += 0 if received.begun else len(data)
+                if head > MAX_LINE:
+                    raise Unreadable(f"a head of more than {MAX_LINE} bytes")
                 if len(rest) + len(received.body) > MAX_LINE:
                     raise Unreadable(f"a line of more than {MAX_LINE} bytes")
                 if not received.body or parser.get_status_code() >= 400:

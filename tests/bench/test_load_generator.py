@@ -371,6 +371,7 @@ def test_a_server_that_does_not_keep_up_or_sends_pieces() -> None:
         (b"", ["--timeout", "0.2", "--model", "m"], "did not answer a first request in 0.2 s"),
         (b"220 mail.example ESMTP\r\n", [], "is not of the OpenAI API: check the address"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", [], "lists no models: name one with --model"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"a" * (2 << 20), [], "(a head of more than 1048576 bytes)"),
     ],
 )
 def test_a_server_that_is_none(

@@ -9,8 +9,9 @@ import time
 import pytest
 
 from tandem.engine.output import StopSearch
-from tandem.server.core.output_parser import OutputParser
+from tandem.server.core.output_parser import Delta, OutputParser
 from tandem.server.core.tool_calls import parse_calls
+from tandem.server.openai.chat import StreamedUsages, StreamOptions
 
 pytestmark = pytest.mark.fast
 
@@ -85,6 +86,19 @@ def test_random_outputs() -> None:
             objects = [call.as_object() for call in delta.tool_calls]
             send([delta.text, delta.reasoning, delta.arguments, objects])
         send([call.as_object() for call in parse_calls("".join(texts), {"f", "g"})])
+
+
+def test_usage_in_every_chunk_takes_little_time() -> None:
+    """Of a stream of 4,096 responses: their sum would take milliseconds for each token."""
+    options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+    usages, before = StreamedUsages(options, n=2), time.process_time()
+    for token in range(3):
+        for index in range(4096):
+            usages.add(Delta(index, "a", token_ids=[token], prompt_tokens=5, cached_tokens=index % 2))
+            assert usages.in_chunk()
+    assert time.process_time() - before < 2
+    assert (usages.total.prompt_tokens, usages.total.completion_tokens) == (5 * 2048, 3 * 4096)
+    assert usages.total.cached_tokens == 0  # those of the first response to each prompt
 
 
 def send(value: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -449,33 +449,40 @@ def usage_body(usage: GenerationUsage) -> UsageBody:
 
 
 class StreamedUsages:
-    """The usages of the responses of a stream, as its `stream_options` ask for them."""
+    """The usage of the responses of a stream so far, as its `stream_options` ask for it. There may be thousands of
+    responses, so a delta changes their sum."""
 
-    def __init__(self, options: StreamOptions | None) -> None:
+    def __init__(self, options: StreamOptions | None, n: int) -> None:
+        """`n`: responses to each prompt, whose tokens count with the first of them."""
         self.is_wanted = bool(options and options.include_usage)
         self._is_continuous = self.is_wanted and bool(options and options.continuous_usage_stats)
-        self._usages: dict[int, GenerationUsage] = {}  # by the index of a response
+        self._n, self._usages = n, dict[int, GenerationUsage]()  # by the index of a response
+        self.total = NO_USAGE
 
     def add(self, delta: Delta) -> None:
         """Counts a delta."""
-        if delta.usage:
-            self._usages[delta.index] = delta.usage
-        elif self._is_continuous:
-            before = self._usages.get(delta.index, NO_USAGE).completion_tokens
-            self._usages[delta.index] = GenerationUsage(
-                delta.prompt_tokens, before + len(delta.token_ids), 0.0, 0.0, delta.cached_tokens
-            )
+        before, usage = self._usages.get(delta.index, NO_USAGE), delta.usage
+        if usage is None and self._is_continuous:
+            count = before.completion_tokens + len(delta.token_ids)
+            usage = GenerationUsage(delta.prompt_tokens, count, 0.0, 0.0, delta.cached_tokens)
+        if usage is None:
+            return
+        self._usages[delta.index] = usage
+        new, old = (usage, before) if delta.index % self._n == 0 else (NO_USAGE, NO_USAGE)  # of the prompt
+        self.total = GenerationUsage(
+            self.total.prompt_tokens + new.prompt_tokens - old.prompt_tokens,
+            self.total.completion_tokens + usage.completion_tokens - before.completion_tokens,
+            0.0,
+            0.0,
+            self.total.cached_tokens + new.cached_tokens - old.cached_tokens,
+            self.total.reasoning_tokens + usage.reasoning_tokens - before.reasoning_tokens,
+        )
 
-    def all(self) -> list[GenerationUsage]:
-        return [self._usages[index] for index in sorted(self._usages)]
-
-    def in_chunk(
-        self, total: Callable[[list[GenerationUsage]], GenerationUsage] = total_usage
-    ) -> dict[str, Any]:
+    def in_chunk(self) -> dict[str, Any]:
         """The field `usage` of a chunk: null, or with `continuous_usage_stats` the usage so far."""
         if not self.is_wanted:
             return {}
-        return {"usage": usage_body(total(self.all())) if self._is_continuous else None}
+        return {"usage": usage_body(self.total) if self._is_continuous else None}
 
 
 def new_id(prefix: str) -> str:
@@ -497,7 +504,7 @@ async def _events(
         "created": now(),
         "model": generation.model,
     }
-    usages = StreamedUsages(body.stream_options)
+    usages = StreamedUsages(body.stream_options, generation.n)
     num_calls = [0] * generation.n  # tool calls so far of each response
     started: set[int] = set()  # indices of responses
     async with aclosing(server.stream(generation)) as deltas:
@@ -522,7 +529,7 @@ async def _events(
                 }
                 yield sse_event({**base, "choices": [choice], **usages.in_chunk()})
     if usages.is_wanted:
-        yield sse_event({**base, "choices": [], "usage": usage_body(total_usage(usages.all()))})
+        yield sse_event({**base, "choices": [], "usage": usage_body(usages.total)})
     yield "data: [DONE]\n\n"
 
 

@@ -180,20 +180,20 @@ async def _events(
 ) -> AsyncGenerator[str, None]:
     base = {"id": new_id("cmpl-"), "object": "text_completion", "created": now(), "model": model}
     count = body.n or 1
-    usages, total = StreamedUsages(body.stream_options), partial(_usage, count=count)
+    usages = StreamedUsages(body.stream_options, count)
     offsets = [0] * (len(generation) * count)
     async with aclosing(server.stream(*generation)) as deltas:
         async for delta in deltas:
             usages.add(delta)
             if delta.text or delta.logprobs or delta.finish_reason:
-                event = partial(_event, {**base, **usages.in_chunk(total)}, delta, offsets[delta.index], body)
+                event = partial(_event, {**base, **usages.in_chunk()}, delta, offsets[delta.index], body)
                 offsets[delta.index] += len(delta.text)
                 is_prompt = len(delta.logprobs) > 1
                 data = f"data: {await encoded(event)}\n\n" if is_prompt else sse_event(event())
                 delta.logprobs.clear()  # 4 KB of each token of a prompt, until the client has read
                 yield data
     if usages.is_wanted:
-        yield sse_event({**base, "choices": [], "usage": usage_body(total(usages.all()))})
+        yield sse_event({**base, "choices": [], "usage": usage_body(usages.total)})
     yield "data: [DONE]\n\n"
 
 
