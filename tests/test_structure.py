@@ -68,7 +68,7 @@ def test_files_are_short() -> None:
 def test_a_class_name_has_one_meaning() -> None:
     """One name, one class. APIs may share names, for each has those of its own specification."""
     pairs = {"Arena", "Choices"}  # a Protocol of what another room needs, and the classes that have it
-    apis = {"openai", "anthropic", "ollama"}
+    apis = {"openai", "anthropic", "ollama", "llama_cpp"}
     places: dict[str, set[str]] = {}
     for source in PACKAGE.rglob("*.py"):
         api = source.parent.name in apis

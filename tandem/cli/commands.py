@@ -113,6 +113,13 @@ def _serve(commands: Any) -> None:
         metavar="URL",
         help="allow browser requests from this origin (may be repeated)",
     )
+    serve.add_argument(
+        "--alias",
+        action="append",
+        dest="aliases",
+        metavar="NAME",
+        help="another name of the first model in requests (may be repeated); '*': any name that no model has",
+    )
     serve.add_argument("--batch", type=positive, metavar="N", help="maximum requests in a batch (64)")
     serve.add_argument(
         "--max-queue", type=positive, metavar="N", help="maximum requests waiting for the batch (128)"

@@ -67,7 +67,7 @@ class SamplingParams:
     json_schema: dict[str, Any] | str | None = None
     # Regular expression that the whole output matches; None disables it.
     regex: str | None = None
-    # Lark grammar that the output matches, beginning at the rule `start`; None disables it.
+    # Grammar that the output matches: Lark's, from the rule `start`, or GBNF, from `root`; None disables it.
     grammar: str | None = None
     # Texts of which the output is exactly one; () disables it.
     choices: tuple[str, ...] = ()

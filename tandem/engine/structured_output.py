@@ -212,7 +212,19 @@ def _grammar_text(matcher: Any, params: SamplingParams) -> str:
     if params.choices:
         texts = " | ".join(map(json.dumps, params.choices))  # one terminal, since thousands of rules are slow
         return str(matcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}"))
-    return str(matcher.grammar_from_lark(params.grammar))
+    return str(matcher.grammar_from_lark(_as_lark(params.grammar or "")))
+
+
+def _as_lark(grammar: str) -> str:
+    """A grammar in Lark's syntax; llama.cpp's GBNF, which defines rules with `::=`, is translated."""
+    if "::=" not in grammar or len(grammar) > MAX_SOURCE:
+        return grammar
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(grammar))
+    except (GbnfToLarkError, IndexError, KeyError) as error:
+        raise ValueError(f"the GBNF cannot be read: {error}") from None
 
 
 def _check_optional(schema: Any) -> None:

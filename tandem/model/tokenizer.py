@@ -16,6 +16,7 @@ import numpy as np
 from tandem.errors import RequestError, UnsupportedModelError
 from tandem.gguf.file import GGUF, StringArray
 from tandem.kernels.kernel import Array
+from tandem.model.fill_in_middle import FillInMiddle, find_tokens
 from tandem.model.harmony import ENDS, Markers, find_markers
 from tandem.model.pretokenize import PreTokenizer, pre_tokenizer
 from tandem.native import ffi, load
@@ -52,6 +53,7 @@ class Tokenizer:
         self.add_bos = self.add_eos = self.add_space_prefix = False
         self.eos_ids: frozenset[int] = frozenset()  # all tokens that end an output: eos_id, end of turn ...
         self.harmony: Markers | None = None  # of gpt-oss
+        self.fill_in_middle: FillInMiddle | None = None  # of code models
         self._shown: dict[int, bytes] = {}  # cache: bytes of recently decoded tokens
 
     @classmethod
@@ -76,6 +78,7 @@ class Tokenizer:
             known_eos_ids.append(end)
         ends = [_token_id(gguf, name, None, self.vocab_size) for name in ("eot", "eom")]
         self.harmony = find_markers(self)
+        self.fill_in_middle = find_tokens(gguf, self)
         if self.harmony:
             known_eos_ids.remove(self.harmony.end)
             ends += [self.find(text) for text in ENDS]

@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's, Anthropic's and Ollama's APIs over one set of models.
+"""The HTTP server: OpenAI's, Anthropic's, Ollama's and llama-server's APIs over one set of models.
 
 The path of a chat request, ten files (`tests/server/test_path.py`):
 

@@ -25,6 +25,7 @@ class ServerSettings:
     host: str = "127.0.0.1"  # only this machine
     port: int = 8000
     models: tuple[str, ...] = ()  # the first one is the default of requests that name none
+    aliases: tuple[str, ...] = ()  # other names of the first model; "*": every name that no model has
     device: str = "auto"
     context: int | None = None  # maximum tokens of a request, prompt and response together
     batch: int = 64  # maximum sequences that run at a time
@@ -115,7 +116,11 @@ def _checked(path: Path, name: str, value: Any) -> Any:
         raise RequestError(f"{path}: unknown setting {name}: use one of {', '.join(kinds)}")
     kind = kinds[name]
     if kind.startswith("tuple") and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value) if name == "cors_origins" else tuple(_relative_to(path, item) for item in value)
+        return (
+            tuple(value)
+            if name in ("cors_origins", "aliases")
+            else tuple(_relative_to(path, item) for item in value)
+        )
     if kind.startswith("Path") and isinstance(value, str):
         return path.parent / Path(value).expanduser()
     if kind.startswith("float") and isinstance(value, int | float) and not isinstance(value, bool):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -26,7 +27,7 @@ PART = 1 << 12  # ids of a response that are written at once
 class TokenizeRequest(StrictModel):
     """A text as `prompt` (vLLM) or `content` (llama-server), or messages for the chat template."""
 
-    neutral = (("with_pieces", False), ("return_token_strs", False))
+    neutral = (("return_token_strs", False),)
     model: str | None = None
     prompt: str | None = None
     content: str | None = None
@@ -34,10 +35,16 @@ class TokenizeRequest(StrictModel):
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
+    with_pieces: bool | None = None  # each token as {"id": ..., "piece": ...}, as in llama-server
+
+
+class TokenText(TypedDict):
+    id: int
+    piece: str | list[int]  # the text, or the bytes of a token that is no text by itself
 
 
 class Tokens(TypedDict):
-    tokens: list[int]
+    tokens: list[int] | list[TokenText]
     count: int
     max_model_len: int
 
@@ -110,8 +117,17 @@ async def metrics(request: Request) -> Response:
 def _tokenized(llm: LLM, body: TokenizeRequest) -> str:
     """The response as JSON. Its ids are written in parts, so that the GIL is not held for all of them."""
     ids = _ids(llm, body)
-    parts = (",".join(map(str, ids[at : at + PART])) for at in range(0, len(ids), PART))
+    shown = partial(_piece, llm) if body.with_pieces else str
+    parts = (",".join(map(shown, ids[at : at + PART])) for at in range(0, len(ids), PART))
     return f'{{"tokens":[{",".join(parts)}],"count":{len(ids)},"max_model_len":{llm.context}}}'
+
+
+def _piece(llm: LLM, id: int) -> str:
+    data = llm.tokenizer.token_bytes(id)
+    try:
+        return json.dumps({"id": id, "piece": data.decode()}, ensure_ascii=False)
+    except UnicodeDecodeError:
+        return json.dumps({"id": id, "piece": list(data)})
 
 
 def _detokenized(llm: LLM, body: DetokenizeRequest) -> str:

@@ -14,6 +14,7 @@ from tandem.engine.params import CONSTRAINTS, SamplingParams
 from tandem.engine.structured_output import grammar_text, is_simple
 from tandem.errors import ContextError, RequestError
 from tandem.model.chat_formats import BY_TOKEN
+from tandem.model.fill_in_middle import prompt_ids
 from tandem.model.harmony import FINAL
 from tandem.server.core import tool_calls
 from tandem.server.core.output_parser import THINK_END, THINK_START, OutputParser
@@ -32,7 +33,9 @@ class GenerationRequest:
     """One prompt or conversation, and how to generate `n` responses to it."""
 
     model: str | None  # None: the server's first model
-    prompt: str | list[int] | None = None  # text or token ids; None: use `messages`
+    prompt: str | list[int] | list[int | str] | None = None  # text, token ids or both; None: use `messages`
+    suffix: str | None = None  # of a text `prompt`: the response is to come between them (fill-in-the-middle)
+    files: Sequence[tuple[str, str]] = ()  # with `suffix`: (name, text) of other files of the project
     messages: list[Message] = field(default_factory=list)
     # Fields of SamplingParams; max_tokens may be 0 with `echo`.
     params: dict[str, Any] = field(default_factory=dict)
@@ -84,12 +87,31 @@ def build_prompt(llm: LLM, request: GenerationRequest, limit: int | None = None)
         request.params["json_schema"] = {"x-guidance": JSON_WHITESPACE, **schema}
     if request.prompt is None:
         return _build_chat_prompt(llm, request, limit)
-    text, ids = "", request.prompt
-    if isinstance(ids, str):
-        text, ids = ids, llm.tokenizer.encode(ids, special=True, limit=limit)
+    text, ids = "", _text_ids(llm, request, limit)
+    if request.echo and isinstance(request.prompt, str):
+        text = request.prompt
     elif request.echo and (limit is None or len(ids) <= limit):
         text = llm.tokenizer.decode(ids, special=True)
     return Prompt(ids, request.params, OutputParser, request.echo, text, _grammar(request.params))
+
+
+def _text_ids(llm: LLM, request: GenerationRequest, limit: int | None) -> list[int]:
+    """The token ids of a prompt that is no conversation."""
+    given = request.prompt if isinstance(request.prompt, list) else [request.prompt or ""]
+    if request.suffix is not None:
+        if not isinstance(request.prompt, str):
+            raise RequestError("suffix needs a prompt that is a text: send no token ids with it")
+        return prompt_ids(llm.tokenizer, request.prompt, request.suffix, request.files, limit)
+    ids: list[int] = []
+    for place, part in enumerate(given):
+        if isinstance(part, int):
+            ids.append(part)
+        else:
+            follows: dict[str, Any] = {"bos": False, "continues": True} if place else {}
+            ids += llm.tokenizer.encode(part, special=True, limit=limit, **follows)
+        if limit is not None and len(ids) > limit:
+            break
+    return ids
 
 
 def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) -> Prompt:
@@ -172,8 +194,11 @@ def _grammar(params: dict[str, Any]) -> str | None:
 
 
 def _continues(request: GenerationRequest) -> bool:
+    """Whether the response continues the last message: an assistant's text, not its calls."""
     messages = request.messages
-    return request.continue_final_message and len(messages) > 1 and messages[-1]["role"] == "assistant"
+    if not request.continue_final_message or len(messages) < 2 or messages[-1].get("tool_calls"):
+        return False
+    return bool(messages[-1]["role"] == "assistant" and messages[-1]["content"])
 
 
 def _constrained_params(

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
+import numpy as np
 from fastapi import Request
 
 from tandem.devices.host_memory import require_memory
@@ -84,7 +85,13 @@ class Server:
         names = self.models.names()
         if not name and not names:
             raise ModelNotFoundError("this server has no models: start it with `tandem serve MODEL`")
-        return self.models.known_name(name) if name else names[0]
+        return self.known_name(name) if name else names[0]
+
+    def known_name(self, name: str) -> str:
+        """The name of a served model for one of its names; an unknown name unchanged."""
+        known, names = self.models.known_name(name), self.models.names()
+        aliases = self.settings.aliases
+        return names[0] if known not in names and names and (name in aliases or "*" in aliases) else known
 
     async def stream(self, *requests: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """The deltas of all responses to requests to one model; `Delta.index` counts the responses. Closing the
@@ -120,16 +127,21 @@ class Server:
             return len((await run_in_thread(build_prompt, llm.llm, request)).ids)
 
     async def embed(
-        self, model: str, prompts: Sequence[str | list[int]], keep_alive: float | None = None
+        self,
+        model: str,
+        prompts: Sequence[str | list[int]],
+        keep_alive: float | None = None,
+        dimensions: int | None = None,
     ) -> tuple[list[Array], int]:
-        """(one vector for each prompt, number of tokens of all prompts)."""
+        """(one vector for each prompt, number of tokens of all prompts). With `dimensions`, only the first so many
+        values of each vector, normalised again."""
         vectors, count = list[Array](), 0
         async with self.models.use(model, keep_alive=keep_alive) as llm:
             try:
                 async with asyncio.timeout(self.settings.timeout):
                     for text in prompts:
                         ids = await run_in_thread(_text_ids, llm, text) if isinstance(text, str) else text
-                        vectors.append(await llm.embed(ids))
+                        vectors.append(_shortened(model, await llm.embed(ids), dimensions))
                         count += len(ids)
             except TimeoutError:
                 seconds = self.settings.timeout
@@ -201,6 +213,15 @@ class Server:
 def _check_count(requests: Sequence[GenerationRequest]) -> None:
     if sum(request.n for request in requests) > MAX_RESPONSES:
         raise RequestError(f"the request asks for more than {MAX_RESPONSES} responses: send several requests")
+
+
+def _shortened(model: str, vector: Array, dimensions: int | None) -> Array:
+    if dimensions is None or dimensions == len(vector):
+        return vector
+    if dimensions > len(vector):
+        raise RequestError(f"dimensions: {model} has {len(vector)}: ask for as many at most")
+    part: Array = vector[:dimensions]
+    return part / max(float(np.linalg.norm(part)), 1e-12)
 
 
 def _text_ids(llm: AsyncLLM, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Ollama's /api/chat, /api/generate and /api/embed."""
+"""Ollama's /api/chat, /api/generate, /api/embed and /api/embeddings."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tandem.server.http.bodies import (
     AnyObject,
     Int32,
     JSONRoute,
+    Positive,
     StrictModel,
     cancel_on_disconnect,
     drop_none,
@@ -172,8 +173,9 @@ class ChatRequest(CommonRequest):
 
 
 class GenerateRequest(CommonRequest):
-    neutral = (("images", []), ("suffix", ""), ("template", ""), ("context", []))
+    neutral = (("images", []), ("template", ""), ("context", []))
     prompt: str | None = None
+    suffix: str | None = None  # fill-in-the-middle
     system: str | None = None
     raw: bool | None = None
 
@@ -182,6 +184,16 @@ class EmbedRequest(StrictModel):
     ignored = frozenset({"truncate", "options"})
     model: str
     input: str | Annotated[list[str], Field(min_length=1, max_length=2048)]
+    keep_alive: Duration | None = None
+    dimensions: Positive | None = None
+
+
+class EmbeddingsRequest(StrictModel):
+    """Of the older endpoint, for one text."""
+
+    ignored = frozenset({"options"})
+    model: str
+    prompt: str
     keep_alive: Duration | None = None
 
 
@@ -221,6 +233,10 @@ class Embeddings(Times):
     embeddings: list[list[float]]
 
 
+class OneEmbedding(TypedDict):
+    embedding: list[float]
+
+
 @router.post("/api/chat", response_model=ChatBody, responses=LINES | ERRORS)
 async def chat(request: Request, body: ChatRequest) -> Response:
     """Generates a response to a conversation: as JSON lines, unless `stream` is false."""
@@ -235,9 +251,11 @@ async def chat(request: Request, body: ChatRequest) -> Response:
 async def generate(request: Request, body: GenerateRequest) -> Response:
     """Generates a response to a prompt, with the chat template unless it is `raw`."""
     server = get_server(request)
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return await _load_or_unload(server, body, response="")
-    if body.raw:
+    if body.suffix:
+        generation = body.generation(server, prompt=body.prompt or "", suffix=body.suffix)
+    elif body.raw:
         generation = body.generation(server, prompt=body.prompt)
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
@@ -252,7 +270,7 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     texts = [body.input] if isinstance(body.input, str) else body.input
     name = known_name(server, body.model)
     vectors, tokens = await cancel_on_disconnect(
-        request, server.embed(name, texts, keep_alive=seconds(body.keep_alive))
+        request, server.embed(name, texts, keep_alive=seconds(body.keep_alive), dimensions=body.dimensions)
     )
     times = Times(total_duration=_ns(time.perf_counter() - begin), load_duration=0, prompt_eval_count=tokens)
     return await json_response(
@@ -261,13 +279,22 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     )
 
 
+@router.post("/api/embeddings", responses=ERRORS)
+async def embeddings(request: Request, body: EmbeddingsRequest) -> OneEmbedding:
+    """A normalised vector for one text."""
+    server = get_server(request)
+    work = server.embed(known_name(server, body.model), [body.prompt], keep_alive=seconds(body.keep_alive))
+    [vector], _ = await cancel_on_disconnect(request, work)
+    return OneEmbedding(embedding=vector.tolist())
+
+
 # ---- translation to and from GenerationRequest, Delta and GenerationResult
 
 
 def known_name(server: Server, name: str) -> str:
     """The name of a served model: Ollama's clients add `:latest` to a name without a tag."""
-    known = server.models.known_name(name)
-    return known if known in server.models.names() else server.models.known_name(name.removesuffix(":latest"))
+    known = server.known_name(name)
+    return known if known in server.models.names() else server.known_name(name.removesuffix(":latest"))
 
 
 def seconds(duration: Duration | None) -> float | None:
@@ -279,7 +306,8 @@ def seconds(duration: Duration | None) -> float | None:
 
 def _chat_request(server: Server, body: ChatRequest) -> GenerationRequest:
     messages = [_message(one) for one in body.messages or []]
-    return body.generation(server, messages=messages, tools=[tool(one.function) for one in body.tools or []])
+    tools = [tool(one.function) for one in body.tools or []]
+    return body.generation(server, messages=messages, tools=tools, continue_final_message=True)
 
 
 def _message(param: MessageParam) -> Message:

@@ -25,6 +25,7 @@ from tandem.server.http.bodies import (
     EVENTS,
     WHOLE,
     AnyObject,
+    Int32,
     JSONRoute,
     Natural,
     Positive,
@@ -144,6 +145,7 @@ class JSONSchemaParam(StrictModel):
 class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JSONSchemaParam | None = None
+    schema_: AnyObject | None = Field(None, alias="schema")  # llama.cpp's, with json_object
 
 
 class StreamOptions(StrictModel):
@@ -181,10 +183,29 @@ class Sampling(StrictModel):
     ignore_eos: bool | None = None
     priority: Natural | None = None  # larger: later. Requests cannot be moved before those of priority 0
     structured_outputs: StructuredOutputs | None = None
+    guided_json: AnyObject | str | None = None  # vLLM's older names
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(max_length=1000)] | None = None
+    guided_grammar: str | None = None
+    json_schema: AnyObject | None = None  # llama.cpp's names
+    grammar: str | None = None
+
+    def constraint(self) -> dict[str, Any]:
+        """The constraint of a structured output; SamplingParams refuses several."""
+        given = self.structured_outputs or StructuredOutputs(json=None)
+        schemas = [one for one in (given.json_, self.guided_json, self.json_schema) if one is not None]
+        grammars = [one for one in (given.grammar, self.guided_grammar, self.grammar) if one]
+        if len(schemas) > 1 or len(grammars) > 1 or (given.regex and self.guided_regex):
+            raise RequestError("the request has several output constraints of a kind: use one")
+        return drop_none(
+            json_schema=schemas[0] if schemas else None,
+            regex=given.regex or self.guided_regex,
+            choices=given.choice or self.guided_choice,
+            grammar=grammars[0] if grammars else None,
+        )
 
     def sampling(self) -> dict[str, Any]:
         """The parameters as SamplingParams takes them."""
-        constraint = self.structured_outputs or StructuredOutputs(json=None)
         bias = {_token(token): value for token, value in (self.logit_bias or {}).items()}
         return drop_none(
             **sampling_params(self.temperature, self.top_p, self.top_k, self.min_p),
@@ -197,10 +218,7 @@ class Sampling(StrictModel):
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             priority=self.priority,
-            json_schema=constraint.json_,
-            regex=constraint.regex,
-            choices=constraint.choice,
-            grammar=constraint.grammar,
+            **self.constraint(),
         )
 
 
@@ -208,7 +226,6 @@ class ChatRequest(Sampling):
     ignored = IGNORED
     neutral = (
         *NEUTRAL,
-        ("add_generation_prompt", True),
         ("modalities", ["text"]),
         ("verbosity", "medium"),
         ("functions", []),
@@ -230,6 +247,9 @@ class ChatRequest(Sampling):
     response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: AnyObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None  # default: True if the last message is the assistant's
+    n_predict: Int32 | None = None  # llama.cpp's max_tokens; -1: until the context is full
 
 
 # ---- responses
@@ -305,6 +325,7 @@ class ChatCompletion(TypedDict):
 # ---- endpoints
 
 
+@router.post("/chat/completions", include_in_schema=False)
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=EVENTS | ERRORS)
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """Generates a response to a conversation; with `stream`, as server-sent events."""
@@ -332,7 +353,13 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
 
 def generation_request(body: ChatRequest) -> GenerationRequest:
     params = body.sampling()
-    params["max_tokens"] = body.max_completion_tokens or body.max_tokens or WHOLE_CONTEXT
+    limits = body.max_completion_tokens, body.max_tokens, max(0, body.n_predict or 0)
+    params["max_tokens"] = next((limit for limit in limits if limit), WHOLE_CONTEXT)
+    continues = body.continue_final_message
+    if continues and body.add_generation_prompt:
+        raise RequestError("continue_final_message and add_generation_prompt exclude each other: use one")
+    if body.add_generation_prompt is False and not continues:
+        raise RequestError("add_generation_prompt = false needs continue_final_message = true")
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs = true")
     if body.logprobs:
@@ -355,6 +382,7 @@ def generation_request(body: ChatRequest) -> GenerationRequest:
         tool_choice="required" if name else str(body.tool_choice or "auto"),
         parallel_tool_calls=body.parallel_tool_calls is not False and name is None,
         template_kwargs=template_kwargs,
+        continue_final_message=continues is not False and not body.add_generation_prompt,
     )
 
 
@@ -369,7 +397,7 @@ def _constraint(format: ResponseFormat | None) -> dict[str, Any]:
     if format is None or format.type == "text":
         return {}
     if format.type == "json_object":
-        return {"json_schema": {"type": "object"}}
+        return {"json_schema": {"type": "object"} if format.schema_ is None else format.schema_}
     if format.json_schema is None:
         raise RequestError("response_format.json_schema is missing: add the schema")
     return {"json_schema": format.json_schema.schema_ or {}}

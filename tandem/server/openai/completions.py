@@ -15,11 +15,12 @@ from typing_extensions import TypedDict
 from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, total_usage
-from tandem.server.core.prompt import GenerationRequest
+from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest
 from tandem.server.core.serving import Server, get_server
 from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
+    Int32,
     JSONRoute,
     Natural,
     cancel_on_disconnect,
@@ -59,7 +60,7 @@ Prompts = (
 
 class CompletionRequest(Sampling):
     ignored = IGNORED
-    neutral = (*NEUTRAL, ("best_of", 1), ("suffix", ""))
+    neutral = NEUTRAL
     model: str | None = None
     prompt: Prompts
     stream: bool | None = None
@@ -68,6 +69,9 @@ class CompletionRequest(Sampling):
     max_tokens: Natural | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
+    suffix: str | None = None  # fill-in-the-middle
+    best_of: Count | None = None  # generates so many responses and returns the `n` likeliest
+    n_predict: Int32 | None = None  # llama.cpp's max_tokens; -1: until the context is full
 
 
 class Logprobs(TypedDict):
@@ -102,22 +106,33 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     if body.stream:
         return await stream_response(request, _events(server, generation, body, name), "text/event-stream")
     results = await cancel_on_disconnect(request, server.generate(*generation))
+    usage = _usage([result.usage for result in results], generation[0].n)
+    results = _likeliest(results, generation[0].n, body.n or 1)
     return await json_response(
-        sum(result.logprob_count for result in results), _completion, results, body, name
+        sum(result.logprob_count for result in results), _completion, results, body, name, usage
     )
 
 
 def generation_requests(body: CompletionRequest, model: str) -> list[GenerationRequest]:
     """One request for each prompt."""
     params = body.sampling()
-    params["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.n_predict is not None and body.max_tokens is None:
+        params["max_tokens"] = body.n_predict if body.n_predict > 0 else WHOLE_CONTEXT
+    else:
+        params["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens = 0 needs echo = true")
     if body.logprobs is not None:
         params["logprobs"] = body.logprobs
-    count, echo = body.n or 1, bool(body.echo)
+    count, echo, suffix = body.n or 1, bool(body.echo), body.suffix or None
+    if (best_of := body.best_of or count) < count:
+        raise RequestError(f"best_of = {best_of} is less than n = {count}: use n at least")
+    if best_of > count:
+        if body.stream or body.echo:
+            raise RequestError("best_of above n needs the whole response: leave stream and echo out")
+        params.setdefault("logprobs", 0)
     return [
-        GenerationRequest(model, prompt, params=params, n=count, echo=echo)
+        GenerationRequest(model, prompt, suffix, params=params, n=best_of, echo=echo)
         for prompt in each_prompt(body.prompt)
     ]
 
@@ -130,14 +145,28 @@ def each_prompt(prompts: str | list[int] | list[str] | list[list[int]]) -> list[
     return [prompts] if isinstance(first, int) else list(prompts)  # type: ignore[list-item, arg-type]
 
 
-def _completion(results: list[GenerationResult], body: CompletionRequest, model: str) -> Completion:
+def _likeliest(results: list[GenerationResult], generated: int, count: int) -> list[GenerationResult]:
+    """Of the `generated` responses to each prompt, the `count` with the highest mean log-probability of a token."""
+    if generated == count:
+        return results
+
+    def mean(result: GenerationResult) -> float:
+        return sum(token.logprob for token in result.logprobs) / max(1, len(result.logprobs))
+
+    groups = [results[i : i + generated] for i in range(0, len(results), generated)]
+    return [best for group in groups for best in sorted(group, key=mean, reverse=True)[:count]]
+
+
+def _completion(
+    results: list[GenerationResult], body: CompletionRequest, model: str, usage: GenerationUsage
+) -> Completion:
     return Completion(
         id=new_id("cmpl-"),
         object="text_completion",
         created=now(),
         model=model,
         choices=[_choice(index, result, body) for index, result in enumerate(results)],
-        usage=usage_body(_usage([result.usage for result in results], body.n or 1)),
+        usage=usage_body(usage),
     )
 
 

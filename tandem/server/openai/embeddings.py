@@ -10,7 +10,6 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from tandem.errors import RequestError
 from tandem.kernels.kernel import Array
 from tandem.server.core.serving import get_server
 from tandem.server.http.bodies import JSONRoute, Positive, StrictModel, cancel_on_disconnect, json_response
@@ -52,10 +51,8 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
     """A normalised vector for each text: the mean of its tokens' final hidden states."""
     server = get_server(request)
     name = server.model_name(body.model)
-    work = server.embed(name, each_prompt(body.input))
+    work = server.embed(name, each_prompt(body.input), dimensions=body.dimensions)
     vectors, tokens = await cancel_on_disconnect(request, work)
-    if body.dimensions and body.dimensions != len(vectors[0]):
-        raise RequestError(f"dimensions: {name} has {len(vectors[0])}, which cannot be changed: leave it out")
     encode = _base64 if body.encoding_format == "base64" else _floats
     usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
     size = len(vectors) * len(vectors[0])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired
 
 from fastapi import APIRouter, Request
 from typing_extensions import TypedDict
 
 from tandem.errors import ModelNotFoundError
-from tandem.server.core.serving import get_server
+from tandem.server.core.serving import Server, get_server
 from tandem.server.http.bodies import JSONRoute
 from tandem.server.openai.error_body import ERRORS
 
@@ -20,6 +20,7 @@ class ModelCard(TypedDict):
     object: Literal["model"]
     created: int
     owned_by: str
+    aliases: NotRequired[list[str]]
 
 
 class ModelList(TypedDict):
@@ -41,25 +42,27 @@ class AnthropicModelList(TypedDict):
     last_id: str | None
 
 
+@router.get("/models", include_in_schema=False)
 @router.get("/v1/models", responses={401: ERRORS[401]})
 async def list_models(request: Request) -> ModelList | AnthropicModelList:
     """The models of this server. The first one is the default."""
-    names = get_server(request).models.names()
+    server = get_server(request)
+    names = server.models.names()
     if _is_anthropic(request):
         ends = (names[0], names[-1]) if names else (None, None)
         models = [_anthropic_model(name) for name in names]
         return AnthropicModelList(data=models, has_more=False, first_id=ends[0], last_id=ends[1])
-    return ModelList(object="list", data=[_card(name) for name in names])
+    return ModelList(object="list", data=[_card(server, name) for name in names])
 
 
 @router.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404], 400: ERRORS[400]})
 async def show_model(request: Request, model: str) -> ModelCard | AnthropicModel:
     """One model of this server."""
-    models = get_server(request).models
-    model = models.known_name(model)
-    if model not in models.names():
+    server = get_server(request)
+    model = server.known_name(model)
+    if model not in server.models.names():
         raise ModelNotFoundError(f"there is no model {model}: see /v1/models")
-    return _anthropic_model(model) if _is_anthropic(request) else _card(model)
+    return _anthropic_model(model) if _is_anthropic(request) else _card(server, model)
 
 
 def _is_anthropic(request: Request) -> bool:
@@ -67,8 +70,11 @@ def _is_anthropic(request: Request) -> bool:
     return "anthropic-version" in request.headers
 
 
-def _card(name: str) -> ModelCard:
-    return ModelCard(id=name, object="model", created=0, owned_by="tandem")
+def _card(server: Server, name: str) -> ModelCard:
+    card = ModelCard(id=name, object="model", created=0, owned_by="tandem")
+    if server.settings.aliases and name == server.models.names()[0]:
+        card["aliases"] = list(server.settings.aliases)
+    return card
 
 
 def _anthropic_model(name: str) -> AnthropicModel:

@@ -152,6 +152,7 @@ class ResponseBody(TypedDict):
     truncation: Literal["disabled"]
 
 
+@router.post("/responses", include_in_schema=False)
 @router.post("/v1/responses", response_model=ResponseBody, responses=EVENTS | ERRORS)
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Generates a response to a conversation; with `stream`, as server-sent events."""
