@@ -102,7 +102,7 @@ def test_timeouts_and_pulls_of_a_server_with_keys(tmp_path: Path) -> None:
         assert (
             status == 408
             and body["error"]["code"] == "timeout"
-            and "not done in 0.3 s" in body["error"]["message"]
+            and "timed out after 0.3 s" in body["error"]["message"]
         )
 
         def begun(path: str, body: Any) -> str:
@@ -117,7 +117,7 @@ def test_timeouts_and_pulls_of_a_server_with_keys(tmp_path: Path) -> None:
         text = begun("/v1/messages", server.chat(stream=True, max_tokens=40_000, model="tiny"))
         assert text.strip().splitlines()[-2] == "event: error" and '"type":"error"' in text
         text = begun("/api/chat", {"model": "tiny", "messages": server.chat()["messages"]})
-        assert "not done in 0.3 s" in json.loads(text.strip().splitlines()[-1])["error"]
+        assert "timed out after 0.3 s" in json.loads(text.strip().splitlines()[-1])["error"]
         status, _, body = server.ask("/api/pull", {"model": "smollm2"}, **key)
         assert status == 403 and "operator" in body["error"]
 
