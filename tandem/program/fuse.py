@@ -76,7 +76,7 @@ def glu_into_matmul(ops: list[Op], layouts: Mapping[str, Layout]) -> list[Op]:
 
 
 def residual_norm(ops: list[Op]) -> list[Op]:
-    """x += norm(y) and h = norm(x) become one op: they follow each other between the halves of a layer."""
+    """x += norm(y) and h = norm(x) become one op: they follow each other between attention and feed-forward."""
     readers = consumers(ops)
     out: list[Op] = []
     for op in ops:
