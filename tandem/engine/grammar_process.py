@@ -27,6 +27,7 @@ from tandem.errors import OutOfMemoryError, QueueFullError, RequestError
 
 QUICK, SLOW = 0.02, 1.0  # s of CPU time for a grammar; an ordinary one of 64 KiB takes 0.2
 WALL = 2.0  # s of real time for a grammar, and for waiting until the grammars before it are done
+ANSWER = 5 * WALL  # s for the process's answer; without one it is killed: somebody has stopped it
 MEMORY = 96 << 20  # bytes for grammars; ordinary ones take 40 MB at most
 MAX_KNOWN = 1024  # grammars whose result is remembered
 REQUEST, RESULT = struct.Struct("<id"), struct.Struct("<i")  # (size, seconds); how the child ended
@@ -104,7 +105,10 @@ class GrammarProcess:
             process = await self._started()
             assert process.stdin
             process.stdin.write(REQUEST.pack(len(grammar), self._seconds) + grammar)
-            return await self._result(process)
+            async with asyncio.timeout(ANSWER):
+                return await self._result(process)
+        except TimeoutError:
+            raise QueueFullError("the output constraint could not be checked in time: try again") from None
         finally:
             self._lock.release()
 

@@ -26,7 +26,6 @@ from tests.hostile.attacks import (
     send,
     status_of,
 )
-from tests.packages import model_path
 from tests.server.servers import PATIENCE, Running, post, read_all, serving, wait_until
 
 SECONDS = 1.5  # of each attack
@@ -59,9 +58,8 @@ def test_an_attack_exhausts_nothing(server: Running, attack: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("attack", EXHAUSTION)
-def test_an_attack_does_not_stall_streams(attack: str, tmp_path: Path) -> None:
-    with serving(tmp_path, model_path("smollm2"), open_files=1024, context=2048, batch=16) as server:
-        check_streams(server, attack, seconds=30)
+def test_an_attack_does_not_stall_streams(streaming: Running, attack: str) -> None:
+    check_streams(streaming, attack, seconds=30)
 
 
 # ---- heads

@@ -35,7 +35,7 @@ from tests.hostile.attacks import CHAT, MAX_HEALTH, MAX_LOG, MAX_MEMORY, attacki
 from tests.hostile.stall_attacks import ATTACKS, FLOODS, slow_grammar
 from tests.hostile.streams import Streams
 from tests.packages import model_path
-from tests.server.servers import Running, serving, wait_until
+from tests.server.servers import Running, wait_until
 
 SECONDS = 1.0  # of each attack
 CHOICE = {"choice": ["yes", "no"]}
@@ -57,9 +57,8 @@ def test_others_are_served_during_a_flood(server: Running, name: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", FLOODS)
-def test_streams_do_not_stall_during_a_flood(name: str, tmp_path: Path) -> None:
-    with serving(tmp_path, model_path("smollm2"), context=2048, batch=16) as server:
-        check_streams(server, name)
+def test_streams_do_not_stall_during_a_flood(streaming: Running, name: str) -> None:
+    check_streams(streaming, name)
 
 
 # ---- preparation

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +23,12 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 
 from tandem import LLM
+from tandem.engine import grammar_process
 from tandem.engine.grammar_process import GrammarChecker
 from tandem.engine.output import TokenLogprob
 from tandem.engine.params import SamplingParams
 from tandem.engine.structured_output import grammar_text
-from tandem.errors import OutOfMemoryError, RequestError, TandemError
+from tandem.errors import OutOfMemoryError, QueueFullError, RequestError, TandemError
 from tandem.server.anthropic import messages
 from tandem.server.core.prompt import build_prompt
 from tandem.server.http.bodies import _validated, pieces
@@ -38,7 +38,7 @@ from tandem.server.utility_routes import DetokenizeRequest, TokenizeRequest, _de
 from tests.hostile.attacks import ATTEMPTS, CHAT, EXHAUSTION, attacking, check_harm, check_streams
 from tests.hostile.stall_attacks import ATTACKS, INTERSECTION, PATTERNS, send
 from tests.packages import model_path
-from tests.server.servers import Running, post, serving, wait_until
+from tests.server.servers import Running, post, wait_until
 
 SECONDS = 1.0  # of each attack
 MAX_HOLD = 0.05  # s of the GIL: two steps of the streams below
@@ -183,10 +183,9 @@ def test_a_small_request_does_not_wait_for_large_ones(server: Running) -> None:
         pytest.param(tuple(EXHAUSTION), id="all of test_exhaustion.py"),
     ],
 )
-def test_streams_do_not_stall_under_an_attack(attacks: tuple[str, ...], tmp_path: Path) -> None:
+def test_streams_do_not_stall_under_an_attack(streaming: Running, attacks: tuple[str, ...]) -> None:
     """Each attack at the same time as one of test_exhaustion.py, and all of those."""
-    with serving(tmp_path, model_path("smollm2"), open_files=1024, context=2048, batch=16) as server:
-        check_streams(server, *attacks)
+    check_streams(streaming, *attacks)
 
 
 def test_large_requests_of_clients_that_have_left_are_not_prepared(server: Running) -> None:
@@ -352,6 +351,22 @@ def test_a_killed_process_is_not_the_grammars_fault() -> None:
         await process.check(good)
         with pytest.raises(RequestError, match="too complex"):
             await process.check(bad)
+
+    with_process(check, "intersection")
+
+
+def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_process, "ANSWER", 0.3)
+
+    async def check(process: GrammarChecker, bad: str, good: str) -> None:
+        await process.check(good)
+        assert process._quick._process
+        os.kill(process._quick._process.pid, signal.SIGSTOP)
+        other = grammar_text(SamplingParams(regex="b+"))
+        with pytest.raises(QueueFullError, match="could not be checked in time: try again"):
+            await process.check(other)
+        monkeypatch.setattr(grammar_process, "ANSWER", 60)
+        await process.check(other)
 
     with_process(check, "intersection")
 
