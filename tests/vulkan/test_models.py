@@ -60,6 +60,22 @@ def test_a_limit_that_spills_changes_no_bit(lavapipe: str) -> None:
         assert (llm.logits(ids) == limited.logits(ids)).all()
 
 
+def test_experts_spill_before_attention_and_change_no_bit(lavapipe: str) -> None:
+    """A mixture that does not fit: attention, routers, shared experts and the KV cache stay in the GPU's memory."""
+    [*_, (ids, _)] = golden_prompts("qwen2moe")
+    with load("qwen2moe", lavapipe) as llm:
+        parts = [placed.part for placed in llm.device.placed]  # type: ignore[attr-defined]
+        expected = llm.logits(ids)
+    others = sum(part.nbytes for part in parts if part.use == "hot" and part.arena != "kv")
+    with load("qwen2moe", lavapipe, gpu_memory=others + 50_000) as limited:  # room for the smallest KV cache
+        placed = limited.device.placed  # type: ignore[attr-defined]
+        assert (limited.logits(ids) == expected).all()
+    assert {p.part.use for p in placed if p.spilled} == {"experts", "cold"}
+    assert not any(p.spilled for p in placed if p.part.use == "hot")
+    # Gate, up and down of 8 experts in 2 layers, in float32: all of them, and nothing else.
+    assert sum(p.part.nbytes for p in placed if p.part.use == "experts") == 2 * 3 * 8 * 32 * 32 * 4
+
+
 @pytest.mark.parametrize("name", ["gemma3-27b", "llama", "qwen3moe"])
 def test_the_planned_barriers_are_enough(lavapipe: str, name: str) -> None:
     """As many barriers as launches change no bit. Lavapipe runs launches in order anyway; GPUs do not."""

@@ -26,8 +26,9 @@ UNFIT = 0xF0  # memory for images only, protected, or uncached (AMD)
 USAGE = 0x20000 | 0x20 | 0x3  # device address, storage, transfer in both directions
 MAX_PART_BYTES = 256 << 20  # size of an allocation, unless one tensor is larger
 # The uses of parts, in the order in which they get memory.
-HOST_WRITES, HOST_READS, HOT, COLD = "host writes", "host reads", "hot", "cold"
-USES = (HOST_WRITES, HOST_READS, HOT, COLD)
+HOST_WRITES, HOST_READS, HOT, EXPERTS, COLD = "host writes", "host reads", "hot", "experts", "cold"
+USES = (HOST_WRITES, HOST_READS, HOT, EXPERTS, COLD)
+SPILLABLE = (HOT, EXPERTS, COLD)
 ARENA_PRIORITY = ("output", "activations", "kv", "weights")
 HOST_ARENAS = {"step": HOST_WRITES, "step.1": HOST_WRITES, "results": HOST_READS, "results.1": HOST_READS}
 
@@ -101,8 +102,13 @@ def use_of(launch: Launch, tensor: Tensor, read: set[Tensor]) -> str:
         return HOST_ARENAS[tensor.arena]
     if tensor.arena == "output" and tensor.root not in read:
         return HOST_READS  # outputs that a later launch reads (logits) stay in fast memory
+    if tensor.arena != "weights":
+        return HOT
     # A step reads only one row per token of an embedding table; a tied head reads all of it.
-    return COLD if launch.kernel.name.startswith("embed") and tensor.arena == "weights" else HOT
+    if launch.kernel.name.startswith("embed"):
+        return COLD
+    # Of experts it reads those that its tokens use. So in a mixture that does not fit, all else is in fast memory.
+    return EXPERTS if launch.kernel.name.startswith("expert_matmul") else HOT
 
 
 def candidates(
@@ -157,7 +163,7 @@ def plan(
         options = [False, True] if part.nbytes <= local_left else [True]
         fitting = [
             (kind, spilled)
-            for spilled in (options if part.use in (HOT, COLD) else [False])
+            for spilled in (options if part.use in SPILLABLE else [False])
             for kind in candidates(device.memory_types, sizes, part.use, spilled)
             if part.nbytes <= left[kind.heap]
         ]
@@ -165,7 +171,7 @@ def plan(
             raise does_not_fit(parts, device, free, limit)
         kind, spilled = fitting[0]
         left[kind.heap] -= part.nbytes
-        if not spilled and part.use in (HOT, COLD):
+        if not spilled and part.use in SPILLABLE:
             local_left -= part.nbytes
         placed.append(PlacedPart(part, kind, spilled))
     return placed
