@@ -47,7 +47,7 @@ def attention(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     if gpu.register_coopmat and aligned and KV_TYPES[int(scalars["kv"])] != "f32":
         return _attention_coopmat(scalars, counts, gpu, queries_per_kv_head, rows)
     choice = gpu.choices.of("attention", scalars, counts["tokens"], counts["work"])
-    tiles_of_matrices = rows > 1 and dim in (64, 128, 256) and KV_TYPES[int(scalars["kv"])] == "f16"
+    tiles_of_matrices = rows > 1 and dim in (64, 128, 256) and KV_TYPES[int(scalars["kv"])] != "f32"
     if tiles_of_matrices and has_coopmat(gpu) and choice.get("tiles", 1):
         return _attention_tiles(scalars, counts, gpu, queries_per_kv_head)
     queries = min(choice.get("queries", 8 if dim <= 256 else 4), queries_per_kv_head)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,7 @@ from tandem.kernels.abi import (
 )
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS, VALUES
-from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store, q8_unpack, q8_zeros
+from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store, q8_tokens_bytes, q8_unpack, q8_zeros
 
 
 def panels(rows: int) -> int:
@@ -41,15 +41,15 @@ def layout_of(s: Scalars) -> str:
     return LAYOUT_NAMES[int(s["format"])]
 
 
-def _x_bytes(s: Scalars, n: int) -> int:
+def _x_bytes(s: Scalars, n: int, q8: Callable[[int, int], int] = q8_bytes) -> int:
     columns = int(s["columns"])
     quantised = LAYOUTS[layout_of(s)].quantised
-    return q8_bytes(n, columns) if quantised else 4 * ((n - 1) * int(s["x_stride"]) + columns)
+    return q8(n, columns) if quantised else 4 * ((n - 1) * int(s["x_stride"]) + columns)
 
 
-def _out_bytes(s: Scalars, n: int) -> int:
+def _out_bytes(s: Scalars, n: int, q8: Callable[[int, int], int] = q8_bytes) -> int:
     width = int(s["rows"]) // (2 if s["epilogue"] else 1)
-    return q8_bytes(n, width) if s["out_q8"] else 4 * ((n - 1) * int(s["out_stride"]) + width)
+    return q8(n, width) if s["out_q8"] else 4 * ((n - 1) * int(s["out_stride"]) + width)
 
 
 def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
@@ -64,11 +64,10 @@ def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
 
 
 def _cost(s: Scalars, counts: Counts) -> Cost:
-    extents = _extents(s, counts)
-    return Cost(
-        bytes=extents["x"] + extents["weights"] + extents["out"],
-        ops=2.0 * token_count(s, counts) * int(s["rows"]) * int(s["columns"]),
-    )
+    n, rows, columns = token_count(s, counts), int(s["rows"]), int(s["columns"])
+    activations = _x_bytes(s, n, q8_tokens_bytes) + _out_bytes(s, n, q8_tokens_bytes)
+    weights = LAYOUTS[layout_of(s)].matrix_bytes(rows, columns)
+    return Cost(bytes=weights + activations, ops=2.0 * n * rows * columns)
 
 
 def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[str, Array]:

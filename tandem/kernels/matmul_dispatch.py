@@ -72,7 +72,8 @@ def matmul_path(scalars: Scalars, counts: Counts, gpu: Gpu) -> Path:
     )
     if gpu.register_coopmat and in_registers and not choice.get("integer_dot", tokens <= MAX_DOT_TOKENS_REG):
         return "coopmat_reg"
-    if quantised and choice.get("rows", "integer_dot" not in choice and rows_are_fastest(tokens, gpu)):
+    by_rows = "integer_dot" not in choice and rows_are_fastest(tokens, bool(scalars["epilogue"]), gpu)
+    if quantised and choice.get("rows", by_rows):
         return "rows"
     fits = 2 * covered_tokens(scalars, tokens) * padded_columns(columns) <= SCRATCH_WORDS_BYTES
     # The shader has 32-bit offsets into the weights.
@@ -102,12 +103,16 @@ MAX_LANE_SUMS = (
 SHARING_THREADS = 256  # of matmul_*_shared_rows
 
 
-def rows_are_fastest(tokens: int, gpu: Gpu) -> bool:
+def rows_are_fastest(tokens: int, glu: bool, gpu: Gpu) -> bool:
     """Whether a row a lane is the default: where scalar registers hold the activations (AMD), by the instructions that
-    are counted for RDNA3 (docs/AMD.md). More tokens than MAX_ROWS_TOKENS are for matrix units, if there are any."""
+    are counted for RDNA3 (docs/AMD.md). More tokens than MAX_ROWS_TOKENS are for matrix units, if there are any. With
+    GLU, one token is among them; without, other shaders leave the norm that follows little to do
+    (`matmul_norm_partials`)."""
     if gpu.register_coopmat or (tokens > MAX_ROWS_TOKENS and has_coopmat(gpu)):
         return False
-    return tokens >= MIN_ROWS_TOKENS if gpu.vendor == "AMD" else has_coopmat(gpu) and tokens > MAX_DOT_TOKENS
+    if gpu.vendor == "AMD":
+        return glu or tokens >= MIN_ROWS_TOKENS
+    return has_coopmat(gpu) and tokens > MAX_DOT_TOKENS
 
 
 def reads_q8_sums(gpu: Gpu) -> bool:

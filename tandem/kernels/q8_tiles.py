@@ -12,6 +12,11 @@ def q8_bytes(tokens: int, columns: int) -> int:
     return -(-tokens // Q8_TILE) * (columns // Q8_COLUMNS) * Q8_BLOCK_BYTES
 
 
+def q8_tokens_bytes(tokens: int, columns: int) -> int:
+    """Of the tiles, what belongs to the tokens: the last tile may have room for more."""
+    return tokens * q8_bytes(Q8_TILE, columns) // Q8_TILE
+
+
 def q8_zeros(tokens: int, columns: int) -> Array:
     """[ceil(tokens / Q8_TILE), columns / 32] of Q8_BLOCK."""
     return np.zeros((-(-tokens // Q8_TILE), columns // Q8_COLUMNS), Q8_BLOCK)

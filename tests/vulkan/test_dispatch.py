@@ -195,19 +195,21 @@ def fits_rows(dispatch: Dispatch, device: Capabilities) -> None:
 
 
 def test_an_apu_takes_a_row_a_lane_where_sequences_decode_together() -> None:
-    """From 2 to 128 tokens, for every quantised format; more are for its matrix units, if it has any."""
+    """From 2 to 128 tokens, for every quantised format, and with GLU 1; more are for matrix units, if it has any."""
     small = matmul.make_case("q4_0", 1, 128, 256, 0, 0, np.random.default_rng(0)).scalars
     quantised = [layout for layout in LAYOUT_NAMES if LAYOUTS[layout].quantised]
     for layout, tokens, glu in product(quantised, (*range(1, 130), 512), (0, 2)):
         scalars = {**small, "format": LAYOUT_NAMES.index(layout), "epilogue": glu}
         counts = {"tokens": tokens, "rows": tokens, "work": tokens}
         found = dispatch(f"matmul_{layout}", scalars, counts, PHOENIX)
-        assert found.shader.endswith("_rows") == (2 <= tokens <= 128) and not (tokens <= 128 and found.expand)
+        least = 1 if glu else 2
+        assert found.shader.endswith("_rows") == (least <= tokens <= 128)
+        assert not (tokens <= 128 and found.expand)
         assert found.shader.endswith("_shared_rows") == (32 < tokens <= 128)
         if found.shader.endswith("_rows"):
             fits_rows(found, PHOENIX)
         without = dispatch(f"matmul_{layout}", scalars, counts, replace(PHOENIX, matrix_shapes=()))
-        assert without.shader.endswith("_rows") == (tokens >= 2)
+        assert without.shader.endswith("_rows") == (tokens >= least)
         assert without.y == -(-tokens // 128)
 
 

@@ -90,7 +90,8 @@ def _matmul_choices(scalars: Scalars, tokens: int, device: Capabilities, rule: D
     sizes = [0]
     if device.subgroup_size_control and device.subgroup_min < device.subgroup_max:  # AMD: 32 or 64
         sizes += [n for n in SUBGROUPS if device.subgroup_min <= n <= device.subgroup_max]
-    if quantised and tokens > 1 and device.kind != "software" and not device.register_coopmat:
+    by_rows = quantised and (tokens > 1 or _path(rule) == "rows")
+    if by_rows and device.kind != "software" and not device.register_coopmat:
         yield {"rows": 0 if _path(rule) == "rows" else 1}
         for parts, size in product((1, 2, 4, 8), sizes):
             yield {"rows": 1, "split_k": parts, **({"subgroup": size} if size else {})}
