@@ -71,6 +71,10 @@ class ContextError(RequestError):
         self.prompt_tokens, self.context = prompt_tokens, context
 
 
+class ResponseNotFoundError(RequestError):
+    """No stored response or conversation has this id."""
+
+
 class QueueFullError(RequestError):
     """Too many requests are waiting already."""
 

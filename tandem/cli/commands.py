@@ -114,6 +114,12 @@ def _serve(commands: Any) -> None:
         help="allow browser requests from this origin (may be repeated)",
     )
     serve.add_argument(
+        "--responses",
+        type=Path,
+        metavar="FILE",
+        help="SQLite file of the Responses API's stored responses (in memory, until the server ends)",
+    )
+    serve.add_argument(
         "--alias",
         action="append",
         dest="aliases",

@@ -18,7 +18,7 @@ from tandem.server.llama_cpp import completion, server_info
 from tandem.server.monitoring.metrics import live_router
 from tandem.server.ollama import chat as ollama_chat
 from tandem.server.ollama import models as ollama_models
-from tandem.server.openai import chat, completions, embeddings, responses
+from tandem.server.openai import chat, completions, conversations, embeddings, responses
 from tandem.server.openai import models as openai_models
 from tandem.server.page import api_docs
 from tandem.server.page.static import page_router
@@ -30,6 +30,7 @@ ROUTERS = (
     completions.router,
     embeddings.router,
     responses.router,
+    conversations.router,
     messages.router,
     ollama_chat.router,
     ollama_models.router,
@@ -50,6 +51,7 @@ def create_app(models: ModelManager, settings: ServerSettings) -> FastAPI:
         server.start()
         yield
         await server.grammars.close()
+        server.responses.close()
         await models.close()
 
     app = FastAPI(

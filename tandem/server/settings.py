@@ -37,6 +37,7 @@ class ServerSettings:
     draft: tuple[str, ...] = ()  # draft models: NAME=MODEL, or MODEL if one model is served
     keep_alive: float | None = None  # seconds until an idle model is unloaded; None: when memory is needed
     api_keys: Path | None = None  # file with one API key per line; None: no keys are required
+    responses: Path | None = None  # SQLite file of stored responses; None: in memory, until the server ends
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call the server; "*": all
     max_body: int = 4 * MiB  # bytes of a request body
     max_prompt: int | None = None  # tokens of a prompt; None: the context

@@ -40,7 +40,7 @@ def test_generated_requests(tiny: Running, mode: schemathesis.GenerationMode, ex
     count, session = 0, requests.Session()
     for found in document.exclude(path="/api/pull").get_all_operations():  # which uses the network
         operation = found.ok()
-        if mode == WRONG and operation.method == "get":
+        if mode == WRONG and operation.method in ("get", "delete"):
             continue  # it cannot be invalid
 
         @settings(max_examples=examples, **COMMON)

@@ -22,6 +22,7 @@ from tandem.server.core.tool_calls import HERMES, Message, Tool, ToolFormat
 
 WHOLE_CONTEXT = 2**31  # as `max_tokens`: generate until the context is full
 DEFAULT_MIN_P = 0.1
+VERBOSITY = {"low": "Answer briefly.", "high": "Answer in detail."}  # of a request -> what the model is told
 RESERVED_VARIABLES = {"messages", "tools", "self"}  # template variables that a request may not set
 # Whitespace allowed between JSON tokens: one space, or a line break with indentation. With free whitespace a weak model
 # would fill its response with it.
@@ -46,6 +47,8 @@ class GenerationRequest:
     parallel_tool_calls: bool = True  # a response may contain several calls
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # variables of the chat template
     continue_final_message: bool = False  # continue the last message if it is the assistant's
+    truncate: bool = False  # leave the oldest messages out if the prompt is too long
+    dropped_messages: int = 0  # how many were left out
     keep_alive: float | None = None  # seconds that the model stays loaded; None: the server's setting
 
 
@@ -93,6 +96,29 @@ def build_prompt(llm: LLM, request: GenerationRequest, limit: int | None = None)
     elif request.echo and (limit is None or len(ids) <= limit):
         text = llm.tokenizer.decode(ids, special=True)
     return Prompt(ids, request.params, OutputParser, request.echo, text, _grammar(request.params))
+
+
+def drop_oldest(request: GenerationRequest) -> bool:
+    """Drops a quarter of the oldest messages of a conversation, up to a user's; never system messages or the last of
+    the user. Returns whether there was one to drop."""
+    system = [one for one in request.messages if one["role"] == "system"]
+    others = [one for one in request.messages if one["role"] != "system"]
+    starts = [place for place, one in enumerate(others) if place and one["role"] == "user"]
+    if not starts:
+        return False
+    cut = next(place for place in starts if place >= len(others) // 4 or place == starts[-1])
+    request.messages, request.dropped_messages = [*system, *others[cut:]], request.dropped_messages + cut
+    return True
+
+
+def with_verbosity(messages: list[Message], verbosity: str | None) -> list[Message]:
+    """The conversation, with what `verbosity` asks for at the end of the system message."""
+    if verbosity not in VERBOSITY:
+        return messages
+    wish = VERBOSITY[verbosity]
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{wish}"}, *messages[1:]]
+    return [{"role": "system", "content": wish}, *messages]
 
 
 def _text_ids(llm: LLM, request: GenerationRequest, limit: int | None) -> list[int]:

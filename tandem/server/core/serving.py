@@ -26,7 +26,8 @@ from tandem.errors import (
 )
 from tandem.kernels.kernel import Array
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, OutputParser
-from tandem.server.core.prompt import GenerationRequest, Prompt, build_prompt
+from tandem.server.core.prompt import GenerationRequest, Prompt, build_prompt, drop_oldest
+from tandem.server.core.response_store import ResponseStore
 from tandem.server.http.background import run_in_thread
 from tandem.server.http.errors import LOG, message_of
 from tandem.server.monitoring.metrics import Metrics, monitor_of
@@ -42,6 +43,7 @@ class Server:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
         self.grammars = GrammarChecker()
+        self.responses = ResponseStore(settings.responses)
         self.pulls: dict[str, Any] = {}  # comparable name of a model -> download in progress
         self.failure: Exception | None = None  # why the first model could not be loaded at startup
         self._first: asyncio.Task[None] | None = None  # loads the first model
@@ -151,7 +153,15 @@ class Server:
         return vectors, count
 
     def _checked_prompt(self, llm: AsyncLLM, request: GenerationRequest) -> Prompt:
-        """The prompt of a request, if it is short enough."""
+        """The prompt of a request, if it is short enough; with `truncate`, without its oldest messages if need be."""
+        while True:
+            try:
+                return self._short_prompt(llm, request)
+            except ContextError:
+                if not request.truncate or not drop_oldest(request):
+                    raise
+
+    def _short_prompt(self, llm: AsyncLLM, request: GenerationRequest) -> Prompt:
         model = llm.llm
         limit = min(model.context, self.settings.max_prompt or model.context)
         prompt = build_prompt(model, request, limit)

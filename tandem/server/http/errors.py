@@ -32,6 +32,7 @@ STATUS: tuple[tuple[type[errors.TandemError], int, str | None], ...] = (
     (errors.ContextError, 400, "context_length_exceeded"),
     (errors.QueueFullError, 429, "queue_full"),
     (errors.DeadlineError, 408, "timeout"),
+    (errors.ResponseNotFoundError, 404, "not_found"),
     (errors.RequestError, 400, None),
     (errors.TemplateError, 400, "chat_template"),
     (errors.ModelNotFoundError, 404, "model_not_found"),

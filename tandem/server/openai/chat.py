@@ -17,7 +17,7 @@ from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
 from tandem.program.step_inputs import MAX_BIASES
 from tandem.server.core.output_parser import NO_USAGE, Delta, GenerationResult, GenerationUsage, total_usage
-from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params
+from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params, with_verbosity
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, Tool, ToolCall, named_tool
 from tandem.server.http.background import run_inline_if_small
@@ -135,6 +135,18 @@ class NamedTool(StrictModel):
     function: NamedFunction
 
 
+class AllowedToolList(StrictModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=1000)]
+
+
+class AllowedTools(StrictModel):
+    """Only some of the tools may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedToolList
+
+
 class JSONSchemaParam(StrictModel):
     name: str | None = None
     description: str | None = None
@@ -227,7 +239,6 @@ class ChatRequest(Sampling):
     neutral = (
         *NEUTRAL,
         ("modalities", ["text"]),
-        ("verbosity", "medium"),
         ("functions", []),
         ("function_call", "none"),
         ("function_call", "auto"),
@@ -242,10 +253,11 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: list[ToolParam] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     chat_template_kwargs: AnyObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None  # default: True if the last message is the assistant's
@@ -373,13 +385,18 @@ def generation_request(body: ChatRequest) -> GenerationRequest:
     tools = [tool(one.function) for one in body.tools or []]
     if name is not None:
         tools = named_tool(tools, name)
+    choice = "required" if name else str(body.tool_choice or "auto")
+    if isinstance(body.tool_choice, AllowedTools):
+        allowed = body.tool_choice.allowed_tools
+        tools = [one for each in allowed.tools for one in named_tool(tools, each.function.name)]
+        choice = allowed.mode
     return GenerationRequest(
         body.model,
-        messages=[message(one) for one in body.messages],
+        messages=with_verbosity([message(one) for one in body.messages], body.verbosity),
         params=params,
         n=body.n or 1,
         tools=tools,
-        tool_choice="required" if name else str(body.tool_choice or "auto"),
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False and name is None,
         template_kwargs=template_kwargs,
         continue_final_message=continues is not False and not body.add_generation_prompt,

@@ -1,4 +1,5 @@
-"""OpenAI's /v1/responses without stored responses: each request contains the whole conversation."""
+"""OpenAI's /v1/responses. A response is stored with its conversation, unless `store` is false; a later request goes on
+from it by `previous_response_id`, or by the conversation (conversations.py) that both name."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ from contextlib import aclosing
 from itertools import count
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
+from tandem.errors import RequestError, ResponseNotFoundError
 from tandem.server.core.content_blocks import BlockEvent, ContentBlock, block_events, content_blocks
 from tandem.server.core.output_parser import GenerationUsage
-from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params
+from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params, with_verbosity
+from tandem.server.core.response_store import Item
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, Tool, named_tool
 from tandem.server.http.background import run_inline_if_small
@@ -33,6 +36,8 @@ from tandem.server.openai.chat import IGNORED, new_id, now
 from tandem.server.openai.error_body import ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
+Limit = Annotated[int, Query(ge=1, le=100)]  # items of a list
+Order = Literal["asc", "desc"]
 
 # ---- requests
 
@@ -85,6 +90,14 @@ class NamedTool(StrictModel):
     name: str
 
 
+class AllowedTools(StrictModel):
+    """Only some of the tools may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=1000)]
+
+
 class TextFormat(StrictModel):
     ignored = frozenset({"name", "description", "strict"})
     type: Literal["text", "json_object", "json_schema"]
@@ -92,8 +105,8 @@ class TextFormat(StrictModel):
 
 
 class TextConfig(StrictModel):
-    neutral = (("verbosity", "medium"),)
     format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class Reasoning(StrictModel):
@@ -101,27 +114,39 @@ class Reasoning(StrictModel):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
+InputItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=10_000)]
+ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+
+
+class ConversationParam(StrictModel):
+    id: str
+
+
 class ResponsesRequest(StrictModel):
-    ignored = IGNORED | {"include", "max_tool_calls", "stream_options", "client_metadata"}
-    neutral = (("truncation", "disabled"), ("background", False), ("top_logprobs", 0))
+    ignored = (IGNORED - {"store"}) | {"include", "max_tool_calls", "stream_options", "client_metadata"}
+    neutral = (("background", False), ("top_logprobs", 0))
     model: str | None = None
-    input: (
-        str
-        | Annotated[
-            list[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem], Field(min_length=1)
-        ]
-    )
+    input: str | InputItems
+    previous_response_id: str | None = None
+    conversation: str | ConversationParam | None = None
+    store: bool | None = None  # default: True
+    truncation: Literal["auto", "disabled"] | None = None  # auto: without the oldest messages if need be
     instructions: str | None = None
     max_output_tokens: Positive | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     tools: list[ToolParam] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     metadata: AnyObject | None = None
     stream: bool | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationParam) else self.conversation
 
 
 # ---- responses
@@ -141,7 +166,8 @@ class ResponseBody(TypedDict):
     max_output_tokens: int | None
     metadata: dict[str, Any]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
+    conversation: dict[str, str] | None
     reasoning: dict[str, Any]
     store: bool
     temperature: float | None
@@ -149,7 +175,8 @@ class ResponseBody(TypedDict):
     tool_choice: Any
     tools: list[dict[str, Any]]
     top_p: float | None
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
+    dropped_messages: int  # by truncation; not of OpenAI
 
 
 @router.post("/responses", include_in_schema=False)
@@ -157,14 +184,127 @@ class ResponseBody(TypedDict):
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Generates a response to a conversation; with `stream`, as server-sent events."""
     server = get_server(request)
-    generation = await run_inline_if_small(generation_request, body)
+    items = [*await _history(server, body), *new_items(body.input)]
+    generation = await run_inline_if_small(generation_request, body, items)
     generation.model = server.model_name(generation.model)
     if body.stream:
-        return await stream_response(request, _events(server, generation, body), "text/event-stream")
+        return await stream_response(request, _events(server, generation, body, items), "text/event-stream")
     [result] = await cancel_on_disconnect(request, server.generate(generation))
     response = _response(body, generation.model)
     response["output"] = [_item(block, new_id(PREFIXES[block.kind])) for block in content_blocks(result)]
-    return JSONResponse(_finish(response, result.finish_reason, result.usage))
+    response["dropped_messages"] = generation.dropped_messages
+    _finish(response, result.finish_reason, result.usage)
+    await _keep(server, body, response, items)
+    return JSONResponse(response)
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class InputTokensRequest(ResponsesRequest):
+    """As a request for a response; what cannot change its prompt is ignored."""
+
+
+@router.post("/v1/responses/input_tokens", response_model=InputTokens, responses=ERRORS)
+async def input_tokens(request: Request, body: InputTokensRequest) -> InputTokens:
+    """The number of tokens of the prompt that a request would have."""
+    server = get_server(request)
+    items = [*await _history(server, body), *new_items(body.input)]
+    count = await server.count(await run_inline_if_small(generation_request, body, items))
+    return InputTokens(object="response.input_tokens", input_tokens=count)
+
+
+@router.get("/v1/responses/{response_id}", responses=ERRORS)
+async def retrieve(request: Request, response_id: str) -> dict[str, Any]:
+    """A stored response."""
+    return (await stored(get_server(request), response_id, "resp_"))[0]
+
+
+class Deleted(TypedDict):
+    id: str
+    object: str
+    deleted: bool
+
+
+@router.delete("/v1/responses/{response_id}", responses=ERRORS)
+async def delete(request: Request, response_id: str) -> Deleted:
+    """Forgets a stored response. Responses that continue it stay."""
+    server = get_server(request)
+    await stored(server, response_id, "resp_")
+    await server.responses.delete(response_id)
+    return Deleted(id=response_id, object="response.deleted", deleted=True)
+
+
+class ItemList(TypedDict):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+@router.get("/v1/responses/{response_id}/input_items", responses=ERRORS)
+async def input_items(
+    request: Request, response_id: str, limit: Limit = 20, order: Order = "desc", after: str | None = None
+) -> ItemList:
+    """The conversation before a stored response."""
+    response, items = await stored(get_server(request), response_id, "resp_")
+    return item_list(items[: len(items) - len(response["output"])], limit, order, after)
+
+
+# ---- stored responses
+
+
+async def stored(server: Server, id: str, prefix: str) -> tuple[dict[str, Any], list[Item]]:
+    """(body, items) of a stored response or conversation."""
+    found = await server.responses.get(id) if id.startswith(prefix) else None
+    if found is None:
+        kind = "response" if prefix == "resp_" else "conversation"
+        raise ResponseNotFoundError(
+            f"no stored {kind} has the id {id[:80]}: it was not stored, was deleted, or was forgotten for newer ones"
+        )
+    return found
+
+
+def item_list(items: list[Item], limit: int, order: str, after: str | None) -> ItemList:
+    """A part of the items of a conversation."""
+    ordered = items if order == "asc" else items[::-1]
+    ids = [item["id"] for item in ordered]
+    start = ids.index(after) + 1 if after in ids else 0
+    part = ordered[start : start + limit]
+    ends = (part[0]["id"], part[-1]["id"]) if part else (None, None)
+    more = start + limit < len(ordered)
+    return ItemList(object="list", data=part, first_id=ends[0], last_id=ends[1], has_more=more)
+
+
+def new_items(given: str | list[InputItem]) -> list[Item]:
+    """The items of a request, as they are stored."""
+    if isinstance(given, str):
+        content = [{"type": "input_text", "text": given}]
+        return [{"id": new_id("msg_"), "type": "message", "role": "user", "content": content}]
+    items = [item.model_dump(exclude_none=True) for item in given]
+    return [{"id": new_id("item_"), **item, "type": item.get("type", "message")} for item in items]
+
+
+async def _history(server: Server, body: ResponsesRequest) -> list[Item]:
+    """The stored items that come before those of the request."""
+    if body.previous_response_id and body.conversation_id:
+        raise RequestError("previous_response_id and conversation exclude each other: use one")
+    if body.previous_response_id:
+        return (await stored(server, body.previous_response_id, "resp_"))[1]
+    return (await stored(server, body.conversation_id, "conv_"))[1] if body.conversation_id else []
+
+
+async def _keep(server: Server, body: ResponsesRequest, response: ResponseBody, items: list[Item]) -> None:
+    """Stores a response, and adds to its conversation."""
+    items = [*items, *response["output"]]
+    if body.store is not False:
+        await server.responses.put(response["id"], dict(response), items)
+    if body.conversation_id:
+        conversation, _ = await stored(server, body.conversation_id, "conv_")
+        await server.responses.put(body.conversation_id, conversation, items)
 
 
 # ---- translation to and from GenerationRequest, Delta and GenerationResult
@@ -172,7 +312,7 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
 PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
 
-def generation_request(body: ResponsesRequest) -> GenerationRequest:
+def generation_request(body: ResponsesRequest, items: list[Item]) -> GenerationRequest:
     params = sampling_params(body.temperature, body.top_p)
     params["max_tokens"] = body.max_output_tokens or WHOLE_CONTEXT
     format = body.text.format if body.text and body.text.format else None
@@ -185,26 +325,29 @@ def generation_request(body: ResponsesRequest) -> GenerationRequest:
     name = body.tool_choice.name if isinstance(body.tool_choice, NamedTool) else None
     if name is not None:
         tools = named_tool(tools, name)
+    choice = "required" if name else str(body.tool_choice or "auto")
+    if isinstance(body.tool_choice, AllowedTools):
+        tools = [one for each in body.tool_choice.tools for one in named_tool(tools, each.name)]
+        choice = body.tool_choice.mode
     effort = body.reasoning.effort if body.reasoning else None
     template_kwargs = {"enable_thinking": effort != "none", "reasoning_effort": effort} if effort else {}
     return GenerationRequest(
         body.model,
-        messages=_messages(body),
+        messages=with_verbosity(_messages(body, items), body.text.verbosity if body.text else None),
         params=params,
         tools=tools,
-        tool_choice="required" if name else str(body.tool_choice or "auto"),
+        tool_choice=choice,
+        truncate=body.truncation == "auto",
         parallel_tool_calls=body.parallel_tool_calls is not False and name is None,
         template_kwargs=template_kwargs,
     )
 
 
-def _messages(body: ResponsesRequest) -> list[Message]:
+def _messages(body: ResponsesRequest, items: list[Item]) -> list[Message]:
     """The conversation for the chat template, which has tool calls and reasoning in the assistant's message."""
     messages: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    if isinstance(body.input, str):
-        return [*messages, {"role": "user", "content": body.input}]
     reasoning: dict[str, str] = {}
-    for item in body.input:
+    for item in ITEMS.validate_python(items):
         if isinstance(item, ReasoningItem):
             reasoning = {"reasoning_content": _text(item.content or item.summary or "")}
         elif isinstance(item, FunctionCallOutputItem):
@@ -231,7 +374,7 @@ def _response(body: ResponsesRequest, model: str) -> ResponseBody:
     """The response before generation; most of it repeats the request, as clients expect."""
     text = body.text.model_dump(by_alias=True) if body.text else {"format": {"type": "text"}}
     chosen = body.tool_choice or "auto"
-    choice = chosen.model_dump() if isinstance(chosen, NamedTool) else chosen
+    choice = chosen if isinstance(chosen, str) else chosen.model_dump()
     return ResponseBody(
         id=new_id("resp_"),
         object="response",
@@ -246,15 +389,17 @@ def _response(body: ResponsesRequest, model: str) -> ResponseBody:
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=None,
+        previous_response_id=body.previous_response_id,
+        conversation={"id": body.conversation_id} if body.conversation_id else None,
         reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
-        store=False,
+        store=body.store is not False,
         temperature=body.temperature,
         text=text,
         tool_choice=choice,
         tools=[one.model_dump() for one in body.tools or []],
         top_p=body.top_p,
-        truncation="disabled",
+        truncation=body.truncation or "disabled",
+        dropped_messages=0,
     )
 
 
@@ -292,7 +437,7 @@ def _part(block: ContentBlock, text: str) -> dict[str, Any]:
 
 
 async def _events(
-    server: Server, generation: GenerationRequest, body: ResponsesRequest
+    server: Server, generation: GenerationRequest, body: ResponsesRequest, items: list[Item]
 ) -> AsyncGenerator[str, None]:
     numbers, response = count(), _response(body, generation.model or "")
     id = ""
@@ -303,12 +448,14 @@ async def _events(
     async with aclosing(block_events(server.stream(generation))) as events:
         async for event in events:
             if not id:
+                response["dropped_messages"] = generation.dropped_messages
                 yield sse("response.created", response=response)
                 yield sse("response.in_progress", response=response)
             if event.type == "start" or not id:
                 id = new_id(PREFIXES[event.block.kind])
             if event.type == "finish" and event.delta.usage:
                 _finish(response, event.delta.finish_reason or "", event.delta.usage)
+                await _keep(server, body, response, items)
                 yield sse(f"response.{response['status']}", response=response)
                 return
             for type, values in _block_event(event, id):

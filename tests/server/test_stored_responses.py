@@ -1,0 +1,166 @@
+"""Stored responses and conversations, with OpenAI's client."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tandem.errors import RequestError
+from tandem.server.core import response_store
+from tandem.server.core.prompt import GenerationRequest, drop_oldest, with_verbosity
+from tandem.server.core.response_store import ResponseStore
+from tests.cli.tiny_model import write_tiny_model
+from tests.server.servers import Running, serving
+
+WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+TIME: Any = {**WEATHER, "name": "get_time"}
+
+
+@pytest.fixture
+def client(smollm2: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{smollm2.url}/v1", api_key="none", max_retries=0)
+
+
+def ask(client: openai.OpenAI, text: str, **more: Any) -> Any:
+    return client.responses.create(model="smollm2", input=text, temperature=0, max_output_tokens=12, **more)
+
+
+def test_a_response_continues_another(client: openai.OpenAI) -> None:
+    first = ask(client, "My cat is called Zog.", instructions="Be brief.")
+    second = ask(client, "What is my cat called?", previous_response_id=first.id)
+    messages: Any = [
+        {"role": "user", "content": "My cat is called Zog."},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "What is my cat called?"},
+    ]
+    whole = ask(client, messages)
+    assert second.output_text == whole.output_text and second.previous_response_id == first.id
+    assert second.usage and whole.usage and second.usage.input_tokens == whole.usage.input_tokens
+    items: Any = client.responses.input_items.list(second.id, order="asc").data
+    assert [item.role for item in items] == ["user", "assistant", "user"]
+    third = list(ask(client, "And?", previous_response_id=second.id, stream=True))[-1].response
+    assert client.responses.retrieve(third.id).output_text == third.output_text
+    assert len(client.responses.input_items.list(third.id).data) == 5
+
+
+def test_retrieve_and_delete(client: openai.OpenAI) -> None:
+    response = ask(client, "Hi", metadata={"a": "b"})
+    found: Any = client.responses.retrieve(response.id)
+    assert found.output_text == response.output_text and found.metadata == {"a": "b"} and found.store
+    client.responses.delete(response.id)
+    forgotten = ask(client, "Hi", store=False)
+    for id in (response.id, forgotten.id, "resp_1"):
+        with pytest.raises(openai.NotFoundError, match="no stored response has the id"):
+            client.responses.retrieve(id)
+        with pytest.raises(openai.NotFoundError):
+            ask(client, "Hi", previous_response_id=id)
+
+
+def test_input_tokens(client: openai.OpenAI) -> None:
+    response = ask(client, "Hello there")
+    counted = client.responses.input_tokens.count(model="smollm2", input="Hello there")
+    assert response.usage and counted.input_tokens == response.usage.input_tokens
+    more = client.responses.input_tokens.count(input="Hello there", previous_response_id=response.id)
+    assert more.input_tokens > counted.input_tokens
+
+
+def test_conversations(client: openai.OpenAI) -> None:
+    items: Any = [{"type": "message", "role": "user", "content": "My cat is called Zog."}]
+    conversation = client.conversations.create(items=items, metadata={"topic": "cats"})
+    assert client.conversations.retrieve(conversation.id).metadata == {"topic": "cats"}
+    first = ask(client, "What is my cat called?", conversation=conversation.id)
+    ask(client, "Why?", conversation={"id": conversation.id})
+    listed: Any = client.conversations.items.list(conversation.id, order="asc")
+    roles = [one.role for one in listed]
+    assert roles == ["user", "user", "assistant", "user", "assistant"]
+    assert len(client.conversations.items.list(conversation.id, limit=2).data) == 2
+    client.conversations.items.create(conversation.id, items=items)
+    with pytest.raises(openai.BadRequestError, match="exclude each other"):
+        ask(client, "a", conversation=conversation.id, previous_response_id=first.id)
+    assert client.conversations.delete(conversation.id).deleted
+    with pytest.raises(openai.NotFoundError, match="no stored conversation"):
+        ask(client, "a", conversation=conversation.id)
+
+
+def test_truncation_is_said(smollm2: Running) -> None:
+    long = [
+        one
+        for i in range(40)
+        for one in ({"role": "user", "content": f"{i} word " * 40}, {"role": "assistant", "content": "Yes."})
+    ]
+    body = {
+        "input": [*long, {"role": "user", "content": "Hi"}],
+        "instructions": "Be kind.",
+        "max_output_tokens": 4,
+    }
+    status, _, refused = smollm2.ask("/v1/responses", body)
+    assert status == 400 and refused["error"]["code"] == "context_length_exceeded"
+    status, _, answer = smollm2.ask("/v1/responses", {**body, "truncation": "auto"})
+    assert status == 200 and answer["truncation"] == "auto" and 0 < answer["dropped_messages"] < 80
+    assert answer["usage"]["input_tokens"] < 2048
+
+
+@pytest.mark.fast
+def test_what_truncation_and_verbosity_keep() -> None:
+    messages = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+    request = GenerationRequest(None, messages=list(messages))
+    assert drop_oldest(request) and request.messages == [messages[0], messages[3]]
+    assert request.dropped_messages == 2 and not drop_oldest(request)
+    assert with_verbosity(messages, "medium") == messages
+    assert with_verbosity(messages, "low")[0]["content"] == "system\n\nAnswer briefly."
+    assert with_verbosity(messages[1:], "high")[0] == {"role": "system", "content": "Answer in detail."}
+
+
+def test_only_allowed_tools_are_called(client: openai.OpenAI, smollm2: Running) -> None:
+    choice: Any = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "get_time"}],
+    }
+    response: Any = client.responses.create(
+        model="smollm2", input="How is the weather?", tools=[WEATHER, TIME], tool_choice=choice, temperature=0,
+        max_output_tokens=60, parallel_tool_calls=False,
+    )  # fmt: skip
+    assert [item.name for item in response.output] == ["get_time"]
+    tools = [{"type": "function", "function": {"name": one}} for one in ("get_weather", "get_time")]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools[1:]}}
+    body = smollm2.chat(tools=tools, tool_choice=allowed, max_tokens=60, verbosity="low")
+    message = smollm2.ask("/v1/chat/completions", body)[2]["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["name"] == "get_time"
+
+
+def test_responses_in_a_file_survive_a_restart(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny.gguf")
+    options: Any = (model, "--device", "cpu", "--threads", "1", "--responses", tmp_path / "r.sqlite")
+    with serving(tmp_path / "a", *options, context=128, shutdown=2) as server:
+        id = server.ask("/v1/responses", {"input": "a", "max_output_tokens": 2})[2]["id"]
+    with serving(tmp_path / "b", *options, context=128, shutdown=2) as server:
+        assert server.ask(f"/v1/responses/{id}")[2]["id"] == id
+
+
+@pytest.mark.fast
+def test_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(response_store, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(response_store, "MAX_BYTES", 1000)
+    monkeypatch.setattr(response_store, "MAX_ENTRY", 800)
+
+    async def use() -> None:
+        store = ResponseStore(None)
+        for i in range(5):
+            await store.put(str(i), {"n": i}, [])
+        assert [await store.get(str(i)) is not None for i in range(5)] == [False, False, True, True, True]
+        await store.put("large", {"text": "x" * 700}, [])
+        await store.put("larger", {"text": "x" * 700}, [])
+        assert await store.get("large") is None and await store.get("larger") is not None
+        with pytest.raises(RequestError, match="store = false"):
+            await store.put("too large", {"text": "x" * 900}, [])
+        store.close()
+        (tmp_path / "broken").write_text("no database" * 1000)
+        with pytest.raises(RequestError, match="cannot be used"):
+            await ResponseStore(tmp_path / "broken").get("a")
+
+    asyncio.run(use())
