@@ -219,11 +219,11 @@ def _as_lark(grammar: str) -> str:
     """A grammar in Lark's syntax; llama.cpp's GBNF, which defines rules with `::=`, is translated."""
     if "::=" not in grammar or len(grammar) > MAX_SOURCE:
         return grammar
-    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
         return str(gbnf_to_lark(grammar))
-    except (GbnfToLarkError, IndexError, KeyError) as error:
+    except Exception as error:  # it raises several types; for a rule that is missing, an Exception
         raise ValueError(f"the GBNF cannot be read: {error}") from None
 
 

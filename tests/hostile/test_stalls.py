@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,9 +34,17 @@ from tandem.server.anthropic import messages
 from tandem.server.core.prompt import build_prompt
 from tandem.server.http.bodies import _validated, pieces
 from tandem.server.http.uvicorn_server import SWITCH_INTERVAL, shorten_collections
+from tandem.server.llama_cpp import completion as llama_cpp
 from tandem.server.openai import chat, completions, responses
 from tandem.server.utility_routes import DetokenizeRequest, TokenizeRequest, _detokenized, _tokenized
-from tests.hostile.attacks import ATTEMPTS, CHAT, EXHAUSTION, attacking, check_harm, check_streams
+from tests.hostile.attacks import (
+    ATTEMPTS,
+    CHAT,
+    EXHAUSTION,
+    attacking,
+    check_harm,
+    check_streams,
+)
 from tests.hostile.stall_attacks import ATTACKS, INTERSECTION, PATTERNS, send
 from tests.packages import model_path
 from tests.server.servers import Running, post, wait_until
@@ -286,6 +295,44 @@ def test_errors_of_large_requests_name_the_field(server: Running) -> None:
         status, _, answer = server.ask(CHAT, body)
         assert status == 400 and message in answer["error"]["message"]
     assert send(server.url, CHAT, b"[" * 100_000)[0] == 400
+
+
+def test_responses_repeat_little_of_a_request(server: Running) -> None:
+    """2,048 responses with 4 MB of stop strings each would take 8 GB."""
+    stops, grammar = ["x" * 10_000 + str(i) for i in range(64)], 'root ::= "a" # ' + "x" * 100_000
+    for more in ({"stop": stops}, {"grammar": grammar}):
+        body = {"prompt": ["a"] * 16, "n_predict": 1, **more}
+        status, _, answer = server.ask("/completion", body)
+        assert status == 200 and len(json.dumps(answer)) < 16 * 10_000
+    names = ["/" * 50_000] * 10
+    assert server.ask("/completion", {"prompt": "a", "response_fields": names})[0] == 400
+
+
+def test_texts_of_biases_are_tokenized_in_a_thread() -> None:
+    """A thousand long texts would hold the event loop for a tenth of a second."""
+    threads: list[str] = []
+
+    class Recorder:
+        def encode(self, text: str, **options: Any) -> list[int]:
+            threads.append(threading.current_thread().name)
+            return [3]
+
+    @asynccontextmanager
+    async def use(name: str) -> AsyncIterator[Any]:
+        yield SimpleNamespace(llm=SimpleNamespace(tokenizer=Recorder()))
+
+    server: Any = SimpleNamespace(models=SimpleNamespace(use=use), model_name=str)
+    body = llama_cpp.CompletionRequest.model_validate({"prompt": "a", "logit_bias": [["text", 1.0]]})
+    assert asyncio.run(llama_cpp._params(server, body))["logit_bias"] == {3: 1.0}
+    assert threads == ["tandem-small_0"]
+
+
+@pytest.mark.parametrize(
+    "grammar", ["root ::= a", 'a ::= "x"', "root ::= (", "::=", "root ::= [", 'root ::= "x"{9']
+)
+def test_a_grammar_of_llama_cpp_that_is_wrong_is_refused(grammar: str) -> None:
+    with pytest.raises(RequestError, match="cannot be used"):
+        grammar_text(SamplingParams(grammar=grammar))
 
 
 def test_too_many_responses_are_refused(server: Running) -> None:

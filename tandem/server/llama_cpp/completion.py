@@ -13,10 +13,12 @@ from typing_extensions import TypedDict
 
 from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
+from tandem.model.tokenizer import Tokenizer
 from tandem.program.step_inputs import MAX_BIASES
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest
 from tandem.server.core.serving import Server, get_server
+from tandem.server.http.background import run_in_thread
 from tandem.server.http.bodies import (
     EVENTS,
     AnyObject,
@@ -32,10 +34,14 @@ from tandem.server.http.bodies import (
 )
 from tandem.server.llama_cpp.error_body import ERRORS
 from tandem.server.openai.chat import IGNORED, NEUTRAL, StopTexts, TopK, TopLogprobs, now
+from tandem.threads import throttle
 
 router = APIRouter(route_class=JSONRoute, tags=["llama.cpp"])
 MAX_PROMPTS = 2048  # in one request
 MAX_FILES = 256  # beside the one to complete
+# Characters of a stop string, of a grammar and of a field's name in a response, which may be one of thousands.
+MAX_STOP, MAX_GRAMMAR, MAX_NAME = 100, 1000, 100
+VALUES = 64  # of a response without tokens and log-probabilities
 Bias = Annotated[float, Field(ge=-1e6, le=1e6)] | Literal[False]  # False: never
 
 
@@ -95,7 +101,9 @@ class CommonRequest(StrictModel):
     n_probs: TopLogprobs | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
-    response_fields: Annotated[list[str], Field(max_length=256)] | None = None
+    response_fields: (
+        Annotated[list[Annotated[str, Field(max_length=MAX_NAME)]], Field(max_length=256)] | None
+    ) = None
 
     def sampling(self) -> dict[str, Any]:
         """The parameters as SamplingParams takes them, without `logit_bias`."""
@@ -221,18 +229,23 @@ async def _params(server: Server, body: CommonRequest) -> dict[str, Any]:
     params = body.sampling()
     if not body.logit_bias:
         return params
+    async with server.models.use(server.model_name(body.model)) as llm:
+        return {**params, "logit_bias": await run_in_thread(_biases, llm.llm.tokenizer, body)}
+
+
+def _biases(tokenizer: Tokenizer, body: CommonRequest) -> dict[int, float]:
     pairs: Any = body.logit_bias.items() if isinstance(body.logit_bias, dict) else body.logit_bias
     bias: dict[int, float] = {}
-    async with server.models.use(server.model_name(body.model)) as llm:
-        for token, value in pairs:
-            if isinstance(token, str) and not (token.isascii() and token.isdigit() and len(token) < 10):
-                ids = llm.llm.tokenizer.encode(token, bos=False, limit=MAX_BIASES)
-            else:
-                ids = [int(token)]
-            bias |= dict.fromkeys(ids, -math.inf if value is False else float(value))
-            if len(bias) > MAX_BIASES:
-                raise RequestError(f"logit_bias has more than {MAX_BIASES} tokens: give fewer")
-    return {**params, "logit_bias": bias}
+    for token, value in pairs:
+        throttle()
+        if isinstance(token, str) and not (token.isascii() and token.isdigit() and len(token) < 10):
+            ids = tokenizer.encode(token, bos=False, limit=MAX_BIASES)
+        else:
+            ids = [int(token)]
+        bias |= dict.fromkeys(ids, -math.inf if value is False else float(value))
+        if len(bias) > MAX_BIASES:
+            raise RequestError(f"logit_bias has more than {MAX_BIASES} tokens: give fewer")
+    return bias
 
 
 async def _respond(
@@ -255,7 +268,8 @@ async def _respond(
         chosen = [_chosen(one, body.response_fields) for one in bodies]
         return chosen if is_list else chosen[0]
 
-    return await json_response(sum(result.logprob_count for result in results), build)
+    sizes = (VALUES + len(result.token_ids) + result.logprob_count for result in results)
+    return await json_response(sum(sizes), build)
 
 
 def _context(server: Server, name: str) -> int:
@@ -306,11 +320,11 @@ def settings_body(body: CommonRequest) -> dict[str, Any]:
         "frequency_penalty": params.get("frequency_penalty", 0.0),
         "n_predict": -1 if limit == WHOLE_CONTEXT else limit,
         "max_tokens": -1 if limit == WHOLE_CONTEXT else limit,
-        "stop": params.get("stop", []),
+        "stop": [text[:MAX_STOP] for text in params.get("stop", [])],
         "ignore_eos": bool(body.ignore_eos),
         "stream": bool(body.stream),
         "n_probs": body.n_probs or 0,
-        "grammar": body.grammar or "",
+        "grammar": (body.grammar or "")[:MAX_GRAMMAR],
     }
 
 
