@@ -40,7 +40,8 @@ from tandem.kernels.q8_tiles import q8_unpack
 from tandem.model.config import ModelConfig
 from tandem.model.model import Model
 from tandem.program.fuse import PASSES, fuse
-from tandem.program.lower import KVCacheShape, lower
+from tandem.program.lower import lower
+from tandem.program.lowering_base import KVCacheShape
 from tandem.program.program import Program, Tensor, arena_in
 from tandem.program.step_inputs import MAX_BIASES, StepInputs, StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan

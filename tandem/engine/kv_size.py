@@ -47,7 +47,9 @@ def plan_kv(
         _check_wanted(wanted, one_context, total_free, context)
         sequences = wanted / one_context
     blocks = _blocks_per_sequence(config, limits.blocks, limits.tokens)
-    layer_block = kv_bytes(1, config.kv_heads, config.head_dim, KV_TYPES.index(kv))
+    layer_block = max(
+        kv_bytes(1, *size, KV_TYPES.index(kv)) for w in config.windows for size in config.kv_sizes(w)
+    )
     sequences = min(sequences, max(1.0, MAX_LAYER_BYTES / (layer_block * max(blocks))))
     return tuple(int(n * sequences) for n in blocks)
 
@@ -103,9 +105,12 @@ def _context_too_large(
 
 def context_bytes(config: ModelConfig, blocks: int, tokens: int, kv: str) -> int:
     """Returns the bytes of keys and values of a sequence of `blocks` blocks, in steps of up to `tokens` tokens."""
-    block = kv_bytes(1, config.kv_heads, config.head_dim, KV_TYPES.index(kv))
     groups = zip(config.windows, _blocks_per_sequence(config, blocks, tokens), strict=True)
-    return block * sum(config.layer_window.count(window) * count for window, count in groups)
+    return sum(
+        kv_bytes(count, *size, KV_TYPES.index(kv))
+        for window, count in groups
+        for size in config.kv_sizes(window)
+    )
 
 
 def _blocks_per_sequence(config: ModelConfig, blocks: int, tokens: int) -> list[int]:

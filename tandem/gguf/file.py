@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar, overload
 
@@ -41,6 +41,8 @@ class TensorInfo(NamedTuple):
     offset: int  # bytes from the start of `path`
     nbytes: int
     path: Path
+    run: int = 0  # rows that follow each other in the file; 0: all
+    period: int = 0  # rows from the first of a run to that of the next
 
     @property
     def row_bytes(self) -> int:
@@ -177,6 +179,23 @@ class GGUF:
             self.tensors[part] = TensorInfo(part, whole.format, shape, begin, nbytes, whole.path)
             begin += nbytes
 
+    def divide_experts(self, name: str, parts: Sequence[str]) -> None:
+        """Replaces a stack [experts, rows, columns] by one for each part: equal shares of each expert's rows."""
+        whole, count = self.tensor(name), len(parts)
+        if len(whole.shape) != 3 or whole.shape[1] % count or not whole.shape[1]:
+            self.fail(name, f"shape is {whole.shape}, not {count} matrices of experts: convert it again")
+        del self.tensors[name]
+        experts, rows, columns = whole.shape
+        run = rows // count
+        for i, part in enumerate(parts):
+            begin = whole.offset + i * run * whole.row_bytes
+            shape, nbytes = (experts, run, columns), whole.nbytes // count
+            self.tensors[part] = TensorInfo(part, whole.format, shape, begin, nbytes, whole.path, run, rows)
+
+    def alias(self, name: str, source: str) -> None:
+        """Gives a tensor a second name."""
+        self.tensors[name] = self.tensor(source)._replace(name=name)
+
     def raw(self, name: str) -> Array:
         """Reads a tensor: uint8 [rows, row bytes]."""
         info = self.tensor(name)
@@ -187,7 +206,13 @@ class GGUF:
     def read_rows(self, name: str, first: int, out: Array) -> None:
         """Fills `out`, uint8 [rows, row bytes], with the rows of a tensor from `first`."""
         info = self.tensor(name)
-        self._files[info.path].read_into(out.data, info.offset + first * info.row_bytes, label(name))
+        file, rest, at = self._files[info.path], out.reshape(-1).view(np.uint8), first * info.row_bytes
+        run = info.run * info.row_bytes or at + len(rest)
+        while len(rest):
+            size = min(len(rest), run - at % run)
+            begin = info.offset + at // run * info.period * info.row_bytes + at % run
+            file.read_into(rest[:size].data, begin, label(name))
+            rest, at = rest[size:], at + size
 
     def check_unchanged(self) -> None:
         """Raises an error if a file was written since it was opened: what was read may be of two versions."""

@@ -23,6 +23,7 @@ from tandem.kernels import (
     route,
     route_group,
     sample,
+    scale,
 )
 from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
 from tandem.kernels.kernel import Counts, Scalars
@@ -66,6 +67,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "route": route.dispatch,
     "route_group": route_group.dispatch,
     "sample": sample.dispatch,
+    "scale": scale.dispatch,
 }
 
 

@@ -126,6 +126,15 @@ class ModelConfig:
     experts_sigmoid: bool = False  # scores are sigmoids, not a softmax
     expert_choice_bias: bool = False  # added to the scores for the choice alone
     expert_bias: bool = False  # biases of the router and of the experts' matrices
+    # Of each layer, where layers differ; else empty.
+    layer_head_dim: tuple[int, ...] = ()
+    layer_kv_heads: tuple[int, ...] = ()
+    layer_ffn_dim: tuple[int, ...] = ()
+    shared_kv_layers: int = (
+        0  # at the end, which read keys and values of the last layer of their kind before them
+    )
+    per_layer_dim: int = 0  # of the embedding that each layer has of a token; 0: there is none
+    layer_scales: bool = False  # the output of each layer is multiplied by a number
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -135,15 +144,38 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         return bool(self.experts) and layer >= self.dense_layers
 
+    def head_dim_of(self, layer: int) -> int:
+        return self.layer_head_dim[layer] if self.layer_head_dim else self.head_dim
+
+    def kv_heads_of(self, layer: int) -> int:
+        return self.layer_kv_heads[layer] if self.layer_kv_heads else self.kv_heads
+
+    def ffn_dim_of(self, layer: int) -> int:
+        return self.layer_ffn_dim[layer] if self.layer_ffn_dim else self.ffn_dim
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads: its own, or those of the last before with its window."""
+        own = self.layers - self.shared_kv_layers
+        return max(
+            i
+            for i in range(min(layer + 1, own))
+            if self.layer_window[i] == self.layer_window[layer] or i == layer
+        )
+
+    def kv_sizes(self, window: int) -> list[tuple[int, int]]:
+        """KV heads and head size of each layer with that window, of those that store keys and values."""
+        own = range(self.layers - self.shared_kv_layers)
+        return [(self.kv_heads_of(i), self.head_dim_of(i)) for i in own if self.layer_window[i] == window]
+
     def heads(self, layer: int, context: int) -> Heads:
         index = max(self.layer_rope[layer], 0)  # a layer that does not rotate uses no table
         rope = self.ropes[index]
         return Heads(
-            layer,
+            self.kv_layer(layer),
             self.windows.index(self.layer_window[layer]),
             self.q_heads,
-            self.kv_heads,
-            self.head_dim,
+            self.kv_heads_of(layer),
+            self.head_dim_of(layer),
             rope.rot_dim,
             self.interleaved,
             Vector(f"rope.{index}", context * rope.rot_dim),
@@ -194,6 +226,20 @@ class Metadata:
                 self.key(name), f"{shown} is not a size from 1 to {maximum}: convert the model again"
             )
         return value
+
+    def layer_counts(self, name: str, maximum: int = 1 << 24) -> tuple[int, ...]:
+        """Returns a positive integer for each layer; a file may have one for all."""
+        key, layers = self.key(name), self.layers()
+        value = self.gguf.get(key)
+        if not isinstance(value, np.ndarray):
+            return (self.count(name, maximum=maximum),) * layers
+        if (
+            len(value) < layers
+            or value.dtype.kind not in "iu"
+            or not ((value > 0) & (value <= maximum)).all()
+        ):
+            self.gguf.fail(key, f"these are not {layers} sizes from 1 to {maximum}: convert the model again")
+        return tuple(int(count) for count in value[:layers])
 
     def number(self, name: str, default: float | None = None, *, zero: bool = False) -> float:
         """Returns a positive number, or 0 if that is allowed: never one that makes others infinite."""
@@ -362,9 +408,12 @@ class Metadata:
         """Returns the config with the fields that every family reads the same way, and `special` ones."""
         layers, q_heads = self.layers(), self.count("attention.head_count", maximum=4096)
         tied, dim = not self.has("output.weight"), self.count("embedding_length")
-        kv_heads = self.count("attention.head_count_kv", q_heads, maximum=4096)
-        ffn_dim = self.count("feed_forward_length", 0) or self.count("expert_feed_forward_length")
-        self._divide_stacked(layers, q_heads * head_dim, kv_heads * head_dim, ffn_dim)
+        if "layer_kv_heads" in special:  # it has read these itself, by layer
+            kv_heads, ffn_dim = 0, 0
+        else:
+            kv_heads = self.count("attention.head_count_kv", q_heads, maximum=4096)
+            ffn_dim = self.count("feed_forward_length", 0) or self.count("expert_feed_forward_length")
+            self._divide_stacked(layers, q_heads * head_dim, kv_heads * head_dim, ffn_dim)
         eps = (
             "attention.layer_norm_epsilon"
             if special.get("layer_norm")
@@ -380,11 +429,12 @@ class Metadata:
             "norm_bias": self.has("output_norm.bias"),
         }  # fmt: skip
         config = ModelConfig(**(fields | special))  # type: ignore[arg-type]
-        if config.q_heads % config.kv_heads:
-            self.gguf.fail(
-                self.key("attention.head_count"),
-                f"{config.q_heads} heads are not a multiple of {config.kv_heads} KV heads",
-            )
+        for count in {config.kv_heads, *config.layer_kv_heads}:
+            if config.q_heads % count:
+                self.gguf.fail(
+                    self.key("attention.head_count"),
+                    f"{config.q_heads} heads are not a multiple of {count} KV heads",
+                )
         return config
 
     def _divide_stacked(self, layers: int, q: int, kv: int, ffn_dim: int) -> None:

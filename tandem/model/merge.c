@@ -23,7 +23,7 @@ typedef struct {
     uint8_t *bytes;            // what the tokens stand for, one after the other
     int64_t *starts;           // [tokens + 1] into bytes
     uint8_t *types;            // [tokens]
-    const float *scores;       // [tokens], SentencePiece only
+    float *scores;       // [tokens], SentencePiece only
     token_slot *slots;         // [slot_mask + 1] hash table of all tokens; id -1: empty
     merge_slot *merges;        // [merge_mask + 1] hash table of pairs; id -1: empty
     trie_node *trie;           // the special tokens; node b is the root of those that begin with byte b
@@ -142,18 +142,24 @@ EXPORT void tandem_tokenizer_add_tokens(tokenizer *t, const uint8_t *blob, const
     }
 }
 
-// `scratch` holds the longest line. Lines whose parts or result are no tokens cannot apply and are left out.
+// `scratch` holds the longest line. Lines whose parts or result are no tokens cannot apply and are left out. In a
+// vocabulary that is not byte-level, the first line that makes a token is its score.
 EXPORT void tandem_tokenizer_add_merges(tokenizer *t, const uint8_t *blob, const int64_t *offsets,
                                         const int64_t *lengths, int64_t count, uint8_t *scratch) {
     for (int64_t rank = 0; rank < count; rank++) {
         const uint8_t *line = blob + offsets[rank];
         const uint8_t *space = lengths[rank] > 2 ? memchr(line + 1, ' ', lengths[rank] - 1) : NULL;
         if (!space) continue;
-        int64_t left = spell_bytes(line, space - line, scratch);
-        int64_t both = left + spell_bytes(space + 1, line + lengths[rank] - space - 1, scratch + left);
+        int64_t (*spell)(const uint8_t *, int64_t, uint8_t *) = t->byte_level ? spell_bytes : spell_spaces;
+        int64_t left = spell(line, space - line, scratch);
+        int64_t both = left + spell(space + 1, line + lengths[rank] - space - 1, scratch + left);
         int32_t left_id = find_plain(t, scratch, left), right_id = find_plain(t, scratch + left, both - left);
         int32_t id = find_plain(t, scratch, both);
         if (left_id < 0 || right_id < 0 || id < 0) continue;
+        if (!t->byte_level) {
+            if (t->scores[id] < -(float)rank) t->scores[id] = -(float)rank;
+            continue;
+        }
         merge_slot *slot = find_merge(t, left_id, right_id);
         if (slot->id < 0) *slot = (merge_slot){(uint64_t)left_id << 32 | (uint32_t)right_id, (int32_t)rank, id};
     }

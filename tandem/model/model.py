@@ -52,6 +52,8 @@ class Model:
                 tables[f"rope.{i}{QUERIES}"] = rope.query_table(context)
         if (scale := self.config.logit_scale) != 1.0:
             tables[SCALED_NORM] = np.float32(scale) * self._vector("output_norm.weight")
+        if own := getattr(self.architecture, "tables", None):
+            tables |= own(self.config, self._vector)
         return tables
 
     def _vector(self, name: str) -> Array:

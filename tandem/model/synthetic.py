@@ -19,7 +19,7 @@ from tandem.kernels.kernel import Array
 from tandem.kernels.layout import ChooseLayout
 from tandem.kernels.matmul import random_panels
 from tandem.kernels.panels import LAYOUTS
-from tandem.model.architectures import ARCHITECTURES, gemma3, gpt_oss
+from tandem.model.architectures import ARCHITECTURES, gemma3, gemma4, gpt_oss
 from tandem.model.config import ModelConfig, Rope
 from tandem.model.model import Model, as_matrix, is_matrix
 from tandem.program.graph import Vector
@@ -66,6 +66,28 @@ def _plain(
     )  # fmt: skip
 
 
+def _gemma4(
+    layers: int,
+    dim: int,
+    ffn: int,
+    heads: int,
+    kv_heads: int,
+    global_kv_heads: int,
+    experts: tuple[int, int, int] = (0, 0, 0),
+) -> ModelConfig:
+    sliding = [(i + 1) % gemma4.PATTERN != 0 for i in range(layers)]
+    still = (1e30,) * 192  # columns of a global head that do not rotate
+    ropes = (Rope(1e6, 512, factors=(1.0,) * 64 + still), Rope(1e4, 256))
+    base = _plain("gemma4", layers, dim, ffn, heads, kv_heads, 262144, head_dim=256, tied=True)
+    return replace(
+        base, eps=1e-6, scale=1.0, ropes=ropes, layer_rope=tuple(map(int, sliding)), layer_scales=True,
+        layer_window=tuple(1024 if s else 0 for s in sliding), logit_softcap=30.0, layer_ffn_dim=(ffn,) * layers,
+        layer_head_dim=tuple(256 if s else 512 for s in sliding),
+        layer_kv_heads=tuple(kv_heads if s else global_kv_heads for s in sliding), experts=experts[0],
+        experts_used=experts[1], expert_dim=experts[2],
+    )  # fmt: skip
+
+
 def _qwen3moe(
     layers: int, dim: int, heads: int, kv_heads: int, experts: int, used: int, ffn: int
 ) -> ModelConfig:
@@ -97,6 +119,8 @@ SHAPES = {
     "gemma-3-12b": _gemma3(48, 3840, 15360, 16, 8, 256, 1024),
     "gemma-3-27b": _gemma3(62, 5376, 21504, 32, 16, 128, 1024),
     "gemma-3-270m": _gemma3(18, 640, 2048, 4, 1, 256, 512, 262144),
+    "gemma-4-26b-a4b": _gemma4(30, 2816, 2112, 16, 8, 2, (128, 8, 704)),
+    "gemma-4-31b": _gemma4(60, 5376, 21504, 32, 16, 4),
     "glm-4.5-air": _glm_air(),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
@@ -136,8 +160,12 @@ class SyntheticModel(Model):
             )
         full = SHAPES[shape]
         count = layers or full.layers
-        self.config = ModelConfig(**{**vars(full), "layers": count, "layer_rope": full.layer_rope[:count],
-                                     "layer_window": full.layer_window[:count]})  # fmt: skip
+        by_layer = {
+            key: value[:count]
+            for key, value in vars(full).items()
+            if isinstance(value, tuple) and len(value) == full.layers
+        }
+        self.config = ModelConfig(**{**vars(full), "layers": count, **by_layer})
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.layout = layout
         if gguf:

@@ -1,7 +1,8 @@
 """Encodes text to token ids and decodes it, with the vocabulary of the model file. The merging is in C (merge.c).
 
 Two kinds: SentencePiece (`tokenizer.ggml.model` = llama: Gemma, Llama 2, Mistral) and byte-level BPE (gpt2: Llama 3,
-Qwen, SmolLM). In text that is not valid UTF-8, U+FFFD replaces each invalid byte.
+Qwen, SmolLM). Files of Gemma 4 (gemma4) have merges in place of SentencePiece's scores. In text that is not valid
+UTF-8, U+FFFD replaces each invalid byte.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # not shown by decode unless `special`
 MAX_TEXT = 64 << 20  # bytes; merging takes up to 52 times as much memory
 MAX_CHARACTER = 4  # bytes in UTF-8
 MAX_SPECIAL = 4 << 20  # bytes of all special tokens; Gemma, which has the most, has 0.1 MB
+GEMMA4 = "gemma4"  # `tokenizer.ggml.model`
+NO_MERGE = -1e9  # score of a token that no merge makes
 MAX_SHOWN = 8192  # tokens in the cache of decoded bytes
 
 # Tokens that always end the output, even if the file does not mark them.
 STOP_TOKENS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
     "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
+    "<turn|>", "<|tool_response>",  # Gemma 4
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 )  # fmt: skip
@@ -59,13 +63,13 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> Self:
         kind = gguf.require("tokenizer.ggml.model", str)
-        if kind not in ("llama", "gpt2"):
+        if kind not in ("llama", "gpt2", GEMMA4):
             raise UnsupportedModelError(
                 f"{gguf.path}: the tokenizer is {kind!r}; this engine runs 'llama' (SentencePiece) and 'gpt2' "
                 "(byte-level BPE): choose another model"
             )
         pre = pre_tokenizer(gguf.get("tokenizer.ggml.pre", "default")) if kind == "gpt2" else None
-        self = cls(*_load_vocabulary(gguf, pre), pre)
+        self = cls(*_load_vocabulary(gguf, kind, pre), pre)
         default = (1, 2) if kind == "llama" else (None, None)
         self.bos_id = _token_id(gguf, "bos", default[0], self.vocab_size)
         self.eos_id = _token_id(gguf, "eos", default[1], self.vocab_size)
@@ -83,7 +87,7 @@ class Tokenizer:
             known_eos_ids.remove(self.harmony.end)
             ends += [self.find(text) for text in ENDS]
         self.eos_ids = frozenset(known_eos_ids) | {id for id in (self.eos_id, *ends) if id is not None}
-        if pre:
+        if pre or kind == GEMMA4:
             _add_merges(gguf, self._core, self._memory)
         _add_specials(gguf, self._core, self._memory)
         return self
@@ -281,15 +285,16 @@ def _slots(count: int, width: int) -> Array:
     return np.full((1 << (count * 3 // 2).bit_length(), width), -1, np.int32)
 
 
-def _load_vocabulary(gguf: GGUF, pre: PreTokenizer | None) -> tuple[Any, list[Array]]:
+def _load_vocabulary(gguf: GGUF, kind: str, pre: PreTokenizer | None) -> tuple[Any, list[Array]]:
     """Returns the core's structure with all tokens, and the memory that it points to."""
     tokens = gguf.require("tokenizer.ggml.tokens", StringArray)
     count = len(tokens)
     types = _per_token(gguf, "tokenizer.ggml.token_type", count, NORMAL, "uint8")
     data, starts = np.empty(int(tokens.lengths.sum()) + 1, np.uint8), np.zeros(count + 1, np.int64)
-    scores = (
-        np.zeros(0, np.float32) if pre else _per_token(gguf, "tokenizer.ggml.scores", count, 0, "float32")
-    )
+    if kind == "llama":
+        scores = _per_token(gguf, "tokenizer.ggml.scores", count, 0, "float32")
+    else:  # of Gemma 4's tokens: below that of any merge until one is found
+        scores = np.full(0 if pre else count, NO_MERGE, np.float32)
     slots = _slots(count, 2)
     core = ffi.new("tokenizer *")
     core.byte_level, core.whole_words = pre is not None, pre is not None and pre.whole_words

@@ -28,7 +28,7 @@ int64_t tandem_scan_strings(const char *data, int64_t size, int64_t n, int64_t *
 // model/merge.c
 typedef struct {
     int32_t byte_level, whole_words, unknown, longest;
-    uint8_t *bytes; int64_t *starts; uint8_t *types; const float *scores; void *slots, *merges, *trie;
+    uint8_t *bytes; int64_t *starts; uint8_t *types; float *scores; void *slots, *merges, *trie;
     int64_t slot_mask, merge_mask; int32_t byte_ids[256]; uint8_t adjacent[65536];
 } tokenizer;
 void tandem_tokenizer_add_tokens(tokenizer *, const uint8_t *blob, const int64_t *, const int64_t *, int64_t);

@@ -24,7 +24,8 @@ from tandem.model.model import Model
 from tandem.plan.rdna3 import FITTED, LaunchTime, gpu_of, launch_time
 from tandem.plan.rdna3_step import launches
 from tandem.program.fuse import fuse
-from tandem.program.lower import KVCacheShape, lower
+from tandem.program.lower import lower
+from tandem.program.lowering_base import KVCacheShape
 from tandem.program.program import Launch, Program
 from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.validate import validate
@@ -104,8 +105,9 @@ class Planned:
         """Bytes of a KV cache for so many sequences of that length."""
         c, kv = self.config, KV_TYPES.index(self.kv)
         return sum(
-            blocks * kv_bytes(c.layer_window.count(window), c.kv_heads, c.head_dim, kv)
+            kv_bytes(blocks, *size, kv)
             for blocks, window in zip(self._kv_blocks(context, sequences), c.windows, strict=True)
+            for size in c.kv_sizes(window)
         )
 
     def memory(self, hardware: Hardware, context: int | None = None, sequences: int = 1) -> Memory:

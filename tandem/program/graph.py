@@ -61,6 +61,7 @@ class Routing(NamedTuple):
     groups_used: int = 1  # topk_group
     group_top: int = 1  # experts whose scores rank a group
     bias: Vector | None = None  # added to the scores for the choice, not to the weights
+    expert_scales: Vector | None = None  # a factor of the weights for each expert
 
 
 class Heads(NamedTuple):
@@ -132,6 +133,24 @@ def _heads(op: Op) -> list[int]:
     return [] if op.kind == "store" else widths
 
 
+def _norm_heads(op: Op) -> list[int]:
+    """`attrs["weight"]`: of one head."""
+    size = op.attrs["weight"].size
+    _require(op, size % 2 == 0 and op.inputs[0].width % size == 0, "the input is not whole heads")
+    return [op.inputs[0].width]
+
+
+def _scale(op: Op) -> list[int]:
+    _require(op, op.attrs["factor"].size == 1, f"{op.attrs['factor'].name} is not one number")
+    return [op.inputs[0].width]
+
+
+def _slice(op: Op) -> list[int]:
+    begin, end = op.attrs["begin"], op.attrs["end"]
+    _require(op, 0 <= begin < end <= op.inputs[0].width, "the columns are not in the input")
+    return [end - begin]
+
+
 def _attention(op: Op) -> list[int]:
     heads: Heads = op.attrs["heads"]
     _require(op, op.inputs[0].width == heads.q_heads * heads.head_dim, "query width is not heads x head size")
@@ -182,11 +201,15 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "layer_norm": _layer_norm,  # mean and variance normalised, times a weight, plus a bias if there is one
     "matmul": _matmul,  # x times each of attrs["matrices"], plus its bias
     "head_norm": _heads,  # RMS norm of each head of q and k
+    "norm_heads": _norm_heads,  # RMS norm of each head of one value
     "rope": _heads,  # rotates q and k by position
+    "rope_query": _attention,  # rotates q alone
     "store": _heads,  # k and v to the KV cache
     "attention": _attention,  # q over the cached k and v of its sequence
     "glu": _pair,  # activation(gate) * up, or the activation alone
     "add": _pair,
+    "scale": _scale,  # times a number of the file
+    "slice": _slice,  # some of the columns
     "route": _route,  # logits of experts -> the experts that each token uses, and their weights
     "expert_matmul": _expert_matmul,  # x times the matrices of the experts in use, gated if there are two
     "combine": _combine,  # the weighted sum over a token's experts, plus a shared expert's output times its gate
@@ -236,12 +259,24 @@ class Builder:
         )
         return out[0], out[1]
 
+    def norm_heads(self, x: Value, weight: Vector, eps: float, name: str) -> Value:
+        """RMS norm of each head of `x` alone; a head is as long as the weight."""
+        return self._emit("norm_heads", [x], [name], weight=weight, eps=eps)[0]
+
     def rope(self, q: Value, k: Value, heads: Heads) -> tuple[Value, Value]:
         out = self._emit("rope", [q, k], [f"{q.name}_rope", f"{k.name}_rope"], heads=heads)
         return out[0], out[1]
 
+    def rope_query(self, q: Value, heads: Heads) -> Value:
+        """For a layer without keys and values of its own."""
+        return self._emit("rope_query", [q], [f"{q.name}_rope"], heads=heads)[0]
+
     def attention(self, q: Value, k: Value, v: Value, heads: Heads, name: str) -> Value:
         self._emit("store", [k, v], [], heads=heads)
+        return self.attend(q, heads, name)
+
+    def attend(self, q: Value, heads: Heads, name: str) -> Value:
+        """Attention over keys and values that another layer has stored: that of `heads`."""
         return self._emit("attention", [q], [name], heads=heads)[0]
 
     def glu(self, gate: Value, up: Value, activation: str, name: str) -> Value:
@@ -290,6 +325,14 @@ class Builder:
 
     def add(self, a: Value, b: Value, name: str) -> Value:
         return self._emit("add", [a, b], [name])[0]
+
+    def scale(self, x: Value, factor: Vector, name: str) -> Value:
+        """In place of x."""
+        return self._emit("scale", [x], [name], factor=factor)[0]
+
+    def slice(self, x: Value, begin: int, end: int, name: str) -> Value:
+        """Columns [begin, end) of x: no copy."""
+        return self._emit("slice", [x], [name], begin=begin, end=end)[0]
 
     def select_rows(self, x: Value, name: str) -> Value:
         selected = self._emit("select_rows", [x], [name])[0]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
 
-from tandem.errors import ProgramError
 from tandem.kernels import (
     attention,
     combine,
@@ -22,6 +19,7 @@ from tandem.kernels import (
     rope,
     route,
     sample,
+    scale,
 )
 from tandem.kernels.abi import (
     ACTIVATION_GELU,
@@ -30,7 +28,6 @@ from tandem.kernels.abi import (
     EPILOGUE_GELU_GLU,
     EPILOGUE_SILU_GLU,
     EPILOGUE_STORE,
-    KV_TYPES,
     PART_NORM,
     PART_ROPE,
     PART_SHIFT,
@@ -40,37 +37,20 @@ from tandem.kernels.abi import (
     TOKEN_SLOT,
 )
 from tandem.kernels.experts import chosen_bytes, groups_bytes, max_slots
-from tandem.kernels.kernel import Kernel, Scalars
-from tandem.kernels.kv_layout import kv_bytes
 from tandem.kernels.panels import LAYOUT_NAMES
 from tandem.kernels.q8_tiles import q8_bytes
 from tandem.kernels.rows import rows_bytes
-from tandem.program.fuse import PASSES, consumers
+from tandem.program.fuse import PASSES
 from tandem.program.graph import Heads, Matrix, Op, Routing, Value, Vector
 from tandem.program.hazards import place_barriers
+from tandem.program.lowering_base import KVCacheShape, LoweringBase, Routes
 from tandem.program.plan_memory import plan_memory
-from tandem.program.program import OTHER_STEP_SLOT, Launch, Program, Tensor
+from tandem.program.program import OTHER_STEP_SLOT, Program, Tensor
 from tandem.program.step_inputs import StepLayout
-from tandem.program.weight_plan import WeightPlan, align
+from tandem.program.weight_plan import WeightPlan
 
 ACTIVATIONS = {"silu": ACTIVATION_SILU, "gelu": ACTIVATION_GELU}
 GLU_EPILOGUES = {"silu": EPILOGUE_SILU_GLU, "gelu": EPILOGUE_GELU_GLU, "clamped": EPILOGUE_CLAMPED_GLU}
-
-
-@dataclass(frozen=True)
-class KVCacheShape:
-    """The size of the KV cache: blocks of KV_BLOCK tokens for each KV group."""
-
-    blocks: tuple[int, ...]  # per group
-    kv: str = "f16"  # data type of keys and values, one of KV_TYPES
-
-    @property
-    def index(self) -> int:
-        """The scalar `kv` of kernels."""
-        return KV_TYPES.index(self.kv)
-
-    def block_bytes(self, heads: Heads) -> int:
-        return kv_bytes(1, heads.kv_heads, heads.head_dim, self.index)
 
 
 def lower(
@@ -91,104 +71,8 @@ def lower(
     return Program(launches, counts, sizes, lowering.values)
 
 
-class _Routes(NamedTuple):
-    """The tensors of a route op (kernels/experts.py)."""
-
-    chosen: Tensor
-    weights: Tensor
-    groups: Tensor
-    scalars: Scalars  # experts, used
-
-
-class _Lowering:
-    def __init__(
-        self, ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVCacheShape, fuse_quantise: bool
-    ) -> None:
-        self.plan, self.step, self.kv, self.fuse_quantise = plan, step, kv, fuse_quantise
-        self.counts = {"tokens": step.limits.tokens, "rows": step.limits.logits_rows, "slots": 0}
-        self.consumers = consumers(ops)
-        self.launches: list[Launch] = []
-        self.values: dict[str, tuple[int, Tensor]] = {}
-        self.f32: dict[Value, Tensor] = {}
-        self.q8: dict[Value, Tensor] = {}
-        self.selected: dict[Value, Value] = {}  # selected rows -> the value they are selected from
-        self.routes: dict[Value, _Routes] = {}
-        self.slots: dict[
-            tuple[Value, Value], Tensor
-        ] = {}  # (value, routes) -> its rows in the order of experts
-        self.caches: dict[int, Tensor] = {}  # layer -> KV cache
-        self.kv_bytes = self.output_bytes = 0
-
-    # ---- tensors
-
-    def _rows(self, value: Value, arena: str = "activations") -> Tensor:
-        """Makes a float32 tensor for a value; every row is aligned."""
-        stride = align(4 * value.width) // 4
-        size = rows_bytes(self.counts[value.count], value.width, stride)
-        self.f32[value] = Tensor(value.name, arena, "f32", size, stride)
-        return self.f32[value]
-
-    def _tiles(self, value: Value) -> Tensor:
-        size = q8_bytes(self.counts[value.count], value.width)
-        self.q8[value] = Tensor(f"{value.name}.q8", "activations", "q8", size, value.width)
-        return self.q8[value]
-
-    def _output(self, value: Value, unit: int = 32) -> tuple[Tensor, bool]:
-        """Makes the output tensor of a kernel that can quantise: int8 tiles if all readers are int8 matmuls.
-
-        One work item writes `unit` columns; it must write all 32 that share a scale. Returns (tensor, is q8).
-        """
-        readers = self.consumers.get(value, [])
-        whole = value.width % 32 == 0 and unit % 32 == 0
-        fuse = self.fuse_quantise or value.count == "slots"  # no kernel quantises slots alone
-        if fuse and whole and readers and all(map(self._reads_q8, readers)):
-            return self._tiles(value), True
-        return self._rows(value), False
-
-    def _reads_q8(self, op: Op) -> bool:
-        matrices: list[Matrix] = op.attrs.get("matrices", [])
-        return bool(matrices) and self.plan.layouts[matrices[0].name].activations == "q8"
-
-    def _view(self, base: Tensor, value: Value, column: int) -> None:
-        size = rows_bytes(self.counts[value.count], value.width, base.stride)
-        self.f32[value] = Tensor(value.name, base.arena, "f32", size, base.stride, 4 * column, base)
-
-    def _cache(self, heads: Heads) -> Tensor:
-        if heads.layer not in self.caches:
-            size = self.kv.blocks[heads.group] * self.kv.block_bytes(heads)
-            self.caches[heads.layer] = Tensor(
-                f"kv.{heads.layer}", "kv", self.kv.kv, size, offset=self.kv_bytes
-            )
-            self.kv_bytes += align(size)
-        return self.caches[heads.layer]
-
-    def _host_tensor(self, tensor: Tensor) -> Tensor:
-        """Moves a tensor to the arena that the host reads."""
-        tensor.arena, tensor.offset = "output", self.output_bytes
-        self.output_bytes += align(tensor.nbytes)
-        return tensor
-
-    def _in_place(self, op: Op, value: Value, output: Value) -> None:
-        """Gives an output the tensor of an input that no later op reads."""
-        last = self.consumers[value][-1]
-        if last is not op:
-            raise ProgramError(f"{op} changes {value.name} in place, but {last} still reads it")
-        self.f32[output] = self.f32[value]
-
-    def _launch(self, kernel: Kernel, name: str, buffers: dict[str, Tensor | None], **scalars: float) -> None:
-        bound = {b.name: buffers.get(b.name) for b in kernel.buffers}
-        self.launches.append(
-            Launch(kernel, bound, {key: scalars.get(key, 0) for key, _ in kernel.scalars}, name)
-        )
-
-    def _done(self, *values: Value) -> None:
-        """Notes that the last launch completes these values, for `capture`."""
-        for value in values:
-            tensor = self.f32.get(value) or self.q8.get(value)
-            if tensor is not None:
-                self.values[value.name] = (len(self.launches) - 1, tensor)
-
-    # ---- one method for each op
+class _Lowering(LoweringBase):
+    """One method for each op."""
 
     def _embed(self, op: Op) -> None:
         matrix: Matrix = op.attrs["matrix"]
@@ -268,6 +152,19 @@ class _Lowering:
             use_rows=source is not x,
         )
         self._done(op.outputs[0])
+
+    def _scale(self, op: Op) -> None:
+        x, factor = self.f32[op.inputs[0]], op.attrs["factor"]
+        self._in_place(op, op.inputs[0], op.outputs[0])
+        buffers: dict[str, Tensor | None] = {"x": x, "factors": self.plan.vector(factor)}
+        self._launch(
+            scale.KERNEL, op.outputs[0].name, buffers, dim=op.inputs[0].width, stride=x.stride, factors=1
+        )
+        self._done(op.outputs[0])
+
+    def _slice(self, op: Op) -> None:
+        base = self.f32[op.inputs[0]]
+        self._view(base, op.outputs[0], op.attrs["begin"])
 
     def _select_rows(self, op: Op) -> None:
         self.selected[op.outputs[0]] = op.inputs[0]  # the norm that follows reads these rows
@@ -380,6 +277,24 @@ class _Lowering:
         else:
             self._heads_launch(op, q, k, parts=PART_ROPE)
 
+    def _rope_query(self, op: Op) -> None:
+        self._heads_launch(op, op.inputs[0], None, parts=PART_ROPE)
+
+    def _norm_heads(self, op: Op) -> None:
+        x, weight = self.f32[op.inputs[0]], op.attrs["weight"]
+        self._in_place(op, op.inputs[0], op.outputs[0])
+        self._launch(
+            rope.KERNEL,
+            op.outputs[0].name,
+            {"q": x, "vectors": self.plan.vector(weight, weight.size), "tokens": self.step.tokens},
+            q_heads=op.inputs[0].width // weight.size,
+            head_dim=weight.size,
+            q_stride=x.stride,
+            eps=op.attrs["eps"],
+            parts=PART_NORM,
+        )
+        self._done(op.outputs[0])
+
     def _store(self, op: Op) -> None:
         self._heads_launch(op, None, *op.inputs, parts=PART_STORE)
 
@@ -470,7 +385,7 @@ class _Lowering:
         sizes = {"experts": routing.experts, "used": routing.used}
         self.counts["slots"] = max(self.counts["slots"], max_slots(tokens, sizes))
         nbytes = chosen_bytes(tokens, sizes)
-        found = self.routes[op.outputs[0]] = _Routes(
+        found = self.routes[op.outputs[0]] = Routes(
             Tensor(f"{name}.chosen", "activations", "i32", nbytes),
             Tensor(f"{name}.weights", "activations", "f32", nbytes),
             Tensor(f"{name}.groups", "activations", "i32", groups_bytes(tokens, sizes)),
@@ -496,6 +411,20 @@ class _Lowering:
         )
         tables: dict[str, Tensor | None] = {"chosen": found.chosen, "groups": found.groups}
         self._launch(group_tokens.KERNEL, found.groups.name, tables, **sizes)
+        if scales := routing.expert_scales:
+            buffers: dict[str, Tensor | None] = {
+                "x": found.weights,
+                "factors": self.plan.vector(scales),
+                "chosen": found.chosen,
+            }
+            self._launch(
+                scale.KERNEL,
+                f"{name}.scaled",
+                buffers,
+                dim=routing.used,
+                stride=routing.used,
+                factors=routing.experts,
+            )
 
     def _expert_matmul(self, op: Op) -> None:
         x, routes = op.inputs

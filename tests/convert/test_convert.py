@@ -55,8 +55,13 @@ def llama(folder: Path, **options: Any) -> Path:
     return write_folder(folder, LLAMA, llama_tensors("llama", 4, 1), **options)
 
 
+NOT_CONVERTED = {
+    "gemma4"
+}  # whose sizes and tensors differ between layers: a folder is refused as an unknown class
+
+
 def test_every_family_is_converted() -> None:
-    assert {family.architecture for family in FAMILIES.values()} == set(ARCHITECTURES)
+    assert {family.architecture for family in FAMILIES.values()} == set(ARCHITECTURES) - NOT_CONVERTED
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -27,7 +27,9 @@ def copy(source: Path, target: Path, keys: dict[str, Any], change: Callable[[str
         kind, *rest = field.types
         writer.add_key_value(key, field.contents(), kind, sub_type=rest[-1] if rest else None)
     for key, value in keys.items():
-        if value is not None:
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif value is not None:
             writer.add_uint32(key, value)
     with GGUF.open(source) as model:
         for name, info in model.tensors.items():

@@ -19,7 +19,7 @@ from tandem.gguf.file import GGUF
 Array = np.ndarray[Any, np.dtype[Any]]  # float32, unless said otherwise
 Capture = dict[str, Array]
 # Every n-th layer is global; in other models with a window, none.
-PERIOD = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4, "gpt-oss": 2}
+PERIOD = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4, "gpt-oss": 2, "gemma4": 6}
 # Pairs of neighbours are rotated (0,1)(2,3)...; in other models those of halves (0,n/2)(1,n/2+1)...
 NEIGHBOURS = [
     "llama",
@@ -46,11 +46,12 @@ class ReferenceModel:
         self.file = GGUF.open(path)
         self.metadata, self.tensors = self.file.metadata, self.file.tensors
         self.head_weight: Array | None = None
+        self.stored: dict[bool, tuple[Array, Array]] = {}  # Gemma 4's last keys and values, sliding or not
         self.read_sizes()
 
     def read_sizes(self) -> None:
         self.architecture: str = self.metadata["general.architecture"]
-        self.is_gemma = self.architecture in ("gemma2", "gemma3")
+        self.is_gemma = self.architecture in ("gemma2", "gemma3", "gemma4")
         self.layers: int = self.get("block_count")
         self.hidden_size: int = self.get("embedding_length")
         self.heads: int = self.get("attention.head_count")
@@ -75,6 +76,7 @@ class ReferenceModel:
             x *= np.float32(math.sqrt(self.hidden_size))
         x *= np.float32(self.get("embedding_scale", 1.0))
         scale = np.float32(self.get("residual_scale", 1.0))
+        inputs = self.per_layer_inputs(x, ids) if "per_layer_model_proj.weight" in self.tensors else None
         for i in range(self.layers):
             seen[f"blk.{i}.attn_norm"] = before = self.norm(x, f"blk.{i}.attn_norm")
             seen[f"blk.{i}.attn"] = h = self.attention(before, i)
@@ -85,14 +87,52 @@ class ReferenceModel:
             second = "post_attention_norm" if self.architecture in SECOND_NORM else "ffn_norm"
             seen[f"blk.{i}.{second}"] = h = self.norm(x, f"blk.{i}.{second}")
             h = before if self.architecture == "cohere2" else h  # attention and feed-forward side by side
-            if f"blk.{i}.ffn_gate_exps.weight" in self.tensors:
+            if self.architecture == "gemma4" and f"blk.{i}.ffn_gate_inp.weight" in self.tensors:
+                h = self.side_by_side(x, h, f"blk.{i}.")
+            elif f"blk.{i}.ffn_gate_exps.weight" in self.tensors:
                 seen[f"blk.{i}.ffn_out"] = h = self.experts(h, f"blk.{i}.ffn_")
             else:
                 seen[f"blk.{i}.ffn_act"] = h = self.activated(h, f"blk.{i}.ffn_")
                 seen[f"blk.{i}.ffn_out"] = h = self.linear(h, f"blk.{i}.ffn_down")
-            seen[f"blk.{i}.out"] = x = x + scale * self.norm(h, f"blk.{i}.post_ffw_norm")
+            x = x + scale * self.norm(h, f"blk.{i}.post_ffw_norm")
+            if inputs is not None:
+                h = gelu(self.linear(x, f"blk.{i}.inp_gate")) * inputs[:, i]
+                x = x + self.norm(self.linear(h, f"blk.{i}.proj"), f"blk.{i}.post_norm")
+            if f"blk.{i}.layer_output_scale.weight" in self.tensors:
+                x = x * self.weight(f"blk.{i}.layer_output_scale.weight")
+            seen[f"blk.{i}.out"] = x
         seen["result_norm"] = x = self.norm(x, "output_norm")
         return x
+
+    def per_layer_inputs(self, x: Array, ids: Sequence[int]) -> Array:
+        """The embedding that each layer of Gemma 4 E2B and E4B has of a token: [tokens, layers, columns]."""
+        table = self.weight("per_layer_token_embd.weight", np.asarray(ids)).reshape(len(x), self.layers, -1)
+        projected = self.linear(x, "per_layer_model_proj").reshape(table.shape) / math.sqrt(self.hidden_size)
+        normed = self.norm(projected, "per_layer_proj_norm")
+        inputs: Array = (normed + math.sqrt(table.shape[-1]) * table) / math.sqrt(2)
+        return inputs.astype(np.float32)
+
+    def side_by_side(self, x: Array, h: Array, name: str) -> Array:
+        """Gemma 4's dense feed-forward of `h`, plus experts whose router and input are norms of `x`."""
+        dense = self.linear(self.activated(h, f"{name}ffn_"), f"{name}ffn_down")
+        normed = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
+        scaled = normed * self.weight(f"{name}ffn_gate_inp.scale") / np.float32(math.sqrt(self.hidden_size))
+        logits, h = self.linear(scaled, f"{name}ffn_gate_inp"), self.norm(x, f"{name}pre_ffw_norm_2")
+        scores = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        gate_up, down = (
+            self.weight(f"{name}ffn_{part}_exps.weight").reshape(
+                self.tensors[f"{name}ffn_{part}_exps.weight"].shape
+            )
+            for part in ("gate_up", "down")
+        )
+        scales, mixed = self.weight(f"{name}ffn_down_exps.scale"), np.zeros_like(x)
+        for token in range(len(x)):
+            chosen = np.argsort(-scores[token], kind="stable")[: self.get("expert_used_count")]
+            for expert in chosen:
+                gate, up = np.split(gate_up[expert] @ h[token], 2)
+                weight = scores[token, expert] / scores[token, chosen].sum() * scales[expert]
+                mixed[token] += weight * (down[expert] @ (gelu(gate) * up))
+        return self.norm(dense, f"{name}post_ffw_norm_1") + self.norm(mixed, f"{name}post_ffw_norm_2")
 
     def activated(self, x: Array, name: str) -> Array:
         """The feed-forward up to its last matrix."""
@@ -161,21 +201,11 @@ class ReferenceModel:
         tokens = len(x)
         sliding = self.is_sliding(layer)
         window = self.window if sliding else tokens
-        # [heads, tokens, head_size]; the query heads that share a KV head are neighbours
-        q, k, v = (
-            y.reshape(tokens, -1, self.head_size).swapaxes(0, 1)
-            for y in self.projections(x, f"blk.{layer}.attn_")
-        )
-        if self.architecture.startswith("hunyuan"):  # which rotates before it norms
-            q, k = self.rotated_pair(q, k, layer, tokens)
-        if self.architecture not in NORMED_OVER_HEADS:
-            q, k = (self.norm(y, f"blk.{layer}.attn_{name}_norm") for name, y in (("q", q), ("k", k)))
-        if not self.architecture.startswith("hunyuan"):
-            q, k = self.rotated_pair(q, k, layer, tokens)
+        q, k, v = (self.gemma4_heads if self.architecture == "gemma4" else self.rotated_heads)(x, layer)
         q = q * np.float32(self.score_scale())
-        k, v = (np.repeat(kv, self.heads // self.kv_heads, axis=0) for kv in (k, v))
+        k, v = (np.repeat(kv, self.heads // len(k), axis=0) for kv in (k, v))
         cap = self.soft_cap_of("attn_logit_softcapping", 50.0)
-        out = np.empty((tokens, self.heads, self.head_size), np.float32)
+        out = np.empty((tokens, self.heads, q.shape[-1]), np.float32)
         for start in range(0, tokens, QUERY_BLOCK):
             stop = min(start + QUERY_BLOCK, tokens)
             first = max(0, start - window + 1)
@@ -190,6 +220,36 @@ class ReferenceModel:
             weights = weights[..., : stop - first]
             out[start:stop] = (weights @ v[:, first:stop]).swapaxes(0, 1)
         return out.reshape(tokens, -1)
+
+    def rotated_heads(self, x: Array, layer: int) -> tuple[Array, Array, Array]:
+        """Q, K and V, each [heads, tokens, head_size]; the query heads that share a KV head are neighbours."""
+        tokens = len(x)
+        q, k, v = (
+            y.reshape(tokens, -1, self.head_size).swapaxes(0, 1)
+            for y in self.projections(x, f"blk.{layer}.attn_")
+        )
+        if self.architecture.startswith("hunyuan"):  # which rotates before it norms
+            q, k = self.rotated_pair(q, k, layer, tokens)
+        if self.architecture not in NORMED_OVER_HEADS:
+            q, k = (self.norm(y, f"blk.{layer}.attn_{name}_norm") for name, y in (("q", q), ("k", k)))
+        if not self.architecture.startswith("hunyuan"):
+            q, k = self.rotated_pair(q, k, layer, tokens)
+        return q, k, v
+
+    def gemma4_heads(self, x: Array, layer: int) -> tuple[Array, Array, Array]:
+        """The last layers read the keys and values of the last layer of their kind that has its own."""
+        sliding, name = self.is_sliding(layer), f"blk.{layer}.attn_"
+        size, rotation = self.get(f"attention.key_length{'_swa' * sliding}"), self.rotation(len(x), sliding)
+
+        def heads(part: str) -> Array:
+            return self.linear(x, f"{name}{part}").reshape(len(x), -1, size).swapaxes(0, 1)
+
+        q = self.rotate(self.norm(heads("q"), f"{name}q_norm"), rotation)
+        if layer < self.layers - self.get("attention.shared_kv_layers", 0):
+            v = heads("v" if f"{name}v.weight" in self.tensors else "k")
+            v = v / np.sqrt(np.mean(v * v, axis=-1, keepdims=True) + self.epsilon)
+            self.stored[sliding] = self.rotate(self.norm(heads("k"), f"{name}k_norm"), rotation), v
+        return q, *self.stored[sliding]
 
     def projections(self, x: Array, name: str) -> list[Array]:
         """Q, K and V, which some files have in one matrix."""
@@ -223,6 +283,8 @@ class ReferenceModel:
 
     def score_scale(self) -> float:
         is_27b = (self.architecture, self.layers) in (("gemma3", 62), ("gemma2", 46))
+        if self.architecture == "gemma4":
+            return 1.0
         default = (self.hidden_size // self.heads if is_27b else self.head_size) ** -0.5
         return float(self.get("attention.scale", default))
 
@@ -230,14 +292,16 @@ class ReferenceModel:
         """Cosine and sine, each [tokens, rotated / 2], with the file's RoPE scaling."""
         local = sliding and self.architecture in (
             "gemma3",
+            "gemma4",
             "olmo2",
         )  # unscaled, some with a base of their own
         base = self.get("rope.freq_base", 10_000.0)
         if local:
             base = self.get("rope.freq_base_swa", 10_000.0 if self.architecture == "gemma3" else base)
-        pair = np.arange(self.rotated // 2)
-        frequency = base ** (-2.0 * pair / self.rotated)
-        if "rope_freqs.weight" in self.tensors:
+        rotated = self.get("rope.dimension_count_swa", self.rotated) if local else self.rotated
+        pair = np.arange(rotated // 2)
+        frequency = base ** (-2.0 * pair / rotated)
+        if "rope_freqs.weight" in self.tensors and not local:
             frequency /= self.weight("rope_freqs.weight")
         if "rope_factors_long.weight" in self.tensors:
             length = "long" if tokens > self.get("rope.scaling.original_context_length") else "short"
@@ -268,8 +332,8 @@ class ReferenceModel:
 
     def rotate(self, x: Array, rotation: tuple[Array, Array]) -> Array:
         cos, sin = rotation
-        x, rest = x[..., : self.rotated], x[..., self.rotated :]
-        half = self.rotated // 2
+        half = cos.shape[-1]
+        x, rest = x[..., : 2 * half], x[..., 2 * half :]
         neighbours = self.architecture in NEIGHBOURS
         a, b = (x[..., ::2], x[..., 1::2]) if neighbours else (x[..., :half], x[..., half:])
         turned = a * cos - b * sin, a * sin + b * cos, rest

@@ -36,6 +36,8 @@ def test_engine_equals_transformers(name: str) -> None:
         "olmoe",
         "olmo2",
         "glm4",
+        "gemma4",
+        "gemma4-shared",
     ],
 )
 def test_intermediates_equal_the_reference(name: str) -> None:

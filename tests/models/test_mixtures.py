@@ -52,7 +52,9 @@ def test_a_mixture_writes_what_the_dense_model_writes(pair: tuple[LLM, LLM]) -> 
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("name", ["qwen3moe", "qwen2moe", "mixtral", "olmoe", "gpt-oss", "glm4moe"])
+@pytest.mark.parametrize(
+    "name", ["qwen3moe", "qwen2moe", "mixtral", "olmoe", "gpt-oss", "glm4moe", "gemma4-moe"]
+)
 def test_batches_do_not_change_a_mixtures_output(name: str) -> None:
     """Bit for bit: a prompt alone, in chunks, and beside others that use the same experts."""
     prompts = [ids for ids, _ in golden_prompts(name)]

@@ -99,6 +99,11 @@ def test_llama_cpp_rounds_the_pairs_of_yarn() -> None:
         ("gpt-oss", "attention.sliding_window", 7),
         ("gpt-oss", "attention.sliding_window_pattern", 3),
         ("glm4moe", "expert_weights_scale", 1.0),
+        ("gemma4", "attention.sliding_window", 7),
+        ("gemma4", "rope.freq_base_swa", 1e6),
+        ("gemma4", "rope.freq_base", 1e4),
+        ("gemma4", "final_logit_softcapping", 0.0),
+        ("gemma4-moe", "expert_used_count", 2),
     ],
 )
 def test_goldens_tell_right_from_wrong(name: str, key: str, wrong: Any) -> None:

@@ -14,7 +14,8 @@ from tandem.model.config import ModelConfig, Rope
 from tandem.model.model import open_model
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.graph import Builder
-from tandem.program.lower import KVCacheShape, lower
+from tandem.program.lower import lower
+from tandem.program.lowering_base import KVCacheShape
 from tandem.program.program import Launch, Program, Tensor
 from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan

@@ -7,7 +7,8 @@ import pytest
 from tandem.errors import ProgramError
 from tandem.kernels.panels import LAYOUTS
 from tandem.program.graph import Builder, Heads, Matrix, Value, Vector
-from tandem.program.lower import KVCacheShape, lower
+from tandem.program.lower import lower
+from tandem.program.lowering_base import KVCacheShape
 from tandem.program.program import Tensor
 from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.validate import validate

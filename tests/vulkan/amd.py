@@ -24,7 +24,8 @@ from tandem.kernels.panels import LAYOUTS, panel_layout
 from tandem.model.config import Rope
 from tandem.model.synthetic import SHAPES, SyntheticModel
 from tandem.program.fuse import PASSES, fuse
-from tandem.program.lower import KVCacheShape, lower
+from tandem.program.lower import lower
+from tandem.program.lowering_base import KVCacheShape
 from tandem.program.program import Program
 from tandem.program.step_inputs import StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tandem.errors import DeviceError
 from tandem.program.plan_memory import lifetimes
 from tandem.program.program import Program, Tensor
 from tandem.program.weight_plan import align
@@ -62,6 +63,12 @@ def cut(program: Program, starts: Sequence[int], counts: Sequence[int]) -> list[
         layers, layer = range(layer, layer + count), layer + count
         begin, end = starts[layers[0]], starts[layer] if layer < len(starts) else len(program.launches)
         parts.append(_part(program, begin, end, layers, alive(lives, begin), alive(lives, end)))
+    caches = [tensor for part in parts for tensor in part.tensor_map if tensor.arena == "kv"]
+    if len(set(caches)) < len(caches):
+        raise DeviceError(
+            "layers of this model read keys and values of earlier ones, so its layers cannot be divided among devices: "
+            "name one device, or use --placement columns"
+        )
     return parts
 
 

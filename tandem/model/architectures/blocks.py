@@ -22,7 +22,7 @@ def common_tensors(c: ModelConfig, ffn_norm: str = "ffn_norm") -> Shapes:
             f"blk.{i}.attn_v.weight": (kv, c.dim),
             f"blk.{i}.attn_output.weight": (c.dim, q),
         }
-        shapes |= _expert_tensors(c, i) if c.has_experts(i) else _ffn_tensors(c, i)
+        shapes |= expert_tensors(c, i) if c.has_experts(i) else _ffn_tensors(c, i)
         if c.output_bias:
             shapes[f"blk.{i}.attn_output.bias"] = (c.dim,)
         if c.sinks:
@@ -59,7 +59,7 @@ def _gated_tensors(layer: int, suffix: str, dim: int, ffn_dim: int) -> Shapes:
     }
 
 
-def _expert_tensors(c: ModelConfig, layer: int) -> Shapes:
+def expert_tensors(c: ModelConfig, layer: int) -> Shapes:
     one = _gated_tensors(layer, "_exps", c.dim, c.expert_dim)
     shapes: Shapes = {f"blk.{layer}.ffn_gate_inp.weight": (c.experts, c.dim)}
     shapes |= {name: (c.experts, *shape) for name, shape in one.items()}
@@ -125,7 +125,7 @@ def feed_forward(b: Builder, c: ModelConfig, layer: int, h: Value, activation: s
     if c.has_experts(layer):
         return _experts(b, c, layer, h, activation)
     if c.ffn_gated:
-        return _gated(b, c, layer, h, activation, "", c.ffn_dim)
+        return gated(b, c, layer, h, activation, "", c.ffn_dim)
     name = f"blk.{layer}.ffn_%s"
     f = b.activate(
         project(b, c, h, name % "up", c.ffn_dim, c.ffn_bias, name % "up"), activation, name % "act"
@@ -133,7 +133,7 @@ def feed_forward(b: Builder, c: ModelConfig, layer: int, h: Value, activation: s
     return project(b, c, f, name % "down", c.dim, c.ffn_bias, name % "out")
 
 
-def _gated(
+def gated(
     b: Builder, c: ModelConfig, layer: int, h: Value, activation: str, suffix: str, ffn_dim: int
 ) -> Value:
     name = f"blk.{layer}.ffn_%s{suffix}"
@@ -145,6 +145,23 @@ def _gated(
 def _experts(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) -> Value:
     """A router, the experts that each token uses, and a shared expert if there is one."""
     name = f"blk.{layer}.ffn_%s"
+    logits = project(b, c, h, name % "gate_inp", c.experts, c.expert_bias, name % "router")
+    return routed(b, c, layer, h, logits, activation, result=name % "out")
+
+
+def routed(
+    b: Builder,
+    c: ModelConfig,
+    layer: int,
+    h: Value,
+    logits: Value,
+    activation: str,
+    *,
+    expert_scales: Vector | None = None,
+    result: str,
+) -> Value:
+    """The experts that each token uses, by the router's logits, and a shared expert if there is one."""
+    name = f"blk.{layer}.ffn_%s"
     routing = Routing(
         c.experts,
         c.experts_used,
@@ -152,8 +169,8 @@ def _experts(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) 
         c.experts_normalised,
         c.expert_scale,
         bias=Vector(f"blk.{layer}.exp_probs_b.bias", c.experts) if c.expert_choice_bias else None,
+        expert_scales=expert_scales,
     )
-    logits = project(b, c, h, name % "gate_inp", c.experts, c.expert_bias, name % "router")
     routes = b.route(logits, routing, name % "routes")
     gate, up, down = (
         c.matrix(name % f"{p}_exps", c.experts * rows, columns)
@@ -171,13 +188,11 @@ def _experts(b: Builder, c: ModelConfig, layer: int, h: Value, activation: str) 
         h, routes, routing, [gate, up], name % "act_exps", activation=activation, biases=biases[:2]
     )
     y = b.expert_matmul(f, routes, routing, [down], name % "out_exps", biases=biases[2:])
-    shared = (
-        _gated(b, c, layer, h, activation, "_shexp", c.shared_expert_dim) if c.shared_expert_dim else None
-    )
+    shared = gated(b, c, layer, h, activation, "_shexp", c.shared_expert_dim) if c.shared_expert_dim else None
     share = (
         project(b, c, h, name % "gate_inp_shexp", 1, False, name % "share") if c.shared_expert_gate else None
     )
-    return b.combine(y, routes, routing, name % "out", shared, share)
+    return b.combine(y, routes, routing, result, shared, share)
 
 
 def head(b: Builder, c: ModelConfig, x: Value) -> None:
