@@ -231,3 +231,22 @@ def test_fill_in_the_middle_tokens() -> None:
     )
     tokenizer.fill_in_middle = FillInMiddle(tokens.prefix, tokens.suffix, None)  # as Codestral's
     assert tokenizer.decode(prompt_ids(tokenizer, "a", "b"), special=True) == "<|fim_suffix|>b<|fim_prefix|>a"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollama_goes_on_from_a_context(smollm2: Running, stream: bool) -> None:
+    client: Any = ollama.Client(smollm2.url)
+
+    def ask(text: str, **more: Any) -> Any:
+        found = client.generate(
+            "smollm2", text, options={"num_predict": 8, "temperature": 0}, stream=stream, **more
+        )
+        return list(found)[-1] if stream else found
+
+    first = ask("My cat is called Zog.")
+    assert len(first.context) == first.prompt_eval_count + first.eval_count
+    second = ask("What is my cat called?", context=first.context)
+    assert second.context[: len(first.context)] == first.context
+    assert second.prompt_eval_count > len(first.context)
+    with pytest.raises(ollama.ResponseError, match="token id is outside"):
+        ask("a", context=[10**8])

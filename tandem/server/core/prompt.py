@@ -47,6 +47,8 @@ class GenerationRequest:
     parallel_tool_calls: bool = True  # a response may contain several calls
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # variables of the chat template
     continue_final_message: bool = False  # continue the last message if it is the assistant's
+    context: Sequence[int] = ()  # token ids before the conversation, as Ollama's clients send them back
+    prompt_ids: Sequence[int] = ()  # of the prompt, once it is built
     truncate: bool = False  # leave the oldest messages out if the prompt is too long
     dropped_messages: int = 0  # how many were left out
     keep_alive: float | None = None  # seconds that the model stays loaded; None: the server's setting
@@ -170,6 +172,8 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
         messages = [_with_analysis(message) for message in messages]
     prefill = messages.pop()["content"] if _continues(request) else ""
     ids = llm.chat_ids(messages, limit, **variables)
+    if request.context:
+        ids = [*request.context, *(ids[1:] if ids[0] == llm.tokenizer.bos_id else ids)]
     if prefill:
         ids += _answer_header(llm) + llm.tokenizer.encode(prefill, bos=False, limit=limit)
     thinking = llm.tokenizer.decode(ids[-8:], special=True).rstrip().endswith(THINK_START)

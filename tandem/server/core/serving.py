@@ -156,7 +156,9 @@ class Server:
         """The prompt of a request, if it is short enough; with `truncate`, without its oldest messages if need be."""
         while True:
             try:
-                return self._short_prompt(llm, request)
+                prompt = self._short_prompt(llm, request)
+                request.prompt_ids = prompt.ids
+                return prompt
             except ContextError:
                 if not request.truncate or not drop_oldest(request):
                     raise

@@ -25,6 +25,7 @@ from tandem.server.http.bodies import (
     AnyObject,
     Int32,
     JSONRoute,
+    Natural,
     Positive,
     StrictModel,
     cancel_on_disconnect,
@@ -173,9 +174,12 @@ class ChatRequest(CommonRequest):
 
 
 class GenerateRequest(CommonRequest):
-    neutral = (("images", []), ("template", ""), ("context", []))
+    neutral = (("images", []), ("template", ""))
     prompt: str | None = None
     suffix: str | None = None  # fill-in-the-middle
+    context: Annotated[list[Natural], Field(fail_fast=True)] | None = (
+        None  # of the response that this one follows
+    )
     system: str | None = None
     raw: bool | None = None
 
@@ -226,6 +230,7 @@ class GenerateBody(CommonBody, total=False):
     logprobs: list[dict[str, Any]]
     thinking: str
     done_reason: str
+    context: list[int]
 
 
 class Embeddings(Times):
@@ -256,10 +261,11 @@ async def generate(request: Request, body: GenerateRequest) -> Response:
     if body.suffix:
         generation = body.generation(server, prompt=body.prompt or "", suffix=body.suffix)
     elif body.raw:
-        generation = body.generation(server, prompt=body.prompt)
+        generation = body.generation(server, prompt=[*(body.context or []), body.prompt])
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        generation = body.generation(server, messages=[*system, {"role": "user", "content": body.prompt}])
+        messages = [*system, {"role": "user", "content": body.prompt}]
+        generation = body.generation(server, messages=messages, context=body.context or [])
     return await _respond(request, server, generation, body, _generate_body)
 
 
@@ -361,30 +367,39 @@ async def _respond(
 ) -> Response:
     base, begin = {"model": body.model}, time.perf_counter()
     if body.stream is not False:
-        return await stream_response(request, _lines(server, generation, base, begin, to_body), NDJSON)
+        return await stream_response(request, _lines(server, generation, body, begin, to_body), NDJSON)
     [result] = await cancel_on_disconnect(request, server.generate(generation))
-    end = _end(result.finish_reason, result.usage, begin)
+    end = _end(result.finish_reason, result.usage, begin) | _context(generation, body, result.token_ids)
     return await json_response(
         result.logprob_count, lambda: {**base, "created_at": _now(), **to_body(result), **end}
     )
 
 
 async def _lines(
-    server: Server, generation: GenerationRequest, base: dict[str, Any], begin: float, to_body: Any
+    server: Server, generation: GenerationRequest, body: CommonRequest, begin: float, to_body: Any
 ) -> AsyncGenerator[str, None]:
+    base, ids = {"model": body.model}, list[int]()
     pending: list[ToolCall] = []  # not sent yet: Ollama's clients expect complete calls
     async with aclosing(server.stream(generation)) as deltas:
         async for delta in deltas:
             if delta.arguments:
                 pending[-1].arguments += delta.arguments
             pending += delta.tool_calls
+            ids += delta.token_ids
             complete = len(pending) if delta.finish_reason else max(0, len(pending) - 1)
             delta.tool_calls, pending = pending[:complete], pending[complete:]
             if delta.text or delta.reasoning or delta.tool_calls or delta.logprobs:
                 yield json_line({**base, "created_at": _now(), **to_body(delta), "done": False})
             if delta.finish_reason and delta.usage:
-                end = _end(delta.finish_reason, delta.usage, begin)
+                end = _end(delta.finish_reason, delta.usage, begin) | _context(generation, body, ids)
                 yield json_line({**base, "created_at": _now(), **to_body(Delta()), **end})
+
+
+def _context(generation: GenerationRequest, body: CommonRequest, ids: list[int]) -> dict[str, Any]:
+    """The tokens so far, with which a client may go on; of /api/generate with the chat template only."""
+    if not isinstance(body, GenerateRequest) or body.raw or body.suffix:
+        return {}
+    return {"context": [*generation.prompt_ids, *ids]}
 
 
 def _end(finish_reason: str, usage: GenerationUsage, begin: float) -> dict[str, Any]:
