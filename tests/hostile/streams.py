@@ -66,7 +66,7 @@ def main(url: str, count: int) -> None:
             data, now = key.fileobj.recv(65536), time.perf_counter()
             if b"data: {" in data:
                 key.data.append(now)
-            if b'"error"' in data or (b"HTTP/1.1 " in data and b"HTTP/1.1 200 " not in data):
+            if b'{"error"' in data or (b"HTTP/1.1 " in data and b"HTTP/1.1 200 " not in data):
                 sys.exit(f"a stream failed: {data[:500]!r}")
             if not data:
                 selector.unregister(key.fileobj)
