@@ -10,6 +10,7 @@ import numpy as np
 from tandem.engine.sampling import Sampled
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.kernels.abi import (
+    CHUNK_TOKENS,
     HEADER_ADJUSTMENTS,
     HEADER_MASKS,
     HEADER_ROWS,
@@ -31,6 +32,7 @@ from tandem.kernels.abi import (
     WORK_INTS,
     column,
 )
+from tandem.kernels.states import NO_STATE
 from tandem.program.step_inputs import KNOWN, Ints, StepInputs
 
 FOUR_INTS = Struct("4i")  # a token's fields before its KV slots, or one entry of the work list
@@ -70,13 +72,18 @@ class Batch:
         self.rows_per_item = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM // queries_per_kv_head))
         self.min_rows = max(1, min(self.rows_per_item, MIN_QUERIES // queries_per_kv_head))
         self.min_items = min_items
+        inputs.chunks[:, CHUNK_TOKENS] = 0
+        self._chunks = 0  # rows of `chunks` in use
         self._row_owners = [-1] * len(results)  # number of the request whose sampling parameters a row has
 
     def write(self, chunks: list[Chunk]) -> None:
         """Writes the StepInputs of a step."""
-        token = row = work = adjustments = masks = 0
+        token = row = work = adjustments = masks = chunks_written = 0
         for chunk in chunks:
             first = token
+            if chunk.targets:
+                self._write_states(chunk, token, chunks_written)
+                chunks_written += 1
             if chunk.count == 1 and not chunk.draft_tokens:
                 self._write_token(chunk, token, work)
                 token, work = token + 1, work + 1
@@ -94,6 +101,7 @@ class Batch:
                     masks = row
         self._set_counts(token, row, work, adjustments, masks)
         self._header[HEADER_SEQUENCES] = len(chunks)
+        self._end_states(chunks_written)
 
     def undo(self, chunks: list[Chunk]) -> None:
         """Reverts the changes of `write` in the sequences: the step could not be started."""
@@ -105,6 +113,9 @@ class Batch:
         for table in chunk.sequence.kv.tables:  # another forward may have used its table row meanwhile
             table.written[self.step_slot] = 0
         self._write_tokens(chunk, 0)
+        if chunk.targets:
+            self._write_states(chunk, 0, 0)
+        self._end_states(bool(chunk.targets))
         work = self._write_work(chunk, 0, 0)
         self.inputs.rows[: chunk.count] = np.arange(chunk.count)
         for row in range(chunk.count):
@@ -184,6 +195,21 @@ class Batch:
             self.inputs.work[work] = (token + first, rows, table_row, chunk.begin + first)
             work += 1
         return work
+
+    # ---- recurrent states
+
+    def _write_states(self, chunk: Chunk, token: int, row: int) -> None:
+        self.inputs.chunks[row] = (token, chunk.total, chunk.source, 0)
+        states = self.inputs.states[token : token + chunk.total]
+        states[:] = NO_STATE
+        for index, slot in chunk.targets:
+            states[index] = slot
+
+    def _end_states(self, rows: int) -> None:
+        """Marks the rows of earlier steps as unused."""
+        if rows < self._chunks:
+            self.inputs.chunks[rows : self._chunks, CHUNK_TOKENS] = 0
+        self._chunks = rows
 
     # ---- rows to sample; these return the next free adjustment
 

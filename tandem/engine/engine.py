@@ -24,15 +24,15 @@ import numpy as np
 from tandem.devices.device import Device, Recording, validate_on
 from tandem.engine.batch import Batch
 from tandem.engine.kv_cache import KVCache
-from tandem.engine.kv_size import plan_kv
+from tandem.engine.kv_size import plan_kv, plan_states
 from tandem.engine.output import OutputReader, Token
 from tandem.engine.params import SamplingParams
 from tandem.engine.sampling import sample_on_host
 from tandem.engine.scheduler import PrefillBudget, Scheduler
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Proposer, Speculator, accept_draft
-from tandem.engine.stats import EngineStats, KVStats, SpeculationStats
-from tandem.errors import ContextError, DeviceError, OutOfMemoryError, RequestError
+from tandem.engine.stats import EngineStats, KVStats, SpeculationStats, StateStats
+from tandem.errors import ContextError, DeviceError, OutOfMemoryError, RequestError, UnsupportedModelError
 from tandem.interrupts import deferred
 from tandem.kernels.abi import KV_BLOCK, Q8_BLOCK, RESULT_INTS
 from tandem.kernels.kernel import Array
@@ -40,6 +40,7 @@ from tandem.kernels.q8_tiles import q8_unpack
 from tandem.model.config import ModelConfig
 from tandem.model.model import Model
 from tandem.program.fuse import PASSES, fuse
+from tandem.program.graph import state_bytes
 from tandem.program.lower import lower
 from tandem.program.lowering_base import KVCacheShape
 from tandem.program.program import Program, Tensor, arena_in
@@ -118,20 +119,28 @@ class Engine:
         layout = StepLayout(limits)
         weights = WeightPlan(model.layouts(device.weight_layout))
         ops = fuse(model.ops(context), weights.layouts, passes)
+        state, free, nbytes = state_bytes(ops), device.free_memory(), model.nbytes(device.weight_layout)
+        if state and proposer:
+            raise UnsupportedModelError(
+                f"a {config.architecture} model has recurrent layers, which cannot take draft tokens back yet: use it "
+                "without speculation"
+            )
+        states = plan_states(limits, state, weights=nbytes, free=free[0], step_slots=device.step_slots)
         kv_blocks = plan_kv(
             config,
             limits,
             kv,
-            weights=model.nbytes(device.weight_layout),
-            free=device.free_memory(),
+            weights=nbytes,
+            free=free,
             step_slots=device.step_slots,
             wanted=kv_memory,
+            states=states * state,
         )
-        program = lower(ops, weights, layout, KVCacheShape(kv_blocks, kv), passes)
+        program = lower(ops, weights, layout, KVCacheShape(kv_blocks, kv, states), passes)
         validate_on(device, program)
         device.allocate(program)
         model.load(weights, device, context)
-        cache = KVCache(config.windows, kv_blocks)
+        cache = KVCache(config.windows, kv_blocks, states)
         scheduler = Scheduler(
             limits,
             cache,
@@ -311,7 +320,7 @@ class Engine:
         if unknown:
             raise RequestError(f"no intermediate {unknown[0]!r}: `LLM.intermediates` lists their names")
         launches, recording = self.program.launches, self.step_slots[0].recording
-        needed = 1 + max(i for i, launch in enumerate(launches) if "cache" in launch.buffers)
+        needed = 1 + max(i for i, launch in enumerate(launches) if launch.buffers.keys() & {"cache", "state"})
         for _, count in self._forward(ids):
             done, part = 0, {}
             for name in sorted(names, key=lambda name: self.program.values[name][0]):
@@ -319,7 +328,7 @@ class Engine:
                 recording.replay(done, index + 1)
                 done = index + 1
                 part[name] = self._read(name, count)
-            if done < needed:  # later tokens attend to the keys and values of these
+            if done < needed:  # later tokens need the keys, values and states of these
                 recording.replay(done, needed)
             yield part
 
@@ -350,12 +359,15 @@ class Engine:
                         self._collect()
                     count = min(self.scheduler.max_out_of_band_tokens(), rows, len(ids) - begin)
                     self.scheduler.reserve_out_of_band(sequence, begin + count)
-                self.step_slots[0].batch.write_out_of_band(Chunk(sequence, begin, count, True))
+                    chunk = Chunk(sequence, begin, count, True)
+                    self.scheduler.place_states(chunk)
+                self.step_slots[0].batch.write_out_of_band(chunk)
                 yield begin, count
                 begin += count
         finally:
             with deferred():
                 self.cache.free(tables)
+                self.cache.free_states(sequence.kv.states)
 
     def _check_prompt(self, ids: list[int]) -> None:
         if not ids:
@@ -387,7 +399,16 @@ class Engine:
                 for window, blocks, pool in zip(cache.windows, cache.blocks, cache.pools, strict=True)
             ),
             speculation=speculation,
+            states=self._state_stats(),
         )
+
+    def _state_stats(self) -> StateStats | None:
+        if not (pool := self.cache.states):
+            return None
+        slots = len(pool.references)
+        tensors = {launch.buffers.get("state") for launch in self.program.launches} - {None}
+        nbytes = sum(tensor.nbytes for tensor in tensors if tensor)
+        return StateStats(slots, slots - pool.num_free, len(pool.cached), nbytes // slots)
 
     def step_bytes(self, tokens: int, rows: int) -> float:
         """Returns the bytes that a decode step reads and writes, without keys and values of earlier positions."""

@@ -7,6 +7,12 @@ block table.
 The prefix cache shares full blocks between sequences. The hash of a block stands for its tokens and all tokens before
 it. A cached block is never written to: a sequence that diverges in the middle of one recomputes that part in its own
 block.
+
+Recurrent layers have state slots beside KV blocks. A slot holds the state of all such layers after one token of one
+sequence. A step reads the state before a chunk from one slot, and writes that after any of its tokens to others. So a
+checkpoint is no copy: a sequence leaves a slot behind and goes on in another one. Checkpoints are at ends of blocks,
+and the prefix cache knows them by the hash of the last block: a prefix is cached if its KV blocks and a checkpoint at
+its end are. A checkpoint is never written to.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from array import array
 from collections.abc import Sequence
 
 from tandem.kernels.abi import KV_BLOCK
+from tandem.kernels.states import NO_STATE
 from tandem.program.program import MAX_STEP_SLOTS
 
 NO_BLOCK = -1
@@ -43,13 +50,41 @@ class BlockTable:
         self.written = [0] * MAX_STEP_SLOTS  # entries that each step slot's StepInputs have; changed by Batch
 
 
-class SequenceKV:
-    """The KV blocks of one sequence."""
+class SequenceStates:
+    """The state slots of one sequence."""
 
-    __slots__ = ("block_boundary", "block_hashes", "tables")
+    __slots__ = ("checkpoints", "last", "own", "source", "unpublished", "unread")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.own = NO_STATE  # the slot that its next chunk writes; only this sequence uses it
+        self.source = NO_STATE  # the slot that its next chunk reads; NO_STATE: it begins with the zero state
+        self.checkpoints: set[int] = set()  # ends of chunks to keep, in blocks
+        # (blocks, slot) that the step just scheduled writes, and slots that it is the last to read.
+        self.unpublished: list[tuple[int, int]] = []
+        self.unread: list[int] = []
+        # (blocks, slot) of the last block that it filled while decoding: kept when it ends.
+        self.last: tuple[int, int] | None = None
+
+    def slots(self) -> list[int]:
+        """The slots to which it has a reference; one is listed for each reference."""
+        last = self.last[1] if self.last else NO_STATE
+        slots = [self.own, last, *self.unread, *(slot for _, slot in self.unpublished)]
+        if self.source not in (self.own, last):  # a checkpoint that other sequences may read too
+            slots.append(self.source)
+        return [slot for slot in slots if slot != NO_STATE]
+
+
+class SequenceKV:
+    """The KV blocks and state slots of one sequence."""
+
+    __slots__ = ("block_boundary", "block_hashes", "states", "tables")
 
     def __init__(self, tables: list[BlockTable]) -> None:
         self.tables = tables  # one per group
+        self.states = SequenceStates()
         self.block_hashes: list[bytes] = []  # hashes of its full blocks
         # Computed tokens at which the next block is needed; 0: check at the next step. Full blocks are then published
         # to the prefix cache, and blocks outside the window freed.
@@ -114,11 +149,13 @@ class BlockPool:
 
 
 class KVCache:
-    def __init__(self, windows: tuple[int, ...], blocks: tuple[int, ...]) -> None:
+    def __init__(self, windows: tuple[int, ...], blocks: tuple[int, ...], states: int = 0) -> None:
+        """`states`: number of state slots; 0: the model has no recurrent layers."""
         self.windows = windows  # attention window of each group; 0: global
         self.blocks = blocks  # number of blocks of each group
         self.pools = [BlockPool(count) for count in blocks]
         self.slides = any(windows)
+        self.states = BlockPool(states) if states else None
 
     def new_tables(self) -> list[BlockTable]:
         return [BlockTable() for _ in self.windows]
@@ -168,9 +205,11 @@ class KVCache:
 
     # ---- prefix cache
 
-    def find_prefix(self, hashes: Sequence[bytes]) -> int:
+    def find_prefix(self, hashes: Sequence[bytes], *, any_state: bool = False) -> int:
         """Returns the length, in blocks, of the longest cached prefix. A global group must have all of its blocks, a
-        sliding-window group only the blocks that the first query after it sees."""
+        sliding-window group only the blocks that the first query after it sees. Recurrent layers must have a checkpoint
+        at its end, unless `any_state`."""
+        checkpoints = self.states.cached if self.states and not any_state else None
         best, runs = 0, [0] * len(self.pools)  # consecutive cached blocks up to here, of each group
         for i, hash in enumerate(hashes):
             for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
@@ -178,7 +217,9 @@ class KVCache:
                 if not window and not runs[group]:
                     return best
             visible = [i + 1 - _first_visible((i + 1) * KV_BLOCK, window) for window in self.windows]
-            if all(run >= n for run, n in zip(runs, visible, strict=True)):
+            if (checkpoints is None or hash in checkpoints) and all(
+                run >= n for run, n in zip(runs, visible, strict=True)
+            ):
                 best = i + 1
         return best
 
@@ -197,6 +238,87 @@ class KVCache:
                 if table.blocks[i] != NO_BLOCK:
                     pool.publish(table.blocks[i], hashes[i])
             table.cached = max(table.cached, len(hashes))
+
+    # ---- recurrent states
+
+    def reserve_state(self, states: SequenceStates) -> bool:
+        """Gives a sequence a slot of its own; returns False if there is none."""
+        if self.states and states.own == NO_STATE:
+            if not self.states.num_free:
+                return False
+            states.own = self.states.allocate()
+        return True
+
+    def attach_state(self, states: SequenceStates, hash: bytes) -> None:
+        """Starts a sequence with the checkpoint at the end of a prefix that `find_prefix` found."""
+        if self.states:
+            states.source = self.states.acquire(hash)
+
+    def advance_state(
+        self, states: SequenceStates, begin: int, count: int, spare: int
+    ) -> tuple[int, list[tuple[int, int]]]:
+        """Moves a sequence on by a chunk. Returns the slot that the chunk reads, and (token, slot) of each state that
+        it writes. `spare`: slots that may be taken for checkpoints."""
+        if not self.states:
+            return NO_STATE, []
+        source, end = states.source, begin + count
+        targets = []
+        if source not in (NO_STATE, states.own, states.last[1] if states.last else NO_STATE):
+            states.unread.append(source)
+        for blocks in sorted(states.checkpoints):
+            if begin < blocks * KV_BLOCK < end and spare > 0:
+                slot, spare = self.states.allocate(), spare - 1
+                states.unpublished.append((blocks, slot))
+                targets.append((blocks * KV_BLOCK - begin - 1, slot))
+        targets.append((count - 1, states.own))
+        states.source = states.own
+        if end % KV_BLOCK == 0:
+            self._leave_behind(states, end // KV_BLOCK, count == 1, spare)
+        return source, targets
+
+    def _leave_behind(self, states: SequenceStates, blocks: int, decoding: bool, spare: int) -> None:
+        """Keeps the state at the end of a block if it is wanted: the sequence goes on in another slot."""
+        assert self.states
+        if blocks in states.checkpoints and spare > 0:
+            states.unpublished.append((blocks, states.own))
+            self.states.references[states.own] += 1  # the next chunk reads it
+            states.own = self.states.allocate()
+        elif decoding and (states.last or spare > 0):
+            # Two slots in turn: the block before the last is of no use any more.
+            free = states.last[1] if states.last else self.states.allocate()
+            states.last, states.own = (blocks, states.own), free
+
+    def publish_states(self, states: SequenceStates, hashes: Sequence[bytes]) -> None:
+        """Publishes checkpoints, which are written by now, to the prefix cache. `hashes`: of the sequence's blocks."""
+        if not self.states:
+            return
+        while states.unpublished:
+            blocks, slot = states.unpublished.pop()
+            self._publish_state(blocks, slot, hashes)
+        while states.unread:
+            self.states.free(states.unread.pop())
+
+    def publish_last_state(self, states: SequenceStates, hashes: Sequence[bytes]) -> None:
+        """Publishes the checkpoint at the end of a sequence that ends."""
+        if states.last:
+            (blocks, slot), states.last = states.last, None
+            if states.source == slot:
+                states.source = NO_STATE
+            self._publish_state(blocks, slot, hashes)
+
+    def _publish_state(self, blocks: int, slot: int, hashes: Sequence[bytes]) -> None:
+        assert self.states
+        if blocks <= len(hashes):
+            self.states.publish(slot, hashes[blocks - 1])
+        self.states.free(slot)
+
+    def free_states(self, states: SequenceStates) -> None:
+        """Frees the slots of a sequence; publishes none."""
+        slots = states.slots()
+        states.clear()
+        for slot in slots:
+            assert self.states
+            self.states.free(slot)
 
     @property
     def free_blocks(self) -> tuple[int, ...]:

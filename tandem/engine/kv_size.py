@@ -14,8 +14,22 @@ from tandem.model.config import ModelConfig
 from tandem.program.step_inputs import StepLayout, StepLimits
 
 KV_FRACTION = 0.25  # fraction of the free memory for KV caches of several sequences
+STATE_FRACTION = 0.1  # fraction of the fast memory left beside the weights for recurrent states
+MIN_STATES = 4  # state slots: of a sequence, of an out-of-band forward, and checkpoints
+CHECKPOINTS = 16  # state slots for checkpoints, beside two for each sequence
 HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
 MAX_LAYER_BYTES = (1 << 32) - 1  # maximum bytes of a layer's keys and values: offsets in shaders have 32 bits
+
+
+def plan_states(limits: StepLimits, state: int, *, weights: int, free: float, step_slots: int = 1) -> int:
+    """Returns the number of state slots, each of `state` bytes: those of sequences, an out-of-band forward and
+    checkpoints, within STATE_FRACTION of what is left of the `free` bytes of fast memory beside the weights."""
+    if not state:
+        return 0
+    left = free - weights - HEADROOM - step_bytes(limits, step_slots)
+    wanted = 2 * limits.sequences + CHECKPOINTS
+    limit = min(left * STATE_FRACTION, MAX_LAYER_BYTES) / state
+    return max(MIN_STATES, min(wanted, int(limit)))
 
 
 def plan_kv(
@@ -27,15 +41,17 @@ def plan_kv(
     free: tuple[float, float],
     step_slots: int = 1,
     wanted: float | None = None,
+    states: int = 0,
 ) -> tuple[int, ...]:
     """Returns the number of blocks of each KV group.
 
     They hold at least one full context, and up to one per sequence within KV_FRACTION of the fast memory, or as many as
     fit in `wanted` bytes. `weights`: bytes of the model. `free`: bytes of fast memory, and of all memory. `step_slots`:
-    steps in flight, each with its own inputs. Raises DoesNotFitError, which says what would fit."""
+    steps in flight, each with its own inputs. `states`: bytes of recurrent states. Raises
+    DoesNotFitError, which says what would fit."""
     batch, context = limits.sequences - 1, limits.blocks * KV_BLOCK
     inputs = step_bytes(limits, step_slots)
-    fast_free, total_free = (nbytes - weights - HEADROOM - inputs for nbytes in free)
+    fast_free, total_free = (nbytes - weights - states - HEADROOM - inputs for nbytes in free)
     one_context = context_bytes(config, limits.blocks, limits.tokens, kv)
     if total_free < one_context:
         if one_context <= total_free + inputs - step_bytes(_with_batch(limits, 1), step_slots):

@@ -1,6 +1,8 @@
 """Saves the KV blocks of a prompt to a file, and restores them in another run of the same model.
 
-    magic, length of the header (4 bytes), JSON header, KV blocks, checksum of all bytes before it (32 bytes)
+A model with recurrent layers also has their state after the last block.
+
+    magic, length of the header (4 bytes), JSON header, KV blocks and states, checksum of all bytes before it (32 bytes)
 
 Restored blocks are published to the prefix cache, as if a request had just computed them.
 """
@@ -18,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tandem.devices.device import Bytes
-from tandem.engine.kv_cache import NO_BLOCK, BlockTable, extend_block_hashes
+from tandem.engine.kv_cache import NO_BLOCK, BlockTable, SequenceStates, extend_block_hashes
 from tandem.errors import ContextError, StateFileError
 from tandem.files import read_regular, write_whole
 from tandem.kernels.abi import KV_BLOCK, MAX_EXPERTS, TOKEN_SLOT
+from tandem.kernels.states import NO_STATE
 from tandem.program.program import Tensor
 
 if TYPE_CHECKING:
@@ -57,16 +60,22 @@ def save(engine: Engine, tokens: list[int]) -> State:
     count = engine.cache.find_prefix(hashes)
     tables = engine.cache.new_tables()
     engine.cache.attach_prefix(tables, hashes[:count])
+    states = SequenceStates()
+    if count:
+        engine.cache.attach_state(states, hashes[count - 1])
     try:
-        blocks = [engine.device.read(block).copy() for block in _blocks(engine, tables)]
+        memory = (*_blocks(engine, tables), *_states(engine, states.source))
+        blocks = [engine.device.read(block).copy() for block in memory]
     finally:
         engine.cache.free(tables)
+        engine.cache.free_states(states)
     return State(_kind(engine), tokens[: count * KV_BLOCK], np.concatenate([NOTHING, *blocks]))
 
 
 def read(path: str | os.PathLike[str], engine: Engine) -> State:
     """Reads a file that `State.write` wrote. `engine`: limits its size."""
     max_bytes = MAX_HEADER + sum(cache.nbytes for cache, _, _ in _caches(engine))
+    max_bytes += sum(nbytes for _, nbytes in _state_tensors(engine))
     try:
         data = read_regular(path, max_bytes)
     except OSError as error:
@@ -102,13 +111,18 @@ def restore(engine: Engine, state: State, path: str | os.PathLike[str]) -> None:
     if len(tokens) % KV_BLOCK or not all(0 <= token < vocab for token in tokens):
         raise StateFileError(f"{path} does not hold what its header says: save it again")
     hashes, cache = block_hashes(tokens), engine.cache
-    tables = cache.new_tables()
-    if len(tokens) > engine.context or not cache.allocate(tables, len(hashes)):
+    tables, states = cache.new_tables(), SequenceStates()
+    if (
+        len(tokens) > engine.context
+        or not cache.reserve_state(states)
+        or not cache.allocate(tables, len(hashes))
+    ):
+        cache.free_states(states)
         raise ContextError(
             f"{path} holds {len(tokens)} tokens, for which there is no room: use a larger context or KV memory"
         )
     try:
-        blocks = list(_blocks(engine, tables))
+        blocks = [*_blocks(engine, tables), *_states(engine, states.own if hashes else NO_STATE)]
         if sum(block.nbytes for block in blocks) != len(state.blocks):
             raise StateFileError(f"{path} does not hold what its header says: save it again")
         at = 0
@@ -116,8 +130,11 @@ def restore(engine: Engine, state: State, path: str | os.PathLike[str]) -> None:
             engine.device.write(block, state.blocks[at : at + block.nbytes])
             at += block.nbytes
         cache.publish(tables, hashes)
+        if hashes and cache.states:
+            cache.states.publish(states.own, hashes[-1])
     finally:
         cache.free(tables)
+        cache.free_states(states)
 
 
 def check_path(path: object) -> None:
@@ -155,7 +172,9 @@ def fingerprint(model: Model) -> str:
 def _kind(engine: Engine) -> dict[str, Any]:
     """Returns the model's fingerprint and the layout of its KV cache. Saved blocks are valid only if both are equal."""
     layers = [[cache.dtype, nbytes] for cache, _, nbytes in _caches(engine)]
-    return {"model": fingerprint(engine.model), "block": KV_BLOCK, "layers": layers}
+    states = [nbytes for _, nbytes in _state_tensors(engine)]
+    kind = {"model": fingerprint(engine.model), "block": KV_BLOCK, "layers": layers}
+    return kind | ({"states": states} if states else {})
 
 
 def _caches(engine: Engine) -> Iterator[tuple[Tensor, int, int]]:
@@ -165,6 +184,21 @@ def _caches(engine: Engine) -> Iterator[tuple[Tensor, int, int]]:
         if launch.kernel.name == "rope" and cache is not None:
             group = int(launch.scalars["slot_field"]) - TOKEN_SLOT
             yield cache, group, cache.nbytes // engine.cache.blocks[group]
+
+
+def _state_tensors(engine: Engine) -> Iterator[tuple[Tensor, int]]:
+    """Yields the states of each recurrent layer, and the bytes of one."""
+    for launch in engine.program.launches:
+        state = launch.buffers.get("state")
+        if state is not None and engine.cache.states:
+            yield state, state.nbytes // len(engine.cache.states.references)
+
+
+def _states(engine: Engine, slot: int) -> Iterator[Tensor]:
+    """Yields the memory of a state slot, layer by layer; none for NO_STATE."""
+    for state, nbytes in _state_tensors(engine):
+        if slot != NO_STATE:
+            yield Tensor("state", state.arena, state.dtype, nbytes, offset=slot * nbytes, base=state)
 
 
 def _blocks(engine: Engine, tables: list[BlockTable]) -> Iterator[Tensor]:

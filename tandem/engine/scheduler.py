@@ -14,6 +14,7 @@ import math
 import time
 from bisect import insort
 from collections import deque
+from collections.abc import Iterator
 
 from tandem.engine.kv_cache import KVCache, extend_block_hashes
 from tandem.engine.sequence import Chunk, SchedulerState, Sequence
@@ -30,6 +31,9 @@ RECHECK_STEPS = 16  # steps with prompts after which one without measures the de
 WINDOW = 9  # decode steps in a median, since other processes delay single steps
 SMOOTHING = 0.2  # weight of a new measurement in the averages of steps with prompts
 MAX_OUTLIER = 2.0  # maximum of a new measurement, as a multiple of the average
+CHECKPOINT_DISTANCE = (
+    4  # blocks between the last two checkpoints of a prompt; four times as many to the one before
+)
 INITIAL_TOKENS = 16  # tokens per prompt until there are measurements
 
 
@@ -72,7 +76,8 @@ class Scheduler:
         if self._deadline < math.inf:
             self._expire()
         for sequence in self.running:
-            if sequence.state.computed >= sequence.kv.block_boundary:
+            kv = sequence.kv
+            if sequence.state.computed >= kv.block_boundary or kv.states.unread or kv.states.unpublished:
                 self._publish_and_free_blocks(sequence)
         if self.waiting:
             self._admit()
@@ -151,13 +156,29 @@ class Scheduler:
             state.in_flight_tokens += chunk.samples_next
             if chunk.count > 1:
                 sequence.kv.block_boundary = 0
+        if self.cache.states:
+            for chunk in chunks:
+                self.place_states(chunk)
         return chunks
+
+    def place_states(self, chunk: Chunk) -> None:
+        """Chooses the state slots that a chunk reads and writes."""
+        states, pool = chunk.sequence.kv.states, self.cache.states
+        # Slots for checkpoints: those that sequences still to be admitted do not need.
+        spare = pool.num_free - (self.limits.sequences - len(self.running)) if pool else 0
+        spare = spare if self.prefix_caching else 0
+        chunk.source, chunk.targets = self.cache.advance_state(states, chunk.begin, chunk.count, spare)
 
     def undo(self, chunks: list[Chunk]) -> None:
         """Reverts `schedule`, which returned these chunks last: the step could not be started."""
         for chunk in chunks:
             chunk.sequence.state.computed -= chunk.count
             chunk.sequence.state.in_flight_tokens -= chunk.samples_next
+        if self.cache.states:  # a part of the step may have changed states: they are computed again
+            for chunk in chunks:
+                self.cache.free_states(chunk.sequence.kv.states)
+                if chunk.sequence.state.table_row >= 0:
+                    self._preempt(chunk.sequence)
 
     def complete(self, chunks: list[Chunk], seconds: float | None) -> None:
         """Records that a step is done. `seconds`: its duration; None if it is not known."""
@@ -209,7 +230,12 @@ class Scheduler:
         pairs = enumerate(zip(sequence.tokens, tokens, strict=False))
         same = next((i for i, (one, other) in pairs if one != other), len(tokens))
         computed = min(state.computed, same, len(tokens) - 1)
-        if state.table_row < 0 or self.cache.slides or computed < kv.tables[0].cached * KV_BLOCK:
+        if (
+            state.table_row < 0
+            or self.cache.slides
+            or self.cache.states
+            or computed < kv.tables[0].cached * KV_BLOCK
+        ):
             return False
         del kv.block_hashes[computed // KV_BLOCK :]
         state.computed, kv.block_boundary = computed, 0
@@ -232,7 +258,9 @@ class Scheduler:
 
     def reserve_out_of_band(self, sequence: Sequence, tokens: int) -> None:
         """Allocates blocks for positions below `tokens`; preempts running sequences, the last first, if need be."""
-        while not self.cache.reserve(sequence.kv.tables, tokens):
+        while not self.cache.reserve(sequence.kv.tables, tokens) or not self.cache.reserve_state(
+            sequence.kv.states
+        ):
             if not self.running:
                 raise QueueFullError("the KV cache is full: try again later")
             self._preempt(self.running[-1])
@@ -278,6 +306,11 @@ class Scheduler:
         if cached < usable and uncomputed.get(kv.block_hashes[cached], math.inf) <= request.priority:
             return False
         self.cache.attach_prefix(kv.tables, kv.block_hashes[:cached])
+        if self.cache.states:
+            if cached:
+                self.cache.attach_state(kv.states, kv.block_hashes[cached - 1])
+            branch = self.cache.find_prefix(kv.block_hashes[:usable], any_state=True)
+            kv.states.checkpoints = {blocks for blocks in (*_checkpoints(usable), branch) if blocks > cached}
         sequence.state.computed = cached * KV_BLOCK
         if not sequence.state.admissions:  # after a preemption, it attaches blocks that it computed itself
             sequence.state.cached_prompt_tokens = sequence.state.computed
@@ -286,7 +319,11 @@ class Scheduler:
     def _admit_one(self, sequence: Sequence) -> bool:
         """Gives a sequence a table row and blocks for its first chunk; preempts less urgent ones if need be."""
         first_chunk = min(len(sequence.tokens), sequence.state.computed + self.limits.tokens)
-        while not self._free_table_rows or not self.cache.reserve(sequence.kv.tables, first_chunk):
+        while (
+            not self._free_table_rows
+            or not self.cache.reserve(sequence.kv.tables, first_chunk)
+            or not self.cache.reserve_state(sequence.kv.states)
+        ):
             if not self._can_preempt_last(sequence):
                 self._free_blocks(sequence)
                 return False
@@ -335,6 +372,8 @@ class Scheduler:
     def _stop_running(self, sequence: Sequence) -> None:
         """Takes a running sequence out of the steps; frees its blocks and its table row."""
         self._publish_and_free_blocks(sequence)
+        if self.prefix_caching:
+            self.cache.publish_last_state(sequence.kv.states, sequence.kv.block_hashes)
         if sequence in self.running:  # else it is paused
             self.running.remove(sequence)
         self._free_blocks(sequence)
@@ -345,6 +384,7 @@ class Scheduler:
         # First: after an interrupt this may run again.
         sequence.state.computed = sequence.kv.block_boundary = 0
         self.cache.free(sequence.kv.tables)
+        self.cache.free_states(sequence.kv.states)
 
     def _publish_and_free_blocks(self, sequence: Sequence) -> None:
         """Publishes full blocks to the prefix cache; frees blocks outside the window."""
@@ -353,6 +393,7 @@ class Scheduler:
         if self.prefix_caching and full > kv.tables[0].cached:
             extend_block_hashes(kv.block_hashes, sequence.tokens)
             self.cache.publish(kv.tables, kv.block_hashes[:full])
+        self.cache.publish_states(kv.states, kv.block_hashes)
         if self.cache.slides:
             self.cache.free_outside_window(kv.tables, computed)
 
@@ -363,6 +404,15 @@ def _can_follow(sequence: Sequence, state: SchedulerState) -> bool:
     if state.wait_for_token:
         return False
     return len(sequence.generated) + state.in_flight_tokens < sequence.request.max_tokens
+
+
+def _checkpoints(blocks: int) -> Iterator[int]:
+    """The ends of prefixes, in blocks, at which a prompt of this length keeps its recurrent state: its last full block,
+    and some before it, ever further apart. A prompt that differs d tokens before the end computes about 4 d again."""
+    distance = 0
+    while distance < blocks:
+        yield blocks - distance
+        distance = max(CHECKPOINT_DISTANCE, 4 * distance)
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

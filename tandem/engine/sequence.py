@@ -4,7 +4,7 @@ The owners of each part of a Sequence; nobody else changes it:
 
     request      Request           nobody: prompt and parameters
     state        SchedulerState    Scheduler: its computed tokens, and whether it runs
-    kv           SequenceKV        KVCache and Scheduler: its KV blocks
+    kv           SequenceKV        KVCache and Scheduler: its KV blocks and state slots
     sampling     SamplingState     Batch (result_row, param_row) and Sequence (the counts of penalties)
     acceptance   RequestAcceptance Speculator: the acceptance rate of its draft tokens
     the rest                       Sequence's own methods: its tokens, its constraint, and how it ended
@@ -25,6 +25,7 @@ from tandem.engine.kv_cache import BlockTable, SequenceKV
 from tandem.engine.params import SamplingParams
 from tandem.engine.sampling import Sampled, SamplingState
 from tandem.errors import RequestError, TandemError
+from tandem.kernels.states import NO_STATE
 
 if TYPE_CHECKING:
     from tandem.engine.speculation import RequestAcceptance
@@ -186,7 +187,8 @@ class Chunk:
 
     `samples_next`: the last of them is the sequence's last token, so the step samples the next one.
     `draft_tokens`: computed after them; each has a row of results.
-    `scores`: number of prompt tokens, the first ones, with a row that scores the next token."""
+    `scores`: number of prompt tokens, the first ones, with a row that scores the next token.
+    `source`: the state slot that recurrent layers read. `targets`: (token of the chunk, state slot that they write)."""
 
     __slots__ = (
         "admissions",
@@ -197,6 +199,8 @@ class Chunk:
         "samples_next",
         "scores",
         "sequence",
+        "source",
+        "targets",
     )
 
     def __init__(self, sequence: Sequence, begin: int, count: int, samples_next: bool) -> None:
@@ -204,6 +208,8 @@ class Chunk:
         self.samples_next = samples_next
         self.draft_tokens: Items[int] = ()
         self.scores = 0
+        self.source = NO_STATE
+        self.targets: Items[tuple[int, int]] = ()  # none: the model has no recurrent layers
         self.admissions = sequence.state.admissions  # differs later if the sequence was preempted
         self.result_row = sequence.sampling.result_row  # in the previous step
 

@@ -16,6 +16,16 @@ class KVStats:
 
 
 @dataclass(frozen=True)
+class StateStats:
+    """State slots of a model with recurrent layers."""
+
+    slots: int
+    used: int  # with references
+    cached: int  # checkpoints in the prefix cache
+    slot_bytes: int
+
+
+@dataclass(frozen=True)
 class SpeculationStats:
     steps: int  # with draft tokens
     drafted: int  # draft tokens
@@ -33,3 +43,4 @@ class EngineStats:
     cached_prompt_tokens: int  # prompt tokens that were in the prefix cache
     kv: tuple[KVStats, ...]
     speculation: SpeculationStats | None  # None: speculative decoding is off
+    states: StateStats | None = None  # None: the model has no recurrent layers

@@ -196,6 +196,19 @@ class GGUF:
         """Gives a tensor a second name."""
         self.tensors[name] = self.tensor(source)._replace(name=name)
 
+    def divide_runs(self, name: str, parts: tuple[str, str], run: int) -> None:
+        """Replaces a tensor by two parts whose rows alternate in it, `run` at a time."""
+        whole = self.tensor(name)
+        if whole.shape[0] % (2 * run):
+            self.fail(name, f"shape is {whole.shape}, no multiple of {2 * run} rows: convert it again")
+        del self.tensors[name]
+        shape = (whole.shape[0] // 2, *whole.shape[1:])
+        for i, part in enumerate(parts):
+            begin = whole.offset + i * run * whole.row_bytes
+            self.tensors[part] = TensorInfo(
+                part, whole.format, shape, begin, whole.nbytes // 2, whole.path, run, 2 * run
+            )
+
     def raw(self, name: str) -> Array:
         """Reads a tensor: uint8 [rows, row bytes]."""
         info = self.tensor(name)

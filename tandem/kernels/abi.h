@@ -28,6 +28,12 @@ enum {
     WORK_SEQUENCE = 2,  // row of the block tables
     WORK_POSITION = 3,  // position of the first token in its sequence
     WORK_INTS = 4,
+    CHUNK_TOKEN = 0,  // first token
+    CHUNK_TOKENS = 1,  // consecutive tokens of one sequence; 0: an unused row
+    CHUNK_SOURCE = 2,  // slot with the state before the first token; -1: the zero state
+    CHUNK_INTS = 4,
+    MAX_STATE_ROWS = 256,  // rows of a head's state matrix: columns of a key
+    MAX_CONVOLUTION = 8,  // taps of a short convolution
 
 // ---- KV cache: [blocks][kv_heads]{K [head_dim][KV_BLOCK], V [KV_BLOCK][head_dim]}; int8 has float16 scales after V
     KV_BLOCK = 16,  // tokens of a KV block; a KV slot is block * KV_BLOCK + position in the block
@@ -107,6 +113,7 @@ enum {
 // ---- Scalars of kernels with a few named values
     ACTIVATION_SILU = 0,  // activation functions, the scalar `activation`
     ACTIVATION_GELU = 1,  // in its tanh form
+    ACTIVATION_SIGMOID = 2,
     EPILOGUE_STORE = 0,  // epilogues of a matmul, the scalar `epilogue`: store the sums
     EPILOGUE_SILU_GLU = 1,  // silu(gate) * up
     EPILOGUE_GELU_GLU = 2,  // gelu(gate) * up

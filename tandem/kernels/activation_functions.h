@@ -13,7 +13,12 @@ ALWAYS_INLINE f32x16 f_gelu(f32x16 x) {
     return f_div(x, f_add(f_set(1.0f), f_exp(f_mul(x, minus_two_u_over_x))));
 }
 
+ALWAYS_INLINE f32x16 f_sigmoid(f32x16 x) {
+    return f_div(f_set(1.0f), f_add(f_set(1.0f), f_exp(f_sub(f_zero(), x))));
+}
+
 ALWAYS_INLINE f32x16 f_activate(f32x16 x, int32_t activation) {
+    if (activation == ACTIVATION_SIGMOID) return f_sigmoid(x);
     return activation == ACTIVATION_GELU ? f_gelu(x) : f_silu(x);
 }
 

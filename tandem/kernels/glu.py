@@ -1,4 +1,4 @@
-"""GLU, the gate of a feed-forward layer: out = activation(gate) * up, as float32 rows or int8 tiles.
+"""GLU, the gate of a feed-forward layer or of attention: out = activation(gate) * up, as float32 rows or int8 tiles.
 
 Without `up` (address 0), out = activation(gate).
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tandem.kernels.abi import ACTIVATION_GELU, ACTIVATION_SILU
+from tandem.kernels.abi import ACTIVATION_GELU, ACTIVATION_SIGMOID, ACTIVATION_SILU
 from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store
@@ -22,8 +22,8 @@ def activate(x: Array, activation: int) -> Array:
         gelu: Array = 0.5 * exact * (1 + np.tanh(np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)))
         return gelu
     with np.errstate(over="ignore"):
-        silu: Array = exact / (1 + np.exp(-exact))
-    return silu
+        sigmoid: Array = 1 / (1 + np.exp(-exact))
+    return sigmoid if activation == ACTIVATION_SIGMOID else exact * sigmoid
 
 
 def cost(scalars: Scalars, counts: Counts) -> Cost:
@@ -70,12 +70,12 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
             "activation": activation,
             "out_q8": out_q8,
         }
-        full_label = f"{label} {('silu', 'gelu')[activation]}{' q8' * out_q8}"
+        full_label = f"{label} {('silu', 'gelu', 'sigmoid')[activation]}{' q8' * out_q8}"
         counts = {"tokens": n, "rows": 1, "work": 0}
         # 2e-8: the left tail of GELU
         return Case(full_label, arrays, scalars, counts, atol=2e-8, rtol=2e-6)
 
-    for activation in (ACTIVATION_SILU, ACTIVATION_GELU):
+    for activation in (ACTIVATION_SILU, ACTIVATION_GELU, ACTIVATION_SIGMOID):
         for n, dim, gap in ((1, 1, 0), (2, 17, 3), (5, 48, 0), (16, 100, 4), (17, 256, 0), (33, 31, 1)):
             yield case(f"{n}x{dim}", rng.standard_normal((n, dim)) * 4, activation, 0, gap)
         for n, dim, gap in ((1, 32, 0), (5, 96, 5), (17, 64, 0), (33, 160, 16)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -12,12 +13,13 @@ from tandem.gguf.file import GGUF
 from tandem.gguf.formats import dequantise
 from tandem.kernels.abi import GLU_ROWS, MAX_EXPERTS, MAX_EXPERTS_USED
 from tandem.kernels.kernel import Array
-from tandem.program.graph import Heads, Matrix, Vector
+from tandem.program.graph import DeltaHeads, Heads, Matrix, Vector
 
 MIN_NUMBER, MAX_NUMBER = 1e-12, 1e12  # of a model's own numbers
 QUERIES = ".queries"  # after the name of a table for keys: that for queries
 SCALED_NORM = "output_norm.scaled"  # weights of the last norm times `ModelConfig.logit_scale`
 NO_ROPE = -1  # of `ModelConfig.layer_rope`
+NO_ATTENTION = -1  # of `ModelConfig.layer_window`: a layer with a recurrent state
 FINE = 64  # consecutive positions of a table with the same coarse rotation
 
 
@@ -100,7 +102,7 @@ class ModelConfig:
     scale: float  # factor of attention scores
     ropes: tuple[Rope, ...]
     layer_rope: tuple[int, ...]  # index into `ropes` of each layer; NO_ROPE: it does not rotate
-    layer_window: tuple[int, ...]  # attention window of each layer, in positions; 0: global
+    layer_window: tuple[int, ...]  # attention window of each layer, in positions; 0: global; or NO_ATTENTION
     interleaved: bool = False
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
@@ -135,11 +137,17 @@ class ModelConfig:
     )
     per_layer_dim: int = 0  # of the embedding that each layer has of a token; 0: there is none
     layer_scales: bool = False  # the output of each layer is multiplied by a number
+    attention_gate: bool = False  # the output of attention is multiplied by the sigmoid of a gate
+    conv_taps: int = 0  # of the short convolution of recurrent layers
+    delta_heads: DeltaHeads | None = None  # of recurrent layers with a gated delta rule
 
     @property
     def windows(self) -> tuple[int, ...]:
         """The KV groups: layers with the same window share block tables."""
-        return tuple(sorted(set(self.layer_window)))
+        return tuple(sorted(set(self.layer_window) - {NO_ATTENTION}))
+
+    def is_recurrent(self, layer: int) -> bool:
+        return self.layer_window[layer] == NO_ATTENTION
 
     def has_experts(self, layer: int) -> bool:
         return bool(self.experts) and layer >= self.dense_layers
@@ -289,7 +297,7 @@ class Metadata:
                 self.key("expert_used_count"),
                 f"{used} of {experts} experts cannot be used: convert the model again",
             )
-        dim = self.count("expert_feed_forward_length", self.count("feed_forward_length"))
+        dim = self.count("expert_feed_forward_length", 0) or self.count("feed_forward_length")
         for name, size in (
             ("expert_feed_forward_length", dim),
             ("embedding_length", self.count("embedding_length")),
@@ -408,12 +416,13 @@ class Metadata:
         """Returns the config with the fields that every family reads the same way, and `special` ones."""
         layers, q_heads = self.layers(), self.count("attention.head_count", maximum=4096)
         tied, dim = not self.has("output.weight"), self.count("embedding_length")
+        windows = cast(tuple[int, ...], special.get("layer_window", (0,) * layers))
         if "layer_kv_heads" in special:  # it has read these itself, by layer
             kv_heads, ffn_dim = 0, 0
         else:
             kv_heads = self.count("attention.head_count_kv", q_heads, maximum=4096)
             ffn_dim = self.count("feed_forward_length", 0) or self.count("expert_feed_forward_length")
-            self._divide_stacked(layers, q_heads * head_dim, kv_heads * head_dim, ffn_dim)
+            self._divide_stacked(windows, q_heads * head_dim, kv_heads * head_dim, ffn_dim)
         eps = (
             "attention.layer_norm_epsilon"
             if special.get("layer_norm")
@@ -423,7 +432,7 @@ class Metadata:
             "architecture": self.architecture, "layers": layers, "dim": dim, "ffn_dim": ffn_dim,
             "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "vocab": self.vocab(),
             "trained_context": self.count("context_length"), "eps": self.number(eps),
-            "scale": scale, "ropes": ropes, "layer_rope": (0,) * layers, "layer_window": (0,) * layers,
+            "scale": scale, "ropes": ropes, "layer_rope": (0,) * layers, "layer_window": windows,
             "tied_head": tied, "qkv_bias": self.has("blk.0.attn_q.bias"),
             "output_bias": self.has("blk.0.attn_output.bias"), "ffn_bias": self.has("blk.0.ffn_down.bias"),
             "norm_bias": self.has("output_norm.bias"),
@@ -437,12 +446,12 @@ class Metadata:
                 )
         return config
 
-    def _divide_stacked(self, layers: int, q: int, kv: int, ffn_dim: int) -> None:
+    def _divide_stacked(self, windows: tuple[int, ...], q: int, kv: int, ffn_dim: int) -> None:
         """Gives names to the parts of matrices that some files stack: Q, K and V, and gate and up."""
-        for i in range(layers):
+        for i, window in enumerate(windows):
             for kind in ("weight", "bias"):
                 parts = {f"blk.{i}.attn_{part}.{kind}": n for part, n in (("q", q), ("k", kv), ("v", kv))}
-                if self.has(stacked := f"blk.{i}.attn_qkv.{kind}"):
+                if self.has(stacked := f"blk.{i}.attn_qkv.{kind}") and window != NO_ATTENTION:
                     self.gguf.divide(stacked, parts)
             gate, up = f"blk.{i}.ffn_gate.weight", f"blk.{i}.ffn_up.weight"
             alone = self.has(up) and not self.has(gate)

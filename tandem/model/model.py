@@ -110,8 +110,10 @@ class Model:
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Biases of experts have two dimensions, and a shared expert's gate is a matrix of one row."""
-    return (len(shape) > 1 and not name.endswith(".bias")) or name.endswith("gate_inp_shexp.weight")
+    """Biases of experts and convolutions have two dimensions, and a shared expert's gate is a matrix of one row."""
+    return (len(shape) > 1 and not name.endswith((".bias", "conv1d.weight"))) or name.endswith(
+        "gate_inp_shexp.weight"
+    )
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:

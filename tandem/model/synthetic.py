@@ -235,4 +235,6 @@ def _vector(part: Vector | int, tables: dict[str, Array]) -> Array:
     """Returns norm weights of 1, so that activations stay of order 1 in any number of layers."""
     if isinstance(part, int):
         return np.zeros(part, np.float32)
-    return tables[part.name].ravel() if part.name in tables else np.ones(part.size, np.float32)
+    if part.name in tables:
+        return tables[part.name].ravel()
+    return np.full(part.size, -1.0 if part.name.endswith(".ssm_a") else 1.0, np.float32)  # states decay

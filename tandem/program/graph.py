@@ -7,11 +7,12 @@ the outputs. fuse.py adds fused ops.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tandem.errors import ProgramError
+from tandem.kernels.abi import MAX_CONVOLUTION, MAX_STATE_ROWS
 
 
 @dataclass(eq=False)
@@ -82,6 +83,26 @@ class Heads(NamedTuple):
     key_mean: Vector | None = None  # subtracted from keys in int8 (rope.py): [kv_heads][head_dim]
     q_table: Vector | None = None  # of queries, where it differs from that of keys
     sinks: Vector | None = None  # a score for each head, in its softmax beside those of keys
+
+
+class DeltaHeads(NamedTuple):
+    """The heads of a layer with a gated delta rule (kernels/delta_rule.py)."""
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    tiled: bool  # value heads that share a key head are k_heads apart; else neighbours
+
+    @property
+    def width(self) -> int:
+        """Columns of queries, keys and values together."""
+        return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
+
+
+def state_bytes(ops: Iterable[Op]) -> int:
+    """Returns the bytes of a state slot: the recurrent state of all layers for one sequence. 0: they have none."""
+    return 4 * sum(int(op.attrs.get("state", 0)) for op in ops)
 
 
 def _same(op: Op) -> list[int]:
@@ -189,6 +210,28 @@ def _combine(op: Op) -> list[int]:
     return [x.width]
 
 
+def _short_conv(op: Op) -> list[int]:
+    channels, taps, bias = op.inputs[0].width, op.attrs["taps"], op.attrs["bias"]
+    _require(op, 2 <= taps <= MAX_CONVOLUTION, f"a convolution of {taps} taps, not 2 to {MAX_CONVOLUTION}")
+    _require(op, op.attrs["weight"].size == channels * taps, "weight and input differ in width")
+    _require(op, bias is None or bias.size == channels, "bias and input differ in width")
+    return [channels]
+
+
+def _delta_rule(op: Op) -> list[int]:
+    heads: DeltaHeads = op.attrs["heads"]
+    widths = [heads.width, heads.v_heads, heads.v_heads]
+    _require(op, [v.width for v in op.inputs] == widths, f"widths are not {widths}")
+    _require(op, heads.v_heads % heads.k_heads == 0, "value heads are not a multiple of key heads")
+    _require(op, heads.k_dim <= MAX_STATE_ROWS, f"a key has more than {MAX_STATE_ROWS} columns")
+    return [heads.v_heads * heads.v_dim]
+
+
+def _gated_norm(op: Op) -> list[int]:
+    _require(op, op.inputs[0].width % op.attrs["weight"].size == 0, "weight and heads differ in width")
+    return _pair(op)
+
+
 def _sample(op: Op) -> list[int]:
     _require(op, op.inputs[0].count == "rows", "logits are for the selected rows, not for every token")
     return []
@@ -213,6 +256,9 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "route": _route,  # logits of experts -> the experts that each token uses, and their weights
     "expert_matmul": _expert_matmul,  # x times the matrices of the experts in use, gated if there are two
     "combine": _combine,  # the weighted sum over a token's experts, plus a shared expert's output times its gate
+    "short_conv": _short_conv,  # causal convolution over the last tokens of a sequence, with their tail as its state
+    "delta_rule": _delta_rule,  # q, k and v; beta; alpha -> linear attention with a matrix for each head as its state
+    "gated_norm": _gated_norm,  # RMS norm of each head times a weight, times silu(gate)
     "select_rows": _same,  # the rows whose next token is sampled
     "sample": _sample,  # logits -> token ids
 }
@@ -322,6 +368,31 @@ class Builder:
         out = self._emit("combine", inputs, [name], routing=routing)[0]
         out.count = "tokens"
         return out
+
+    def short_conv(
+        self, x: Value, weight: Vector, taps: int, name: str, *, bias: Vector | None = None, silu: bool = True
+    ) -> Value:
+        state = (taps - 1) * x.width
+        return self._emit(
+            "short_conv", [x], [name], weight=weight, bias=bias, taps=taps, silu=silu, state=state
+        )[0]
+
+    def delta_rule(
+        self,
+        qkv: Value,
+        beta: Value,
+        alpha: Value,
+        vectors: tuple[Vector, Vector],
+        heads: DeltaHeads,
+        name: str,
+    ) -> Value:
+        """`vectors`: dt and a of each value head."""
+        state = heads.v_heads * heads.k_dim * heads.v_dim
+        inputs = [qkv, beta, alpha]
+        return self._emit("delta_rule", inputs, [name], vectors=vectors, heads=heads, state=state)[0]
+
+    def gated_norm(self, x: Value, gate: Value, weight: Vector, eps: float, name: str) -> Value:
+        return self._emit("gated_norm", [x, gate], [name], weight=weight, eps=eps)[0]
 
     def add(self, a: Value, b: Value, name: str) -> Value:
         return self._emit("add", [a, b], [name])[0]

@@ -23,6 +23,7 @@ from tandem.kernels import (
 )
 from tandem.kernels.abi import (
     ACTIVATION_GELU,
+    ACTIVATION_SIGMOID,
     ACTIVATION_SILU,
     EPILOGUE_CLAMPED_GLU,
     EPILOGUE_GELU_GLU,
@@ -43,13 +44,14 @@ from tandem.kernels.rows import rows_bytes
 from tandem.program.fuse import PASSES
 from tandem.program.graph import Heads, Matrix, Op, Routing, Value, Vector
 from tandem.program.hazards import place_barriers
-from tandem.program.lowering_base import KVCacheShape, LoweringBase, Routes
+from tandem.program.lower_recurrent import RecurrentLowering
+from tandem.program.lowering_base import KVCacheShape, Routes
 from tandem.program.plan_memory import plan_memory
 from tandem.program.program import OTHER_STEP_SLOT, Program, Tensor
 from tandem.program.step_inputs import StepLayout
 from tandem.program.weight_plan import WeightPlan
 
-ACTIVATIONS = {"silu": ACTIVATION_SILU, "gelu": ACTIVATION_GELU}
+ACTIVATIONS = {"silu": ACTIVATION_SILU, "gelu": ACTIVATION_GELU, "sigmoid": ACTIVATION_SIGMOID}
 GLU_EPILOGUES = {"silu": EPILOGUE_SILU_GLU, "gelu": EPILOGUE_GELU_GLU, "clamped": EPILOGUE_CLAMPED_GLU}
 
 
@@ -71,7 +73,7 @@ def lower(
     return Program(launches, counts, sizes, lowering.values)
 
 
-class _Lowering(LoweringBase):
+class _Lowering(RecurrentLowering):
     """One method for each op."""
 
     def _embed(self, op: Op) -> None:

@@ -20,10 +20,11 @@ from tandem.program.weight_plan import WeightPlan, align
 
 @dataclass(frozen=True)
 class KVCacheShape:
-    """The size of the KV cache: blocks of KV_BLOCK tokens for each KV group."""
+    """The size of the KV cache: blocks of KV_BLOCK tokens for each KV group, and slots for recurrent states."""
 
     blocks: tuple[int, ...]  # per group
     kv: str = "f16"  # data type of keys and values, one of KV_TYPES
+    states: int = 0  # state slots
 
     @property
     def index(self) -> int:

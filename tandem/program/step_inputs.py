@@ -13,6 +13,7 @@ import numpy as np
 
 from tandem.kernels.abi import (
     ADJUSTMENT_INTS,
+    CHUNK_INTS,
     HEADER_ADJUSTMENTS,
     HEADER_INTS,
     HEADER_MASKS,
@@ -76,6 +77,7 @@ class StepLayout:
         self.params = self._table("params", SAMPLING_INTS, limits.logits_rows)
         self.adjustments = self._table("adjustments", ADJUSTMENT_INTS, limits.adjustments)
         self.masks = self._table("masks", max(1, -(-limits.vocab // 32)), limits.logits_rows)
+        self.chunks = self._table("chunks", 1, CHUNK_INTS * limits.sequences + limits.tokens)
         self.tables = [
             self._table(f"tables.{g}", limits.blocks, limits.sequences) for g in range(limits.groups)
         ]
@@ -113,4 +115,6 @@ class StepInputs:
         self.params = view(layout.params)
         self.adjustments = view(layout.adjustments)
         self.masks = view(layout.masks)
+        chunks, states = np.split(view(layout.chunks)[:, 0], [CHUNK_INTS * self.limits.sequences])
+        self.chunks, self.states = chunks.reshape(-1, CHUNK_INTS), states
         self.tables = [view(table) for table in layout.tables]

@@ -1,8 +1,8 @@
 """The engine without kernels: steps are checked as a device would see them, and answered by a hash of the context.
 
 Each KV group's cache holds (token, position) where a device holds keys and values. A row's answer depends on all
-that each group can see, so a wrong block, slot, position or window changes the tokens. A step runs as late as it may:
-when the host waits for it.
+that each group can see, so a wrong block, slot, position or window changes the tokens. A state slot holds all tokens of
+its sequence where a device holds a recurrent state. A step runs as late as it may: when the host waits for it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tandem.kernels.abi import (
     TOKEN_SLOT,
     TOKEN_SOURCE,
 )
+from tandem.kernels.states import NO_STATE
 from tandem.program.step_inputs import StepInputs, StepLayout, StepLimits
 
 VOCAB = 1000
@@ -43,10 +44,13 @@ def answer(visible: list[list[int]], repeats: bool = False) -> int:
     return (3 * visible[0][-1] + 1) % 7 if repeats and hashed % 8 else hashed % VOCAB
 
 
-def expected(prompt: list[int], count: int, windows: tuple[int, ...], repeats: bool = False) -> list[int]:
+def expected(
+    prompt: list[int], count: int, windows: tuple[int, ...], repeats: bool = False, states: bool = False
+) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(answer([tokens[-window:] if window else tokens for window in windows], repeats))
+        visible = [tokens[-window:] if window else tokens for window in windows] + [tokens] * states
+        tokens.append(answer(visible, repeats))
     return tokens[len(prompt) :]
 
 
@@ -92,13 +96,15 @@ class SimulatedEngine(Engine):
         tokens: int,
         step_slots: int = 2,
         draft_tokens: int = 0,
+        states: int = 0,
     ) -> None:
         self.windows, self.repeats = windows, draft_tokens > 0
         model: Any = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB, trained_context=context))
         rows = batch + draft_tokens
         limits = StepLimits(tokens, rows, batch + 1, -(-context // KV_BLOCK), len(windows))
         layout = StepLayout(limits)
-        cache = KVCache(windows, blocks)
+        cache = KVCache(windows, blocks, states)
+        self.state_slots: list[list[int] | None] = [None] * states  # the tokens of each state
         speculator = Speculator(PromptLookup(), FixedCost(0.25)) if draft_tokens else None
         scheduler = Scheduler(limits, cache, speculator=speculator)
         self.cells = [np.full((n * KV_BLOCK, 2), -1) for n in blocks]  # (token, position) of each KV slot
@@ -125,6 +131,8 @@ class SimulatedEngine(Engine):
     def check_idle(self) -> None:
         """Nothing is held when nothing runs."""
         assert self.cache.free_blocks == self.cache.blocks
+        if states := self.cache.states:
+            assert states.num_free == len(self.state_slots)
         assert not self.scheduler.running and not self.scheduler.waiting
         assert len(self.scheduler._free_table_rows) == self.max_sequences
 
@@ -165,6 +173,8 @@ class SimulatedRecording:
         self.engine.tokens_computed += int(tokens)
         self._store(self.inputs.tokens[:tokens].copy())
         seen = self._attend(self.inputs.work[:work], tokens)
+        if self.engine.state_slots:
+            self._advance_states(seen)
         for i, row in enumerate(self.inputs.rows[:rows]):
             self.results[i, 0] = answer(seen[row], self.engine.repeats)
 
@@ -174,11 +184,38 @@ class SimulatedRecording:
                 token[TOKEN_ID] = self.engine.recordings[1 - self.step_slot].results[
                     token[TOKEN_SOURCE] - 1, 0
                 ]
+        self.tokens = tokens
         for group, cells in enumerate(self.kv):
             slots = tokens[:, TOKEN_SLOT + group]
             assert len(set(slots.tolist())) == len(slots), "two tokens share a slot"
             assert (slots >= 0).all() and (slots < len(cells)).all()
             cells[slots] = tokens[:, [TOKEN_ID, TOKEN_POSITION]]
+
+    def _advance_states(self, seen: dict[int, list[list[int]]]) -> None:
+        """Chunks run in any order, so none may write a slot that another one uses."""
+        slots, used, covered = self.engine.state_slots, list[int](), 0
+        before, after = list(slots), {}
+        for first, count, source, _ in self.inputs.chunks[: self.inputs.header[2]].tolist():
+            if not count:
+                continue
+            state = list(before[source] or []) if source != NO_STATE else []
+            targets = [
+                slot for slot in self.inputs.states[first : first + count].tolist() if slot != NO_STATE
+            ]
+            assert len(set(targets)) == len(targets) and targets, "a chunk writes a slot twice, or none"
+            assert not set(targets) & after.keys(), "two chunks write one slot"
+            used += {source, *targets} - {NO_STATE}
+            for token in range(first, first + count):
+                assert len(state) == self.tokens[token][TOKEN_POSITION], "a state of another position"
+                state.append(int(self.tokens[token][TOKEN_ID]))
+                seen[token].append(list(state))
+                if (slot := int(self.inputs.states[token])) != NO_STATE:
+                    after[slot] = list(state)
+            covered += count
+        assert covered == len(seen), "a token is in no chunk"
+        for slot, state in after.items():
+            assert used.count(slot) == 1, "a chunk writes a slot that another one reads"
+            slots[slot] = state
 
     def _attend(self, work: np.ndarray, tokens: int) -> dict[int, list[list[int]]]:
         """What each row of the step sees, group by group."""

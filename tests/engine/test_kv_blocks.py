@@ -33,6 +33,7 @@ def check_pools(engine: SimulatedEngine) -> None:
         assert pool.cached == {hash: block for block, hash in enumerate(pool.hashes) if hash is not None}
         assert all(pool.hashes[block] is None for block in pool._free)
         assert all(pool.hashes[block] is not None for block in pool._evictable)
+    check_states(engine)
     for sequence in engine.scheduler.running:
         for table, window in zip(sequence.kv.tables, engine.windows, strict=True):
             first = max(0, sequence.state.computed - window + 1) if window else 0
@@ -40,6 +41,19 @@ def check_pools(engine: SimulatedEngine) -> None:
             assert all(block == NO_BLOCK for block in table.blocks[: table.freed])
     for sequence in engine.scheduler.waiting:
         assert not any(table.blocks for table in sequence.kv.tables)
+
+
+def check_states(engine: SimulatedEngine) -> None:
+    if (pool := engine.cache.states) is None:
+        return
+    held = Counter(s for sequence in engine.scheduler.running for s in sequence.kv.states.slots())
+    assert pool.references == [held[slot] for slot in range(len(pool.references))]
+    assert sorted([*held, *pool._free, *pool._evictable]) == list(range(len(pool.references)))
+    assert pool.cached == {hash: slot for slot, hash in enumerate(pool.hashes) if hash is not None}
+    for sequence in engine.scheduler.running:
+        assert pool.hashes[sequence.kv.states.own] is None, "a checkpoint would be written"
+    for sequence in engine.scheduler.waiting:
+        assert not sequence.kv.states.slots()
 
 
 class Blocks(RuleBasedStateMachine):
@@ -51,10 +65,18 @@ class Blocks(RuleBasedStateMachine):
         tokens=st.integers(1, 60),
         step_slots=st.integers(1, 2),
         draft_tokens=st.sampled_from([0, 2, 9]),
+        states=st.sampled_from([0, 4, 6, 30]),
     )
     def start(
-        self, windows: tuple[int, ...], spare: int, tokens: int, step_slots: int, draft_tokens: int
+        self,
+        windows: tuple[int, ...],
+        spare: int,
+        tokens: int,
+        step_slots: int,
+        draft_tokens: int,
+        states: int,
     ) -> None:
+        draft_tokens = 0 if states else draft_tokens
         full = CONTEXT // KV_BLOCK
         one = [min(full, (window + tokens) // KV_BLOCK + 2) if window else full for window in windows]
         self.engine = SimulatedEngine(
@@ -65,6 +87,7 @@ class Blocks(RuleBasedStateMachine):
             tokens=tokens,
             step_slots=step_slots,
             draft_tokens=draft_tokens,
+            states=states,
         )
         self.alive: list[Sequence] = []
 
@@ -101,8 +124,9 @@ class Blocks(RuleBasedStateMachine):
         self.engine.run(*self.alive)
         for sequence in self.alive:
             ids = [sampled.id for sampled in sequence.generated]
+            states = self.engine.cache.states is not None
             assert ids == expected(
-                sequence.request.prompt, len(ids), self.engine.windows, self.engine.repeats
+                sequence.request.prompt, len(ids), self.engine.windows, self.engine.repeats, states
             )
             assert len(ids) == sequence.request.max_tokens
         check_pools(self.engine)
@@ -185,3 +209,29 @@ def test_copies_of_a_request_compute_their_prompt_once() -> None:
         assert engine.tokens_computed <= 100 + 4 * 4 + 4 * (4 + 4) + 24 + 8, "the prompt was computed again"
         for sequence in copies:
             assert [sampled.id for sampled in sequence.generated] == expected(prompt, 4, windows)
+
+
+def test_a_prompt_starts_from_a_checkpoint_of_its_prefix() -> None:
+    engine = SimulatedEngine(windows=(0,), blocks=(400,), context=2048, batch=2, tokens=64, states=30)
+
+    def computed(prompt: list[int], count: int = 4) -> tuple[int, list[int]]:
+        before = engine.tokens_computed
+        sequence = engine.submit(prompt, SamplingParams(max_tokens=count))
+        engine.run(sequence)
+        ids = [sampled.id for sampled in sequence.generated]
+        assert ids == expected(prompt, count, (0,), states=True)
+        return engine.tokens_computed - before, ids
+
+    prompt = list(range(1000))
+    cost, ids = computed(prompt, 100)
+    assert cost >= 1000
+    assert computed(prompt)[0] <= KV_BLOCK + 4, "the same prompt was computed again"
+    # The next turn of a chat: the answer is in the prompt.
+    assert computed([*prompt, *ids, *[5] * 40])[0] <= 40 + 2 * KV_BLOCK + 4
+    # A prompt with another end, d tokens before that of the first: at most 4 d and some blocks again.
+    for d in (20, 100, 300):
+        cost = computed([*prompt[:-d], *[7] * d])[0]
+        assert cost <= 5 * d + 6 * KV_BLOCK, (d, cost)
+    # A branch leaves a checkpoint behind where it left the text of others.
+    computed([*prompt[:160], *[8] * 300])
+    assert computed([*prompt[:160], *[9] * 300])[0] <= 300 + KV_BLOCK + 4

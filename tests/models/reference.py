@@ -37,7 +37,11 @@ SECOND_NORM = (
     "seed_oss",
     "gpt-oss",
     "glm4moe",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
 )  # where the norm before the feed-forward is named after attention
+GATED = ("qwen35", "qwen35moe", "qwen3next")  # attention whose output has a gate
 QUERY_BLOCK = 256  # rows of the score matrix held at once
 
 
@@ -79,8 +83,12 @@ class ReferenceModel:
         inputs = self.per_layer_inputs(x, ids) if "per_layer_model_proj.weight" in self.tensors else None
         for i in range(self.layers):
             seen[f"blk.{i}.attn_norm"] = before = self.norm(x, f"blk.{i}.attn_norm")
-            seen[f"blk.{i}.attn"] = h = self.attention(before, i)
-            seen[f"blk.{i}.attn_out"] = h = self.linear(h, f"blk.{i}.attn_output")
+            if f"blk.{i}.ssm_out.weight" in self.tensors:
+                seen[f"blk.{i}.ssm_norm"] = h = self.gated_delta_net(before, f"blk.{i}.")
+                seen[f"blk.{i}.attn_out"] = h = self.linear(h, f"blk.{i}.ssm_out")
+            else:
+                seen[f"blk.{i}.attn"] = h = self.attention(before, i)
+                seen[f"blk.{i}.attn_out"] = h = self.linear(h, f"blk.{i}.attn_output")
             if self.architecture not in SECOND_NORM:
                 h = self.norm(h, f"blk.{i}.post_attention_norm")
             seen[f"blk.{i}.attn_residual"] = x = x + scale * h
@@ -219,6 +227,9 @@ class ReferenceModel:
             weights /= weights.sum(axis=-1, keepdims=True)
             weights = weights[..., : stop - first]
             out[start:stop] = (weights @ v[:, first:stop]).swapaxes(0, 1)
+        if self.architecture in GATED:
+            both = self.linear(x, f"blk.{layer}.attn_q").reshape(tokens, self.heads, 2, self.head_size)
+            out = out / (1 + np.exp(-both[:, :, 1]))
         return out.reshape(tokens, -1)
 
     def rotated_heads(self, x: Array, layer: int) -> tuple[Array, Array, Array]:
@@ -251,9 +262,44 @@ class ReferenceModel:
             self.stored[sliding] = self.rotate(self.norm(heads("k"), f"{name}k_norm"), rotation), v
         return q, *self.stored[sliding]
 
+    def gated_delta_net(self, x: Array, name: str) -> Array:
+        """Linear attention with a state [key, value] for each head, one token after the other."""
+        keys, heads, dim = (self.get(f"ssm.{key}") for key in ("group_count", "time_step_rank", "state_size"))
+        taps, tokens = self.get("ssm.conv_kernel"), len(x)
+        mixed = self.linear(x, f"{name}attn_qkv")
+        padded = np.vstack([np.zeros((taps - 1, mixed.shape[1]), np.float32), mixed])
+        weight = self.weight(f"{name}ssm_conv1d.weight")
+        mixed = silu(sum(padded[j : j + tokens] * weight[:, j] for j in range(taps)))
+        q, k, v = np.split(mixed, [keys * dim, 2 * keys * dim], axis=1)
+        q, k = (y.reshape(tokens, keys, dim) for y in (q, k))
+        q, k = (y / np.sqrt(np.square(y).sum(axis=2, keepdims=True) + 1e-6) for y in (q, k))
+        if self.architecture == "qwen3next":  # neighbours share a key; in Qwen 3.5 heads `keys` apart
+            q, k = (np.repeat(y, heads // keys, axis=1) for y in (q, k))
+            both = self.linear(x, f"{name}ssm_ba").reshape(tokens, keys, 2, heads // keys)
+            beta, alpha = (both[:, :, i].reshape(tokens, heads) for i in (0, 1))
+        else:
+            q, k = (np.tile(y, (1, heads // keys, 1)) for y in (q, k))
+            beta, alpha = self.linear(x, f"{name}ssm_beta"), self.linear(x, f"{name}ssm_alpha")
+        v = v.reshape(tokens, heads, -1)
+        if f"{name}ssm_dt.bias" in self.tensors:
+            alpha = alpha + self.weight(f"{name}ssm_dt.bias")
+        decay = np.exp(self.weight(f"{name}ssm_a") * np.logaddexp(0, alpha))
+        beta = 1 / (1 + np.exp(-beta))
+        state, out = np.zeros((heads, dim, v.shape[2]), np.float32), np.empty_like(v)
+        for t in range(tokens):
+            state = state * decay[t][:, None, None]
+            delta = (v[t] - np.einsum("hkv,hk->hv", state, k[t])) * beta[t][:, None]
+            state = state + k[t][:, :, None] * delta[:, None]
+            out[t] = np.einsum("hkv,hk->hv", state, q[t]) * dim**-0.5
+        normed = self.norm(out, f"{name}ssm_norm").reshape(tokens, -1)
+        return normed * silu(self.linear(x, f"{name}attn_gate"))
+
     def projections(self, x: Array, name: str) -> list[Array]:
         """Q, K and V, which some files have in one matrix."""
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        if self.architecture in GATED:  # each head of Q is followed by its gate
+            both = self.linear(x, f"{name}q").reshape(len(x), self.heads, 2, self.head_size)
+            return [both[:, :, 0].reshape(len(x), -1), *(self.linear(x, f"{name}{part}") for part in "kv")]
         if f"{name}qkv.weight" in self.tensors:
             parts = np.split(self.linear(x, f"{name}qkv"), [q, q + kv], axis=1)
         else:

@@ -38,6 +38,8 @@ def test_engine_equals_transformers(name: str) -> None:
         "glm4",
         "gemma4",
         "gemma4-shared",
+        "qwen35",
+        "qwen3next",
     ],
 )
 def test_intermediates_equal_the_reference(name: str) -> None:

@@ -27,6 +27,7 @@ FUSED_FOR_NVIDIA = {
 }  # fmt: skip
 PROMPTS = ("q4_0", "q6_k", "f16")  # formats of which prompts run here too
 SEEDS = range(1, 4)
+ON_GPUS = {name for name, kernel in all_kernels().items() if not kernel.cpu_only}
 
 
 def cases(device: EmulatedDevice, name: str) -> list[Case]:
@@ -34,7 +35,7 @@ def cases(device: EmulatedDevice, name: str) -> list[Case]:
     return [case for case in kernel.cases(np.random.default_rng(1)) if runs(device, kernel, case)]
 
 
-@pytest.mark.parametrize("name", sorted(set(all_kernels()) - FUSED_FOR_NVIDIA))
+@pytest.mark.parametrize("name", sorted(ON_GPUS - FUSED_FOR_NVIDIA))
 def test_kernel(device: EmulatedDevice, name: str) -> None:
     done = check_kernel(device, name, iter(cases(device, name)[:: SLOW.get(name, 1)]))
     assert done.cases and not done.failures, "\n".join(done.failures)
@@ -76,7 +77,7 @@ def test_rdna35(mesa: None, family: str, name: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES[1:])
 def test_everything_on_rdna35(mesa: None, family: str) -> None:
     for device in (each for lanes in (64, 32) for each in opened(lanes, family)):
-        names = set(all_kernels()) - FUSED_FOR_NVIDIA
+        names = ON_GPUS - FUSED_FOR_NVIDIA
         found = [check_kernel(device, name, iter(cases(device, name))) for name in names]
         assert not [failure for done in found for failure in done.failures]
 
@@ -87,9 +88,6 @@ def test_everything_in_another_order(
     device: EmulatedDevice, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "seed", seed)
-    found = [
-        check_kernel(device, name, iter(cases(device, name)))
-        for name in set(all_kernels()) - FUSED_FOR_NVIDIA
-    ]
+    found = [check_kernel(device, name, iter(cases(device, name))) for name in ON_GPUS - FUSED_FOR_NVIDIA]
     found.append(check_kernel(device, LARGER_MATMULS, large_matmuls(np.random.default_rng(2))))
     assert not [failure for done in found for failure in done.failures]

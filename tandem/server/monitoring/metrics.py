@@ -248,6 +248,7 @@ class EngineMonitor:
             },
             "speculation": asdict(stats.speculation) if stats.speculation else None,
             "kv": [asdict(group) for group in stats.kv],
+            "states": asdict(stats.states) if stats.states else None,
             "memory": _memory(self.llm),
             "roofline": asdict(self.roofline) if self.roofline else None,
         }
@@ -355,6 +356,11 @@ def _engine_metrics(monitor: EngineMonitor) -> Iterator[tuple[str, str, bool, di
         yield "kv_blocks", "KV blocks", False, labels, group["blocks"]
         yield "kv_blocks_used", "KV blocks in use", False, labels, group["used"]
         yield "kv_blocks_cached", "KV blocks in the prefix cache", False, labels, group["cached"]
+    if states := state["states"]:
+        yield "state_slots", "Slots for recurrent states", False, {}, states["slots"]
+        yield "state_slots_used", "State slots in use", False, {}, states["used"]
+        yield "state_checkpoints", "Recurrent states in the prefix cache", False, {}, states["cached"]
+        yield "state_slot_bytes", "Bytes of a recurrent state", False, {}, states["slot_bytes"]
     for heap in state["memory"]["heaps"]:
         for part in ("weights", "kv", "other", "free"):
             labels = {"heap": heap["name"], "part": part}
