@@ -77,6 +77,12 @@ def _run(commands: Any) -> None:
     sampling.add_argument(
         "--seed", type=int, metavar="N", help="sampler seed: the same seed gives the same answer"
     )
+    run.add_argument(
+        "--image", action="append", metavar="FILE", help="an image before the prompt (may be repeated)"
+    )
+    run.add_argument(
+        "--mmproj", metavar="FILE", help="the file of the model's vision encoder (the one beside the model)"
+    )
     add_speculation(run)
     add_device(run)
     add_npu(run)

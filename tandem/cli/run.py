@@ -33,13 +33,18 @@ def main(options: argparse.Namespace) -> int:
     prompt = _prompt(options)
     parameters = {key: value for key in PARAMETERS if (value := getattr(options, key)) is not None}
     options.npu = resolve_npu(options.npu)
-    with _server(options) or open_llm(options) as llm:
+    images = [{"type": "image", "image": path} for path in options.image or ()]
+    if images and (prompt is None or options.raw):
+        raise RequestError("--image needs a prompt, and no --raw: write one after MODEL")
+    # An image is a file of this machine: a running server cannot read it.
+    with (not images and _server(options)) or open_llm(options) as llm:
         if prompt is None:
             from tandem.cli.chat import chat
 
             return chat(llm, options.system, parameters)
+        content = [*images, {"type": "text", "text": prompt}] if images else prompt
         request = (
-            prompt if options.raw else [*system_message(options.system), {"role": "user", "content": prompt}]
+            prompt if options.raw else [*system_message(options.system), {"role": "user", "content": content}]
         )
         if options.json:
             _print_result(llm, options.model, request, parameters)
@@ -82,13 +87,14 @@ def open_llm(options: argparse.Namespace, context: int | None = None, batch: int
         split=options.split,
         placement=options.placement,
         npu=getattr(options, "npu", "off"),
+        mmproj=getattr(options, "mmproj", None),
     )
     if options.device == "auto" or "," in options.device:
         note(f"on {llm.device.describe()}")
     return llm
 
 
-def system_message(text: str | None) -> list[dict[str, str]]:
+def system_message(text: str | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": text}] if text else []
 
 
@@ -100,7 +106,7 @@ class StreamedAnswer:
 
 
 def stream(
-    llm: LLM | RemoteLLM, request: str | list[dict[str, str]], parameters: dict[str, Any]
+    llm: LLM | RemoteLLM, request: str | list[dict[str, Any]], parameters: dict[str, Any]
 ) -> StreamedAnswer:
     """Prints an answer token by token and, on a terminal, its speed. Ctrl-C stops it."""
     answer, on_terminal = StreamedAnswer(), sys.stdout.isatty()

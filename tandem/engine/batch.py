@@ -12,6 +12,7 @@ from tandem.engine.sequence import Chunk, Sequence
 from tandem.kernels.abi import (
     CHUNK_TOKENS,
     HEADER_ADJUSTMENTS,
+    HEADER_INPUTS,
     HEADER_MASKS,
     HEADER_ROWS,
     HEADER_SEQUENCES,
@@ -35,7 +36,8 @@ from tandem.kernels.abi import (
 from tandem.kernels.states import NO_STATE
 from tandem.program.step_inputs import KNOWN, Ints, StepInputs
 
-FOUR_INTS = Struct("4i")  # a token's fields before its KV slots, or one entry of the work list
+FOUR_INTS = Struct("4i")  # a token's fields before its KV slots
+WORK_ENTRY = Struct("5i")  # an entry of the work list
 QUERIES_PER_ITEM = 64  # rows x query heads per KV head that one attention item computes together
 MIN_QUERIES = 8  # minimum of the same: with fewer, each takes longer
 ROWS_PER_ITEM = 16  # maximum token rows per attention item
@@ -84,7 +86,7 @@ class Batch:
             if chunk.targets:
                 self._write_states(chunk, token, chunks_written)
                 chunks_written += 1
-            if chunk.count == 1 and not chunk.draft_tokens:
+            if chunk.count == 1 and not chunk.draft_tokens and chunk.begin >= chunk.sequence.images_end:
                 self._write_token(chunk, token, work)
                 token, work = token + 1, work + 1
             else:
@@ -126,6 +128,7 @@ class Batch:
     def _set_counts(self, tokens: int, rows: int, work: int, adjustments: int = 0, masks: int = 0) -> None:
         self._header[HEADER_TOKENS], self._header[HEADER_ROWS], self._header[HEADER_WORK] = tokens, rows, work
         self._header[HEADER_ADJUSTMENTS], self._header[HEADER_MASKS] = adjustments, masks
+        self._header[HEADER_INPUTS] = tokens
 
     def read(self, row: int, sequence: Sequence) -> Sampled:
         """Returns the token sampled in a row."""
@@ -156,7 +159,7 @@ class Batch:
             id, source = 0, 1 + sequence.sampling.result_row
         first = token * TOKEN_INTS
         FOUR_INTS.pack_into(self._tokens, 4 * first, id, position, table_row, source)
-        FOUR_INTS.pack_into(self._work, 4 * WORK_INTS * work, token, 1, table_row, position)
+        WORK_ENTRY.pack_into(self._work, 4 * WORK_INTS * work, token, 1, table_row, position, 0)
         block, place = position // KV_BLOCK, position % KV_BLOCK
         for group, table in enumerate(tables, first + TOKEN_SLOT):
             self._tokens[group] = table.blocks[block] * KV_BLOCK + place
@@ -177,6 +180,18 @@ class Batch:
         for group, table in enumerate(sequence.kv.tables):
             blocks = np.array(table.blocks, np.int32)[positions // KV_BLOCK]
             rows[:, TOKEN_SLOT + group] = blocks * KV_BLOCK + positions % KV_BLOCK
+        if begin < sequence.images_end:
+            self._write_images(chunk, at)
+
+    def _write_images(self, chunk: Chunk, at: int) -> None:
+        """Writes the embeddings of a chunk's image tokens, each into the row of inputs with its token's number."""
+        for span in chunk.sequence.images:
+            first, end = max(chunk.begin, span.begin), min(chunk.begin + chunk.count, span.end)
+            if first < end and span.image.embeddings is not None:
+                embeddings = span.image.embeddings[first - span.begin : end - span.begin]
+                rows = np.arange(at + first - chunk.begin, at + end - chunk.begin)
+                self.inputs.inputs[rows, : embeddings.shape[1]] = embeddings
+                self.inputs.tokens[rows, TOKEN_SOURCE] = -1 - rows
 
     def _write_tables(self, sequence: Sequence) -> None:
         """Writes the block table entries that are new to this step slot."""
@@ -190,10 +205,14 @@ class Batch:
         """Cuts a chunk into attention items; returns the next free entry of the work list."""
         rows_per_item = min(self.rows_per_item, max(self.min_rows, -(-chunk.total // self.min_items)))
         table_row = chunk.sequence.state.table_row
-        for first in range(0, chunk.total, rows_per_item):
+        first, last = 0, 0
+        while first < chunk.total:
             rows = min(rows_per_item, chunk.total - first)
-            self.inputs.work[work] = (token + first, rows, table_row, chunk.begin + first)
-            work += 1
+            if (position := chunk.begin + first) < chunk.sequence.images_end:
+                border, last = _image_border(chunk.sequence, position)
+                rows = min(rows, border - position)
+            self.inputs.work[work, :5] = (token + first, rows, table_row, chunk.begin + first, last)
+            first, last, work = first + rows, 0, work + 1
         return work
 
     # ---- recurrent states
@@ -258,3 +277,14 @@ class Batch:
             self.inputs.adjustments[first_adjustment : first_adjustment + len(adjustments)] = adjustments
             params[FIRST_ADJUSTMENT], params[ADJUSTMENTS] = first_adjustment, len(adjustments)
         return first_adjustment + len(adjustments)
+
+
+def _image_border(sequence: Sequence, position: int) -> tuple[int, int]:
+    """Returns the end of the image, or of the text before the next image, that includes `position`, and the last
+    position that all of its tokens see."""
+    for span in sequence.images:
+        if position < span.begin:
+            return span.begin, 0
+        if position < span.end:
+            return span.end, span.end - 1
+    return len(sequence.tokens), 0

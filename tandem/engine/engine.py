@@ -16,13 +16,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
 from tandem.devices.device import Device, Recording, validate_on
 from tandem.engine.batch import Batch
+from tandem.engine.image_encoder import ImageEncoder, check_fits
+from tandem.engine.images import Image, ImageCache, ImageSpan, images_in, whole_images
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.kv_size import plan_kv, plan_states
 from tandem.engine.output import OutputReader, Token
@@ -39,6 +41,7 @@ from tandem.kernels.kernel import Array
 from tandem.kernels.q8_tiles import q8_unpack
 from tandem.model.config import ModelConfig
 from tandem.model.model import Model
+from tandem.model.vision import VisionModel
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.graph import state_bytes
 from tandem.program.lower import lower
@@ -81,6 +84,7 @@ class Engine:
         scheduler: Scheduler,
         step_slots: list[StepSlot],
         context: int,
+        encoder: ImageEncoder | None = None,
     ) -> None:
         """Use `Engine.load`. `context`: maximum tokens per sequence."""
         self.model, self.device, self.program, self.context = model, device, program, context
@@ -93,6 +97,9 @@ class Engine:
         self._last_finished = 0.0  # time when the last step was finished
         self._any_logits_processor = False  # some request had one
         self._out_of_band_row = scheduler.reserve_table_row()
+        self.encoder = encoder  # None: the model takes no images
+        self.images = ImageCache()
+        self._encoding: tuple[Image, Iterator[Array | None]] | None = None
 
     @classmethod
     def load(
@@ -107,15 +114,23 @@ class Engine:
         queue: int | None = None,
         prefix_caching: bool = True,
         proposer: Proposer | None = None,
+        vision: VisionModel | None = None,
         passes: Iterable[str] = PASSES,
     ) -> Self:
         """Compiles a model for a device and loads its weights.
 
         `batch`: maximum number of running sequences. `kv`: the type of the KV cache. `kv_memory`: its bytes; None: a
         fraction of the free memory. `queue`: maximum number of waiting requests. `proposer`: source of draft tokens
-        (speculation.py). `passes`: fusions."""
+        (speculation.py). `vision`: the encoder of its images. `passes`: fusions."""
         config, passes = model.config, tuple(passes)
         limits = step_limits(model, device, context, batch, ROWS_FOR_DRAFTS if proposer else 0)
+        encoder = None
+        if vision:
+            check_fits(vision, model, limits)
+            encoder = ImageEncoder(
+                vision, device, kv
+            )  # first: the KV cache gets a share of what is free then
+            limits = replace(limits, input_width=config.dim)
         layout = StepLayout(limits)
         weights = WeightPlan(model.layouts(device.weight_layout))
         ops = fuse(model.ops(context), weights.layouts, passes)
@@ -151,7 +166,7 @@ class Engine:
             stages=device.stages,
         )
         step_slots = [_make_step_slot(config, device, program, layout, i) for i in range(device.step_slots)]
-        return cls(model, device, program, cache, scheduler, step_slots, context)
+        return cls(model, device, program, cache, scheduler, step_slots, context, encoder)
 
     # ---- requests
 
@@ -190,8 +205,18 @@ class Engine:
         banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
         if len(banned | eos_ids if params.min_tokens else banned) >= config.vocab:
             raise RequestError("logit_bias bans every token: leave one")
-        max_tokens = self.context - len(prompt)
-        return Sequence(prompt, params, eos_ids, self.cache.new_tables(), max_tokens, constraint=constraint)
+        max_tokens, images = self.context - len(prompt), self._shared_images(prompt)
+        if images and params.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs cannot be given for a prompt with images: leave out one of the two"
+            )
+        return Sequence(
+            prompt, params, eos_ids, self.cache.new_tables(), max_tokens, constraint=constraint, images=images
+        )
+
+    def _shared_images(self, prompt: list[int]) -> list[ImageSpan]:
+        """The images of a prompt; one whose content is cached has its embeddings already."""
+        return [ImageSpan(span.begin, self.images.share(span.image)) for span in images_in(prompt)]
 
     def enqueue(self, sequence: Sequence) -> None:
         self._any_logits_processor |= sequence.request.params.logits_processor is not None
@@ -206,9 +231,27 @@ class Engine:
     def step(self) -> list[Sequence]:
         """Starts steps while a step slot is free, then reads the oldest; returns the sequences that got a token."""
         self.step_called = time.perf_counter()
+        if self.encoder:
+            self._encode_part(self.encoder)
         while (step_slot := self._free_step_slot()) and (chunks := self.scheduler.schedule()):
             self._start(step_slot, chunks)
         return self._collect() if self._in_flight else []
+
+    def _encode_part(self, encoder: ImageEncoder) -> None:
+        """Encodes a part of the next image that a waiting request needs. Other requests run in between."""
+        if self._encoding is None:
+            images = (sequence.next_image for sequence in self.scheduler.waiting if sequence.images)
+            image = next((image for image in images if image), None)
+            if image is None:
+                return
+            self._encoding = image, encoder.encode_in_parts(image.pixels)
+        (image, parts), self._encoding = self._encoding, None  # an error ends it
+        image.embeddings = next(parts)
+        if image.embeddings is None:
+            self._encoding = image, parts
+        else:
+            self.images.encoded += 1
+            self.images.evict()
 
     def _free_step_slot(self) -> StepSlot | None:
         if self._in_flight and self._in_flight[-1].samples_on_host:
@@ -349,7 +392,12 @@ class Engine:
             )
         self._check_prompt(ids)
         rows, tables = self.scheduler.limits.logits_rows, self.cache.new_tables()
-        sequence = Sequence(ids, SamplingParams(), frozenset(), tables, table_row=self._out_of_band_row)
+        images = self._shared_images(ids)
+        if self.encoder:
+            self.encoder.encode_all(span.image for span in images)
+        sequence = Sequence(
+            ids, SamplingParams(), frozenset(), tables, table_row=self._out_of_band_row, images=images
+        )
         begin = 0
         try:
             while begin < len(ids):
@@ -358,6 +406,9 @@ class Engine:
                     while self._in_flight:
                         self._collect()
                     count = min(self.scheduler.max_out_of_band_tokens(), rows, len(ids) - begin)
+                    count = whole_images(images, begin, count, rows)
+                    if not count:
+                        raise RequestError(f"an image has more than {rows} tokens: load with a larger batch")
                     self.scheduler.reserve_out_of_band(sequence, begin + count)
                     chunk = Chunk(sequence, begin, count, True)
                     self.scheduler.place_states(chunk)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from numbers import Integral
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -20,11 +21,12 @@ from tandem.engine.load_options import LoadOptions
 from tandem.engine.output import OutputReader, Result, Token, TokenLogprob, Usage
 from tandem.engine.speculation import Proposer
 from tandem.engine.stats import EngineStats
-from tandem.errors import RequestError, TandemError
+from tandem.errors import RequestError, TandemError, UnsupportedModelError
 from tandem.interrupts import deferred
 from tandem.kernels.kernel import Array
 from tandem.model.locate import resolve
 from tandem.model.model import Model, open_model
+from tandem.model.vision import VisionModel, find_mmproj
 from tandem.program.program import Program
 from tandem.threads import BackgroundCall
 
@@ -60,6 +62,7 @@ class LLM:
         split: Sequence[int] | None = None,
         placement: str = "layers",
         npu: str = "off",
+        mmproj: str | os.PathLike[str] | None = None,
         lookup: bool = False,
     ) -> None:
         """Loads a model.
@@ -78,6 +81,7 @@ class LLM:
         `placement`: what several devices divide: "layers", "columns" of matmuls,
         "columns-overlapped" (two steps in flight) or "npu-attention".
         `npu`: "auto" or "require" use the NPU of a Ryzen 7040 or 8040 (docs/NPU.md; not yet run on one).
+        `mmproj`: the file of its vision encoder; None: the one beside the model, if there is one.
         `lookup`: the former name of `prompt_lookup`."""
         if not isinstance(lookup, bool):
             raise RequestError(f"lookup={lookup!r}: give True or False")
@@ -95,13 +99,18 @@ class LLM:
             split=split,
             placement=placement,
             npu=npu,
+            mmproj=mmproj,
         )
         if npu != "off":
             from tandem.devices.npu.attach import npu_missing
 
             npu_missing(npu)  # raises, if the NPU is required and missing, before a model is read
         with ExitStack() as opened:  # closes all of them if a later part fails
-            self._model = opened.enter_context(open_model(resolve(os.fspath(model))))
+            path = resolve(os.fspath(model))
+            self._model = opened.enter_context(open_model(path))
+            vision, no_vision = _open_vision(path, mmproj)
+            if vision:
+                opened.enter_context(vision)
             self.context = _choose_context(context, self._model)
             self.device = _open_device(options, self._model)
             opened.callback(self.device.close)
@@ -120,10 +129,11 @@ class LLM:
                 kv=kv,
                 kv_memory=kv_memory,
                 proposer=self._proposer(options),
+                vision=vision,
             )
             self.tokenizer, template = text.result()
             self.driver = Driver(self.engine)
-            self._inputs = InputProcessor(self.engine, self.tokenizer, template)
+            self._inputs = InputProcessor(self.engine, self.tokenizer, template, no_vision)
             self._closing = opened.pop_all()
 
     def _open_draft(self, draft: str | os.PathLike[str], options: LoadOptions) -> tuple[LLM, float | None]:
@@ -394,6 +404,18 @@ def _open_device(options: LoadOptions, model: Model) -> Device:
 
     c = model.config
     return with_npu(device, options.npu, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}")
+
+
+def _open_vision(model: str | Path, mmproj: str | os.PathLike[str] | None) -> tuple[VisionModel | None, str]:
+    """Opens the vision encoder that was given, or the one beside the model; returns None and the reason if this
+    version runs none of them."""
+    if mmproj is not None:
+        return VisionModel.open(resolve(os.fspath(mmproj))), ""
+    found = find_mmproj(Path(model))
+    try:
+        return (VisionModel.open(found), "") if found else (None, "")
+    except UnsupportedModelError as error:  # its text half works
+        return None, str(error)
 
 
 def _open_text(gguf: GGUF) -> tuple[Tokenizer, ChatTemplate | None]:

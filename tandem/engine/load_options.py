@@ -29,6 +29,7 @@ class LoadOptions:
     split: Sequence[int] | None
     placement: str
     npu: str
+    mmproj: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         self._check_models()
@@ -40,8 +41,8 @@ class LoadOptions:
             raise RequestError("prompt_lookup and draft exclude each other: give one of the two")
 
     def _check_models(self) -> None:
-        for name, model in (("model", self.model), ("draft", self.draft)):
-            if not isinstance(model, str | os.PathLike) and not (name == "draft" and model is None):
+        for name, model in (("model", self.model), ("draft", self.draft), ("mmproj", self.mmproj)):
+            if not isinstance(model, str | os.PathLike) and not (name != "model" and model is None):
                 raise RequestError(f"{name}={model!r}: give the path of a GGUF file or the name of a model")
 
     def _check_names(self) -> None:

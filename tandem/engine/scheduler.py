@@ -16,6 +16,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 
+from tandem.engine.images import whole_images
 from tandem.engine.kv_cache import KVCache, extend_block_hashes
 from tandem.engine.sequence import Chunk, SchedulerState, Sequence
 from tandem.engine.speculation import Speculator
@@ -133,6 +134,7 @@ class Scheduler:
         self, prefills: list[tuple[Sequence, int]], chunks: list[Chunk], budget: int, drafted: int
     ) -> None:
         """Adds chunks of sequences in prefill (chunked prefill)."""
+        room = budget
         if chunks and self.prefill_budget:
             budget = min(budget, self.prefill_budget.tokens(len(prefills), len(chunks)))
         spare_rows = self.limits.logits_rows - len(self.running) - drafted
@@ -142,8 +144,11 @@ class Scheduler:
                 max_count = min(budget, spare_rows + 1)
                 spare_rows -= max_count - 1
                 count = min(pending, max_count)
-            if budget:
-                budget -= self._add_chunk(sequence, count, pending, chunks)
+            if sequence.images:
+                count = whole_images(sequence.images, sequence.state.computed, count, room)
+            if budget > 0 and count > 0:
+                added = self._add_chunk(sequence, count, pending, chunks)
+                budget, room = budget - added, room - added
 
     def _commit(self, chunks: list[Chunk]) -> list[Chunk]:
         """Counts the tokens of the chunks as computed; drops chunks of sequences that were preempted meanwhile."""
@@ -285,6 +290,8 @@ class Scheduler:
             _add_uncomputed(uncomputed, sequence)
         # Only a part of the queue: a step with a long queue takes no longer than one with a short queue.
         for sequence in self.waiting[: 2 * self.limits.sequences]:
+            if sequence.images and sequence.next_image:
+                continue
             if not self._free_table_rows and not self._can_preempt_last(sequence):
                 return
             use_prefix_cache = self.prefix_caching and not sequence.state.computed
@@ -301,7 +308,7 @@ class Scheduler:
         usable = (len(sequence.tokens) - 1) // KV_BLOCK  # the last token is computed, for its logits
         if request.params.prompt_logprobs is not None:
             usable = len(sequence.prompt_scores) // KV_BLOCK
-        extend_block_hashes(kv.block_hashes, sequence.tokens)
+        extend_block_hashes(kv.block_hashes, sequence.tokens, sequence.images)
         cached = self.cache.find_prefix(kv.block_hashes[:usable])
         if cached < usable and uncomputed.get(kv.block_hashes[cached], math.inf) <= request.priority:
             return False
@@ -391,7 +398,7 @@ class Scheduler:
         kv, computed = sequence.kv, sequence.state.computed
         full = min(computed, len(sequence.tokens)) // KV_BLOCK
         if self.prefix_caching and full > kv.tables[0].cached:
-            extend_block_hashes(kv.block_hashes, sequence.tokens)
+            extend_block_hashes(kv.block_hashes, sequence.tokens, sequence.images)
             self.cache.publish(kv.tables, kv.block_hashes[:full])
         self.cache.publish_states(kv.states, kv.block_hashes)
         if self.cache.slides:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
+from tandem.engine.images import Image, ImageSpan
 from tandem.engine.kv_cache import BlockTable, SequenceKV
 from tandem.engine.params import SamplingParams
 from tandem.engine.sampling import Sampled, SamplingState
@@ -106,6 +107,8 @@ class Sequence:
         "finished",
         "first_token",
         "generated",
+        "images",
+        "images_end",
         "kv",
         "prompt_scores",
         "request",
@@ -124,6 +127,7 @@ class Sequence:
         *,
         constraint: Constraint | None = None,
         table_row: int = -1,
+        images: Items[ImageSpan] = (),
     ) -> None:
         """`max_tokens`: number of output tokens that the context has room for."""
         self.request = request = Request(prompt, params, eos_ids, max_tokens)
@@ -134,11 +138,18 @@ class Sequence:
         self.constraint = constraint  # for structured output; advances with each token
         self.acceptance: RequestAcceptance | None = None
         self.tokens = list(prompt)  # prompt and output
+        self.images = images  # of the prompt, in order
+        self.images_end = images[-1].end if images else 0  # no token from here on is of an image
         self.generated: list[Sampled] = []
         self.prompt_scores: list[Sampled] = []  # of prompt tokens from the second on, if requested
         self.finish_reason: str | None = None  # "stop", "length", "cancelled", "timeout", "error"
         self.error: TandemError | None = None
         self.first_token = self.finished = 0.0  # times
+
+    @property
+    def next_image(self) -> Image | None:
+        """The first image without embeddings: the sequence cannot run before it has them all."""
+        return next((span.image for span in self.images if span.image.embeddings is None), None)
 
     def append(self, sampled: Sampled) -> None:
         """Appends a token, and ends the request if it was the last."""

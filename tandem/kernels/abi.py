@@ -25,6 +25,7 @@ HEADER_WORK = 2  # entries of the attention work list
 HEADER_ADJUSTMENTS = 3  # logit adjustments
 HEADER_MASKS = 4  # rows up to the last one with a token mask
 HEADER_SEQUENCES = 5  # sequences that have tokens in the step
+HEADER_INPUTS = 6  # rows of activations that the host gives
 HEADER_INTS = 16  # size of the header
 # The first header fields by name; a Grid multiplies its items by one of them.
 COUNTS = ("tokens", "rows", "work")
@@ -32,7 +33,7 @@ COUNTS = ("tokens", "rows", "work")
 TOKEN_ID = 0  # columns of the token table, [tokens][TOKEN_INTS]
 TOKEN_POSITION = 1
 TOKEN_SEQUENCE = 2  # row of the block tables
-TOKEN_SOURCE = 3  # 0: TOKEN_ID holds the id; else 1 + its row in the other step slot's results
+TOKEN_SOURCE = 3  # 0: TOKEN_ID; above: 1 + row of the other slot's results; below: -1 - row of inputs
 TOKEN_SLOT = 4  # KV slot in group 0; TOKEN_SLOT + g in group g
 TOKEN_INTS = 8
 
@@ -40,7 +41,8 @@ WORK_ROW = 0  # columns of the attention work list, [work][WORK_INTS]: the first
 WORK_ROWS = 1  # consecutive tokens of one sequence
 WORK_SEQUENCE = 2  # row of the block tables
 WORK_POSITION = 3  # position of the first token in its sequence
-WORK_INTS = 4
+WORK_LAST = 4  # its tokens see the positions up to this one, besides their own and earlier ones
+WORK_INTS = 8
 
 # For layers with a recurrent state: a state slot holds the state of a sequence after one of its tokens, for all layers.
 # `chunks` is [sequences][CHUNK_INTS], one for each sequence in the step, then [tokens]: the slot that gets the state

@@ -36,14 +36,14 @@ typedef struct {
     size_t block_bytes;
     const int32_t *table;
     const float *q;  // first token, first query head of the group
-    int32_t kv, head_dim, group, q_stride, position, window;
+    int32_t kv, head_dim, group, q_stride, position, last, window;
     float scale, softcap, base;  // a weight is 2^(score * base)
 } item_view;
 
 // The queries that are processed together, and their running sums (online softmax).
 typedef struct {
     int32_t count, stride;  // queries; floats from row to row of queries and sums
-    int32_t position[MAX_QUERIES];
+    int32_t position[MAX_QUERIES], last[MAX_QUERIES];  // its own position, and the last that it sees
     float highest[MAX_QUERIES], total[MAX_QUERIES], rescale[MAX_QUERIES];  // for the current split
     float all_highest[MAX_QUERIES], all_total[MAX_QUERIES];                // for the splits before it
     float scores[MAX_QUERIES][CHUNK];                                      // then weights
@@ -189,7 +189,7 @@ ALWAYS_INLINE void weigh(state *s, const item_view *item, int q, int chunk, int 
     static const float lane[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     f32x16 x[CHUNK_VECTORS], highest = f_set(NO_MAXIMUM), none = f_set(-__builtin_inff());
     f32x16 first = f_set((float)(item->window ? s->position[q] - item->window + 1 - chunk : 0));
-    f32x16 last = f_set((float)(s->position[q] - chunk));
+    f32x16 last = f_set((float)(s->last[q] - chunk));
     FOR_TILE(v, CHUNK_VECTORS) {
         x[v] = f_load(s->scores[q] + v * LANES);
         if (capped) {  // cap * tanh(x / cap)
@@ -213,7 +213,7 @@ ALWAYS_INLINE void weigh(state *s, const item_view *item, int q, int chunk, int 
 }
 
 static void weigh_all(state *s, const item_view *item, int chunk) {
-    const int masked = chunk + CHUNK - 1 > s->position[0] ||
+    const int masked = chunk + CHUNK - 1 > s->last[0] ||
                        (item->window && chunk <= s->position[s->count - 1] - item->window);
     if (masked || item->softcap > 0.0f)
         for (int q = 0; q < s->count; q++) weigh(s, item, q, chunk, 1, item->softcap > 0.0f);
@@ -286,7 +286,7 @@ static void combine_split(state *s, const item_view *item) {
 
 ALWAYS_INLINE void attend(state *s, const item_view *item, int staged, int q8) {
     int first_key = item->window && s->position[0] >= item->window ? s->position[0] - item->window + 1 : 0;
-    int end_key = s->position[s->count - 1] + 1;
+    int end_key = s->last[s->count - 1] + 1;
     for (int split = first_key / SPLIT * SPLIT; split < end_key; split += SPLIT) {
         int chunk = split > first_key ? split : first_key / CHUNK * CHUNK;
         int end = split + SPLIT < end_key ? split + SPLIT : end_key;
@@ -310,6 +310,7 @@ static void load_queries(state *s, const item_view *item, int first, int count) 
         memcpy(s->queries + i * s->stride, item->q + (size_t)token * item->q_stride + (size_t)head * item->head_dim,
                sizeof(float) * item->head_dim);
         s->position[i] = item->position + token;
+        s->last[i] = s->position[i] > item->last ? s->position[i] : item->last;
         s->rescale[i] = 1.0f;
         s->all_highest[i] = NO_MAXIMUM;
         s->all_total[i] = 0.0f;
@@ -331,7 +332,7 @@ KERNEL(attention) {
         .table = (const int32_t *)args->buffer[2] + (size_t)work[WORK_SEQUENCE] * table_stride,
         .q = (const float *)args->buffer[0] + (size_t)work[WORK_ROW] * q_stride + first_column,
         .kv = kv, .head_dim = head_dim, .group = group, .q_stride = q_stride,
-        .position = work[WORK_POSITION], .window = args->scalar[6].i,
+        .position = work[WORK_POSITION], .last = work[WORK_LAST], .window = args->scalar[6].i,
         .scale = scale, .softcap = softcap, .base = 1.44269504f * (softcap > 0.0f ? 1.0f : scale),
     };
     state s;  // 250 KB: cleared in parts, where they are used

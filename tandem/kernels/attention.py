@@ -1,10 +1,13 @@
-"""Causal attention over the paged KV cache, with grouped heads, a sliding window, a soft cap on scores, and sinks.
+"""Attention over the paged KV cache, with grouped heads, a sliding window, a soft cap on scores, and sinks.
 
 A sink is a score of its own that each query head has in its softmax, without a value. `sinks` may be absent.
 
+Attention is causal, except that all tokens of an entry also see the positions up to WORK_LAST: the entries of an image
+end at its last token, and bidirectional attention ends at the sequence's.
+
 An entry of the work list is a run of consecutive tokens of one sequence; each (entry, KV head) is one item. Entries
 of about 64 queries (tokens times query heads per KV head) are fastest, but the bits of a result do not depend on how
-tokens are divided into entries. The keys and values of the entry's own tokens must be in the cache already. Blocks
+tokens are divided into entries. The keys and values that it sees must be in the cache already. Blocks
 before the window of an entry's first token are not read.
 """
 
@@ -65,14 +68,14 @@ def attend(
 def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
     heads, dim, window = int(scalars["q_heads"]), int(scalars["head_dim"]), int(scalars["window"])
     rows = np.zeros((counts["tokens"], heads * dim))
-    for row, n, sequence, position in arrays["work"][: counts["work"]]:
+    for row, n, sequence, position, last in arrays["work"][: counts["work"], :5]:
         first = max(0, position - window + 1) if window else 0
-        seen = np.arange(first, position + n)
+        seen = np.arange(first, max(position + n, last + 1))
         slots = arrays["tables"][sequence, seen // KV_BLOCK] * KV_BLOCK + seen % KV_BLOCK
         keys, values = kv_load(arrays["cache"], slots)
         for i in range(n):
             own = position + i
-            visible = (seen <= own) & (seen > own - window if window else True)
+            visible = (seen <= max(own, last)) & (seen > own - window if window else True)
             q = arrays["q"][row + i, : heads * dim].reshape(heads, dim)
             rows[row + i] = attend(
                 q, keys[visible], values[visible], own, scalars, arrays.get("sinks")
@@ -85,15 +88,16 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
     return {"out": out}
 
 
-def make_work_list(rows: Sequence[tuple[int, int]], max_rows: int) -> Array:
+def make_work_list(rows: Sequence[tuple[int, int]], max_rows: int, *, bidirectional: bool = False) -> Array:
     """The work list for sequences with (position of the first new token, new tokens).
 
-    An entry has at most `max_rows` rows.
+    An entry has at most `max_rows` rows. `bidirectional`: all of a sequence's tokens see each other.
     """
     work, row = [], 0
     for sequence, (position, new) in enumerate(rows):
         for i in range(0, new, max_rows):
-            work.append((row + i, min(max_rows, new - i), sequence, position + i))
+            last = position + new - 1 if bidirectional else 0
+            work.append((row + i, min(max_rows, new - i), sequence, position + i, last, 0, 0, 0))
         row += new
     return np.array(work, np.int32)
 
@@ -111,6 +115,7 @@ def make_case(
     size: float = 1.0,
     q_gap: int = 3,
     sinks: bool = False,
+    bidirectional: bool = False,
 ) -> Case:
     """A cache whose unused slots are NaN; blocks before a window are -1 in the tables."""
     q_heads, kv_heads, dim = heads
@@ -129,7 +134,7 @@ def make_case(
         slots = tables[sequence, seen // KV_BLOCK] * KV_BLOCK + seen % KV_BLOCK
         k, v = (rng.standard_normal((len(seen), kv_heads, dim)) for _ in range(2))
         kv_store(cache, slots, k * size, v)
-    work = make_work_list(rows, max_rows)
+    work = make_work_list(rows, max_rows, bidirectional=bidirectional)
     gap = 0 if out_q8 else 5
     arrays = {
         "q": padded(rng.standard_normal((tokens, columns)), columns + q_gap),
@@ -204,6 +209,12 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield make_case(rng, f"aligned {dim}, single tokens", (8, 1, dim), single, q_gap=0)
     yield make_case(rng, "aligned 64, sinks", (16, 2, 64), rows, window=128, q_gap=0, sinks=True)
     yield make_case(rng, "aligned 64, sinks, single tokens", (16, 2, 64), single, q_gap=0, sinks=True)
+    for kv in KV_TYPES:
+        images = [(0, 40), (30, 25), (0, 1), (450, 130)]
+        label = f"bidirectional, {kv}"
+        yield make_case(rng, label, (3, 3, 72), images, kv=kv, bidirectional=True)
+        yield make_case(rng, f"{label}, aligned", (4, 2, 64), images, kv=kv, q_gap=0, bidirectional=True)
+    yield make_case(rng, "bidirectional, window", (4, 2, 32), [(90, 40)], window=64, bidirectional=True)
     # In software, matrices take long to compile: there q8 runs once per kernel, the rest only on matrix units.
     for label, dim in (("aligned", 64), ("on GPUs", 128), ("on GPUs", 256)):
         yield make_case(rng, f"{label} {dim}, window, q8", (4, 2, dim), rows, window=200, q_gap=0, kv="q8")
@@ -220,7 +231,9 @@ KERNEL = Kernel(
         Buffer("cache", "r"),  # one layer's KV blocks (kv_layout.h)
         # int32 [sequences][table_stride]: entry i is the block of positions i * KV_BLOCK on
         Buffer("tables", "r"),
-        Buffer("work", "r"),  # int32 [W][first row, rows, sequence, position of the first row]
+        Buffer(
+            "work", "r"
+        ),  # int32 [W][WORK_INTS]: first row, rows, sequence, position of the first row, last position seen
         Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]
         Buffer("sinks", "r"),  # float32 [q_heads]
     ),

@@ -78,7 +78,7 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
 def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
     tokens, of_rope, arrays = counts["tokens"], rope_scalars(scalars), by_kernel(arrays, scalars)
     table = np.zeros((tokens, TOKEN_INTS), np.int32)
-    for row, _, sequence, position in arrays["work"][: counts["work"]]:
+    for row, _, sequence, position in arrays["work"][: counts["work"], :4]:
         block = arrays["tables"][sequence, position // KV_BLOCK]
         table[row, TOKEN_POSITION], table[row, TOKEN_SLOT] = position, block * KV_BLOCK + position % KV_BLOCK
     given: dict[str, Array] = {name: arrays[name] for name in ("cache", "table", "vectors") if name in arrays}

@@ -1,6 +1,7 @@
 """Embedding: a row of the table for each token, times a scale. The table is in panels: often it is the LM head too.
 
-If TOKEN_SOURCE is not 0, the id is in row TOKEN_SOURCE - 1 of `sampled`: the results of the previous step.
+If TOKEN_SOURCE is above 0, the id is in row TOKEN_SOURCE - 1 of `sampled`: the results of the previous step.
+Below 0, the embedding is row -1 - TOKEN_SOURCE of `inputs`, which the host wrote: a token of an image. It is unscaled.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tandem.kernels.dispatch import Dispatch, Gpu, with_format
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.matmul import random_panels, unpack_panels
 from tandem.kernels.panels import CHOSEN, LAYOUT_NAMES, LAYOUTS
+from tandem.kernels.rows import padded, rows_bytes
 
 THREADS = 64  # of a workgroup on a GPU
 
@@ -26,6 +28,7 @@ def _extents(s: Scalars, counts: Counts) -> dict[str, int]:
         "table": LAYOUTS[LAYOUT_NAMES[int(s["format"])]].matrix_bytes(rows, columns),
         "sampled": 4 * RESULT_INTS * counts["rows"],
         "out": 4 * ((n - 1) * int(s["out_stride"]) + columns),
+        "inputs": rows_bytes(n, columns, s["input_stride"]),
     }
 
 
@@ -41,9 +44,11 @@ def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[
     out = arrays["out"].copy()
     for t in range(counts["tokens"]):
         source, token = arrays["tokens"][t, TOKEN_SOURCE], arrays["tokens"][t, TOKEN_ID]
-        out[t, :columns] = table[arrays["sampled"][source - 1, 0] if source else token] * np.float32(
-            s["scale"]
-        )
+        if source < 0:
+            out[t, :columns] = arrays["inputs"][-1 - source, :columns]
+            continue
+        row = arrays["sampled"][source - 1, 0] if source else token
+        out[t, :columns] = table[row] * np.float32(s["scale"])
     return {"out": out}
 
 
@@ -52,14 +57,21 @@ def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
         ids = np.zeros((tokens, TOKEN_INTS), np.int32)
         ids[:, TOKEN_ID] = rng.integers(0, rows, tokens)
         ids[::3, TOKEN_SOURCE] = rng.integers(1, 4, len(ids[::3]))
+        ids[1::4, TOKEN_SOURCE] = -1 - np.arange(len(ids[1::4]))[::-1]
         arrays = {
             "tokens": ids,
             "table": random_panels(layout, rows, columns, rng),
             "sampled": rng.integers(0, rows, (3, RESULT_INTS), np.int32),
             "out": np.zeros((tokens, columns + 5), np.float32),
+            "inputs": padded(rng.standard_normal((tokens, columns)), columns + 3),
         }
         scalars = dict(
-            format=LAYOUT_NAMES.index(layout), rows=rows, columns=columns, out_stride=columns + 5, scale=1.5
+            format=LAYOUT_NAMES.index(layout),
+            rows=rows,
+            columns=columns,
+            out_stride=columns + 5,
+            scale=1.5,
+            input_stride=columns + 3,
         )
         label = f"{layout} T={tokens} {rows}x{columns}"
         yield Case(label, arrays, scalars, {"tokens": tokens, "rows": 3, "work": 0}, atol=1e-5, rtol=1e-5)
@@ -80,8 +92,21 @@ def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
 def _kernel(layout: str) -> Kernel:
     return Kernel(
         name=f"embed_{layout}",
-        buffers=(Buffer("tokens", "r"), Buffer("table", "r"), Buffer("sampled", "r"), Buffer("out", "w")),
-        scalars=(("format", "i"), ("rows", "i"), ("columns", "i"), ("out_stride", "i"), ("scale", "f")),
+        buffers=(
+            Buffer("tokens", "r"),
+            Buffer("table", "r"),
+            Buffer("sampled", "r"),
+            Buffer("out", "w"),
+            Buffer("inputs", "r"),  # float32 [inputs, input_stride]; absent if the model takes no images
+        ),
+        scalars=(
+            ("format", "i"),
+            ("rows", "i"),
+            ("columns", "i"),
+            ("out_stride", "i"),
+            ("scale", "f"),
+            ("input_stride", "i"),
+        ),
         grid=lambda s: Grid(1, "tokens"),
         cost=_cost,
         extents=_extents,

@@ -179,6 +179,17 @@ def _attention(op: Op) -> list[int]:
     return [op.inputs[0].width]
 
 
+def _bidirectional(op: Op) -> list[int]:
+    heads: Heads = op.attrs["heads"]
+    widths = [n * heads.head_dim for n in (heads.q_heads, heads.kv_heads, heads.kv_heads)]
+    _require(op, [v.width for v in op.inputs] == widths, f"widths are not heads x head size, {widths}")
+    return _attention(op)
+
+
+def _pool(op: Op) -> list[int]:
+    return [op.inputs[0].width * (op.attrs["group"] if op.attrs["concatenate"] else 1)]
+
+
 def _route(op: Op) -> list[int]:
     routing: Routing = op.attrs["routing"]
     _require(op, op.inputs[0].width == routing.experts, "there is not one logit for each expert")
@@ -239,6 +250,7 @@ def _sample(op: Op) -> list[int]:
 
 # The ops that architectures may emit.
 SHAPES: dict[str, Callable[[Op], list[int]]] = {
+    "input": lambda op: [op.attrs["width"]],  # a row for each token, written by the host
     "embed": lambda op: [op.attrs["matrix"].columns],  # token ids -> rows of a table, times attrs["scale"]
     "norm": _norm,  # RMS norm times a weight
     "layer_norm": _layer_norm,  # mean and variance normalised, times a weight, plus a bias if there is one
@@ -249,6 +261,8 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "rope_query": _attention,  # rotates q alone
     "store": _heads,  # k and v to the KV cache
     "attention": _attention,  # q over the cached k and v of its sequence
+    "bidirectional": _bidirectional,  # q over k and v of all tokens of its sequence, which are all in the step
+    "pool": _pool,  # groups of neighbouring rows: their mean, or one after the other
     "glu": _pair,  # activation(gate) * up, or the activation alone
     "add": _pair,
     "scale": _scale,  # times a number of the file
@@ -285,6 +299,10 @@ class Builder:
 
     def embed(self, matrix: Matrix, name: str, *, scale: float = 1.0) -> Value:
         return self._emit("embed", [], [name], matrix=matrix, scale=scale)[0]
+
+    def input(self, width: int, name: str) -> Value:
+        """A row for each token of the step that the host writes: the patches of an image."""
+        return self._emit("input", [], [name], width=width)[0]
 
     def norm(self, x: Value, weight: Vector, eps: float, name: str) -> Value:
         return self._emit("norm", [x], [name], weight=weight, eps=eps)[0]
@@ -324,6 +342,17 @@ class Builder:
     def attend(self, q: Value, heads: Heads, name: str) -> Value:
         """Attention over keys and values that another layer has stored: that of `heads`."""
         return self._emit("attention", [q], [name], heads=heads)[0]
+
+    def bidirectional_attention(self, q: Value, k: Value, v: Value, heads: Heads, name: str) -> Value:
+        """Without a KV cache: a step has all tokens of a sequence, and each of them sees them all."""
+        return self._emit("bidirectional", [q, k, v], [name], heads=heads)[0]
+
+    def pool(self, x: Value, group: int, name: str, *, concatenate: bool = False) -> Value:
+        """The mean of each `group` of neighbouring rows, or these rows one after the other. The host sets the number of
+        rows of the step to that of groups."""
+        pooled = self._emit("pool", [x], [name], group=group, concatenate=concatenate)[0]
+        pooled.count = "rows"
+        return pooled
 
     def glu(self, gate: Value, up: Value, activation: str, name: str) -> Value:
         return self._emit("glu", [gate, up], [name], activation=activation)[0]

@@ -15,6 +15,7 @@ from tandem.kernels import (
     layer_norm,
     matmul,
     norm,
+    pool,
     quantise,
     rope,
     route,
@@ -82,12 +83,40 @@ class _Lowering(RecurrentLowering):
         self._launch(
             embed.BY_LAYOUT[table.dtype],
             op.outputs[0].name,
-            {"tokens": self.step.tokens, "table": table, "sampled": self.step.sampled_before, "out": out},
+            {
+                "tokens": self.step.tokens,
+                "table": table,
+                "sampled": self.step.sampled_before,
+                "out": out,
+                "inputs": self.step.inputs if self.step.limits.input_width == matrix.columns else None,
+            },
             format=LAYOUT_NAMES.index(table.dtype),
             rows=matrix.rows,
             columns=matrix.columns,
             out_stride=out.stride,
             scale=op.attrs["scale"],
+            input_stride=self.step.inputs.stride,
+        )
+        self._done(op.outputs[0])
+
+    def _input(self, op: Op) -> None:
+        self.f32[op.outputs[0]] = self.step.inputs
+
+    def _pool(self, op: Op) -> None:
+        x, out = self.f32[op.inputs[0]], self._rows(op.outputs[0])
+        if not op.attrs[
+            "concatenate"
+        ]:  # a norm may follow, which picks its rows among as many as there are tokens
+            out.nbytes = rows_bytes(self.counts["tokens"], op.outputs[0].width, out.stride)
+        self._launch(
+            pool.KERNEL,
+            op.outputs[0].name,
+            {"x": x, "out": out},
+            dim=op.inputs[0].width,
+            group=op.attrs["group"],
+            concatenate=op.attrs["concatenate"],
+            x_stride=x.stride,
+            out_stride=out.stride,
         )
         self._done(op.outputs[0])
 
@@ -119,7 +148,7 @@ class _Lowering(RecurrentLowering):
                 "post_weight": self.plan.vector(post) if post else None,
                 "weight": self.plan.vector(weight) if weight else None,
                 "out": out,
-                "rows": self.step.rows if source is not x else None,
+                "rows": self.step.rows if x.count == "rows" else None,
             },
             dim=x.width,
             x_stride=x_tensor.stride,
@@ -127,7 +156,7 @@ class _Lowering(RecurrentLowering):
             out_stride=out.stride if out else 0,
             eps=op.attrs["eps"],
             out_q8=out_q8,
-            use_rows=source is not x,
+            use_rows=x.count == "rows",
         )
         if normed:
             self._done(normed)
@@ -143,7 +172,7 @@ class _Lowering(RecurrentLowering):
                 "x": x_tensor,
                 "weight": self.plan.vector(op.attrs["weight"]),
                 "bias": self.plan.vector(bias) if bias else None,
-                "rows": self.step.rows if source is not x else None,
+                "rows": self.step.rows if x.count == "rows" else None,
                 "out": out,
             },
             dim=x.width,
@@ -151,7 +180,7 @@ class _Lowering(RecurrentLowering):
             out_stride=out.stride,
             eps=op.attrs["eps"],
             out_q8=out_q8,
-            use_rows=source is not x,
+            use_rows=x.count == "rows",
         )
         self._done(op.outputs[0])
 
@@ -344,10 +373,21 @@ class _Lowering(RecurrentLowering):
             slot_field=TOKEN_SLOT + heads.group,
             kv=self.kv.index,
             parts=parts,
-            positions=heads.table.size // heads.rot_dim,
+            positions=heads.table.size // max(1, heads.rot_dim),
             blocks=self.kv.blocks[heads.group],
         )
         self._done(*op.outputs)
+
+    def _bidirectional(self, op: Op) -> None:
+        """Stores keys and values in KV blocks that last until the attention: activations, not a cache."""
+        _, k, v = op.inputs
+        heads: Heads = op.attrs["heads"]
+        name = f"{op.outputs[0].name}.kv"
+        size = self.kv.blocks[heads.group] * self.kv.block_bytes(heads)
+        self.caches[heads.layer] = Tensor(name, "activations", self.kv.kv, size)
+        self._heads_launch(Op("store", [k, v], [], op.attrs), None, k, v, parts=PART_STORE)
+        self._attention(op)
+        del self.caches[heads.layer]
 
     def _attention(self, op: Op) -> None:
         heads: Heads = op.attrs["heads"]

@@ -15,6 +15,7 @@ from tandem.kernels.abi import (
     ADJUSTMENT_INTS,
     CHUNK_INTS,
     HEADER_ADJUSTMENTS,
+    HEADER_INPUTS,
     HEADER_INTS,
     HEADER_MASKS,
     HEADER_ROWS,
@@ -40,6 +41,7 @@ IN_USE = {
     "step.params": HEADER_ROWS,
     "step.adjustments": HEADER_ADJUSTMENTS,
     "step.masks": HEADER_MASKS,
+    "step.inputs": HEADER_INPUTS,
 }
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -53,6 +55,7 @@ class StepLimits:
     blocks: int  # entries of a sequence's block table
     groups: int = 1  # KV groups
     vocab: int = 0
+    input_width: int = 0  # of the rows that the host gives: an image's patches, or embeddings of its tokens
 
     @property
     def work(self) -> int:
@@ -78,6 +81,7 @@ class StepLayout:
         self.adjustments = self._table("adjustments", ADJUSTMENT_INTS, limits.adjustments)
         self.masks = self._table("masks", max(1, -(-limits.vocab // 32)), limits.logits_rows)
         self.chunks = self._table("chunks", 1, CHUNK_INTS * limits.sequences + limits.tokens)
+        self.inputs = self._table("inputs", align(4 * limits.input_width) // 4, limits.tokens, "f32")
         self.tables = [
             self._table(f"tables.{g}", limits.blocks, limits.sequences) for g in range(limits.groups)
         ]
@@ -87,8 +91,8 @@ class StepLayout:
             for name, arena in (("result", "results"), ("result before", OTHER_STEP_SLOT["results"]))
         )
 
-    def _table(self, name: str, width: int, rows: int) -> Tensor:
-        tensor = Tensor(f"step.{name}", "step", "i32", 4 * width * rows, width, self.nbytes)
+    def _table(self, name: str, width: int, rows: int, dtype: str = "i32") -> Tensor:
+        tensor = Tensor(f"step.{name}", "step", dtype, 4 * width * rows, width, self.nbytes)
         self.nbytes += align(tensor.nbytes)
         return tensor
 
@@ -105,7 +109,7 @@ class StepInputs:
     def __init__(self, layout: StepLayout, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         def view(tensor: Tensor) -> Ints:
             ints = memory[tensor.start : tensor.start + tensor.nbytes].view(np.int32)
-            return ints.reshape(-1, tensor.stride)
+            return ints.reshape(-1, max(1, tensor.stride))
 
         self.limits = layout.limits
         self.header = view(layout.header)[0]
@@ -117,4 +121,5 @@ class StepInputs:
         self.masks = view(layout.masks)
         chunks, states = np.split(view(layout.chunks)[:, 0], [CHUNK_INTS * self.limits.sequences])
         self.chunks, self.states = chunks.reshape(-1, CHUNK_INTS), states
+        self.inputs = view(layout.inputs).view(np.float32)  # [tokens, aligned width]
         self.tables = [view(table) for table in layout.tables]

@@ -220,7 +220,8 @@ class SimulatedRecording:
     def _attend(self, work: np.ndarray, tokens: int) -> dict[int, list[list[int]]]:
         """What each row of the step sees, group by group."""
         seen: dict[int, list[list[int]]] = {}
-        for first, count, sequence, position in work.tolist():
+        for first, count, sequence, position, last, *_ in work.tolist():
+            assert not last, "text is causal"
             for row in range(count):
                 token = self.inputs.tokens[first + row]
                 assert (token[TOKEN_SEQUENCE], token[TOKEN_POSITION]) == (sequence, position + row)

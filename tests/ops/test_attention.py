@@ -30,6 +30,7 @@ CASES = {
     "q8, window": make_case(np.random.default_rng(9), "", (4, 1, 32), ROWS, window=45, out_q8=1, kv="q8"),
     "odd head": make_case(np.random.default_rng(3), "", (3, 1, 40), ROWS, softcap=3.0),
     "window": make_case(np.random.default_rng(4), "", (4, 1, 32), ROWS, window=45, out_q8=1),
+    "bidirectional": make_case(np.random.default_rng(6), "", (2, 2, 72), ROWS, bidirectional=True),
     "seven heads per group": make_case(np.random.default_rng(5), "", (7, 1, 16), ROWS, window=400),
 }
 
@@ -39,14 +40,14 @@ def out_with(case: Case, isa: str, work: Array) -> bytes:
     return bytes(run_once(KERNEL, isa, other, False)["out"].tobytes())
 
 
-def work_list_at_random(rng: np.random.Generator, rows: Sequence[tuple[int, int]]) -> Array:
+def work_list_at_random(rng: np.random.Generator, rows: Sequence[tuple[int, int]], **options: bool) -> Array:
     """Entries of 1 to 24 rows, in any order."""
     work = []
-    for first, n, sequence, position in make_work_list(rows, 1000):
+    for first, n, sequence, position, *rest in make_work_list(rows, 1000, **options):
         begin = 0
         while begin < n:
             size = min(int(rng.integers(1, 25)), n - begin)
-            work.append((first + begin, size, sequence, position + begin))
+            work.append((first + begin, size, sequence, position + begin, *rest))
             begin += size
     return rng.permutation(np.array(work, np.int32))
 
@@ -55,13 +56,14 @@ def work_list_at_random(rng: np.random.Generator, rows: Sequence[tuple[int, int]
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits_however_rows_are_cut(name: str, isa: str) -> None:
     case, rng = CASES[name], np.random.default_rng(0)
-    alone = out_with(case, isa, make_work_list(ROWS, 1))
+    options = {"bidirectional": name.startswith("bidirectional")}
+    alone = out_with(case, isa, make_work_list(ROWS, 1, **options))
     for max_rows in (2, 3, 5, 8, 16, 24):
-        assert out_with(case, isa, make_work_list(ROWS, max_rows)) == alone, (
+        assert out_with(case, isa, make_work_list(ROWS, max_rows, **options)) == alone, (
             f"at most {max_rows} rows per entry"
         )
     for _ in range(6):
-        work = work_list_at_random(rng, ROWS)
+        work = work_list_at_random(rng, ROWS, **options)
         assert out_with(case, isa, work) == alone, f"entries {work.tolist()}"
 
 

@@ -103,7 +103,7 @@ def test_anthropic_errors(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="no model is called claude"):
         claude.messages.create(model="claude", max_tokens=5, messages=HELLO)
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-    with pytest.raises(anthropic.BadRequestError, match="source") as refused:
+    with pytest.raises(anthropic.BadRequestError, match="mmproj") as refused:
         ask(claude, [{"role": "user", "content": [image]}])
     assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
     with pytest.raises(anthropic.BadRequestError, match="`container` is not supported"):

@@ -64,7 +64,7 @@ def read(device: VulkanDevice, tensor: Tensor, array: Array) -> Array:
 def token_table(case: Case) -> Array:
     """As `rope` takes it: position and KV slot of each token."""
     table = np.zeros((case.counts["tokens"], TOKEN_INTS), np.int32)
-    for row, _, sequence, position in case.arrays["work"]:
+    for row, _, sequence, position in case.arrays["work"][:, :4]:
         block = case.arrays["tables"][sequence, position // KV_BLOCK]
         table[row, TOKEN_POSITION], table[row, TOKEN_SLOT] = position, block * KV_BLOCK + position % KV_BLOCK
     return table

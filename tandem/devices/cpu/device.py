@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -42,7 +43,14 @@ class CPUDevice:
         if pool == ffi.NULL:
             raise DeviceError(f"cannot start {threads} threads: ask for between 1 and 256")
         self._pool = ffi.gc(pool, self._library.tandem_pool_destroy)
+        self._owner: CPUDevice | None = None  # the device whose threads this one uses
         CPUDevice._open.add(self)
+
+    def beside(self) -> CPUDevice:
+        other = copy(self)
+        other._arenas, other._owner = {}, self._owner or self
+        CPUDevice._open.add(other)
+        return other
 
     def describe(self) -> str:
         return f"the CPU: {self.isa}, {self.threads} thread{'s' * (self.threads > 1)}"
@@ -101,9 +109,10 @@ class CPUDevice:
         return ffi.cast("void *", self.memory(arena_in(step_slot, tensor.arena)).ctypes.data + tensor.start)
 
     def run(self, launches: Any, count: int, step: Any, seconds: Any) -> None:
-        if self._pool == ffi.NULL:
+        pool = (self._owner or self)._pool
+        if pool == ffi.NULL:
             raise DeviceError("the CPU device is closed: open the model again")
-        if self._library.tandem_pool_run(self._pool, launches, count, step, seconds):
+        if self._library.tandem_pool_run(pool, launches, count, step, seconds):
             raise DeviceError(
                 f"a Program of {count} launches is more than {MAX_LAUNCHES}: report this as a bug"
             )
@@ -113,7 +122,8 @@ class CPUDevice:
         if self._pool == ffi.NULL:
             return
         CPUDevice._open.discard(self)
-        ffi.release(self._pool)
+        if self._owner is None:
+            ffi.release(self._pool)
         self._pool = ffi.NULL
         for memory, _ in self._arenas.values():
             memory.madvise(mmap.MADV_DONTNEED)

@@ -163,6 +163,9 @@ class SplitDevice:
         for stage in stages:  # in order: each passes on its steps
             stage.stop()
 
+    def beside(self) -> Device:
+        raise DeviceError("a vision encoder needs a single device: give one with --device")
+
     def close(self) -> None:
         self._stop()
         for device in self.devices:

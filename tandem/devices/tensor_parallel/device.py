@@ -372,6 +372,9 @@ class TensorParallelDevice:
         if runner:
             runner.stop()
 
+    def beside(self) -> Device:
+        raise DeviceError("a vision encoder needs a single device: give one with --device")
+
     def close(self) -> None:
         self._stop()
         for accelerator in self.accelerators:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,13 @@ class VulkanDevice:
             self._staging.upload(
                 block, [(at * panel, offset + to * panel, n * panel) for at, to, n in places]
             )
+
+    def beside(self) -> VulkanDevice:
+        other = copy(self)
+        other.arenas, other.placed, other._open = {}, [], False
+        other._memory = self._closing.enter_context(ExitStack())
+        other._closing = ExitStack()  # what this device opened, it closes
+        return other
 
     # ---- running
 

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from tandem.errors import RequestError
 from tandem.server.anthropic.error_body import AnthropicErrorBody
 from tandem.server.core.content_blocks import ContentBlock, block_events, content_blocks
+from tandem.server.core.images import Content, from_base64, from_url
 from tandem.server.core.output_parser import GenerationUsage
 from tandem.server.core.prompt import GenerationRequest, sampling_params
 from tandem.server.core.serving import Server, get_server
@@ -54,11 +55,19 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 # ---- requests
 
 
+class ImageSource(StrictModel):
+    type: Literal["base64", "url"]
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
 class ContentBlockParam(StrictModel):
     """A content block of a message. Its type determines which fields it has."""
 
     ignored = frozenset({"cache_control", "citations", "signature", "caller"})
-    type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
+    type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image"]
+    source: ImageSource | None = None
     text: str | None = None
     thinking: str | None = None
     id: str | None = None
@@ -232,7 +241,22 @@ def _messages(param: MessageParam) -> list[Message]:
     if not texts and not calls and results:
         return results
     more = drop_none(tool_calls=calls or None, reasoning_content="\n".join(reasoning) or None)
-    return [*results, {"role": param.role, "content": _text(texts, "content"), **more}]
+    return [*results, {"role": param.role, "content": _content(texts), **more}]
+
+
+def _content(blocks: list[ContentBlockParam]) -> Content:
+    if not any(block.type == "image" for block in blocks):
+        return _text(blocks, "content")
+    return [
+        _image(block.source) if block.type == "image" else {"type": "text", "text": _text([block], "content")}
+        for block in blocks
+    ]
+
+
+def _image(source: ImageSource | None) -> dict[str, Any]:
+    if source is None:
+        raise RequestError("an image block has no source: give one")
+    return from_base64(source.data or "") if source.type == "base64" else from_url(source.url or "")
 
 
 def _text(content: str | list[ContentBlockParam], where: str) -> str:

@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from tandem.server.core.images import Content, content_of, from_base64
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest
 from tandem.server.core.serving import Server, get_server
@@ -159,7 +160,7 @@ class ToolCallParam(StrictModel):
 
 
 class MessageParam(StrictModel):
-    neutral = (("images", []),)
+    images: list[str] | None = None  # base64
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
@@ -174,8 +175,9 @@ class ChatRequest(CommonRequest):
 
 
 class GenerateRequest(CommonRequest):
-    neutral = (("images", []), ("template", ""))
+    neutral = (("template", ""),)
     prompt: str | None = None
+    images: list[str] | None = None  # base64
     suffix: str | None = None  # fill-in-the-middle
     context: Annotated[list[Natural], Field(fail_fast=True)] | None = (
         None  # of the response that this one follows
@@ -264,8 +266,8 @@ async def generate(request: Request, body: GenerateRequest) -> Response:
         generation = body.generation(server, prompt=[*(body.context or []), body.prompt])
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        messages = [*system, {"role": "user", "content": body.prompt}]
-        generation = body.generation(server, messages=messages, context=body.context or [])
+        user = {"role": "user", "content": _content(body.prompt or "", body.images)}
+        generation = body.generation(server, messages=[*system, user], context=body.context or [])
     return await _respond(request, server, generation, body, _generate_body)
 
 
@@ -330,7 +332,12 @@ def _message(param: MessageParam) -> Message:
         tool_call_id=param.tool_call_id,
         reasoning_content=param.thinking,
     )
-    return {"role": param.role, "content": param.content or "", **optional}
+    return {"role": param.role, "content": _content(param.content or "", param.images), **optional}
+
+
+def _content(text: str, images: list[str] | None) -> Content:
+    """Images come before the text, as in Ollama."""
+    return content_of([*map(from_base64, images or ()), {"type": "text", "text": text}])
 
 
 async def _load_or_unload(server: Server, body: CommonRequest, **empty: Any) -> Response:

@@ -37,6 +37,7 @@ from tandem.server.http.bodies import (
     stream_response,
 )
 from tandem.server.openai.error_body import ERRORS
+from tandem.server.openai.parts import Part, content_of_parts
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 # Accepted and ignored: these fields cannot change the response.
@@ -81,12 +82,6 @@ TopLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
 StopTexts = str | Annotated[list[str], Field(max_length=64)]
 
 # ---- requests
-
-
-class Part(StrictModel):
-    ignored = frozenset({"cache_control", "prompt_cache_breakpoint"})
-    type: Literal["text"]
-    text: str
 
 
 class ToolCallFunctionParam(StrictModel):
@@ -438,7 +433,9 @@ def message(param: MessageParam) -> Message:
     ]
     return {
         "role": role,
-        "content": text_of(param.content),
+        "content": content_of_parts(param.content)
+        if isinstance(param.content, list)
+        else param.content or "",
         **drop_none(
             name=param.name,
             tool_calls=calls or None,
@@ -446,10 +443,6 @@ def message(param: MessageParam) -> Message:
             reasoning_content=param.reasoning_content,
         ),
     }
-
-
-def text_of(content: str | list[Part] | None) -> str:
-    return "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
 
 
 def _choice(index: int, result: GenerationResult, wants_logprobs: bool) -> Choice:

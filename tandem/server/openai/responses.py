@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from tandem.errors import RequestError, ResponseNotFoundError
 from tandem.server.core.content_blocks import BlockEvent, ContentBlock, block_events, content_blocks
+from tandem.server.core.images import Content, content_of, from_url
 from tandem.server.core.output_parser import GenerationUsage
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params, with_verbosity
 from tandem.server.core.response_store import Item
@@ -44,8 +45,10 @@ Order = Literal["asc", "desc"]
 
 class Part(StrictModel):
     ignored = frozenset({"annotations", "logprobs"})
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
-    text: str
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "input_image"]
+    text: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
 
 
 class MessageItem(StrictModel):
@@ -360,14 +363,31 @@ def _messages(body: ResponsesRequest, items: list[Item]) -> list[Message]:
             messages[-1].setdefault("tool_calls", []).append({"type": "function", **call})
         else:
             role = "system" if item.role == "developer" else item.role
-            message = {"role": role, "content": _text(item.content)}
+            message = {"role": role, "content": _content(item.content)}
             messages.append({**message, **reasoning} if role == "assistant" else message)
             reasoning = {}
     return messages
 
 
 def _text(content: str | list[Part]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+    found = _content(content)
+    if not isinstance(found, str):
+        raise RequestError("input_image is for messages of the user: leave it out elsewhere")
+    return found
+
+
+def _content(content: str | list[Part]) -> Content:
+    return content if isinstance(content, str) else content_of([_part_of(part) for part in content])
+
+
+def _part_of(part: Part) -> dict[str, Any]:
+    if part.type == "input_image":
+        if part.image_url is None:
+            raise RequestError("input_image has no image_url: give a data URL")
+        return from_url(part.image_url)
+    if part.text is None:
+        raise RequestError(f"a part of type {part.type!r} has no text: give it")
+    return {"type": "text", "text": part.text}
 
 
 def _response(body: ResponsesRequest, model: str) -> ResponseBody:

@@ -1,0 +1,93 @@
+"""Images in prompts: where they are, their embeddings, and a cache of them.
+
+The embeddings of an image take the places of tokens in a sequence. Its tokens see each other in attention, so all of
+them are computed in one step, unless the first are in the prefix cache.
+"""
+
+from __future__ import annotations
+
+from _blake2 import blake2b
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tandem.kernels.kernel import Array
+
+CACHE_BYTES = 256 << 20  # of the embeddings that are kept for the next request with the same image
+PLACEHOLDER = 0  # the id that tokens of an image have
+
+
+class Image:
+    """An image as an encoder takes it, and its embeddings once they are computed."""
+
+    __slots__ = ("digest", "embeddings", "pixels", "tokens")
+
+    def __init__(self, pixels: Array, tokens: int) -> None:
+        """`pixels`: uint8 [height, width, channels]. `tokens`: the embeddings that they will become."""
+        self.pixels, self.tokens = pixels, tokens
+        header = repr((pixels.shape, tokens)).encode()
+        self.digest = blake2b(header + pixels.tobytes(), digest_size=16).digest()
+        self.embeddings: Array | None = None  # float32 [tokens, width]
+
+
+class ImageSpan(NamedTuple):
+    """The positions of an image in a sequence."""
+
+    begin: int
+    image: Image
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.image.tokens
+
+
+class PromptIds(list[int]):
+    """The token ids of a prompt with images; those of an image's tokens are PLACEHOLDER."""
+
+    images: Sequence[ImageSpan] = ()
+
+
+def images_in(prompt: list[int]) -> Sequence[ImageSpan]:
+    return prompt.images if isinstance(prompt, PromptIds) else ()
+
+
+def whole_images(images: Iterable[ImageSpan], begin: int, count: int, room: int) -> int:
+    """Returns how many tokens from `begin` on a step computes: about `count`, so that it cuts no image in two. An image
+    that does not fit into `count` tokens may take up to `room`; 0: it must wait for a step with more room."""
+    end = begin + count
+    for span in images:
+        if span.begin < end < span.end:
+            if span.begin > begin:
+                return span.begin - begin
+            return span.end - begin if span.end - begin <= room else 0
+    return count
+
+
+class ImageCache:
+    """The images of recent requests by content: the same image is encoded once."""
+
+    def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.encoded = 0  # images that were encoded so far
+        self._images: OrderedDict[bytes, Image] = OrderedDict()  # least recently used first
+
+    def share(self, image: Image) -> Image:
+        """Returns the cached image with the same content, or this one, which is cached from now on."""
+        found = self._images.setdefault(image.digest, image)
+        self._images.move_to_end(image.digest)
+        self.evict()
+        return found
+
+    def evict(self) -> None:
+        """Forgets images, so that the rest fits; requests that have one keep it."""
+        sizes = {digest: _nbytes(image) for digest, image in self._images.items()}
+        total = sum(sizes.values())
+        for digest, nbytes in sizes.items():
+            if total <= self.max_bytes:
+                return
+            del self._images[digest]
+            total -= nbytes
+
+
+def _nbytes(image: Image) -> int:
+    return image.pixels.nbytes if image.embeddings is None else image.embeddings.nbytes

@@ -1,0 +1,190 @@
+"""Images in prompts: the same tokens alone, in a batch, in small steps and after preemption; keys; what is refused."""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from tandem import LLM
+from tandem.engine.images import Image, ImageSpan, whole_images
+from tandem.engine.kv_cache import extend_block_hashes
+from tandem.engine.sampling import Sampled
+from tandem.errors import RequestError, UnsupportedModelError
+from tests.models.test_vision import GOLDENS, load
+
+pytestmark = pytest.mark.fast
+
+
+def picture(seed: int, size: tuple[int, int] = (70, 50)) -> Pillow.Image:
+    return Pillow.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8))
+
+
+def as_png(image: Pillow.Image, format: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    image.save(out, format)
+    return out.getvalue()
+
+
+def message(*parts: object) -> list[dict[str, object]]:
+    """A text is the path of an image if it has a slash."""
+    content = [
+        {"type": "text", "text": part}
+        if isinstance(part, str) and "/" not in part
+        else {"type": "image", "image": part}
+        for part in parts
+    ]
+    return [{"role": "user", "content": content}]
+
+
+def test_path_bytes_and_pillow_are_the_same_image(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(as_png(picture(1)))
+    with load() as llm:
+        sources = (str(path), path, path.read_bytes(), picture(1))
+        prompts = [llm.chat_ids(message("What is", source)) for source in sources]
+        assert len({prompt.images[0].image.digest for prompt in prompts}) == 1
+        assert (
+            llm.chat_ids(message("What is", picture(2))).images[0].image.digest
+            != prompts[0].images[0].image.digest
+        )
+        answers = {llm.generate(prompt, max_tokens=6, temperature=0).text for prompt in prompts}
+        assert len(answers) == 1
+        assert llm.engine.images.encoded == 1
+
+
+def test_one_pixel_changes_the_keys() -> None:
+    tokens, pixels = list(range(64)), np.zeros((8, 8, 3), np.uint8)
+    other = pixels.copy()
+    other[3, 5, 1] = 1
+
+    def keys(*spans: tuple[int, np.ndarray]) -> list[bytes]:
+        hashes: list[bytes] = []
+        extend_block_hashes(hashes, tokens, [ImageSpan(begin, Image(data, 20)) for begin, data in spans])
+        return hashes
+
+    assert keys((18, pixels)) == keys((18, pixels.copy()))
+    assert keys((18, pixels))[0] == keys((18, other))[0] == keys()[0], "the image is after the first block"
+    for others in (keys((18, other)), keys((19, pixels)), keys()):
+        assert all(a != b for a, b in zip(keys((18, pixels))[1:], others[1:], strict=True))
+
+
+def test_no_image_is_cut() -> None:
+    spans = [ImageSpan(10, Image(np.zeros(1, np.uint8), 20)), ImageSpan(35, Image(np.zeros(2, np.uint8), 20))]
+    assert whole_images(spans, 0, 5, 64) == 5
+    assert whole_images(spans, 0, 15, 64) == 10, "stops before an image that does not fit"
+    assert whole_images(spans, 10, 15, 64) == 20, "an image may exceed the budget"
+    assert whole_images(spans, 10, 15, 19) == 0, "and waits for room"
+    assert whole_images(spans, 16, 4, 14) == 14, "the rest of one whose beginning is cached"
+    assert whole_images(spans, 10, 60, 64) == 60
+    assert whole_images([], 0, 7, 7) == 7
+
+
+SAMPLED = {"max_tokens": 12, "temperature": 1.0, "seed": 3, "ignore_eos": True, "logprobs": 3}
+PROMPTS = [
+    message("first", picture(1), "the same", picture(2), "end"),
+    message(picture(3)),
+    message("no image at all, but some text"),
+    message("first", picture(1), "the same", picture(4), "other end"),
+    message(picture(1), picture(1), "twice"),
+]
+
+
+def answers(llm: LLM, *prompts: object) -> list[list[Sampled]]:
+    """Tokens with their log-probabilities: all bits of them must be the same."""
+    outputs = [llm.prepare(prompt, **SAMPLED) for prompt in prompts]
+    llm._run(outputs)
+    return [output.sequence.generated for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[Sampled]]:
+    found = []
+    for prompt in PROMPTS:
+        with load(kv="f16") as llm:
+            found += answers(llm, prompt)
+    return found
+
+
+def test_together_as_alone(alone: list[list[Sampled]]) -> None:
+    """Requests with and without images at the same time, twice: the second time from caches."""
+    with load(kv="f16") as llm:
+        for _ in range(2):
+            assert answers(llm, *PROMPTS) == alone
+        assert llm.engine.images.encoded == 4, "each of the four images once"
+        assert llm.stats().cached_prompt_tokens > 0
+    assert alone[0] != alone[3], "the images matter"
+
+
+def test_steps_are_cut_around_images(alone: list[list[Sampled]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a few tokens: an image is in one of them, and text is cut anywhere."""
+    monkeypatch.setattr("tandem.engine.engine.STEP_TOKENS", 8)
+    with load(kv="f16") as llm:
+        steps: list[tuple[int, int]] = []
+        llm.engine.on_step = lambda chunks, _: steps.extend((c.begin, c.begin + c.count) for c in chunks)
+        assert answers(llm, PROMPTS[0]) == [alone[0]]
+        spans = llm.chat_ids(PROMPTS[0]).images
+        assert all(a[1] == b[0] for a, b in pairwise(steps)) and max(end - begin for begin, end in steps) <= 8
+        assert not any(span.begin < end < span.end for span in spans for _, end in steps)
+
+
+def test_preempted_requests_continue(alone: list[list[Sampled]]) -> None:
+    with load(kv="f16") as llm:
+        outputs = [llm.prepare(prompt, **SAMPLED) for prompt in PROMPTS]
+        llm.driver.submit(outputs)
+        while any(output.sequence.finish_reason is None for output in outputs):
+            llm.engine.step()
+            running = llm.engine.scheduler.running
+            if running and llm.engine.num_steps % 3 == 0:
+                llm.engine.wait()
+                llm.engine.scheduler._preempt(running[-1])
+        assert llm.stats().preemptions > 2
+        assert [output.sequence.generated for output in outputs] == alone
+
+
+def test_prompt_lookup_with_images(alone: list[list[Sampled]]) -> None:
+    with load(kv="f16", prompt_lookup=True) as llm:
+        assert answers(llm, PROMPTS[4]) == [alone[4]]
+
+
+def test_structured_output_with_images() -> None:
+    with load() as llm:
+        result = llm.chat(PROMPTS[0], max_tokens=8, temperature=0, choices=["yes", "no"])
+        assert result.text in ("yes", "no")
+
+
+def test_a_cancelled_request_leaves_the_encoder_to_others(alone: list[list[Sampled]]) -> None:
+    with load(kv="f16") as llm:
+        stream = llm.stream(PROMPTS[1], max_tokens=12, temperature=0)
+        llm.engine.step()
+        stream.close()
+        assert answers(llm, PROMPTS[0]) == [alone[0]]
+
+
+def test_without_an_encoder_it_says_what_to_give(tmp_path: Path) -> None:
+    copy = tmp_path / "model.gguf"
+    copy.write_bytes((GOLDENS / "gemma3.gguf").read_bytes())
+    with LLM(copy, device="cpu", threads=1, context=128) as llm, pytest.raises(RequestError, match="mmproj"):
+        llm.chat(PROMPTS[1])
+    with pytest.raises(UnsupportedModelError, match="not a vision encoder"):
+        LLM(copy, device="cpu", context=128, mmproj=copy)
+
+
+def test_an_encoder_beside_the_model_is_found() -> None:
+    with LLM(GOLDENS / "gemma3.gguf", device="cpu", threads=1, context=128) as llm:
+        assert llm.engine.encoder is not None
+
+
+def test_what_a_prompt_with_images_cannot_have() -> None:
+    with load() as llm:
+        with pytest.raises(RequestError, match="prompt_logprobs"):
+            llm.chat(PROMPTS[0], prompt_logprobs=1)
+        with pytest.raises(RequestError, match="more than 64 images"):
+            llm.chat(message(*[picture(1, (1, 1))] * 65))
+        for bad in (7, None, "no such file.png", b"", b"GIF89a", as_png(picture(1))[:-40]):
+            with pytest.raises(RequestError):
+                llm.chat([{"role": "user", "content": [{"type": "image", "image": bad}]}])
