@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -32,7 +33,7 @@ from tandem.program.step_inputs import StepInputs, StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
 
 ROWS_PER_ITEM = 16  # patches of an attention item
-LAUNCHES_PER_PART = 8  # about those of a layer
+PART_SECONDS = 0.02  # other requests wait for so long, or for one launch
 
 
 class ImageEncoder:
@@ -85,11 +86,12 @@ class ImageEncoder:
         self._inputs.inputs[: c.patches, : c.patch_dim] = c.to_patches(
             c.normalise(pixels) if pixels.dtype == np.uint8 else pixels
         )
-        count = len(self.program.launches)
-        for begin in range(0, count, LAUNCHES_PER_PART):
-            self._recording.replay(begin, min(begin + LAUNCHES_PER_PART, count))
-            if begin + LAUNCHES_PER_PART < count:
+        begun = time.perf_counter()
+        for launch in range(len(self.program.launches)):
+            if time.perf_counter() - begun > PART_SECONDS:
                 yield None
+                begun = time.perf_counter()
+            self._recording.replay(launch, launch + 1)
         tensor = self.program.values[EMBEDDINGS][1]
         rows = np.zeros(c.tokens * tensor.stride, np.float32)
         read = self.device.read(tensor).view(np.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from _blake2 import blake2b
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tandem.kernels.kernel import Array
 
@@ -39,6 +39,21 @@ class ImageSpan(NamedTuple):
     @property
     def end(self) -> int:
         return self.begin + self.image.tokens
+
+    @property
+    def digest(self) -> bytes:
+        return self.image.digest
+
+
+class ImagePlace(Protocol):
+    """What the hashes of KV blocks need of an image: its positions and content."""
+
+    @property
+    def begin(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def digest(self) -> bytes: ...
 
 
 class PromptIds(list[int]):

@@ -21,7 +21,7 @@ from _blake2 import blake2b  # not from hashlib, which spends milliseconds on lo
 from array import array
 from collections.abc import Sequence
 
-from tandem.engine.images import ImageSpan
+from tandem.engine.images import ImagePlace
 from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.states import NO_STATE
 from tandem.program.program import MAX_STEP_SLOTS
@@ -29,14 +29,14 @@ from tandem.program.program import MAX_STEP_SLOTS
 NO_BLOCK = -1
 
 
-def extend_block_hashes(hashes: list[bytes], tokens: list[int], images: Sequence[ImageSpan] = ()) -> None:
+def extend_block_hashes(hashes: list[bytes], tokens: list[int], images: Sequence[ImagePlace] = ()) -> None:
     """Appends the hashes of the full blocks of `tokens` that are missing in `hashes`. The hash of a
     block with tokens of an image includes the image's content and place."""
     for begin in range(len(hashes) * KV_BLOCK, len(tokens) - KV_BLOCK + 1, KV_BLOCK):
         content = array("i", tokens[begin : begin + KV_BLOCK]).tobytes()
         for span in images:
             if span.begin < begin + KV_BLOCK and begin < span.end:
-                content += span.image.digest + (span.begin - begin).to_bytes(4, "little", signed=True)
+                content += span.digest + (span.begin - begin).to_bytes(4, "little", signed=True)
         hashes.append(blake2b((hashes[-1] if hashes else b"") + content, digest_size=16).digest())
 
 

@@ -4,6 +4,7 @@ A model with recurrent layers also has their state after the last block.
 
     magic, length of the header (4 bytes), JSON header, KV blocks and states, checksum of all bytes before it (32 bytes)
 
+The header has the tokens, and the place and digest of each image among them; the image itself is not saved.
 Restored blocks are published to the prefix cache, as if a request had just computed them.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from errno import EFBIG
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tandem.devices.device import Bytes
+from tandem.engine.images import ImagePlace, images_in
 from tandem.engine.kv_cache import NO_BLOCK, BlockTable, SequenceStates, extend_block_hashes
 from tandem.errors import ContextError, StateFileError
 from tandem.files import read_regular, write_whole
@@ -37,15 +39,27 @@ NOTHING = np.empty(0, np.uint8)
 SAMPLE = 256  # bytes of each matrix in a model's fingerprint
 
 
+class SavedImage(NamedTuple):
+    """An image among saved tokens."""
+
+    begin: int
+    end: int
+    digest: bytes
+
+
 class State(NamedTuple):
     """The KV blocks of some tokens. `kind`: what must be equal for them to be valid."""
 
     kind: dict[str, Any]
     tokens: list[int]
+    images: list[SavedImage]
     blocks: Bytes
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        header = json.dumps({**self.kind, "tokens": self.tokens}).encode()
+        images = [[image.begin, image.end, image.digest.hex()] for image in self.images]
+        header = json.dumps(
+            {**self.kind, "tokens": self.tokens} | ({"images": images} if images else {})
+        ).encode()
         data = b"".join((MAGIC, len(header).to_bytes(4, "little"), header, self.blocks.data))
         try:
             write_whole(path, data, blake2b(data, digest_size=CHECKSUM).digest())
@@ -56,7 +70,8 @@ class State(NamedTuple):
 def save(engine: Engine, tokens: list[int]) -> State:
     """Copies the blocks of the longest prefix of `tokens` that is in the prefix cache."""
     engine.wait()
-    hashes = block_hashes(tokens)
+    images = [SavedImage(span.begin, span.end, span.digest) for span in images_in(tokens)]
+    hashes = block_hashes(tokens, images)
     count = engine.cache.find_prefix(hashes)
     tables = engine.cache.new_tables()
     engine.cache.attach_prefix(tables, hashes[:count])
@@ -69,7 +84,9 @@ def save(engine: Engine, tokens: list[int]) -> State:
     finally:
         engine.cache.free(tables)
         engine.cache.free_states(states)
-    return State(_kind(engine), tokens[: count * KV_BLOCK], np.concatenate([NOTHING, *blocks]))
+    saved = tokens[: count * KV_BLOCK]
+    images = [image for image in images if image.begin < len(saved)]
+    return State(_kind(engine), saved, images, np.concatenate([NOTHING, *blocks]))
 
 
 def read(path: str | os.PathLike[str], engine: Engine) -> State:
@@ -95,9 +112,24 @@ def read(path: str | os.PathLike[str], engine: Engine) -> State:
     except (ValueError, RecursionError):
         kind = None
     tokens = kind.pop("tokens", None) if isinstance(kind, dict) else None
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+    images = _images(kind.pop("images", [])) if isinstance(kind, dict) else None
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens) or images is None:
         raise StateFileError(f"{path} does not hold what its header says: save it again")
-    return State(kind, tokens, np.frombuffer(data[end:-CHECKSUM], np.uint8))
+    return State(kind, tokens, images, np.frombuffer(data[end:-CHECKSUM], np.uint8))
+
+
+def _images(value: object) -> list[SavedImage] | None:
+    """Returns the images of a header; None if these are not such."""
+    try:
+        images = [SavedImage(begin, end, bytes.fromhex(digest)) for begin, end, digest in value]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return None
+    ends = [0, *(image.end for image in images)]
+    in_order = all(
+        type(begin) is type(end) is int and last <= begin < end < 2**31
+        for last, (begin, end, _) in zip(ends, images, strict=False)
+    )
+    return images if in_order else None
 
 
 def restore(engine: Engine, state: State, path: str | os.PathLike[str]) -> None:
@@ -110,7 +142,7 @@ def restore(engine: Engine, state: State, path: str | os.PathLike[str]) -> None:
     tokens, vocab = state.tokens, engine.model.config.vocab
     if len(tokens) % KV_BLOCK or not all(0 <= token < vocab for token in tokens):
         raise StateFileError(f"{path} does not hold what its header says: save it again")
-    hashes, cache = block_hashes(tokens), engine.cache
+    hashes, cache = block_hashes(tokens, state.images), engine.cache
     tables, states = cache.new_tables(), SequenceStates()
     if (
         len(tokens) > engine.context
@@ -149,9 +181,9 @@ def check_path(path: object) -> None:
         raise StateFileError(f"{path!r} cannot be the name of a file: leave the NUL out")
 
 
-def block_hashes(tokens: list[int]) -> list[bytes]:
+def block_hashes(tokens: list[int], images: Sequence[ImagePlace] = ()) -> list[bytes]:
     hashes: list[bytes] = []
-    extend_block_hashes(hashes, tokens)
+    extend_block_hashes(hashes, tokens, images)
     return hashes
 
 

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image as Pillow
 
 from tandem import LLM
+from tandem.engine import kv_snapshot
 from tandem.engine.images import Image, ImageSpan, whole_images
 from tandem.engine.kv_cache import extend_block_hashes
 from tandem.engine.sampling import Sampled
@@ -188,3 +189,31 @@ def test_what_a_prompt_with_images_cannot_have() -> None:
         for bad in (7, None, "no such file.png", b"", b"GIF89a", as_png(picture(1))[:-40]):
             with pytest.raises(RequestError):
                 llm.chat([{"role": "user", "content": [{"type": "image", "image": bad}]}])
+
+
+def test_a_saved_chat_with_an_image_is_found_by_its_image_only(tmp_path: Path) -> None:
+    path = tmp_path / "chat.kv"
+    chat = message(
+        "Look at this picture and say what is", picture(1), "in it, please, in one short sentence."
+    )
+    other = message(
+        "Look at this picture and say what is", picture(2), "in it, please, in one short sentence."
+    )
+    with load() as llm:
+        saved = llm.save(chat, path)
+        [span] = llm.chat_ids(chat).images
+        assert saved > span.end
+        answer = llm.chat(chat, max_tokens=6).text
+    with load() as llm:
+        assert len(llm.restore(path)) == saved
+        assert llm.chat(other, max_tokens=1).usage.cached_tokens <= span.begin
+        found = llm.chat(chat, max_tokens=6)
+        assert found.text == answer and found.usage.cached_tokens >= saved - 16
+
+
+@pytest.mark.parametrize(
+    "images",
+    ["x", [[0, 4]], [[4, 2, "00"]], [["0", 4, "00"]], [[0, 4, 7]], [[0, 9, "00"], [3, 12, "00"]], {"a": 1}],
+)
+def test_a_state_with_wrong_images_is_refused(images: object) -> None:
+    assert kv_snapshot._images(images) is None
