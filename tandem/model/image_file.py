@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tandem.errors import RequestError
+from tandem.files import read_regular
 from tandem.kernels.kernel import Array
 
 if TYPE_CHECKING:
@@ -54,13 +55,10 @@ def _open(source: Any) -> Image:
 
     if isinstance(source, str | os.PathLike):
         try:
-            if os.path.getsize(source) > MAX_BYTES:
-                raise RequestError(f"{source} has more than {MAX_BYTES >> 20} MB: give a smaller image")
-            with open(source, "rb") as file:
-                source = file.read(MAX_BYTES + 1)
+            source = read_regular(source, MAX_BYTES)
         except OSError as error:
             raise RequestError(
-                f"{source} cannot be opened ({error.strerror}): give the path of an image"
+                f"{source} cannot be read ({error.strerror}): give the path of an image"
             ) from None
     if not isinstance(source, bytes | bytearray | memoryview):
         raise RequestError(f"an image is a path, bytes or a Pillow image, not {type(source).__name__}")
