@@ -66,6 +66,15 @@ def images_in(prompt: list[int]) -> Sequence[ImageSpan]:
     return prompt.images if isinstance(prompt, PromptIds) else ()
 
 
+def with_context(context: Sequence[int], prompt: list[int], bos_id: int | None) -> PromptIds:
+    """The ids of a prompt after those of an earlier one, without its BOS token."""
+    images = images_in(prompt)
+    skipped = int(prompt[0] == bos_id and not (images and images[0].begin == 0))
+    ids, offset = PromptIds([*context, *prompt[skipped:]]), len(context) - skipped
+    ids.images = [ImageSpan(span.begin + offset, span.image) for span in images]
+    return ids
+
+
 def whole_images(images: Iterable[ImageSpan], begin: int, count: int, room: int) -> int:
     """Returns how many tokens from `begin` on a step computes: about `count`, so that it cuts no image in two. An image
     that does not fit into `count` tokens may take up to `room`; 0: it must wait for a step with more room."""

@@ -11,8 +11,15 @@ import ollama
 import openai
 import pytest
 
+from tandem.engine.images import Image, images_in
+from tandem.errors import RequestError
+from tandem.model.image_file import read_image
+from tandem.server.anthropic import messages
+from tandem.server.core.prompt import GenerationRequest, build_prompt, with_verbosity
+from tandem.server.core.tool_calls import Message, Tool
+from tandem.server.openai import responses
 from tests.engine.test_images import as_png, picture
-from tests.models.test_vision import GOLDENS
+from tests.models.test_vision import GOLDENS, load
 from tests.server.servers import Running, serving
 
 PNG = as_png(picture(1))
@@ -66,6 +73,88 @@ def test_anthropic_and_ollama(server: Running) -> None:
     chat = client.chat("gemma3", messages=[asked], options={"num_predict": 3})
     generated = client.generate("gemma3", "What is this?", images=[DATA], options={"num_predict": 3})
     assert chat.prompt_eval_count == generated.prompt_eval_count == asked_tokens
+
+
+def test_ollama_goes_on_from_a_context_with_an_image(server: Running) -> None:
+    """The image is computed behind the earlier tokens. No context comes back: tokens cannot say an image."""
+    body = {
+        "model": "gemma3",
+        "stream": False,
+        "options": {"num_predict": 3, "temperature": 0},
+        "logprobs": True,
+    }
+    _, _, first = server.ask("/api/generate", {**body, "prompt": "What is this?"})
+    found = []
+    for one in (PNG, as_png(picture(2))):
+        more = {
+            "prompt": "And this?",
+            "context": first["context"],
+            "images": [base64.b64encode(one).decode()],
+        }
+        status, _, answer = server.ask("/api/generate", {**body, **more})
+        assert status == 200 and "context" not in answer
+        assert answer["prompt_eval_count"] > len(first["context"]) + 6
+        found.append(answer["logprobs"][0]["logprob"])
+    assert found[0] != found[1], "the images matter"
+
+
+@pytest.mark.fast
+def test_images_stand_where_texts_do() -> None:
+    """In a result of a tool, beside a wish for the system message; not in a message that is continued."""
+    image = {"type": "image", "image": PNG}
+    seen: Message = {"role": "tool", "content": [{"type": "text", "text": "A picture:"}, image]}
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    asked: Message = {"role": "user", "content": "Look"}
+    called: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    with load() as llm:
+        for messages, images in (
+            ([asked, called, seen], 1),
+            ([asked, called, seen, {**seen, "content": "none"}, seen], 2),
+            ([asked, {**called, "content": [image]}, seen], 2),
+            (with_verbosity([{"role": "system", "content": [image]}, asked], "low"), 1),
+        ):
+            request = GenerationRequest("m", messages=messages, tools=[Tool("look")])
+            ids = build_prompt(llm, request).ids
+            assert [span.image.digest for span in images_in(ids)] == [
+                Image(read_image(PNG, 56), 4).digest
+            ] * images
+            assert (
+                "A picture:" in (text := llm.tokenizer.decode(ids, special=True)) or seen not in messages
+            ), text
+        continued = [asked, {"role": "assistant", "content": [image]}]
+        with pytest.raises(RequestError, match="a message that is continued cannot have images"):
+            build_prompt(llm, GenerationRequest("m", messages=continued, continue_final_message=True))
+
+
+@pytest.mark.fast
+def test_images_of_tool_results_in_each_api() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    block = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": source}]}
+    claude = messages.CountRequest.model_validate({"messages": [{"role": "user", "content": [block]}]})
+    output = [{"type": "input_image", "image_url": URL}]
+    item = {"type": "function_call_output", "call_id": "1", "output": output}
+    body = responses.ResponsesRequest.model_validate({"input": [item]})
+    for found in (
+        messages.generation_request(claude).messages,
+        responses.generation_request(body, responses.new_items(body.input)).messages,
+    ):
+        assert [(one["role"], one["content"]) for one in found] == [
+            ("tool", [{"type": "image", "image": PNG}])
+        ]
+
+
+@pytest.mark.fast
+def test_reasoning_belongs_to_the_call_after_it() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    reasoning = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    output = {"type": "function_call_output", "call_id": "1", "output": "5"}
+    body = responses.ResponsesRequest.model_validate({"input": [reasoning, call, output, call]})
+    found = responses.generation_request(body, responses.new_items(body.input)).messages
+    assert [one.get("reasoning_content") for one in found] == ["hm", None, None]
+    said = {"role": "assistant", "content": "So:"}
+    body = responses.ResponsesRequest.model_validate({"input": [said, reasoning, call]})
+    [one] = responses.generation_request(body, responses.new_items(body.input)).messages
+    assert one["reasoning_content"] == "hm" and one["tool_calls"]
 
 
 def test_what_is_refused(server: Running) -> None:

@@ -229,8 +229,8 @@ def _messages(param: MessageParam) -> list[Message]:
     reasoning: list[str] = []
     for block in param.content:
         if block.type == "tool_result":
-            text = _text(block.content or "", "tool_result")
-            results.append({"role": "tool", "content": text, **drop_none(tool_call_id=block.tool_use_id)})
+            content = _content(block.content or "", "tool_result")
+            results.append({"role": "tool", "content": content, **drop_none(tool_call_id=block.tool_use_id)})
         elif block.type == "tool_use":
             function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
             calls.append({"id": block.id, "type": "function", "function": function})
@@ -241,15 +241,15 @@ def _messages(param: MessageParam) -> list[Message]:
     if not texts and not calls and results:
         return results
     more = drop_none(tool_calls=calls or None, reasoning_content="\n".join(reasoning) or None)
-    return [*results, {"role": param.role, "content": _content(texts), **more}]
+    return [*results, {"role": param.role, "content": _content(texts, "content"), **more}]
 
 
-def _content(blocks: list[ContentBlockParam]) -> Content:
-    if not any(block.type == "image" for block in blocks):
-        return _text(blocks, "content")
+def _content(content: str | list[ContentBlockParam], where: str) -> Content:
+    if isinstance(content, str) or not any(block.type == "image" for block in content):
+        return _text(content, where)
     return [
-        _image(block.source) if block.type == "image" else {"type": "text", "text": _text([block], "content")}
-        for block in blocks
+        _image(block.source) if block.type == "image" else {"type": "text", "text": _text([block], where)}
+        for block in content
     ]
 
 

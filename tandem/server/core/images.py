@@ -34,3 +34,24 @@ def content_of(parts: list[dict[str, Any]]) -> Content:
     if any(part["type"] == "image" for part in parts):
         return parts
     return "\n".join(part["text"] for part in parts)
+
+
+def joined(*contents: Content) -> Content:
+    """Contents one after the other. Texts that meet become one part: templates strip each."""
+    if all(isinstance(content, str) for content in contents):
+        return "".join(map(str, contents))
+    parts: list[dict[str, Any]] = []
+    for content in contents:
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            if parts and parts[-1]["type"] == part["type"] == "text":
+                parts[-1] = {**part, "text": parts[-1]["text"] + part["text"]}
+            else:
+                parts.append(part)
+    return parts
+
+
+def text_of(content: Content, where: str) -> str:
+    """A content that cannot have images. `where`: what it is the content of."""
+    if not isinstance(content, str):
+        raise RequestError(f"{where} cannot have images: leave them out")
+    return content

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from tandem.engine.images import with_context
 from tandem.engine.llm import LLM
 from tandem.engine.params import CONSTRAINTS, SamplingParams
 from tandem.engine.structured_output import grammar_text, is_simple
@@ -17,6 +18,7 @@ from tandem.model.chat_formats import BY_TOKEN
 from tandem.model.fill_in_middle import prompt_ids
 from tandem.model.harmony import FINAL
 from tandem.server.core import tool_calls
+from tandem.server.core.images import joined, text_of
 from tandem.server.core.output_parser import THINK_END, THINK_START, OutputParser
 from tandem.server.core.tool_calls import HERMES, Message, Tool, ToolFormat
 
@@ -48,7 +50,7 @@ class GenerationRequest:
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # variables of the chat template
     continue_final_message: bool = False  # continue the last message if it is the assistant's
     context: Sequence[int] = ()  # token ids before the conversation, as Ollama's clients send them back
-    prompt_ids: Sequence[int] = ()  # of the prompt, once it is built
+    prompt_ids: list[int] = field(default_factory=list)  # of the prompt, once it is built
     truncate: bool = False  # leave the oldest messages out if the prompt is too long
     dropped_messages: int = 0  # how many were left out
     keep_alive: float | None = None  # seconds that the model stays loaded; None: the server's setting
@@ -119,7 +121,7 @@ def with_verbosity(messages: list[Message], verbosity: str | None) -> list[Messa
         return messages
     wish = VERBOSITY[verbosity]
     if messages and messages[0]["role"] == "system":
-        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{wish}"}, *messages[1:]]
+        return [{**messages[0], "content": joined(messages[0]["content"], f"\n\n{wish}")}, *messages[1:]]
     return [{"role": "system", "content": wish}, *messages]
 
 
@@ -170,10 +172,10 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
         messages = [{"role": message["role"], "content": message["content"]} for message in messages]
     if llm.tokenizer.harmony:
         messages = [_with_analysis(message) for message in messages]
-    prefill = messages.pop()["content"] if _continues(request) else ""
+    prefill = text_of(messages.pop()["content"], "a message that is continued") if _continues(request) else ""
     ids = llm.chat_ids(messages, limit, **variables)
     if request.context:
-        ids = [*request.context, *(ids[1:] if ids[0] == llm.tokenizer.bos_id else ids)]
+        ids = with_context(request.context, ids, llm.tokenizer.bos_id)
     if prefill:
         ids += _answer_header(llm) + llm.tokenizer.encode(prefill, bos=False, limit=limit)
     thinking = llm.tokenizer.decode(ids[-8:], special=True).rstrip().endswith(THINK_START)
@@ -201,7 +203,8 @@ def _with_analysis(message: Message) -> Message:
     reasoning = message.get("reasoning_content")
     if not reasoning or not message.get("tool_calls"):
         return message
-    said = [text for text in (reasoning, message["content"]) if text]
+    content = text_of(message["content"], "a message with tool calls")
+    said = [text for text in (reasoning, content) if text]
     return {**message, "thinking": "\n\n".join(said), "content": ""}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from tandem.errors import RequestError
+from tandem.server.core.images import joined
 from tandem.server.http.bodies import MAX_VALUES, count_values
 from tandem.threads import throttle
 
@@ -191,24 +192,25 @@ def render_tools_as_text(
     results become text."""
     rendered: list[Message] = []
     for message in messages:
-        role, text = message["role"], message["content"]
+        role, content = message["role"], message["content"]
         if calls := message.get("tool_calls"):
             written = format.write(
                 [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
             )
-            text = f"{text}\n{written}" if text else written
+            content = joined(content, f"\n{written}") if content else written
         if role == "tool":
-            role, text = "user", text.join(format.result_tags)
+            begin, end = format.result_tags
+            role, content = "user", joined(begin, content, end)
             # Several results: templates require alternating roles.
             if rendered and rendered[-1]["role"] == "user":
-                rendered[-1]["content"] += f"\n{text}"
+                rendered[-1]["content"] = joined(rendered[-1]["content"], "\n", content)
                 continue
-        rendered.append({"role": role, "content": text})
+        rendered.append({"role": role, "content": content})
     if not tools:
         return rendered
     instructions = _instructions(tools, format)
     if rendered and rendered[0]["role"] == "system":
-        rendered[0]["content"] += f"\n\n{instructions}"
+        rendered[0]["content"] = joined(rendered[0]["content"], f"\n\n{instructions}")
         return rendered
     return [{"role": "system", "content": instructions}, *rendered]
 

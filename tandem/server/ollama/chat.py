@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from tandem.engine.images import images_in
 from tandem.server.core.images import Content, content_of, from_base64
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest
@@ -403,8 +404,9 @@ async def _lines(
 
 
 def _context(generation: GenerationRequest, body: CommonRequest, ids: list[int]) -> dict[str, Any]:
-    """The tokens so far, with which a client may go on; of /api/generate with the chat template only."""
-    if not isinstance(body, GenerateRequest) or body.raw or body.suffix:
+    """The tokens so far, with which a client may go on; of /api/generate with the chat template only, and without
+    images, which tokens cannot say."""
+    if not isinstance(body, GenerateRequest) or body.raw or body.suffix or images_in(generation.prompt_ids):
         return {}
     return {"context": [*generation.prompt_ids, *ids]}
 

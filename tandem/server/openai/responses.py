@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from tandem.errors import RequestError, ResponseNotFoundError
 from tandem.server.core.content_blocks import BlockEvent, ContentBlock, block_events, content_blocks
-from tandem.server.core.images import Content, content_of, from_url
+from tandem.server.core.images import Content, content_of, from_url, text_of
 from tandem.server.core.output_parser import GenerationUsage
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params, with_verbosity
 from tandem.server.core.response_store import Item
@@ -352,13 +352,15 @@ def _messages(body: ResponsesRequest, items: list[Item]) -> list[Message]:
     reasoning: dict[str, str] = {}
     for item in ITEMS.validate_python(items):
         if isinstance(item, ReasoningItem):
-            reasoning = {"reasoning_content": _text(item.content or item.summary or "")}
+            said = _content(item.content or item.summary or "")
+            reasoning = {"reasoning_content": text_of(said, "reasoning")}
         elif isinstance(item, FunctionCallOutputItem):
-            message = {"role": "tool", "content": _text(item.output), **drop_none(tool_call_id=item.call_id)}
-            messages.append(message)
+            content = _content(item.output)
+            messages.append({"role": "tool", "content": content, **drop_none(tool_call_id=item.call_id)})
         elif isinstance(item, FunctionCallItem):
             if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": "", **reasoning})
+                messages.append({"role": "assistant", "content": ""})
+            messages[-1], reasoning = {**reasoning, **messages[-1]}, {}
             call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
             messages[-1].setdefault("tool_calls", []).append({"type": "function", **call})
         else:
@@ -367,13 +369,6 @@ def _messages(body: ResponsesRequest, items: list[Item]) -> list[Message]:
             messages.append({**message, **reasoning} if role == "assistant" else message)
             reasoning = {}
     return messages
-
-
-def _text(content: str | list[Part]) -> str:
-    found = _content(content)
-    if not isinstance(found, str):
-        raise RequestError("input_image is for messages of the user: leave it out elsewhere")
-    return found
 
 
 def _content(content: str | list[Part]) -> Content:
