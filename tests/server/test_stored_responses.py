@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -13,8 +16,9 @@ from tandem.errors import RequestError
 from tandem.server.core import response_store
 from tandem.server.core.prompt import GenerationRequest, drop_oldest, with_verbosity
 from tandem.server.core.response_store import ResponseStore
+from tandem.server.openai import responses
 from tests.cli.tiny_model import write_tiny_model
-from tests.server.servers import Running, serving
+from tests.server.servers import Running, serving, wait_until
 
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
 TIME: Any = {**WEATHER, "name": "get_time"}
@@ -84,6 +88,55 @@ def test_conversations(client: openai.OpenAI) -> None:
     assert client.conversations.delete(conversation.id).deleted
     with pytest.raises(openai.NotFoundError, match="no stored conversation"):
         ask(client, "a", conversation=conversation.id)
+
+
+def test_what_is_added_during_a_response_stays(smollm2: Running) -> None:
+    """Two responses to a conversation at the same time, and an item added by hand: the conversation has all of them."""
+    _, _, conversation = smollm2.ask("/v1/conversations", {})
+    id, item = conversation["id"], {"type": "message", "role": "user", "content": "Meanwhile"}
+    body = {"conversation": id, "max_output_tokens": 40}
+    with ThreadPoolExecutor() as threads:
+        answers = [
+            threads.submit(smollm2.ask, "/v1/responses", {**body, "input": text}) for text in ("a", "b")
+        ]
+        wait_until(lambda: smollm2.running() == 2)
+        assert smollm2.ask(f"/v1/conversations/{id}/items", {"items": [item]})[0] == 200
+    assert all(answer.result()[2]["conversation"] == {"id": id} for answer in answers)
+    _, _, listed = smollm2.ask(f"/v1/conversations/{id}/items?order=asc")
+    roles = [one["role"] for one in listed["data"]]
+    assert roles == ["user", "user", "assistant", "user", "assistant"]
+
+
+def test_an_answer_that_cannot_be_stored_is_answered(smollm2: Running) -> None:
+    """The conversation is deleted while the response is generated."""
+    _, _, conversation = smollm2.ask("/v1/conversations", {})
+    id = conversation["id"]
+    body = {"conversation": id, "max_output_tokens": 40, "input": "a"}
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(smollm2.ask, "/v1/responses", body)
+        wait_until(smollm2.running)
+        deletion = urllib.request.Request(f"{smollm2.url}/v1/conversations/{id}", method="DELETE")
+        assert urllib.request.urlopen(deletion).status == 200
+    status, _, response = answer.result()
+    assert status == 200 and response["output"] and response["conversation"] is None and response["store"]
+
+
+@pytest.mark.fast
+def test_an_answer_that_is_too_large_to_store_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_store, "MAX_ENTRY", 3000)
+    body = responses.ResponsesRequest(input="a", conversation="conv_1")
+    response = responses._response(body, "m")
+    response["output"] = [{"text": "x" * 3000}]
+    server: Any = SimpleNamespace(responses=ResponseStore(None))
+
+    async def keep() -> None:
+        await server.responses.put("conv_1", {}, [])
+        await responses._keep(server, body, response, [], responses.new_items("a"))
+        assert not response["store"] and response["conversation"] is None
+        assert await server.responses.get("conv_1") == ({}, [])
+        server.responses.close()
+
+    asyncio.run(keep())
 
 
 def test_truncation_is_said(smollm2: Running) -> None:
@@ -156,8 +209,14 @@ def test_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         await store.put("large", {"text": "x" * 700}, [])
         await store.put("larger", {"text": "x" * 700}, [])
         assert await store.get("large") is None and await store.get("larger") is not None
-        with pytest.raises(RequestError, match="store = false"):
-            await store.put("too large", {"text": "x" * 900}, [])
+        for work in (store.put("too large", {"text": "x" * 900}, []), store.check([{"text": "x" * 900}])):
+            with pytest.raises(RequestError, match="store = false"):
+                await work
+        await store.put("grows", {}, [{"text": "x" * 500}])
+        assert await store.append("grows", [{"n": 1}]) and not await store.append("missing", [{}])
+        with pytest.raises(RequestError, match="begin a new one"):
+            await store.append("grows", [{"text": "x" * 400}])
+        assert await store.get("grows") == ({}, [{"text": "x" * 500}, {"n": 1}])
         store.close()
         (tmp_path / "broken").write_text("no database" * 1000)
         with pytest.raises(RequestError, match="cannot be used"):

@@ -45,6 +45,14 @@ class ResponseStore:
         """Adds or replaces an entry."""
         await self._run(lambda database: _write(database, id, body, items))
 
+    async def append(self, id: str, items: list[Item]) -> bool:
+        """Adds items to an entry; nothing that others add meanwhile is lost. Whether there was such an entry."""
+        return await self._run(lambda database: _append(database, id, items))
+
+    async def check(self, items: list[Item]) -> None:
+        """Refuses items that are too large for an entry."""
+        await asyncio.to_thread(lambda: _check_size(len(json.dumps(items))))
+
     async def delete(self, id: str) -> bool:
         """Whether there was such an entry."""
         return await self._run(
@@ -82,10 +90,7 @@ def _read(database: sqlite3.Connection, id: str) -> tuple[dict[str, Any], list[I
 def _write(database: sqlite3.Connection, id: str, body: dict[str, Any], items: list[Item]) -> None:
     texts = json.dumps(body), json.dumps(items)
     size = sum(map(len, texts))
-    if size > MAX_ENTRY:
-        raise RequestError(
-            f"the conversation has {size} bytes, and {MAX_ENTRY} can be stored: send store = false"
-        )
+    _check_size(size)
     entry = (id, time.time(), size, *texts)
     database.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", entry)
     # Of the entries from the newest on, those past a limit are forgotten.
@@ -95,3 +100,19 @@ def _write(database: sqlite3.Connection, id: str, body: dict[str, Any], items: l
         "WHERE place > ? OR total > ?)",
         (MAX_ENTRIES, MAX_BYTES),
     )
+
+
+def _append(database: sqlite3.Connection, id: str, items: list[Item]) -> bool:
+    database.execute("BEGIN IMMEDIATE")  # another server may have the same file
+    found = _read(database, id)
+    if found is not None:
+        _write(database, id, found[0], [*found[1], *items])
+    return found is not None
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_ENTRY:
+        raise RequestError(
+            f"the conversation has {size} bytes, and {MAX_ENTRY} can be stored: begin a new one, or send store = false "
+            "without a conversation"
+        )

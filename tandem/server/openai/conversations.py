@@ -81,6 +81,7 @@ async def list_items(
 async def add_items(request: Request, conversation_id: str, body: ItemsRequest) -> ItemList:
     """Adds items to a conversation."""
     server, added = get_server(request), new_items(body.items)
-    conversation, items = await stored(server, conversation_id, "conv_")
-    await server.responses.put(conversation_id, conversation, [*items, *added])
+    await stored(server, conversation_id, "conv_")
+    if not await server.responses.append(conversation_id, added):
+        await stored(server, conversation_id, "conv_")  # it was deleted meanwhile
     return item_list(added, len(added), "asc", None)

@@ -3,7 +3,7 @@ from it by `previous_response_id`, or by the conversation (conversations.py) tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from itertools import count
 from typing import Annotated, Any, Literal
@@ -33,6 +33,7 @@ from tandem.server.http.bodies import (
     sse_event,
     stream_response,
 )
+from tandem.server.http.errors import LOG
 from tandem.server.openai.chat import IGNORED, new_id, now
 from tandem.server.openai.error_body import ERRORS
 
@@ -187,17 +188,20 @@ class ResponseBody(TypedDict):
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Generates a response to a conversation; with `stream`, as server-sent events."""
     server = get_server(request)
-    items = [*await _history(server, body), *new_items(body.input)]
-    generation = await run_inline_if_small(generation_request, body, items)
+    history, new = await _history(server, body), new_items(body.input)
+    if body.store is not False or body.conversation_id:
+        await server.responses.check([*history, *new])  # before the work
+    generation = await run_inline_if_small(generation_request, body, [*history, *new])
     generation.model = server.model_name(generation.model)
     if body.stream:
-        return await stream_response(request, _events(server, generation, body, items), "text/event-stream")
+        events = _events(server, generation, body, history, new)
+        return await stream_response(request, events, "text/event-stream")
     [result] = await cancel_on_disconnect(request, server.generate(generation))
     response = _response(body, generation.model)
     response["output"] = [_item(block, new_id(PREFIXES[block.kind])) for block in content_blocks(result)]
     response["dropped_messages"] = generation.dropped_messages
     _finish(response, result.finish_reason, result.usage)
-    await _keep(server, body, response, items)
+    await _keep(server, body, response, history, new)
     return JSONResponse(response)
 
 
@@ -300,14 +304,25 @@ async def _history(server: Server, body: ResponsesRequest) -> list[Item]:
     return (await stored(server, body.conversation_id, "conv_"))[1] if body.conversation_id else []
 
 
-async def _keep(server: Server, body: ResponsesRequest, response: ResponseBody, items: list[Item]) -> None:
-    """Stores a response, and adds to its conversation."""
-    items = [*items, *response["output"]]
+async def _keep(
+    server: Server, body: ResponsesRequest, response: ResponseBody, history: list[Item], new: list[Item]
+) -> None:
+    """Stores a response, and adds it and the `new` items before it to its conversation. If that fails, it is answered
+    all the same, and says that it is not stored."""
+    added = [*new, *response["output"]]
+    if body.conversation_id and not await _stores(server.responses.append(body.conversation_id, added)):
+        response["conversation"] = None
     if body.store is not False:
-        await server.responses.put(response["id"], dict(response), items)
-    if body.conversation_id:
-        conversation, _ = await stored(server, body.conversation_id, "conv_")
-        await server.responses.put(body.conversation_id, conversation, items)
+        entry = server.responses.put(response["id"], dict(response), [*history, *added])
+        response["store"] = await _stores(entry)
+
+
+async def _stores(work: Awaitable[bool | None]) -> bool:
+    try:
+        return await work is not False
+    except RequestError as error:
+        LOG.warning("a response is not stored: %s", error)
+        return False
 
 
 # ---- translation to and from GenerationRequest, Delta and GenerationResult
@@ -452,7 +467,11 @@ def _part(block: ContentBlock, text: str) -> dict[str, Any]:
 
 
 async def _events(
-    server: Server, generation: GenerationRequest, body: ResponsesRequest, items: list[Item]
+    server: Server,
+    generation: GenerationRequest,
+    body: ResponsesRequest,
+    history: list[Item],
+    new: list[Item],
 ) -> AsyncGenerator[str, None]:
     numbers, response = count(), _response(body, generation.model or "")
     id = ""
@@ -470,7 +489,7 @@ async def _events(
                 id = new_id(PREFIXES[event.block.kind])
             if event.type == "finish" and event.delta.usage:
                 _finish(response, event.delta.finish_reason or "", event.delta.usage)
-                await _keep(server, body, response, items)
+                await _keep(server, body, response, history, new)
                 yield sse(f"response.{response['status']}", response=response)
                 return
             for type, values in _block_event(event, id):
