@@ -8,6 +8,7 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -114,6 +115,11 @@ def sbom(name: str, version: str, library: Path) -> dict[str, object]:
             **{"copyright": "The ggml authors", "description": "in tandem/gguf/decode_iq.py; see NOTICE"},
         },
     ]
+    for entry in tomllib.loads((ROOT / "requirements" / "page.toml").read_text())["package"]:
+        purl = f"pkg:npm/{entry['name'].replace('@', '%40')}@{entry['version']}"
+        more = {"purl": purl, "description": "in tandem/server/page/assets/vendor; its LICENSES.txt"}
+        component = {"bom-ref": purl, "name": entry["name"], "version": entry["version"], **more}
+        inside.append({"type": "library", **component, **licensed(entry["licence"])})
     needs[refs[name]] += [str(component["bom-ref"]) for component in inside]
     return {
         "bomFormat": "CycloneDX",

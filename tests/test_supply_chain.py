@@ -22,6 +22,7 @@ from tandem.model import download, locate
 from tandem.model.catalogue import MIRRORS, PACKAGES, PINS, SHORT_NAMES, Pin
 from tests.loopback_hub import COMMIT, LoopbackHub
 from tests.packages import MODELS
+from tests.page_packages import LICENSES, VENDOR, wanted_files
 
 pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parents[1]
@@ -146,7 +147,27 @@ def check_sbom(bom: dict[str, Any], library_sha256: str) -> None:
         reached |= more
     assert reached == refs  # everything is there because something needs it
     direct = {canonicalize_name(Requirement(line).name) for line in PROJECT["project"]["dependencies"]}
-    assert {ref.split("/")[1].split("@")[0] for ref in needs[root] if "/" in ref} == direct
+    pypi = {ref for ref in needs[root] if ref.startswith("pkg:pypi/")}
+    assert {ref.split("/")[1].split("@")[0] for ref in pypi} == direct
+    page = tomllib.loads((ROOT / "requirements" / "page.toml").read_text())["package"]
+    assert {f"{package['name']} {package['version']}" for package in page} == {
+        f"{name} {c['version']}" for name, c in components.items() if c.get("purl", "").startswith("pkg:npm/")
+    }
+
+
+# ---- the web page's libraries
+
+
+def test_the_page_has_unchanged_files_of_npm_packages() -> None:
+    """`requirements/page.toml` has their versions and sums."""
+    wanted = wanted_files()
+    found = {path.relative_to(VENDOR).as_posix(): path for path in VENDOR.rglob("*") if path.is_file()}
+    assert found.keys() - {LICENSES} == wanted.keys()
+    assert not [name for name, content in wanted.items() if found[name].read_bytes() != content]
+    licences = VENDOR.joinpath(LICENSES).read_text()
+    assert not [
+        name for name in wanted if name.replace(Path(name).stem, "*") not in licences and name not in licences
+    ]
 
 
 # ---- data in the repository

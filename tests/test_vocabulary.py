@@ -16,6 +16,7 @@ NOT_READ = (
     "CHANGELOG.md",
     "LICENSE",
     "benchmarks/results/",
+    "tandem/server/page/assets/vendor/",
     "tests/models/text.txt",
     "tests/test_vocabulary.py",
 )

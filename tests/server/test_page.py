@@ -241,7 +241,8 @@ MARKDOWN = {
     "- a\n- b\n  1. c\n\nend": "<ul><li>a</li><li>b<ol><li>c</li></ol></li></ul><p>end</p>",
     "> q\n> r": "<blockquote><p>q<br>r</p></blockquote>",
     "---": "<hr>",
-    "|a|b|\n|-|-:|\n|1|2|": '<div class="table"><table><thead><tr><th>a</th><th class="right">b</th></tr></thead>'
+    "|a|b|\n|-|-:|\n|1|2|": '<div class="table" tabindex="0" role="group"><table><thead><tr><th>a</th>'
+    '<th class="right">b</th></tr></thead>'
     '<tbody><tr><td>1</td><td class="right">2</td></tr></tbody></table></div>',
     "[x](https://a.b/c) <https://d.e>": '<p><a href="https://a.b/c" target="_blank" rel="noopener noreferrer">x</a> '
     '<a href="https://d.e" target="_blank" rel="noopener noreferrer">https://d.e</a></p>',
@@ -253,7 +254,8 @@ MARKDOWN = {
     "1\n2\n3": "<p>1<br>2<br>3</p>",
     "[a](http://x.org/b_(c))!": f'<p><a href="http://x.org/b_(c)" {NEW_TAB}>a</a>!</p>',
     "(http://x.org/b_(c))": f'<p>(<a href="http://x.org/b_(c)" {NEW_TAB}>http://x.org/b_(c)</a>)</p>',
-    r"\(a^2 * b * c\) and \[x_1 _y_\]": r"<p>\(a^2 * b * c\) and \[x_1 _y_\]</p>",
+    r"\(a^2 * b * c\) and \[x_1 _y_\]": r'<p><span class="math">\(a^2 * b * c\)</span> and '
+    r'<span class="math display">\[x_1 _y_\]</span></p>',
 }
 
 
@@ -272,6 +274,12 @@ def test_markdown(page: Page) -> None:
         "`" * 9_999,
         "_a" * 20_000,
         "|" * 5_000,
+        "![" * 20_000,
+        "$" * 20_000,
+        "\\(" * 20_000,
+        "\\[\n" * 5_000,
+        "$a " * 10_000,
+        "|a" * 200 + "\n" + "|-" * 200 + "\n" + ("|a" * 200 + "\n") * 100,
     ]
     for text in hostile:
         page.evaluate(render, text)
@@ -281,6 +289,66 @@ def test_markdown(page: Page) -> None:
         for (let i = 0; i <= text.length; i++) show(node, text.slice(0, i));
         show(whole, text); return node.innerHTML === whole.innerHTML }"""
     assert page.evaluate(grown, "\n\n".join(MARKDOWN) + "\n```py\nx\n```\nend")
+
+
+TYPESET = r"""```python
+def f(x):  # <b>&amp;
+    return "</span><script>window.hacked=1</script>"
+```
+
+$\frac{a}{b}$, \(x\) and
+
+$$
+\begin{pmatrix} a & \color{red}{b} \end{pmatrix} \rule{900em}{900em}
+$$
+
+It costs $5 or $6, $\href{javascript:window.hacked=1}{x}$, $\htmlClass{a}{b}$, $\includegraphics{/a.png}$
+and $\def\a{\a\a}\a$. $\frac{$ is no formula."""
+
+
+def test_code_is_highlighted_and_maths_typeset(page: Page) -> None:
+    """The libraries come when a text needs them, from this server; what they show has neither scripts nor images."""
+    show = """async (text) => { const { show } = await import('/page/markdown.js');
+        const node = document.getElementById('thread'); node.replaceChildren(); show(node, text); }"""
+    assert not page.evaluate("'katex' in window")
+    page.evaluate(show, TYPESET)
+    expect(page.locator("code .hljs-keyword").first).to_have_text("def")
+    assert page.locator("pre code").inner_text() == TYPESET[len("```python\n") :].partition("\n```")[0]
+    expect(page.locator(".math .katex")).to_have_count(6)
+    assert page.locator(".math.display").bounding_box()["height"] < 1000  # type: ignore[index]
+    thread = page.locator("#thread")
+    for source in (r"$5 or $6", r"$\def\a{\a\a}\a$", r"$\frac{$ is no formula"):
+        expect(thread).to_contain_text(source)
+    assert thread.locator("img, script, a, [onclick]").count() == 0
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.fonts.check('16px KaTeX_Math')")
+
+
+def test_the_first_view_is_small_and_fast(server: Running, browser: Browser) -> None:
+    """Under 600 KB and painted within 0.3 s; a chat with code and maths stays under 600 KB, too."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    transferred = """() => [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]
+        .reduce((sum, entry) => sum + entry.transferSize, 0)"""
+    page.goto(server.url)
+    expect(page.locator("#model option")).to_have_count(2)
+    first = page.evaluate(transferred)
+    page.evaluate(
+        """async (text) => { const { show } = await import('/page/markdown.js');
+        show(document.getElementById('thread'), text); }""",
+        TYPESET,
+    )
+    expect(page.locator(".hljs-keyword, .katex").first).to_be_visible()
+    page.evaluate("document.fonts.ready.then(() => 0)")
+    assert 10_000 < first < 200_000 and first < page.evaluate(transferred) < 600_000
+    painted = []
+    for _ in range(5):
+        page.goto("about:blank")
+        page.goto(server.url)
+        wait_until(page, "performance.getEntriesByName('first-contentful-paint').length")
+        painted.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+    assert min(painted) < 300, painted  # ms; the machine may have other work
+    context.close()
 
 
 ANSWER = """Here is a small function, and what it does.

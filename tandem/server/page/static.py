@@ -2,34 +2,62 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 FOLDER = Path(__file__).parent / "assets"
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+    ".woff2": "font/woff2",
+}
+COMPRESSED = (".woff2",)  # files that gzip does not make smaller
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",  # revalidate with the ETag
     "cross-origin-opener-policy": "same-origin",
+    "vary": "accept-encoding",
 }
 
 
+@dataclass
+class File:
+    path: Path
+
+    @cached_property
+    def content(self) -> bytes:
+        return self.path.read_bytes()
+
+    @cached_property
+    def compressed(self) -> bytes:
+        return gzip.compress(self.content, mtime=0)
+
+    @cached_property
+    def version(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()[:16]
+
+    @property
+    def type(self) -> str:
+        kind = TYPES[self.path.suffix]
+        return kind if self.path.suffix in COMPRESSED else f"{kind}; charset=utf-8"
+
+
 @cache
-def _files() -> dict[str, tuple[bytes, str, str]]:
-    """name -> (content, content type, ETag). Only these names are served, so there is no path traversal."""
-    found = {}
-    for path in FOLDER.iterdir():
-        if path.suffix in TYPES:
-            content = path.read_bytes()
-            version = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-            found[path.name] = content, f"{TYPES[path.suffix]}; charset=utf-8", version
-    return found
+def _files() -> dict[str, File]:
+    """Only the names in this table are served, so there is no path traversal."""
+    paths = (path for path in FOLDER.rglob("*") if path.suffix in TYPES)
+    return {path.relative_to(FOLDER).as_posix(): File(path) for path in paths}
 
 
 def page_router() -> APIRouter:
@@ -39,7 +67,7 @@ def page_router() -> APIRouter:
     def index(request: Request) -> Response:
         return _respond(request, "index.html")
 
-    @router.get("/page/{name}")
+    @router.get("/page/{name:path}")
     def file(request: Request, name: str) -> Response:
         return _respond(request, name)
 
@@ -51,10 +79,12 @@ def page_router() -> APIRouter:
 
 
 def _respond(request: Request, name: str) -> Response:
-    if name not in _files():
+    if not (file := _files().get(name)):
         return PlainTextResponse("there is no such file: the page is at /", 404)
-    content, kind, version = _files()[name]
-    headers = {**HEADERS, "etag": version}
-    if request.headers.get("if-none-match") == version:
+    gzipped = "gzip" in request.headers.get("accept-encoding", "") and file.path.suffix not in COMPRESSED
+    headers = {**HEADERS, "etag": f'"{file.version}{"-gzip" * gzipped}"'}
+    if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
-    return Response(content, media_type=kind, headers=headers)
+    if gzipped:
+        headers["content-encoding"] = "gzip"
+    return Response(file.compressed if gzipped else file.content, media_type=file.type, headers=headers)

@@ -1,189 +1,190 @@
-// Renders the Markdown that models write as DOM nodes. HTML is shown as text; links go to http, https and mailto only;
-// an image becomes a link, because the page loads nothing from other hosts.
+// Renders the Markdown that models write as DOM nodes, from the tokens of markdown-it: no text is ever parsed as HTML.
+// HTML is shown as text; links go to http, https and mailto only; an image becomes a link, because the page loads nothing
+// from other hosts. KaTeX and highlight.js are loaded when a text first needs them.
 
 import { copyText, h, icon } from "./dom.js";
+import { addMath } from "./math.js";
+import "./vendor/markdown-it.js";
 
-const FENCE = /^( {0,3})(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
-const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)(.*)$/;
-const QUOTE = /^ {0,3}> ?(.*)$/;
-const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
-const MAX_DEPTH = 12; // of nested lists and quotes; deeper ones are text
+const MAX_PAINTED = 40_000; // characters of a code block that is highlighted
+
+const parser = globalThis.markdownit({ breaks: true, linkify: true }).disable("entity").use(addMath);
+parser.validateLink = () => true; // `link` decides
+parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
 
 /** Renders a text in a container. Unchanged blocks stay, so a stream renders only its last block again. */
 export function show(container, text) {
-  const found = blocks(text.replace(/\r\n?/g, "\n").split("\n"), 0);
-  const known = container.blocks ?? [];
+  const env = {}, lines = text.replace(/\r\n?/g, "\n").split("\n");
+  const found = blocks(parser.parse(lines.join("\n"), env), lines);
+  const references = JSON.stringify(env.references ?? null); // a late definition changes earlier links
+  const known = container.references === references ? container.blocks : [];
   let same = 0;
-  while (same < known.length && same < found.length && known[same] === found[same].key) same++;
+  while (same < known.length && same < found.length && known[same].key === found[same].key) same++;
+  for (let i = 0; i < same; i++) found[i].node = known[i].node;
+  const grown = known[same]?.tokens[0], now = found[same]?.tokens[0]; // a code block that grows keeps its node
+  if (grown?.type === "fence" && now?.type === "fence" && grown.info === now.info) {
+    found[same].node = known[same++].node;
+    found[same - 1].node.write(now.content);
+  }
   while (container.childNodes.length > same) container.lastChild.remove();
-  for (const block of found.slice(same)) container.append(block.draw());
-  container.blocks = found.map((block) => block.key);
+  for (const block of found.slice(same)) container.append(block.node = draw(block.tokens)[0]);
+  Object.assign(container, { blocks: found, references });
 }
 
-function blocks(lines, depth) {
+/** The tokens of each block of the document; its key is its source. */
+function blocks(tokens, lines) {
   const found = [];
-  const add = (from, to, draw) => found.push({ key: lines.slice(from, to).join("\n"), draw });
-  let at = 0;
-  while (at < lines.length) {
-    const line = lines[at], begin = at;
-    let match;
-    if (!line.trim()) {
-      at++;
-    } else if ((match = FENCE.exec(line))) {
-      const [, indent, fence, language] = match;
-      const close = new RegExp(`^ {0,3}${fence[0] === "~" ? "~" : "`"}{${fence.length},}\\s*$`);
-      let end = at + 1;
-      while (end < lines.length && !close.test(lines[end])) end++;
-      const code = lines.slice(at + 1, end).map((l) => (l.startsWith(indent) ? l.slice(indent.length) : l)).join("\n");
-      at = Math.min(end + 1, lines.length);
-      add(begin, at, () => codeBlock(code, language.trim().split(/\s/)[0]));
-    } else if ((match = HEADING.exec(line))) {
-      const [, marks, title] = match;
-      add(begin, ++at, () => h(`h${Math.min(6, marks.length + 1)}`, null, inline(title)));
-    } else if (RULE.test(line)) {
-      add(begin, ++at, () => h("hr"));
-    } else if (QUOTE.test(line) && depth < MAX_DEPTH) {
-      const inner = [];
-      while (at < lines.length && (match = QUOTE.exec(lines[at]))) { inner.push(match[1]); at++; }
-      add(begin, at, () => h("blockquote", null, draw(inner, depth + 1)));
-    } else if (ITEM.test(line) && depth < MAX_DEPTH) {
-      at = listEnd(lines, at);
-      const part = lines.slice(begin, at);
-      add(begin, at, () => list(part, depth));
-    } else if (line.includes("|") && at + 1 < lines.length && DIVIDER.test(lines[at + 1]) && lines[at + 1].includes("-")
-               && cells(line).length === cells(lines[at + 1]).length) {
-      at += 2;
-      while (at < lines.length && lines[at].includes("|")) at++;
-      const rows = lines.slice(begin, at);
-      add(begin, at, () => table(rows));
-    } else {
-      at++;
-      while (at < lines.length && lines[at].trim() && !startsBlock(lines[at])) at++;
-      const text = lines.slice(begin, at).join("\n");
-      add(begin, at, () => h("p", null, inline(text)));
+  for (const token of tokens) {
+    if (token.level === 0 && token.nesting >= 0) {
+      found.push({ key: lines.slice(token.map[0], token.map[1]).join("\n"), tokens: [] });
     }
+    found.at(-1).tokens.push(token);
   }
   return found;
 }
 
-const draw = (lines, depth) => blocks(lines, depth).map((block) => block.draw());
-const startsBlock = (line) => FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || RULE.test(line)
-  || /^\s{0,3}([-*+]|1[.)])\s/.test(line);
-const indentOf = (line) => line.match(/^\s*/)[0].length;
-
-function listEnd(lines, at) {
-  const base = indentOf(lines[at]);
-  let end = at + 1, blank = false;
-  for (; end < lines.length; end++) {
-    const line = lines[end];
-    if (!line.trim()) { blank = true; continue; }
-    const inside = indentOf(line) > base || (ITEM.test(line) && indentOf(line) >= base && !RULE.test(line));
-    if (!inside && (blank || startsBlock(line))) break;
-    blank = false;
-  }
-  while (end > at && !lines[end - 1].trim()) end--;
-  return end;
-}
-
-function list(lines, depth) {
-  const first = ITEM.exec(lines[0]);
-  const base = first[1].length, ordered = /\d/.test(first[2]);
-  const items = [];
-  for (const line of lines) {
-    const match = ITEM.exec(line);
-    if (match && match[1].length <= base + 1) {
-      items.push({ indent: match[1].length + match[2].length + Math.max(1, match[3].length), lines: [match[4]] });
+function draw(tokens) {
+  const root = h("div"), open = [root];
+  for (const token of tokens) {
+    const into = open.at(-1);
+    if (token.nesting === 1) {
+      const node = token.hidden ? into : element(token);
+      if (node !== into) into.append(node);
+      open.push(node.content ?? node);
+    } else if (token.nesting === -1) {
+      const closed = open.pop();
+      if (token.type === "list_item_close") addCheckbox(closed);
     } else {
-      const { indent, lines: inner } = items.at(-1);
-      inner.push(line.slice(Math.min(indentOf(line), indent)));
+      into.append(...leaf(token));
     }
   }
-  const node = h(ordered ? "ol" : "ul", ordered && parseInt(first[2], 10) !== 1 ? { start: parseInt(first[2], 10) } : null);
-  for (const item of items) node.append(listItem(item.lines, depth));
+  return [...root.childNodes];
+}
+
+function element(token) {
+  switch (token.type) {
+    case "heading_open": return h(`h${Math.min(6, Number(token.tag[1]) + 1)}`); // the page has the h1
+    case "link_open": return link(token.attrGet("href"));
+    case "table_open": {
+      const table = h("table"), box = h(".table", { tabIndex: 0, role: "group" }, table); // it scrolls
+      box.content = table;
+      return box;
+    }
+    case "th_open": case "td_open": {
+      const align = /(center|right)$/.exec(token.attrGet("style") ?? "");
+      return h(align ? `${token.tag}.${align[1]}` : token.tag);
+    }
+    case "s_open": return h("del");
+    case "ordered_list_open": return h("ol", { start: token.attrGet("start") });
+    default: return h(token.tag);
+  }
+}
+
+function leaf(token) {
+  switch (token.type) {
+    case "inline": return draw(token.children);
+    case "text": return token.content ? [token.content] : [];
+    case "softbreak": case "hardbreak": return [h("br")];
+    case "code_inline": return [h("code", null, token.content)];
+    case "hr": return [h("hr")];
+    case "fence": return [codeBlock(token.content, token.info.trim().split(/\s/)[0])];
+    case "code_block": return [codeBlock(token.content, "")];
+    case "math": return [math(token)];
+    case "image": {
+      const node = link(token.attrGet("src"));
+      node.append(...draw(token.children));
+      return [node];
+    }
+    default: return [token.content];
+  }
+}
+
+function link(target) {
+  if (!/^(https?:\/\/|mailto:)/i.test(target)) return h("span");
+  return h("a", { href: target, target: "_blank", rel: "noopener noreferrer" });
+}
+
+/** Shows "[x] " at the beginning of a list item as a checkbox. */
+function addCheckbox(item) {
+  const first = item.firstChild?.tagName === "P" ? item.firstChild.firstChild : item.firstChild;
+  const box = /^\[([ xX])\] /.exec(first?.nodeType === Node.TEXT_NODE ? first.data : "");
+  if (!box) return;
+  first.data = first.data.slice(box[0].length);
+  item.className = "task";
+  item.prepend(h("input", { type: "checkbox", checked: box[1] !== " ", disabled: true, "aria-label": box[1] === " " ? "open" : "done" }));
+}
+
+// ---- code
+
+const loadHighlighter = once(async () => (await import("./vendor/highlight.js")).default);
+
+function codeBlock(text, language) {
+  const code = h("code"), copy = h("button", { type: "button", "aria-label": "Copy code", "data-word": "1",
+    onclick: () => copyText(code.textContent, copy) }, icon("copy"), "Copy");
+  const node = h("figure.code", null, h("figcaption", null, h("span", null, language || "text"), copy),
+    h("pre", { tabIndex: 0 }, code));
+  node.write = (content) => {
+    code.textContent = content.replace(/\n$/, "");
+    if (language) loadHighlighter((highlighter) => paint(highlighter, code, language.toLowerCase()));
+  };
+  node.write(text);
   return node;
 }
 
-function listItem(lines, depth) {
-  const box = /^\[([ xX])\]\s+(.*)$/.exec(lines[0]);
-  if (box) lines = [box[2], ...lines.slice(1)];
-  const loose = lines.some((line, i) => !line.trim() && i < lines.length - 1);
-  const inner = draw(lines, depth + 1);
-  const tight = inner.flatMap((node) => (!loose && node.tagName === "P" ? [...node.childNodes] : [node]));
-  const check = box && h("input", { type: "checkbox", checked: box[1] !== " ", disabled: true });
-  return h(box ? "li.task" : "li", null, check, tight);
-}
-
-function cells(row) {
-  const parts = row.trim().replace(/^\|/, "").replace(/\|$/, "").split(/(?<!\\)\|/);
-  return parts.map((cell) => cell.trim().replaceAll("\\|", "|"));
-}
-
-function table(rows) {
-  const align = cells(rows[1]).map((c) => (c.endsWith(":") ? (c.startsWith(":") ? "center" : "right") : ""));
-  const row = (tag, line) => h("tr", null, cells(line).slice(0, align.length).map((cell, i) =>
-    h(align[i] ? `${tag}.${align[i]}` : tag, null, inline(cell))));
-  return h(".table", null, h("table", null, h("thead", null, row("th", rows[0])),
-    h("tbody", null, rows.slice(2).map((line) => row("td", line)))));
-}
-
-function codeBlock(code, language) {
-  const copy = h("button", { type: "button", "aria-label": "Copy code", "data-word": "1",
-    onclick: () => copyText(code, copy) }, icon("copy"), "Copy");
-  return h("figure.code", null, h("figcaption", null, h("span", null, language || "text"), copy),
-    h("pre", { tabIndex: 0 }, h("code", null, code)));
-}
-
-// Inline elements by the pattern at their first character, in order of preference.
-const SPANS = [
-  [/^(`+)([\s\S]*?[^`])\1(?!`)/, (m) => h("code", null, m[2].replace(/^ (.*) $/, "$1"))],
-  [/^\*\*(?=\S)([\s\S]*?\S)\*\*/, (m, deep) => h("strong", null, inline(m[1], deep))],
-  [/^__(?=\S)([\s\S]*?\S)__(?!\w)/, (m, deep) => h("strong", null, inline(m[1], deep))],
-  [/^~~(?=\S)([\s\S]*?\S)~~/, (m, deep) => h("del", null, inline(m[1], deep))],
-  [/^\*(?=[^\s*])([^*]*?[^\s*])\*(?!\*)/, (m, deep) => h("em", null, inline(m[1], deep))],
-  [/^_(?=[^\s_])([^_]*?[^\s_])_(?!\w)/, (m, deep) => h("em", null, inline(m[1], deep))],
-  // A target may have balanced parentheses, as Wikipedia's have.
-  [/^!?\[([^\]\n]*)\]\(\s*<?((?:[^\s()>]|\([^\s()>]*\))*)>?(?:\s+["'][^"'\n]*["'])?\s*\)/, (m, deep) => link(m[2], m[1], deep)],
-  [/^<((?:https?:\/\/|mailto:)[^\s<>]+)>/, (m, deep) => link(m[1], m[1], deep)],
-  [/^https?:\/\/(?:[^\s<>()]|\([^\s<>()]*\))*(?:[^\s<>().,;:!?'"*_`]|\([^\s<>()]*\))/, (m, deep) => link(m[0], m[0], deep)],
-  [/^\\\([\s\S]*?\\\)|^\\\[[\s\S]*?\\\]/, (m) => m[0]], // LaTeX stays as the model wrote it
-  [/^\\([\\`*_{}[\]()#+\-.!|~>])/, (m) => m[1]],
-  [/^ {0,8}\n/, () => h("br")],
-];
-const MARKS = /[`*_~![<\\]|https?:| {0,8}\n/g;
-
-/** The nodes of inline text. */
-function inline(text, deep = 0) {
-  if (deep > MAX_DEPTH) return [text];
-  const nodes = [];
-  let plain = "", at = 0;
-  while (at < text.length) {
-    MARKS.lastIndex = at;
-    const mark = MARKS.exec(text);
-    if (!mark) break;
-    plain += text.slice(at, mark.index);
-    at = mark.index;
-    const rest = text.slice(at, at + 4000);
-    const inWord = mark[0] === "_" && /\w/.test(text[at - 1] ?? "");
-    const span = !inWord && SPANS.map(([pattern, make]) => [pattern.exec(rest), make]).find(([found]) => found);
-    if (span) {
-      if (plain) nodes.push(plain);
-      plain = "";
-      nodes.push(span[1](span[0], deep + 1));
-      at += span[0][0].length;
+/** Colours code by highlight.js, whose output is text and <span class="...">. */
+function paint(highlighter, code, language) {
+  const text = code.textContent;
+  if (!highlighter.getLanguage(language) || text.length > MAX_PAINTED) return;
+  const open = [h("code")];
+  const { value } = highlighter.highlight(text, { language, ignoreIllegals: true });
+  for (const part of value.split(/(<span class="[^"]*">|<\/span>)/)) {
+    if (part === "</span>") {
+      open.pop();
+    } else if (part.startsWith("<span")) {
+      const span = h("span", { className: part.slice('<span class="'.length, -'">'.length) });
+      open.at(-1).append(span);
+      open.push(span);
     } else {
-      plain += mark[0];
-      at += mark[0].length;
+      open.at(-1).append(part.replace(/&(?:amp|lt|gt|quot|#x27);/g, (entity) => ENTITIES[entity]));
     }
   }
-  plain += text.slice(at);
-  if (plain) nodes.push(plain);
-  return nodes;
+  code.replaceChildren(...open[0].childNodes);
 }
 
-function link(target, label, deep) {
-  const shown = label === target ? [label] : inline(label, deep);
-  if (!/^(https?:\/\/|mailto:)/i.test(target)) return h("span", null, shown);
-  return h("a", { href: target, target: "_blank", rel: "noopener noreferrer" }, shown);
+const ENTITIES = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#x27;": "'" };
+
+// ---- LaTeX
+
+const loadKatex = once(async () => {
+  const style = h("link", { rel: "stylesheet", href: "/page/vendor/katex.css" });
+  const styled = new Promise((resolve, reject) => Object.assign(style, { onload: resolve, onerror: reject }));
+  document.head.append(style);
+  await Promise.all([styled, import("./vendor/katex.js")]);
+  return globalThis.katex;
+});
+
+/** Typeset maths, or its source if it is not valid. */
+function math({ content, markup, block }) {
+  const node = h(`${block ? "div" : "span"}.math${markup === "display" ? ".display" : ""}`, null, content);
+  const tex = content.replace(/^(\$\$?|\\[([])|(\$\$?|\\[)\]])\s*$/g, "");
+  loadKatex((katex) => {
+    const shown = h("span");
+    try {
+      katex.render(tex, shown, { displayMode: markup === "display", strict: "ignore", maxSize: 40 });
+      node.replaceChildren(...shown.childNodes);
+    } catch {
+      node.replaceChildren(content);
+    }
+  });
+  return node;
+}
+
+/** A function that calls back with what `load` finds: at once if it is there, and never if it cannot be loaded. */
+function once(load) {
+  let found, loading;
+  return (use) => {
+    if (found) return use(found);
+    loading ??= load().then((it) => { found = it; });
+    return loading.then(() => use(found), () => { loading = undefined; });
+  };
 }
