@@ -81,7 +81,9 @@ def _run(commands: Any) -> None:
         "--image", action="append", metavar="FILE", help="an image before the prompt (may be repeated)"
     )
     run.add_argument(
-        "--mmproj", metavar="FILE", help="the file of the model's vision encoder (the one beside the model)"
+        "--mmproj",
+        metavar="FILE",
+        help="the file of the model's vision encoder, or none (the one beside the model)",
     )
     add_speculation(run)
     add_device(run)

@@ -102,6 +102,10 @@ class Device(Protocol):
     def record(self, program: Program, step_slot: int = 0) -> Recording:
         """Prepares a Program whose arenas are allocated for replay in a step slot."""
 
+    @property
+    def holds_several_programs(self) -> bool:
+        """Whether there may be devices `beside` this one."""
+
     def beside(self) -> Device:
         """Returns a device with memory of its own for another Program, which runs on the same hardware, in turn with
         those of this one. It is closed with this one."""

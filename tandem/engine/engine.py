@@ -126,10 +126,9 @@ class Engine:
         limits = step_limits(model, device, context, batch, ROWS_FOR_DRAFTS if proposer else 0)
         encoder = None
         if vision:
-            check_fits(vision, model, limits)
-            encoder = ImageEncoder(
-                vision, device, kv
-            )  # first: the KV cache gets a share of what is free then
+            check_fits(vision, model, device, limits)
+            # First: the KV cache gets a share of what is free then.
+            encoder = ImageEncoder(vision, device, kv)
             limits = replace(limits, input_width=config.dim)
         layout = StepLayout(limits)
         weights = WeightPlan(model.layouts(device.weight_layout))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tandem.devices.device import Device, validate_on
 from tandem.engine.images import Image
-from tandem.errors import ContextError, UnsupportedModelError
+from tandem.errors import ContextError, DeviceError, UnsupportedModelError
 from tandem.kernels.abi import (
     HEADER_INPUTS,
     HEADER_ROWS,
@@ -23,8 +23,9 @@ from tandem.kernels.abi import (
 )
 from tandem.kernels.attention import make_work_list
 from tandem.kernels.kernel import Array
+from tandem.model.encoders.blocks import EMBEDDINGS
 from tandem.model.model import Model
-from tandem.model.vision import EMBEDDINGS, VisionModel
+from tandem.model.vision import VisionModel
 from tandem.model.weights import load_weights
 from tandem.program.fuse import fuse
 from tandem.program.lower import lower
@@ -41,9 +42,9 @@ class ImageEncoder:
 
     def __init__(self, model: VisionModel, device: Device, kv: str = "f16") -> None:
         """`kv`: the type of keys and values."""
-        self.config, self.device = model.config, device.beside()
-        c, blocks = model.config, -(-model.config.patches // KV_BLOCK)
-        layout = StepLayout(StepLimits(c.patches, c.tokens, 1, blocks, input_width=c.patch_dim))
+        self.model, self.config, self.device = model, model.config, device.beside()
+        c, blocks = model.config, -(-model.config.max_patches // KV_BLOCK)
+        layout = StepLayout(StepLimits(c.max_patches, c.max_tokens, 1, blocks, input_width=c.patch_dim))
         plan = WeightPlan({name: device.weight_layout(*matrix) for name, matrix in model.matrices().items()})
         ops = fuse(model.ops(), plan.layouts)
         self.program = lower(ops, plan, layout, KVCacheShape((blocks,), "f16" if kv == "q8" else kv))
@@ -52,29 +53,25 @@ class ImageEncoder:
         load_weights(model, plan, self.device, {})
         self._inputs = StepInputs(layout, self.device.memory("step"))
         self._recording = self.device.record(self.program)
-        self._write_step()
+        self._inputs.tables[0][0] = np.arange(blocks)
 
-    def _write_step(self) -> None:
-        """Writes what is the same for every image."""
+    def _write_step(self, pixels: Array) -> None:
         c, inputs = self.config, self._inputs
-        rows = np.arange(c.patches)
-        work = make_work_list([(0, c.patches)], ROWS_PER_ITEM, bidirectional=True)
-        inputs.tokens[:, TOKEN_ID] = c.positions
-        inputs.tokens[:, TOKEN_POSITION] = inputs.tokens[:, TOKEN_SLOT] = rows
+        places, tokens = c.places(pixels), c.tokens(pixels)
+        count = len(places)
+        rows = np.arange(count)
+        work = make_work_list([(0, count)], ROWS_PER_ITEM, bidirectional=True)
+        inputs.inputs[:count, : c.patch_dim] = c.patches(pixels)
+        inputs.tokens[:count, TOKEN_ID] = places
+        inputs.tokens[:count, TOKEN_POSITION] = inputs.tokens[:count, TOKEN_SLOT] = rows
         inputs.work[: len(work)] = work
-        inputs.rows[:] = np.arange(c.tokens)
-        inputs.tables[0][0] = np.arange(len(inputs.tables[0][0]))
-        header = {
-            HEADER_TOKENS: c.patches,
-            HEADER_ROWS: c.tokens,
-            HEADER_WORK: len(work),
-            HEADER_SEQUENCES: 1,
-        }
-        for field, value in (header | {HEADER_INPUTS: c.patches}).items():
+        inputs.rows[:tokens] = np.arange(tokens)
+        header = {HEADER_TOKENS: count, HEADER_ROWS: tokens, HEADER_WORK: len(work), HEADER_SEQUENCES: 1}
+        for field, value in (header | {HEADER_INPUTS: count}).items():
             inputs.header[field] = value
 
     def encode(self, pixels: Array) -> Array:
-        """uint8 [height, width, channels], or normalised float32 [channels, height, width] -> [tokens, width]."""
+        """uint8 [height, width, channels], of a size that the encoder takes -> float32 [tokens, width]."""
         *_, embeddings = self.encode_in_parts(pixels)
         assert embeddings is not None
         return embeddings
@@ -83,20 +80,18 @@ class ImageEncoder:
         """Like `encode`, a few launches at a time: yields None until the embeddings are there, so that steps of the
         language model may run in between."""
         c = self.config
-        self._inputs.inputs[: c.patches, : c.patch_dim] = c.to_patches(
-            c.normalise(pixels) if pixels.dtype == np.uint8 else pixels
-        )
+        self._write_step(pixels)
         begun = time.perf_counter()
         for launch in range(len(self.program.launches)):
             if time.perf_counter() - begun > PART_SECONDS:
                 yield None
                 begun = time.perf_counter()
             self._recording.replay(launch, launch + 1)
-        tensor = self.program.values[EMBEDDINGS][1]
-        rows = np.zeros(c.tokens * tensor.stride, np.float32)
+        tensor, tokens = self.program.values[EMBEDDINGS][1], c.tokens(pixels)
+        rows = np.zeros(c.max_tokens * tensor.stride, np.float32)
         read = self.device.read(tensor).view(np.float32)
         rows[: len(read)] = read
-        yield rows.reshape(c.tokens, -1)[:, : c.out_dim].copy()
+        yield rows.reshape(c.max_tokens, -1)[:tokens, : c.out_dim].copy()
 
     def encode_all(self, images: Iterable[Image]) -> None:
         """Encodes those that have no embeddings yet."""
@@ -108,14 +103,23 @@ class ImageEncoder:
         self.device.close()
 
 
-def check_fits(vision: VisionModel, model: Model, limits: StepLimits) -> None:
-    """Checks that an encoder is one for this model, and that an image fits into a step."""
-    if vision.config.out_dim != model.config.dim:
+def check_fits(vision: VisionModel, model: Model, device: Device, limits: StepLimits) -> None:
+    """Checks that an encoder is one for this model, and that its images fit into a step."""
+    c, encoder, name = vision.config, vision.encoder, vision.path.name
+    tokens = model.gguf.get("tokenizer.ggml.tokens")
+    if model.config.architecture not in encoder.ARCHITECTURES or encoder.MARK not in tokens:
         raise UnsupportedModelError(
-            f"{vision.path.name} makes embeddings of {vision.config.out_dim} numbers, the model's have "
-            f"{model.config.dim}: use the mmproj file that was published with the model"
+            f"{name} is the vision encoder of another kind of model ({c.projector}): use the mmproj file that was "
+            "published with the model"
         )
-    if vision.config.tokens >= limits.tokens:
+    if c.out_dim != model.config.dim:
+        raise UnsupportedModelError(
+            f"{name} makes embeddings of {c.out_dim} numbers, the model's have {model.config.dim}: use the mmproj "
+            "file that was published with the model"
+        )
+    if not device.holds_several_programs:
+        raise DeviceError("a vision encoder needs a single device: give one with --device")
+    if encoder.WHOLE and c.max_tokens >= limits.tokens:
         raise ContextError(
-            f"an image has {vision.config.tokens} tokens, and a step at most {limits.tokens}: use a larger context"
+            f"an image has {c.max_tokens} tokens, and a step at most {limits.tokens}: use a larger context"
         )

@@ -6,6 +6,7 @@ import dataclasses
 import operator
 import os
 from collections.abc import Iterable, Mapping, Set
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.engine import Engine
@@ -14,12 +15,12 @@ from tandem.engine.output import OutputReader
 from tandem.engine.params import SamplingParams
 from tandem.errors import RequestError, TemplateError
 from tandem.model.image_file import MAX_IMAGES, read_image
-from tandem.model.vision import AFTER_IMAGE, BEFORE_IMAGE
 
 if TYPE_CHECKING:
     from tandem.engine.structured_output import Constraint, ConstraintCompiler
     from tandem.model.chat_template import ChatTemplate
     from tandem.model.tokenizer import Tokenizer
+    from tandem.model.vision import VisionModel
 
 NOT_A_PROMPT = (
     "a prompt is a text or a list of token ids; a conversation, for chat and stream, is a list of messages"
@@ -59,60 +60,46 @@ class InputProcessor:
         Tokenizer.encode."""
         from tandem.model.chat_template import ChatTemplate
 
+        given = as_items(messages)
+        if not all(isinstance(message, Mapping) for message in given):
+            raise RequestError('a conversation is a list of messages: [{"role": "user", "content": "..."}]')
+        chat = [dict(message) for message in given]
+        sources = [part.get("image") for message in chat for part in _parts(message) if _is_image(part)]
+        vision = self._vision(len(sources)) if sources else None
         if self._template is None:
             self._template = ChatTemplate.from_gguf(self.engine.model.gguf, self.tokenizer)
-        messages = as_items(messages)
-        if not all(isinstance(message, Mapping) for message in messages):
-            raise RequestError('a conversation is a list of messages: [{"role": "user", "content": "..."}]')
-        # What stands for an image until the text is rendered: nothing that a user can write.
-        mark, images = f"\x02{os.urandom(8).hex()}\x03", list[Image]()
-        rendered = [self._without_images(dict(message), mark, images) for message in messages]
-        text = self._template.render(rendered, **template)
-        if images:
-            return self._ids_with_images(text.split(mark), images, limit)
-        return self.tokenizer.encode(text, special=True, limit=limit)
+        if vision is None:
+            return self.tokenizer.encode(self._template.render(chat, **template), special=True, limit=limit)
+        texts = _cut_at_images(self._template, chat, template, vision.encoder, len(sources))
+        ids, spans, text = PromptIds(), list[ImageSpan](), texts[0]
+        for source, after in zip(sources, texts[1:], strict=True):
+            for part in vision.parts(read_image(source)):
+                if isinstance(part, str):
+                    text += part
+                    continue
+                ids += self._text_ids(text, limit, first=not ids)
+                image, text = Image(part, vision.config.tokens(part)), ""
+                spans.append(ImageSpan(len(ids), image))
+                ids += [PLACEHOLDER] * image.tokens
+                if limit is not None and len(ids) > limit:
+                    return ids
+            text += after
+        ids += self._text_ids(text, limit, first=False)
+        ids.images = spans
+        return ids
 
-    def _without_images(self, message: dict[str, Any], mark: str, images: list[Image]) -> dict[str, Any]:
-        """Puts marks in the places of a message's images, which are appended to `images`."""
-        parts = message.get("content")
-        if not isinstance(parts, list) or not any(_is_image(part) for part in parts):
-            return message
-        texts = []
-        for part in parts:
-            if _is_image(part):
-                images.append(self._read_image(part.get("image"), len(images)))
-                texts.append(mark)
-            elif isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-                texts.append(part["text"].strip())
-            else:
-                raise RequestError(
-                    "a part of a message with images is not a text or an image: give these only"
-                )
-        return {**message, "content": "".join(texts)}
+    def _text_ids(self, text: str, limit: int | None, *, first: bool) -> list[int]:
+        follows = {} if first else {"bos": False, "continues": True}
+        return self.tokenizer.encode(text, special=True, limit=limit, **follows)
 
-    def _read_image(self, source: Any, before: int) -> Image:
+    def _vision(self, images: int) -> VisionModel:
+        """The encoder of a prompt's images."""
         if self.engine.encoder is None:
             why = self._no_vision or "give its vision encoder, an mmproj file, with --mmproj"
             raise RequestError(f"this model was loaded without the part that reads images: {why}")
-        if before >= MAX_IMAGES:
+        if images > MAX_IMAGES:
             raise RequestError(f"the prompt has more than {MAX_IMAGES} images: give fewer")
-        vision = self.engine.encoder.config
-        return Image(read_image(source, vision.image_size), vision.tokens)
-
-    def _ids_with_images(self, texts: list[str], images: list[Image], limit: int | None) -> PromptIds:
-        """The ids of texts with an image between each two."""
-        if len(texts) != len(images) + 1:
-            raise TemplateError("the chat template leaves out images: use a model whose template has them")
-        ids, spans = PromptIds(), list[ImageSpan]()
-        for i, text in enumerate(texts):
-            text = (AFTER_IMAGE if i else "") + text + (BEFORE_IMAGE if i < len(images) else "")
-            first = {} if not i else {"bos": False, "continues": True}
-            ids += self.tokenizer.encode(text, special=True, limit=limit, **first)
-            if i < len(images):
-                spans.append(ImageSpan(len(ids), images[i]))
-                ids += [PLACEHOLDER] * images[i].tokens
-        ids.images = spans
-        return ids
+        return self.engine.encoder.model
 
     def token_ids(self, prompt: Any) -> list[int]:
         """Returns the token ids of a text; token ids in any kind of sequence become a list of int."""
@@ -152,8 +139,51 @@ class InputProcessor:
         return self._compiler.compile(params)
 
 
+def _parts(message: Message) -> list[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
 def _is_image(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "image"
+
+
+def _cut_at_images(
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    variables: dict[str, Any],
+    encoder: ModuleType,
+    images: int,
+) -> list[str]:
+    """The conversation as text, cut where the template writes an image; or, if it knows none, where the parts of a
+    message have one."""
+    # A user may write what stands for an image: something that nobody can write stands for that meanwhile.
+    mark, written = encoder.MARK, f"\x02{os.urandom(8).hex()}\x03"
+
+    def escaped(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace(mark, written)
+        if isinstance(value, dict):
+            return {"type": "image"} if _is_image(value) else {k: escaped(v) for k, v in value.items()}
+        return [escaped(one) for one in value] if isinstance(value, list | tuple) else value
+
+    safe, variables = [escaped(message) for message in messages], escaped(variables)
+    try:
+        texts = template.render(safe, **variables).split(mark)
+    except TemplateError:
+        texts = []
+    if len(texts) != images + 1:
+        plain = [{**message, "content": _joined(message, encoder.ALONE)} for message in safe]
+        texts = template.render(plain, **variables).split(mark)
+    if len(texts) != images + 1:
+        raise TemplateError("the chat template leaves out images: use a model whose template has them")
+    return [text.replace(written, mark) for text in texts]
+
+
+def _joined(message: Message, image: str) -> Any:
+    parts = _parts(message)
+    texts = [image if _is_image(part) else part["text"] for part in parts]
+    return "".join(texts) if any(map(_is_image, parts)) else message.get("content")
 
 
 def as_items(prompt: Any) -> Any:

@@ -15,13 +15,14 @@ import numpy as np
 
 from tandem.devices.backends import open_device
 from tandem.devices.device import Device
-from tandem.engine.engine import Driver, Engine
+from tandem.engine.engine import Driver, Engine, step_limits
+from tandem.engine.image_encoder import check_fits
 from tandem.engine.input_processor import InputProcessor, Message, as_items
 from tandem.engine.load_options import LoadOptions
 from tandem.engine.output import OutputReader, Result, Token, TokenLogprob, Usage
 from tandem.engine.speculation import Proposer
 from tandem.engine.stats import EngineStats
-from tandem.errors import RequestError, TandemError, UnsupportedModelError
+from tandem.errors import RequestError, TandemError
 from tandem.interrupts import deferred
 from tandem.kernels.kernel import Array
 from tandem.model.locate import resolve
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tandem.model.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096
+NO_MMPROJ = "none"  # as `mmproj`: without the encoder beside the model
 POOLINGS = ("mean", "last", "cls")
 __all__ = ["LLM", "Result", "Token", "TokenLogprob", "Usage"]
 
@@ -81,7 +83,7 @@ class LLM:
         `placement`: what several devices divide: "layers", "columns" of matmuls,
         "columns-overlapped" (two steps in flight) or "npu-attention".
         `npu`: "auto" or "require" use the NPU of a Ryzen 7040 or 8040 (docs/NPU.md; not yet run on one).
-        `mmproj`: the file of its vision encoder; None: the one beside the model, if there is one.
+        `mmproj`: the file of its vision encoder; None: the one beside the model, if there is one for it; "none".
         `lookup`: the former name of `prompt_lookup`."""
         if not isinstance(lookup, bool):
             raise RequestError(f"lookup={lookup!r}: give True or False")
@@ -108,12 +110,12 @@ class LLM:
         with ExitStack() as opened:  # closes all of them if a later part fails
             path = resolve(os.fspath(model))
             self._model = opened.enter_context(open_model(path))
-            vision, no_vision = _open_vision(path, mmproj)
-            if vision:
-                opened.enter_context(vision)
             self.context = _choose_context(context, self._model)
             self.device = _open_device(options, self._model)
             opened.callback(self.device.close)
+            vision, no_vision = self._open_vision(Path(path), options)
+            if vision:
+                opened.enter_context(vision)
             self._draft: LLM | None = None
             if draft is not None:
                 self._draft, kv_memory = self._open_draft(draft, options)
@@ -135,6 +137,31 @@ class LLM:
             self.driver = Driver(self.engine)
             self._inputs = InputProcessor(self.engine, self.tokenizer, template, no_vision)
             self._closing = opened.pop_all()
+
+    def _open_vision(self, path: Path, options: LoadOptions) -> tuple[VisionModel | None, str]:
+        """Opens the vision encoder that was named, or the first beside the model that is one for it; returns None and
+        the reason if there is none."""
+        if options.mmproj == NO_MMPROJ:
+            return None, f"it was loaded with mmproj = {NO_MMPROJ}"
+        if options.mmproj is not None:
+            return self._open_encoder(resolve(os.fspath(options.mmproj)), options), ""
+        problem = ""
+        for found in find_mmproj(path):
+            try:
+                return self._open_encoder(found, options), ""
+            except TandemError as error:  # the language model works without images
+                problem = problem or str(error).replace(str(found), found.name)
+        return None, problem
+
+    def _open_encoder(self, path: str | Path, options: LoadOptions) -> VisionModel:
+        vision = VisionModel.open(path)
+        try:
+            limits = step_limits(self._model, self.device, self.context, options.batch, 0)
+            check_fits(vision, self._model, self.device, limits)
+        except BaseException:
+            vision.close()
+            raise
+        return vision
 
     def _open_draft(self, draft: str | os.PathLike[str], options: LoadOptions) -> tuple[LLM, float | None]:
         """Opens the draft model; returns it and the bytes of KV cache that are left to the main model."""
@@ -404,18 +431,6 @@ def _open_device(options: LoadOptions, model: Model) -> Device:
 
     c = model.config
     return with_npu(device, options.npu, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}")
-
-
-def _open_vision(model: str | Path, mmproj: str | os.PathLike[str] | None) -> tuple[VisionModel | None, str]:
-    """Opens the vision encoder that was given, or the one beside the model; returns None and the reason if this
-    version runs none of them."""
-    if mmproj is not None:
-        return VisionModel.open(resolve(os.fspath(mmproj))), ""
-    found = find_mmproj(Path(model))
-    try:
-        return (VisionModel.open(found), "") if found else (None, "")
-    except UnsupportedModelError as error:  # its text half works
-        return None, str(error)
 
 
 def _open_text(gguf: GGUF) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -43,6 +43,10 @@ class StringArray(Sequence[str]):
         start = int(self.offsets[index])
         return self.blob[start : start + int(self.lengths[index])].tobytes()
 
+    def __contains__(self, text: object) -> bool:
+        data = text.encode() if isinstance(text, str) else b""
+        return any(self.bytes_at(i) == data for i in np.flatnonzero(self.lengths == len(data)).tolist())
+
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Self
 
-from tandem.errors import RequestError, TemplateError
+from tandem.errors import RequestError, TandemError, TemplateError
 from tandem.gguf.file import GGUF
 from tandem.model.chat_formats import BY_TOKEN, Format, is_plain, known_format, llama2
 from tandem.model.tokenizer import Tokenizer
+
+PROBE = "tandem probe"  # a text that is rendered to see how a template takes it
 
 
 class ChatTemplate:
@@ -42,16 +45,33 @@ class ChatTemplate:
         """Returns the prompt for `messages` ({"role": ..., "content": ...}). `variables`: of the template."""
         if not messages:
             raise RequestError("there are no messages: give at least one")
-        messages = [_plain_message(message) for message in messages]
+        messages = [_checked(message) for message in messages]
         if self._format and (not self.source or (is_plain(messages) and not tools)):
+            if not all(isinstance(message.get("content") or "", str) for message in messages):
+                raise TemplateError("this chat format has no images: use a model whose template has them")
             ends = self._tokens.get("bos_token", ""), self._tokens.get("eos_token", "")
             return self._format(messages, *ends, add_generation_prompt)
+        if self._takes_parts_only:
+            messages = [_in_parts(message) for message in messages]
         return self._compile()(
             **{"documents": None, **self._tokens, **variables},
             messages=messages,
             tools=list(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
         )
+
+    @cached_property
+    def _takes_parts_only(self) -> bool:
+        """Whether the template leaves out a content that is one text (SmolVLM's)."""
+
+        def renders(content: Any) -> bool:
+            variables = {"documents": None, **self._tokens, "tools": None, "add_generation_prompt": True}
+            try:
+                return PROBE in self._compile()(**variables, messages=[{"role": "user", "content": content}])
+            except TandemError:
+                return False
+
+        return "type" in self.source and not renders(PROBE) and renders([{"type": "text", "text": PROBE}])
 
     def _compile(self) -> Callable[..., str]:
         if self._jinja is None:
@@ -73,8 +93,8 @@ def _family_format(gguf: GGUF, tokenizer: Tokenizer) -> Format:
     )
 
 
-def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns the message with its content as one text; parts are joined."""
+def _checked(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns the message with a text as its content, or a list of parts if it has images."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RequestError('a message is {"role": "user", "content": "..."}: give each one a role')
     content = message.get("content")
@@ -84,10 +104,17 @@ def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
         raise RequestError(
             f"the content of a message is text or a list of parts, not {type(content).__name__}"
         )
-    texts = []
     for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise RequestError(f"a part of a message is of the kind {kind!r}: this engine accepts only text")
-        texts.append(part["text"])
-    return {**message, "content": "\n".join(texts)}
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind != "image" and (kind != "text" or not isinstance(part.get("text"), str)):
+            raise RequestError(f"a part of a message is of the kind {kind!r}: give texts and images")
+    if any(part["type"] == "image" for part in content):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return (
+        {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+    )

@@ -1,4 +1,4 @@
-"""Reads images that users give, with Pillow and within limits: pixels of the size that an encoder takes."""
+"""Reads images that users give, with Pillow and within limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from tandem.errors import RequestError
 from tandem.files import read_regular
-from tandem.kernels.kernel import Array
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,11 +22,10 @@ MAX_RATIO = 200  # of the longer side to the shorter
 MAX_IMAGES = 64  # of a prompt
 
 
-def read_image(source: Any, size: int) -> Array:
-    """`source`: a path, the bytes of a file, or a Pillow image. Returns uint8 [size, size, 3].
+def read_image(source: Any) -> Image:
+    """Returns an image as RGB. `source`: a path, the bytes of a file, or a Pillow image.
 
-    The first frame of an animation; rotated as its EXIF data says; transparent parts over white. As the processor of
-    Gemma 3 does, the whole image is resized to a square with a bilinear filter over all pixels it covers."""
+    The first frame of an animation; rotated as its EXIF data says; transparent parts over white."""
     try:
         from PIL import Image, ImageOps
     except ImportError:
@@ -39,8 +37,7 @@ def read_image(source: Any, size: int) -> Array:
             _check_size(*image.size)
             if not isinstance(source, Image.Image):
                 image.load()
-            image = _as_rgb(ImageOps.exif_transpose(image) or image)
-            return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR), np.uint8)
+            return _as_rgb(ImageOps.exif_transpose(image) or image)
     except (RequestError, MemoryError):
         raise
     except Exception as error:  # Pillow's readers raise many kinds for damaged files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from PIL import Image as Pillow
 from tandem import LLM
 from tandem.engine import kv_snapshot
 from tandem.engine.images import Image, ImageSpan, whole_images
+from tandem.engine.input_processor import _cut_at_images
 from tandem.engine.kv_cache import extend_block_hashes
 from tandem.engine.sampling import Sampled
-from tandem.errors import RequestError, UnsupportedModelError
+from tandem.errors import RequestError, TandemError, TemplateError, UnsupportedModelError
+from tandem.model.chat_template import ChatTemplate
+from tandem.model.encoders import gemma3
 from tests.models.test_vision import GOLDENS, load
 
 pytestmark = pytest.mark.fast
@@ -178,6 +182,88 @@ def test_without_an_encoder_it_says_what_to_give(tmp_path: Path) -> None:
 def test_an_encoder_beside_the_model_is_found() -> None:
     with LLM(GOLDENS / "gemma3.gguf", device="cpu", threads=1, context=128) as llm:
         assert llm.engine.encoder is not None
+    options = {"device": "cpu", "threads": 1, "context": 128, "mmproj": "none"}
+    with LLM(GOLDENS / "gemma3.gguf", **options) as llm, pytest.raises(RequestError, match="mmproj = none"):
+        llm.chat(PROMPTS[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "problem"),
+    [
+        (GOLDENS.parent / "qwen3.gguf", {}, "of another kind of model"),  # of the same width
+        (GOLDENS.parent / "gemma3-27b.gguf", {}, "of another kind of model"),  # without tokens for images
+        (GOLDENS / "gemma3.gguf", {"width": 31}, "embeddings of 31 numbers, the model's have 32"),
+        (GOLDENS / "gemma3.gguf", {"step": 4}, "use a larger context"),
+        (GOLDENS / "gemma3.gguf", {"device": "cpu,cpu"}, "needs a single device"),
+        (GOLDENS / "gemma3.gguf", {"device": "cpu,cpu", "placement": "columns"}, "needs a single device"),
+        (GOLDENS / "gemma3.gguf", {"cut": 1000}, "the file is damaged"),
+    ],
+)
+def test_an_encoder_that_does_not_fit_does_no_harm(
+    model: Path, options: dict[str, object], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it was named: then it is an error."""
+    options = {"device": "cpu", "threads": 1, "context": 128} | options
+    monkeypatch.setattr("tandem.engine.engine.STEP_TOKENS", options.pop("step", 512))
+    if width := options.pop("width", 0):
+        read = gemma3.config
+        monkeypatch.setattr(gemma3, "config", lambda m: replace(read(m), out_dim=width))
+        monkeypatch.setattr(gemma3, "tensors", lambda c: {})
+    data, cut = (GOLDENS / "mmproj-gemma3.gguf").read_bytes(), options.pop("cut", None)
+    copy, mmproj = tmp_path / "model.gguf", tmp_path / "mmproj-model.gguf"
+    copy.write_bytes(model.read_bytes())
+    mmproj.write_bytes(data[:cut])
+    with LLM(copy, **options) as llm:
+        assert llm.engine.encoder is None and llm.generate("a", max_tokens=2).text is not None
+        with pytest.raises(RequestError, match=problem) as raised:
+            llm.chat(PROMPTS[1])
+        assert str(tmp_path) not in str(raised.value)
+    with pytest.raises(TandemError, match=problem):
+        LLM(copy, mmproj=mmproj, **options)
+
+
+def test_of_several_encoders_the_one_for_the_model_is_used(tmp_path: Path) -> None:
+    for name in ("gemma3.gguf", "mmproj-gemma3.gguf"):
+        (tmp_path / name).write_bytes((GOLDENS / name).read_bytes())
+    (tmp_path / "a-mmproj-f16.gguf").write_bytes((GOLDENS / "gemma3.gguf").read_bytes())
+    with LLM(tmp_path / "gemma3.gguf", device="cpu", threads=1, context=128) as llm:
+        assert llm.engine.encoder and llm.engine.encoder.model.path.name == "mmproj-gemma3.gguf"
+
+
+# Like Gemma 3's and Qwen's: a content is a text or parts. Like SmolVLM's: it is parts.
+TEXT_OR_PARTS = (
+    "{% for m in messages %}[{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}<start_of_image>{% else %}{{ p.text | trim }}{% endif %}{% endfor %}"
+    "{% endif %}]{% endfor %}"
+)
+PARTS = (
+    "{% for m in messages %}[{% for p in m.content %}{% if p['type'] == 'text' %}{{ p['text'] }}"
+    "{% elif p['type'] == 'image' %}<start_of_image>{% endif %}{% endfor %}]{% endfor %}"
+)
+TEXT = "{% for m in messages %}[{{ '' + m.content }}]{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [TEXT_OR_PARTS, PARTS, TEXT])
+def test_templates_say_where_images_are(template: str) -> None:
+    image = {"type": "image", "image": b"..."}
+    chat = [
+        {"role": "user", "content": [{"type": "text", "text": "a <start_of_image> "}, image, image]},
+        {"role": "assistant", "content": "<start_of_image>"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}, image]},
+    ]
+    texts = _cut_at_images(ChatTemplate(template), chat, {}, gemma3, 3)
+    space = "" if template == TEXT_OR_PARTS else " "
+    assert texts == [f"[a <start_of_image>{space}", "", "][<start_of_image>][b", "]"]
+
+
+def test_a_template_that_takes_only_parts_gets_them() -> None:
+    assert ChatTemplate(PARTS).render([{"role": "user", "content": "Hi"}]) == "[Hi]"
+
+
+def test_a_template_without_images_is_refused() -> None:
+    chat = [{"role": "user", "content": [{"type": "image", "image": b""}]}]
+    with pytest.raises(TemplateError, match="leaves out images"):
+        _cut_at_images(ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}"), chat, {}, gemma3, 1)
 
 
 def test_what_a_prompt_with_images_cannot_have() -> None:

@@ -277,10 +277,10 @@ def test_content_may_be_parts() -> None:
         ([{"content": "x"}], "give each one a role"),
         (["hi"], "give each one a role"),
         ([{"role": "user", "content": 5}], "not int"),
-        ([{"role": "user", "content": ["hi"]}], "accepts only text"),
+        ([{"role": "user", "content": ["hi"]}], "give texts and images"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
-            "'image_url'.*accepts only text",
+            "'image_url'.*give texts and images",
         ),
         ([{"role": "user", "content": "x" * 20_000_000}], "send less"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,23 +39,26 @@ def test_encoder_equals_transformers(
     monkeypatch.setattr(image_encoder, "PART_SECONDS", 0.0)  # a launch a part
     encoder = open_encoder("cpu", kv)
     for pixels, expected in zip(golden["pixels"], golden["embeddings"], strict=True):
-        found = encoder.encode(pixels)
+        found = encoder.encode(to_uint8(pixels))
         assert found.shape == expected.shape
         assert np.abs(found - expected).max() < (2e-5 if kv == "f32" else 1e-2)
-        *waiting, again = encoder.encode_in_parts(pixels)
+        *waiting, again = encoder.encode_in_parts(to_uint8(pixels))
         assert set(waiting) == {None} and again is not None and (again == found).all()
 
 
 def test_patches_of_an_embedding_are_neighbours() -> None:
     with VisionModel.open(MMPROJ) as model:
-        c = model.config
-    assert sorted(c.positions) == list(range(c.patches))
-    first = c.positions[: c.merge**2]
-    assert first.tolist() == [row * c.side + column for row in range(c.merge) for column in range(c.merge)]
-    pixels = np.arange(3 * c.image_size**2, dtype=np.float32).reshape(3, c.image_size, c.image_size)
-    place, size = c.positions[5], c.patch_size
-    row, column = place // c.side * size, place % c.side * size
-    assert (c.to_patches(pixels)[5] == pixels[:, row : row + size, column : column + size].ravel()).all()
+        c = replace(model.config, mean=(0.0,) * 3, std=(1 / 255,) * 3)
+    pixels = np.random.default_rng(0).integers(0, 256, (c.image_size // 2, c.image_size, 3), np.uint8)
+    places, columns = c.places(pixels), c.image_size // c.patch_size
+    assert c.grid(pixels) == (1, 2) and c.tokens(pixels) == 2 and sorted(places) == list(range(8))
+    assert places[: c.merge**2].tolist() == [
+        row * columns + column for row in range(c.merge) for column in range(c.merge)
+    ]
+    place, size = places[5], c.patch_size
+    row, column = place // columns * size, place % columns * size
+    patch = pixels[row : row + size, column : column + size].transpose(2, 0, 1).ravel()
+    assert np.abs(c.patches(pixels)[5] - patch).max() < 1e-4
 
 
 def test_a_file_that_is_no_encoder_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import numpy as np
 import ollama
 import openai
 import pytest
@@ -107,6 +108,9 @@ def test_images_stand_where_texts_do() -> None:
     asked: Message = {"role": "user", "content": "Look"}
     called: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
     with load() as llm:
+        assert llm.engine.encoder
+        [_, pixels, _] = llm.engine.encoder.model.parts(read_image(PNG))
+        assert isinstance(pixels, np.ndarray)
         for messages, images in (
             ([asked, called, seen], 1),
             ([asked, called, seen, {**seen, "content": "none"}, seen], 2),
@@ -115,9 +119,7 @@ def test_images_stand_where_texts_do() -> None:
         ):
             request = GenerationRequest("m", messages=messages, tools=[Tool("look")])
             ids = build_prompt(llm, request).ids
-            assert [span.image.digest for span in images_in(ids)] == [
-                Image(read_image(PNG, 56), 4).digest
-            ] * images
+            assert [span.image.digest for span in images_in(ids)] == [Image(pixels, 4).digest] * images
             assert (
                 "A picture:" in (text := llm.tokenizer.decode(ids, special=True)) or seen not in messages
             ), text

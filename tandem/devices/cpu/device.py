@@ -32,6 +32,7 @@ class CPUDevice:
     _open: ClassVar[WeakSet[CPUDevice]] = WeakSet()
     stages = 1
     shares_memory = True
+    holds_several_programs = True
 
     def __init__(self, threads: int, choices: Choices | None = None) -> None:
         self.choices = choices or Choices()

@@ -25,6 +25,7 @@ from tandem.program.program import MAX_STEP_SLOTS, Program, Tensor, arena_in
 
 class SplitDevice:
     shares_memory = False
+    holds_several_programs = False
 
     def __init__(self, devices: Sequence[Device], split: Sequence[int] | None = None) -> None:
         """`split`: number of layers of each device; None: balanced by measured speed."""
@@ -164,7 +165,7 @@ class SplitDevice:
             stage.stop()
 
     def beside(self) -> Device:
-        raise DeviceError("a vision encoder needs a single device: give one with --device")
+        raise NotImplementedError  # it holds one Program
 
     def close(self) -> None:
         self._stop()

@@ -46,6 +46,8 @@ class Mapped(Device, Protocol):
 
 
 class TensorParallelDevice:
+    holds_several_programs = False
+
     def __init__(
         self,
         main: Mapped,
@@ -373,7 +375,7 @@ class TensorParallelDevice:
             runner.stop()
 
     def beside(self) -> Device:
-        raise DeviceError("a vision encoder needs a single device: give one with --device")
+        raise NotImplementedError  # it holds one Program
 
     def close(self) -> None:
         self._stop()

@@ -118,6 +118,7 @@ def scatter(first: int, count: int, run: int, period: int) -> Iterator[tuple[int
 class VulkanDevice:
     step_slots = STEP_SLOTS
     stages = 1
+    holds_several_programs = True
     loaders = 1  # there is one staging buffer
     workers = 1  # no finer cut: large items are faster even if some cores idle
 

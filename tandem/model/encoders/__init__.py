@@ -1,0 +1,19 @@
+"""Vision encoders, a module for each, by `clip.projector_type` of the mmproj file. docs/ADD_A_MODEL.md shows how to add
+one. A module has
+
+    ARCHITECTURES       of the language models that take its embeddings
+    MARK                what their chat templates write for an image: a token of the vocabulary
+    ALONE               the same with what goes around it, for templates that know no images
+    WHOLE               whether the tokens of an image see each other in the language model
+    config(m)           VisionConfig, from the metadata
+    prepare(model)      changes tensors of the file that the Program wants in another form
+    tensors(c)          the name and shape of every tensor
+    build(b, c)         the computation, as a list of ops: from blocks.PATCHES to blocks.EMBEDDINGS
+    parts(c, image)     what MARK becomes in a prompt: texts, and resized pixels for which embeddings come
+"""
+
+from tandem.model.encoders import gemma3
+
+ENCODERS = {
+    "gemma3": gemma3,
+}

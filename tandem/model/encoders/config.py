@@ -1,0 +1,140 @@
+"""The configuration of a vision encoder, read from the metadata of an `mmproj` file: one class for all encoders."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.gguf.file import GGUF
+from tandem.kernels.abi import MAX_HEAD_DIM
+from tandem.kernels.kernel import Array
+from tandem.model.config import Metadata
+
+CHANNELS = 3
+MAX_PATCHES = 1 << 14  # of an image: the encoder's activations grow with them
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    projector: str  # names the encoder
+    patch_size: int  # pixels of a side
+    merge: int  # patches of a side that become one embedding
+    dim: int
+    ffn_dim: int
+    layers: int
+    heads: int
+    eps: float
+    mean: tuple[float, ...]  # of each channel, subtracted from pixels between 0 and 1
+    std: tuple[float, ...]
+    out_dim: int  # width of an embedding: that of the language model
+    max_patches: int  # of an image
+    image_size: int = 0  # pixels of a side, if all images have the same size
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    def patch_dim(self) -> int:
+        return CHANNELS * self.patch_size**2
+
+    @property
+    def max_tokens(self) -> int:
+        """The most embeddings of an image."""
+        return self.max_patches // self.merge**2
+
+    def grid(self, pixels: Array) -> tuple[int, int]:
+        """Rows and columns of the embeddings of an image [height, width, channels]."""
+        height, width = pixels.shape[:2]
+        side = self.patch_size * self.merge
+        return height // side, width // side
+
+    def tokens(self, pixels: Array) -> int:
+        """The embeddings of an image."""
+        rows, columns = self.grid(pixels)
+        return rows * columns
+
+    def places(self, pixels: Array) -> Array:
+        """The place in the image, row by row, of each patch in the order of the encoder's tokens: the patches of one
+        embedding are neighbours."""
+        (rows, columns), merge = self.grid(pixels), self.merge
+        places = np.arange(rows * columns * merge**2).reshape(rows, merge, columns, merge)
+        return places.transpose(0, 2, 1, 3).ravel()
+
+    def patches(self, pixels: Array) -> Array:
+        """uint8 [height, width, channels] -> normalised float32 [patches, channels * size * size], in the order of the
+        encoder's tokens."""
+        size, (rows, columns) = self.patch_size, (side * self.merge for side in self.grid(pixels))
+        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        scaled = (pixels.astype(np.float32) * np.float32(1 / 255) - mean) / std
+        patches = scaled.reshape(rows, size, columns, size, CHANNELS).transpose(0, 2, 4, 1, 3)
+        ordered: Array = patches.reshape(rows * columns, -1)[self.places(pixels)]
+        return ordered
+
+
+class VisionMetadata(Metadata):
+    """Typed, checked access to the keys of a vision encoder ("clip.vision.patch_size" and the like)."""
+
+    def __init__(self, gguf: GGUF, projector: str) -> None:
+        super().__init__(gguf)
+        self.projector = projector
+
+    def key(self, name: str) -> str:
+        return f"clip.vision.{name}"
+
+    def vision_config(
+        self, *, merge: int, max_patches: int, out_dim: int, image_size: int = 0
+    ) -> VisionConfig:
+        """Reads the fields of every encoder, and takes the others."""
+        heads, dim = self.count("attention.head_count", maximum=1 << 10), self.count("embedding_length")
+        if dim % heads or dim // heads > MAX_HEAD_DIM:
+            self.gguf.fail(
+                self.key("attention.head_count"),
+                f"{heads} heads do not divide {dim}: convert the model again",
+            )
+        return VisionConfig(
+            projector=self.projector,
+            patch_size=self.count("patch_size", maximum=1 << 10),
+            merge=merge,
+            dim=dim,
+            ffn_dim=self.count("feed_forward_length"),
+            layers=self.count("block_count", maximum=1024),
+            heads=heads,
+            eps=self.number("attention.layer_norm_epsilon"),
+            mean=self._channels("image_mean"),
+            std=self._channels("image_std"),
+            out_dim=out_dim,
+            max_patches=max_patches,
+            image_size=image_size,
+        )
+
+    def square(self, merge: int) -> tuple[int, int]:
+        """The side of an image that is always a square of whole groups of patches, and how many patches it has."""
+        image, patch = self.count("image_size", maximum=1 << 14), self.count("patch_size", maximum=1 << 10)
+        if image % (patch * merge) or (image // patch) ** 2 > MAX_PATCHES:
+            self.gguf.fail(
+                self.key("image_size"),
+                f"{image} pixels are not whole groups of patches: convert the model again",
+            )
+        return image, (image // patch) ** 2
+
+    def matrix_shape(self, name: str) -> tuple[int, int]:
+        shape = self.gguf.tensor(name).shape
+        if len(shape) != 2:
+            self.gguf.fail(name, f"shape is {shape}, not that of a matrix: convert it again")
+        return shape[0], shape[1]
+
+    def _channels(self, name: str) -> tuple[float, ...]:
+        values = self.gguf.get(self.key(name))
+        numbers = [] if values is None else np.asarray(values).ravel().tolist()
+        if (
+            len(numbers) != CHANNELS
+            or not all(math.isfinite(x) for x in numbers)
+            or (name == "image_std" and 0 in numbers)
+        ):
+            self.gguf.fail(
+                self.key(name), "there is not a number for each of three channels: convert the model again"
+            )
+        return tuple(map(float, numbers))
