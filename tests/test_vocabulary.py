@@ -75,7 +75,7 @@ ALLOWED = [
     ("tandem/engine/llm.py", "lookup"),  # LLM(lookup=True) is an alias
     ("tests/engine/test_llm.py", '("lookup", "yes")'),
     ("examples/save_restore.py", "team"),  # a prompt
-    ("tandem/server/page/assets/chat.js", "saved by older versions"),  # conversations kept by a browser
+    ("tandem/server/page/assets/tree.js", "saved by older versions"),  # conversations kept by a browser
     ("tests/vulkan/test_quality.py", "joined("),  # lists of divergences
     ("tandem/report/sections.py", "rates.products became rates.matmuls"),
     ("", " product("),  # itertools.product

@@ -1,92 +1,110 @@
-// The conversation view: messages, and the response that is streaming.
+// The conversation view: messages, their branches, and the responses that are streaming.
 
 import { complete } from "./api.js";
-import { $, copyText, h, icon, iconButton, toast } from "./dom.js";
+import { $, copyText, h, icon, iconButton, say, toast } from "./dom.js";
+import { number, t } from "./i18n.js";
 import { show } from "./markdown.js";
 import * as store from "./store.js";
+import * as tree from "./tree.js";
 
 const SAVE_EVERY = 700; // ms, while a response streams
 const NEAR = 80; // px from the end within which the view scrolls with the text
+const SHARE = 0.25; // of the time that rendering a growing response may take
 const IDEAS = ["Explain how a CPU cache works", "Write a haiku about rain", "A Python function that reverses words"];
 
 export class Chat {
   constructor(host) {
-    this.host = host; // { model(), settings(), changed(), working(bool) }
+    this.host = host; // { model(), settings(chat), changed(), working() }
     this.thread = $("thread");
     this.scroll = $("scroll");
     this.follow = true;
-    this.open(store.create());
+    this.jobs = new Map(); // conversation id -> { chat, message, stopper }: responses that are streaming
+    this.chat = tree.create();
     this.scroll.addEventListener("scroll", () => this.scrolled());
     $("jump").addEventListener("click", () => { this.follow = true; this.toEnd(); });
+    addEventListener("pagehide", () => {
+      this.leaving = true;
+      for (const { chat } of this.jobs.values()) store.save(chat);
+    });
+    addEventListener("pageshow", () => { this.leaving = false; });
   }
 
-  get busy() { return Boolean(this.stopper); }
+  get busy() { return this.jobs.has(this.chat.id); }
 
+  /** Shows a conversation. The response of the one before goes on. */
   open(chat) {
-    this.stop();
-    this.chat = chat;
+    this.chat = this.jobs.get(chat.id)?.chat ?? chat;
     this.follow = true;
     this.draw();
+    this.host.working();
   }
 
   draw() {
-    const { messages } = this.chat;
-    this.thread.replaceChildren(...(messages.length ? messages.map((m, i) => this.node(m, i)) : [this.welcome()]));
+    const nodes = tree.path(this.chat).map((at) => this.node(at));
+    this.thread.replaceChildren(...(nodes.length ? nodes : [this.welcome()]));
     this.toEnd();
   }
 
   // ---- requests
 
-  send(text) {
-    this.chat.messages.push({ role: "user", content: text });
-    this.respond();
+  send(content) {
+    tree.add(this.chat, this.chat.leaf, { role: "user", content });
+    return this.respond(this.chat.leaf);
   }
 
-  /** Generates a response to the first `count` messages. */
-  async respond(count = this.chat.messages.length) {
-    if (this.busy) return;
-    const chat = this.chat, stopper = new AbortController();
-    const message = { role: "assistant", content: "", model: this.host.model() };
-    chat.messages.splice(count, Infinity, message);
+  /** Generates a response to the message at `parent`. */
+  respond(parent) {
+    if (this.busy) return undefined;
+    return this.run(this.chat, tree.add(this.chat, parent, { role: "assistant", content: "", model: this.host.model() }));
+  }
+
+  /** Streams the rest of a message, or all of it if it is empty. */
+  async run(chat, message) {
+    const stopper = new AbortController();
+    for (const key of ["error", "stopped", "cut", "stats"]) delete message[key];
+    message.partial = true; // a page that is reloaded now finds it so
     chat.updated = Date.now();
-    this.stopper = stopper;
+    this.jobs.set(chat.id, { chat, message, stopper });
     this.follow = true;
     this.draw();
+    this.host.working();
     this.save(chat);
-    this.host.working(true);
     try {
       await this.receive(chat, message, stopper.signal);
     } catch (error) {
+      if (this.leaving) return; // the browser ended the request, and the message stays partial
       if (stopper.signal.aborted) message.stopped = true;
-      else message.error = error instanceof TypeError ? "The server cannot be reached: check that it is running." : error.message;
+      else message.error = error instanceof TypeError ? t("The server cannot be reached: check that it is running.") : error.message;
     }
-    if (this.stopper === stopper) this.stopper = null;
-    delete message.first;
+    this.jobs.delete(chat.id);
+    delete message.partial;
     this.save(chat);
-    this.host.working(this.busy);
-    if (this.chat === chat) this.replace(message);
+    this.host.working();
+    if (this.chat !== chat) return;
+    this.replace(message);
+    say(message.error ?? message.content);
   }
 
   async receive(chat, message, signal) {
-    const { system, ...sampling } = this.host.settings();
-    const said = chat.messages.slice(0, -1).filter((m) => !m.error || m.content);
-    const messages = said.map(({ role, content }) => ({ role, content }));
+    const { system, ...sampling } = this.host.settings(chat);
+    const messages = tree.path(chat, tree.indexOf(chat, message)).map((at) => chat.messages[at])
+      .filter((m) => m.role === "user" || m.content).map(({ role, content }) => ({ role, content }));
     if (system.trim()) messages.unshift({ role: "system", content: system });
     for (const key of Object.keys(sampling)) if (sampling[key] === null) delete sampling[key];
     const begun = performance.now();
-    let saved = begun;
+    let saved = begun, first = null;
     for await (const chunk of complete({ model: message.model, messages, ...sampling }, signal)) {
       const delta = chunk.choices?.[0]?.delta ?? {};
       if (delta.content || delta.reasoning_content) {
-        message.first ??= performance.now() - begun;
+        first ??= performance.now() - begun;
         message.content += delta.content ?? "";
         if (delta.reasoning_content) message.reasoning = (message.reasoning ?? "") + delta.reasoning_content;
         this.refresh(chat, message);
       }
       if (chunk.choices?.[0]?.finish_reason === "length") message.cut = true;
       if (chunk.usage) {
-        const seconds = (performance.now() - begun - (message.first ?? 0)) / 1000, n = chunk.usage.completion_tokens;
-        message.stats = { tokens: n, rate: n > 1 && seconds > 0 ? (n - 1) / seconds : null, first: message.first };
+        const seconds = (performance.now() - begun - (first ?? 0)) / 1000, n = chunk.usage.completion_tokens;
+        message.stats = { tokens: n, rate: n > 1 && seconds > 0 ? (n - 1) / seconds : null, first };
       }
       if (performance.now() - saved > SAVE_EVERY) {
         saved = performance.now();
@@ -95,108 +113,142 @@ export class Chat {
     }
   }
 
-  stop() {
-    this.stopper?.abort();
-    this.stopper = null;
-  }
+  stop() { this.jobs.get(this.chat.id)?.stopper.abort(); }
 
-  save(chat) {
-    if (!store.save(chat)) toast("The browser's storage is full: delete some conversations to save new ones.");
+  async save(chat) {
+    try {
+      await store.save(chat);
+    } catch {
+      toast(t("The browser's storage is full: delete some conversations to save new ones."));
+    }
     this.host.changed();
   }
 
   // ---- rendering
 
-  /** Renders new text at most once a frame. */
+  /** Renders new text at most once a frame, and for a quarter of the time. */
   refresh(chat, message) {
     if (this.frame || this.chat !== chat) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      const node = this.thread.lastElementChild;
-      if (this.chat !== chat || !node?.body) return;
-      this.fill(node, message);
-      if (this.follow) this.toEnd();
-    });
+    const wait = (this.drawn ?? 0) + (this.cost ?? 0) / SHARE - performance.now();
+    this.frame = wait > 0 ? setTimeout(() => this.render(chat, message), wait)
+      : requestAnimationFrame(() => this.render(chat, message));
+  }
+
+  render(chat, message) {
+    this.frame = 0;
+    const node = this.thread.lastElementChild, begun = performance.now();
+    if (this.chat !== chat || !node?.body || !message.partial) return;
+    this.fill(node, message);
+    if (this.follow) this.toEnd();
+    this.drawn = performance.now();
+    this.cost = this.drawn - begun;
   }
 
   replace(message) {
-    const at = this.chat.messages.indexOf(message);
-    this.thread.children[at]?.replaceWith(this.node(message, at));
+    const at = tree.indexOf(this.chat, message);
+    this.thread.children[tree.path(this.chat).indexOf(at)]?.replaceWith(this.node(at));
     if (this.follow) this.toEnd();
   }
 
-  node(message, at) {
+  node(at) {
+    const message = this.chat.messages[at];
     return message.role === "user" ? this.userMessage(message, at) : this.assistantMessage(message, at);
   }
 
   userMessage(message, at) {
-    const copy = iconButton("copy", "Copy", () => copyText(message.content, copy));
-    const edit = iconButton("edit", "Edit", () => this.edit(node, message, at));
-    const node = h("article.message.user", { "aria-label": "You" }, h(".bubble", null, message.content),
-      h(".actions", null, copy, edit));
+    const copy = iconButton("copy", t("Copy"), () => copyText(message.content, copy));
+    const edit = iconButton("edit", t("Edit"), () => this.edit(node, message, at));
+    const node = h("article.message.user", { "aria-label": t("You") }, h(".bubble", null, message.content),
+      h(".actions", null, this.branches(at), copy, edit));
     return node;
   }
 
   assistantMessage(message, at) {
-    const body = h(".text"), last = at === this.chat.messages.length - 1;
+    const body = h(".text"), last = at === this.chat.leaf;
     const streaming = last && this.busy;
-    const node = h(`article.message.reply${streaming ? ".writing" : ""}`, { "aria-label": "Response" });
+    const node = h(`article.message.reply${streaming ? ".writing" : ""}`, { "aria-label": t("Response") });
     node.body = body;
-    if (reasoningOf(message) !== undefined || streaming) {
+    if (message.reasoning !== undefined || streaming) {
       node.reasoningText = h(".reasoning-text");
-      node.reasoning = h("details.reasoning", { hidden: !reasoningOf(message) }, h("summary", null, "Reasoning"),
+      node.reasoning = h("details.reasoning", { hidden: !message.reasoning }, h("summary", null, t("Reasoning")),
         node.reasoningText);
       node.append(node.reasoning);
     }
     node.append(body);
     this.fill(node, message);
     if (streaming) return node;
-    if (message.error) {
-      node.append(h("p.error", { role: "alert" }, message.error));
-    }
-    const copy = iconButton("copy", "Copy", () => copyText(message.content, copy));
-    const again = iconButton("again", "Regenerate", () => this.respond(at));
-    node.append(h(".actions", null, copy, again, h("span.stats", null, describe(message))));
+    if (message.error) node.append(h("p.error", { role: "alert" }, message.error));
+    const copy = iconButton("copy", t("Copy"), () => copyText(message.content, copy));
+    const again = iconButton("again", t("Regenerate"), () => this.respond(message.parent));
+    const unfinished = last && message.content && (message.partial || message.stopped || message.cut || message.error);
+    node.append(h(".actions", null, this.branches(at), copy, again,
+      unfinished && iconButton("more", t("Continue"), () => !this.busy && this.run(this.chat, message)),
+      h("span.stats", null, describe(message))));
     return node;
   }
 
+  /** "2/3" with arrows, for a message that has alternatives. */
+  branches(at) {
+    const all = tree.siblings(this.chat, at), now = all.indexOf(at);
+    if (all.length < 2) return null;
+    const go = (step) => {
+      if (this.busy) return;
+      tree.choose(this.chat, all[now + step]);
+      this.save(this.chat);
+      this.draw();
+      const label = step < 0 ? t("Previous version") : t("Next version"); // the focus stays where it was
+      this.thread.children[tree.path(this.chat).indexOf(all[now + step])].querySelector(`[aria-label="${label}"]`)?.focus();
+    };
+    const arrow = (name, label, step) => {
+      const button = iconButton(name, label, () => go(step));
+      button.setAttribute("aria-disabled", String(!all[now + step] && all[now + step] !== 0));
+      return button;
+    };
+    return h("span.branches", { role: "group", "aria-label": t("Versions") },
+      arrow("left", t("Previous version"), -1), `${now + 1}/${all.length}`, arrow("right", t("Next version"), 1));
+  }
+
   fill(node, message) {
-    if (node.reasoning && reasoningOf(message)) {
+    if (node.reasoning && message.reasoning) {
       node.reasoning.hidden = false;
-      node.reasoningText.textContent = reasoningOf(message);
+      node.reasoningText.textContent = message.reasoning;
     }
     show(node.body, message.content);
   }
 
   edit(node, message, at) {
     if (this.busy) this.stop();
-    const area = h("textarea", { value: message.content, "aria-label": "Edit message", rows: 1 });
-    const cancel = () => node.replaceWith(this.userMessage(message, at));
+    const area = h("textarea", { value: message.content, "aria-label": t("Edit message"), rows: 1 });
+    const cancel = () => {
+      const shown = this.userMessage(message, at);
+      node.replaceWith(shown);
+      shown.querySelector(`[aria-label="${t("Edit")}"]`).focus();
+    };
     const send = () => {
       const text = area.value.trim();
-      if (!text) return;
-      message.content = text;
-      this.chat.title = at === 0 ? "" : this.chat.title;
-      this.respond(at + 1);
+      if (!text || this.busy) return;
+      const edited = tree.add(this.chat, message.parent, { ...message, content: text });
+      if (message.parent === null && this.chat.title === store.titleOf(message)) this.chat.title = store.titleOf(edited);
+      this.respond(this.chat.leaf);
     };
     area.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") cancel();
+      if (event.key === "Escape") { event.stopPropagation(); cancel(); }
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
     });
     area.addEventListener("input", () => grow(area));
     node.replaceChildren(h(".editor", null, area, h(".editor-actions", null,
-      h("button.plain", { type: "button", onclick: cancel }, "Cancel"),
-      h("button.primary", { type: "button", onclick: send }, "Send"))));
+      h("button.plain", { type: "button", onclick: cancel }, t("Cancel")),
+      h("button.primary", { type: "button", onclick: send }, t("Send")))));
     grow(area);
     area.focus();
   }
 
   welcome() {
-    const ideas = IDEAS.map((text) => h("button.idea", { type: "button", onclick: () => this.send(text) }, text));
+    const ideas = IDEAS.map((text) => h("button.idea", { type: "button", onclick: () => this.send(t(text)) }, t(text)));
     const mark = icon("mark");
     mark.classList.add("mark");
-    return h(".welcome", null, mark, h("h1", null, "How can I help?"),
-      h("p", null, "Everything you write stays on the machine this server runs on."), h(".ideas", null, ideas));
+    return h(".welcome", null, mark, h("h1", null, t("How can I help?")),
+      h("p", null, t("Everything you write stays on the machine this server runs on.")), h(".ideas", null, ideas));
   }
 
   // ---- scrolling
@@ -210,21 +262,20 @@ export class Chat {
   }
 }
 
-const reasoningOf = (message) => message.reasoning ?? message.thought; // `thought`: saved by older versions
-
 export function grow(area) {
   area.style.height = "auto";
   area.style.height = `${area.scrollHeight}px`;
 }
 
-function describe({ stats, stopped, cut }) {
+function describe({ stats, stopped, cut, partial }) {
   const parts = [];
-  if (stopped) parts.push("stopped");
+  if (stopped) parts.push(t("stopped"));
+  if (partial) parts.push(t("interrupted"));
   if (stats) {
-    parts.push(`${stats.tokens} tokens`);
-    if (stats.rate) parts.push(`${stats.rate.toFixed(stats.rate < 10 ? 1 : 0)} tokens/s`);
-    if (stats.first) parts.push(`first token after ${(stats.first / 1000).toFixed(2)} s`);
+    parts.push(t("{n} tokens", { n: number(stats.tokens) }));
+    if (stats.rate) parts.push(t("{n} tokens/s", { n: number(stats.rate, stats.rate < 10 ? 1 : 0) }));
+    if (stats.first) parts.push(t("first token after {n} s", { n: number(stats.first / 1000, 2) }));
   }
-  if (cut) parts.push("cut at the maximum length: see settings");
+  if (cut) parts.push(t("cut at the maximum length: see settings"));
   return parts.join(" · ");
 }

@@ -1,5 +1,7 @@
 // Creates DOM nodes. Text is always set as text: nothing that a model or a user writes is parsed as HTML.
 
+import { t } from "./i18n.js";
+
 export const $ = (id) => document.getElementById(id);
 
 /** h("a.link", { href }, "text", node): an element with its classes, properties or listeners, and children. */
@@ -45,8 +47,30 @@ export async function copyText(text, button) {
     area.remove();
   }
   const before = [...button.childNodes];
-  button.replaceChildren(icon("check"), ...(button.dataset.word ? ["Copied"] : []));
+  button.replaceChildren(icon("check"), ...(button.dataset.word ? [t("Copied")] : []));
   setTimeout(() => button.replaceChildren(...before), 1400);
+}
+
+/** Asks for a text in a dialog; null if it is cancelled. */
+export function ask(question, value) {
+  return new Promise((resolve) => {
+    const input = h("input", { type: "text", value, "aria-label": question });
+    const dialog = h("dialog", null, h("form", { method: "dialog" }, h("h2", null, question), input,
+      h(".dialog-actions", null, h("button.plain", { type: "button", onclick: () => dialog.close() }, t("Cancel")),
+        h("button.primary", { value: "ok" }, t("OK")))));
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "ok" ? input.value.trim() : null);
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+    input.select();
+  });
+}
+
+/** Has a screen reader say a text; the thread itself would repeat each word that streams. */
+export function say(text) {
+  $("said").textContent = text.slice(0, 2000);
 }
 
 let toastTimer;

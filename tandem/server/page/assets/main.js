@@ -2,11 +2,15 @@
 
 import * as api from "./api.js";
 import { Chat, grow } from "./chat.js";
-import { $, h, iconButton, toast } from "./dom.js";
+import { $, ask, h, iconButton, toast } from "./dom.js";
+import { t, translatePage } from "./i18n.js";
 import { Live } from "./live.js";
 import { Options } from "./options.js";
 import * as store from "./store.js";
+import * as transfer from "./transfer.js";
+import * as tree from "./tree.js";
 
+translatePage();
 const input = $("input"), select = $("model");
 const options = new Options();
 const live = new Live($("live-view"), () => select.value, showRate);
@@ -19,11 +23,18 @@ const chat = new Chat({
 
 // ---- conversations
 
-function drawChats() {
-  const shown = store.chats();
-  $("chats").replaceChildren(...shown.map(({ id, title }) => h(`li${id === chat.chat.id ? ".current" : ""}`, null,
-    h("button.title", { type: "button", title, onclick: () => go(id) }, title),
-    iconButton("bin", `Delete ${title}`, () => forget(id), "quiet.bin"))));
+let listed = ""; // what the list shows
+async function drawChats() {
+  const text = $("search").value.trim();
+  const shown = text ? await store.search(text) : await store.titles();
+  const now = JSON.stringify([shown.map(({ id, title, line }) => [id, title, line]), chat.chat.id, [...chat.jobs.keys()]]);
+  if (now === listed || text !== $("search").value.trim()) return;
+  listed = now;
+  $("chats").replaceChildren(...shown.map(({ id, title, line }) => h(`li${id === chat.chat.id ? ".current" : ""}`, null,
+    h("button.title", { type: "button", title, "aria-current": id === chat.chat.id ? "page" : undefined, onclick: () => go(id) },
+      chat.jobs.has(id) && h("span.dot.active"), title, line && h("small", null, line)),
+    iconButton("bin", t("Delete {title}", { title }), () => forget(id), "quiet.bin"))));
+  if (!shown.length && text) $("chats").append(h("li.note", null, t("Nothing found.")));
 }
 
 function go(id) {
@@ -31,12 +42,16 @@ function go(id) {
   menu(false);
 }
 
-function forget(id) {
-  const kept = store.load(id);
-  store.remove(id);
-  if (chat.chat.id === id) go("");
+async function forget(id) {
+  const kept = await store.load(id);
+  await store.remove(id);
+  if (chat.chat.id === id) {
+    chat.stop();
+    go("");
+  }
   drawChats();
-  toast("Conversation deleted.", "Undo", () => { store.save(kept); drawChats(); });
+  $("new").focus();
+  toast(t("Conversation deleted."), t("Undo"), async () => { await store.save(kept); drawChats(); });
 }
 
 /** Puts a conversation's id in the URL once it has messages, so that a reload shows it again. */
@@ -46,21 +61,67 @@ function keepAddress() {
 }
 
 /** Shows the view that the URL names: #live, #<conversation id>, or a new conversation. */
-function route() {
+async function route() {
   const name = location.hash.slice(1), isLive = name === "live";
   $("live-view").hidden = !isLive;
   $("chat-view").hidden = isLive;
   document.body.classList.toggle("is-live", isLive);
   live.show(isLive);
   if (!isLive && (name !== chat.chat.id || !name)) {
-    const known = name ? store.load(name) : null;
-    if (known || chat.chat.messages.length) chat.open(known ?? store.create());
+    const known = name ? await store.load(name) : null;
+    if (name !== location.hash.slice(1)) return; // meanwhile another one was chosen
+    if (known || chat.chat.messages.length) chat.open(known ?? tree.create());
+    else chat.draw();
     pick(known?.messages.findLast((message) => message.model)?.model);
   }
   drawChats();
-  showWorking(chat.busy);
+  showWorking();
   if (!isLive && matchMedia("(hover: hover)").matches) input.focus();
 }
+
+$("search").addEventListener("input", drawChats);
+store.onChange((id) => {
+  drawChats();
+  if (id === chat.chat.id && !chat.busy) store.load(id).then((known) => known && !chat.busy && chat.open(known));
+});
+
+// ---- the menu of a conversation
+
+const ACTIONS = [
+  ["Rename", true, async () => {
+    const title = await ask(t("Name of this conversation"), chat.chat.title);
+    if (title) chat.save(Object.assign(chat.chat, { title: title.slice(0, 200) }));
+  }],
+  ["Export as Markdown", true, () => transfer.saveMarkdown(chat.chat)],
+  ["Export as JSON", true, () => transfer.saveJSON([chat.chat], chat.chat.title)],
+  ["Export all conversations", false, async () => {
+    const all = [];
+    await store.each((one) => all.push(one));
+    transfer.saveJSON(all, "tandem");
+  }],
+  ["Import", false, () => $("import").click()],
+];
+
+$("menu").append(...ACTIONS.map(([name, needsChat, act]) => h("button.row", { type: "button", "data-needs-chat": needsChat,
+  onclick: () => { $("menu").hidePopover(); act(); } }, t(name))));
+$("menu").addEventListener("toggle", () => {
+  for (const item of $("menu").children) {
+    item.disabled = item.dataset.needsChat === "true" && (!chat.chat.messages.length || location.hash === "#live");
+  }
+});
+$("import").addEventListener("change", async () => {
+  for (const file of $("import").files) {
+    try {
+      const loaded = await transfer.load(file);
+      go(loaded[0].id);
+      toast(t("{n} conversations imported.", { n: loaded.length }));
+    } catch (error) {
+      toast(error.message);
+    }
+  }
+  $("import").value = "";
+  drawChats();
+});
 
 // ---- the message box
 
@@ -77,11 +138,13 @@ function resize() {
   $("send").disabled = !input.value.trim();
 }
 
-function showWorking(busy) {
+function showWorking() {
+  const { busy } = chat;
   $("send").hidden = busy;
   $("stop").hidden = !busy;
-  live.watch(busy);
+  live.watch(chat.jobs.size > 0);
   if (!busy) resize();
+  drawChats();
 }
 
 $("composer").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
@@ -110,7 +173,7 @@ async function loadModels() {
     if (!select.value && names.length) select.value = names[0];
     $("fine").textContent = "";
   } catch (error) {
-    $("fine").textContent = error instanceof TypeError ? "The server cannot be reached: check that it is running." : error.message;
+    $("fine").textContent = error instanceof TypeError ? t("The server cannot be reached: check that it is running.") : error.message;
     setTimeout(loadModels, 3000);
   }
 }
@@ -129,7 +192,7 @@ function showRate(text, active) {
   $("rate").classList.toggle("active", active);
 }
 
-const THEMES = { "": "System theme", light: "Light theme", dark: "Dark theme" };
+const THEMES = { "": t("System theme"), light: t("Light theme"), dark: t("Dark theme") };
 function setTheme(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
@@ -151,10 +214,9 @@ $("side-open").addEventListener("click", () => menu(true));
 $("side-close").addEventListener("click", () => menu(false));
 $("veil").addEventListener("click", () => { menu(false); options.toggle(false); });
 addEventListener("hashchange", route);
-addEventListener("storage", drawChats); // another tab
-addEventListener("pagehide", () => store.save(chat.chat));
 
 setTheme(document.documentElement.dataset.theme ?? "");
 loadModels();
+await store.moveOld();
 route();
 resize();

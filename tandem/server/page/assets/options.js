@@ -1,6 +1,7 @@
 // The settings panel: system prompt and sampling parameters.
 
 import { $, h } from "./dom.js";
+import { t } from "./i18n.js";
 import { DEFAULTS, settings as kept } from "./store.js";
 
 const SLIDERS = [
