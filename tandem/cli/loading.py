@@ -28,6 +28,15 @@ def model_file(model: str) -> Path:
         raise
 
 
+def add_mmproj(model: str, path: Path) -> None:
+    """Downloads the vision encoder of a model in the cache, if its repository has one. The model works without."""
+    try:
+        with interruptible(), progress_bar() as progress:
+            locate.pull_mmproj(model, path, progress)
+    except TandemError as error:
+        print(f"tandem: the vision encoder was not fetched: {error}", file=sys.stderr, flush=True)
+
+
 def tune_at_first_use(device: str | None, model: Path, no_tune: bool) -> None:
     """Tunes a GPU for a few seconds if it has not been tuned with this driver and these kernels.
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from datetime import datetime
 
-from tandem.cli.loading import model_file
+from tandem.cli.loading import add_mmproj, model_file
 from tandem.cli.terminal import human_size, print_json, print_table, printable
 from tandem.errors import RequestError
 from tandem.model import locate
@@ -19,6 +19,14 @@ def main(options: argparse.Namespace) -> int:
 
 def pull(options: argparse.Namespace) -> int:
     path = model_file(options.model)
+    if locate.is_known(options.model) and locate.is_in_cache(path):
+        from tandem.model.vision import (  # imported late: it takes a tenth of a second
+            find_mmproj,
+            takes_images,
+        )
+
+        if not find_mmproj(path) and takes_images(path):
+            add_mmproj(options.model, path)
     if options.json:
         print_json({"model": options.model, "path": str(path)})
     else:

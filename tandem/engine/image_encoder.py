@@ -9,7 +9,7 @@ import numpy as np
 
 from tandem.devices.device import Device, validate_on
 from tandem.engine.images import Image
-from tandem.errors import ContextError, DeviceError, UnsupportedModelError
+from tandem.errors import ContextError, DeviceError
 from tandem.kernels.abi import (
     HEADER_INPUTS,
     HEADER_ROWS,
@@ -105,21 +105,11 @@ class ImageEncoder:
 
 def check_fits(vision: VisionModel, model: Model, device: Device, limits: StepLimits) -> None:
     """Checks that an encoder is one for this model, and that its images fit into a step."""
-    c, encoder, name = vision.config, vision.encoder, vision.path.name
-    tokens = model.gguf.get("tokenizer.ggml.tokens")
-    if model.config.architecture not in encoder.ARCHITECTURES or encoder.MARK not in tokens:
-        raise UnsupportedModelError(
-            f"{name} is the vision encoder of another kind of model ({c.projector}): use the mmproj file that was "
-            "published with the model"
-        )
-    if c.out_dim != model.config.dim:
-        raise UnsupportedModelError(
-            f"{name} makes embeddings of {c.out_dim} numbers, the model's have {model.config.dim}: use the mmproj "
-            "file that was published with the model"
-        )
+    vision.check_model(model.gguf)
     if not device.holds_several_programs:
         raise DeviceError("a vision encoder needs a single device: give one with --device")
-    if encoder.WHOLE and c.max_tokens >= limits.tokens:
+    tokens = vision.config.max_tokens
+    if vision.encoder.WHOLE and tokens >= limits.tokens:
         raise ContextError(
-            f"an image has {c.max_tokens} tokens, and a step at most {limits.tokens}: use a larger context"
+            f"an image has {tokens} tokens, and a step at most {limits.tokens}: use a larger context"
         )

@@ -95,8 +95,8 @@ class InputProcessor:
     def _vision(self, images: int) -> VisionModel:
         """The encoder of a prompt's images."""
         if self.engine.encoder is None:
-            why = self._no_vision or "give its vision encoder, an mmproj file, with --mmproj"
-            raise RequestError(f"this model was loaded without the part that reads images: {why}")
+            why = self._no_vision or "fetch its mmproj file with `tandem pull`, or name it with --mmproj"
+            raise RequestError(f"this model was loaded without a vision encoder, which reads images: {why}")
         if images > MAX_IMAGES:
             raise RequestError(f"the prompt has more than {MAX_IMAGES} images: give fewer")
         return self.engine.encoder.model

@@ -392,6 +392,11 @@ class LLM:
         return self._model.config.trained_context
 
     @property
+    def takes_images(self) -> bool:
+        """Whether the model was loaded with its vision encoder."""
+        return self.engine.encoder is not None
+
+    @property
     def config(self) -> dict[str, Any]:
         return dataclasses.asdict(self._model.config)
 

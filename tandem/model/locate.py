@@ -24,6 +24,8 @@ from tandem.model.model_files import (
     CachedModel,
     base_of,
     choose,
+    is_mmproj,
+    mmproj_files,
     quant_of,
     some,
     whole_models,
@@ -74,6 +76,12 @@ def is_known(name: str) -> bool:
     return bool(_short_name(name) or re.fullmatch(REPOSITORY, name))
 
 
+def is_in_cache(path: Path) -> bool:
+    """Whether a model's file is of a repository in the Hugging Face cache."""
+    is_of_version = any(folder.parent.name == "snapshots" for folder in path.parents)
+    return is_of_version and path.is_relative_to(read_settings().cache)
+
+
 def comparable(name: str) -> str:
     """The same text for all ways to write a name: user/repo, hf.co/user/repo and HF.co/User/Repo are one model."""
     return re.sub(rf"^{HUB}", "", name.lower())
@@ -103,16 +111,18 @@ def find(model: str) -> CachedModel:
 
 
 def remove(model: CachedModel) -> None:
-    """Deletes a model's links, and the blobs that no other link needs; nothing outside its cache folder."""
+    """Deletes a model's links, and the blobs that no other link needs; nothing outside its cache folder. The vision
+    encoder goes with the last model of its repository."""
     folder = _folder(model.repo)
     if not model.files:
         for part in folder.glob("blobs/*.incomplete"):
             part.unlink()
+    is_last = model.files and _cached(model.repo).keys() == {model.base}
     links = [
         path
         for snapshot in _snapshots(folder)
         for path in snapshot.rglob("*.gguf")
-        if base_of(str(path.relative_to(snapshot))) == model.base
+        if base_of(str(path.relative_to(snapshot))) == model.base or (is_last and is_mmproj(path.name))
     ]
     blobs = {path.resolve() for path in links}
     for path in links:
@@ -187,14 +197,10 @@ def _find(repo: str, quant: str) -> CachedModel | None:
 
 
 def _pull(repo: str, quant: str, progress: Progress, model: str) -> Path:
+    """Downloads a model, and its vision encoder where the repository has one."""
     from tandem.model import download  # imported late: its imports are slow
 
-    folder = _folder(repo)
-    package = PACKAGES.get(repo)
-    short = _short_name(model)
-    is_usual = SHORT_NAMES.get(short, "").lower() == f"{repo}:{quant}".lower()
-    pin = PINS.get(short) if is_usual else None
-    revision = pin.revision if pin else "main"
+    package, (revision, pinned) = PACKAGES.get(repo), _held(repo, quant, model)
     if package is None:
         try:
             commit, remote = download.list_repository(repo, revision)
@@ -211,8 +217,64 @@ def _pull(repo: str, quant: str, progress: Progress, model: str) -> Path:
         advice = f"name one it has after a colon: {there}" if there else "it has no GGUF file"
         raise ModelNotFoundError(f"{repo} has no {quant or ' or '.join(PREFERRED_QUANTS)}: {advice}")
     files = sorted(file for file in remote if file.name in models[base])
-    if is_held := bool(short) and not package:
-        _require_unchanged(model, repo, files, pin.sha256 if pin else ())
+    mmproj = _mmproj(remote)
+    if is_held := bool(_short_name(model)) and not package:
+        _require_unchanged(model, repo, files, pinned)
+        _require_unchanged(model, repo, mmproj, ())
+    folder = _folder(repo)
+    _fetch(repo, commit, [*files, *mmproj], folder / "snapshots" / commit, progress, package)
+    if revision == "main":
+        with download.disk_errors_explained(folder):
+            (folder / "refs").mkdir(exist_ok=True)
+            new = folder / "refs" / ".main"
+            new.write_text(commit)
+            new.replace(folder / "refs" / "main")
+    if is_held:
+        _record_first_download(repo, [*files, *mmproj])
+    return folder / "snapshots" / commit / models[base][0]
+
+
+def pull_mmproj(model: str, path: Path, progress: Progress = lambda *_: None) -> None:
+    """Downloads the vision encoder of a model in the cache, if its repository has one."""
+    from tandem.model import download
+
+    repo, quant = _parse(model)
+    revision, _ = _held(repo, quant, model)
+    commit, remote = download.list_repository(repo, revision)
+    mmproj = _mmproj(remote)
+    if is_held := bool(_short_name(model)):
+        _require_unchanged(model, repo, mmproj, ())
+    snapshot = next(folder for folder in path.parents if folder.parent.name == "snapshots")
+    _fetch(repo, commit, mmproj, snapshot, progress)
+    if is_held:
+        _record_first_download(repo, mmproj)
+
+
+def _held(repo: str, quant: str, model: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the revision and the SHA-256 of the files that a short name stands for; main and none otherwise."""
+    short = _short_name(model)
+    is_usual = SHORT_NAMES.get(short, "").lower() == f"{repo}:{quant}".lower()
+    pin = PINS.get(short) if is_usual else None
+    return (pin.revision, pin.sha256) if pin else ("main", ())
+
+
+def _mmproj(remote: list[RemoteFile]) -> list[RemoteFile]:
+    names = mmproj_files(file.name for file in remote)
+    return [file for file in remote if file.name in names[:1]]
+
+
+def _fetch(
+    repo: str,
+    commit: str,
+    files: list[RemoteFile],
+    snapshot: Path,
+    progress: Progress,
+    package: Package | None = None,
+) -> None:
+    """Downloads the files that are absent, and links them into `snapshot`."""
+    from tandem.model import download
+
+    folder = _folder(repo)
     blobs = folder / "blobs"
     with download.disk_errors_explained(folder):
         blobs.mkdir(parents=True, exist_ok=True)
@@ -224,15 +286,7 @@ def _pull(repo: str, quant: str, progress: Progress, model: str) -> Path:
             else:
                 download.fetch_file(repo, commit, file, blobs / file.sha256, progress)
         for file in files:
-            _link(folder / "snapshots" / commit / file.name, blobs / file.sha256)
-        if revision == "main":
-            (folder / "refs").mkdir(exist_ok=True)
-            new = folder / "refs" / ".main"
-            new.write_text(commit)
-            new.replace(folder / "refs" / "main")
-    if is_held:
-        _record_first_download(repo, files)
-    return folder / "snapshots" / commit / models[base][0]
+            _link(snapshot / file.name, blobs / file.sha256)
 
 
 def _require_unchanged(model: str, repo: str, files: list[RemoteFile], pinned: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tandem.errors import ModelNotFoundError
 
 PREFERRED_QUANTS = ("Q4_K_M", "Q4_0", "Q4_1", "Q8_0")  # in this order, if the name has none
+PREFERRED_MMPROJ = ("F16", "BF16", "Q8_0", "F32")  # of a vision encoder, in this order
 SPLIT = r"-(\d{5})-of-(\d{5})(?=\.gguf$)"
 MAX_FILE_NAME = 255  # bytes
 MAX_SHOWN = 20  # names in an error message
@@ -53,11 +54,26 @@ def quant_of(base: str) -> str:
     return quants[-1].upper() if quants else base
 
 
+def is_mmproj(name: str) -> bool:
+    """Whether a file is the vision encoder of a model, by its name."""
+    return "mmproj" in Path(name).name.lower() and name.endswith(".gguf")
+
+
+def mmproj_files(names: Iterable[str]) -> list[str]:
+    """Returns the vision encoders among files, the preferred one first."""
+
+    def order(name: str) -> tuple[int, str]:
+        quant = quant_of(Path(name).name).replace("FP", "F")
+        return (PREFERRED_MMPROJ.index(quant) if quant in PREFERRED_MMPROJ else len(PREFERRED_MMPROJ)), name
+
+    return sorted(filter(is_mmproj, names), key=order)
+
+
 def whole_models(names: Iterable[str]) -> dict[str, list[str]]:
     """Groups files into complete models by name: a single file, or all parts of a split file."""
     groups: dict[str, list[str]] = {}
     for name in sorted(names):
-        if name.endswith(".gguf") and not Path(name).name.startswith("mmproj"):  # an image encoder
+        if name.endswith(".gguf") and not is_mmproj(name):
             groups.setdefault(base_of(name), []).append(name)
     models = {}
     for base, parts in groups.items():

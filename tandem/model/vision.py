@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable
+from contextlib import closing, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from tandem.errors import UnsupportedModelError
+from tandem.errors import TandemError, UnsupportedModelError
 from tandem.gguf import formats
-from tandem.gguf.cursor import label
+from tandem.gguf.cursor import StringArray, label
 from tandem.gguf.file import GGUF
 from tandem.kernels.kernel import Array
 from tandem.model.encoders import ENCODERS, blocks
 from tandem.model.encoders.config import CHANNELS, VisionConfig, VisionMetadata
+from tandem.model.model_files import mmproj_files
 from tandem.program.graph import Builder, Op
 
 if TYPE_CHECKING:
@@ -61,6 +61,21 @@ class VisionModel(GGUF):
                     name,
                     f"shape is {self.tensor(name).shape}, the metadata asks for {shape}: convert it again",
                 )
+
+    def check_model(self, model: GGUF) -> None:
+        """Checks that this is the encoder of a language model."""
+        name, architecture = self.path.name, model.get("general.architecture", "")
+        if not fits_family(self.encoder, model):
+            raise UnsupportedModelError(
+                f"{name} is the vision encoder of another kind of model ({self.config.projector}): use the mmproj file "
+                "that was published with the model"
+            )
+        width = model.get(f"{architecture}.embedding_length", 0)
+        if self.config.out_dim != width:
+            raise UnsupportedModelError(
+                f"{name} makes embeddings of {self.config.out_dim} numbers, the model's have {width}: use the mmproj "
+                "file that was published with the model"
+            )
 
     def parts(self, image: Image) -> list[str | Array]:
         """What stands in a prompt for an image: texts, and pixels, uint8 [height, width, channels]."""
@@ -123,10 +138,35 @@ class VisionModel(GGUF):
         return builder.ops
 
 
-def find_mmproj(model: Path) -> Iterable[Path]:
-    """Returns the mmproj files beside a model: first those with float16 weights."""
-    try:
-        found = sorted(model.parent.glob("*mmproj*.gguf"))
-    except OSError:
-        return []
-    return sorted(found, key=lambda path: not re.search(r"(?<!b)f16", path.name.lower()))
+def find_mmproj(model: Path) -> list[Path]:
+    """Returns the mmproj files beside a model, or in the same version of a repository: the preferred one first."""
+    folders = [model.parent, *(folder for folder in model.parents[1:] if folder.parent.name == "snapshots")]
+    found: list[Path] = []
+    for folder in folders:
+        with suppress(OSError):
+            found += [folder / name for name in mmproj_files(path.name for path in folder.iterdir())]
+    return found
+
+
+def sees(model: Path) -> bool:
+    """Whether there is a vision encoder for a model beside it."""
+    for found in find_mmproj(model):
+        with suppress(TandemError), VisionModel.open(found) as vision, closing(GGUF.open(model)) as gguf:
+            vision.check_model(gguf)
+            return True
+    return False
+
+
+def takes_images(model: Path) -> bool:
+    """Whether there are vision encoders for models like this one."""
+    with suppress(TandemError), closing(GGUF.open(model)) as gguf:  # who loads it is told what is wrong
+        return any(fits_family(encoder, gguf) for encoder in ENCODERS.values())
+    return False
+
+
+def fits_family(encoder: ModuleType, model: GGUF) -> bool:
+    """Whether a language model is of a family that the encoder makes embeddings for."""
+    architecture, tokens = model.get("general.architecture", ""), model.get("tokenizer.ggml.tokens")
+    return (
+        architecture in encoder.ARCHITECTURES and isinstance(tokens, StringArray) and encoder.MARK in tokens
+    )

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tandem import cli
 from tandem.errors import DownloadError, ModelNotFoundError
 from tandem.model import download, locate
 from tandem.model.catalogue import (
@@ -26,7 +27,9 @@ from tandem.model.catalogue import (
     RemoteFile,
 )
 from tandem.model.model_files import QUANT, quant_of
+from tandem.model.vision import find_mmproj
 from tests.loopback_hub import COMMIT, LoopbackHub
+from tests.models.test_vision import GOLDENS as VISION
 
 pytestmark = pytest.mark.fast
 
@@ -40,7 +43,15 @@ REPOS = {
         "model-f16-00002-of-00002.gguf": SMALL[1000:],
         "model-q5_0.gguf": b"whole",
         "model-q5_0-00001-of-00001.gguf": b"split",
-        "mmproj-model-Q6_K.gguf": b"image encoder",
+    },
+    "user/sees": {
+        "model-Q4_0.gguf": SMALL,
+        "model-Q8_0.gguf": SMALL[::-1],
+        "model.mmproj-F32.gguf": b"in float32",
+        "mmproj-model-f16.gguf": b"image encoder",
+        "mmproj-model-Q6_K.gguf": b"in 6 bits",
+        "large/model-f16-00001-of-00002.gguf": b"1",
+        "large/model-f16-00002-of-00002.gguf": b"2",
     },
     "user/odd": {"a/one-Q2_K.gguf": b"1", "b/two-Q2_K.gguf": b"2"},
     "user/evil": {"../../../evil-Q4_0.gguf": b"!"},
@@ -287,6 +298,41 @@ def test_list_and_remove(hub: LoopbackHub, cache: Path) -> None:
     locate.remove(locate.find("user/repo"))
     locate.remove(locate.find("user/odd:Q2_K"))
     assert list(cache.iterdir()) == []
+
+
+def test_a_vision_encoder_comes_and_goes_with_its_model(hub: LoopbackHub, cache: Path) -> None:
+    for model, folder in (("user/sees:Q4_0", ""), ("user/sees:F16", "large")):
+        path = pull(model)
+        [mmproj] = find_mmproj(path)
+        assert mmproj.name == "mmproj-model-f16.gguf" and mmproj.read_bytes() == b"image encoder"
+        assert path.parent.name == folder or not folder
+    assert {model.name for model in locate.list_models()} == {"hf.co/user/sees:Q4_0", "hf.co/user/sees:F16"}
+    locate.remove(locate.find("user/sees:Q4_0"))
+    assert find_mmproj(locate.resolve("user/sees:F16")) == [mmproj]
+    locate.remove(locate.find("user/sees:F16"))
+    assert list(cache.iterdir()) == []
+
+
+def test_a_model_that_was_pulled_without_its_encoder_gets_it(
+    hub: LoopbackHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By another pull, if it is of a family that takes images."""
+    seen = {"a-Q4_0.gguf": (VISION / "gemma3.gguf").read_bytes()}
+    hub.repos = {"user/a": seen, "user/b": {"b-Q4_0.gguf": SMALL}}
+    model = ["pull", "user/a", "--json"]
+    assert cli.main(model) == cli.main(["pull", "user/b", "--json"]) == 0
+    hub.repos["user/a"]["mmproj-a-BF16.gguf"] = hub.repos["user/b"]["mmproj-b-BF16.gguf"] = b"image encoder"
+    hub.status["user/a"] = [404]
+    capsys.readouterr()
+    assert cli.main(model) == 0 and "the vision encoder was not fetched" in capsys.readouterr().err
+    assert cli.main(model) == cli.main(["pull", "user/b", "--json"]) == 0
+    assert [path.name for path in find_mmproj(locate.resolve("user/a"))] == ["mmproj-a-BF16.gguf"]
+    assert find_mmproj(locate.resolve("user/b")) == []
+    requests = len(hub.requests)
+    assert cli.main(model) == 0 and len(hub.requests) == requests, "it is there"
+    own = tmp_path / "own.gguf"
+    own.write_bytes(seen["a-Q4_0.gguf"])
+    assert cli.main(["pull", str(own), "--json"]) == 0 and len(hub.requests) == requests
 
 
 def test_remove_deletes_the_rest_of_a_pull_given_up(hub: LoopbackHub, cache: Path) -> None:

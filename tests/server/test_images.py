@@ -159,6 +159,14 @@ def test_reasoning_belongs_to_the_call_after_it() -> None:
     assert one["reasoning_content"] == "hm" and one["tool_calls"]
 
 
+def test_the_server_says_that_it_sees(server: Running, tiny: Running) -> None:
+    """As the clients of llama.cpp and Ollama ask."""
+    for running, vision in ((server, True), (tiny, False)):
+        assert running.ask("/props")[2]["modalities"] == {"vision": vision, "audio": False}
+        name = running.ask("/v1/models")[2]["data"][0]["id"]
+        assert ("vision" in ollama.Client(host=running.url).show(name).capabilities) == vision
+
+
 def test_what_is_refused(server: Running) -> None:
     for url, said in (
         ("https://example.com/a.png", "fetches no images"),

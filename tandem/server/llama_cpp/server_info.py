@@ -80,7 +80,7 @@ async def props(request: Request, model: str | None = None) -> Props:
             chat_template=llm.llm.chat_template,
             bos_token=bos,
             eos_token=eos,
-            modalities={"vision": False, "audio": False},
+            modalities={"vision": llm.llm.takes_images, "audio": False},
             build_info=f"tandem-{__version__}",
         )
 

@@ -27,6 +27,7 @@ from tandem.errors import ModelNotFoundError, QueueFullError, RequestError, Tand
 from tandem.files import modified
 from tandem.gguf.file import GGUF
 from tandem.model.locate import comparable, is_known, resolve_name
+from tandem.model.vision import sees
 from tandem.server.core.serving import Server, get_server
 from tandem.server.http.bodies import (
     JSONRoute,
@@ -289,14 +290,14 @@ def _listed_model(name: str, path: Path) -> ListedModel:
 def _model_info(name: str, path: Path) -> ModelInfo:
     found = _read_metadata(path)
     thinks = any(text in found.template for text in ("<think>", "<|channel|>analysis"))
-    thinking = ["thinking"] if thinks else []
+    more = ["thinking"] * thinks + ["vision"] * sees(path)
     return ModelInfo(
         modelfile=f"FROM {name}\n",
         parameters="",
         template=found.template,
         details=found.details,
         model_info=found.info,
-        capabilities=["completion", "tools", "embedding", *thinking],
+        capabilities=["completion", "tools", "embedding", *more],
         modified_at=_listed_model(name, path)["modified_at"],
     )
 
