@@ -29,13 +29,14 @@ class Markers(NamedTuple):
     channel: int
     message: int
     end: int
+    constrain: int
 
 
 def find_markers(tokenizer: Tokenizer) -> Markers | None:
     """Returns the markers if this is the vocabulary of gpt-oss."""
-    ids = [tokenizer.find(text) for text in ("<|start|>", CHANNEL, "<|message|>", "<|end|>", *ENDS)]
-    found = [id for id in ids if id is not None]
-    return Markers(*found[:4]) if len(found) == len(ids) else None
+    texts = ("<|start|>", CHANNEL, "<|message|>", "<|end|>", "<|constrain|>", *ENDS)
+    found = [id for id in map(tokenizer.find, texts) if id is not None]
+    return Markers(*found[:5]) if len(found) == len(texts) else None
 
 
 class HarmonyDecoder:
@@ -65,6 +66,8 @@ class HarmonyDecoder:
             return text
         if id == markers.message:
             return self._begin() if self._header is not None else ""
+        if id == markers.constrain:
+            return ""
         text = self._decoder.push(id)
         if self._header is None:
             return text

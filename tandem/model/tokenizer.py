@@ -40,6 +40,17 @@ STOP_TOKENS = (
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 )  # fmt: skip
+# Tokens around reasoning and tool calls: they are part of an output's text, although some files hide them.
+MARKUP = (
+    "<think>", "</think>", "<seed:think>", "</seed:think>", "[THINK]", "[/THINK]",
+    "<|START_THINKING|>", "<|END_THINKING|>", "<|channel>", "<channel|>",
+    "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    "<seed:tool_call>", "</seed:tool_call>", "<function_calls>", "</function_calls>", "<|python_tag|>",
+    "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|tool_call|>", "<|/tool_call|>",
+    "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>",
+    "<|START_ACTION|>", "<|END_ACTION|>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
+)  # fmt: skip
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -81,10 +92,12 @@ class Tokenizer:
         if (end := self.find("</s>")) is not None and self._types[end] == CONTROL:  # in Gemma's, it is HTML
             known_eos_ids.append(end)
         ends = [_token_id(gguf, name, None, self.vocab_size) for name in ("eot", "eom")]
+        self._types[[id for id in map(self.find, MARKUP) if id is not None]] = USER_DEFINED
         self.harmony = find_markers(self)
         self.fill_in_middle = find_tokens(gguf, self)
         if self.harmony:
             known_eos_ids.remove(self.harmony.end)
+            self._types[list(self.harmony)] = USER_DEFINED
             ends += [self.find(text) for text in ENDS]
         self.eos_ids = frozenset(known_eos_ids) | {id for id in (self.eos_id, *ends) if id is not None}
         if pre or kind == GEMMA4:

@@ -11,7 +11,7 @@ The path of a chat request, ten files (`tests/server/test_path.py`):
 | threads for parsing, chat templates and tokenizing | `http/background.py` |
 | API request -> `GenerationRequest` | `openai/chat.py`; `anthropic/messages.py`, `ollama/chat.py` ... |
 | run on the model's `AsyncLLM` | `core/serving.py`; `engine/model_manager.py` and `engine/async_llm.py` |
-| chat template, tools, structured output -> `Prompt` | `core/prompt.py`; with tools, `core/tool_calls.py` |
+| chat template, tools, structured output -> `Prompt` | `core/prompt.py`; tools: `conversation.py`, `tool_formats.py` |
 | tokens -> `Delta`: text, reasoning, tool calls | `core/output_parser.py` |
 | counters and times of requests and steps | `monitoring/metrics.py` |
 | server-sent events or JSON lines; client disconnects | `http/bodies.py` again |

@@ -10,6 +10,7 @@ import pytest
 
 from tandem.engine.output import StopSearch
 from tandem.server.core.output_parser import Delta, OutputParser
+from tandem.server.core.reasoning import REASONING
 from tandem.server.core.tool_calls import parse_calls
 from tandem.server.openai.chat import StreamedUsages, StreamOptions
 
@@ -52,7 +53,7 @@ PIECES = (
 def test_a_long_output_takes_little_time(name: str) -> None:
     """The event loop parses it: what it takes for one response, all others wait."""
     begin, token = LONG[name]
-    parser, longest, before = OutputParser({"f"}), 0.0, time.process_time()
+    parser, longest, before = OutputParser({"f": {}}), 0.0, time.process_time()
     for i in range(TOKENS):
         parser.push(begin if not i else token, last=i == TOKENS - 1)
         longest, before = max(longest, time.process_time() - before), time.process_time()
@@ -62,7 +63,7 @@ def test_a_long_output_takes_little_time(name: str) -> None:
 @pytest.mark.parametrize("name", ['["f"]', '{"f": 1}', "null", "1", "true"])
 def test_a_name_that_is_no_text_names_no_tool(name: str) -> None:
     text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
-    delta = OutputParser({"f"}).push(text, last=True)
+    delta = OutputParser({"f": {}}).push(text, last=True)
     assert not delta.tool_calls and delta.text == text
 
 
@@ -72,14 +73,18 @@ def test_a_name_that_is_no_text_names_no_tool(name: str) -> None:
 )
 def test_arguments_that_are_no_json_can_be_sent(value: str, order: str) -> None:
     text = "<tool_call>{" + order.format(value) + "}</tool_call>"
-    [call] = OutputParser({"f"}).push(text, last=True).tool_calls
+    [call] = OutputParser({"f": {}}).push(text, last=True).tool_calls
     send([call.arguments, call.as_object()])
 
 
 def test_random_outputs() -> None:
     chance = random.Random(16)
     for _ in range(2000):
-        parser = OutputParser({"f", "g"}, parallel=chance.random() < 0.5, thinking=chance.random() < 0.2)
+        parser = OutputParser(
+            {"f": {}, "g": {}},
+            parallel=chance.random() < 0.5,
+            reasoning=REASONING[0] if chance.random() < 0.2 else None,
+        )
         texts = chance.choices(PIECES, k=chance.randrange(1, 12))
         for i, text in enumerate(texts):
             delta = parser.push(text, last=i == len(texts) - 1)

@@ -25,7 +25,7 @@ CONTROL = (
 )  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.thinking }}{{ m.content }}<|end|>{% endfor %}"
-    "{% if tools %}functions{% endif %}<|start|>assistant"
+    "{% if tools %}functions{% endif %}{# tool_calls #}<|start|>assistant"
 )
 THINK, NEXT = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
@@ -63,7 +63,7 @@ def tokenizer(path: Path) -> Tokenizer:
 
 def parsed(tokenizer: Tokenizer, prompt: str, response: str) -> tuple[str, str, list[tuple[str, object]]]:
     decoder = Detokenizer(tokenizer, (), tokenizer.encode(prompt, special=True, bos=False))
-    parser, result = OutputParser({"f"}), GenerationResult()
+    parser, result = OutputParser({"f": {}}), GenerationResult()
     for id in tokenizer.encode(response, special=True, bos=False):
         result.add(parser.push("" if id in tokenizer.eos_ids else decoder.push(id)))
     result.add(parser.push(decoder.flush(), last=True))
@@ -152,6 +152,7 @@ def test_a_required_call_is_one(path: Path) -> None:
         messages=[{"role": "user", "content": "Hi"}],
         tools=[Tool("f", "", schema)],
         tool_choice="required",
+        template_kwargs={"enable_thinking": False},
     )
     with LLM(path, device="cpu", threads=1, context=512) as llm:
         prompt = build_prompt(llm, request)

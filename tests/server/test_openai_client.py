@@ -254,7 +254,7 @@ def test_models_and_errors(client: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match=message):
             client.chat.completions.create(model="smollm2", messages=HELLO, **options)  # type: ignore[call-overload]
     image: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
-    with pytest.raises(openai.BadRequestError, match="image_url"):
+    with pytest.raises(openai.BadRequestError, match="an image must be a data URL"):
         client.chat.completions.create(model="smollm2", messages=image)
     with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens") as long:
         client.completions.create(model="smollm2", prompt="word " * 3000)

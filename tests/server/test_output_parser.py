@@ -10,23 +10,17 @@ from typing import Any
 
 import pytest
 
+from tandem.server.core.conversation import for_template
 from tandem.server.core.output_parser import NO_USAGE, Delta, GenerationResult, OutputParser
 from tandem.server.core.prompt import GenerationRequest
-from tandem.server.core.tool_calls import (
-    GEMMA,
-    HERMES,
-    LLAMA3,
-    MISTRAL,
-    Tool,
-    ToolCall,
-    render_tools_as_text,
-    tool_format_for,
-)
+from tandem.server.core.reasoning import REASONING
+from tandem.server.core.tool_calls import Tool, ToolCall
+from tandem.server.core.tool_formats import GEMMA, HERMES, LLAMA_3, MISTRAL, tool_format_for
 from tandem.server.ollama import chat as ollama
 
 pytestmark = pytest.mark.fast
 
-TOOLS = {"f", "g"}
+TOOLS: dict[str, Any] = {"f": {}, "g": {}}
 F3 = ("f", {"x": 3})
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>'
 PYTHON = "```tool_code\nprint(f(x=3))\n```"
@@ -48,7 +42,9 @@ ANSWERS: list[tuple[bool, bool, str, str, str, list[tuple[str, Any]]]] = [
     (True, False, '<tool_call>{"name": "g", "arguments": "{}"}</tool_call>', "", "", [("g", {})]),
     (True, False, '<tool_call>{"name": "new"}</tool_call>', '<tool_call>{"name": "new"}</tool_call>', "", []),
     (True, False, "<tool_call>what?</tool_call> no", "<tool_call>what?</tool_call> no", "", []),
-    (True, False, '<tool_call>{"name": "f", "arg', '<tool_call>{"name": "f", "arg', "", []),
+    (True, False, 'Well. <tool_call>{"name": "f", "arg', "Well.", "", []),  # cut
+    (True, False, '{"name": "f", "arg', "", "", []),
+    (True, False, "a <tool_call", "a <tool_call", "", []),
     (True, False, '<tool_call>{"name": "f", "arguments": {"x": 3}}', "", "", [F3]),
     (True, False, "a <tool b\n", "a <tool b\n", "", []),
     (True, False, '{"name": "f", "parameters": {"x": 3}}', "", "", [F3]),  # Llama 3
@@ -87,7 +83,7 @@ def gathered(deltas: list[Delta]) -> list[ToolCall]:
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer[2][:30])
 def test_responses_are_parsed(answer: Any, size: int) -> None:
     has_tools, thinking, output, text, reasoning, calls = answer
-    parser = OutputParser(TOOLS if has_tools else None, thinking=thinking)
+    parser = OutputParser(TOOLS if has_tools else None, reasoning=REASONING[0] if thinking else None)
     parts = [output[i : i + size] for i in range(0, len(output), size)]
     delta = [parser.push(part) for part in parts] + [parser.push("", last=True)]
     assert "".join(one.text for one in delta) == text
@@ -124,7 +120,8 @@ def test_ollama_gets_complete_calls() -> None:
 
     async def lines() -> list[Any]:
         server: Any = SimpleNamespace(stream=stream)
-        found = ollama._lines(server, GenerationRequest("m"), {}, 0.0, ollama._chat_body)
+        body: Any = SimpleNamespace(model="m")
+        found = ollama._lines(server, GenerationRequest("m"), body, 0.0, ollama._chat_body)
         return [json.loads(line) async for line in found]
 
     messages = [line["message"] for line in asyncio.run(lines())]
@@ -139,7 +136,7 @@ def test_parallel_calls_can_be_disabled() -> None:
 
 def test_formats_by_template() -> None:
     assert tool_format_for("... <tool_call> ...") is HERMES and tool_format_for("<|im_start|>") is HERMES
-    assert tool_format_for("<|start_header_id|> <|python_tag|>") is LLAMA3
+    assert tool_format_for("<|start_header_id|> <|python_tag|>") is LLAMA_3
     assert tool_format_for("[INST] [TOOL_CALLS]") is MISTRAL and tool_format_for("<start_of_turn>") is GEMMA
 
 
@@ -162,7 +159,11 @@ def test_a_conversation_for_a_template_without_tools() -> None:
         {"role": "tool", "content": "1"},
         {"role": "tool", "content": "2"},
     ]
-    rendered = render_tools_as_text(messages, [Tool("f", "Does it.")], HERMES)
+    for message in messages:
+        for one in message.get("tool_calls", []):
+            one["function"]["arguments"] = json.dumps({"x": 3})
+    rendered, variables = for_template(messages, [Tool("f", "Does it.")], "<|im_start|>", HERMES)
+    assert not variables
     assert [message["role"] for message in rendered] == ["system", "user", "assistant", "user"]
     assert (
         rendered[0]["content"].startswith("Be kind.\n\nYou can call")

@@ -118,7 +118,7 @@ def test_a_response_in_json_or_calls(tmp_path: Path, template: str) -> None:
 def test_the_grammar_of_calls_without_tags(tmp_path: Path, text: str) -> None:
     good = '{"name": "f", "parameters": {"x": 3}}'
     if text == "[TOOL_CALLS]":
-        good = '[{"name": "f", "arguments": {"x": 3}}]'
+        good = '[TOOL_CALLS][{"name": "f", "arguments": {"x": 3}, "id": "abc123XYZ"}]'
     with opened(tmp_path, CHATML + "{# " + text + " #}") as llm:
         required: Any = {"tools": [TOOL], "tool_choice": "required"}
         assert allows(llm, good, **required) and not allows(llm, "Hello", **required)

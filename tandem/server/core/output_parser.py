@@ -4,14 +4,32 @@ reasoning, text and tool calls while it streams."""
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import regex
 
 from tandem.engine.output import TokenLogprob, Usage
-from tandem.server.core.tool_calls import BARE_CALL_STARTS, CALL_TAGS, ToolCall, new_call_id, parse_calls
+from tandem.server.core.argument_scanners import JSONScanner, Scanner, overlap
+from tandem.server.core.reasoning import REASONING, ReasoningTags
+from tandem.server.core.schemas import Schema
+from tandem.server.core.tool_calls import ToolCall, new_call_id, parse_calls
+from tandem.server.core.tool_formats import ACCEPTED, QWEN3_CODER, ToolFormat
 
-THINK_START, THINK_END = "<think>", "</think>"
+FORMATS: dict[
+    str, list[ToolFormat]
+] = {}  # opening tag -> formats of the calls that may follow; "": without a tag
+for _format in ACCEPTED:
+    FORMATS.setdefault(_format.tag, []).append(_format)
+CALL_TAG = regex.compile("|".join(regex.escape(tag) for tag in FORMATS if tag))
+# The beginning of a response that may be calls without a tag.
+BARE_CALLS = regex.compile(
+    r'\s*+(?:\[\s*+)?+(?:\{\s*+){1,2}+"(?:name|arguments|parameters|type|id|function)"'
+    r"|\s*+\[\s*+[A-Za-z_][\w.-]{0,63}+\("
+)
+MAX_HEAD = 4096  # characters before the arguments; a call that begins with more is parsed when it is complete
+MAX_LABEL = 32  # characters of the name of a channel
 
 
 @dataclass(frozen=True)
@@ -96,20 +114,22 @@ class OutputParser:
 
     def __init__(
         self,
-        tools: set[str] | None = None,
+        tools: Mapping[str, Schema] | None = None,
         *,
         parallel: bool = True,
-        thinking: bool = False,
+        reasoning: ReasoningTags | None = None,
         id_length: int = 24,
     ) -> None:
-        """`tools`: names that may be called; `parallel`: several calls are allowed; `thinking`: the prompt ends with
-        `<think>`, so the response starts with reasoning."""
-        self._tools, self._parallel, self._id_length = tools or set(), parallel, id_length
-        self._tags = tuple(CALL_TAGS) if tools else ()
-        self._state = self._reasoning if thinking else self._start
+        """`tools`: names that may be called, with the schemas of their arguments; `parallel`: several calls are
+        allowed; `reasoning`: the prompt ends with its start, so the response begins with reasoning."""
+        self._tools, self._parallel, self._id_length = tools or {}, parallel, id_length
+        self._tags = reasoning or REASONING[0]  # of the reasoning
+        self._state = self._reasoning if reasoning else self._start
         self._buffer = ""  # received, not parsed yet
-        self._close_tag = ""  # of the current call
-        self._scanner = JSONObjectScanner()  # of the current call's arguments, then of the rest of the call
+        self._format = QWEN3_CODER  # of the current call
+        self._scanner: Scanner = (
+            JSONScanner()
+        )  # of the current call's arguments, then of the rest of the call
         self._at_part_start = True  # nothing of the current part has been returned
         self._ended = False
         self.called = False  # the response contains a tool call
@@ -134,21 +154,45 @@ class OutputParser:
     # ---- states
 
     def _start(self, delta: Delta) -> bool:
-        """The beginning of the response: `<think>`, or anything else."""
+        """The beginning of the response: reasoning, or anything else."""
         text = self._buffer.lstrip()
-        if len(text) < len(THINK_START) and THINK_START.startswith(text) and not self._ended:
+        for tags in REASONING:
+            if text.startswith(tags.start):
+                self._buffer, self._tags = text[len(tags.start) :], tags
+                self._state = self._label if tags.has_label else self._reasoning
+                return True
+        if not self._ended and any(tags.start.startswith(text) for tags in REASONING):
             return False
-        is_reasoning = text.startswith(THINK_START)
-        self._buffer = text[len(THINK_START) :] if is_reasoning else self._buffer
-        self._state = self._reasoning if is_reasoning else self._content_start
+        self._state = self._content_start
+        return True
+
+    def _label(self, delta: Delta) -> bool:
+        """The rest of the line of a start tag."""
+        label, end, rest = self._buffer.partition("\n")
+        may_be_label = len(label) < MAX_LABEL and (label.isalpha() or not label)
+        if may_be_label and not end and not self._ended:
+            return False
+        self._buffer = rest if may_be_label else self._buffer
+        self._state = self._reasoning
         return True
 
     def _reasoning(self, delta: Delta) -> bool:
-        text, ends = self._take_until((THINK_END,))
+        """ReasoningTags ends with its tag; the models of Qwen3-Coder's format may forget it before a call."""
+        tags = (self._tags.end, QWEN3_CODER.tag) if self._tools else (self._tags.end,)
+        text, tag = self._take_until(regex.compile("|".join(map(regex.escape, tags))))
         delta.reasoning += self._strip_start(text)
-        if not ends:
+        if not tag:
             return False
-        self._buffer = self._buffer[len(THINK_END) :]
+        if tag != self._tags.end:
+            found = self._match(QWEN3_CODER.begins, self._spaces() + len(tag))
+            if found and not found.partial and found["name"] in self._tools:
+                self._at_part_start, self._state = True, self._call
+            elif found and found.partial and not self._ended:
+                return False
+            else:
+                delta.reasoning += self._take(self._spaces() + len(tag))
+            return True
+        self._take(self._spaces() + len(tag))
         self._at_part_start, self._state = True, self._after_reasoning
         return True
 
@@ -159,65 +203,84 @@ class OutputParser:
 
     def _content_start(self, delta: Delta) -> bool:
         """The beginning of the content: a tool call without tags is the whole content."""
-        text = self._buffer.lstrip()
-        if self._tools and not self._ended and (not text or text == "["):
+        found = BARE_CALLS.match(self._buffer, partial=True) if self._tools else None
+        if found and found.partial and not self._ended:
             return False
-        self._state = self._call if self._tools and text.startswith(BARE_CALL_STARTS) else self._text
+        self._state = self._call if found and not found.partial else self._text
         return True
 
     def _text(self, delta: Delta) -> bool:
-        if not self._tags:
+        if not self._tools:
             delta.text, self._buffer = delta.text + self._buffer, ""
             return False
-        text, found = self._take_until(self._tags)
+        text, tag = self._take_until(CALL_TAG)
         delta.text += self._strip_start(text) if self.called else text
-        if found:
-            self._state = self._call
-        return found
+        self._state = self._call if tag else self._state
+        return bool(tag)
 
     def _call(self, delta: Delta) -> bool:
         """A tool call: streamed if it is written as usual, otherwise parsed when it is complete. Text that is no call
         of a known tool stays text."""
-        tag = next((tag for tag in self._tags if self._buffer.startswith(tag)), "")
-        self._close_tag = CALL_TAGS.get(tag, "")
-        if self._start_call(delta, len(tag)):
-            return True
-        end = self._buffer.find(self._close_tag, len(tag)) if self._close_tag else -1
-        if end < 0 and not self._ended:
+        found = CALL_TAG.match(self._buffer, self._spaces())
+        tag, at = (found[0], found.end()) if found else ("", 0)
+        started, name = self._start_call(delta, [(one, one.begins) for one in FORMATS[tag]], at)
+        if started or (name is not None and not self._ended):
+            return started
+        close_tag = FORMATS[tag][0].close_tag
+        end = self._buffer.find(close_tag, at) if close_tag else -1
+        place = len(self._buffer) if end < 0 else end
+        may_be_json = self._buffer[at:place].lstrip()[:1] in ("{", "[") or "```" in tag
+        if end < 0 and may_be_json and not self._ended:
             return False
-        end = len(self._buffer) if end < 0 else end
-        calls = parse_calls(self._buffer[len(tag) : end], self._tools, self._id_length)
-        if self._parallel or not self.called:
-            delta.tool_calls += calls if self._parallel else calls[:1]
-        delta.text += "" if calls else self._buffer[: end + len(self._close_tag)]
-        self._buffer = self._buffer[end + len(self._close_tag) :]
-        self.called, self._at_part_start, self._state = self.called or bool(calls), True, self._text
+        calls = parse_calls(self._buffer[at:place], self._tools, self._id_length) if may_be_json else []
+        delta.tool_calls += calls if self._parallel else calls[:1]
+        self.called = self.called or bool(calls)
+        is_begun = name in self._tools or (tag[:1] not in ("", "`") and (may_be_json or name is not None))
+        if calls or (is_begun and end < 0):  # a call that was cut is no text
+            self._take(place + len(close_tag))
+            self._at_part_start = True
+        else:
+            delta.text += self._take(place + len(close_tag) if may_be_json else at)
+        self._state = self._after_call if self.complete else self._text
         return True
 
-    def _start_call(self, delta: Delta, at: int) -> bool:
-        """Starts a call whose arguments can be streamed, if one begins at `at`."""
-        found = match_call_start(self._buffer, at)
-        if not found or found[0] not in self._tools or (self.called and not self._parallel):
-            return False
-        delta.tool_calls.append(ToolCall(new_call_id(self._id_length), found[0], ""))
-        self._buffer = self._buffer[found[1] :]
-        self._scanner, self._state, self.called = JSONObjectScanner(), self._arguments, True
-        return True
+    def _start_call(
+        self, delta: Delta, heads: Sequence[tuple[ToolFormat, Any]], at: int
+    ) -> tuple[bool, str | None]:
+        """Starts a call whose arguments can be streamed, if one begins at `at`. Returns whether there is one and, if
+        there may be one when more text is there, its name as far as it is known."""
+        may_start = None
+        for format, head in heads:
+            found = self._match(head, at)
+            if not found:
+                continue
+            name = _unescaped(found["name"] or "") if format.is_json else found["name"] or ""
+            if found.partial:
+                may_start = may_start or name
+            elif name in self._tools:
+                delta.tool_calls.append(ToolCall(new_call_id(self._id_length), name, ""))
+                self._take(found.end())
+                self._format, self._scanner = format, format.arguments.scan(self._tools[name])
+                self._state, self.called = self._arguments, True
+                return True, name
+        return False, may_start
 
     def _arguments(self, delta: Delta) -> bool:
-        text, self._buffer, ends = self._scanner.take(self._buffer)
+        text, self._buffer, ends = self._scanner.take(self._buffer, self._ended)
         if delta.tool_calls:
             delta.tool_calls[-1].arguments += text
         else:
             delta.arguments += text
         if ends:
-            self._scanner, self._state = JSONObjectScanner(depth=1), self._rest_of_call
+            self._scanner = JSONScanner(depth=1)
+            self._state = self._rest_of_call if self._format.is_json else self._after_call
         return ends
 
     def _rest_of_call(self, delta: Delta) -> bool:
         """From the arguments to the closing brace, which models sometimes forget. Other keys are ignored."""
-        end = self._buffer.find(self._close_tag) if self._close_tag else -1
-        held = 0 if self._ended else _overlap(self._buffer, self._close_tag)
+        close_tag = self._format.close_tag
+        end = self._buffer.find(close_tag) if close_tag else -1
+        held = 0 if self._ended else overlap(self._buffer, close_tag)
         scanned = end if end >= 0 else len(self._buffer) - held
         _, rest, ends = self._scanner.take(self._buffer[:scanned])
         self._buffer = rest + self._buffer[scanned:]
@@ -228,31 +291,54 @@ class OutputParser:
 
     def _after_call(self, delta: Delta) -> bool:
         """From a call to its closing tag: more calls; other text is dropped."""
-        self._buffer = self._buffer.lstrip(" \t\r\n,;")
-        if self._start_call(delta, 0):
-            return True
-        end = self._buffer.find(self._close_tag) if self._close_tag else -1
-        if end < 0 and not self._ended:
+        format = self._format
+        if not self._parallel:
+            self._buffer = ""
             return False
-        end = len(self._buffer) if end < 0 else end
-        if self._parallel:
-            delta.tool_calls += parse_calls(self._buffer[:end], self._tools, self._id_length)
-        self._buffer = self._buffer[end + len(self._close_tag) :]
+        if format.is_json or not format.each:
+            started, name = self._start_call(delta, [(format, format.continues)], 0)
+            if started or (name is not None and not self._ended):
+                return started
+            if name is not None:  # a call that was cut is no text
+                self._buffer = ""
+        self._buffer = self._buffer.lstrip(" \t\r\n,;")
+        if format.tag and not format.close_tag:
+            self._buffer = self._buffer.lstrip(" \t\r\n]")
+            if not self._buffer and not self._ended:
+                return False
+        else:
+            found = format.closes.search(self._buffer, partial=True)
+            if not self._ended and (not found or found.partial):
+                return False
+            end = found.start() if found and not found.partial else len(self._buffer)
+            delta.tool_calls += parse_calls(self._take(end), self._tools, self._id_length)
+            if self._buffer.startswith(format.close_tag):
+                self._take(len(format.close_tag))
         self._at_part_start, self._state = True, self._text
         return True
 
     # ---- helpers
 
-    def _take_until(self, tags: tuple[str, ...]) -> tuple[str, bool]:
-        """Takes the text before the first tag, without trailing whitespace. Returns it and whether a tag was found."""
-        place = min((found for tag in tags if (found := self._buffer.find(tag)) >= 0), default=-1)
-        if place < 0 and self._ended:
-            text, self._buffer = self._buffer, ""
-            return text, False
-        end = place if place >= 0 else len(self._buffer) - max(_overlap(self._buffer, tag) for tag in tags)
-        text = self._buffer[:end].rstrip()
-        self._buffer = self._buffer[place if place >= 0 else len(text) :]
-        return text, place >= 0
+    def _spaces(self) -> int:
+        """The length of the whitespace before a tag."""
+        return len(self._buffer) - len(self._buffer.lstrip())
+
+    def _take(self, length: int) -> str:
+        taken, self._buffer = self._buffer[:length], self._buffer[length:]
+        return taken
+
+    def _match(self, pattern: Any, at: int) -> Any:
+        """The match of a pattern at a place, which may be a partial one."""
+        found = pattern.match(self._buffer, at, at + MAX_HEAD, partial=True)
+        return None if found and found.partial and len(self._buffer) >= at + MAX_HEAD else found
+
+    def _take_until(self, pattern: Any) -> tuple[str, str]:
+        """Takes the text before the first tag, without trailing whitespace. Returns it, and the tag that was found."""
+        found = pattern.search(self._buffer, partial=True)
+        if self._ended and (not found or found.partial):
+            return self._take(len(self._buffer)), ""
+        end = found.start() if found else len(self._buffer)
+        return self._take(len(self._buffer[:end].rstrip())), "" if not found or found.partial else found[0]
 
     def _strip_start(self, text: str) -> str:
         """Removes whitespace at the beginning of a part."""
@@ -261,53 +347,9 @@ class OutputParser:
         return text
 
 
-def _overlap(text: str, tag: str) -> int:
-    """The length of the longest suffix of `text` that is a prefix of `tag`."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)
-
-
-# {"name": ..., "arguments": { as nearly all models write it; Qwen 2.5 copies the double brace of its template. Calls
-# with their keys in another order are parsed when they are complete. No repetition is tried at a second length (*+):
-# after 2,000 spaces that would take seconds for each token.
-CALL_START = re.compile(
-    r'\s*+(?:\[\s*+)?+(?:\{\s*+)?\{\s*+"name"\s*+:\s*+("(?:[^"\\]|\\.)*+")\s*+,\s*+'
-    r'"(?:arguments|parameters)"\s*+:\s*+(?=\{)'
-)
-MAX_CALL_START = 4096  # characters; a call that begins with more is parsed when it is complete
-
-
-def match_call_start(text: str, at: int) -> tuple[str, int] | None:
-    """(tool name, where its arguments start) if a call in JSON starts at `at`."""
-    found = CALL_START.match(text, at, at + MAX_CALL_START)
+def _unescaped(name: str) -> str:
+    """A name in a JSON string."""
     try:
-        return (json.loads(found[1], strict=False), found.end()) if found else None
+        return str(json.loads(f'"{name}"', strict=False))
     except ValueError:
-        return None
-
-
-class JSONObjectScanner:
-    """Finds the end of a JSON object that arrives in parts."""
-
-    def __init__(self, depth: int = 0) -> None:
-        """`depth`: objects and lists that are open already."""
-        self._depth, self._in_string, self._escaped = depth, False, False
-
-    def take(self, text: str) -> tuple[str, str, bool]:
-        """(text of the object, text after it, whether it has ended). Control characters in strings, which models write
-        and JSON forbids, are escaped."""
-        taken = []
-        for place, letter in enumerate(text):
-            taken.append(json.dumps(letter)[1:-1] if self._in_string and letter < " " else letter)
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped, self._in_string = letter == "\\", letter != '"'
-            elif letter == '"':
-                self._in_string = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    return "".join(taken), text[place + 1 :], True
-        return "".join(taken), "", False
+        return name

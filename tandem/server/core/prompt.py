@@ -17,10 +17,14 @@ from tandem.errors import ContextError, RequestError
 from tandem.model.chat_formats import BY_TOKEN
 from tandem.model.fill_in_middle import prompt_ids
 from tandem.model.harmony import FINAL
-from tandem.server.core import tool_calls
+from tandem.server.core import conversation
 from tandem.server.core.images import joined, text_of
-from tandem.server.core.output_parser import THINK_END, THINK_START, OutputParser
-from tandem.server.core.tool_calls import HERMES, Message, Tool, ToolFormat
+from tandem.server.core.output_parser import OutputParser
+from tandem.server.core.reasoning import HARMONY, ReasoningTags, reasoning_for
+from tandem.server.core.schemas import quoted
+from tandem.server.core.tool_calls import Message, Tool
+from tandem.server.core.tool_formats import HARMONY as HARMONY_CALLS
+from tandem.server.core.tool_formats import ToolFormat, tool_format_for
 
 WHOLE_CONTEXT = 2**31  # as `max_tokens`: generate until the context is full
 DEFAULT_MIN_P = 0.1
@@ -160,38 +164,43 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
     messages, variables = list(request.messages), dict(request.template_kwargs)
     if reserved := RESERVED_VARIABLES & variables.keys():
         raise RequestError(f"chat_template_kwargs may not set {min(reserved)}: remove it")
-    renders_tools, format = "tools" in template, HERMES
-    if tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
-        format = tool_calls.tool_format_for(template)
-        messages = tool_calls.with_parsed_arguments(messages)
-        if renders_tools:
-            variables["tools"] = [tool_calls.as_json(tool) for tool in tools]
-        else:
-            messages = tool_calls.render_tools_as_text(messages, tools, format)
-    elif not renders_tools:  # without the fields that such a template may not know
-        messages = [{"role": message["role"], "content": message["content"]} for message in messages]
-    if llm.tokenizer.harmony:
+    is_harmony = llm.tokenizer.harmony is not None
+    format = HARMONY_CALLS if is_harmony else tool_format_for(template)
+    reasoning = HARMONY if is_harmony else reasoning_for(template)
+    final = reasoning.final if reasoning else ""
+    if is_harmony:
         messages = [_with_analysis(message) for message in messages]
+    if tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
+        messages, about_tools = conversation.for_template(messages, tools, template, format)
+        variables |= about_tools
+    elif "tools" not in template:  # without the fields that such a template may not know
+        messages = [{"role": message["role"], "content": message["content"]} for message in messages]
     prefill = text_of(messages.pop()["content"], "a message that is continued") if _continues(request) else ""
     ids = llm.chat_ids(messages, limit, **variables)
     if request.context:
         ids = with_context(request.context, ids, llm.tokenizer.bos_id)
     if prefill:
         ids += _answer_header(llm) + llm.tokenizer.encode(prefill, bos=False, limit=limit)
-    thinking = llm.tokenizer.decode(ids[-8:], special=True).rstrip().endswith(THINK_START)
-    may_think = thinking or (
-        THINK_START in template and variables.get("enable_thinking") is not False and not prefill
+    end = llm.tokenizer.decode(ids[-8:], special=True).rstrip()
+    begun = reasoning is not None and end.endswith(reasoning.start)
+    is_off = (
+        prefill or variables.get("enable_thinking") is False or (reasoning and end.endswith(reasoning.end))
     )
-    params = _constrained_params(request, tools, format, thinking=thinking, may_think=may_think)
-    constrained = any(params.get(constraint) is not None for constraint in CONSTRAINTS)
+    if is_off and not begun:
+        reasoning = None
+    params = _constrained_params(request, tools, format, reasoning, begun=begun, final=final)
+    is_answer = params.get("grammar") == request.params.get(
+        "grammar"
+    )  # a constraint does not begin with a header
+    constrained = is_answer and any(params.get(constraint) is not None for constraint in CONSTRAINTS)
     at_once = variables.get("enable_thinking") is False and not tools
     if not prefill and (constrained or at_once):
         ids += _answer_header(llm)
     new_parser = partial(
         OutputParser,
-        {tool.name for tool in tools},
+        {tool.name: tool.parameters for tool in tools},
         parallel=request.parallel_tool_calls,
-        thinking=thinking,
+        reasoning=reasoning if begun else None,
         id_length=format.id_length,
     )
     return Prompt(ids, params, new_parser, grammar=_grammar(params))
@@ -238,12 +247,14 @@ def _constrained_params(
     request: GenerationRequest,
     tools: Sequence[Tool],
     format: ToolFormat,
+    reasoning: ReasoningTags | None,
     *,
-    thinking: bool,
-    may_think: bool,
+    begun: bool,
+    final: str,
 ) -> dict[str, Any]:
     """The sampling parameters, with a grammar where tool calls are required, `strict`, or an alternative to JSON.
-    Reasoning may come before the constrained output."""
+    `reasoning` may come before the constrained output; `begun`: the prompt ends with its start. `final`: the header
+    of a text."""
     params = dict(request.params)
     required, strict = request.tool_choice == "required", any(tool.strict for tool in tools)
     if required and not tools:
@@ -260,22 +271,24 @@ def _constrained_params(
                 f"{kind} and a regex, grammar or choice for the response exclude each other: use one, not both"
             )
         params["grammar"] = format.grammar(tools, parallel=request.parallel_tool_calls, optional=not required)
-    elif schema is not None and (tools or may_think):
+    elif schema is not None and (tools or reasoning):
         schema = params.pop("json_schema")
-        params["grammar"] = (
-            f"start: json\njson: %json {schema if isinstance(schema, str) else json.dumps(schema)}\n"
-        )
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        params["grammar"] = f"start: {quoted(final) if final else ''} json\njson: %json {text}\n"
         if tools:
             calls = format.grammar(tools, parallel=request.parallel_tool_calls, optional=False)
             params["grammar"] = params["grammar"].replace("json\n", "json | called\n", 1)
             params["grammar"] += calls.replace("start:", "called:", 1)
-    if may_think and (required or schema is not None):
-        params["grammar"] = _with_reasoning(params["grammar"], started=thinking)
+    if reasoning and (required or schema is not None):
+        params["grammar"] = _with_reasoning(params["grammar"], reasoning, begun=begun)
     return params
 
 
-def _with_reasoning(grammar: str, *, started: bool) -> str:
-    """A grammar with reasoning before `grammar`: optional, or required if the prompt has `started` it."""
-    reasoning = "reasoning" if started else f'("{THINK_START}" reasoning)?'
-    rules = f'reasoning[suffix="{THINK_END}"]: /(?s:.*)/\nSPACE: /\\s+/\n'
-    return f"start: {reasoning} SPACE? rest\n{rules}{grammar.replace('start:', 'rest:', 1)}"
+def _with_reasoning(grammar: str, reasoning: ReasoningTags, *, begun: bool) -> str:
+    """A grammar with reasoning before `grammar`: optional, or required if the prompt has `begun` it."""
+    before = f"reasoning {quoted(reasoning.answer) if reasoning.answer else ''}"
+    if not begun:
+        before = f"({quoted(reasoning.start)} {before})?"
+    space = "" if reasoning.answer else "SPACE?"
+    rules = f"reasoning[suffix={quoted(reasoning.end)}]: /(?s:.*)/\nSPACE: /\\s{{1,4}}/\n"
+    return f"start: {before} {space} rest\n{rules}{grammar.replace('start:', 'rest:', 1)}"
