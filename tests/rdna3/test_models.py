@@ -12,6 +12,7 @@ from tandem.devices.rdna3.device import EmulatedDevice
 from tandem.errors import DeviceError
 from tests.models.test_reference import GOLDENS, NAMES, golden_prompts
 from tests.vulkan.mesa import FOLDER
+from tests.vulkan.test_models import ON_CPU_ONLY
 
 MESA = "TANDEM_RADV"
 # Families whose launches others have too.
@@ -31,7 +32,12 @@ def load(name: str, device: str = EMULATED, kv: str = "f32") -> LLM:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.soak] * (name in NO_NEW_KERNEL)) for name in NAMES]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.soak] * (name in NO_NEW_KERNEL))
+        for name in NAMES
+        if name not in ON_CPU_ONLY
+    ],
 )
 def test_equals_transformers(name: str) -> None:
     with load(name) as llm:

@@ -140,11 +140,13 @@ def _placed(
     if not is_divisible(launch):
         return DividedLaunch(launch, (1.0, *[0.0] * (len(devices) - 1)), alone, alone)
     extents = launch.kernel.extents(launch.scalars, counts)
+    # Extents are of whole q8 tiles, costs of the tokens in them.
+    used = (whole.bytes - extents["weights"]) / (extents["x"] + extents["out"])
+    x, out = used * extents["x"], used * extents["out"]
 
     def nbytes(device: Rates, n: int) -> float:
         """Every device reads all of the activations."""
-        own = extents["weights"] * device.weights + extents["out"]
-        return extents["x"] + own * n / parts if n else 0.0
+        return x + (extents["weights"] * device.weights + out) * n / parts if n else 0.0
 
     def worker(device: Rates) -> Seconds:
         return lambda n: device.seconds(Cost(nbytes(device, n), whole.ops * n / parts))
