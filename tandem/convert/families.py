@@ -234,6 +234,7 @@ FAMILIES: dict[str, Family] = {
     "GraniteMoeForCausalLM": Family("granitemoe", granite, reordered=True),
     "HunYuanDenseV1ForCausalLM": Family("hunyuan-dense"),
     "HunYuanMoEV1ForCausalLM": Family("hunyuan-moe", hunyuan_moe),
+    "Idefics3ForConditionalGeneration": LLAMA,
     "LlamaForCausalLM": LLAMA,
     "Ministral3ForCausalLM": MISTRAL3,
     "Mistral3ForConditionalGeneration": MISTRAL3,
@@ -253,6 +254,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "SeedOssForCausalLM": Family("seed_oss", names={"post_attention_layernorm": "post_attention_norm"}),
     "SmolLM3ForCausalLM": Family("smollm3", smollm3, reordered=True, defaults={"tie_word_embeddings": True}),
+    "SmolVLMForConditionalGeneration": LLAMA,
     "StableLmForCausalLM": Family(
         "stablelm", layer_norm=True, required={"qk_layernorm": False, "use_parallel_residual": False}
     ),

@@ -25,7 +25,9 @@ Values = Callable[[], Iterator[Array]]  # float32 [rows, columns], in order
 LAYER_NAME = re.compile(r"model\.layers\.(\d{1,4})\.(.+)")
 EXPERT = re.compile(r"\.experts\.(\d{1,5})\.")
 # Other models in the folder, and buffers that are computed.
-IGNORED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.|.*rotary_emb\.inv_freq$")
+IGNORED = re.compile(
+    r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|connector)\.|.*rotary_emb\.inv_freq$"
+)
 ORDER = ("token_embd", "output", "output_norm", "rope")  # before the layers
 
 
@@ -90,7 +92,7 @@ class _Plan:
 
     def add(self, stored: str) -> None:
         """Adds the tensor, or tensors, that `stored` becomes."""
-        name = re.sub(r"^(language_model\.model|model\.language_model)\.", "model.", stored)
+        name = re.sub(r"^(language_model\.model|model\.language_model|model\.text_model)\.", "model.", stored)
         name = name.removeprefix("language_model.")
         if IGNORED.match(name):
             return

@@ -280,9 +280,11 @@ class Batch:
 
 
 def _image_border(sequence: Sequence, position: int) -> tuple[int, int]:
-    """Returns the end of the image, or of the text before the next image, that includes `position`, and the last
-    position that all of its tokens see."""
+    """Returns the end of the whole image, or of what is before the next one, that includes `position`, and the last
+    position that all of its tokens see; 0: each token sees those before it."""
     for span in sequence.images:
+        if not span.image.is_whole:
+            continue
         if position < span.begin:
             return span.begin, 0
         if position < span.end:

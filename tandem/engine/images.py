@@ -1,7 +1,7 @@
 """Images in prompts: where they are, their embeddings, and a cache of them.
 
-The embeddings of an image take the places of tokens in a sequence. Its tokens see each other in attention, so all of
-them are computed in one step, unless the first are in the prefix cache.
+The embeddings of an image take the places of tokens in a sequence. For some models they see each other in attention:
+all of them are computed in one step then, unless the first are in the prefix cache.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ PLACEHOLDER = 0  # the id that tokens of an image have
 class Image:
     """An image as an encoder takes it, and its embeddings once they are computed."""
 
-    __slots__ = ("digest", "embeddings", "pixels", "tokens")
+    __slots__ = ("digest", "embeddings", "is_whole", "pixels", "tokens")
 
-    def __init__(self, pixels: Array, tokens: int) -> None:
-        """`pixels`: uint8 [height, width, channels]. `tokens`: the embeddings that they will become."""
-        self.pixels, self.tokens = pixels, tokens
+    def __init__(self, pixels: Array, tokens: int, *, is_whole: bool = True) -> None:
+        """`pixels`: uint8 [height, width, channels]. `tokens`: the embeddings that they will become. `is_whole`: these
+        see each other in attention."""
+        self.pixels, self.tokens, self.is_whole = pixels, tokens, is_whole
         header = repr((pixels.shape, tokens)).encode()
         self.digest = blake2b(header + pixels.tobytes(), digest_size=16).digest()
         self.embeddings: Array | None = None  # float32 [tokens, width]
@@ -76,11 +77,11 @@ def with_context(context: Sequence[int], prompt: list[int], bos_id: int | None) 
 
 
 def whole_images(images: Iterable[ImageSpan], begin: int, count: int, room: int) -> int:
-    """Returns how many tokens from `begin` on a step computes: about `count`, so that it cuts no image in two. An image
-    that does not fit into `count` tokens may take up to `room`; 0: it must wait for a step with more room."""
+    """Returns how many tokens from `begin` on a step computes: about `count`, so that it cuts no whole image in two.
+    One that does not fit into `count` tokens may take up to `room`; 0: it must wait for a step with more room."""
     end = begin + count
     for span in images:
-        if span.begin < end < span.end:
+        if span.begin < end < span.end and span.image.is_whole:
             if span.begin > begin:
                 return span.begin - begin
             return span.end - begin if span.end - begin <= room else 0

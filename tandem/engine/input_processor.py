@@ -78,7 +78,7 @@ class InputProcessor:
                     text += part
                     continue
                 ids += self._text_ids(text, limit, first=not ids)
-                image, text = Image(part, vision.config.tokens(part)), ""
+                image, text = Image(part, vision.config.tokens(part), is_whole=vision.encoder.WHOLE), ""
                 spans.append(ImageSpan(len(ids), image))
                 ids += [PLACEHOLDER] * image.tokens
                 if limit is not None and len(ids) > limit:

@@ -61,6 +61,9 @@ SHORT_NAMES = {
     "qwen3-1.7b": "Qwen/Qwen3-1.7B-GGUF:Q8_0",
     "qwen3-4b": "Qwen/Qwen3-4B-GGUF:Q4_K_M",
     "qwen3-8b": "Qwen/Qwen3-8B-GGUF:Q4_K_M",
+    "smolvlm-256m": "ggml-org/SmolVLM-256M-Instruct-GGUF:Q8_0",
+    "smolvlm-500m": "ggml-org/SmolVLM-500M-Instruct-GGUF:Q8_0",
+    "smolvlm2-2.2b": "ggml-org/SmolVLM2-2.2B-Instruct-GGUF:Q4_K_M",
     "tinyllama": "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF:Q4_K_M",
 }
 

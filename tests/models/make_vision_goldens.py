@@ -1,159 +1,304 @@
-"""Writes goldens/vision/: tiny random models that see, their mmproj files, and what `transformers` computes.
+"""Writes goldens/vision/: tiny random models that see, their mmproj files, what `transformers` computes, and what its
+image processors make of pictures.py.
 
-Run by hand, like make_goldens.py, whose tokenizer and text tensors it uses:
-    python tests/models/make_vision_goldens.py
+Run by hand, in the environment of make_goldens.py:
+    python -m tests.models.make_vision_goldens [NAME ...]
 """
 
 from __future__ import annotations
 
+import json
+import sys
+import tempfile
 import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-import gguf
-import make_goldens
 import numpy as np
 import torch
 import transformers
-from make_goldens import Golden, make_model, rope, small
 
-make_goldens.GOLDENS = GOLDENS = make_goldens.GOLDENS / "vision"
-make_goldens.SPECIAL["gemma"] += [
-    "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>",
-]  # fmt: skip
-SPECIAL = make_goldens.SPECIAL["gemma"]
-IMAGE, PATCH, MERGE, WIDTH, FFN, LAYERS, HEADS = 56, 14, 2, 48, 80, 2, 2  # heads of 24: not a multiple of 16
-TOKENS = (IMAGE // PATCH // MERGE) ** 2
-LAYER_NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.out_proj": "attn_out",
-    "layer_norm1": "ln1",
-    "layer_norm2": "ln2",
-    "mlp.fc1": "ffn_up",
-    "mlp.fc2": "ffn_down",
-}
-NAMES = {
-    "embeddings.patch_embedding": "v.patch_embd",
-    "embeddings.position_embedding": "v.position_embd",
-    "post_layernorm": "v.post_ln",
-}
+from tandem.convert.convert import convert
+from tests.gguf_files import Key, write
+from tests.models import make_goldens
+from tests.models.make_goldens import rope, small
+from tests.models.pictures import COUNT, picture_of
+
+GOLDENS = make_goldens.GOLDENS / "vision"
+WIDTH, FFN, LAYERS, HEADS, TEXT = 48, 80, 2, 2, 32  # heads of 24: not a multiple of 16
 
 
-def text_golden() -> Golden:
-    return small(
-        "Gemma3Text",
-        "gemma3",
-        {"attention.sliding_window_pattern": 2},
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        rope_parameters={"full_attention": rope(1e6), "sliding_attention": rope(1e4)},
-        sliding_window=8,
-        layer_types=["sliding_attention", "full_attention"],
-    )
+@dataclass
+class Golden:
+    """`special`: tokens of the vocabulary. `own`: parts of the model beside its language model. `names`: a tensor's
+    name, with a star for the layer -> its name in the mmproj file. `change`: of tensors, for the file."""
+
+    name: str
+    config: Any
+    special: list[str]
+    own: list[str]
+    keys: list[Key]
+    names: dict[str, str]
+    processor: Any
+    run: Callable[[Golden, Any, torch.Generator], dict[str, np.ndarray]]
+    text_keys: dict[str, Any] = field(default_factory=dict)
+    change: Callable[[str, torch.Tensor], Iterator[tuple[str, torch.Tensor]]] | None = None
 
 
-def seeing_model(golden: Golden, text: torch.nn.Module, generator: torch.Generator) -> torch.nn.Module:
+def siglip_names(prefix: str) -> dict[str, str]:
+    layer = {
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.out_proj": "attn_out", "layer_norm1": "ln1", "layer_norm2": "ln2", "mlp.fc1": "ffn_up",
+        "mlp.fc2": "ffn_down",
+    }  # fmt: skip
+    names = {f"{prefix}encoder.layers.*.{name}": f"v.blk.*.{short}" for name, short in layer.items()}
+    return names | {
+        f"{prefix}embeddings.patch_embedding": "v.patch_embd",
+        f"{prefix}embeddings.position_embedding": "v.position_embd",
+        f"{prefix}post_layernorm": "v.post_ln",
+    }
+
+
+def text_config(kind: str, **changes: Any) -> Any:
+    return small(kind, "", **changes).config
+
+
+def goldens() -> Iterator[Golden]:
+    yield gemma3()
+    yield smolvlm()
+
+
+def gemma3() -> Golden:
+    special = make_goldens.SPECIAL["gemma"] + [
+        "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>",
+    ]  # fmt: skip
+    make_goldens.SPECIAL["gemma"] = special
+    size, patch, merge = 56, 14, 2
+    tokens = (size // patch // merge) ** 2
     vision = transformers.SiglipVisionConfig(
         hidden_size=WIDTH, intermediate_size=FFN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        image_size=IMAGE, patch_size=PATCH, vision_use_head=False, attn_implementation="eager",
+        image_size=size, patch_size=patch, vision_use_head=False, attn_implementation="eager",
+    )  # fmt: skip
+    text = text_config(
+        "Gemma3Text", head_dim=16, query_pre_attn_scalar=16, sliding_window=8,
+        rope_parameters={"full_attention": rope(1e6), "sliding_attention": rope(1e4)},
+        layer_types=["sliding_attention", "full_attention"],
     )  # fmt: skip
     config = transformers.Gemma3Config(
-        text_config=golden.config,
-        vision_config=vision,
-        mm_tokens_per_image=TOKENS,
-        image_token_index=SPECIAL.index("<image_soft_token>"),
-        boi_token_index=SPECIAL.index("<start_of_image>"),
-        eoi_token_index=SPECIAL.index("<end_of_image>"),
+        text_config=text, vision_config=vision, mm_tokens_per_image=tokens,
+        image_token_index=special.index("<image_soft_token>"), boi_token_index=special.index("<start_of_image>"),
+        eoi_token_index=special.index("<end_of_image>"), attn_implementation="eager",
+    )  # fmt: skip
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    names = siglip_names("model.vision_tower.") | siglip_names("model.vision_tower.vision_model.") | {
+        "model.multi_modal_projector.mm_input_projection_weight": "mm.input_projection.weight",
+        "model.multi_modal_projector.mm_soft_emb_norm": "mm.soft_emb_norm",
+    }  # fmt: skip
+
+    def change(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        yield name, tensor + 1 if "soft_emb_norm" in name else tensor
+
+    def run(golden: Golden, model: Any, generator: torch.Generator) -> dict[str, np.ndarray]:
+        """Two images in a prompt, with text before, between and after; -1 marks their tokens in `ids`."""
+        pixels = torch.randint(0, 256, (2, 3, size, size), generator=generator)
+        image, first, end = (
+            special.index(f"<{name}>") for name in ("image_soft_token", "start_of_image", "end_of_image")
+        )
+        text = random_text(golden, generator, 25)
+        picture = [first, *[image] * tokens, end]
+        ids = torch.tensor([[2, *text[:11], *picture, *text[11:22], *picture, *text[22:]]])
+        values = pixels.float() / 127.5 - 1
+        features = model.model.get_image_features(values)
+        features = getattr(features, "pooler_output", features)
+        out = model(input_ids=ids, pixel_values=values, token_type_ids=(ids == image).long(), use_cache=False)
+        return results(pixels, features, ids, ids == image, out.logits)
+
+    return Golden(
+        "gemma3", config, special, ["model.vision_tower", "model.multi_modal_projector"],
+        [*common_keys("gemma3", size, patch), ("clip.vision.projector.scale_factor", "u32", merge)],
+        names,
+        Gemma3ImageProcessorPil(size={"height": size, "width": size}, do_convert_rgb=True, **RAW),
+        run, {"attention.sliding_window_pattern": 2}, change,
+    )  # fmt: skip
+
+
+def smolvlm() -> Golden:
+    marks = ["<fake_token_around_image>", "<global-img>", "<image>"]
+    special = [
+        *make_goldens.SPECIAL["llama"], "<end_of_utterance>", *marks,
+        *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+    ]  # fmt: skip
+    make_goldens.SPECIAL["llama"] = special
+    size, patch, merge = 24, 4, 3
+    tokens = (size // patch // merge) ** 2
+    vision = transformers.SmolVLMConfig().vision_config.__class__(
+        hidden_size=WIDTH, intermediate_size=FFN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        image_size=size, patch_size=patch, attn_implementation="eager",
+    )  # fmt: skip
+    image = special.index("<image>")
+    text = text_config("Llama", rope_parameters=rope(1e4), max_position_embeddings=1024)
+    config = transformers.SmolVLMConfig(
+        text_config=text.to_dict() | {"model_type": "llama"}, vision_config=vision, scale_factor=merge,
+        image_token_id=image, tie_word_embeddings=False,
         attn_implementation="eager",
-    )
-    model = transformers.Gemma3ForConditionalGeneration(config).eval()
-    model.model.language_model.load_state_dict(text.model.state_dict())
+    )  # fmt: skip
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    names = siglip_names("model.vision_model.") | {"model.connector.modality_projection.proj": "mm.model.fc"}
+
+    def run(golden: Golden, model: Any, generator: torch.Generator) -> dict[str, np.ndarray]:
+        pixels = torch.randint(0, 256, (3, 3, size, size), generator=generator)
+        text = random_text(golden, generator, 25)
+        picture = [special.index(marks[0]), *[image] * tokens]
+        ids = torch.tensor([[1, *text[:11], *picture, *picture, *text[11:22], *picture, *text[22:]]])
+        values = (pixels.float() / 127.5 - 1)[None]
+        features = model.model.get_image_features(values)
+        features = getattr(features, "pooler_output", features)
+        out = model(input_ids=ids, pixel_values=values, use_cache=False)
+        return results(pixels, features, ids, ids == image, out.logits)
+
+    return Golden(
+        "smolvlm", config, special, ["model.vision_model", "model.connector"],
+        [*common_keys("idefics3", size, patch), ("clip.vision.projector.scale_factor", "u32", merge),
+         ("clip.vision.preproc_image_size", "u32", 4 * size)],
+        names,
+        SmolVLMImageProcessorPil(
+            size={"longest_edge": 4 * size}, max_image_size={"longest_edge": size}, return_row_col_info=True, **RAW
+        ),
+        run,
+    )  # fmt: skip
+
+
+RAW: dict[str, Any] = {
+    "do_rescale": False,
+    "do_normalize": False,
+}  # a processor that returns bytes of colours
+
+
+def random_text(golden: Golden, generator: torch.Generator, count: int) -> list[int]:
+    vocab = golden.config.get_text_config().vocab_size
+    return torch.randint(len(golden.special), vocab, (count,), generator=generator).tolist()
+
+
+def results(pixels: Any, features: Any, ids: Any, images: Any, logits: Any) -> dict[str, np.ndarray]:
+    return {
+        "pixels": pixels.numpy().astype(np.uint8).transpose(0, 2, 3, 1),
+        "embeddings": torch.stack(list(features)).reshape(len(pixels), -1, features[0].shape[-1]).numpy(),
+        "ids": torch.where(images, -1, ids)[0].numpy().astype(np.int32),
+        "logits": logits[0].numpy(),
+    }
+
+
+def common_keys(
+    projector: str, size: int, patch: int, mean: Any = (0.5,) * 3, std: Any = (0.5,) * 3, gelu: bool = True
+) -> list[Key]:
+    sizes = {
+        "image_size": size, "patch_size": patch, "embedding_length": WIDTH, "feed_forward_length": FFN,
+        "block_count": LAYERS, "attention.head_count": HEADS, "projection_dim": TEXT,
+    }  # fmt: skip
+    return [
+        ("general.architecture", "str", "clip"),
+        ("clip.has_vision_encoder", "bool", True),
+        ("clip.projector_type", "str", projector),
+        ("clip.use_gelu" if gelu else "clip.use_silu", "bool", True),
+        *((f"clip.vision.{key}", "u32", value) for key, value in sizes.items()),
+        ("clip.vision.attention.layer_norm_epsilon", "f32", 1e-6),
+        ("clip.vision.image_mean", "[f32]", mean),
+        ("clip.vision.image_std", "[f32]", std),
+    ]
+
+
+def make_model(golden: Golden, generator: torch.Generator) -> Any:
+    model = transformers.AutoModelForImageTextToText.from_config(golden.config, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        is_gemma = "gemma" in golden.name and not name.startswith("model.vision_tower")
+        if ("norm" in name or "ln_q" in name) and not name.endswith("bias"):
+            value = (0.0 if is_gemma else 1.0) + 0.3 * noise
+        elif name.endswith("bias") or "embed_tokens" in name or "position" in name or "pos_embed" in name:
+            value = 0.4 * noise
+        else:  # gain 2 for queries and keys: attention that prefers some positions
+            gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
+            fan = parameter.shape[0] if name.endswith("projection_weight") else parameter[0].numel()
+            value = gain * fan**-0.5 * noise
+        parameter.data = torch.round(value * 64) / 64
     model.tie_weights()
-    for part in (model.model.vision_tower, model.model.multi_modal_projector):
-        for name, parameter in part.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name and name.endswith("weight"):
-                value = (0.0 if "soft_emb" in name else 1.0) + 0.3 * noise
-            elif name.endswith("bias") or "position" in name:
-                value = 0.4 * noise
-            else:
-                fan = parameter[0].numel() if "projection_weight" not in name else parameter.shape[0]
-                value = (2.0 if "q_proj" in name or "k_proj" in name else 1.0) * fan**-0.5 * noise
-            parameter.data = torch.round(value * 64) / 64
     return model
 
 
-def mmproj_tensors(model: torch.nn.Module) -> dict[str, np.ndarray]:
-    found = {}
-    for name, tensor in model.model.vision_tower.state_dict().items():
-        stem, _, part = name.removeprefix("vision_model.").rpartition(".")
-        if stem.startswith("encoder.layers."):
-            layer, _, rest = stem.removeprefix("encoder.layers.").partition(".")
-            found[f"v.blk.{layer}.{LAYER_NAMES[rest]}.{part}"] = tensor
-        else:
-            found[f"{NAMES[stem]}.{part}"] = tensor
-    projector = model.model.multi_modal_projector
-    found["mm.input_projection.weight"] = projector.mm_input_projection_weight.data
-    found["mm.soft_emb_norm.weight"] = projector.mm_soft_emb_norm.weight.data + 1
-    return {name: np.ascontiguousarray(tensor.numpy(), np.float32) for name, tensor in found.items()}
+def write_text_model(golden: Golden, model: Any) -> None:
+    """Saves the whole model as Hugging Face does, and converts its language model."""
+    text = golden.config.get_text_config()
+    keys = golden.text_keys
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        make_goldens.write_tokenizer(Path(folder), make_goldens.Golden("", text, keys))
+        saved = json.loads((Path(folder) / "config.json").read_text())
+        family = make_goldens.FAMILIES[saved["architectures"][0]]
+        own = {key if "tokenizer." in key else f"{family.architecture}.{key}": v for key, v in keys.items()}
+        if "tokenizer.ggml.pre" not in keys:  # as its vocabulary has no merges
+            pieces = make_goldens.PIECES
+            own["tokenizer.ggml.scores"] = [0.0] * (text.vocab_size - len(pieces)) + [
+                -float(i) for i in range(len(pieces))
+            ]
+        convert(Path(folder), GOLDENS / f"{golden.name}.gguf", "f32", changed=own | {"general.name": None})
 
 
-def write_mmproj(model: torch.nn.Module) -> None:
-    writer = gguf.GGUFWriter(GOLDENS / "mmproj-gemma3.gguf", "clip")
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", "gemma3")
-    writer.add_bool("clip.use_gelu", True)
-    sizes = {
-        "image_size": IMAGE, "patch_size": PATCH, "embedding_length": WIDTH, "feed_forward_length": FFN,
-        "block_count": LAYERS, "attention.head_count": HEADS, "projection_dim": 32, "projector.scale_factor": MERGE,
-    }  # fmt: skip
-    for key, value in sizes.items():
-        writer.add_uint32(f"clip.vision.{key}", value)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-    writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
-    writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
-    for name, tensor in mmproj_tensors(model).items():
-        writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def write_mmproj(golden: Golden, model: Any) -> None:
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if name.startswith(tuple(golden.own)):
+            for changed, values in golden.change(name, tensor) if golden.change else [(name, tensor)]:
+                found[short_name(golden, changed)] = values
+    tensors = [
+        (name, "F32", np.ascontiguousarray(values.numpy(), np.float32)) for name, values in found.items()
+    ]
+    write(GOLDENS / f"mmproj-{golden.name}.gguf", golden.keys, tensors)
 
 
-def write_results(model: torch.nn.Module, generator: torch.Generator) -> None:
-    """Two images in a prompt, with text before, between and after; -1 marks their tokens in `ids`."""
-    pixels = torch.randint(0, 256, (2, 3, IMAGE, IMAGE), generator=generator).float() / 127.5 - 1
-    image, first, end = (
-        SPECIAL.index(f"<{name}>") for name in ("image_soft_token", "start_of_image", "end_of_image")
-    )
-    text = torch.randint(
-        len(SPECIAL), model.config.text_config.vocab_size, (3, 11), generator=generator
-    ).tolist()
-    picture = [first, *[image] * TOKENS, end]
-    ids = torch.tensor([[2, *text[0], *picture, *text[1], *picture, *text[2][:3]]])
-    features = model.model.get_image_features(pixels)
-    features = getattr(features, "pooler_output", features)
-    out = model(input_ids=ids, pixel_values=pixels, token_type_ids=(ids == image).long(), use_cache=False)
-    np.savez_compressed(
-        GOLDENS / "gemma3.npz",
-        pixels=pixels.numpy(),
-        embeddings=torch.stack(list(features)).reshape(2, TOKENS, -1).numpy(),
-        ids=torch.where(ids == image, -1, ids)[0].numpy().astype(np.int32),
-        logits=out.logits[0].numpy(),
-    )
+def short_name(golden: Golden, name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if name in golden.names:
+        return golden.names[name]
+    parts = stem.split(".")
+    number = next((part for part in parts if part.isdigit()), "")
+    pattern = ".".join("*" if part == number and number else part for part in parts)
+    pattern = stem if stem in golden.names else pattern
+    return f"{golden.names[pattern].replace('*', number)}.{kind}"
+
+
+def write_processed(golden: Golden) -> None:
+    """The checksum of the pixels that the model's own processor makes of each picture, and their shapes."""
+    found = []
+    for index in range(COUNT):
+        out = golden.processor.preprocess(picture_of(index), return_tensors="np")
+        tiles = [
+            np.asarray(tile)
+            for tile in np.reshape(out["pixel_values"], (-1, *out["pixel_values"].shape[-3:]))
+        ]
+        pixels = np.stack([tile.transpose(1, 2, 0) for tile in tiles])
+        assert (pixels == pixels.astype(np.uint8)).all()
+        rows, columns = (int(np.ravel(out.get(key, [0]))[0]) for key in ("rows", "cols"))
+        found.append((*pixels.shape[:3], rows, columns, zlib.crc32(pixels.astype(np.uint8).tobytes())))
+    np.savez_compressed(GOLDENS / f"{golden.name}-processed.npz", found=np.array(found, np.int64))
 
 
 @torch.no_grad()
 def main() -> None:
     GOLDENS.mkdir(exist_ok=True, parents=True)
-    golden = text_golden()
-    generator = torch.Generator().manual_seed(zlib.crc32(b"gemma3 vision"))
-    text = make_model(golden, generator)
-    make_goldens.write_model(golden, text)
-    model = seeing_model(golden, text, generator)
-    write_mmproj(model)
-    write_results(model, generator)
+    for golden in goldens():
+        if sys.argv[1:] and golden.name not in sys.argv[1:]:
+            continue
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{golden.name} vision".encode()))
+        model = make_model(golden, generator)
+        write_text_model(golden, model)
+        write_mmproj(golden, model)
+        np.savez_compressed(GOLDENS / f"{golden.name}.npz", **golden.run(golden, model, generator))
+        write_processed(golden)
+        print(golden.name)
 
 
 if __name__ == "__main__":

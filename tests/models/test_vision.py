@@ -1,7 +1,8 @@
-"""A vision encoder agrees with transformers on a tiny model, in float32, on the CPU and on lavapipe."""
+"""Vision encoders agree with transformers on tiny models, in float32: prepared pixels, embeddings and logits."""
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,35 +16,67 @@ from tandem.engine.image_encoder import ImageEncoder
 from tandem.engine.images import PLACEHOLDER, Image, ImageSpan, PromptIds
 from tandem.errors import ModelFileError, UnsupportedModelError
 from tandem.model.vision import VisionModel
+from tests.models.pictures import COUNT, picture_of
 
 pytestmark = pytest.mark.fast
 GOLDENS = Path(__file__).parent / "goldens" / "vision"
 MMPROJ = GOLDENS / "mmproj-gemma3.gguf"
+NAMES = ("gemma3", "smolvlm")
 
 
-@pytest.fixture(scope="module")
-def golden() -> dict[str, np.ndarray]:
-    with np.load(GOLDENS / "gemma3.npz") as data:
+def golden_of(name: str) -> dict[str, np.ndarray]:
+    with np.load(GOLDENS / f"{name}.npz") as data:
         return dict(data)
 
 
-def open_encoder(device: str, kv: str = "f32") -> ImageEncoder:
-    with VisionModel.open(MMPROJ) as model:
+def open_encoder(device: str, kv: str = "f32", name: str = "gemma3") -> ImageEncoder:
+    with VisionModel.open(GOLDENS / f"mmproj-{name}.gguf") as model:
         return ImageEncoder(model, open_device(device, threads=2), kv)
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kv", ["f32", "f16"])
-def test_encoder_equals_transformers(
-    golden: dict[str, np.ndarray], kv: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoder_equals_transformers(name: str, kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_encoder, "PART_SECONDS", 0.0)  # a launch a part
-    encoder = open_encoder("cpu", kv)
+    encoder, golden = open_encoder("cpu", kv, name), golden_of(name)
     for pixels, expected in zip(golden["pixels"], golden["embeddings"], strict=True):
-        found = encoder.encode(to_uint8(pixels))
+        found = encoder.encode(pixels)
         assert found.shape == expected.shape
         assert np.abs(found - expected).max() < (2e-5 if kv == "f32" else 1e-2)
-        *waiting, again = encoder.encode_in_parts(to_uint8(pixels))
+        *waiting, again = encoder.encode_in_parts(pixels)
         assert set(waiting) == {None} and again is not None and (again == found).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pixels_equal_those_of_the_models_own_processor(name: str) -> None:
+    """Every byte of every tile of 200 pictures of all sizes and modes."""
+    with (
+        VisionModel.open(GOLDENS / f"mmproj-{name}.gguf") as model,
+        np.load(GOLDENS / f"{name}-processed.npz") as data,
+    ):
+        for index in range(COUNT):
+            parts = model.parts(picture_of(index).convert("RGB"))
+            pixels = np.stack([part for part in parts if isinstance(part, np.ndarray)])
+            *shape, _, _, checksum = data["found"][index].tolist()
+            assert list(pixels.shape[:3]) == shape, index
+            assert zlib.crc32(pixels.tobytes()) == checksum, index
+
+
+def test_the_tiles_of_smolvlm_are_in_a_prompt_as_its_processor_writes_them() -> None:
+    with (
+        VisionModel.open(GOLDENS / "mmproj-smolvlm.gguf") as model,
+        np.load(GOLDENS / "smolvlm-processed.npz") as data,
+    ):
+        for index in range(COUNT):
+            *_, rows, columns, _ = data["found"][index].tolist()
+            parts = model.parts(picture_of(index).convert("RGB"))
+            written = "".join(part if isinstance(part, str) else "#" for part in parts)
+            tiles = "".join(
+                "".join(f"<fake_token_around_image><row_{y + 1}_col_{x + 1}>#" for x in range(columns)) + "\n"
+                for y in range(rows)
+            )
+            whole = "<fake_token_around_image><global-img>#<fake_token_around_image>"
+            assert written == (f"{tiles}\n{whole}" if rows else whole), index
 
 
 def test_patches_of_an_embedding_are_neighbours() -> None:
@@ -76,32 +109,33 @@ def test_a_file_that_is_no_encoder_is_refused(tmp_path: Path) -> None:
             VisionModel.open(bad)
 
 
-def prompt_of(golden: dict[str, np.ndarray]) -> PromptIds:
+def prompt_of(golden: dict[str, np.ndarray], is_whole: bool) -> PromptIds:
     """The golden's prompt, with the golden's images."""
     ids, size = golden["ids"].tolist(), golden["embeddings"].shape[1]
     begins = [i for i in range(len(ids)) if ids[i] < 0 and ids[i - 1] >= 0]
     prompt = PromptIds(PLACEHOLDER if token < 0 else token for token in ids)
     prompt.images = [
-        ImageSpan(begin, Image(to_uint8(pixels), size))
+        ImageSpan(begin, Image(pixels, size, is_whole=is_whole))
         for begin, pixels in zip(begins, golden["pixels"], strict=True)
     ]
     return prompt
 
 
-def to_uint8(pixels: np.ndarray) -> np.ndarray:
-    return np.round((pixels.transpose(1, 2, 0) + 1) * 127.5).astype(np.uint8)
-
-
-def load(device: str = "cpu", **options: object) -> LLM:
+def load(device: str = "cpu", name: str = "gemma3", **options: object) -> LLM:
     defaults = {"threads": 2, "context": 256, "kv": "f32", "batch": 48}
-    return LLM(GOLDENS / "gemma3.gguf", device=device, mmproj=MMPROJ, **(defaults | options))
+    mmproj = GOLDENS / f"mmproj-{name}.gguf"
+    return LLM(GOLDENS / f"{name}.gguf", device=device, mmproj=mmproj, **(defaults | options))
 
 
-def test_logits_after_images_equal_transformers(golden: dict[str, np.ndarray]) -> None:
-    with load() as llm:
-        prompt = prompt_of(golden)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_after_images_equal_transformers(name: str) -> None:
+    golden = golden_of(name)
+    with load(name=name) as llm:
+        assert llm.engine.encoder
+        prompt = prompt_of(golden, llm.engine.encoder.model.encoder.WHOLE)
         assert np.abs(llm.engine.logits(prompt) - golden["logits"]).max() < 1e-4
         other = PromptIds(prompt)
-        other.images = prompt.images[::-1]
-        other.images = [ImageSpan(a.begin, b.image) for a, b in zip(prompt.images, other.images, strict=True)]
+        other.images = [
+            ImageSpan(a.begin, b.image) for a, b in zip(prompt.images, prompt.images[::-1], strict=True)
+        ]
         assert np.abs(llm.engine.logits(other) - golden["logits"]).max() > 0.1

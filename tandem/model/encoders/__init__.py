@@ -12,8 +12,9 @@ one. A module has
     parts(c, image)     what MARK becomes in a prompt: texts, and resized pixels for which embeddings come
 """
 
-from tandem.model.encoders import gemma3
+from tandem.model.encoders import gemma3, idefics3
 
 ENCODERS = {
     "gemma3": gemma3,
+    "idefics3": idefics3,
 }

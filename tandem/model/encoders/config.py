@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class VisionConfig:
     out_dim: int  # width of an embedding: that of the language model
     max_patches: int  # of an image
     image_size: int = 0  # pixels of a side, if all images have the same size
+    longest_edge: int = 0  # pixels of the longer side, before an image is cut into tiles
 
     @property
     def head_dim(self) -> int:
@@ -84,9 +86,7 @@ class VisionMetadata(Metadata):
     def key(self, name: str) -> str:
         return f"clip.vision.{name}"
 
-    def vision_config(
-        self, *, merge: int, max_patches: int, out_dim: int, image_size: int = 0
-    ) -> VisionConfig:
+    def vision_config(self, **own: Any) -> VisionConfig:
         """Reads the fields of every encoder, and takes the others."""
         heads, dim = self.count("attention.head_count", maximum=1 << 10), self.count("embedding_length")
         if dim % heads or dim // heads > MAX_HEAD_DIM:
@@ -97,7 +97,6 @@ class VisionMetadata(Metadata):
         return VisionConfig(
             projector=self.projector,
             patch_size=self.count("patch_size", maximum=1 << 10),
-            merge=merge,
             dim=dim,
             ffn_dim=self.count("feed_forward_length"),
             layers=self.count("block_count", maximum=1024),
@@ -105,9 +104,7 @@ class VisionMetadata(Metadata):
             eps=self.number("attention.layer_norm_epsilon"),
             mean=self._channels("image_mean"),
             std=self._channels("image_std"),
-            out_dim=out_dim,
-            max_patches=max_patches,
-            image_size=image_size,
+            **own,
         )
 
     def square(self, merge: int) -> tuple[int, int]:
