@@ -245,10 +245,10 @@ class Engine:
                 return
             self._encoding = image, encoder.encode_in_parts(image.pixels)
         (image, parts), self._encoding = self._encoding, None  # an error ends it
-        image.embeddings = next(parts)
-        if image.embeddings is None:
+        if (embeddings := next(parts)) is None:
             self._encoding = image, parts
         else:
+            image.set_embeddings(embeddings)
             self.images.encoded += 1
             self.images.evict()
 

@@ -97,7 +97,7 @@ class ImageEncoder:
         """Encodes those that have no embeddings yet."""
         for image in images:
             if image.embeddings is None:
-                image.embeddings = self.encode(image.pixels)
+                image.set_embeddings(self.encode(image.pixels))
 
     def close(self) -> None:
         self.device.close()

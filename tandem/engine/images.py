@@ -9,11 +9,16 @@ from __future__ import annotations
 from _blake2 import blake2b
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from threading import Lock
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from tandem.kernels.kernel import Array
 
 CACHE_BYTES = 256 << 20  # of the embeddings that are kept for the next request with the same image
+MAX_CACHED = 1024  # images
+NO_PIXELS: Array = np.empty(0, np.uint8)
 PLACEHOLDER = 0  # the id that tokens of an image have
 
 
@@ -28,7 +33,14 @@ class Image:
         self.pixels, self.tokens, self.is_whole = pixels, tokens, is_whole
         header = repr((pixels.shape, tokens)).encode()
         self.digest = blake2b(header + pixels.tobytes(), digest_size=16).digest()
-        self.embeddings: Array | None = None  # float32 [tokens, width]
+        self.embeddings: Array | None = None  # float32 [tokens, width]; there are no pixels any more then
+
+    def set_embeddings(self, embeddings: Array) -> None:
+        self.embeddings, self.pixels = embeddings, NO_PIXELS
+
+
+class ImageParts(list[str | Array]):
+    """What stands in a prompt for an image that has been read: texts, and pixels."""
 
 
 class ImageSpan(NamedTuple):
@@ -89,26 +101,32 @@ def whole_images(images: Iterable[ImageSpan], begin: int, count: int, room: int)
 
 
 class ImageCache:
-    """The images of recent requests by content: the same image is encoded once."""
+    """The images of recent requests by content: the same image is encoded once. For any thread."""
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
         self.max_bytes = max_bytes
         self.encoded = 0  # images that were encoded so far
         self._images: OrderedDict[bytes, Image] = OrderedDict()  # least recently used first
+        self._lock = Lock()
 
     def share(self, image: Image) -> Image:
         """Returns the cached image with the same content, or this one, which is cached from now on."""
-        found = self._images.setdefault(image.digest, image)
-        self._images.move_to_end(image.digest)
-        self.evict()
-        return found
+        with self._lock:
+            found = self._images.setdefault(image.digest, image)
+            self._images.move_to_end(image.digest)
+            self._evict()
+            return found
 
     def evict(self) -> None:
         """Forgets images, so that the rest fits; requests that have one keep it."""
+        with self._lock:
+            self._evict()
+
+    def _evict(self) -> None:
         sizes = {digest: _nbytes(image) for digest, image in self._images.items()}
         total = sum(sizes.values())
         for digest, nbytes in sizes.items():
-            if total <= self.max_bytes:
+            if total <= self.max_bytes and len(self._images) <= MAX_CACHED:
                 return
             del self._images[digest]
             total -= nbytes

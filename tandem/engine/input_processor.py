@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.engine import Engine
-from tandem.engine.images import PLACEHOLDER, Image, ImageSpan, PromptIds, images_in
+from tandem.engine.images import PLACEHOLDER, Image, ImageParts, ImageSpan, PromptIds, images_in
 from tandem.engine.output import OutputReader
 from tandem.engine.params import SamplingParams
 from tandem.errors import RequestError, TemplateError
@@ -65,7 +65,7 @@ class InputProcessor:
             raise RequestError('a conversation is a list of messages: [{"role": "user", "content": "..."}]')
         chat = [dict(message) for message in given]
         sources = [part.get("image") for message in chat for part in _parts(message) if _is_image(part)]
-        vision = self._vision(len(sources)) if sources else None
+        vision = self.vision(len(sources)) if sources else None
         if self._template is None:
             self._template = ChatTemplate.from_gguf(self.engine.model.gguf, self.tokenizer)
         if vision is None:
@@ -73,7 +73,8 @@ class InputProcessor:
         texts = _cut_at_images(self._template, chat, template, vision.encoder, len(sources))
         ids, spans, text = PromptIds(), list[ImageSpan](), texts[0]
         for source, after in zip(sources, texts[1:], strict=True):
-            for part in vision.parts(read_image(source)):
+            read = source if isinstance(source, ImageParts) else vision.parts(read_image(source))
+            for part in read:
                 if isinstance(part, str):
                     text += part
                     continue
@@ -92,8 +93,8 @@ class InputProcessor:
         follows = {} if first else {"bos": False, "continues": True}
         return self.tokenizer.encode(text, special=True, limit=limit, **follows)
 
-    def _vision(self, images: int) -> VisionModel:
-        """The encoder of a prompt's images."""
+    def vision(self, images: int) -> VisionModel:
+        """The encoder of a prompt with so many images."""
         if self.engine.encoder is None:
             why = self._no_vision or "fetch its mmproj file with `tandem pull`, or name it with --mmproj"
             raise RequestError(f"this model was loaded without a vision encoder, which reads images: {why}")

@@ -256,6 +256,10 @@ class LLM:
         encoding once there are more than `limit` tokens. `template`: variables of the chat template."""
         return self._inputs.chat_ids(messages, limit, **template)
 
+    def vision(self, images: int) -> VisionModel:
+        """The encoder of a prompt with so many images; raises RequestError if there is none, or they are too many."""
+        return self._inputs.vision(images)
+
     @property
     def chat_template(self) -> str:
         """The chat template of the model file; empty if it has none, or one that is too long to be used."""

@@ -219,12 +219,41 @@ def _as_lark(grammar: str) -> str:
     """A grammar in Lark's syntax; llama.cpp's GBNF, which defines rules with `::=`, is translated."""
     if "::=" not in grammar or len(grammar) > MAX_SOURCE:
         return grammar
-    from llguidance.gbnf_to_lark import gbnf_to_lark
+    from llguidance.gbnf_to_lark import GrammarParser, resolve
 
     try:
-        return str(gbnf_to_lark(grammar))
+        rules = _bottom_up(GrammarParser().parse(grammar))
+        resolve(rules)
+        return "%llguidance {}\n" + "".join(f"{rule}\n" for rule in rules.values())
     except Exception as error:  # it raises several types; for a rule that is missing, an Exception
         raise ValueError(f"the GBNF cannot be read: {error}") from None
+
+
+def _bottom_up(rules: dict[str, Any]) -> dict[str, Any]:
+    """Puts each rule behind those that it names. `resolve` goes through all rules until nothing changes: of a chain of
+    4,000 in the other order, once for each of them, for seconds."""
+    ordered: dict[str, Any] = {}
+    stack, entered = list(rules), set[str]()
+    while stack:
+        name = stack[-1]
+        if name not in entered and name in rules:
+            entered.add(name)
+            stack += _named_rules(rules[name]) - entered
+        else:
+            stack.pop()
+            if name in rules:
+                ordered[name] = rules[name]
+    return ordered
+
+
+def _named_rules(rule: Any) -> set[str]:
+    names, parts = set[str](), [rule]
+    while parts:
+        part = parts.pop()
+        if hasattr(part, "target"):  # a reference
+            names.add(part.name)
+        parts += part.children()
+    return names
 
 
 def _check_optional(schema: Any) -> None:

@@ -20,6 +20,11 @@ MAX_BYTES = 32 << 20  # of a file
 MAX_PIXELS = 50_000_000  # of an image; a file of a few bytes may claim billions
 MAX_RATIO = 200  # of the longer side to the shorter
 MAX_IMAGES = 64  # of a prompt
+STRIP_PIXELS = (
+    1 << 20
+)  # that are converted at once: copies of a large image would take several times its memory
+ORIENTATION = 0x0112  # the EXIF tag; its values -> Pillow's transpose methods
+TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
 
 def read_image(source: Any) -> Image:
@@ -27,7 +32,7 @@ def read_image(source: Any) -> Image:
 
     The first frame of an animation; rotated as its EXIF data says; transparent parts over white."""
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image
     except ImportError:
         raise RequestError("images need Pillow: pip install pillow") from None
     try:
@@ -37,7 +42,9 @@ def read_image(source: Any) -> Image:
             _check_size(*image.size)
             if not isinstance(source, Image.Image):
                 image.load()
-            return _as_rgb(ImageOps.exif_transpose(image) or image)
+            turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+            image = _as_rgb(image)
+            return image if turn is None else image.transpose(Image.Transpose(turn))
     except (RequestError, MemoryError):
         raise
     except Exception as error:  # Pillow's readers raise many kinds for damaged files
@@ -79,6 +86,18 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _as_rgb(image: Image) -> Image:
+    from PIL import Image
+
+    (width, height), rows = image.size, max(1, STRIP_PIXELS // image.width)
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    rgb = Image.new("RGB", image.size)
+    for begin in range(0, height, rows):
+        rgb.paste(_strip_as_rgb(image.crop((0, begin, width, min(begin + rows, height)))), (0, begin))
+    return rgb
+
+
+def _strip_as_rgb(image: Image) -> Image:
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits, which `convert` would clip

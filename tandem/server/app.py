@@ -51,6 +51,7 @@ def create_app(models: ModelManager, settings: ServerSettings) -> FastAPI:
         server.start()
         yield
         await server.grammars.close()
+        await server.images.close()
         server.responses.close()
         await models.close()
 

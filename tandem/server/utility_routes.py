@@ -13,9 +13,9 @@ from typing_extensions import TypedDict
 
 from tandem.engine.llm import LLM
 from tandem.errors import RequestError
-from tandem.server.core.prompt import GenerationRequest, build_prompt
+from tandem.server.core.prompt import GenerationRequest
 from tandem.server.core.serving import get_server
-from tandem.server.http.background import run_in_thread
+from tandem.server.http.background import run_in_thread, run_inline_if_small
 from tandem.server.http.bodies import JSONRoute, Natural, StrictModel
 from tandem.server.openai.chat import MessageParam, message
 from tandem.server.openai.error_body import ERRORS
@@ -75,7 +75,12 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """The token ids of a text or a conversation."""
     server = get_server(request)
     async with server.models.use(server.model_name(body.model)) as llm:
-        return Response(await run_in_thread(_tokenized, llm.llm, body), media_type="application/json")
+        if body.messages:
+            ids = await server.prompt_ids(llm, await run_inline_if_small(_conversation, body.messages))
+        else:
+            ids = await run_in_thread(_ids, llm.llm, body)
+        written = await run_in_thread(_tokenized, llm.llm, ids, with_pieces=bool(body.with_pieces))
+        return Response(written, media_type="application/json")
 
 
 @router.post("/detokenize", response_model=Text, responses=ERRORS)
@@ -114,10 +119,9 @@ async def metrics(request: Request) -> Response:
     return PlainTextResponse(get_server(request).metrics.text())
 
 
-def _tokenized(llm: LLM, body: TokenizeRequest) -> str:
+def _tokenized(llm: LLM, ids: list[int], *, with_pieces: bool) -> str:
     """The response as JSON. Its ids are written in parts, so that the GIL is not held for all of them."""
-    ids = _ids(llm, body)
-    shown = partial(_piece, llm) if body.with_pieces else str
+    shown = partial(_piece, llm) if with_pieces else str
     parts = (",".join(map(shown, ids[at : at + PART])) for at in range(0, len(ids), PART))
     return f'{{"tokens":[{",".join(parts)}],"count":{len(ids)},"max_model_len":{llm.context}}}'
 
@@ -135,11 +139,11 @@ def _detokenized(llm: LLM, body: DetokenizeRequest) -> str:
     return f'{{"prompt":{text},"content":{text}}}'
 
 
+def _conversation(messages: list[MessageParam]) -> GenerationRequest:
+    return GenerationRequest(None, messages=[message(one) for one in messages])
+
+
 def _ids(llm: LLM, body: TokenizeRequest) -> list[int]:
-    if body.messages:
-        return build_prompt(
-            llm, GenerationRequest(None, messages=[message(one) for one in body.messages])
-        ).ids
     text = body.content if body.prompt is None else body.prompt
     if text is None:
         raise RequestError("the request has no text: give prompt, content or messages")

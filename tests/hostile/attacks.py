@@ -94,12 +94,15 @@ def _gaps(responses: list[list[float]]) -> list[float]:
 
 
 def resident(server: Running) -> int:
-    """The bytes of memory of the server's process and its children."""
-    pid = server.process.pid
-    children = Path(f"/proc/{pid}/task").glob("*/children")
-    return sum(
-        map(_resident, [str(pid), *(child for path in children for child in path.read_text().split())])
-    )
+    """The bytes of memory of the server's process and its descendants."""
+    nbytes, pids = 0, [str(server.process.pid)]
+    while pids:
+        pid = pids.pop()
+        nbytes += _resident(pid)
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):  # it has just ended
+                pids += path.read_text().split()
+    return nbytes
 
 
 def _resident(pid: str) -> int:

@@ -4,12 +4,59 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-from tandem.errors import RequestError
+from tandem.engine.image_process import ImageReader
+from tandem.engine.images import ImageParts
+from tandem.engine.llm import LLM
+from tandem.errors import ContextError, QueueFullError, RequestError
 
 # Content of a message: a text, or texts and images.
 Content = str | list[dict[str, Any]]
+MAX_PIXEL_BYTES = 256 << 20  # of the images of all requests in progress, as encoders take them
+
+
+class RequestImages:
+    """Reads the images of requests, and limits the memory of those in progress. For one event loop."""
+
+    def __init__(self) -> None:
+        self._reader = ImageReader()
+        self._bytes = 0  # of pixels, of all requests in progress
+
+    @asynccontextmanager
+    async def read(self, llm: LLM, messages: list[Any], limit: int | None = None) -> AsyncIterator[None]:
+        """Puts what they are for the encoder in the places of image files, for a request that ends with the block.
+        `limit`: tokens that its prompt may have; a prompt whose images alone have more is refused."""
+        contents = (message["content"] for message in messages if isinstance(message["content"], list))
+        parts = [part for content in contents for part in content if part["type"] == "image"]
+        known, taken, tokens = dict[bytes, ImageParts](), 0, 0
+        try:
+            for part in parts:
+                config = llm.vision(len(parts)).config
+                if (file := part["image"]) not in known:
+                    known[file] = await self._reader.read(file, config)
+                part["image"] = read = known[file]
+                pixels = [one for one in read if not isinstance(one, str)]
+                tokens += sum(map(config.tokens, pixels))
+                if limit is not None and tokens >= limit:
+                    raise ContextError(
+                        f"the prompt is too long: this model's maximum context length is {llm.context} tokens, and its "
+                        f"images have {tokens} or more: give fewer",
+                        tokens,
+                        llm.context,
+                    )
+                taken += (nbytes := sum(one.nbytes for one in pixels))
+                self._bytes += nbytes
+                if self._bytes > MAX_PIXEL_BYTES and self._bytes > taken:
+                    raise QueueFullError("images of other requests fill the memory for them: try again later")
+            yield
+        finally:
+            self._bytes -= taken
+
+    async def close(self) -> None:
+        await self._reader.close()
 
 
 def from_url(url: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from tandem.errors import (
     TandemError,
 )
 from tandem.kernels.kernel import Array
+from tandem.server.core.images import RequestImages
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, OutputParser
 from tandem.server.core.prompt import GenerationRequest, Prompt, build_prompt, drop_oldest
 from tandem.server.core.response_store import ResponseStore
@@ -42,7 +43,7 @@ class Server:
     def __init__(self, models: ModelManager, settings: ServerSettings) -> None:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
-        self.grammars = GrammarChecker()
+        self.grammars, self.images = GrammarChecker(), RequestImages()
         self.responses = ResponseStore(settings.responses)
         self.pulls: dict[str, Any] = {}  # comparable name of a model -> download in progress
         self.failure: Exception | None = None  # why the first model could not be loaded at startup
@@ -100,10 +101,16 @@ class Server:
         generator cancels them."""
         _check_count(requests)
         name = self.model_name(requests[0].model)
-        async with self.models.use(name, keep_alive=requests[0].keep_alive) as llm:
+        async with (
+            self.models.use(name, keep_alive=requests[0].keep_alive) as llm,
+            AsyncExitStack() as images,
+        ):
             monitor_of(llm)  # starts the monitor on first use
             streams: list[AsyncGenerator[Delta, None]] = []
             for request in requests:
+                if any(isinstance(message["content"], list) for message in request.messages):
+                    limit = None if request.truncate else self._max_prompt(llm)
+                    await images.enter_async_context(self.images.read(llm.llm, request.messages, limit))
                 prompt = await run_in_thread(self._checked_prompt, llm, request)
                 if prompt.grammar is not None:
                     await self.grammars.check(prompt.grammar)
@@ -123,10 +130,15 @@ class Server:
                 results[delta.index].add(delta)
         return results
 
+    async def prompt_ids(self, llm: AsyncLLM, request: GenerationRequest) -> list[int]:
+        """The tokens of a request's prompt, which may be longer than the context."""
+        async with self.images.read(llm.llm, request.messages):
+            return (await run_in_thread(build_prompt, llm.llm, request)).ids
+
     async def count(self, request: GenerationRequest) -> int:
         """The number of tokens of a request's prompt."""
         async with self.models.use(self.model_name(request.model)) as llm:
-            return len((await run_in_thread(build_prompt, llm.llm, request)).ids)
+            return len(await self.prompt_ids(llm, request))
 
     async def embed(
         self,
@@ -163,9 +175,12 @@ class Server:
                 if not request.truncate or not drop_oldest(request):
                     raise
 
+    def _max_prompt(self, llm: AsyncLLM) -> int:
+        """The tokens that a prompt may have."""
+        return min(llm.llm.context, self.settings.max_prompt or llm.llm.context)
+
     def _short_prompt(self, llm: AsyncLLM, request: GenerationRequest) -> Prompt:
-        model = llm.llm
-        limit = min(model.context, self.settings.max_prompt or model.context)
+        model, limit = llm.llm, self._max_prompt(llm)
         prompt = build_prompt(model, request, limit)
         count = len(prompt.ids)  # of a prompt that is too long: at least so many
         # Clients recognise these errors by OpenAI's and Anthropic's words, and then shorten the prompt.

@@ -9,11 +9,11 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem import __version__
-from tandem.engine.llm import LLM
 from tandem.errors import RequestError
-from tandem.server.core.prompt import GenerationRequest, build_prompt
+from tandem.model.tokenizer import Tokenizer
+from tandem.server.core.prompt import GenerationRequest
 from tandem.server.core.serving import get_server
-from tandem.server.http.background import run_in_thread
+from tandem.server.http.background import run_in_thread, run_inline_if_small
 from tandem.server.http.bodies import AnyObject, JSONRoute, StrictModel
 from tandem.server.llama_cpp.completion import CompletionRequest, settings_body
 from tandem.server.llama_cpp.error_body import ERRORS
@@ -103,7 +103,9 @@ async def apply_template(request: Request, body: ApplyTemplateRequest) -> Render
     """The prompt of a conversation as text, without the token that begins every prompt."""
     server = get_server(request)
     async with server.models.use(server.model_name(body.model)) as llm:
-        return RenderedPrompt(prompt=await run_in_thread(_rendered, llm.llm, body))
+        generation = await run_inline_if_small(_generation_request, body)
+        ids = await server.prompt_ids(llm, generation)
+        return RenderedPrompt(prompt=await run_in_thread(_decoded, llm.llm.tokenizer, ids))
 
 
 @router.post("/rerank", include_in_schema=False)
@@ -118,17 +120,19 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     )
 
 
-def _rendered(llm: LLM, body: ApplyTemplateRequest) -> str:
+def _generation_request(body: ApplyTemplateRequest) -> GenerationRequest:
     variables = dict(body.chat_template_kwargs or {})
     if body.add_generation_prompt is not None:
         variables["add_generation_prompt"] = body.add_generation_prompt
-    request = GenerationRequest(
+    return GenerationRequest(
         None,
         messages=[message(one) for one in body.messages],
         tools=[tool(one.function) for one in body.tools or []],
         template_kwargs=variables,
         continue_final_message=True,
     )
-    ids = build_prompt(llm, request).ids
-    ids = ids[1:] if llm.tokenizer.add_bos and ids[:1] == [llm.tokenizer.bos_id] else ids
-    return llm.tokenizer.decode(ids, special=True)
+
+
+def _decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
+    first = tokenizer.add_bos and ids[:1] == [tokenizer.bos_id]
+    return tokenizer.decode(ids[int(first) :], special=True)
