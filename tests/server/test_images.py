@@ -163,6 +163,7 @@ def test_the_server_says_that_it_sees(server: Running, tiny: Running) -> None:
     """As the clients of llama.cpp and Ollama ask."""
     for running, vision in ((server, True), (tiny, False)):
         assert running.ask("/props")[2]["modalities"] == {"vision": vision, "audio": False}
+        assert [m["vision"] for m in running.ask("/live")[2]["models"].values()] == [vision]
         name = running.ask("/v1/models")[2]["data"][0]["id"]
         assert ("vision" in ollama.Client(host=running.url).show(name).capabilities) == vision
 

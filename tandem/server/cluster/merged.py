@@ -35,6 +35,7 @@ def _merge(states: list[State]) -> State:
     return {
         "device": f"{count} replica{'s' * (count > 1)}, {first['device']}",
         "context": first["context"],
+        "vision": first["vision"],
         "running": sum(state["running"] for state in states),
         "waiting": sum(state["waiting"] for state in states),
         "now": _now([state["now"] for state in states]),

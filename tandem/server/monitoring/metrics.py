@@ -228,6 +228,7 @@ class EngineMonitor:
         return {
             "device": self.llm.device.describe(),
             "context": self.llm.context,
+            "vision": self.llm.takes_images,
             "running": stats.running,
             "waiting": stats.waiting,
             "now": self._now(history),

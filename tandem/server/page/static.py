@@ -22,8 +22,9 @@ TYPES = {
 }
 COMPRESSED = (".woff2",)  # files that gzip does not make smaller
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob:; font-src 'self'; connect-src 'self'; worker-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",  # revalidate with the ETag
     "cross-origin-opener-policy": "same-origin",

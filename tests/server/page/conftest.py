@@ -40,7 +40,8 @@ def page(server: Running, browser: Browser, problems: list[str]) -> Iterator[Pag
     opened = context.new_page()
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    opened.on("request", lambda r: problems.append(r.url) if not r.url.startswith(server.url) else None)
+    own = (server.url, f"blob:{server.url}")
+    opened.on("request", lambda r: problems.append(r.url) if not r.url.startswith(own) else None)
     settle(opened, server, temperature=0, max_tokens=24)
     yield opened
     assert not problems

@@ -1,7 +1,10 @@
 // The conversation view: messages, their branches, and the responses that are streaming.
 
 import { complete } from "./api.js";
+import { chip } from "./attachments.js";
+import { grow } from "./composer.js";
 import { $, copyText, h, icon, iconButton, say, toast } from "./dom.js";
+import { toRequest } from "./files.js";
 import { number, t } from "./i18n.js";
 import { show } from "./markdown.js";
 import * as store from "./store.js";
@@ -47,8 +50,8 @@ export class Chat {
 
   // ---- requests
 
-  send(content) {
-    tree.add(this.chat, this.chat.leaf, { role: "user", content });
+  send(content, files = []) {
+    tree.add(this.chat, this.chat.leaf, { role: "user", content, ...(files.length && { files }) });
     return this.respond(this.chat.leaf);
   }
 
@@ -87,8 +90,8 @@ export class Chat {
 
   async receive(chat, message, signal) {
     const { system, ...sampling } = this.host.settings(chat);
-    const messages = tree.path(chat, tree.indexOf(chat, message)).map((at) => chat.messages[at])
-      .filter((m) => m.role === "user" || m.content).map(({ role, content }) => ({ role, content }));
+    const messages = await toRequest(tree.path(chat, tree.indexOf(chat, message)).map((at) => chat.messages[at])
+      .filter((m) => m.role === "user" || m.content));
     if (system.trim()) messages.unshift({ role: "system", content: system });
     for (const key of Object.keys(sampling)) if (sampling[key] === null) delete sampling[key];
     const begun = performance.now();
@@ -158,7 +161,9 @@ export class Chat {
   userMessage(message, at) {
     const copy = iconButton("copy", t("Copy"), () => copyText(message.content, copy));
     const edit = iconButton("edit", t("Edit"), () => this.edit(node, message, at));
-    const node = h("article.message.user", { "aria-label": t("You") }, h(".bubble", null, message.content),
+    const node = h("article.message.user", { "aria-label": t("You") },
+      message.files && h(".files", null, message.files.map(chip)),
+      message.content && h(".bubble", null, message.content),
       h(".actions", null, this.branches(at), copy, edit));
     return node;
   }
@@ -224,10 +229,18 @@ export class Chat {
       node.replaceWith(shown);
       shown.querySelector(`[aria-label="${t("Edit")}"]`).focus();
     };
+    let files = message.files ?? [];
+    const list = h("ul.files");
+    const drawFiles = () => list.replaceChildren(...files.map((file) => h("li", null, chip(file),
+      iconButton("close", t("Remove {name}", { name: file.name }), () => {
+        files = files.filter((other) => other !== file);
+        drawFiles();
+        area.focus();
+      }))));
     const send = () => {
       const text = area.value.trim();
-      if (!text || this.busy) return;
-      const edited = tree.add(this.chat, message.parent, { ...message, content: text });
+      if ((!text && !files.length) || this.busy) return;
+      const edited = tree.add(this.chat, message.parent, { role: "user", content: text, ...(files.length && { files }) });
       if (message.parent === null && this.chat.title === store.titleOf(message)) this.chat.title = store.titleOf(edited);
       this.respond(this.chat.leaf);
     };
@@ -236,9 +249,10 @@ export class Chat {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
     });
     area.addEventListener("input", () => grow(area));
-    node.replaceChildren(h(".editor", null, area, h(".editor-actions", null,
+    node.replaceChildren(h(".editor", null, list, area, h(".editor-actions", null,
       h("button.plain", { type: "button", onclick: cancel }, t("Cancel")),
       h("button.primary", { type: "button", onclick: send }, t("Send")))));
+    drawFiles();
     grow(area);
     area.focus();
   }
@@ -260,11 +274,6 @@ export class Chat {
     this.follow = scrollHeight - scrollTop - clientHeight < NEAR;
     $("jump").hidden = this.follow;
   }
-}
-
-export function grow(area) {
-  area.style.height = "auto";
-  area.style.height = `${area.scrollHeight}px`;
 }
 
 function describe({ stats, stopped, cut, partial }) {

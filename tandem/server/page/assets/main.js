@@ -1,7 +1,8 @@
 // The page: the list of conversations, the message box, model, theme, and the choice of view.
 
 import * as api from "./api.js";
-import { Chat, grow } from "./chat.js";
+import { Chat } from "./chat.js";
+import { Composer } from "./composer.js";
 import { $, ask, h, iconButton, toast } from "./dom.js";
 import { t, translatePage } from "./i18n.js";
 import { Live } from "./live.js";
@@ -11,7 +12,7 @@ import * as transfer from "./transfer.js";
 import * as tree from "./tree.js";
 
 translatePage();
-const input = $("input"), select = $("model");
+const select = $("model");
 const options = new Options();
 const live = new Live($("live-view"), () => select.value, showRate);
 const chat = new Chat({
@@ -20,6 +21,7 @@ const chat = new Chat({
   changed: () => { keepAddress(); drawChats(); },
   working: showWorking,
 });
+const composer = new Composer({ send: (text, files) => chat.send(text, files), busy: () => chat.busy, changed: () => warn() });
 
 // ---- conversations
 
@@ -76,7 +78,7 @@ async function route() {
   }
   drawChats();
   showWorking();
-  if (!isLive && matchMedia("(hover: hover)").matches) input.focus();
+  if (!isLive && matchMedia("(hover: hover)").matches) composer.input.focus();
 }
 
 $("search").addEventListener("input", drawChats);
@@ -125,38 +127,15 @@ $("import").addEventListener("change", async () => {
 
 // ---- the message box
 
-function submit() {
-  const text = input.value.trim();
-  if (!text || chat.busy) return;
-  input.value = "";
-  resize();
-  chat.send(text);
-}
-
-function resize() {
-  grow(input);
-  $("send").disabled = !input.value.trim();
-}
-
 function showWorking() {
   const { busy } = chat;
   $("send").hidden = busy;
   $("stop").hidden = !busy;
   live.watch(chat.jobs.size > 0);
-  if (!busy) resize();
   drawChats();
 }
 
-$("composer").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
 $("stop").addEventListener("click", () => chat.stop());
-input.addEventListener("input", resize);
-input.addEventListener("keydown", (event) => {
-  const byTouch = matchMedia("(pointer: coarse)").matches; // on touch screens, Enter starts a new line
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !byTouch) {
-    event.preventDefault();
-    submit();
-  }
-});
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   if (chat.busy) chat.stop();
@@ -165,24 +144,38 @@ document.addEventListener("keydown", (event) => {
 
 // ---- models
 
+let unreachable = "", warned = "";
 async function loadModels() {
   try {
     const names = await api.models();
     select.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
     pick(store.model.load());
     if (!select.value && names.length) select.value = names[0];
-    $("fine").textContent = "";
+    unreachable = "";
+    warn();
   } catch (error) {
-    $("fine").textContent = error instanceof TypeError ? t("The server cannot be reached: check that it is running.") : error.message;
+    unreachable = error instanceof TypeError ? t("The server cannot be reached: check that it is running.") : error.message;
+    warn();
     setTimeout(loadModels, 3000);
   }
+}
+
+/** Says below the message box what is wrong before a message is sent. */
+async function warn() {
+  const images = composer.files.some(({ blob }) => blob), name = select.value;
+  const now = JSON.stringify([unreachable, images, name]);
+  if (now === warned) return;
+  warned = now;
+  const state = images && !unreachable ? (await api.get("/live").catch(() => null))?.models[name] : null;
+  if (now !== warned) return;
+  $("fine").textContent = unreachable || (state?.vision === false ? t("{name} cannot see images.", { name }) : "");
 }
 
 function pick(name) {
   if ([...select.options].some((option) => option.value === name)) select.value = name;
 }
 
-select.addEventListener("change", () => store.model.save(select.value));
+select.addEventListener("change", () => { store.model.save(select.value); warn(); });
 
 // ---- live rate, theme, menu
 
@@ -219,4 +212,4 @@ setTheme(document.documentElement.dataset.theme ?? "");
 loadModels();
 await store.moveOld();
 route();
-resize();
+composer.update();

@@ -70,7 +70,7 @@ export async function remove(id) {
   tabs.postMessage(id);
 }
 
-export const titleOf = (message) => message.content.trim().split("\n")[0].slice(0, 60);
+export const titleOf = ({ content, files }) => (content.trim().split("\n")[0] || (files?.[0].name ?? "")).slice(0, 60);
 
 /** Saves a conversation that has messages. Fails if the browser's storage is full. */
 export async function save(chat) {

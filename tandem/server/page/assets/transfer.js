@@ -1,6 +1,6 @@
 // Conversations as files: JSON has everything, Markdown the messages that are shown.
 
-import { fromDataURL, toDataURL } from "./files.js";
+import { fenced, fromDataURL, toDataURL } from "./files.js";
 import { t } from "./i18n.js";
 import * as store from "./store.js";
 import { add, create, path, upgrade } from "./tree.js";
@@ -45,12 +45,6 @@ export async function toMarkdown(chat) {
     }
   }
   return `${parts.join("\n\n")}\n`;
-}
-
-/** A text as a code block, with a fence that it does not have itself. */
-export function fenced(text) {
-  const fence = "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map(([run]) => run.length + 1)));
-  return `${fence}\n${text}\n${fence}`;
 }
 
 // ---- in
