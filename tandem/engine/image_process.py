@@ -1,4 +1,4 @@
-"""Reads the images that clients send in a process apart (job_process.py), one after the other.
+"""Reads the images that clients send in a separate process (job_process.py), one after the other.
 
 A file of a few KB may become gigabytes, and a library that reads it holds the GIL or has bugs. As for grammars, a quick
 process has the ordinary images, and those that need longer go to a slow one.

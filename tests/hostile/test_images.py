@@ -1,4 +1,4 @@
-"""Images that clients send are read in a process apart: none stalls others, fills the memory or ends the server."""
+"""Images that clients send are read in a separate process: none stalls others, fills the memory or ends the server."""
 
 from __future__ import annotations
 
