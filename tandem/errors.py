@@ -12,6 +12,7 @@ TandemError
 │   ├── ContextError      the prompt is longer than the context
 │   ├── QueueFullError    too many requests are waiting already
 │   └── DeadlineError     the request timed out
+├── ResponseStoreError    the file of stored responses is locked, full or damaged
 ├── OutOfMemoryError      a request needs more memory than the process may have; others go on
 ├── DeviceError           a device is missing or failed
 │   ├── DoesNotFitError   the model, its context or its cache is larger than the memory
@@ -73,6 +74,10 @@ class ContextError(RequestError):
 
 class ResponseNotFoundError(RequestError):
     """No stored response or conversation has this id."""
+
+
+class ResponseStoreError(TandemError):
+    """The file of stored responses is locked, full or damaged."""
 
 
 class QueueFullError(RequestError):

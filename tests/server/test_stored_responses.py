@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from tandem.errors import RequestError
 from tandem.server.core import response_store
 from tandem.server.core.prompt import GenerationRequest, drop_oldest, with_verbosity
-from tandem.server.core.response_store import ResponseStore
+from tandem.server.core.response_store import ResponseStore, StoredItem, stored_items
 from tandem.server.openai import responses
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import Running, serving, wait_until
@@ -126,14 +127,15 @@ def test_an_answer_that_is_too_large_to_store_is_answered(monkeypatch: pytest.Mo
     monkeypatch.setattr(response_store, "MAX_ENTRY", 3000)
     body = responses.ResponsesRequest(input="a", conversation="conv_1")
     response = responses._response(body, "m")
-    response["output"] = [{"text": "x" * 3000}]
+    response["output"] = [{"id": "msg_1", "text": "x" * 3000}]
     server: Any = SimpleNamespace(responses=ResponseStore(None))
 
     async def keep() -> None:
-        await server.responses.put("conv_1", {}, [])
-        await responses._keep(server, body, response, [], responses.new_items("a"))
-        assert not response["store"] and response["conversation"] is None
-        assert await server.responses.get("conv_1") == ({}, [])
+        await server.responses.put("conv_1", "{}", [])
+        new = stored_items(responses.new_items("a"))
+        text = await responses._keep(server, body, response, [], new)
+        assert not json.loads(text)["store"] and json.loads(text)["conversation"] is None
+        assert await server.responses.items("conv_1") == []
         server.responses.close()
 
     asyncio.run(keep())
@@ -196,30 +198,60 @@ def test_responses_in_a_file_survive_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.fast
-def test_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_store, "MAX_ENTRIES", 3)
     monkeypatch.setattr(response_store, "MAX_BYTES", 1000)
     monkeypatch.setattr(response_store, "MAX_ENTRY", 800)
+    monkeypatch.setattr(response_store, "MAX_ITEMS", 5)
+    one, large = [StoredItem("i", "{}")], [StoredItem("i", "x" * 500)]
 
     async def use() -> None:
         store = ResponseStore(None)
         for i in range(5):
-            await store.put(str(i), {"n": i}, [])
-        assert [await store.get(str(i)) is not None for i in range(5)] == [False, False, True, True, True]
-        await store.put("large", {"text": "x" * 700}, [])
-        await store.put("larger", {"text": "x" * 700}, [])
-        assert await store.get("large") is None and await store.get("larger") is not None
-        for work in (store.put("too large", {"text": "x" * 900}, []), store.check([{"text": "x" * 900}])):
+            await store.put(str(i), "{}", one)
+        assert [await store.body(str(i)) is not None for i in range(5)] == [False, False, True, True, True]
+        assert store._connection
+        assert store._connection.execute("SELECT count(*) FROM items").fetchone() == (3,), "with their items"
+        await store.put("large", "x" * 700, [])
+        await store.put("larger", "x" * 700, [])
+        assert await store.body("large") is None and await store.body("larger") is not None
+        for body, items in (("x" * 900, []), ("", large * 2), ("", one * 6)):
             with pytest.raises(RequestError, match="store = false"):
-                await work
-        await store.put("grows", {}, [{"text": "x" * 500}])
-        assert await store.append("grows", [{"n": 1}]) and not await store.append("missing", [{}])
-        with pytest.raises(RequestError, match="begin a new one"):
-            await store.append("grows", [{"text": "x" * 400}])
-        assert await store.get("grows") == ({}, [{"text": "x" * 500}, {"n": 1}])
+                await store.put("too large", body, items)
+        await store.put("grows", "", large)
+        assert await store.append("grows", one) and not await store.append("missing", one)
+        for more in (large, one * 4):
+            with pytest.raises(RequestError, match="begin a new one"):
+                await store.append("grows", more)
+        assert await store.items("grows") == [*large, *one]
         store.close()
-        (tmp_path / "broken").write_text("no database" * 1000)
-        with pytest.raises(RequestError, match="cannot be used"):
-            await ResponseStore(tmp_path / "broken").get("a")
+
+    asyncio.run(use())
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("outputs", [0, 2])
+def test_pages_of_items(outputs: int) -> None:
+    """Those before a response, in both orders, from any item on."""
+    items = [StoredItem(f"i{n}", str(n)) for n in range(9)]
+
+    async def use() -> None:
+        store = ResponseStore(None)
+        await store.put("other", "", items)
+        await store.put("a", "", items, outputs)
+        for newest_first in (False, True):
+            expected = items[: 9 - outputs][:: -1 if newest_first else 1]
+            for after in (None, "i0", "i3", "i8", "no item"):
+                begin = (
+                    expected.index(found[0]) + 1 if (found := [i for i in expected if i.id == after]) else 0
+                )
+                if after == "i8" and outputs and not newest_first:
+                    begin = len(expected)
+                for limit in (1, 4, 100):
+                    page = await store.page("a", limit, after, newest_first=newest_first)
+                    wanted = expected[begin:]
+                    assert page == (wanted[:limit], len(wanted) > limit), (after, limit, newest_first)
+        assert await store.page("b", 1, newest_first=True) is None
+        store.close()
 
     asyncio.run(use())

@@ -74,6 +74,12 @@ def set_size(size: int) -> None:
     _thread.set(_small if size <= SMALL else _medium if size <= MEDIUM else _large)
 
 
+def add_stored(size: int) -> None:
+    """Says how many stored bytes this task's request prepares beside its body."""
+    if size > MEDIUM or (size > SMALL and _thread.get() is _small):
+        set_size(size)
+
+
 async def run_in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs `call` in the thread for requests of this size."""
     return await _thread.get().run(partial(call, *args, **kwargs))

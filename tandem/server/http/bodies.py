@@ -246,6 +246,11 @@ async def encoded(build: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) ->
     return await run_in_large_thread(lambda: "".join(throttled(pieces(build(*args, **kwargs)))))
 
 
+async def written(value: Any) -> str:
+    """The JSON of a value that may repeat the whole request: written in the thread for requests of this size."""
+    return await run_inline_if_small(lambda: "".join(throttled(pieces(value))))
+
+
 def pieces(value: Any, depth: int = DEPTH) -> Iterator[str]:
     """The JSON of a value in pieces, between which other threads run."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -268,7 +273,11 @@ def pieces(value: Any, depth: int = DEPTH) -> Iterator[str]:
 
 def sse_event(value: Any, name: str = "") -> str:
     """A server-sent event."""
-    return f"event: {name}\ndata: {compact(value)}\n\n" if name else f"data: {compact(value)}\n\n"
+    return sse_text(compact(value), name)
+
+
+def sse_text(text: str, name: str = "") -> str:
+    return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
 
 
 def json_line(value: Any) -> str:

@@ -38,6 +38,7 @@ STATUS: tuple[tuple[type[errors.TandemError], int, str | None], ...] = (
     (errors.ModelNotFoundError, 404, "model_not_found"),
     (errors.DownloadError, 502, "download"),
     (errors.OutOfMemoryError, 503, "out_of_memory"),
+    (errors.ResponseStoreError, 503, "responses"),
     (errors.DeviceError, 503, "device"),
     (errors.ModelFileError, 503, "model_file"),
     (errors.UnsupportedModelError, 503, "model_file"),

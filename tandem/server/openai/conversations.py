@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from tandem.server.core.response_store import Page, StoredItem, stored_items
 from tandem.server.core.serving import get_server
-from tandem.server.http.bodies import AnyObject, JSONRoute, StrictModel
+from tandem.server.http.background import run_inline_if_small
+from tandem.server.http.bodies import AnyObject, JSONRoute, StrictModel, written
 from tandem.server.openai.chat import new_id, now
 from tandem.server.openai.error_body import ERRORS
 from tandem.server.openai.responses import (
@@ -20,6 +23,7 @@ from tandem.server.openai.responses import (
     Order,
     item_list,
     new_items,
+    raw_json,
     stored,
 )
 
@@ -43,45 +47,48 @@ class Conversation(TypedDict):
     metadata: dict[str, Any]
 
 
-@router.post("/v1/conversations", responses=ERRORS)
-async def create(request: Request, body: ConversationRequest) -> Conversation:
+@router.post("/v1/conversations", response_model=Conversation, responses=ERRORS)
+async def create(request: Request, body: ConversationRequest) -> Response:
     """Begins a conversation."""
     created = Conversation(
         id=new_id("conv_"), object="conversation", created_at=now(), metadata=body.metadata or {}
     )
-    await get_server(request).responses.put(created["id"], dict(created), new_items(body.items or []))
-    return created
+    text, items = await written(created), await run_inline_if_small(_items, body.items or [])
+    await get_server(request).responses.put(created["id"], text, items)
+    return raw_json(text)
 
 
 @router.get("/v1/conversations/{conversation_id}", response_model=Conversation, responses=ERRORS)
-async def retrieve_conversation(request: Request, conversation_id: str) -> Any:
+async def retrieve_conversation(request: Request, conversation_id: str) -> Response:
     """A conversation, without its items."""
-    return (await stored(get_server(request), conversation_id, "conv_"))[0]
+    return raw_json(await stored("conv_", conversation_id, get_server(request).responses.body))
 
 
 @router.delete("/v1/conversations/{conversation_id}", responses=ERRORS)
 async def delete_conversation(request: Request, conversation_id: str) -> Deleted:
     """Forgets a conversation. Its responses stay."""
-    server = get_server(request)
-    await stored(server, conversation_id, "conv_")
-    await server.responses.delete(conversation_id)
+    await stored("conv_", conversation_id, get_server(request).responses.delete)
     return Deleted(id=conversation_id, object="conversation.deleted", deleted=True)
 
 
-@router.get("/v1/conversations/{conversation_id}/items", responses=ERRORS)
+@router.get("/v1/conversations/{conversation_id}/items", response_model=ItemList, responses=ERRORS)
 async def list_items(
     request: Request, conversation_id: str, limit: Limit = 20, order: Order = "desc", after: str | None = None
-) -> ItemList:
+) -> Response:
     """The items of a conversation."""
-    _, items = await stored(get_server(request), conversation_id, "conv_")
-    return item_list(items, limit, order, after)
+    pages = partial(
+        get_server(request).responses.page, limit=limit, after=after, newest_first=order == "desc"
+    )
+    return item_list(await stored("conv_", conversation_id, pages))
 
 
-@router.post("/v1/conversations/{conversation_id}/items", responses=ERRORS)
-async def add_items(request: Request, conversation_id: str, body: ItemsRequest) -> ItemList:
+@router.post("/v1/conversations/{conversation_id}/items", response_model=ItemList, responses=ERRORS)
+async def add_items(request: Request, conversation_id: str, body: ItemsRequest) -> Response:
     """Adds items to a conversation."""
-    server, added = get_server(request), new_items(body.items)
-    await stored(server, conversation_id, "conv_")
-    if not await server.responses.append(conversation_id, added):
-        await stored(server, conversation_id, "conv_")  # it was deleted meanwhile
-    return item_list(added, len(added), "asc", None)
+    items = await run_inline_if_small(_items, body.items)
+    await stored("conv_", conversation_id, partial(get_server(request).responses.append, items=items))
+    return item_list(Page(items, has_more=False))
+
+
+def _items(given: list[InputItem]) -> list[StoredItem]:
+    return stored_items(new_items(given))

@@ -3,25 +3,26 @@ from it by `previous_response_id`, or by the conversation (conversations.py) tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from itertools import count
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from tandem.errors import RequestError, ResponseNotFoundError
+from tandem.errors import RequestError, ResponseNotFoundError, ResponseStoreError
 from tandem.server.core.content_blocks import BlockEvent, ContentBlock, block_events, content_blocks
 from tandem.server.core.images import Content, content_of, from_url, text_of
 from tandem.server.core.output_parser import GenerationUsage
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params, with_verbosity
-from tandem.server.core.response_store import Item
+from tandem.server.core.response_store import Item, Page, StoredItem, check_size, parsed, stored_items
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, Tool, named_tool
-from tandem.server.http.background import run_inline_if_small
+from tandem.server.http.background import add_stored, run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
     AnyObject,
@@ -31,13 +32,16 @@ from tandem.server.http.bodies import (
     cancel_on_disconnect,
     drop_none,
     sse_event,
+    sse_text,
     stream_response,
+    written,
 )
 from tandem.server.http.errors import LOG
 from tandem.server.openai.chat import IGNORED, new_id, now
 from tandem.server.openai.error_body import ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
+T = TypeVar("T")
 Limit = Annotated[int, Query(ge=1, le=100)]  # items of a list
 Order = Literal["asc", "desc"]
 
@@ -188,10 +192,8 @@ class ResponseBody(TypedDict):
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Generates a response to a conversation; with `stream`, as server-sent events."""
     server = get_server(request)
-    history, new = await _history(server, body), new_items(body.input)
-    if body.store is not False or body.conversation_id:
-        await server.responses.check([*history, *new])  # before the work
-    generation = await run_inline_if_small(generation_request, body, [*history, *new])
+    history = await _history(server, body)
+    generation, new = await run_inline_if_small(_prepared, body, history)
     generation.model = server.model_name(generation.model)
     if body.stream:
         events = _events(server, generation, body, history, new)
@@ -201,8 +203,8 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     response["output"] = [_item(block, new_id(PREFIXES[block.kind])) for block in content_blocks(result)]
     response["dropped_messages"] = generation.dropped_messages
     _finish(response, result.finish_reason, result.usage)
-    await _keep(server, body, response, history, new)
-    return JSONResponse(response)
+    text = await _keep(server, body, response, history, new)
+    return raw_json(text)
 
 
 class InputTokens(TypedDict):
@@ -218,15 +220,14 @@ class InputTokensRequest(ResponsesRequest):
 async def input_tokens(request: Request, body: InputTokensRequest) -> InputTokens:
     """The number of tokens of the prompt that a request would have."""
     server = get_server(request)
-    items = [*await _history(server, body), *new_items(body.input)]
-    count = await server.count(await run_inline_if_small(generation_request, body, items))
-    return InputTokens(object="response.input_tokens", input_tokens=count)
+    generation, _ = await run_inline_if_small(_prepared, body, await _history(server, body))
+    return InputTokens(object="response.input_tokens", input_tokens=await server.count(generation))
 
 
-@router.get("/v1/responses/{response_id}", responses=ERRORS)
-async def retrieve(request: Request, response_id: str) -> dict[str, Any]:
+@router.get("/v1/responses/{response_id}", response_model=dict[str, Any], responses=ERRORS)
+async def retrieve(request: Request, response_id: str) -> Response:
     """A stored response."""
-    return (await stored(get_server(request), response_id, "resp_"))[0]
+    return raw_json(await stored("resp_", response_id, get_server(request).responses.body))
 
 
 class Deleted(TypedDict):
@@ -238,9 +239,7 @@ class Deleted(TypedDict):
 @router.delete("/v1/responses/{response_id}", responses=ERRORS)
 async def delete(request: Request, response_id: str) -> Deleted:
     """Forgets a stored response. Responses that continue it stay."""
-    server = get_server(request)
-    await stored(server, response_id, "resp_")
-    await server.responses.delete(response_id)
+    await stored("resp_", response_id, get_server(request).responses.delete)
     return Deleted(id=response_id, object="response.deleted", deleted=True)
 
 
@@ -252,22 +251,24 @@ class ItemList(TypedDict):
     has_more: bool
 
 
-@router.get("/v1/responses/{response_id}/input_items", responses=ERRORS)
+@router.get("/v1/responses/{response_id}/input_items", response_model=ItemList, responses=ERRORS)
 async def input_items(
     request: Request, response_id: str, limit: Limit = 20, order: Order = "desc", after: str | None = None
-) -> ItemList:
+) -> Response:
     """The conversation before a stored response."""
-    response, items = await stored(get_server(request), response_id, "resp_")
-    return item_list(items[: len(items) - len(response["output"])], limit, order, after)
+    pages = partial(
+        get_server(request).responses.page, limit=limit, after=after, newest_first=order == "desc"
+    )
+    return item_list(await stored("resp_", response_id, pages))
 
 
-# ---- stored responses
+# ---- stored responses and conversations
 
 
-async def stored(server: Server, id: str, prefix: str) -> tuple[dict[str, Any], list[Item]]:
-    """(body, items) of a stored response or conversation."""
-    found = await server.responses.get(id) if id.startswith(prefix) else None
-    if found is None:
+async def stored(prefix: str, id: str, find: Callable[[str], Awaitable[T | None]]) -> T:
+    """What `find` returns for a stored response or conversation, whose id begins with `prefix`."""
+    found = await find(id) if id.startswith(prefix) else None
+    if found is None or found is False:
         kind = "response" if prefix == "resp_" else "conversation"
         raise ResponseNotFoundError(
             f"no stored {kind} has the id {id[:80]}: it was not stored, was deleted, or was forgotten for newer ones"
@@ -275,15 +276,16 @@ async def stored(server: Server, id: str, prefix: str) -> tuple[dict[str, Any], 
     return found
 
 
-def item_list(items: list[Item], limit: int, order: str, after: str | None) -> ItemList:
-    """A part of the items of a conversation."""
-    ordered = items if order == "asc" else items[::-1]
-    ids = [item["id"] for item in ordered]
-    start = ids.index(after) + 1 if after in ids else 0
-    part = ordered[start : start + limit]
-    ends = (part[0]["id"], part[-1]["id"]) if part else (None, None)
-    more = start + limit < len(ordered)
-    return ItemList(object="list", data=part, first_id=ends[0], last_id=ends[1], has_more=more)
+def raw_json(text: str) -> Response:
+    """A response that is JSON already: it may have megabytes."""
+    return Response(text, media_type="application/json")
+
+
+def item_list(page: Page | None) -> Response:
+    items, has_more = page or Page([], has_more=False)
+    ids: list[str | None] = [item.id for item in items] or [None]
+    ends = json.dumps({"first_id": ids[0], "last_id": ids[-1], "has_more": has_more})
+    return raw_json(f'{{"object":"list","data":[{",".join(item.text for item in items)}],{ends[1:]}')
 
 
 def new_items(given: str | list[InputItem]) -> list[Item]:
@@ -295,32 +297,61 @@ def new_items(given: str | list[InputItem]) -> list[Item]:
     return [{"id": new_id("item_"), **item, "type": item.get("type", "message")} for item in items]
 
 
-async def _history(server: Server, body: ResponsesRequest) -> list[Item]:
+async def _history(server: Server, body: ResponsesRequest) -> list[StoredItem]:
     """The stored items that come before those of the request."""
     if body.previous_response_id and body.conversation_id:
         raise RequestError("previous_response_id and conversation exclude each other: use one")
-    if body.previous_response_id:
-        return (await stored(server, body.previous_response_id, "resp_"))[1]
-    return (await stored(server, body.conversation_id, "conv_"))[1] if body.conversation_id else []
+    id, prefix = (
+        (body.conversation_id, "conv_") if body.conversation_id else (body.previous_response_id, "resp_")
+    )
+    items = await stored(prefix, id, server.responses.items) if id else None
+    add_stored(sum(len(item.text) for item in items or ()))
+    return items or []
+
+
+def _prepared(
+    body: ResponsesRequest, history: list[StoredItem]
+) -> tuple[GenerationRequest, list[StoredItem]]:
+    """The request for the model, and the new items as they will be stored."""
+    items, new = new_items(body.input), list[StoredItem]()
+    if body.store is not False or body.conversation_id:
+        new = stored_items(items)
+        check_size([*history, *new])  # before the work
+    try:
+        before = ITEMS.validate_python(parsed(history))
+    except (ValueError, RecursionError):
+        raise ResponseStoreError("the stored conversation is damaged: begin a new one") from None
+    return generation_request(body, [*before, *ITEMS.validate_python(items)]), new
 
 
 async def _keep(
-    server: Server, body: ResponsesRequest, response: ResponseBody, history: list[Item], new: list[Item]
-) -> None:
-    """Stores a response, and adds it and the `new` items before it to its conversation. If that fails, it is answered
-    all the same, and says that it is not stored."""
-    added = [*new, *response["output"]]
-    if body.conversation_id and not await _stores(server.responses.append(body.conversation_id, added)):
+    server: Server,
+    body: ResponsesRequest,
+    response: ResponseBody,
+    history: list[StoredItem],
+    new: list[StoredItem],
+) -> str:
+    """Stores a response, and adds it and the `new` items before it to its conversation; returns its JSON. If that
+    fails, it is answered all the same, and says that it is not stored."""
+    output = stored_items(response["output"])
+    if body.conversation_id and not await _stores(
+        server.responses.append(body.conversation_id, [*new, *output])
+    ):
         response["conversation"] = None
-    if body.store is not False:
-        entry = server.responses.put(response["id"], dict(response), [*history, *added])
-        response["store"] = await _stores(entry)
+    text = await written(response)
+    if body.store is False:
+        return text
+    entry = server.responses.put(response["id"], text, [*history, *new, *output], len(output))
+    if await _stores(entry):
+        return text
+    response["store"] = False
+    return await written(response)
 
 
 async def _stores(work: Awaitable[bool | None]) -> bool:
     try:
         return await work is not False
-    except RequestError as error:
+    except (RequestError, ResponseStoreError) as error:
         LOG.warning("a response is not stored: %s", error)
         return False
 
@@ -330,7 +361,7 @@ async def _stores(work: Awaitable[bool | None]) -> bool:
 PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
 
-def generation_request(body: ResponsesRequest, items: list[Item]) -> GenerationRequest:
+def generation_request(body: ResponsesRequest, items: list[InputItem]) -> GenerationRequest:
     params = sampling_params(body.temperature, body.top_p)
     params["max_tokens"] = body.max_output_tokens or WHOLE_CONTEXT
     format = body.text.format if body.text and body.text.format else None
@@ -361,11 +392,11 @@ def generation_request(body: ResponsesRequest, items: list[Item]) -> GenerationR
     )
 
 
-def _messages(body: ResponsesRequest, items: list[Item]) -> list[Message]:
+def _messages(body: ResponsesRequest, items: list[InputItem]) -> list[Message]:
     """The conversation for the chat template, which has tool calls and reasoning in the assistant's message."""
     messages: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     reasoning: dict[str, str] = {}
-    for item in ITEMS.validate_python(items):
+    for item in items:
         if isinstance(item, ReasoningItem):
             said = _content(item.content or item.summary or "")
             reasoning = {"reasoning_content": text_of(said, "reasoning")}
@@ -470,8 +501,8 @@ async def _events(
     server: Server,
     generation: GenerationRequest,
     body: ResponsesRequest,
-    history: list[Item],
-    new: list[Item],
+    history: list[StoredItem],
+    new: list[StoredItem],
 ) -> AsyncGenerator[str, None]:
     numbers, response = count(), _response(body, generation.model or "")
     id = ""
@@ -479,18 +510,22 @@ async def _events(
     def sse(type: str, **values: Any) -> str:
         return sse_event({"type": type, "sequence_number": next(numbers), **values}, type)
 
+    def sse_response(type: str, text: str) -> str:
+        return sse_text(f'{{"type":"{type}","sequence_number":{next(numbers)},"response":{text}}}', type)
+
     async with aclosing(block_events(server.stream(generation))) as events:
         async for event in events:
             if not id:
                 response["dropped_messages"] = generation.dropped_messages
-                yield sse("response.created", response=response)
-                yield sse("response.in_progress", response=response)
+                text = await written(response)
+                yield sse_response("response.created", text)
+                yield sse_response("response.in_progress", text)
             if event.type == "start" or not id:
                 id = new_id(PREFIXES[event.block.kind])
             if event.type == "finish" and event.delta.usage:
                 _finish(response, event.delta.finish_reason or "", event.delta.usage)
-                await _keep(server, body, response, history, new)
-                yield sse(f"response.{response['status']}", response=response)
+                text = await _keep(server, body, response, history, new)
+                yield sse_response(f"response.{response['status']}", text)
                 return
             for type, values in _block_event(event, id):
                 yield sse(type, output_index=event.block.index, **values)
