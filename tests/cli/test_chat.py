@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tandem.cli import chat as chat_module
 from tandem.errors import ContextError
 from tests.cli.processes import Terminal, environment, on_terminal
+from tests.models.test_vision import GOLDENS as VISION
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
 PROMPT = r"> \x1b\[0m$|> $"
@@ -123,3 +126,30 @@ def test_a_message_that_was_refused_is_forgotten(
 )
 def test_messages_of_several_lines(monkeypatch: pytest.MonkeyPatch, lines: list[str], message: str) -> None:
     assert converse(monkeypatch, *lines) == [[f"user: {message}"]]
+
+
+def test_an_image_comes_before_the_next_message(tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    Image.new("RGB", (9, 7), "red").save(picture)
+    with on_terminal("run", VISION / "gemma3.gguf", "-n", "5", env=environment(tmp_path)) as chat:
+        chat.expect(PROMPT)
+        chat.send(b"/image nothing.png\n")
+        assert "cannot be read" in chat.expect(PROMPT)
+        tokens = []
+        for command in ("/clear", f"/image {picture}"):
+            chat.send(f"{command}\n".encode())
+            chat.expect(PROMPT)
+            chat.send(b"What is this?\n")
+            found = re.search(r"prompt (\d+) tokens", chat.expect(PROMPT))
+            assert found
+            tokens.append(int(found[1]))
+            chat.send(b"/clear\n")
+            chat.expect(PROMPT)
+        assert tokens[1] > tokens[0] + 5
+
+
+def test_an_image_without_an_encoder(tiny: Path, tmp_path: Path) -> None:
+    with on_terminal("run", tiny, env=environment(tmp_path)) as chat:
+        chat.expect(PROMPT)
+        chat.send(b"/image a.png\n")
+        assert "without a vision encoder" in chat.expect(PROMPT)
