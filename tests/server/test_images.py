@@ -128,6 +128,11 @@ def test_images_stand_where_texts_do() -> None:
             build_prompt(llm, GenerationRequest("m", messages=continued, continue_final_message=True))
 
 
+def asked_of(body: responses.ResponsesRequest) -> list[Message]:
+    items = responses.ITEMS.validate_python(responses.new_items(body.input))
+    return responses.generation_request(body, items).messages
+
+
 @pytest.mark.fast
 def test_images_of_tool_results_in_each_api() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": DATA}
@@ -138,7 +143,7 @@ def test_images_of_tool_results_in_each_api() -> None:
     body = responses.ResponsesRequest.model_validate({"input": [item]})
     for found in (
         messages.generation_request(claude).messages,
-        responses.generation_request(body, responses.new_items(body.input)).messages,
+        asked_of(body),
     ):
         assert [(one["role"], one["content"]) for one in found] == [
             ("tool", [{"type": "image", "image": PNG}])
@@ -151,11 +156,11 @@ def test_reasoning_belongs_to_the_call_after_it() -> None:
     reasoning = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
     output = {"type": "function_call_output", "call_id": "1", "output": "5"}
     body = responses.ResponsesRequest.model_validate({"input": [reasoning, call, output, call]})
-    found = responses.generation_request(body, responses.new_items(body.input)).messages
+    found = asked_of(body)
     assert [one.get("reasoning_content") for one in found] == ["hm", None, None]
     said = {"role": "assistant", "content": "So:"}
     body = responses.ResponsesRequest.model_validate({"input": [said, reasoning, call]})
-    [one] = responses.generation_request(body, responses.new_items(body.input)).messages
+    [one] = asked_of(body)
     assert one["reasoning_content"] == "hm" and one["tool_calls"]
 
 
