@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 State = dict[str, Any]  # of a model: `EngineMonitor.snapshot()`
+SHARES = ("kv_used",)  # keys of `history` of which the largest counts; the others are summed
 RATES = ("tokens_per_s", "prompt_tokens_per_s")  # keys of `now` that are summed; the others are averaged
 
 
@@ -68,7 +69,10 @@ def _history(histories: list[dict[str, Any]]) -> dict[str, Any]:
     until = max(history["until"] for history in histories)
     lists = {name for name in histories[0] if name != "until"}
     return {"until": until} | {
-        name: [sum(values) for values in zip(*(history[name] for history in histories), strict=True)]
+        name: [
+            (max if name in SHARES else sum)(values)
+            for values in zip(*(history[name] for history in histories), strict=True)
+        ]
         for name in lists
     }
 

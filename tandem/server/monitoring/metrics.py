@@ -126,6 +126,11 @@ class StepCounts:
     decoding: float = 0.0  # seconds of decode steps (no prompt tokens)
     decoded: Counter[tuple[int, int]] = field(default_factory=Counter)  # decode steps by (tokens, rows)
     kv_bytes: float = 0.0  # KV cache traffic of decode steps
+    admitted: int = 0  # prompt tokens of admitted requests
+    cached: int = 0  # of them in the prefix cache
+    drafted: int = 0  # draft tokens
+    accepted: int = 0  # accepted draft tokens
+    kv_used: float = 0.0  # maximum share of the KV blocks in use, of the fullest group
 
 
 class EngineMonitor:
@@ -140,6 +145,7 @@ class EngineMonitor:
         self.roofline: Roofline | None = None
         self._lock = threading.Lock()
         self._last, self._drafts_accepted = 0.0, 0
+        self._admitted = self._cached = 0  # prompt tokens so far
         self._served: set[Sequence] = set()  # by the last step
         self._kv = _kv_bytes_per_position(llm)
         self._step_bytes: dict[tuple[int, int], float] = {}
@@ -148,13 +154,14 @@ class EngineMonitor:
     def on_step(self, chunks: list[Chunk], seconds: float) -> None:
         """Called by the engine after each step."""
         now = time.perf_counter()
-        tokens = rows = prompt = 0
+        tokens = rows = prompt = drafted = 0
         kv_bytes, first = 0.0, list[float]()
         for chunk in chunks:
             total = chunk.total
             tokens += total
             if chunk.samples_next:
                 rows += 1 + len(chunk.draft_tokens)
+                drafted += len(chunk.draft_tokens)
                 if chunk.sequence.first_token > self._last:
                     first.append(chunk.sequence.first_token - chunk.sequence.request.submitted)
             if chunk.count > 1:
@@ -162,7 +169,10 @@ class EngineMonitor:
             end = chunk.begin + total
             for window, nbytes in self._kv:
                 kv_bytes += nbytes * (min(end, window + total - 1) if window else end)
-        sampled = sum(chunk.samples_next for chunk in chunks) + self._accepted()
+        accepted = self._accepted()
+        sampled = sum(chunk.samples_next for chunk in chunks) + accepted
+        admitted, cached = self._prompts()
+        kv_used = self._kv_used()
         served = {chunk.sequence for chunk in chunks}
         waited = not served.isdisjoint(self._served)  # otherwise the engine may have been idle
         between = max(0.0, self.engine.step_called - self._last) if waited else 0.0
@@ -177,6 +187,11 @@ class EngineMonitor:
                 into.sequences += len(chunks)
                 into.busy += seconds
                 into.between += between
+                into.admitted += admitted
+                into.cached += cached
+                into.drafted += drafted
+                into.accepted += accepted
+                into.kv_used = max(into.kv_used, kv_used)
                 if not prompt:
                     into.decoding += seconds
                     into.decoded[tokens, rows] += 1
@@ -186,6 +201,17 @@ class EngineMonitor:
         """Draft tokens that were accepted since the last step."""
         before, self._drafts_accepted = self._drafts_accepted, self.engine.accepted_draft_tokens
         return self._drafts_accepted - before
+
+    def _prompts(self) -> tuple[int, int]:
+        """Prompt tokens that were admitted since the last step, and those of them in the prefix cache."""
+        scheduler, admitted, cached = self.engine.scheduler, self._admitted, self._cached
+        self._admitted, self._cached = scheduler.prompt_tokens, scheduler.cached_prompt_tokens
+        return self._admitted - admitted, self._cached - cached
+
+    def _kv_used(self) -> float:
+        cache = self.engine.cache
+        pools = zip(cache.blocks, cache.pools, strict=True)
+        return max((1 - pool.num_free / blocks for blocks, pool in pools), default=0.0)
 
     def _second(self) -> StepCounts:
         now = int(time.time())
@@ -237,6 +263,11 @@ class EngineMonitor:
                 "tokens": [second.tokens for second in history],
                 "prompt_tokens": [second.prompt_tokens for second in history],
                 "sequences": [round(second.sequences / max(second.steps, 1), 1) for second in history],
+                "kv_used": [round(second.kv_used, 3) for second in history],
+                "admitted": [second.admitted for second in history],
+                "cached": [second.cached for second in history],
+                "drafted": [second.drafted for second in history],
+                "accepted": [second.accepted for second in history],
             },
             "first_token": {"last": first[-1], "median": statistics.median(first)} if first else None,
             "totals": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, Page, Route, expect
 
@@ -116,7 +117,13 @@ def test_the_live_numbers_move(page: Page, server: Running) -> None:
     ):  # of completed seconds: the next poll has them
         expect(page.locator(f"#live-{number}")).to_have_text(re.compile(r"\d"))
     inked = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v)"
-    assert page.locator(".chart canvas").evaluate(inked)
+    charts = page.locator(".chart canvas").filter(visible=True)
+    expect(charts).to_have_count(4)  # without draft tokens
+    for chart in charts.all():
+        assert chart.evaluate(inked)
+    history = server.ask("/live")[2]["models"]["smollm2"]["history"]
+    assert max(history["kv_used"]) > 0 and sum(history["admitted"]) >= sum(history["cached"]) > 0
+    assert sum(history["drafted"]) == sum(history["accepted"]) == 0
 
 
 def test_the_page_asks_for_a_key(browser: Browser, tmp_path: Path) -> None:
@@ -136,3 +143,40 @@ def test_the_page_asks_for_a_key(browser: Browser, tmp_path: Path) -> None:
         answered(page)
         assert not page.locator("article.reply .error").count()
         page.close()
+
+
+def test_settings_belong_to_a_conversation_and_presets_are_kept(page: Page) -> None:
+    def body(text: str) -> Any:
+        with page.expect_request("**/v1/chat/completions") as sent:
+            send(page, text)
+        expect(page.locator("#send")).to_be_visible()
+        return sent.value.post_data_json
+
+    page.click("#open-settings")
+    page.fill("#system", "Be brief.")
+    page.fill("#max_tokens", "3")
+    page.fill("#top_k", "7")
+    page.fill("#min_p", "0.05")
+    page.select_option("#reasoning_effort", "none")
+    page.get_by_role("button", name="Save as").click()
+    page.get_by_label("Name of the preset").fill("Short")
+    page.keyboard.press("Enter")
+    expect(page.locator("#preset")).to_have_value("Short")
+    sent = body("Hello")
+    wanted = {"max_tokens": 3, "top_k": 7, "min_p": 0.05, "reasoning_effort": "none"}
+    assert sent | wanted == sent and sent["messages"][0]["content"] == "Be brief."
+    page.click("#new")
+    expect(page.locator("#system")).to_have_value("")
+    sent = body("Another")
+    assert sent["max_tokens"] == 24 and [m["role"] for m in sent["messages"]] == ["user"]
+    assert not sent.keys() & {"top_k", "min_p", "reasoning_effort", "seed"}
+    page.select_option("#preset", "Short")
+    assert (more := body("More")) | wanted == more
+    page.get_by_role("button", name="Hello", exact=True).click()
+    page.reload()
+    page.click("#open-settings")
+    expect(page.locator("#system")).to_have_value("Be brief.")
+    expect(page.locator("#preset")).to_have_value("Short")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.locator("#preset option")).to_have_text(["Standard"])
+    expect(page.locator("#system")).to_have_value("Be brief.")  # the conversation keeps its own

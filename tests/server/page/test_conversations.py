@@ -109,8 +109,8 @@ def test_exports_can_be_imported(page: Page) -> None:
         "settings": settings,
     }
     keep(page, chat)
-    page.goto(page.url.partition("#")[0] + "#a")
     page.reload()
+    page.goto(page.url.partition("#")[0] + "#a")
     expect(page.locator("article.user")).to_have_count(2)
     files = {
         action: export(page, action)
@@ -119,7 +119,7 @@ def test_exports_can_be_imported(page: Page) -> None:
     assert files["Export as JSON"].name == "Bikes x.json"
     for action, file in files.items():
         page.set_input_files("#import", file)
-        expect(page.locator("#toast")).to_have_text("1 conversations imported.")
+        expect(page.locator("#toast")).to_have_text("Conversations imported: 1")
         wait_until(page, "() => location.hash.length > 5 && document.querySelector('article.user')")
         wait_until(page, "n => document.querySelectorAll('#chats li').length === n", 2)
         [copy] = [each for each in kept(page) if each["id"] != "a"]
@@ -132,7 +132,7 @@ def test_exports_can_be_imported(page: Page) -> None:
             assert copy["title"] == chat["title"] and copy["settings"] == {"system": ODD}
         else:
             assert copy == {**chat, "id": copy["id"]}
-        page.get_by_label("Delete").first.click()
+        page.locator("#chats .current .bin").click()
         page.goto(page.url.partition("#")[0] + "#a")
         wait_until(page, "n => document.querySelectorAll('#chats li').length === n", 1)
     wrong = files["Export as JSON"].with_name("wrong.json")

@@ -50,8 +50,8 @@ def test_it_fits_every_screen_and_theme(server: Running, browser: Browser, kind:
         {"role": "user", "content": "Write a Python function that reverses the words of a sentence."},
         {"role": "assistant", "content": ANSWER, "model": "smollm2"}]}  # fmt: skip
     page.evaluate("c => localStorage.setItem('tandem.chat.a', c)", json.dumps(kept))
-    page.goto(f"{server.url}/#a")
     page.reload()
+    page.goto(f"{server.url}/#a")
     expect(page.locator("figure.code")).to_be_visible()
     SHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SHOTS / f"chat-{kind}-{scheme}.png")

@@ -1,5 +1,7 @@
 // A client of the server's OpenAI API.
 
+import { t } from "./i18n.js";
+
 const KEY = "tandem.key";
 const dialog = document.getElementById("key-dialog");
 
@@ -35,7 +37,7 @@ async function failure(response) {
     const { error } = JSON.parse(text);
     return new Error(error.message ?? String(error));
   } catch {
-    return new Error(`The server returned status ${response.status}.`);
+    return new Error(t("The server returned status {status}.", { status: response.status }));
   }
 }
 
@@ -69,9 +71,9 @@ export async function* complete(body, signal) {
       if (data[0] === "[DONE]") { done = true; break; }
       if (!data.length) continue;
       const chunk = JSON.parse(data.join("\n"));
-      if (chunk.error) throw new Error(chunk.error.message ?? "The server reported an error.");
+      if (chunk.error) throw new Error(chunk.error.message ?? t("The server reported an error."));
       yield chunk;
     }
   }
-  if (!done) throw new Error("The connection was lost before the response was complete: send it again.");
+  if (!done) throw new Error(t("The connection was lost before the response was complete: send it again."));
 }

@@ -13,11 +13,11 @@ import * as tree from "./tree.js";
 const SAVE_EVERY = 700; // ms, while a response streams
 const NEAR = 80; // px from the end within which the view scrolls with the text
 const SHARE = 0.25; // of the time that rendering a growing response may take
-const IDEAS = ["Explain how a CPU cache works", "Write a haiku about rain", "A Python function that reverses words"];
+const IDEAS = [t("Explain how a CPU cache works"), t("Write a haiku about rain"), t("A Python function that reverses words")];
 
 export class Chat {
   constructor(host) {
-    this.host = host; // { model(), settings(chat), changed(), working() }
+    this.host = host; // { model(), settings(chat), opened(), changed(), working() }
     this.thread = $("thread");
     this.scroll = $("scroll");
     this.follow = true;
@@ -39,6 +39,7 @@ export class Chat {
     this.chat = this.jobs.get(chat.id)?.chat ?? chat;
     this.follow = true;
     this.draw();
+    this.host.opened();
     this.host.working();
   }
 
@@ -258,7 +259,7 @@ export class Chat {
   }
 
   welcome() {
-    const ideas = IDEAS.map((text) => h("button.idea", { type: "button", onclick: () => this.send(t(text)) }, t(text)));
+    const ideas = IDEAS.map((text) => h("button.idea", { type: "button", onclick: () => this.send(text) }, text));
     const mark = icon("mark");
     mark.classList.add("mark");
     return h(".welcome", null, mark, h("h1", null, t("How can I help?")),

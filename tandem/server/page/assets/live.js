@@ -3,13 +3,21 @@
 import { get } from "./api.js";
 import { Chart } from "./chart.js";
 import { h } from "./dom.js";
+import { number, t } from "./i18n.js";
 
 const EVERY = 1000; // ms between polls, while the view is open or a response streams
+const WINDOW = 10; // s over which a share is taken, as few requests begin in one
 
 export class Live {
   constructor(view, model, onRate) {
     Object.assign(this, { view, model, onRate, shown: false, busy: false });
-    this.chart = new Chart();
+    this.charts = {
+      tokens: new Chart(t("Tokens per second"), { unit: " tok/s" }),
+      sequences: new Chart(t("Batch size")),
+      kv_used: new Chart(t("KV cache in use"), { unit: "%", top: 100 }),
+      cached: new Chart(t("Prefix cache hits"), { unit: "%", top: 100 }),
+      accepted: new Chart(t("Accepted draft tokens"), { unit: "%", top: 100 }),
+    };
     document.addEventListener("visibilitychange", () => this.poll());
   }
 
@@ -26,12 +34,12 @@ export class Live {
   }
 
   redraw() {
-    if (this.last && this.shown) this.chart.draw(this.last.history.tokens);
+    if (this.last && this.shown) this.drawCharts(this.last.history);
   }
 
   async poll() {
     clearTimeout(this.timer);
-    if (document.hidden || !(this.shown || this.busy)) return this.onRate("idle", false);
+    if (document.hidden || !(this.shown || this.busy)) return this.onRate(t("idle"), false);
     this.timer = setTimeout(() => this.poll(), EVERY);
     if (this.polling) return undefined;
     this.polling = true;
@@ -39,7 +47,7 @@ export class Live {
       const { models } = await get(this.shown ? "/live?roofline=true" : "/live");
       this.update(models);
     } catch {
-      this.onRate("offline", false);
+      this.onRate(t("offline"), false);
     } finally {
       this.polling = false;
     }
@@ -51,12 +59,12 @@ export class Live {
     const state = models[name];
     this.last = state;
     if (!state) {
-      this.onRate("idle", false);
-      if (this.shown) this.put("title", "No model is loaded yet", "The first message loads one.");
+      this.onRate(t("idle"), false);
+      if (this.shown) this.put("title", t("No model is loaded yet"), t("The first message loads one."));
       return;
     }
     const active = state.running > 0 || state.now.tokens_per_s > 0;
-    this.onRate(active ? `${digits(state.now.tokens_per_s)} tok/s` : "idle", active);
+    this.onRate(active ? `${digits(state.now.tokens_per_s)} tok/s` : t("idle"), active);
     if (this.shown) this.draw(name, state, active);
   }
 
@@ -70,14 +78,16 @@ export class Live {
     this.view.append(h(".live-page", null,
       h("header.live-head", null, part("title", "h2"), part("title-note", "p")),
       h("section.card.hero", null,
-        h(".hero-text", null, h("span.label", null, "Tokens per second"), part("rate"), part("rate-note")),
-        this.chart.node),
-      h(".stats-row", null, stat("first", "Time to first token"), stat("batch", "Batch size"), stat("step", "Step"),
-        stat("traffic", "Memory traffic")),
+        h(".hero-text", null, h("span.label", null, t("Tokens per second")), part("rate"), part("rate-note")),
+        this.charts.tokens.node),
+      h(".stats-row", null, stat("first", t("Time to first token")), stat("batch", t("Batch size")), stat("step", t("Step")),
+        stat("traffic", t("Memory traffic"))),
+      h(".history", null, ...["sequences", "kv_used", "cached", "accepted"].map((name) =>
+        parts[name] = h("section.card", null, h("h3", null, this.charts[name].name), this.charts[name].node))),
       h(".two", null,
-        card("Time of a decode step", part("roof")),
-        h(".stack", null, card("KV cache", part("kv")), card("Memory", part("memory")),
-          card("Since startup", part("totals"))))));
+        card(t("Time of a decode step"), part("roof")),
+        h(".stack", null, card(t("KV cache"), part("kv")), card(t("Memory"), part("memory")),
+          card(t("Since startup"), part("totals"))))));
     this.parts = parts;
   }
 
@@ -90,27 +100,43 @@ export class Live {
     const { now, history, first_token: first, kv, memory, roofline, totals } = state;
     this.put("title", name, state.device);
     this.put("rate", active ? digits(now.tokens_per_s) : "0", active
-      ? `${state.running} running${state.waiting ? `, ${state.waiting} waiting` : ""}` : "idle");
-    this.put("first", first ? time(first.last) : "–", first ? `median ${time(first.median)}` : "of the last request");
-    this.put("batch", now.sequences ? digits(now.sequences) : "–", "sequences per step");
+      ? [t("{n} running", { n: number(state.running) }), state.waiting && t("{n} waiting", { n: number(state.waiting) })].filter(Boolean).join(", ")
+      : t("idle"));
+    this.put("first", first ? time(first.last) : "–", first ? t("median {time}", { time: time(first.median) }) : t("of the last request"));
+    this.put("batch", now.sequences ? digits(now.sequences) : "–", t("sequences per step"));
     this.put("step", now.step_seconds ? time(now.step_seconds) : "–",
-      now.step_seconds ? `${(100 * now.between).toFixed(1)}% outside the engine` : "while requests run");
+      now.step_seconds ? t("{share}% outside the engine", { share: number(100 * now.between, 1) }) : t("while requests run"));
     const limit = roofline?.bandwidth;
     this.put("traffic", now.bytes_per_s ? rate(now.bytes_per_s) : "–",
-      limit ? `of ${rate(limit)} bandwidth` : "bandwidth is measured when idle");
-    this.chart.draw(history.tokens);
+      limit ? t("of {rate} bandwidth", { rate: rate(limit) }) : t("bandwidth is measured when idle"));
+    this.parts.accepted.hidden = !state.speculation;
+    this.drawCharts(history);
     this.parts.roof.replaceChildren(...roof(roofline, now));
     this.parts.kv.replaceChildren(...kv.map(kvBar));
     this.parts.memory.replaceChildren(...memory.heaps.map(heapBar));
-    this.parts.totals.replaceChildren(h("dl.totals", null, ...[["Responses", totals.requests],
-      ["Generated tokens", totals.tokens], ["Prompt tokens", totals.prompt_tokens], ["Steps", totals.steps]].flatMap(
-      ([label, value]) => [h("dt", null, label), h("dd", null, value.toLocaleString("en"))])));
+    this.parts.totals.replaceChildren(h("dl.totals", null, ...[[t("Responses"), totals.requests],
+      [t("Generated tokens"), totals.tokens], [t("Prompt tokens"), totals.prompt_tokens], [t("Steps"), totals.steps]].flatMap(
+      ([label, value]) => [h("dt", null, label), h("dd", null, number(value))])));
   }
+
+  drawCharts({ tokens, sequences, kv_used, admitted, cached, drafted, accepted }) {
+    this.charts.tokens.draw(tokens);
+    this.charts.sequences.draw(sequences);
+    this.charts.kv_used.draw(kv_used.map((share) => 100 * share));
+    this.charts.cached.draw(shares(cached, admitted));
+    this.charts.accepted.draw(shares(accepted, drafted));
+  }
+}
+
+/** Percentages of the last seconds, one for each second; null where there is nothing to take a share of. */
+function shares(parts, wholes) {
+  const sum = (values, end) => values.slice(Math.max(0, end - WINDOW), end).reduce((a, b) => a + b, 0);
+  return wholes.map((_, i) => (sum(wholes, i + 1) ? (100 * sum(parts, i + 1)) / sum(wholes, i + 1) : null));
 }
 
 /** One row for each part of the model: its time in a decode step of one token, and its minimum by memory bandwidth. */
 function roof(roofline, now) {
-  if (!roofline) return [h("p.note", null, "Measured when the engine is idle.")];
+  if (!roofline) return [h("p.note", null, t("Measured when the engine is idle."))];
   const { parts, bandwidth } = roofline;
   const max = Math.max(...parts.map((part) => part.seconds));
   const total = parts.reduce((sum, part) => sum + part.seconds, 0);
@@ -123,27 +149,27 @@ function roof(roofline, now) {
     return h(".part", null, h("span.part-name", null, name), h("span.part-time", null, time(seconds)), bar,
       h("span.part-share", null, share));
   });
-  const minimum = bandwidth ? `; reading its ${size(bytes)} at full bandwidth takes ${time(bytes / bandwidth)}` : "";
-  return [h(".key", null, swatch("floor", "minimum time, by memory traffic"), swatch("time", "time above the minimum")), ...rows,
-    h("p.note", null, `A decode step of one token takes ${time(total)} with each launch timed alone${minimum}.`
-      + (now.step_seconds ? ` A step now takes ${time(now.step_seconds)}.` : ""))];
+  return [h(".key", null, swatch("floor", t("minimum time, by memory traffic")), swatch("time", t("time above the minimum"))), ...rows,
+    h("p.note", null, [t("A decode step of one token takes {time} with each launch timed alone.", { time: time(total) }),
+      bandwidth && t("Reading its {size} at full bandwidth takes {time}.", { size: size(bytes), time: time(bytes / bandwidth) }),
+      now.step_seconds && t("A step now takes {time}.", { time: time(now.step_seconds) })].filter(Boolean).join(" "))];
 }
 
 function kvBar({ window, blocks, used, cached }) {
   const idle = Math.min(cached, blocks - used), bar = h(".bar");
   bar.append(segment("time", used / blocks), segment("soft", idle / blocks));
-  const name = window ? `sliding window of ${window} tokens` : "full attention";
+  const name = window ? t("sliding window of {n} tokens", { n: number(window) }) : t("full attention");
   return h(".meter", null, h(".meter-head", null, h("span", null, name),
-    h("span", null, `${used.toLocaleString("en")} of ${blocks.toLocaleString("en")} blocks`)), bar,
-    h(".key", null, swatch("time", "in use"), swatch("soft", "prefix cache")));
+    h("span", null, t("{n} of {all} blocks", { n: number(used), all: number(blocks) }))), bar,
+    h(".key", null, swatch("time", t("in use")), swatch("soft", t("prefix cache"))));
 }
 
 function heapBar({ name, weights, kv, other, free }) {
   const all = weights + kv + other + free, bar = h(".bar");
   bar.append(segment("floor", weights / all), segment("time", kv / all), segment("soft", other / all));
-  return h(".meter", null, h(".meter-head", null, h("span", null, name), h("span", null, `${size(free)} free`)), bar,
-    h(".key", null, swatch("floor", `weights ${size(weights)}`), swatch("time", `KV cache ${size(kv)}`),
-      swatch("soft", `other ${size(other)}`)));
+  return h(".meter", null, h(".meter-head", null, h("span", null, name), h("span", null, t("{size} free", { size: size(free) }))), bar,
+    h(".key", null, swatch("floor", t("weights {size}", { size: size(weights) })), swatch("time", t("KV cache {size}", { size: size(kv) })),
+      swatch("soft", t("other {size}", { size: size(other) }))));
 }
 
 function segment(kind, share) {
@@ -154,14 +180,14 @@ function segment(kind, share) {
 
 const swatch = (kind, text) => h("span.swatch", null, h(`i.${kind}`), text);
 
-const digits = (value) => (value < 9.95 ? value.toFixed(1) : Math.round(value).toLocaleString("en"));
-const time = (s) => (s < 0.0095 ? `${(1e3 * s).toFixed(2)} ms` : s < 0.9995 ? `${Math.round(1e3 * s)} ms` : `${s.toFixed(2)} s`);
+const digits = (value) => number(value, value < 9.95 ? 1 : 0);
+const time = (s) => (s < 0.0095 ? `${number(1e3 * s, 2)} ms` : s < 0.9995 ? `${number(1e3 * s)} ms` : `${number(s, 2)} s`);
 const rate = (bytes) => `${digits(bytes / 1e9)} GB/s`;
 
 function size(bytes) {
   for (const unit of ["B", "kB", "MB"]) {
-    if (bytes < 999.5) return `${Math.round(bytes)} ${unit}`;
+    if (bytes < 999.5) return `${number(bytes)} ${unit}`;
     bytes /= 1000;
   }
-  return `${bytes.toFixed(bytes < 9.95 ? 2 : 1)} GB`;
+  return `${number(bytes, bytes < 9.95 ? 2 : 1)} GB`;
 }

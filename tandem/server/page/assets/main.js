@@ -13,11 +13,12 @@ import * as tree from "./tree.js";
 
 translatePage();
 const select = $("model");
-const options = new Options();
+const options = new Options({ chat: () => chat.chat, save: () => chat.save(chat.chat) });
 const live = new Live($("live-view"), () => select.value, showRate);
 const chat = new Chat({
   model: () => select.value,
-  settings: () => options.values,
+  settings: (of) => options.of(of),
+  opened: () => options.draw(),
   changed: () => { keepAddress(); drawChats(); },
   working: showWorking,
 });
@@ -40,7 +41,8 @@ async function drawChats() {
 }
 
 function go(id) {
-  location.hash = id ? `#${id}` : "#";
+  history.pushState(null, "", id ? `#${id}` : location.pathname);
+  route();
   menu(false);
 }
 
@@ -56,10 +58,10 @@ async function forget(id) {
   toast(t("Conversation deleted."), t("Undo"), async () => { await store.save(kept); drawChats(); });
 }
 
-/** Puts a conversation's id in the URL once it has messages, so that a reload shows it again. */
+/** Puts the id of a new conversation in the URL once it has messages, so that a reload shows it again. */
 function keepAddress() {
   const { id, messages } = chat.chat;
-  if (messages.length && location.hash !== "#live") history.replaceState(null, "", `#${id}`);
+  if (messages.length && location.hash.length < 2) history.replaceState(null, "", `#${id}`);
 }
 
 /** Shows the view that the URL names: #live, #<conversation id>, or a new conversation. */
@@ -72,6 +74,7 @@ async function route() {
   if (!isLive && (name !== chat.chat.id || !name)) {
     const known = name ? await store.load(name) : null;
     if (name !== location.hash.slice(1)) return; // meanwhile another one was chosen
+    if (name && !known) history.replaceState(null, "", location.pathname); // it was deleted
     if (known || chat.chat.messages.length) chat.open(known ?? tree.create());
     else chat.draw();
     pick(known?.messages.findLast((message) => message.model)?.model);
@@ -90,22 +93,22 @@ store.onChange((id) => {
 // ---- the menu of a conversation
 
 const ACTIONS = [
-  ["Rename", true, async () => {
+  [t("Rename"), true, async () => {
     const title = await ask(t("Name of this conversation"), chat.chat.title);
     if (title) chat.save(Object.assign(chat.chat, { title: title.slice(0, 200) }));
   }],
-  ["Export as Markdown", true, () => transfer.saveMarkdown(chat.chat)],
-  ["Export as JSON", true, () => transfer.saveJSON([chat.chat], chat.chat.title)],
-  ["Export all conversations", false, async () => {
+  [t("Export as Markdown"), true, () => transfer.saveMarkdown(chat.chat)],
+  [t("Export as JSON"), true, () => transfer.saveJSON([chat.chat], chat.chat.title)],
+  [t("Export all conversations"), false, async () => {
     const all = [];
     await store.each((one) => all.push(one));
     transfer.saveJSON(all, "tandem");
   }],
-  ["Import", false, () => $("import").click()],
+  [t("Import"), false, () => $("import").click()],
 ];
 
 $("menu").append(...ACTIONS.map(([name, needsChat, act]) => h("button.row", { type: "button", "data-needs-chat": needsChat,
-  onclick: () => { $("menu").hidePopover(); act(); } }, t(name))));
+  onclick: () => { $("menu").hidePopover(); act(); } }, name)));
 $("menu").addEventListener("toggle", () => {
   for (const item of $("menu").children) {
     item.disabled = item.dataset.needsChat === "true" && (!chat.chat.messages.length || location.hash === "#live");
@@ -116,7 +119,7 @@ $("import").addEventListener("change", async () => {
     try {
       const loaded = await transfer.load(file);
       go(loaded[0].id);
-      toast(t("{n} conversations imported.", { n: loaded.length }));
+      toast(t("Conversations imported: {n}", { n: loaded.length }));
     } catch (error) {
       toast(error.message);
     }

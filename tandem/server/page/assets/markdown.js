@@ -3,6 +3,7 @@
 // from other hosts. KaTeX and highlight.js are loaded when a text first needs them.
 
 import { copyText, h, icon } from "./dom.js";
+import { t } from "./i18n.js";
 import { addMath } from "./math.js";
 import "./vendor/markdown-it.js";
 
@@ -111,7 +112,7 @@ function addCheckbox(item) {
   if (!box) return;
   first.data = first.data.slice(box[0].length);
   item.className = "task";
-  item.prepend(h("input", { type: "checkbox", checked: box[1] !== " ", disabled: true, "aria-label": box[1] === " " ? "open" : "done" }));
+  item.prepend(h("input", { type: "checkbox", checked: box[1] !== " ", disabled: true, "aria-label": box[1] === " " ? t("open") : t("done") }));
 }
 
 // ---- code
@@ -119,9 +120,9 @@ function addCheckbox(item) {
 const loadHighlighter = once(async () => (await import("./vendor/highlight.js")).default);
 
 function codeBlock(text, language) {
-  const code = h("code"), copy = h("button", { type: "button", "aria-label": "Copy code", "data-word": "1",
-    onclick: () => copyText(code.textContent, copy) }, icon("copy"), "Copy");
-  const node = h("figure.code", null, h("figcaption", null, h("span", null, language || "text"), copy),
+  const code = h("code"), copy = h("button", { type: "button", "aria-label": t("Copy code"), "data-word": "1",
+    onclick: () => copyText(code.textContent, copy) }, icon("copy"), t("Copy"));
+  const node = h("figure.code", null, h("figcaption", null, h("span", null, language || t("text")), copy),
     h("pre", { tabIndex: 0 }, code));
   node.write = (content) => {
     code.textContent = content.replace(/\n$/, "");

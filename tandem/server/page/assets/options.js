@@ -1,68 +1,132 @@
-// The settings panel: system prompt and sampling parameters.
+// The settings panel: system prompt and sampling parameters of the conversation that is shown, presets, and the language.
 
-import { $, h } from "./dom.js";
-import { t } from "./i18n.js";
-import { DEFAULTS, settings as kept } from "./store.js";
+import { $, ask, h, toast } from "./dom.js";
+import { LANGUAGES, language, setLanguage, t } from "./i18n.js";
+import { DEFAULTS, read, write } from "./store.js";
 
 const SLIDERS = [
-  ["temperature", "Temperature", 0, 2, 0.05, "0 is greedy: always the most likely token. Higher is more varied."],
-  ["top_p", "Top p", 0.05, 1, 0.05, "Sample from the most likely tokens with this total probability."],
-  ["presence_penalty", "Presence penalty", -2, 2, 0.1, "Above 0, tokens that have occurred are less likely."],
-  ["frequency_penalty", "Frequency penalty", -2, 2, 0.1, "Above 0, tokens are less likely the more often they occurred."],
+  ["temperature", t("Temperature"), 0, 2, 0.05, t("0 is greedy: always the most likely token. Higher is more varied.")],
+  ["top_p", t("Top p"), 0.05, 1, 0.05, t("Sample from the most likely tokens with this total probability.")],
+  ["presence_penalty", t("Presence penalty"), -2, 2, 0.1, t("Above 0, tokens that have occurred are less likely.")],
+  ["frequency_penalty", t("Frequency penalty"), -2, 2, 0.1, t("Above 0, tokens are less likely the more often they occurred.")],
 ];
+const NUMBERS = [
+  ["top_k", t("Top k"), t("off"), 0, 1],
+  ["min_p", t("Min p"), t("off"), 0, 0.01],
+  ["repeat_penalty", t("Repeat penalty"), t("off"), 0.01, 0.05],
+  ["max_tokens", t("Maximum tokens"), t("tokens"), 1, 1],
+  ["seed", t("Seed"), t("random"), 0, 1],
+];
+const EFFORTS = [["", t("as the model does")], ["none", t("off")], ["low", t("low")], ["medium", t("medium")], ["high", t("high")]];
+const STANDARD = "tandem.settings", PRESETS = "tandem.presets"; // of new conversations; by name
+
+/** The settings that are known and of the right type: files and storage may have others. */
+function known(values) {
+  const right = (key, value) => value === null || (typeof DEFAULTS[key] === "string" || key === "reasoning_effort"
+    ? typeof value === "string" : Number.isFinite(value));
+  return Object.fromEntries(Object.entries(values ?? {}).filter(([key, value]) => key in DEFAULTS && right(key, value)));
+}
 
 export class Options {
-  constructor() {
-    this.values = kept.load();
+  constructor(host) {
+    this.host = host; // { chat(), save() }
     $("open-settings").addEventListener("click", () => this.toggle($("settings").hidden));
-    $("settings-close").addEventListener("click", () => this.toggle(false));
-    this.draw();
+    $("settings-close").addEventListener("click", () => { this.toggle(false); $("open-settings").focus(); });
+  }
+
+  /** The settings of a conversation: its own, and the standard ones for the rest. */
+  of(chat) {
+    return { ...DEFAULTS, ...known(read(STANDARD, {})), ...known(chat.settings) };
   }
 
   toggle(open) {
     $("settings").hidden = !open;
     document.body.classList.toggle("settings-open", open);
+    if (open) this.draw();
     if (open && matchMedia("(min-width: 1100px)").matches) $("system").focus();
   }
 
   set(key, value) {
-    this.values[key] = value;
-    kept.save(this.values);
+    const chat = this.host.chat();
+    chat.settings = { ...this.of(chat), [key]: value };
+    this.host.save();
   }
 
   draw() {
-    const system = h("textarea", { id: "system", rows: 5, value: this.values.system,
-      placeholder: "Instructions for every conversation",
-      oninput: () => this.set("system", system.value) });
-    const reset = h("button.plain", { type: "button", onclick: () => {
-      this.values = { ...DEFAULTS };
-      kept.save(this.values);
-      this.draw();
-    } }, "Reset");
+    if ($("settings").hidden) return;
+    const values = this.of(this.host.chat());
+    const system = h("textarea", { id: "system", rows: 5, value: values.system,
+      placeholder: t("Instructions for this conversation"), oninput: () => this.set("system", system.value) });
     $("fields").replaceChildren(
-      h("label.field", null, h("span.name", null, "System prompt"), system),
-      ...SLIDERS.map((slider) => this.slider(...slider)),
-      this.number("max_tokens", "Maximum tokens", "tokens", 1),
-      this.number("seed", "Seed", "random", 0),
-      reset,
+      this.presets(),
+      h("label.field", null, h("span.name", null, t("System prompt")), system),
+      ...SLIDERS.map((slider) => this.slider(values, ...slider)),
+      ...NUMBERS.map((number) => this.number(values, ...number)),
+      this.choice("reasoning_effort", t("Reasoning"), EFFORTS, values.reasoning_effort ?? "",
+        (value) => this.set("reasoning_effort", value || null)),
+      this.choice("language", t("Language"), Object.entries(LANGUAGES), language, setLanguage),
     );
   }
 
-  slider(key, name, min, max, step, help) {
-    const shown = h("output", null, String(this.values[key]));
-    const input = h("input", { type: "range", id: key, min, max, step, title: help, oninput: () => {
+  // ---- presets
+
+  presets() {
+    const all = read(PRESETS, {}), chat = this.host.chat(), chosen = Object.hasOwn(all, chat.preset) ? chat.preset : "";
+    const use = (name) => {
+      chat.preset = name;
+      chat.settings = name ? { ...DEFAULTS, ...known(read(PRESETS, {})[name]) } : undefined;
+      this.host.save();
+      this.draw();
+      $("preset").focus();
+    };
+    const keep = (name) => {
+      if (name) write(PRESETS, { ...all, [name]: this.of(chat) });
+      else write(STANDARD, this.of(chat));
+      toast(t("Preset saved."));
+      use(name);
+    };
+    const saveAs = async () => {
+      const name = (await ask(t("Name of the preset"), ""))?.slice(0, 60);
+      if (name) keep(name);
+    };
+    const remove = () => {
+      const { [chosen]: _, ...rest } = all;
+      write(PRESETS, rest);
+      chat.preset = "";
+      this.host.save();
+      this.draw();
+      $("preset").focus();
+    };
+    const button = (name, onclick) => h("button.plain", { type: "button", onclick }, name);
+    return h(".presets", null,
+      this.choice("preset", t("Preset"), [["", t("Standard")], ...Object.keys(all).map((name) => [name, name])], chosen, use),
+      h(".preset-actions", null, button(t("Save"), () => keep(chosen)), button(t("Save as"), saveAs),
+        chosen ? button(t("Delete"), remove) : button(t("Reset"), () => { write(STANDARD, {}); use(""); })));
+  }
+
+  // ---- fields
+
+  choice(id, name, all, value, use) {
+    const select = h("select", { id, onchange: () => use(select.value) }, all.map(([key, text]) => h("option", { value: key }, text)));
+    select.value = value;
+    return h("label.field.inline", null, h("span.name", null, name), select);
+  }
+
+  slider(values, key, name, min, max, step, help) {
+    const shown = h("output", null, String(values[key]));
+    const input = h("input", { type: "range", id: key, min, max, step, "aria-describedby": `${key}-help`, oninput: () => {
       this.set(key, Number(input.value));
       shown.textContent = input.value;
     } });
-    input.value = this.values[key];
-    return h("label.field", null, h("span.name", null, name, shown), input, h("small", null, help));
+    input.value = values[key];
+    return h("label.field", null, h("span.name", null, name, shown), input, h("small", { id: `${key}-help` }, help));
   }
 
-  number(key, name, placeholder, min) {
-    const input = h("input", { type: "number", id: key, min, step: 1, placeholder, value: this.values[key] ?? "",
+  number(values, key, name, placeholder, min, step) {
+    const input = h("input", { type: "number", id: key, min, step, placeholder, value: values[key] ?? "",
       oninput: () => {
-        const value = parseInt(input.value, 10);
-        this.set(key, Number.isFinite(value) && value >= min ? value : DEFAULTS[key]);
+        const value = input.value === "" ? NaN : Number(input.value);
+        this.set(key, value >= min && (step < 1 || Number.isInteger(value)) ? value : DEFAULTS[key]);
       } });
     return h("label.field.inline", null, h("span.name", null, name), input);
   }

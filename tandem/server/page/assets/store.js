@@ -5,6 +5,7 @@ import { upgrade } from "./tree.js";
 
 export const DEFAULTS = {
   system: "", temperature: 0.7, top_p: 0.95, max_tokens: 1024, seed: null, presence_penalty: 0, frequency_penalty: 0,
+  top_k: null, min_p: null, repeat_penalty: null, reasoning_effort: null,
 };
 
 // ---- localStorage
@@ -22,11 +23,6 @@ export function write(key, value) {
     localStorage.setItem(key, JSON.stringify(value));
   } catch { /* full: settings are lost with the page */ }
 }
-
-export const settings = {
-  load: () => ({ ...DEFAULTS, ...read("tandem.settings", {}) }),
-  save: (values) => write("tandem.settings", values),
-};
 
 export const model = {
   load: () => localStorage.getItem("tandem.model") ?? "",

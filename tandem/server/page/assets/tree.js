@@ -49,5 +49,6 @@ export function upgrade(chat) {
   const leaf = Number.isInteger(chat.leaf) && messages[chat.leaf] ? chat.leaf : messages.length ? messages.length - 1 : null;
   const updated = Number.isFinite(chat.updated) ? chat.updated : Date.now();
   return { ...create(), ...(typeof chat.id === "string" && /^[\w-]{1,64}$/.test(chat.id) && { id: chat.id }),
-    title: String(chat.title ?? "").slice(0, 200), updated, messages, leaf, ...(chat.settings && { settings: chat.settings }) };
+    title: String(chat.title ?? "").slice(0, 200), updated, messages, leaf, ...(chat.settings && { settings: chat.settings }),
+    ...(typeof chat.preset === "string" && { preset: chat.preset }) };
 }
