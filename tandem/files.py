@@ -10,19 +10,36 @@ from pathlib import Path
 from threading import get_ident
 
 NOT_REGULAR = "not a regular file"
+NOT_OWN = "not a folder of this user"
 LAST_DATE = (
     253_370_764_800.0  # seconds from 1970 to 9999: later dates, which file systems have, Python has not
 )
 
 
-def open_regular(path: str | os.PathLike[str]) -> FileIO:
-    """Opens a file. Raises OSError also for a folder, a pipe (which would wait for its writer) and a device (which may
-    never end)."""
-    file = FileIO(path, opener=lambda name, _: os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, folder: int | None = None) -> FileIO:
+    """Opens a file, in an open `folder` if one is given. Raises OSError also for a folder, a pipe (which would wait for
+    its writer) and a device (which may never end). One that it creates is for this user only."""
+
+    def opener(name: str, _: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
+
+    file = FileIO(path, "r" if flags & os.O_ACCMODE == os.O_RDONLY else "r+", opener=opener)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
     return file
+
+
+def private_folder(path: Path) -> Path:
+    """Makes a folder, if need be. Only this user may look into it, also if it was there before. Raises OSError if it is
+    another user's, or no folder."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise OSError(errno.EACCES, NOT_OWN, os.fspath(path))
+    if status.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:

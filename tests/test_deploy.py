@@ -24,7 +24,7 @@ def test_the_settings_file_shows_every_setting_and_its_default(tmp_path: Path) -
     assert set(found) == {field.name for field in dataclasses.fields(ServerSettings)}
     shown = {  # examples of settings without a default
         *("models", "context", "threads", "kv_memory", "gpu_memory", "draft", "keep_alive"),
-        *("api_keys", "max_prompt", "aliases", "responses"),
+        *("api_keys", "max_prompt", "aliases", "responses", "disk_cache"),
     }
     file = tmp_path / "tandem.toml"
     file.write_text("".join(f"{name} = {value}\n" for name, value in found.items() if name not in shown))

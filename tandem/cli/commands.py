@@ -146,6 +146,11 @@ def _serve(commands: Any) -> None:
         help="unload a model S seconds after its last use (only when another model needs its memory)",
     )
     serve.add_argument(
+        "--disk-cache",
+        metavar="SIZE",
+        help="keep the prefix cache on disk too, in at most SIZE, such as 20G: a restart computes no prompt again",
+    )
+    serve.add_argument(
         "--ray",
         type=replicas,
         nargs="?",

@@ -17,7 +17,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tandem.engine.input_processor import Message
 from tandem.engine.llm import LLM
@@ -33,12 +33,17 @@ from tandem.errors import (
 )
 from tandem.kernels.kernel import Array
 
+if TYPE_CHECKING:
+    from tandem.engine.disk_cache import DiskCache
+
 DEFAULT_QUEUE = 1024  # maximum number of waiting requests
 CLOSED = "the model is closed: open it again"
 READ_TIMEOUT = 1.0  # s without a read after which a stream above `max_unread` is ended
 HARD_LIMIT_FACTOR = 8  # times `max_unread`: above this, any stream is ended
 # Times `max_unread`, for all streams together: above this, the limit of each stream is an equal part of the total.
 TOTAL_FACTOR = 64
+IDLE_SECONDS = 1.0  # without a request, after which the prefix cache is saved to the disk
+SAVE_PAUSE = 0.01  # s between two parts of it
 UNREAD = "the response was not read as fast as it was generated: read it, or ask for fewer tokens"
 
 
@@ -218,6 +223,8 @@ class AsyncLLM:
         failure: BaseException = RequestError(CLOSED)
         try:
             while not self._closing:
+                if self._driver.engine.disk:
+                    self._save_while_idle(self._driver.engine.disk)
                 self._wake.wait()
                 self._wake.clear()
                 while (self._inbox or self._streams or self._embeddings) and not self._closing:
@@ -234,6 +241,17 @@ class AsyncLLM:
             with suppress(Exception):
                 self._inbox.popleft()()
         self._deliver([(outbox, failure) for outbox in (*self._streams.values(), *self._embeddings)])
+
+    def _save_while_idle(self, disk: DiskCache) -> None:
+        """Saves the prefix cache to the disk until there is something to do: little is left when the process ends."""
+        parts = disk.save_in_parts()
+        pause = IDLE_SECONDS
+        while not self._wake.wait(pause):
+            try:
+                self._driver.forward(parts)
+            except StopIteration:
+                return
+            pause = SAVE_PAUSE
 
     def _fail_all(self, error: TandemError) -> None:
         """Ends all requests with an error, and goes on with those that come."""

@@ -33,7 +33,7 @@ from tandem.engine.sampling import sample_on_host
 from tandem.engine.scheduler import PrefillBudget, Scheduler
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Proposer, Speculator, accept_draft
-from tandem.engine.stats import EngineStats, KVStats, SpeculationStats, StateStats
+from tandem.engine.stats import EngineStats, read_stats
 from tandem.errors import ContextError, DeviceError, OutOfMemoryError, RequestError, UnsupportedModelError
 from tandem.interrupts import deferred
 from tandem.kernels.abi import KV_BLOCK, Q8_BLOCK, RESULT_INTS
@@ -51,6 +51,7 @@ from tandem.program.step_inputs import MAX_BIASES, StepInputs, StepLayout, StepL
 from tandem.program.weight_plan import WeightPlan
 
 if TYPE_CHECKING:
+    from tandem.engine.disk_cache import DiskCache
     from tandem.engine.structured_output import Constraint
 
 T = TypeVar("T")
@@ -59,6 +60,10 @@ Deltas = list[tuple[OutputReader, list[Token]]]
 STEP_TOKENS = 512  # maximum tokens per step; longer prompts take several steps
 SPLIT_STEP_TOKENS = 128  # maximum if layers are split over devices: the chunks of a prompt fill the pipeline
 ROWS_FOR_DRAFTS = 16  # rows of results for draft tokens, in addition to one per sequence
+MIN_RESTORING, RESTORING_SHARE = (
+    0.002,
+    0.2,
+)  # seconds, and part of a step's, for blocks from the disk between steps
 ITEMS_PER_WORKER = 2  # minimum attention items per thread; fewer would leave some threads idle
 
 
@@ -100,6 +105,8 @@ class Engine:
         self.encoder = encoder  # None: the model takes no images
         self.images = ImageCache()
         self._encoding: tuple[Image, Iterator[Array | None]] | None = None
+        self.disk: DiskCache | None = None  # set by DiskCache.open, here and in the scheduler
+        self._step_seconds = 0.0  # of the last step
 
     @classmethod
     def load(
@@ -229,12 +236,26 @@ class Engine:
 
     def step(self) -> list[Sequence]:
         """Starts steps while a step slot is free, then reads the oldest; returns the sequences that got a token."""
+        try:
+            return self._step()
+        except DeviceError:
+            if self.disk:
+                self.disk.saves = False  # what memory has may be wrong
+            raise
+
+    def _step(self) -> list[Sequence]:
         self.step_called = time.perf_counter()
         if self.encoder:
             self._encode_part(self.encoder)
+        if self.disk:
+            self.disk.write_to_device(max(MIN_RESTORING, RESTORING_SHARE * self._step_seconds))
         while (step_slot := self._free_step_slot()) and (chunks := self.scheduler.schedule()):
             self._start(step_slot, chunks)
-        return self._collect() if self._in_flight else []
+        if self._in_flight:
+            return self._collect()
+        if self.disk and self.scheduler.waiting:
+            self.disk.wait_while_idle()
+        return []
 
     def _encode_part(self, encoder: ImageEncoder) -> None:
         """Encodes a part of the next image that a waiting request needs. Other requests run in between."""
@@ -287,6 +308,7 @@ class Engine:
         # If all its requests have ended, nobody waited for the step, and it may have finished long ago.
         if all(chunk.sequence.finish_reason is not None for chunk in chunks):
             seconds = None
+        self._step_seconds = seconds or 0.0
         self.scheduler.complete(chunks, seconds)
         served, batch, row = [], step_slot.batch, 0
         for chunk in chunks:
@@ -433,32 +455,7 @@ class Engine:
         return self.scheduler.speculator.accepted if self.scheduler.speculator else 0
 
     def stats(self) -> EngineStats:
-        scheduler, cache, speculation = self.scheduler, self.cache, None
-        if speculator := scheduler.speculator:
-            saved = speculator.statistics["saved_seconds"]
-            speculation = SpeculationStats(speculator.steps, speculator.drafted, speculator.accepted, saved)
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            steps=self.num_steps,
-            preemptions=scheduler.preemptions,
-            prompt_tokens=scheduler.prompt_tokens,
-            cached_prompt_tokens=scheduler.cached_prompt_tokens,
-            kv=tuple(
-                KVStats(window, blocks, blocks - pool.num_free, len(pool.cached))
-                for window, blocks, pool in zip(cache.windows, cache.blocks, cache.pools, strict=True)
-            ),
-            speculation=speculation,
-            states=self._state_stats(),
-        )
-
-    def _state_stats(self) -> StateStats | None:
-        if not (pool := self.cache.states):
-            return None
-        slots = len(pool.references)
-        tensors = {launch.buffers.get("state") for launch in self.program.launches} - {None}
-        nbytes = sum(tensor.nbytes for tensor in tensors if tensor)
-        return StateStats(slots, slots - pool.num_free, len(pool.cached), nbytes // slots)
+        return read_stats(self)
 
     def step_bytes(self, tokens: int, rows: int) -> float:
         """Returns the bytes that a decode step reads and writes, without keys and values of earlier positions."""

@@ -19,12 +19,17 @@ from __future__ import annotations
 
 from _blake2 import blake2b  # not from hashlib, which spends milliseconds on loading OpenSSL
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from tandem.engine.images import ImagePlace
 from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.states import NO_STATE
 from tandem.program.program import MAX_STEP_SLOTS
+
+if TYPE_CHECKING:
+    from tandem.engine.disk_cache import Restore
 
 NO_BLOCK = -1
 
@@ -85,7 +90,7 @@ class SequenceStates:
 class SequenceKV:
     """The KV blocks and state slots of one sequence."""
 
-    __slots__ = ("block_boundary", "block_hashes", "states", "tables")
+    __slots__ = ("block_boundary", "block_hashes", "restore", "states", "tables")
 
     def __init__(self, tables: list[BlockTable]) -> None:
         self.tables = tables  # one per group
@@ -94,6 +99,7 @@ class SequenceKV:
         # Computed tokens at which the next block is needed; 0: check at the next step. Full blocks are then published
         # to the prefix cache, and blocks outside the window freed.
         self.block_boundary = 0
+        self.restore: Restore | None = None  # what it gets from the prefix cache on disk
 
 
 class BlockPool:
@@ -110,6 +116,9 @@ class BlockPool:
         # Low numbers are allocated first: memory that is never needed stays untouched.
         self._free = list(range(count - 1, -1, -1))
         self._evictable: dict[int, None] = {}  # cached and without references, least recently used first
+        # Called with the blocks and hashes that are about to be evicted: the prefix cache on disk saves them.
+        self.on_evict: Callable[[list[int], list[bytes]], None] | None = None
+        self.evicted_at_once = 1
 
     @property
     def num_free(self) -> int:
@@ -117,12 +126,9 @@ class BlockPool:
 
     def allocate(self) -> int:
         """Returns a block to write to. The caller has checked that one is free."""
-        if self._free:
-            block = self._free.pop()
-        else:
-            block = next(iter(self._evictable))
-            del self._evictable[block]
-            self._evict(block)
+        if not self._free:
+            self._evict_oldest()
+        block = self._free.pop()
         self.references[block] = 1
         return block
 
@@ -147,6 +153,24 @@ class BlockPool:
         if self.hashes[block] is None and hash not in self.cached:
             self.hashes[block], self.cached[hash] = hash, block
 
+    def by_use(self) -> Iterator[tuple[int, bytes]]:
+        """Yields each cached block and its hash, the most recently used first."""
+        for hash, block in self.cached.items():
+            if self.references[block]:
+                yield block, hash
+        for block in reversed(self._evictable):
+            if (evictable := self.hashes[block]) is not None:
+                yield block, evictable
+
+    def _evict_oldest(self) -> None:
+        blocks = list(islice(self._evictable, self.evicted_at_once))
+        if self.on_evict:
+            self.on_evict(blocks, [hash for block in blocks if (hash := self.hashes[block]) is not None])
+        for block in reversed(blocks):
+            del self._evictable[block]
+            self._evict(block)
+            self._free.append(block)
+
     def _evict(self, block: int) -> None:
         hash, self.hashes[block] = self.hashes[block], None
         if hash is not None:
@@ -161,6 +185,7 @@ class KVCache:
         self.pools = [BlockPool(count) for count in blocks]
         self.slides = any(windows)
         self.states = BlockPool(states) if states else None
+        self.all_pools = [*self.pools, *([self.states] if self.states else [])]
 
     def new_tables(self) -> list[BlockTable]:
         return [BlockTable() for _ in self.windows]
@@ -210,19 +235,22 @@ class KVCache:
 
     # ---- prefix cache
 
-    def find_prefix(self, hashes: Sequence[bytes], *, any_state: bool = False) -> int:
+    def find_prefix(
+        self, hashes: Sequence[bytes], *, any_state: bool = False, also: Sequence[Container[bytes]] = ()
+    ) -> int:
         """Returns the length, in blocks, of the longest cached prefix. A global group must have all of its blocks, a
         sliding-window group only the blocks that the first query after it sees. Recurrent layers must have a checkpoint
-        at its end, unless `any_state`."""
+        at its end, unless `any_state`. `also`: hashes of each group, and of states, that count as cached."""
         checkpoints = self.states.cached if self.states and not any_state else None
+        others = also or ((),) * len(self.all_pools)
         best, runs = 0, [0] * len(self.pools)  # consecutive cached blocks up to here, of each group
         for i, hash in enumerate(hashes):
             for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
-                runs[group] = runs[group] + 1 if hash in pool.cached else 0
+                runs[group] = runs[group] + 1 if hash in pool.cached or hash in others[group] else 0
                 if not window and not runs[group]:
                     return best
             visible = [i + 1 - _first_visible((i + 1) * KV_BLOCK, window) for window in self.windows]
-            if (checkpoints is None or hash in checkpoints) and all(
+            if (checkpoints is None or hash in checkpoints or hash in others[-1]) and all(
                 run >= n for run, n in zip(runs, visible, strict=True)
             ):
                 best = i + 1
@@ -235,6 +263,36 @@ class KVCache:
             table.blocks = [NO_BLOCK] * first
             table.blocks += [pool.acquire(hash) for hash in hashes[first:]]
             table.freed, table.cached = first, len(hashes)
+
+    def allocate_missing(self, hashes: Sequence[bytes]) -> list[BlockTable] | None:
+        """Returns tables with the blocks of a prefix that the next query sees, and its state in the last one: those
+        that are cached, and free ones for the others. None if a group has too few."""
+        count = len(hashes)
+        firsts = [_first_visible(count * KV_BLOCK, window) for window in self.windows]
+        firsts += [count - 1] if self.states else []
+        for pool, first in zip(self.all_pools, firsts, strict=True):
+            blocks = [pool.cached.get(hash, NO_BLOCK) for hash in hashes[first:]]
+            if sum(block == NO_BLOCK or not pool.references[block] for block in blocks) > pool.num_free:
+                return None
+        tables = []
+        for pool, first in zip(self.all_pools, firsts, strict=True):
+            tables.append(table := BlockTable())
+            table.freed = first
+            table.blocks = [NO_BLOCK] * count
+            for i in range(first, count):  # first, or a block that is allocated may take the place of one
+                if hashes[i] in pool.cached:
+                    table.blocks[i] = pool.acquire(hashes[i])
+            for i in range(first, count):
+                if table.blocks[i] == NO_BLOCK:
+                    table.blocks[i] = pool.allocate()
+        return tables
+
+    def free_all(self, tables: list[BlockTable]) -> None:
+        """Frees tables of `allocate_missing`."""
+        for table, pool in zip(tables, self.all_pools, strict=True):
+            for block in reversed(table.blocks):
+                if block != NO_BLOCK:
+                    pool.free(block)
 
     def publish(self, tables: list[BlockTable], hashes: Sequence[bytes]) -> None:
         """Adds the first blocks, which are full and computed, to the prefix cache."""

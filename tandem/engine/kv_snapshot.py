@@ -23,9 +23,10 @@ import numpy as np
 from tandem.devices.device import Bytes
 from tandem.engine.images import ImagePlace, images_in
 from tandem.engine.kv_cache import NO_BLOCK, BlockTable, SequenceStates, extend_block_hashes
+from tandem.engine.kv_memory import kv_layers, state_layers
 from tandem.errors import ContextError, StateFileError
 from tandem.files import read_regular, write_whole
-from tandem.kernels.abi import KV_BLOCK, MAX_EXPERTS, TOKEN_SLOT
+from tandem.kernels.abi import KV_BLOCK, MAX_EXPERTS
 from tandem.kernels.states import NO_STATE
 from tandem.program.program import Tensor
 
@@ -86,13 +87,13 @@ def save(engine: Engine, tokens: list[int]) -> State:
         engine.cache.free_states(states)
     saved = tokens[: count * KV_BLOCK]
     images = [image for image in images if image.begin < len(saved)]
-    return State(_kind(engine), saved, images, np.concatenate([NOTHING, *blocks]))
+    return State(kv_kind(engine), saved, images, np.concatenate([NOTHING, *blocks]))
 
 
 def read(path: str | os.PathLike[str], engine: Engine) -> State:
     """Reads a file that `State.write` wrote. `engine`: limits its size."""
-    max_bytes = MAX_HEADER + sum(cache.nbytes for cache, _, _ in _caches(engine))
-    max_bytes += sum(nbytes for _, nbytes in _state_tensors(engine))
+    max_bytes = MAX_HEADER + sum(layer.tensor.nbytes for layer in kv_layers(engine.program))
+    max_bytes += sum(layer.nbytes for layer in state_layers(engine.program))
     try:
         data = read_regular(path, max_bytes)
     except OSError as error:
@@ -135,7 +136,7 @@ def _images(value: object) -> list[SavedImage] | None:
 def restore(engine: Engine, state: State, path: str | os.PathLike[str]) -> None:
     """Loads the blocks of a state into the prefix cache. `path`: its file, for errors."""
     engine.wait()
-    if state.kind != _kind(engine):
+    if state.kind != kv_kind(engine):
         raise StateFileError(
             f"{path} was saved with another model, or other settings for keys and values: open that one"
         )
@@ -201,41 +202,27 @@ def fingerprint(model: Model) -> str:
     return hashed.hexdigest()
 
 
-def _kind(engine: Engine) -> dict[str, Any]:
-    """Returns the model's fingerprint and the layout of its KV cache. Saved blocks are valid only if both are equal."""
-    layers = [[cache.dtype, nbytes] for cache, _, nbytes in _caches(engine)]
-    states = [nbytes for _, nbytes in _state_tensors(engine)]
+def kv_kind(engine: Engine) -> dict[str, Any]:
+    """Returns the model's fingerprint and the layout of its KV cache. KV blocks of others are valid only if both are
+    equal."""
+    layers = [[layer.tensor.dtype, layer.nbytes] for layer in kv_layers(engine.program)]
+    states = [layer.nbytes for layer in state_layers(engine.program)]
     kind = {"model": fingerprint(engine.model), "block": KV_BLOCK, "layers": layers}
-    return kind | ({"states": states} if states else {})
-
-
-def _caches(engine: Engine) -> Iterator[tuple[Tensor, int, int]]:
-    """Yields the KV cache of each layer, its group, and the bytes of a block."""
-    for launch in engine.program.launches:
-        cache = launch.buffers.get("cache")
-        if launch.kernel.name == "rope" and cache is not None:
-            group = int(launch.scalars["slot_field"]) - TOKEN_SLOT
-            yield cache, group, cache.nbytes // engine.cache.blocks[group]
-
-
-def _state_tensors(engine: Engine) -> Iterator[tuple[Tensor, int]]:
-    """Yields the states of each recurrent layer, and the bytes of one."""
-    for launch in engine.program.launches:
-        state = launch.buffers.get("state")
-        if state is not None and engine.cache.states:
-            yield state, state.nbytes // len(engine.cache.states.references)
+    # Angles of RoPE may depend on the context (Phi 3).
+    long = [bool(r.long_factors) and engine.context > r.long_from for r in engine.model.config.ropes]
+    return kind | ({"states": states} if states else {}) | ({"long": long} if any(long) else {})
 
 
 def _states(engine: Engine, slot: int) -> Iterator[Tensor]:
     """Yields the memory of a state slot, layer by layer; none for NO_STATE."""
-    for state, nbytes in _state_tensors(engine):
+    for layer in state_layers(engine.program):
         if slot != NO_STATE:
-            yield Tensor("state", state.arena, state.dtype, nbytes, offset=slot * nbytes, base=state)
+            yield layer.blocks(slot)
 
 
 def _blocks(engine: Engine, tables: list[BlockTable]) -> Iterator[Tensor]:
     """Yields the memory of all blocks in the tables, layer by layer."""
-    for cache, group, nbytes in _caches(engine):
-        for block in tables[group].blocks:
+    for layer in kv_layers(engine.program):
+        for block in tables[layer.group].blocks:
             if block != NO_BLOCK:
-                yield Tensor("block", cache.arena, cache.dtype, nbytes, offset=block * nbytes, base=cache)
+                yield layer.blocks(block)

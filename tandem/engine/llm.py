@@ -18,7 +18,7 @@ from tandem.devices.device import Device
 from tandem.engine.engine import Driver, Engine, step_limits
 from tandem.engine.image_encoder import check_fits
 from tandem.engine.input_processor import InputProcessor, Message, as_items
-from tandem.engine.load_options import LoadOptions
+from tandem.engine.load_options import LoadOptions, disk_bytes
 from tandem.engine.output import OutputReader, Result, Token, TokenLogprob, Usage
 from tandem.engine.speculation import Proposer
 from tandem.engine.stats import EngineStats
@@ -29,9 +29,11 @@ from tandem.model.locate import resolve
 from tandem.model.model import Model, open_model
 from tandem.model.vision import VisionModel, find_mmproj
 from tandem.program.program import Program
+from tandem.settings import read_settings
 from tandem.threads import BackgroundCall
 
 if TYPE_CHECKING:
+    from tandem.engine.disk_cache import DiskCache
     from tandem.gguf.file import GGUF
     from tandem.model.chat_template import ChatTemplate
     from tandem.model.tokenizer import Tokenizer
@@ -65,6 +67,7 @@ class LLM:
         placement: str = "layers",
         npu: str = "off",
         mmproj: str | os.PathLike[str] | None = None,
+        disk_cache: str | float | None = None,
         lookup: bool = False,
     ) -> None:
         """Loads a model.
@@ -84,6 +87,7 @@ class LLM:
         "columns-overlapped" (two steps in flight) or "npu-attention".
         `npu`: "auto" or "require" use the NPU of a Ryzen 7040 or 8040 (docs/NPU.md; not yet run on one).
         `mmproj`: the file of its vision encoder; None: the one beside the model, if there is one for it; "none".
+        `disk_cache`: keeps the prefix cache on disk too, in at most so many bytes, or "20G"; None: in memory only.
         `lookup`: the former name of `prompt_lookup`."""
         if not isinstance(lookup, bool):
             raise RequestError(f"lookup={lookup!r}: give True or False")
@@ -102,6 +106,7 @@ class LLM:
             placement=placement,
             npu=npu,
             mmproj=mmproj,
+            disk_cache=disk_cache,
         )
         if npu != "off":
             from tandem.devices.npu.attach import npu_missing
@@ -133,6 +138,8 @@ class LLM:
                 proposer=self._proposer(options),
                 vision=vision,
             )
+            if disk_cache is not None:
+                opened.callback(self._open_disk_cache(disk_cache, vision).close)
             self.tokenizer, template = text.result()
             self.driver = Driver(self.engine)
             self._inputs = InputProcessor(self.engine, self.tokenizer, template, no_vision)
@@ -191,6 +198,12 @@ class LLM:
             kv_memory=draft_kv_memory,
         )
         return llm, kv_memory
+
+    def _open_disk_cache(self, size: str | float, vision: VisionModel | None) -> DiskCache:
+        from tandem.engine.disk_cache import DiskCache
+
+        folder = read_settings().pipelines / "prefixes"
+        return DiskCache.open(self.engine, folder, disk_bytes(size), vision)
 
     def _proposer(self, options: LoadOptions) -> Proposer | None:
         if options.prompt_lookup:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tandem.errors import RequestError
 from tandem.kernels.abi import KV_TYPES
 
+UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 MAX_COUNT = 1 << 31  # upper bound of threads, tokens and sequences
 
 
@@ -30,6 +31,7 @@ class LoadOptions:
     placement: str
     npu: str
     mmproj: str | os.PathLike[str] | None = None
+    disk_cache: str | float | None = None
 
     def __post_init__(self) -> None:
         self._check_models()
@@ -65,8 +67,23 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 < value < 1 << 63):
                 raise RequestError(f"{name}={value!r}: give a number of bytes")
+        if self.disk_cache is not None:
+            disk_bytes(self.disk_cache)
         split = self.split
         if split is not None and not (
             isinstance(split, Sequence) and all(isinstance(layers, int) and layers > 0 for layers in split)
         ):
             raise RequestError(f"split={split!r}: give the number of layers of each device, in a list")
+
+
+def disk_bytes(size: str | float) -> int:
+    """Returns the bytes of a size: a number, or a text such as "20G" or "500M"."""
+    try:
+        text = size.strip().upper().removesuffix("B") if isinstance(size, str) else str(size)
+        unit = UNITS.get(text[-1:], 1)
+        number = float(text[:-1] if unit > 1 else text) * unit
+        if isinstance(size, bool) or not 1 <= number < 1 << 63:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise RequestError(f'disk_cache={size!r}: give a size, such as "20G"') from None
+    return int(number)

@@ -15,6 +15,7 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tandem.engine.images import whole_images
 from tandem.engine.kv_cache import KVCache, extend_block_hashes
@@ -23,6 +24,9 @@ from tandem.engine.speculation import Speculator
 from tandem.errors import QueueFullError
 from tandem.kernels.abi import KV_BLOCK
 from tandem.program.step_inputs import StepLimits
+
+if TYPE_CHECKING:
+    from tandem.engine.disk_cache import DiskCache
 
 # ---- chunked prefill: PrefillBudget, at the end of this file
 MAX_SLOWDOWN = 2.0  # maximum time of a step with prompt tokens, in decode steps before the prompt arrived
@@ -55,6 +59,7 @@ class Scheduler:
         the other; as many steps are in flight, and each has a part of the sequences."""
         self.limits, self.cache, self.prefill_budget, self.queue = limits, cache, prefill_budget, queue
         self.prefix_caching, self.speculator, self.stages = prefix_caching, speculator, stages
+        self.disk: DiskCache | None = None  # set by DiskCache.open
         self.waiting: list[Sequence] = []  # both lists are sorted by priority, then arrival
         self.running: list[Sequence] = []
         self.preemptions = self.prompt_tokens = self.cached_prompt_tokens = 0  # totals of all requests so far
@@ -219,6 +224,8 @@ class Scheduler:
             self.speculator.proposer.forget(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
+        if self.disk:
+            self.disk.cancel(sequence.kv)
         if sequence.state.table_row >= 0:
             self._stop_running(sequence)
         else:
@@ -266,6 +273,8 @@ class Scheduler:
         while not self.cache.reserve(sequence.kv.tables, tokens) or not self.cache.reserve_state(
             sequence.kv.states
         ):
+            if self.disk and self.disk.give_way():
+                continue
             if not self.running:
                 raise QueueFullError("the KV cache is full: try again later")
             self._preempt(self.running[-1])
@@ -292,10 +301,15 @@ class Scheduler:
         for sequence in self.waiting[: 2 * self.limits.sequences]:
             if sequence.images and sequence.next_image:
                 continue
+            restore = sequence.kv.restore
+            if self.disk and restore and self.disk.is_busy(restore):
+                continue
             if not self._free_table_rows and not self._can_preempt_last(sequence):
                 return
             use_prefix_cache = self.prefix_caching and not sequence.state.computed
             if use_prefix_cache and not self._attach_prefix(sequence, uncomputed):
+                if sequence.kv.restore and sequence.kv.restore.needs_room:
+                    return
                 continue
             if not self._admit_one(sequence):
                 return
@@ -303,7 +317,8 @@ class Scheduler:
 
     def _attach_prefix(self, sequence: Sequence, uncomputed: dict[bytes, int]) -> bool:
         """Starts a sequence with the cached blocks of its prompt. Returns False, and attaches none, if a running
-        sequence of the same or better priority is about to compute more of this prefix: waiting for it is cheaper."""
+        sequence of the same or better priority is about to compute more of this prefix, or if more of it comes from the
+        disk: waiting is cheaper."""
         kv, request = sequence.kv, sequence.request
         usable = (len(sequence.tokens) - 1) // KV_BLOCK  # the last token is computed, for its logits
         if request.params.prompt_logprobs is not None:
@@ -311,6 +326,12 @@ class Scheduler:
         extend_block_hashes(kv.block_hashes, sequence.tokens, sequence.images)
         cached = self.cache.find_prefix(kv.block_hashes[:usable])
         if cached < usable and uncomputed.get(kv.block_hashes[cached], math.inf) <= request.priority:
+            return False
+        if (
+            self.disk
+            and cached < usable
+            and self.disk.must_wait(kv, usable, lambda: self._make_room(sequence))
+        ):
             return False
         self.cache.attach_prefix(kv.tables, kv.block_hashes[:cached])
         if self.cache.states:
@@ -331,10 +352,9 @@ class Scheduler:
             or not self.cache.reserve(sequence.kv.tables, first_chunk)
             or not self.cache.reserve_state(sequence.kv.states)
         ):
-            if not self._can_preempt_last(sequence):
+            if not self._make_room(sequence):
                 self._free_blocks(sequence)
                 return False
-            self._preempt(self.running[-1])
         self.waiting.remove(sequence)
         if not sequence.state.admissions:
             self.prompt_tokens += len(sequence.request.prompt)
@@ -347,6 +367,13 @@ class Scheduler:
     def _can_preempt_last(self, sequence: Sequence) -> bool:
         """Whether the last running sequence is less urgent."""
         return bool(self.running) and sequence.request.priority < self.running[-1].request.priority
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Preempts the last running sequence if it is less urgent; returns False otherwise."""
+        if not self._can_preempt_last(sequence):
+            return False
+        self._preempt(self.running[-1])
+        return True
 
     def _add_chunk(self, sequence: Sequence, count: int, pending: int, chunks: list[Chunk]) -> int:
         """Adds a chunk of `count` of the `pending` tokens if there are blocks for it; returns its number of tokens."""
@@ -363,6 +390,8 @@ class Scheduler:
     def _reserve_blocks(self, sequence: Sequence, tokens: int) -> bool:
         """Allocates blocks for positions below `tokens`; preempts running sequences, the last first, if need be."""
         while not self.cache.reserve(sequence.kv.tables, tokens):
+            if self.disk and self.disk.give_way():
+                continue
             last = self.running[-1]
             if last is sequence:
                 return False
@@ -373,6 +402,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Frees a running sequence's blocks and puts it back into the queue. It is recomputed later."""
         self._stop_running(sequence)
+        sequence.kv.restore = None  # the disk may have what is evicted until it runs again
         insort(self.waiting, sequence, key=_order)
         self.preemptions += 1
 

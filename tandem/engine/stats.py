@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tandem.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,21 @@ class StateStats:
 
 
 @dataclass(frozen=True)
+class DiskCacheStats:
+    """The prefix cache on disk."""
+
+    budget: int  # maximum bytes of the folder
+    used: int  # bytes of the folder, with the files of other models, when something was last written
+    hits: int  # requests that it had more of than memory
+    restored_tokens: int  # of their prompts
+    read_bytes: int
+    written_bytes: int
+    evicted: int  # files that made room for others
+    damaged: int  # files that were not as they were written
+    dropped: int  # blocks that were not saved, since the disk was full, slow or failed
+
+
+@dataclass(frozen=True)
 class SpeculationStats:
     steps: int  # with draft tokens
     drafted: int  # draft tokens
@@ -44,3 +63,35 @@ class EngineStats:
     kv: tuple[KVStats, ...]
     speculation: SpeculationStats | None  # None: speculative decoding is off
     states: StateStats | None = None  # None: the model has no recurrent layers
+    disk: DiskCacheStats | None = None  # None: there is no prefix cache on disk
+
+
+def read_stats(engine: Engine) -> EngineStats:
+    scheduler, cache, speculation = engine.scheduler, engine.cache, None
+    if speculator := scheduler.speculator:
+        saved = speculator.statistics["saved_seconds"]
+        speculation = SpeculationStats(speculator.steps, speculator.drafted, speculator.accepted, saved)
+    return EngineStats(
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        steps=engine.num_steps,
+        preemptions=scheduler.preemptions,
+        prompt_tokens=scheduler.prompt_tokens,
+        cached_prompt_tokens=scheduler.cached_prompt_tokens,
+        kv=tuple(
+            KVStats(window, blocks, blocks - pool.num_free, len(pool.cached))
+            for window, blocks, pool in zip(cache.windows, cache.blocks, cache.pools, strict=True)
+        ),
+        speculation=speculation,
+        states=_state_stats(engine),
+        disk=engine.disk.stats() if engine.disk else None,
+    )
+
+
+def _state_stats(engine: Engine) -> StateStats | None:
+    if not (pool := engine.cache.states):
+        return None
+    slots = len(pool.references)
+    tensors = {launch.buffers.get("state") for launch in engine.program.launches} - {None}
+    nbytes = sum(tensor.nbytes for tensor in tensors if tensor)
+    return StateStats(slots, slots - pool.num_free, len(pool.cached), nbytes // slots)

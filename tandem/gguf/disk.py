@@ -35,8 +35,8 @@ class DiskFile:
             if problem == NOT_REGULAR:
                 raise ModelFileError(path, "magic", 0, f"this is {problem}: name a .gguf file") from None
             raise ModelNotFoundError(f"{path} cannot be opened: {problem}") from None
-        self._opened = self._version()
-        self.size = self._opened[0]
+        self.version = self._version()  # when it was opened
+        self.size = self.version[0]
 
     def read_into(self, out: memoryview, offset: int, field: str) -> None:
         """Fills `out` with the bytes from `offset`. `field`: what they are, for the error."""
@@ -56,7 +56,7 @@ class DiskFile:
 
     def check_unchanged(self) -> None:
         """Raises an error if the file was written since it was opened."""
-        if self._version() != self._opened:
+        if self._version() != self.version:
             raise ModelFileError(
                 self.path, "contents", 0, "the file was changed after it was opened: open the model again"
             )

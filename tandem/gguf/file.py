@@ -83,6 +83,11 @@ class GGUF:
                 )
         return model
 
+    @property
+    def version(self) -> list[tuple[int, int]]:
+        """Bytes and time of the last change of each file, when it was opened."""
+        return [file.version for file in self._files.values()]
+
     def _read_header(self, cursor: Cursor) -> None:
         _check_version(cursor)
         cursor.field = "tensor count"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tandem.errors import RequestError
+from tandem.files import NOT_OWN, private_folder
 from tandem.settings import read_settings
 
 POLL_SECONDS = 0.05
@@ -95,14 +96,12 @@ def _path() -> Path:
 
 def _folder() -> Path:
     """The folder of the registry. Only this user can write to it, also if it was there before."""
-    folder = _path()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise RequestError(f"{folder} is not a folder of this user: remove it, or set XDG_CACHE_HOME")
-    if status.st_mode & 0o077:
-        folder.chmod(0o700)
-    return folder
+    try:
+        return private_folder(_path())
+    except OSError as error:
+        if error.strerror != NOT_OWN:
+            raise
+        raise RequestError(f"{_path()} is {NOT_OWN}: remove it, or set XDG_CACHE_HOME") from None
 
 
 def _read(path: Path) -> Instance | None:

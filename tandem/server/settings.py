@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tandem.engine.load_options import disk_bytes
 from tandem.errors import RequestError
 from tandem.files import read_regular
 
@@ -32,6 +33,7 @@ class ServerSettings:
     threads: int | None = None  # CPU threads; None: one per core
     kv: str = "f16"  # data type of the KV cache: f16 or q8
     kv_memory: float | None = None  # GB of KV cache; None: by the context and the free memory
+    disk_cache: str | None = None  # size of the prefix cache on disk, such as "20G"; None: in memory only
     gpu_memory: float | None = None  # maximum GB of a GPU's own memory
     prompt_lookup: bool = False  # speculative decoding with n-grams of the prompt
     draft: tuple[str, ...] = ()  # draft models: NAME=MODEL, or MODEL if one model is served
@@ -61,6 +63,8 @@ class ServerSettings:
                 raise RequestError(f"{field.name} = {value}: use a number above 0")
         if self.kv not in ("f16", "q8"):
             raise RequestError(f"kv = {self.kv!r}: use f16 or q8")
+        if self.disk_cache is not None:
+            disk_bytes(self.disk_cache)
         if not self.port <= 65535:
             raise RequestError(f"port = {self.port}: use 1 to 65535, or 0 for any free port")
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tandem.engine.kv_cache import NO_BLOCK, KVCache, extend_block_hashes
+from tandem.engine.kv_cache import NO_BLOCK, BlockTable, KVCache, extend_block_hashes
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.kernels.abi import KV_BLOCK
@@ -26,6 +26,7 @@ WINDOWS = [(0,), (7,), (0, 20), (16, 33), (0, 5, 40)]
 def check_pools(engine: SimulatedEngine) -> None:
     for group, pool in enumerate(engine.cache.pools):
         tables = [s.kv.tables[group] for s in (*engine.scheduler.running, *engine.scheduler.waiting)]
+        tables += restored(engine, group)
         used = Counter(block for table in tables for block in table.blocks if block != NO_BLOCK)
         assert pool.references == [used[block] for block in range(len(pool.references))]
         blocks = [*used, *pool._free, *pool._evictable]
@@ -43,10 +44,16 @@ def check_pools(engine: SimulatedEngine) -> None:
         assert not any(table.blocks for table in sequence.kv.tables)
 
 
+def restored(engine: SimulatedEngine, group: int) -> list[BlockTable]:
+    """The tables of prefixes that are being read from the disk."""
+    return [restore.tables[group] for restore in engine.disk._reading] if engine.disk else []
+
+
 def check_states(engine: SimulatedEngine) -> None:
     if (pool := engine.cache.states) is None:
         return
     held = Counter(s for sequence in engine.scheduler.running for s in sequence.kv.states.slots())
+    held.update(slot for table in restored(engine, -1) for slot in table.blocks if slot != NO_BLOCK)
     assert pool.references == [held[slot] for slot in range(len(pool.references))]
     assert sorted([*held, *pool._free, *pool._evictable]) == list(range(len(pool.references)))
     assert pool.cached == {hash: slot for slot, hash in enumerate(pool.hashes) if hash is not None}
@@ -58,6 +65,8 @@ def check_states(engine: SimulatedEngine) -> None:
 
 class Blocks(RuleBasedStateMachine):
     """Prompts are made of a few blocks of tokens, so that they often begin alike."""
+
+    engine_class = SimulatedEngine
 
     @initialize(
         windows=st.sampled_from(WINDOWS),
@@ -79,7 +88,7 @@ class Blocks(RuleBasedStateMachine):
         draft_tokens = 0 if states else draft_tokens
         full = CONTEXT // KV_BLOCK
         one = [min(full, (window + tokens) // KV_BLOCK + 2) if window else full for window in windows]
-        self.engine = SimulatedEngine(
+        self.engine = self.engine_class(
             windows=windows,
             blocks=tuple(n + spare for n in one),
             context=CONTEXT,

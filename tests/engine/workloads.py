@@ -72,7 +72,8 @@ def prepare(engine: Engine, workload: Workload) -> None:
     limits, windows = replace(engine.scheduler.limits, tokens=tokens), engine.cache.windows
     one = [(window + tokens) // KV_BLOCK + 2 if window else limits.blocks for window in windows]
     blocks = tuple(min(n, limits.blocks) + workload.spare for n in one)
-    engine.cache = KVCache(windows, blocks)
+    states = len(engine.cache.states.references) if engine.cache.states else 0
+    engine.cache = KVCache(windows, blocks, states)
     speculator = engine.scheduler.speculator
     if speculator:
         speculator.cost_model = FixedCost(0.01)
@@ -88,6 +89,10 @@ def prepare(engine: Engine, workload: Workload) -> None:
 def serve(engine: Engine, workload: Workload, eos_ids: frozenset[int]) -> list[Sequence]:
     """Each arrival's sequence, when all have ended."""
     prepare(engine, workload)
+    return serve_prepared(engine, workload, eos_ids)
+
+
+def serve_prepared(engine: Engine, workload: Workload, eos_ids: frozenset[int]) -> list[Sequence]:
     sequences: dict[int, Sequence] = {}
     step = 0
     while len(sequences) < len(workload.arrivals) or any(s.finish_reason is None for s in sequences.values()):

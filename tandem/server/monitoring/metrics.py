@@ -281,6 +281,7 @@ class EngineMonitor:
             "speculation": asdict(stats.speculation) if stats.speculation else None,
             "kv": [asdict(group) for group in stats.kv],
             "states": asdict(stats.states) if stats.states else None,
+            "disk": asdict(stats.disk) if stats.disk else None,
             "memory": _memory(self.llm),
             "roofline": asdict(self.roofline) if self.roofline else None,
         }
@@ -393,6 +394,22 @@ def _engine_metrics(monitor: EngineMonitor) -> Iterator[tuple[str, str, bool, di
         yield "state_slots_used", "State slots in use", False, {}, states["used"]
         yield "state_checkpoints", "Recurrent states in the prefix cache", False, {}, states["cached"]
         yield "state_slot_bytes", "Bytes of a recurrent state", False, {}, states["slot_bytes"]
+    if disk := state["disk"]:
+        yield "disk_cache_bytes", "Bytes of the prefix cache on disk", False, {}, disk["used"]
+        yield (
+            "disk_cache_budget_bytes",
+            "Maximum bytes of the prefix cache on disk",
+            False,
+            {},
+            disk["budget"],
+        )
+        yield "disk_cache_hits", "Requests with a prefix from the disk", True, {}, disk["hits"]
+        yield "disk_cache_tokens", "Prompt tokens restored from the disk", True, {}, disk["restored_tokens"]
+        yield "disk_cache_read_bytes", "Bytes read from the disk cache", True, {}, disk["read_bytes"]
+        yield "disk_cache_written_bytes", "Bytes written to the disk cache", True, {}, disk["written_bytes"]
+        yield "disk_cache_evictions", "Files evicted from the disk cache", True, {}, disk["evicted"]
+        yield "disk_cache_damaged", "Files of the disk cache that were damaged", True, {}, disk["damaged"]
+        yield "disk_cache_dropped", "Blocks that could not be saved to the disk", True, {}, disk["dropped"]
     for heap in state["memory"]["heaps"]:
         for part in ("weights", "kv", "other", "free"):
             labels = {"heap": heap["name"], "part": part}
