@@ -17,7 +17,7 @@ from tandem.convert.vocabulary import tokenizer_keys
 from tandem.errors import ConversionError, ModelFileError, UnsupportedModelError
 from tandem.gguf.cursor import label
 from tandem.gguf.formats import by_name
-from tandem.gguf.write import NewTensor, Value, header, padding
+from tandem.gguf.write import NewTensor, Value, fits, header, padding
 from tandem.model.model import open_model
 
 Progress = Callable[[str, int, int], None]  # file name, bytes written, bytes in all
@@ -52,6 +52,12 @@ def convert(
         keys |= tokenizer_keys(folder, named[EMBEDDING].shape[0])
         wanted: dict[str, Value | None] = {**keys, **(changed or {})}
         keys = {key: value for key, value in wanted.items() if value is not None}
+        for key, value in keys.items():
+            if not fits(value):
+                raise ConversionError(
+                    f"{folder / 'config.json'}: {key} would be {label(str(value))}, which a GGUF file cannot hold: "
+                    "fetch it again"
+                )
         head = HEAD if HEAD in named else EMBEDDING
         tensors = [tensor.tensor(by_name(type.upper()), head) for tensor in planned]
         _write(folder, output, keys, list(zip(tensors, planned, strict=True)), len(computed), progress)

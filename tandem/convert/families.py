@@ -124,7 +124,7 @@ def gemma2(c: HFConfig) -> Keys:
 
 
 def gemma3(c: HFConfig) -> Keys:
-    period = c.count("sliding_window_pattern", default=6)
+    period = c.count("sliding_window_pattern", default=6, least=1)
     sliding = c.sliding() or [(i + 1) % period != 0 for i in range(c.layers)]
     keys = window(c) if any(sliding) else {}
     if any(sliding) and sliding != [(i + 1) % 6 != 0 for i in range(c.layers)]:
@@ -158,7 +158,8 @@ def phi3(c: HFConfig) -> Keys:
 
 def smollm3(c: HFConfig) -> Keys:
     rotates = c.get("no_rope_layers")
-    if rotates and list(map(bool, rotates)) != [(i + 1) % 4 != 0 for i in range(c.layers)]:
+    usual = [(i + 1) % 4 != 0 for i in range(c.layers)]
+    if rotates and (not isinstance(rotates, list) or list(map(bool, rotates)) != usual):
         c.fail("no_rope_layers", "files of this architecture do not rotate every fourth layer")
     return {}
 

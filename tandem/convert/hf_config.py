@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 from tandem.errors import ConversionError
 from tandem.gguf.cursor import label
 
-MAX_COUNT = 1 << 31
+MAX_COUNT = (1 << 31) - 1
+MAX_LAYERS, MAX_WIDTH = 9999, 1 << 16  # layers, and values of a head
 
 
 class HFConfig:
@@ -25,12 +26,12 @@ class HFConfig:
         """Returns the first of the fields that is there."""
         return next((self._fields[name] for name in names if name in self._fields), default)
 
-    def count(self, *names: str, default: int | None = None) -> int:
+    def count(self, *names: str, default: int | None = None, least: int = 0, most: int = MAX_COUNT) -> int:
         """Returns a size. Some models list one per layer; they must be equal."""
         value = self.get(*names, default=default)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
-        if type(value) is not int or not 0 <= value < MAX_COUNT:
+        if type(value) is not int or not least <= value <= most:
             self.fail(names[0], f"{label(str(value))} is no size")
         return value
 
@@ -52,7 +53,7 @@ class HFConfig:
 
     @property
     def layers(self) -> int:
-        return self.count("num_hidden_layers")
+        return self.count("num_hidden_layers", most=MAX_LAYERS)
 
     @property
     def heads(self) -> int:
@@ -64,7 +65,7 @@ class HFConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.count("head_dim", default=self.count("hidden_size") // max(self.heads, 1))
+        return self.count("head_dim", default=self.count("hidden_size") // max(self.heads, 1), most=MAX_WIDTH)
 
     def sliding(self) -> list[bool] | None:
         """Returns which layers have a sliding window; None: the config does not say."""

@@ -51,10 +51,11 @@ def rope_keys(c: HFConfig, family: Family) -> Keys:
     kind, base = rope["rope_type"], _number(c, rope, "rope_theta")
     keys: Keys = {} if family.architecture == "gemma2" else {"rope.freq_base": base}
     partial = rope.get("partial_rotary_factor", c.get("partial_rotary_factor", "rotary_pct", default=1.0))
+    partial = _number(c, {"partial_rotary_factor": partial}, "partial_rotary_factor")
     if family.reordered:
         keys["vocab_size"] = c.count("vocab_size")
     if family.reordered or partial != 1.0:
-        keys["rope.dimension_count"] = int(c.head_dim * float(partial))
+        keys["rope.dimension_count"] = int(c.head_dim * partial)
     if local:
         keys["rope.freq_base_swa"] = _number(c, local, "rope_theta")
     if kind in ("linear", "yarn"):
@@ -68,6 +69,8 @@ def rope_keys(c: HFConfig, family: Family) -> Keys:
         keys |= {"rope.scaling.original_context_length": trained, "rope.scaling.attn_factor": magnitude}
     elif kind == "dynamic" and "alpha" in rope:  # HunYuan: the same as a larger base
         alpha, width = _number(c, rope, "alpha"), c.head_dim
+        if width <= 2:
+            c.fail("head_dim", f"{width} is too small")
         keys["rope.freq_base"] = base * alpha ** (width / (width - 2))
     elif kind not in ("default", "linear", "llama3"):
         raise UnsupportedModelError(
@@ -86,7 +89,8 @@ def _yarn_keys(c: HFConfig, rope: dict[str, Any]) -> Keys:
     usual, magnitude = 0.1 * math.log(factor) + 1, 0.0
     if rope.get("mscale_all_dim"):
         keys["rope.scaling.yarn_log_multiplier"] = _number(c, rope, "mscale_all_dim")
-        magnitude = 0.1 * float(rope.get("mscale") or 1.0) * math.log(factor) + 1
+        scale = _number(c, rope, "mscale") if rope.get("mscale") else 1.0
+        magnitude = 0.1 * scale * math.log(factor) + 1
     elif rope.get("attention_factor"):
         magnitude = _number(c, rope, "attention_factor")
     if magnitude and not math.isclose(magnitude, usual):
@@ -118,7 +122,7 @@ def _trained_context(c: HFConfig, rope: dict[str, Any]) -> int:
     own = rope.get("original_max_position_embeddings")
     if type(own) is int and own > 1:
         return own
-    return c.count("original_max_position_embeddings", "max_position_embeddings")
+    return c.count("original_max_position_embeddings", "max_position_embeddings", least=2)
 
 
 def _number(c: HFConfig, rope: dict[str, Any], name: str) -> float:

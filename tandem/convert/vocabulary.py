@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tandem.convert.pre_tokenizers import pre_tokenizer_name
+from tandem.convert.pre_tokenizers import MAX_STEPS, pre_tokenizer_name
 from tandem.convert.safetensors import read_json
 from tandem.convert.sentencepiece import read_sentencepiece
 from tandem.errors import ConversionError, UnsupportedModelError
@@ -125,7 +125,7 @@ def _adds_space(whole: dict[str, Any]) -> bool:
         if isinstance(part, dict):
             yield part
             for key in ("normalizers", "pretokenizers"):
-                for inner in part.get(key) or ():
+                for inner in _listed(part.get(key))[:MAX_STEPS]:
                     yield from steps(inner)
 
     for step in (*steps(whole.get("normalizer")), *steps(whole.get("pre_tokenizer"))):
@@ -184,9 +184,9 @@ def _adds_bos(whole: dict[str, Any], options: dict[str, Any]) -> bool | None:
     processor = whole.get("post_processor")
     if not isinstance(processor, dict):
         return None
-    for step in (processor, *(processor.get("processors") or ())):
+    for step in (processor, *_listed(processor.get("processors"))):
         if isinstance(step, dict) and step.get("type") == "TemplateProcessing":
-            first = (step.get("single") or [{}])[0]
+            first = (_listed(step.get("single")) or [{}])[0]
             return isinstance(first, dict) and "SpecialToken" in first
     return None
 
@@ -194,12 +194,19 @@ def _adds_bos(whole: dict[str, Any], options: dict[str, Any]) -> bool | None:
 def _chat_template(folder: Path, options: dict[str, Any]) -> str:
     path = folder / "chat_template.jinja"
     if path.exists():
-        return read_regular(path, MAX_TEMPLATE).decode(errors="replace")
+        try:
+            return read_regular(path, MAX_TEMPLATE).decode(errors="replace")
+        except OSError as error:
+            raise ConversionError(f"{path} cannot be read ({error.strerror}): fetch it again") from None
     template = options.get("chat_template") or _optional(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # several, with names
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else ""
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -36,6 +36,15 @@ def padding(nbytes: int) -> bytes:
     return bytes(-nbytes % ALIGNMENT)
 
 
+def fits(value: object) -> bool:
+    """Whether a value can stand in a header."""
+    try:
+        _typed(value)  # type: ignore[arg-type]
+    except (KeyError, struct.error, OverflowError, TypeError, AttributeError):
+        return False
+    return True
+
+
 def header(metadata: Mapping[str, Value], tensors: Iterable[NewTensor] = ()) -> bytes:
     """Returns everything before the first tensor. The tensors follow in this order, each with its `padding`."""
     tensors = list(tensors)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image as Pillow
 
 from tandem import LLM
 from tandem.engine.kv_snapshot import CHECKSUM, MAGIC
@@ -100,9 +101,9 @@ def change_value(data: bytearray, at: int, rng: random.Random) -> None:
     data[at : at + len(number)] = number
 
 
-def mutated(rng: random.Random) -> bytes:
+def mutated(rng: random.Random, name: str = "") -> bytes:
     """A golden model with some bytes changed, in its values, types, names, tensor infos or weights."""
-    name = rng.choice(MODELS)
+    name = name or rng.choice(MODELS)
     golden = GOLDEN.setdefault(name, Golden(name))
     data = bytearray(golden.data)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
@@ -264,11 +265,38 @@ def run_file(folder: Path, number: int) -> None:
         assert str(error) and "\n" not in str(error)
 
 
+# ---- vision encoders
+
+ENCODERS = tuple(
+    sorted(path.stem.removeprefix("mmproj-") for path in (GOLDENS / "vision").glob("mmproj-*.gguf"))
+)
+
+
+def run_mmproj(folder: Path, number: int) -> None:
+    """Loads encoder `number` beside its model, and encodes an image: there are embeddings, or an error says what is
+    wrong."""
+    rng = random.Random(number)
+    name = rng.choice(ENCODERS)
+    path, model = folder / f"mmproj-{name}.gguf", GOLDENS / "vision" / f"{name}.gguf"
+    path.write_bytes(mutated(rng, f"vision/mmproj-{name}"))
+    picture = np.frombuffer(rng.randbytes(3 * 40 * 60), np.uint8).reshape(40, 60, 3)
+    content = [{"type": "image", "image": Pillow.fromarray(picture)}, {"type": "text", "text": "a"}]
+    try:
+        with LLM(model, device="cpu", threads=1, batch=1, kv_memory=1e7, mmproj=path) as llm:
+            chat = [{"role": "user", "content": content}]
+            first, again = (llm.chat(chat, max_tokens=2, temperature=0).token_ids for _ in range(2))
+            assert first == again and llm.engine.cache.free_blocks == llm.engine.cache.blocks
+    except TandemError as error:
+        assert str(error) and "\n" not in str(error)
+
+
 # ---- saved states
 
+STATES_OF = ("gemma3-pattern3", "qwen35", "qwen35moe", "qwen3next")  # the last three have recurrent layers
 
-def open_model() -> LLM:
-    return LLM(GOLDENS / "gemma3-pattern3.gguf", device="cpu", threads=1, context=64, batch=2)
+
+def open_model(name: str) -> LLM:
+    return LLM(GOLDENS / f"{name}.gguf", device="cpu", threads=1, context=64, batch=2)
 
 
 def run_state(llm: LLM, sound: bytes, folder: Path, number: int) -> None:
@@ -281,7 +309,7 @@ def run_state(llm: LLM, sound: bytes, folder: Path, number: int) -> None:
         odd: Any = rng.choice((None, True, "x", [], {}, -1, 1.5, 1e999, [[]], *ODD))
         change = rng.randrange(6)
         if change == 0:
-            header[rng.choice((*header, "other"))] = odd
+            header[rng.choice((*header, "other", "images", "states"))] = odd
         elif change == 1:
             header.pop(rng.choice(list(header)))
         elif isinstance(header.get("tokens"), list) and header["tokens"] and change < 5:
@@ -314,7 +342,9 @@ def run_state(llm: LLM, sound: bytes, folder: Path, number: int) -> None:
     assert len(restored) <= llm.context and all(0 <= token < vocab for token in restored)
     if restored and len(restored) < llm.context - 2:
         assert len(llm.generate([*restored, 5], max_tokens=1, temperature=0).token_ids) == 1
-    assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
+    cache = llm.engine.cache
+    assert cache.free_blocks == cache.blocks
+    assert not cache.states or cache.states.num_free == len(cache.states.references)
 
 
 # ---- the runner

@@ -1,4 +1,5 @@
-"""Generated model files and saved states: each ends in right tokens or in an error that says what is wrong."""
+"""Generated model files, saved states, encoders and folders to convert: each ends well, or in an error that says what
+is wrong."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ from tandem.server.ollama.models import _model_info
 from tests.cli.tiny_model import write_tiny_model
 from tests.gguf_files import Key, write
 from tests.hostile import generated
-from tests.hostile.generated import PROMPT, run_cases, run_file, run_state
+from tests.hostile.conversions import run_conversion
+from tests.hostile.generated import PROMPT, STATES_OF, run_cases, run_file, run_mmproj, run_state
 
-FILES, STATES = 100_000, 10_000  # in a soak; `make test` runs a part
+# In a soak; `make test` runs a part.
+FILES, STATES, ENCODER_FILES, FOLDERS = 100_000, 10_000, 10_000, 20_000
 
 
 @pytest.mark.parametrize("count", [FILES // 100, pytest.param(FILES, marks=pytest.mark.soak)])
@@ -26,19 +29,32 @@ def test_model_files(count: int, tmp_path: Path) -> None:
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("count", [STATES // 20, pytest.param(STATES, marks=pytest.mark.soak)])
-def test_saved_states(count: int, tmp_path: Path) -> None:
-    with generated.open_model() as llm:
-        llm.save(PROMPT, tmp_path / "sound")
+@pytest.mark.parametrize("name", STATES_OF)
+@pytest.mark.parametrize("count", [STATES // 80, pytest.param(STATES, marks=pytest.mark.soak)])
+def test_saved_states(name: str, count: int, tmp_path: Path) -> None:
+    with generated.open_model(name) as llm:
+        assert llm.save(PROMPT, tmp_path / "sound") > 16
     sound = (tmp_path / "sound").read_bytes()
     opened: list[LLM] = []
 
     def case(number: int) -> None:
         if not opened:  # in the child
-            opened.append(generated.open_model())
+            opened.append(generated.open_model(name))
         run_state(opened[0], sound, tmp_path, number)
 
     problems = run_cases(case, range(count))
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("count", [ENCODER_FILES // 50, pytest.param(ENCODER_FILES, marks=pytest.mark.soak)])
+def test_vision_encoders(count: int, tmp_path: Path) -> None:
+    problems = run_cases(lambda number: run_mmproj(tmp_path, number), range(count))
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("count", [FOLDERS // 50, pytest.param(FOLDERS, marks=pytest.mark.soak)])
+def test_conversions(count: int, tmp_path: Path) -> None:
+    problems = run_cases(lambda number: run_conversion(tmp_path, number), range(count))
     assert not problems, "\n".join(problems)
 
 
