@@ -7,6 +7,7 @@ import pytest
 
 from tandem.engine.params import SamplingParams
 from tandem.errors import ContextError, RequestError
+from tandem.kernels.abi import KV_BLOCK
 from tests.engine.tiny_models import opened
 from tests.program.programs import GOLDENS
 
@@ -51,13 +52,14 @@ def test_what_cannot_be_captured() -> None:
 
 def test_requests_are_served_during_out_of_band_forwards() -> None:
     """An out-of-band forward does not depend on them, nor they on it, even if it preempts them."""
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
-    with opened(GOLDENS["llama"], context=64, batch=2) as engine:
-        expected = engine.capture(IDS, ["result_norm"])["result_norm"]
-        alone = [engine.run((IDS[i:], params))[0] for i in range(3)]  # tokens and logits
-        sequences = [engine.submit(IDS[i:], params) for i in range(3)]
+    params = SamplingParams(max_tokens=KV_BLOCK + 8, ignore_eos=True)
+    ids = list(range(3, 2 * KV_BLOCK + 8))
+    with opened(GOLDENS["llama"], context=4 * KV_BLOCK, batch=2) as engine:
+        expected = engine.capture(ids, ["result_norm"])["result_norm"]
+        alone = [engine.run((ids[i:], params))[0] for i in range(3)]  # tokens and logits
+        sequences = [engine.submit(ids[i:], params) for i in range(3)]
         parts = []
-        for part in engine.captured(IDS, ["result_norm"]):
+        for part in engine.captured(ids, ["result_norm"]):
             parts.append(part["result_norm"])
             engine.step()
         np.testing.assert_array_equal(np.concatenate(parts), expected)

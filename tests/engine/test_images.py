@@ -18,6 +18,7 @@ from tandem.engine.input_processor import _cut_at_images
 from tandem.engine.kv_cache import extend_block_hashes
 from tandem.engine.sampling import Sampled
 from tandem.errors import RequestError, TandemError, TemplateError, UnsupportedModelError
+from tandem.kernels.abi import KV_BLOCK
 from tandem.model.chat_template import ChatTemplate
 from tandem.model.encoders import gemma3
 from tests.models.test_vision import GOLDENS, NAMES, load
@@ -63,7 +64,8 @@ def test_path_bytes_and_pillow_are_the_same_image(tmp_path: Path) -> None:
 
 
 def test_one_pixel_changes_the_keys() -> None:
-    tokens, pixels = list(range(64)), np.zeros((8, 8, 3), np.uint8)
+    tokens, pixels = list(range(4 * KV_BLOCK)), np.zeros((8, 8, 3), np.uint8)
+    at = KV_BLOCK + 2
     other = pixels.copy()
     other[3, 5, 1] = 1
 
@@ -72,10 +74,10 @@ def test_one_pixel_changes_the_keys() -> None:
         extend_block_hashes(hashes, tokens, [ImageSpan(begin, Image(data, 20)) for begin, data in spans])
         return hashes
 
-    assert keys((18, pixels)) == keys((18, pixels.copy()))
-    assert keys((18, pixels))[0] == keys((18, other))[0] == keys()[0], "the image is after the first block"
-    for others in (keys((18, other)), keys((19, pixels)), keys()):
-        assert all(a != b for a, b in zip(keys((18, pixels))[1:], others[1:], strict=True))
+    assert keys((at, pixels)) == keys((at, pixels.copy()))
+    assert keys((at, pixels))[0] == keys((at, other))[0] == keys()[0], "the image is after the first block"
+    for others in (keys((at, other)), keys((at + 1, pixels)), keys()):
+        assert all(a != b for a, b in zip(keys((at, pixels))[1:], others[1:], strict=True))
 
 
 def test_no_image_is_cut() -> None:
@@ -312,7 +314,7 @@ def test_a_saved_chat_with_an_image_is_found_by_its_image_only(family: str, tmp_
         assert len(llm.restore(path)) == saved
         assert llm.chat(other, max_tokens=1).usage.cached_tokens <= spans[0].begin
         found = llm.chat(chat, max_tokens=6)
-        assert found.text == answer and found.usage.cached_tokens >= saved - 16
+        assert found.text == answer and found.usage.cached_tokens >= saved - KV_BLOCK
 
 
 @pytest.mark.parametrize(

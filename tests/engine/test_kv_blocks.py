@@ -174,10 +174,8 @@ def test_a_prefix_is_found_until_it_is_evicted() -> None:
     cache = KVCache((0,), (6,))
     first, second = list(range(4 * KV_BLOCK)), [5] * (4 * KV_BLOCK)
     filled(cache, first)
-    assert (
-        cache.find_prefix(block_hashes(first)) == 4
-        and cache.find_prefix(block_hashes(first[:40] + [9] * 24)) == 2
-    )
+    assert cache.find_prefix(block_hashes(first)) == 4
+    assert cache.find_prefix(block_hashes(first[: 2 * KV_BLOCK + 8] + [9] * (2 * KV_BLOCK - 8))) == 2
     assert cache.free_blocks == (6,)
     filled(cache, second)  # two empty blocks, and the two that the end of the first text had
     assert cache.find_prefix(block_hashes(first)) == 2 and cache.find_prefix(block_hashes(second)) == 4
@@ -193,7 +191,7 @@ def test_a_sliding_group_needs_only_its_last_window() -> None:
     assert cache.find_prefix(hashes) == 8
     for i in (0, 1, 2):
         sliding._evict(sliding.cached[hashes[i]])
-    # Positions 49 to 80 are in blocks 3 and 4.
+    # The last window of five blocks begins in block 3.
     assert cache.find_prefix(hashes) == 8 and cache.find_prefix(hashes[:5]) == 5
     assert cache.find_prefix(hashes[:4]) == 0
     cache.pools[0]._evict(cache.pools[0].cached[hashes[6]])
@@ -213,7 +211,7 @@ def test_copies_of_a_request_compute_their_prompt_once() -> None:
         computed = [sequence.state.computed for sequence in copies]
         engine.run(*copies, other)
         assert computed[0] >= 100
-        shared = [set(s.kv.block_hashes[: 96 // KV_BLOCK]) for s in copies]
+        shared = [set(s.kv.block_hashes[: 100 // KV_BLOCK]) for s in copies]
         assert all(one == shared[0] for one in shared)
         assert engine.tokens_computed <= 100 + 4 * 4 + 4 * (4 + 4) + 24 + 8, "the prompt was computed again"
         for sequence in copies:

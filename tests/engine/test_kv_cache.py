@@ -36,7 +36,7 @@ def check(cache: KVCache, sequences: list[list[BlockTable]]) -> None:
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_every_block_has_one_owner_or_is_free(data: st.DataObject) -> None:
-    windows = data.draw(st.sampled_from([(0,), (10,), (0, 1), (0, 16, 40)]))
+    windows = data.draw(st.sampled_from([(0,), (10,), (0, 1), (0, KV_BLOCK, 40)]))
     cache = KVCache(windows, tuple(data.draw(st.integers(1, 12)) for _ in windows))
     sequences = [cache.new_tables() for _ in range(3)]
     lengths = [0] * 3
@@ -79,7 +79,7 @@ def test_low_blocks_are_allocated_first() -> None:
 
 
 def test_reserve_allocates_nothing_if_a_group_is_short() -> None:
-    cache = KVCache((0, 16), (10, 2))
+    cache = KVCache((0, KV_BLOCK), (10, 2))
     tables = cache.new_tables()
     assert not cache.reserve(tables, 3 * KV_BLOCK)
     assert cache.free_blocks == (10, 2)
@@ -94,8 +94,11 @@ def test_a_long_sequence_frees_blocks_outside_the_window() -> None:
     assert sum(block != NO_BLOCK for block in tables[0].blocks) <= 3
 
 
+# Bytes of a block in a layer of `config`: keys and values of 2 heads of 64 float16.
+LAYER_BLOCK = 2 * KV_BLOCK * 2 * 64 * 2
+
+
 def config(windows: tuple[int, ...]) -> ModelConfig:
-    """A KV block of a layer is 2 * 16 * 2 * 64 float16 values: 8192 bytes."""
     layers = len(windows)
     return ModelConfig(
         "llama",
@@ -119,9 +122,10 @@ def config(windows: tuple[int, ...]) -> ModelConfig:
     ("windows", "free", "blocks"),
     [
         ((0, 0), 1e12, (64 * 8,)),  # eight full contexts
-        ((0, 0), 64 * 16384, (64,)),  # the first takes all there is
-        ((0, 0), 64 * 16384 * 13, (64 * 3,)),  # others a quarter of it
-        ((0, 32), 1e12, (64 * 8, (32 + 256) // 16 * 8 + 16)),  # a sliding layer keeps its window and a step
+        ((0, 0), 64 * 2 * LAYER_BLOCK, (64,)),  # the first takes all there is
+        ((0, 0), 64 * 2 * LAYER_BLOCK * 13, (64 * 3,)),  # others a quarter of it
+        # a sliding layer keeps its window and a step
+        ((0, 32), 1e12, (64 * 8, ((32 + 256) // KV_BLOCK + 2) * 8)),
     ],
 )
 def test_as_many_sequences_as_fit(windows: tuple[int, ...], free: float, blocks: tuple[int, ...]) -> None:
@@ -132,21 +136,20 @@ def test_as_many_sequences_as_fit(windows: tuple[int, ...], free: float, blocks:
 
 @pytest.mark.parametrize("wanted", [None, 1e12])
 def test_a_layer_has_no_more_than_shaders_can_reach(wanted: float | None) -> None:
-    limits = StepLimits(256, 64, 65, 1 << 16, 1)  # of 2**16 blocks: 512 MB a layer and sequence
+    limits = StepLimits(256, 64, 65, 1 << 16, 1)  # of 2**16 blocks: at least 512 MB a layer and sequence
     (blocks,) = plan_kv(config((0, 0)), limits, "f16", weights=0, free=(1e14, 1e14), wanted=wanted)
-    assert blocks * 8192 < 1 << 32 <= (blocks + 1) * 8192
+    assert blocks * LAYER_BLOCK < 1 << 32 <= (blocks + 1) * LAYER_BLOCK
 
 
 @pytest.mark.parametrize(("kv", "advice"), [("f16", ", or kv q8 for half of it"), ("q8", "")])
 def test_a_context_that_does_not_fit_says_which_would(kv: str, advice: str) -> None:
     """The largest: what steps need is less for a smaller context, too."""
     limits, weights = StepLimits(256, 1, 2, 64), int(1e9)
-    free = weights + HEADROOM + step_bytes(limits, 1) + 10 * 16384
-    with pytest.raises(
-        DoesNotFitError, match=r"\(1.0 GB\) with a context of 1024 .* at most \d+" + advice
-    ) as error:
+    free = weights + HEADROOM + step_bytes(limits, 1) + 10 * 2 * LAYER_BLOCK
+    wanted = rf"\(1.0 GB\) with a context of {64 * KV_BLOCK} .* at most \d+" + advice
+    with pytest.raises(DoesNotFitError, match=wanted) as error:
         plan_kv(config((0, 0)), limits, kv, weights=weights, free=(free, free))
-    largest = int(re.findall(r"a context of at most (\d+)", str(error.value))[0]) // 16
+    largest = int(re.findall(r"a context of at most (\d+)", str(error.value))[0]) // KV_BLOCK
     assert largest >= (10 if kv == "f16" else 18)
     assert plan_kv(config((0, 0)), replace(limits, blocks=largest), kv, weights=weights, free=(free, free))
     with pytest.raises(DoesNotFitError):
@@ -162,12 +165,12 @@ def test_a_model_that_does_not_fit_says_which_would() -> None:
 @pytest.mark.parametrize("spare", [0, 16])
 def test_what_steps_need_for_a_batch_counts(spare: int) -> None:
     """A batch of 512 with a context of 131,072: history and bias of every row, two of each, and the logits."""
-    blocks, weights, batch = 8192, int(1e9), 512
+    blocks, weights, batch = 131072 // KV_BLOCK, int(1e9), 512
     limits = StepLimits(512, batch + spare, batch + 1, blocks, 1, 150_000)
     inputs = step_bytes(limits, 2)
     adjustments, logits = 2 * (batch + spare) * (131072 + 1088) * 16, (batch + spare) * 150_000 * 4
     assert inputs == pytest.approx(adjustments + logits, rel=0.1) and inputs > adjustments + logits
-    one = blocks * 16384
+    one = blocks * 2 * LAYER_BLOCK
     free = weights + HEADROOM + one + inputs
     assert plan_kv(config((0, 0)), limits, "f16", weights=weights, free=(free, free), step_slots=2) == (
         blocks,

@@ -23,6 +23,7 @@ from tandem.engine import scheduler
 from tandem.engine.output import OutputReader
 from tandem.engine.sequence import Sequence
 from tandem.errors import DeadlineError, DeviceError, DoesNotFitError, RequestError, StateFileError
+from tandem.kernels.abi import KV_BLOCK
 from tests.cli.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.fast
@@ -222,7 +223,7 @@ def test_copies_of_a_prompt_share_it(llm: LLM) -> None:
     results = llm.generate([prompt] * 4, max_tokens=8, temperature=9.0)
     del llm.engine.step_slots[0].batch.write
     assert len({result.text for result in results}) > 1
-    assert sum(computed) < len(prompt) + 3 * 16 + 4 * 8
+    assert sum(computed) < len(prompt) + 3 * KV_BLOCK + 4 * 8
 
 
 def test_n_completions_of_a_prompt(llm: LLM) -> None:
@@ -256,7 +257,8 @@ def test_a_deadline_is_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_kv_cache_of_a_given_size(path: Path) -> None:
     with LLM(path, threads=1, context=256, kv_memory=3e6) as llm:
         [blocks] = llm.engine.cache.blocks
-        assert 0.95 * 3e6 < llm.engine.program.arena_bytes["kv"] <= 3e6 and blocks > 16
+        assert 0.95 * 3e6 < llm.engine.program.arena_bytes["kv"] <= 3e6
+        assert blocks > 256 // KV_BLOCK
     with pytest.raises(DoesNotFitError, match=r"a context of 256 takes .* more than the 0.00 GB allowed"):
         LLM(path, threads=1, context=256, kv_memory=1000)
     with pytest.raises(DoesNotFitError, match=r"of 900000.00 GB does not fit beside the model: .* are left"):
@@ -279,10 +281,9 @@ def test_stats(path: Path) -> None:
         idle = llm.stats()
         assert idle.running == 0 and [group.used for group in idle.kv] == [0]
         assert idle.steps >= busy.steps > 0 and idle.prompt_tokens == 3 * len(prompt)
-        cached = (len(prompt) - 1) // 16
-        assert (
-            idle.cached_prompt_tokens == 2 * 16 * cached and idle.kv[0].blocks > idle.kv[0].cached >= cached
-        )
+        cached = (len(prompt) - 1) // KV_BLOCK
+        assert idle.cached_prompt_tokens == 2 * KV_BLOCK * cached
+        assert idle.kv[0].blocks > idle.kv[0].cached >= cached
         assert idle.speculation and idle.speculation.accepted <= idle.speculation.drafted
     with LLM(path, threads=1, context=64, batch=1) as llm:
         assert llm.stats().speculation is None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tandem.engine.params import SamplingParams
+from tandem.kernels.abi import KV_BLOCK
 from tests.engine.tiny_models import VOCAB, opened, write_model
 from tests.packages import model_path
 
@@ -96,7 +97,7 @@ def answer(path: str) -> dict[str, float]:
         result = llm.generate([1, 2, 3, 4, 5], max_tokens=100, ignore_eos=True)
         assert len(result.token_ids) == 100
         per_token = sum(
-            launch.buffers["cache"].nbytes / launch.scalars["blocks"] / 16
+            launch.buffers["cache"].nbytes / launch.scalars["blocks"] / KV_BLOCK
             for launch in llm.engine.program.launches
             if launch.kernel.name == "attention" and launch.buffers["cache"]
         )

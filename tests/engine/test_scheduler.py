@@ -20,7 +20,7 @@ from tests.engine.simulation import VOCAB, SimulatedEngine, expected
 
 pytestmark = pytest.mark.fast
 
-CONTEXT = 96
+CONTEXT = 6 * KV_BLOCK
 WINDOWS = [(0,), (7,), (0, 20), (16, 33), (0, 5, 40)]
 
 
@@ -142,8 +142,9 @@ def test_requests_beyond_the_batch_wait_in_the_queue() -> None:
 
 
 def test_without_blocks_the_newest_request_is_preempted_and_recomputed() -> None:
-    engine = make(spare=0, tokens=96)  # room for one context of 96
-    first, second = (submit(engine, prompt, 40) for prompt in prompts([40, 40]))
+    size = CONTEXT // 2 - 8
+    engine = make(spare=0, tokens=CONTEXT)  # room for one context
+    first, second = (submit(engine, prompt, size) for prompt in prompts([size, size]))
     engine.step()
     assert len(first.generated) == len(second.generated) == 1
     while second.state.table_row >= 0:
@@ -151,7 +152,7 @@ def test_without_blocks_the_newest_request_is_preempted_and_recomputed() -> None
     assert first.finish_reason is None and second.state.computed == 0 and len(second.generated) > 1
     engine.run(first, second)
     for sequence in (first, second):
-        assert ids(sequence) == expected(sequence.request.prompt, 40, (0,))
+        assert ids(sequence) == expected(sequence.request.prompt, size, (0,))
     engine.check_idle()
 
 
@@ -203,7 +204,7 @@ def test_urgent_requests_go_first_and_preempt_others() -> None:
 def test_urgent_requests_do_not_wait_for_others_to_compute_a_shared_prefix() -> None:
     """A less urgent request may have to wait itself: here it gets two tokens per step, after the others."""
     engine = make(batch=8, tokens=8)
-    answering = [submit(engine, [900 + i], 60) for i in range(6)]
+    answering = [submit(engine, [900 + i], 4 * KV_BLOCK) for i in range(6)]
     for _ in range(3):
         engine.step()
     [prompt] = prompts([4 * KV_BLOCK])

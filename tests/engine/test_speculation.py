@@ -24,6 +24,7 @@ from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.speculation import AcceptanceRate, Speculator, best_lengths
 from tandem.engine.speculation_cost import RETRY_TOKENS
 from tandem.errors import DoesNotFitError, RequestError
+from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.panels import panel_layout
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.simulation import FixedCost, SimulatedEngine, expected
@@ -274,7 +275,7 @@ def test_a_draft_model_prefills_a_text_once(tmp_path: Path) -> None:
         assert speculator
         speculator.cost_model = FixedCost(0.01)
         engine.run((prompt, params))
-        assert sum(computed) < 50 + 1.4 * speculator.drafted + 16
+        assert sum(computed) < 50 + 1.4 * speculator.drafted + KV_BLOCK
 
 
 def test_a_draft_model_with_texts_of_the_same_prefix(tmp_path: Path) -> None:
@@ -381,16 +382,15 @@ def tokens_without_stops(path: Path, wanted: list[Request]) -> list[list[int]]:
 def test_a_draft_model_shares_the_kv_memory(tmp_path: Path) -> None:
     main = write_tiny_model(tmp_path / "main.gguf", layers=3)
     draft = write_tiny_model(tmp_path / "draft.gguf")
-    one = (
-        64 // 16 * 2 * 2 * 64 * 16 * 2 // 2
-    )  # bytes of a context of 64 in a layer: keys and values of 64 float16
+    one = 64 * 2 * 64 * 2  # bytes of a context of 64 in a layer: keys and values of 64 float16
     options: dict[str, Any] = {"threads": 1, "context": 64, "batch": 4, "device": "cpu", "draft": draft}
     with LLM(main, kv_memory=3 * 4 * one, **options) as llm:
         assert llm._draft
         blocks = llm.engine.cache.blocks[0], llm._draft.engine.cache.blocks[0]
-        assert blocks == (12, 12), "both caches hold the same number of tokens"
+        assert blocks == (3 * 64 // KV_BLOCK,) * 2, "both caches hold the same number of tokens"
     with LLM(main, **options) as llm:
-        assert llm._draft and llm._draft.engine.cache.blocks == llm.engine.cache.blocks == (16,)
+        assert llm._draft
+        assert llm._draft.engine.cache.blocks == llm.engine.cache.blocks == (4 * 64 // KV_BLOCK,)
     with pytest.raises(DoesNotFitError, match="allow more, or use a smaller context"):
         LLM(main, kv_memory=3 * one, **options)
 

@@ -29,6 +29,7 @@ from tandem.engine.params import SamplingParams
 from tandem.engine.prompt_lookup import PromptLookup
 from tandem.engine.sequence import Sequence
 from tandem.errors import DeviceError, DeviceLostError, DoesNotFitError, RequestError
+from tandem.kernels.abi import KV_BLOCK
 from tandem.model.model import open_model
 from tandem.program.validate import validate
 from tests.cli.tiny_model import write_tiny_model
@@ -262,7 +263,7 @@ def test_the_command_line_prints_the_layers_of_each_device(
 def test_each_step_has_its_part_of_the_sequences(seed: int) -> None:
     rng = random.Random(seed)
     stages, windows = rng.randint(2, 4), rng.choice([(0,), (0, 20), (16, 33)])
-    blocks = tuple(8 + rng.randint(0, 20) for _ in windows)
+    blocks = tuple(128 // KV_BLOCK + rng.randint(0, 20) for _ in windows)
     engine = SimulatedEngine(
         windows=windows,
         blocks=blocks,

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tandem.engine.params import SamplingParams
+from tandem.kernels.abi import KV_BLOCK
 from tests.engine import simulation
 from tests.engine.simulation import SimulatedEngine, expected
 
@@ -23,7 +24,8 @@ def test_a_draft_of_a_preempted_sequence_is_ignored(seed: int) -> None:
     rng = random.Random(seed)
     windows = rng.choice([(0,), (7,), (0, 20), (16, 33)])
     tokens = rng.choice([8, 16, 40, 60])
-    one = [min(8, (window + tokens) // 16 + 2) if window else 8 for window in windows]
+    full = 128 // KV_BLOCK
+    one = [min(full, (window + tokens) // KV_BLOCK + 2) if window else full for window in windows]
     blocks = tuple(count + rng.randint(0, 4) for count in one)
     engine = SimulatedEngine(
         windows=windows, blocks=blocks, context=128, batch=3, tokens=tokens, step_slots=2, draft_tokens=9

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem.kernels import abi
+from tandem.kernels import abi, all_kernels
 from tandem.kernels.generate_abi import FILES, FOLDER, STRUCTS, constants, constants_of, offsets
+from tandem.kernels.kernel import AFTER_SCALARS
 from tandem.native import ffi
 
 pytestmark = pytest.mark.fast
@@ -112,6 +113,48 @@ def test_slang_files_take_the_shared_constants_from_abi_slang() -> None:
         for statement in re.findall(r"static const u?int ([^;]*);", path.read_text()):
             again = NAMES & set(re.findall(r"(\w+) = ", statement))
             assert not again, f"{path.name} defines {again}: abi.slang has them"
+
+
+# Sources whose arguments are those of other kernels than their own name says.
+ARGUMENTS = {
+    "attention_common": ("attention",),
+    "coopmat_activations": ("matmul_q4_0", "expert_matmul_q4_0"),
+    "embed": ("embed_q8_0",),
+    "matmul": ("matmul_q4_0", "matmul_norm_partials_q4_0", "expert_matmul_q4_0"),
+    "matmul_common": ("matmul_q4_0", "expert_matmul_q4_0"),
+    "norm": ("norm", "combine_norm"),
+    "route": ("route", "route_group"),
+}
+
+
+def declared_indices(stem: str) -> dict[str, set[int]]:
+    """Names of a source file's buffers and scalars, as its constants have them -> their indices in a launch."""
+    indices: dict[str, set[int]] = {}
+    for name in ARGUMENTS.get(stem, (stem,)):
+        if kernel := all_kernels().get(name):
+            numbered = [
+                (i if i < AFTER_SCALARS else len(kernel.scalars), buffer) for i, buffer in kernel.addresses
+            ]
+            for i, argument in (*numbered, *enumerate(name for name, _ in kernel.scalars)):
+                indices.setdefault(argument.upper(), set()).add(i)
+    return indices
+
+
+def test_kernels_number_their_arguments_as_declared() -> None:
+    """In enums of C files and constants of shaders."""
+    checked = 0
+    for path in sources(".c", ".slang"):
+        indices, text = declared_indices(path.stem), path.read_text()
+        if path.suffix == ".c":
+            enums = re.findall(r"^enum \{ ([A-Z]\w*(?:, [A-Z]\w*)*)(?: \}|, \w+ = )", text, re.M)
+            numbered = [(name, i) for enum in enums for i, name in enumerate(enum.split(", "))]
+        else:
+            constants = ",".join(re.findall(r"static const uint ([^;]*);", text))
+            numbered = [(name, int(i)) for name, i in re.findall(r"\b([A-Z]\w*) = (\d+)\b", constants)]
+        for name, i in numbered:
+            assert i in indices.get(name, {i}), f"{path.name}: {name} is not {i} in the declaration"
+            checked += name in indices
+    assert checked > 250
 
 
 def test_names_are_in_the_order_of_their_values() -> None:
