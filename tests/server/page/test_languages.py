@@ -64,6 +64,7 @@ def test_the_page_speaks_the_browsers_language_or_the_chosen_one(server: Running
         expect(page.locator("html")).to_have_attribute("lang", language)
         wanted = dictionary(language)["Live"] if language != "en" else "Live"
         expect(page.locator("#open-live span").first).to_have_text(wanted)
+        expect(page.locator("#chats li")).to_have_count(1)  # the page listens
         page.click("#open-settings")
         expect(page.locator("#language")).to_have_value(language)
     assert not problems

@@ -44,7 +44,7 @@ export class Chart {
     ink.textAlign = "right";
     for (const part of [0, 0.5, 1]) {
       line(ink, [[MARGIN.left, y(top * part)], [width - MARGIN.right, y(top * part)]]);
-      ink.fillText(number(top * part, (top * part) % 1 ? 1 : 0), MARGIN.left - 8, y(top * part));
+      ink.fillText(number(top * part, (top * part) % 1 ? 1 : 0) + (this.unit === "%" ? "%" : ""), MARGIN.left - 8, y(top * part));
     }
     ink.textBaseline = "bottom";
     for (const ago of [180, 120, 60, 0].filter((s) => s <= values.length && (width > 300 || s % 180 === 0))) {

@@ -212,6 +212,7 @@ $("veil").addEventListener("click", () => { menu(false); options.toggle(false); 
 addEventListener("hashchange", route);
 
 setTheme(document.documentElement.dataset.theme ?? "");
+navigator.serviceWorker?.register("/page/service-worker.js", { scope: "/" }).catch(() => {}); // not on plain http elsewhere
 loadModels();
 await store.moveOld();
 route();
