@@ -1,22 +1,17 @@
-"""The state machine of test_kv_blocks with a prefix cache on disk: reading and writing happen at any time, files are
-damaged, and the process restarts. Each request has the tokens that it would get alone.
+"""Random histories of a prefix cache on disk, without kernels: reading and writing happen at any time, files are
+damaged, and the process restarts. Each request has the tokens that it would get alone, and the books of blocks agree.
 """
 
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
 
 from tandem.devices.device import Bytes
 from tandem.engine import disk_cache
@@ -25,8 +20,8 @@ from tandem.engine.disk_cache import DiskCache
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence as Request
 from tandem.kernels.abi import KV_BLOCK
-from tests.engine.simulation import SimulatedEngine
-from tests.engine.test_kv_blocks import CONTEXT, WINDOWS, Blocks
+from tests.engine.simulation import SimulatedEngine, expected
+from tests.engine.test_kv_blocks import CONTEXT, WINDOWS, check_pools
 
 pytestmark = pytest.mark.fast
 
@@ -101,92 +96,138 @@ class DiskEngine(SimulatedEngine):
             self.disk._reader.work()
 
 
-class DiskBlocks(Blocks):
-    engine_class = DiskEngine
+class History:
+    """A random history of one folder: requests with common prefixes, restarts and damage. `rng` decides."""
 
-    @initialize(
-        windows=st.sampled_from(WINDOWS),
-        spare=st.integers(0, 12),
-        tokens=st.integers(1, 60),
-        step_slots=st.integers(1, 2),
-        draft_tokens=st.sampled_from([0, 2]),
-        states=st.sampled_from([0, 4, 6, 30]),
-        budget=st.sampled_from([100_000, 1_000_000]),
-        batch=st.sampled_from([1, 700, 100_000]),
-    )
-    def start(self, budget: int, batch: int, **options: Any) -> None:  # type: ignore[override]
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(disk_cache, "_Worker", WorkerByHand)
-        self.patch.setattr(disk_cache, "BATCH_BYTES", batch)
-        for name in ("FIND_SECONDS", "IDLE_SECONDS"):
-            self.patch.setattr(disk_cache, name, 0)
-        self.folder, self.budget, self.options = Path(tempfile.mkdtemp()), budget, options
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.rng, self.folder, self.totals = random.Random(seed), folder, Counter[str]()
+        self.prompts: list[list[int]] = []
+        self.alive: list[Request] = []
+        rng = self.rng
+        self.windows, states = rng.choice(WINDOWS), rng.choice([0, 0, 4, 6, 30])
+        self.options: dict[str, Any] = {
+            "spare": rng.choice([0, 2, 12]),
+            "tokens": rng.randint(1, 60),
+            "step_slots": rng.randint(1, 2),
+            "draft_tokens": 0 if states else rng.choice([0, 2]),
+            "states": states,
+        }
+        self.budget = rng.choice([60_000, 1_000_000])
         self.open()
 
     def open(self) -> None:
-        super().start(**self.options)
-        engine = self.engine
-        files = BlockFiles(self.folder, bytes(16), self.budget)
-        engine.disk = engine.scheduler.disk = DiskCache(
-            files, engine.cache, SimulatedMemory(engine), engine.wait
-        )
+        options = dict(self.options)
+        spare, tokens, full = options.pop("spare"), options["tokens"], CONTEXT // KV_BLOCK
+        one = [min(full, (w + tokens) // KV_BLOCK + 2) if w else full for w in self.windows]
+        blocks = tuple(n + spare for n in one)
+        engine = DiskEngine(windows=self.windows, blocks=blocks, context=CONTEXT, batch=3, **options)
+        files, memory = BlockFiles(self.folder, bytes(16), self.budget), SimulatedMemory(engine)
+        self.engine, self.alive = engine, []
+        engine.disk = engine.scheduler.disk = DiskCache(files, engine.cache, memory, engine.wait)
 
-    @rule(parts=st.lists(st.integers(0, 1), min_size=2, max_size=5), rest=st.integers(1, 20))
-    def submit_long(self, parts: list[int], rest: int) -> None:
-        self.submit(parts, rest, 5, 0, 1)
+    def act(self) -> None:
+        actions = {
+            self.submit: 5,
+            self.work: 12,
+            self.cancel: 2,
+            self.read: 4,
+            self.save_ahead: 1,
+            self.restart: 2,
+            self.damage: 0.3,
+        }
+        self.rng.choices([*actions], [*actions.values()])[0]()
+        check_pools(self.engine)
 
-    @rule(steps=st.integers(1, 8), reads=st.integers(0, 2), writes=st.integers(0, 2))
-    def work(self, steps: int, reads: int, writes: int) -> None:
+    def submit(self) -> None:
+        rng = self.rng
+        if rng.random() < 0.4:
+            parts = [rng.randrange(2) for _ in range(rng.randint(1, 5))]
+            prompt = [part + 1 for part in parts for _ in range(KV_BLOCK)] + [9] * rng.randint(1, 20)
+            self.prompts.append(prompt)
+        prompt = rng.choice(self.prompts[-6:] or [[1] * 50])
+        params = SamplingParams(max_tokens=rng.randint(1, 20), priority=rng.randrange(2))
+        self.alive.append(self.engine.submit(prompt, params))
+
+    def work(self) -> None:
         """The disk is faster or slower than steps."""
-        for _ in range(steps):
-            for _ in range(reads):
-                self.engine.disk._reader.work()
-            for _ in range(writes):
-                self.engine.disk._writer.work()
+        reads, writes = self.rng.randrange(3), self.rng.randrange(3)
+        for _ in range(self.rng.randint(1, 8)):
+            for worker in [self.engine.disk._reader] * reads + [self.engine.disk._writer] * writes:
+                worker.work()
             self.engine.step()
-            self.books_agree()
+            check_pools(self.engine)
 
-    @rule()
+    def read(self) -> None:
+        """What was read may be of no use before it is on the device."""
+        for _ in range(self.rng.randint(1, 4)):
+            self.engine.disk._reader.work()
+        if self.rng.random() < 0.5:
+            self.cancel()
+
+    def cancel(self) -> None:
+        if self.alive:
+            self.engine.cancel(self.alive.pop(self.rng.randrange(len(self.alive))))
+
     def save_ahead(self) -> None:
         next(self.engine.disk.save_in_parts(), None)
 
-    @rule(seed=st.integers(0, 1000), byte=st.integers(0, 400), cut=st.booleans())
-    def damage(self, seed: int, byte: int, cut: bool) -> None:
-        rng = random.Random(seed)
+    def damage(self) -> None:
         for file in sorted(self.folder.glob("*/*")):
-            if rng.random() < 0.3:
-                data = bytearray(file.read_bytes())
-                if data:
-                    data[byte % len(data)] ^= 1
-                file.write_bytes(data[:byte] if cut else data)
+            if self.rng.random() < 0.2 and (data := bytearray(file.read_bytes())):
+                data[self.rng.randrange(len(data))] ^= 1
+                file.write_bytes(data[: self.rng.randrange(len(data))] if self.rng.random() < 0.3 else data)
 
-    @rule(asks_again=st.booleans(), damage=st.booleans(), seed=st.integers(0, 1000))
-    def restart(self, asks_again: bool, damage: bool, seed: int) -> None:
-        """Requests of before come again: some alike, some that go on."""
-        if asks_again:
-            self.engine.run(*self.alive)
-        before = self.alive[-4:] * asks_again
-        self.engine.disk.close()
-        if damage:
-            self.damage(seed, seed, seed % 3 == 0)
+    def restart(self) -> None:
+        if self.rng.random() < 0.5:
+            self.finish()
+        self.end()
+        if self.rng.random() < 0.3:
+            self.damage()
         self.open()
-        for request in before:
-            prompt = [*request.tokens, *request.request.prompt][: CONTEXT - 30]
-            self.alive.append(self.engine.submit(prompt, SamplingParams(max_tokens=5)))
 
-    def teardown(self) -> None:
-        if not hasattr(self, "patch"):
-            return
+    def finish(self) -> None:
+        """Each request has the tokens that it would get alone."""
+        self.engine.run(*self.alive)
+        for sequence in self.alive:
+            ids, prompt = [sampled.id for sampled in sequence.generated], sequence.request.prompt
+            states = self.engine.cache.states is not None
+            assert ids == expected(prompt, len(ids), self.windows, self.engine.repeats, states)
+            assert len(ids) == sequence.request.max_tokens
+        check_pools(self.engine)
+        self.engine.check_idle()
+
+    def end(self) -> None:
+        disk = self.engine.disk
+        disk.close()
+        used = sum(-(-file.stat().st_size // 4096) * 4096 for file in self.folder.glob("*/*"))
+        assert used <= self.budget and not list(self.folder.rglob("*.part"))
+        files = disk.files
+        self.totals.update(
+            hits=disk.hits, tokens=disk.restored_tokens, damaged=files.damaged, evicted=files.evicted
+        )
+
+
+@pytest.mark.parametrize("histories", [60, pytest.param(3000, marks=pytest.mark.soak)])
+def test_random_histories(histories: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "_Worker", WorkerByHand)
+    monkeypatch.setattr(disk_cache, "FIND_SECONDS", 0)
+    monkeypatch.setattr(disk_cache, "IDLE_SECONDS", 0)
+    totals = Counter[str]()
+    for seed in range(histories):
+        monkeypatch.setattr(disk_cache, "BATCH_BYTES", random.Random(seed).choice([1, 700, 100_000]))
+        history = History(seed, tmp_path / str(seed))
         try:
-            super().teardown()
-            self.engine.disk.close()
-            assert not list(self.folder.rglob("*.part"))
-        finally:
-            self.patch.undo()
-            shutil.rmtree(self.folder)
-
-
-DiskBlocks.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
-test_disk_blocks = DiskBlocks.TestCase
+            for _ in range(110):
+                history.act()
+            history.finish()
+            history.end()
+        except Exception as error:
+            error.add_note(f"history {seed}")
+            raise
+        totals += history.totals
+    print(dict(totals))
+    assert (
+        totals["hits"] > 2 * histories
+        and totals["damaged"] > histories / 10
+        and totals["evicted"] > histories
+    )

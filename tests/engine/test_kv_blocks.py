@@ -66,8 +66,6 @@ def check_states(engine: SimulatedEngine) -> None:
 class Blocks(RuleBasedStateMachine):
     """Prompts are made of a few blocks of tokens, so that they often begin alike."""
 
-    engine_class = SimulatedEngine
-
     @initialize(
         windows=st.sampled_from(WINDOWS),
         spare=st.integers(0, 12),
@@ -88,7 +86,7 @@ class Blocks(RuleBasedStateMachine):
         draft_tokens = 0 if states else draft_tokens
         full = CONTEXT // KV_BLOCK
         one = [min(full, (window + tokens) // KV_BLOCK + 2) if window else full for window in windows]
-        self.engine = self.engine_class(
+        self.engine = SimulatedEngine(
             windows=windows,
             blocks=tuple(n + spare for n in one),
             context=CONTEXT,
