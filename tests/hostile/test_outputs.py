@@ -12,7 +12,7 @@ from tandem.engine.output import StopSearch
 from tandem.server.core.output_parser import Delta, OutputParser
 from tandem.server.core.reasoning import REASONING
 from tandem.server.core.tool_calls import parse_calls
-from tandem.server.openai.chat import StreamedUsages, StreamOptions
+from tandem.server.openai.usage import StreamedUsages, StreamOptions
 
 pytestmark = pytest.mark.fast
 

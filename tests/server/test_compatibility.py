@@ -89,3 +89,33 @@ def test_a_context_error_has_its_counts(tiny: Running, stream: bool) -> None:
     status, _, body = tiny.ask("/v1/chat/completions", tiny.chat("word " * 500, stream=stream))
     assert status == 400 and body["error"]["code"] == "context_length_exceeded"
     assert body["error"]["n_ctx"] == 128 and body["error"]["n_prompt_tokens"] > 128
+
+
+def test_times_and_the_software_of_a_response(tiny: Running) -> None:
+    for path, body in (
+        ("chat/completions", tiny.chat(max_tokens=3, ignore_eos=True)),
+        ("completions", {"prompt": "a", "max_tokens": 3, "ignore_eos": True}),
+    ):
+        whole = tiny.ask(f"/v1/{path}", {**body, "timings_per_token": True})[2]
+        assert whole["timings"]["predicted_n"] == 3 and whole["timings"]["predicted_ms"] > 0
+        assert whole["system_fingerprint"] and "timings" not in tiny.ask(f"/v1/{path}", body)[2]
+        options = {"stream": True, "stream_options": {"include_usage": True}, "timings_per_token": True}
+        text = tiny.ask(f"/v1/{path}", {**body, **options})[2]
+        chunks = [json.loads(line[6:]) for line in text.split("\n\n")[:-2]]
+        assert chunks[-1]["timings"]["predicted_n"] == 3 and "timings" not in chunks[0]
+        assert all(chunk["system_fingerprint"] == whole["system_fingerprint"] for chunk in chunks)
+
+
+def test_the_tokens_of_a_conversation_are_counted(tiny: Running) -> None:
+    counted = tiny.ask("/v1/chat/completions/input_tokens", tiny.chat(max_tokens=1))[2]["input_tokens"]
+    assert counted == tiny.ask("/v1/chat/completions", tiny.chat(max_tokens=1))[2]["usage"]["prompt_tokens"]
+    assert tiny.ask("/chat/completions/input_tokens", tiny.chat("word " * 500))[2]["input_tokens"] > 500
+
+
+def test_message_threads_are_refused_so_that_clients_go_on_without(tiny: Running) -> None:
+    """As the tool runner of Anthropic's SDK does, from 2.10 on."""
+    body = {**tiny.chat(max_tokens=2), "model": "tiny", "thread": {"type": "new"}}
+    status, _, answer = tiny.ask("/v1/messages", body)
+    assert status == 400 and answer["error"]["details"]["error_code"] == "thread_unsupported_request"
+    del body["thread"]
+    assert tiny.ask("/v1/messages", body)[0] == 200

@@ -15,9 +15,10 @@ from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
 from tandem.model.tokenizer import Tokenizer
 from tandem.program.step_inputs import MAX_BIASES
-from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage
+from tandem.server.core.output_parser import Delta, GenerationResult
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest
 from tandem.server.core.serving import Server, get_server
+from tandem.server.core.timings import Timings, timings
 from tandem.server.http.background import run_in_thread
 from tandem.server.http.bodies import (
     EVENTS,
@@ -62,7 +63,8 @@ class CommonRequest(StrictModel):
     """Sampling parameters with llama-server's names and defaults."""
 
     ignored = IGNORED | {
-        "n_keep", "n_discard", "min_keep", "samplers", "t_max_prompt_ms", "n_indent", "n_cache_reuse",
+        "timings_per_token", "n_keep", "n_discard", "min_keep", "samplers", "t_max_prompt_ms", "n_indent",
+        "n_cache_reuse",
         "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold",
         "mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay", "backend_sampling",
     }  # fmt: skip
@@ -146,20 +148,6 @@ class InfillRequest(CommonRequest):
     input_suffix: str
     prompt: str | None = None  # after the prefix
     input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_FILES)] | None = None
-
-
-class Timings(TypedDict):
-    """Milliseconds and rates. The first token comes with the last part of the prompt: it counts for the prompt."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
 
 
 class CompletionBody(TypedDict, total=False):
@@ -326,22 +314,6 @@ def settings_body(body: CommonRequest) -> dict[str, Any]:
         "n_probs": body.n_probs or 0,
         "grammar": (body.grammar or "")[:MAX_GRAMMAR],
     }
-
-
-def timings(usage: GenerationUsage) -> Timings:
-    prompt, predicted = usage.first_token_seconds * 1e3, usage.decode_seconds * 1e3
-    computed, steps = usage.prompt_tokens - usage.cached_tokens, max(0, usage.completion_tokens - 1)
-    return Timings(
-        cache_n=usage.cached_tokens,
-        prompt_n=computed,
-        prompt_ms=prompt,
-        prompt_per_token_ms=prompt / max(1, computed),
-        prompt_per_second=computed / prompt * 1e3 if prompt else 0.0,
-        predicted_n=usage.completion_tokens,
-        predicted_ms=predicted,
-        predicted_per_token_ms=predicted / steps if steps else 0.0,
-        predicted_per_second=steps / predicted * 1e3 if predicted else 0.0,
-    )
 
 
 def _probabilities(tokens: list[TokenLogprob], body: CommonRequest) -> list[dict[str, Any]]:

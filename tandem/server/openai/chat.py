@@ -12,13 +12,15 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from tandem import __version__
 from tandem.engine.input_processor import MAX_COMPLETIONS
 from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
 from tandem.program.step_inputs import MAX_BIASES
-from tandem.server.core.output_parser import NO_USAGE, Delta, GenerationResult, GenerationUsage, total_usage
+from tandem.server.core.output_parser import Delta, GenerationResult, total_usage
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params, with_verbosity
 from tandem.server.core.serving import Server, get_server
+from tandem.server.core.timings import Timings
 from tandem.server.core.tool_calls import Message, Tool, ToolCall, named_tool
 from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
@@ -38,6 +40,13 @@ from tandem.server.http.bodies import (
 )
 from tandem.server.openai.error_body import ERRORS
 from tandem.server.openai.parts import Part, content_of_parts
+from tandem.server.openai.usage import (
+    StreamedUsages,
+    StreamOptions,
+    UsageBody,
+    timings_body,
+    usage_body,
+)
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 # Accepted and ignored: these fields cannot change the response.
@@ -55,7 +64,6 @@ IGNORED = frozenset(
         "request_id",
         "cache_prompt",
         "id_slot",
-        "timings_per_token",
         "return_progress",
     }
 )
@@ -75,6 +83,7 @@ NEUTRAL: tuple[tuple[str, Any], ...] = (
     ("echo", False),
     ("truncate_prompt_tokens", -1),
 )
+FINGERPRINT = f"build-{__version__}"  # of the software that made a response
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE]
 TopK = Annotated[int, Field(ge=-1, lt=2**31), WHOLE]
 Count = Annotated[int, Field(ge=1, le=MAX_COMPLETIONS), WHOLE]
@@ -155,12 +164,6 @@ class ResponseFormat(StrictModel):
     schema_: AnyObject | None = Field(None, alias="schema")  # llama.cpp's, with json_object
 
 
-class StreamOptions(StrictModel):
-    ignored = frozenset({"include_obfuscation"})
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # the usage so far in every chunk, as in vLLM
-
-
 class StructuredOutputs(StrictModel):
     """vLLM's structured output."""
 
@@ -196,6 +199,7 @@ class Sampling(StrictModel):
     guided_grammar: str | None = None
     json_schema: AnyObject | None = None  # llama.cpp's names
     grammar: str | None = None
+    timings_per_token: bool | None = None  # llama.cpp's: the times of the response, beside its usage
 
     def constraint(self) -> dict[str, Any]:
         """The constraint of a structured output; SamplingParams refuses several."""
@@ -264,22 +268,6 @@ class ChatRequest(Sampling):
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-class TokenDetails(TypedDict):
-    cached_tokens: int
-
-
-class CompletionDetails(TypedDict):
-    reasoning_tokens: int
-
-
-class UsageBody(TypedDict):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: TokenDetails
-    completion_tokens_details: CompletionDetails
-
-
 class TopLogprob(TypedDict):
     token: str
     logprob: float
@@ -320,13 +308,20 @@ class Choice(TypedDict):
     finish_reason: Finish
 
 
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ChatCompletion(TypedDict):
     id: str
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[Choice]
     usage: UsageBody
+    timings: NotRequired[Timings]
 
 
 # ---- endpoints
@@ -342,6 +337,7 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
     if body.stream:
         return await stream_response(request, _events(server, generation, body), "text/event-stream")
     results = await cancel_on_disconnect(request, server.generate(generation))
+    usage = total_usage([result.usage for result in results])
     return await json_response(
         sum(result.logprob_count for result in results),
         lambda: ChatCompletion(
@@ -349,10 +345,21 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
             object="chat.completion",
             created=now(),
             model=server.model_name(generation.model),
+            system_fingerprint=FINGERPRINT,
             choices=[_choice(index, result, bool(body.logprobs)) for index, result in enumerate(results)],
-            usage=usage_body(total_usage([result.usage for result in results])),
+            usage=usage_body(usage),
+            **timings_body(usage, body.timings_per_token),
         ),
     )
+
+
+@router.post("/chat/completions/input_tokens", include_in_schema=False)
+@router.post("/v1/chat/completions/input_tokens", response_model=InputTokens, responses=ERRORS)
+async def chat_input_tokens(request: Request, body: ChatRequest) -> InputTokens:
+    """The number of tokens of a conversation, with its tools and chat template."""
+    generation = await run_inline_if_small(generation_request, body)
+    count = await get_server(request).count(generation)
+    return InputTokens(object="response.input_tokens", input_tokens=count)
 
 
 # ---- translation to and from GenerationRequest, Delta and GenerationResult
@@ -476,53 +483,6 @@ def logprobs_body(tokens: list[TokenLogprob]) -> Logprobs:
     )
 
 
-def usage_body(usage: GenerationUsage) -> UsageBody:
-    return UsageBody(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.total_tokens,
-        prompt_tokens_details=TokenDetails(cached_tokens=usage.cached_tokens),
-        completion_tokens_details=CompletionDetails(reasoning_tokens=usage.reasoning_tokens),
-    )
-
-
-class StreamedUsages:
-    """The usage of the responses of a stream so far, as its `stream_options` ask for it. There may be thousands of
-    responses, so a delta changes their sum."""
-
-    def __init__(self, options: StreamOptions | None, n: int) -> None:
-        """`n`: responses to each prompt, whose tokens count with the first of them."""
-        self.is_wanted = bool(options and options.include_usage)
-        self._is_continuous = self.is_wanted and bool(options and options.continuous_usage_stats)
-        self._n, self._usages = n, dict[int, GenerationUsage]()  # by the index of a response
-        self.total = NO_USAGE
-
-    def add(self, delta: Delta) -> None:
-        """Counts a delta."""
-        before, usage = self._usages.get(delta.index, NO_USAGE), delta.usage
-        if usage is None and self._is_continuous:
-            count = before.completion_tokens + len(delta.token_ids)
-            usage = GenerationUsage(delta.prompt_tokens, count, 0.0, 0.0, delta.cached_tokens)
-        if usage is None:
-            return
-        self._usages[delta.index] = usage
-        new, old = (usage, before) if delta.index % self._n == 0 else (NO_USAGE, NO_USAGE)  # of the prompt
-        self.total = GenerationUsage(
-            self.total.prompt_tokens + new.prompt_tokens - old.prompt_tokens,
-            self.total.completion_tokens + usage.completion_tokens - before.completion_tokens,
-            0.0,
-            0.0,
-            self.total.cached_tokens + new.cached_tokens - old.cached_tokens,
-            self.total.reasoning_tokens + usage.reasoning_tokens - before.reasoning_tokens,
-        )
-
-    def in_chunk(self) -> dict[str, Any]:
-        """The field `usage` of a chunk: null, or with `continuous_usage_stats` the usage so far."""
-        if not self.is_wanted:
-            return {}
-        return {"usage": usage_body(self.total) if self._is_continuous else None}
-
-
 def new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
 
@@ -541,6 +501,7 @@ async def _events(
         "object": "chat.completion.chunk",
         "created": now(),
         "model": generation.model,
+        "system_fingerprint": FINGERPRINT,
     }
     usages = StreamedUsages(body.stream_options, generation.n)
     num_calls = [0] * generation.n  # tool calls so far of each response
@@ -567,7 +528,8 @@ async def _events(
                 }
                 yield sse_event({**base, "choices": [choice], **usages.in_chunk()})
     if usages.is_wanted:
-        yield sse_event({**base, "choices": [], "usage": usage_body(usages.total)})
+        end = {"usage": usage_body(usages.total), **timings_body(usages.total, body.timings_per_token)}
+        yield sse_event({**base, "choices": [], **end})
     yield "data: [DONE]\n\n"
 
 

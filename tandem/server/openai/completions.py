@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
@@ -17,6 +17,7 @@ from tandem.errors import RequestError
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, total_usage
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest
 from tandem.server.core.serving import Server, get_server
+from tandem.server.core.timings import Timings
 from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
@@ -30,20 +31,24 @@ from tandem.server.http.bodies import (
     stream_response,
 )
 from tandem.server.openai.chat import (
+    FINGERPRINT,
     IGNORED,
     NEUTRAL,
     Count,
     Finish,
     Sampling,
-    StreamedUsages,
-    StreamOptions,
     TopLogprobs,
-    UsageBody,
     new_id,
     now,
-    usage_body,
 )
 from tandem.server.openai.error_body import ERRORS
+from tandem.server.openai.usage import (
+    StreamedUsages,
+    StreamOptions,
+    UsageBody,
+    timings_body,
+    usage_body,
+)
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 DEFAULT_TOKENS = 16  # OpenAI's
@@ -93,8 +98,10 @@ class Completion(TypedDict):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[Choice]
     usage: UsageBody
+    timings: NotRequired[Timings]
 
 
 @router.post("/v1/completions", response_model=Completion, responses=EVENTS | ERRORS)
@@ -165,8 +172,10 @@ def _completion(
         object="text_completion",
         created=now(),
         model=model,
+        system_fingerprint=FINGERPRINT,
         choices=[_choice(index, result, body) for index, result in enumerate(results)],
         usage=usage_body(usage),
+        **timings_body(usage, body.timings_per_token),
     )
 
 
@@ -198,8 +207,8 @@ def _usage(usages: list[GenerationUsage], count: int) -> GenerationUsage:
     return GenerationUsage(
         sum(usage.prompt_tokens for usage in each),
         sum(usage.completion_tokens for usage in each),
-        0.0,
-        0.0,
+        min((usage.first_token_seconds for usage in each), default=0.0),
+        max((usage.decode_seconds for usage in each), default=0.0),
         sum(usage.cached_tokens for usage in each),
     )
 
@@ -208,6 +217,7 @@ async def _events(
     server: Server, generation: list[GenerationRequest], body: CompletionRequest, model: str
 ) -> AsyncGenerator[str, None]:
     base = {"id": new_id("cmpl-"), "object": "text_completion", "created": now(), "model": model}
+    base["system_fingerprint"] = FINGERPRINT
     count = body.n or 1
     usages = StreamedUsages(body.stream_options, count)
     offsets = [0] * (len(generation) * count)
@@ -222,7 +232,8 @@ async def _events(
                 delta.logprobs.clear()  # 4 KB of each token of a prompt, until the client has read
                 yield data
     if usages.is_wanted:
-        yield sse_event({**base, "choices": [], "usage": usage_body(usages.total)})
+        end = {"usage": usage_body(usages.total), **timings_body(usages.total, body.timings_per_token)}
+        yield sse_event({**base, "choices": [], **end})
     yield "data: [DONE]\n\n"
 
 

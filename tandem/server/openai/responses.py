@@ -37,7 +37,7 @@ from tandem.server.http.bodies import (
     written,
 )
 from tandem.server.http.errors import LOG
-from tandem.server.openai.chat import IGNORED, new_id, now
+from tandem.server.openai.chat import IGNORED, InputTokens, new_id, now
 from tandem.server.openai.error_body import ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
@@ -205,11 +205,6 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     _finish(response, result.finish_reason, result.usage)
     text = await _keep(server, body, response, history, new)
     return raw_json(text)
-
-
-class InputTokens(TypedDict):
-    object: Literal["response.input_tokens"]
-    input_tokens: int
 
 
 class InputTokensRequest(ResponsesRequest):
