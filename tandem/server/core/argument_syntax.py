@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tandem.errors import RequestError
 from tandem.server.core.argument_scanners import JSONScanner, LiteralScanner, Scanner, TaggedScanner
 from tandem.server.core.schemas import (
     ANY_TEXT,
@@ -23,14 +24,19 @@ from tandem.server.core.schemas import (
     quoted,
     resolved,
     types_of,
+    whole,
     with_definitions,
 )
+from tandem.threads import throttle
 
 # llguidance options for JSON with one space after "," and ":", as models learned to write it. With free whitespace a
 # weak model would fill its response with spaces.
 COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 GEMMA_QUOTE = '<|"|>'
 EMPTY = '""'
+MAX_WRITTEN = (
+    2 << 20
+)  # characters of a grammar's rules, also of those that are equal: a schema may name a part often
 TAG_NAME = r"/[^\s<>=\"]+/"  # of an argument that the schema does not declare
 NAME = r"/[A-Za-z_]\w*/"
 SINGLE_QUOTED = r"/'([^'\\\n]|\\['\"\\nrt])*'/"
@@ -42,6 +48,7 @@ class Rules:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # key of a rule -> its name
         self._lines: list[str] = []
+        self._written = 0  # characters
 
     def add(self, body: str, options: str = "", *, terminal: bool = False) -> str:
         """The name of a rule."""
@@ -51,10 +58,20 @@ class Rules:
         self, key: str, body: Callable[[], str], options: str = "", *, terminal: bool = False
     ) -> str:
         """The name of a rule whose body may name the rule of this key again."""
+        self._count(key)
         if key not in self._names:
             name = self._names[key] = f"{'T' if terminal else 'r'}{len(self._names)}"
             self._lines.append(f"{name}{options}: {body()}\n")
+            self._count(self._lines[-1])
         return self._names[key]
+
+    def _count(self, text: str) -> None:
+        throttle()
+        self._written += len(text)
+        if self._written > MAX_WRITTEN:
+            raise RequestError(
+                "the parameters of the tools are too large for a grammar: simplify them, or send strict = false"
+            )
 
     def until(self, end: str, text: str = ANY_TEXT) -> str:
         """The text of a terminal, up to the first `end`, and `end`."""
@@ -215,7 +232,7 @@ class GemmaArguments:
         if kind != "array":
             return " | ".join([rules.json({**part, "type": kind}), *_python_words({kind})])
         item = self.value(rules, part.get("items", {}), root)
-        least, most = part.get("minItems") or 0, part.get("maxItems")
+        least, most = whole(part.get("minItems")) or 0, whole(part.get("maxItems"))
         if most == 0:
             return '"[]"'
         more = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ Schema = Mapping[str, Any]
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 # The only keys of a schema whose `properties` are complete, so that additional properties can be excluded.
 SIMPLE_KEYS = frozenset({"type", "properties", "required", "title", "description", "$defs", "$schema"})
-MAX_REFERENCES = 32  # from one to the next
+MAX_REFERENCES, MAX_REFERENCE = 32, 1000  # from one to the next; characters of one
 ANY_TEXT = "/(?s:.*)/"  # a terminal of Lark
 
 
@@ -22,6 +23,8 @@ def resolved(part: Any, root: Schema) -> Schema:
         reference = part.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return part
+        if len(reference) > MAX_REFERENCE:
+            return {}
         part = root
         for name in reference[1:].split("/")[1:]:
             part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
@@ -35,8 +38,13 @@ def properties_of(part: Any, root: Schema) -> tuple[dict[str, Any], set[str], bo
     found = (
         {str(name): value for name, value in properties.items()} if isinstance(properties, Mapping) else {}
     )
-    names = {name for name in required if name in found} if isinstance(required, list) else set()
+    names = found.keys() & {str(name) for name in required} if isinstance(required, list) else set()
     return found, names, part.get("additionalProperties", "properties" not in part) is not False
+
+
+def whole(value: Any) -> int | None:
+    """A whole number that is not negative, as `minItems` has it; None for any other value."""
+    return int(value) if isinstance(value, int | float) and 0 <= value < math.inf else None
 
 
 def closed(schema: Schema) -> Schema:
@@ -96,8 +104,8 @@ def with_definitions(part: Schema, root: Schema) -> dict[str, Any]:
 def pattern_of(part: Schema) -> str:
     """A terminal of Lark for the texts that a schema allows."""
     parts = list[str]()
-    least, most = (part.get(name) for name in ("minLength", "maxLength"))
-    if isinstance(least, int) or isinstance(most, int):
+    least, most = (whole(part.get(name)) for name in ("minLength", "maxLength"))
+    if least is not None or most is not None:
         parts.append(f"/(?s:.{{{least or 0},{'' if most is None else most}}})/")
     if isinstance(pattern := part.get("pattern"), str):
         start = "" if pattern.startswith("^") else "(?s:.*)"

@@ -64,11 +64,15 @@ class ToolFormat:
 
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Calls, as (name, arguments)."""
+        try:
+            written = [(self._head(name), self.arguments.write(arguments)) for name, arguments in calls]
+        except RecursionError:
+            raise RequestError(
+                "the arguments of a tool call are nested too deeply: make them flatter"
+            ) from None
         texts = [
-            f"{self._head(name)}{self.arguments.write(arguments)}{self.tail}".replace(
-                "%id", f"{i:09}"
-            ).replace("%n", str(i))
-            for i, (name, arguments) in enumerate(calls)
+            f"{head}{arguments}{self.tail}".replace("%id", f"{i:09}").replace("%n", str(i))
+            for i, (head, arguments) in enumerate(written)
         ]
         texts = texts if self.each else [self.between.join(texts)]
         return self.between.join(f"{self.tag}{self.open}{text}{self.close}" for text in texts)
