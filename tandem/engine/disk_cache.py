@@ -66,13 +66,23 @@ class Restore:
     """What a request gets from the disk. At first, a thread looks for files; then their blocks are read, maybe in
     several attempts."""
 
-    __slots__ = ("attempt", "before", "done", "found", "hashes", "left", "needs_room", "tables", "wanted")
+    __slots__ = (
+        "attempt",
+        "before",
+        "done",
+        "failed",
+        "found",
+        "hashes",
+        "left",
+        "needs_room",
+        "tables",
+        "wanted",
+    )
 
     def __init__(self, hashes: Sequence[bytes]) -> None:
         self.hashes = hashes  # of the blocks that it could use
-        self.found: list[set[bytes]] | None = (
-            None  # hashes of each group that have files; None: not known yet
-        )
+        # Hashes of each group that have files; None: not known yet.
+        self.found: list[set[bytes]] | None = None
         self.before: int | None = None  # blocks of its prefix that memory had
         # The prefix that is being restored, in each group: all of these blocks have a reference meanwhile.
         self.tables: list[BlockTable] = []
@@ -80,6 +90,7 @@ class Restore:
         self.left = 0  # blocks that are still to be read
         self.attempt = 0  # what was read in an earlier one is dropped
         self.needs_room = False  # it waits for free blocks
+        self.failed = False  # the reader had no memory
         self.done = False
 
 
@@ -110,9 +121,8 @@ class _Worker:
     def __init__(self, name: str) -> None:
         self._tasks: deque[Callable[[], object]] = deque()
         self._changed, self._stopping = Condition(), False
-        self.began = (
-            0.0  # the time when the disk was asked for something that it has not answered; 0: for nothing
-        )
+        # The time when the disk was asked for something that it has not answered; 0: for nothing.
+        self.began = 0.0
         self._thread = Thread(target=self._run, name=name, daemon=True)
         try:
             self._thread.start()
@@ -135,7 +145,7 @@ class _Worker:
                 self.began = time.monotonic()
             try:
                 again = task()
-            except MemoryError:  # a miss
+            except MemoryError:  # the blocks are not saved
                 again = False
             self.began = 0.0
             if again:
@@ -214,7 +224,7 @@ class DiskCache:
             is_idle, restore.done = not self._reader.is_busy, self._reader.hangs
             if not restore.done:
                 self._answered.clear()
-                self._reader.add(partial(self._find, restore), first=True)
+                self._ask_reader(restore, partial(self._find, restore), first=True)
             if is_idle:
                 self._answered.wait(FIND_SECONDS)
         return self.is_busy(restore) or not (restore.done or self._begin(restore, make_room))
@@ -222,7 +232,7 @@ class DiskCache:
     def is_busy(self, restore: Restore) -> bool:
         """Whether the disk was asked for something that it has not answered yet."""
         if (restore.found is None or restore.left) and not restore.done:
-            if not self._reader.hangs:
+            if not (self._reader.hangs or restore.failed):
                 return True
             self._release(restore)
             restore.done = True
@@ -267,7 +277,7 @@ class DiskCache:
         restore.left = sum(len(batch.blocks) for batch in batches)
         restore.wanted.update(hash for batch in batches for hash in batch.hashes)
         self._reading.append(restore)
-        self._reader.add(partial(self._read_next, restore, restore.attempt, iter(batches)))
+        self._ask_reader(restore, partial(self._read_next, restore, restore.attempt, iter(batches)))
         return False
 
     def _missing(self, restore: Restore, hashes: Sequence[bytes]) -> Iterator[_Batch]:
@@ -339,6 +349,19 @@ class DiskCache:
             self._answered.wait(IDLE_SECONDS)
 
     # ---- restoring: what the reader does
+
+    def _ask_reader(self, restore: Restore, task: Callable[[], object], *, first: bool = False) -> None:
+        """Has the reader run a task. Without memory for it, the restore ends: nobody waits for it."""
+
+        def run() -> object:
+            try:
+                return task()
+            except MemoryError:
+                restore.failed = True
+                self._answered.set()
+                return False
+
+        self._reader.add(run, first=first)
 
     def _find(self, restore: Restore) -> None:
         """Looks for the files of the blocks that memory does not have."""

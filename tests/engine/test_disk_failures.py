@@ -307,6 +307,23 @@ def test_a_disk_that_hangs_stalls_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
             hangs.set()
 
 
+@pytest.mark.parametrize("method", ["find", "read"])
+def test_a_reader_without_memory_is_a_miss(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_llm("llama") as llm:
+        expected = answer(llm)
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    with open_llm("llama") as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockFiles, method, fail)
+            result = llm.generate(PROMPT, max_tokens=9, temperature=0.0, ignore_eos=True, timeout=20)
+            assert result.token_ids == expected
+        assert disk_stats(llm).hits == 0
+        assert not any(llm.engine.cache.pools[0].references)
+
+
 def test_a_stream_goes_on_while_another_request_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of the stream come while the reader is slow."""
     with open_llm("llama") as llm:
