@@ -60,10 +60,8 @@ Deltas = list[tuple[OutputReader, list[Token]]]
 STEP_TOKENS = 512  # maximum tokens per step; longer prompts take several steps
 SPLIT_STEP_TOKENS = 128  # maximum if layers are split over devices: the chunks of a prompt fill the pipeline
 ROWS_FOR_DRAFTS = 16  # rows of results for draft tokens, in addition to one per sequence
-MIN_RESTORING, RESTORING_SHARE = (
-    0.002,
-    0.2,
-)  # seconds, and part of a step's, for blocks from the disk between steps
+# Seconds, and part of a step's, for blocks from the disk between steps.
+MIN_RESTORING, RESTORING_SHARE = 0.002, 0.2
 ITEMS_PER_WORKER = 2  # minimum attention items per thread; fewer would leave some threads idle
 
 
@@ -415,6 +413,8 @@ class Engine:
         rows, tables = self.scheduler.limits.logits_rows, self.cache.new_tables()
         images = self._shared_images(ids)
         if self.encoder:
+            while self._encoding:  # the encoder has memory for one image at a time
+                self._encode_part(self.encoder)
             self.encoder.encode_all(span.image for span in images)
         sequence = Sequence(
             ids, SamplingParams(), frozenset(), tables, table_row=self._out_of_band_row, images=images

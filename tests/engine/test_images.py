@@ -12,7 +12,7 @@ import pytest
 from PIL import Image as Pillow
 
 from tandem import LLM
-from tandem.engine import kv_snapshot
+from tandem.engine import image_encoder, kv_snapshot
 from tandem.engine.images import Image, ImageSpan, images_in, whole_images
 from tandem.engine.input_processor import _cut_at_images
 from tandem.engine.kv_cache import extend_block_hashes
@@ -190,6 +190,22 @@ def test_a_cancelled_request_leaves_the_encoder_to_others(family: str, alone: li
         llm.engine.step()
         stream.close()
         assert answers(llm, PROMPTS[0]) == [alone[0]]
+
+
+def test_logits_between_two_parts_of_an_image(
+    family: str, alone: list[list[Sampled]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder has memory for one image: that of a request is done before those of an out-of-band forward."""
+    monkeypatch.setattr(image_encoder, "PART_SECONDS", 0.0)
+    with opened(family) as llm:
+        request = llm.prepare(PROMPTS[0], **SAMPLED)
+        llm.driver.submit([request])
+        llm.engine.step()
+        assert llm.engine.images.encoded == 0
+        llm.logits(llm.chat_ids(PROMPTS[1]))
+        while not request.done:
+            llm.driver.advance([request])
+        assert request.sequence.generated == alone[0]
 
 
 def test_without_an_encoder_it_says_what_to_give(tmp_path: Path) -> None:
