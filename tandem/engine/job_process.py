@@ -51,13 +51,22 @@ class JobProcess:
 
     async def run(self, job: bytes) -> tuple[int, bytes]:
         """Returns how the child that did the job ended (0, or a negative signal number), and the result. Raises
-        QueueFullError if too many others wait, OutOfMemoryError if the process cannot start or is killed."""
+        QueueFullError if too many others wait, OutOfMemoryError if the process cannot start or is killed.
+
+        A job that has begun goes on if the caller is cancelled: otherwise the process would have to start again for each
+        client that leaves, and the others would wait for it."""
         await self._started()  # that wait has no limit
         try:
             async with asyncio.timeout(self._limits.wall):
                 await self._lock.acquire()
         except TimeoutError:
             raise QueueFullError(f"too many {self._what}s wait for their check: try again") from None
+        begun = asyncio.ensure_future(self._run(job))
+        begun.add_done_callback(lambda task: task.cancelled() or task.exception())  # the caller may have left
+        return await asyncio.shield(begun)
+
+    async def _run(self, job: bytes) -> tuple[int, bytes]:
+        """Does a job, and releases the lock."""
         try:
             process = await self._started()
             assert process.stdin

@@ -62,15 +62,20 @@ def check_response(kind: str, data: bytes) -> None:
 
 def attack(server: Running, count: int, seed: int) -> Counter[int]:
     """Sends requests; returns how many got each status."""
-    made, statuses = Requests(random.Random(seed), MODEL), Counter[int]()
+    chance, statuses = random.Random(seed), Counter[int]()
+    made = Requests(chance, MODEL)
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
     for number in range(count):
         method, path, body = made.one()
         data = None if body is None else json.dumps(body).encode()
         what = f"request {number} of seed {seed}: {method} {path} {data!r:.3000}"
-        begun = time.monotonic()
+        begun, leaves = time.monotonic(), chance.random() < 0.04
         try:
             connection.request(method, path, data)
+            if leaves:
+                time.sleep(chance.choice((0, 0.001, 0.01, 0.05)))
+                connection.close()
+                continue
             response = connection.getresponse()
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:

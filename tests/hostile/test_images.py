@@ -194,6 +194,22 @@ def test_a_cancelled_read_does_not_answer_the_next(vision: VisionConfig) -> None
     reading(check)
 
 
+def test_clients_that_leave_do_not_end_the_process(vision: VisionConfig) -> None:
+    """It takes half a second to start, for which the others would wait."""
+
+    async def check(reader: ImageReader) -> None:
+        await reader.read(SMALL, vision)
+        process = reader._quick._process
+        for _ in range(20):
+            tasks = [asyncio.create_task(reader.read(SMALL, vision)) for _ in range(3)]
+            await asyncio.sleep(0.001)
+            for task in tasks:
+                task.cancel()
+        assert pixels_of(await reader.read(SMALL, vision)).any() and reader._quick._process is process
+
+    reading(check)
+
+
 # ---- memory
 
 
