@@ -93,7 +93,7 @@ def _run(commands: Any) -> None:
 def _serve(commands: Any) -> None:
     from pathlib import Path  # imported here: it takes milliseconds that other commands need not spend
 
-    summary = "serve models over HTTP (OpenAI, Anthropic and Ollama APIs), with a chat page"
+    summary = "serve models over HTTP (OpenAI, Anthropic, Ollama and llama-server APIs), with a chat page"
     serve = add(commands, "serve", "serve", summary, model=None, prints_data=False)
     serve.add_argument(
         "models",
