@@ -121,7 +121,7 @@ class Comparison:
         )
 
     def _speed(self, sequences: int, target: float) -> Iterator[Row]:
-        """Prefill (of no open sequences) or decoding so many; with decoding, Python's share of our time."""
+        """Prefill (of no open sequences) or decoding that number; with decoding, Python's share of our time."""
         measure = {0: f"prefill {PREFILL}", 1: "decode"}.get(sequences, f"decode, batch {sequences}")
         prompts = [self.ids[32 * i :][:OPENING] for i in range(sequences)]
         steps = STEPS.get(sequences, 1)

@@ -66,7 +66,7 @@ def reduced(counted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shader(launches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts of a workgroup, fitted to launches of several widths: so much, and so much for each column."""
+    """Counts of a workgroup, fitted to launches of several widths: a constant, and an amount for each column."""
     first = launches[0]
     each = np.array([_counts(launch) for launch in launches])
     columns = np.column_stack([np.ones(len(launches)), [launch["k"] for launch in launches]])
@@ -117,7 +117,7 @@ def matmul(shader: dict[str, Any], layout: str, rows: int, columns: int, tokens:
 
 
 def _shaders(version: str, layout: str, tokens: int) -> list[str]:
-    """The shaders that multiply so many tokens: up to 8 as vectors, more in tiles."""
+    """The shaders that multiply a number of tokens: up to 8 as vectors, more in tiles."""
     few = tokens <= 8
     start = f"{version}/mul_mat_vec_{layout}_" if few else f"{version}/matmul_{layout}_"
     size = "" if few else "_s" if tokens <= 32 else "_m" if tokens <= 64 else "_l"

@@ -94,7 +94,7 @@ class InputProcessor:
         return self.tokenizer.encode(text, special=True, limit=limit, **follows)
 
     def vision(self, images: int) -> VisionModel:
-        """The encoder of a prompt with so many images."""
+        """The encoder of a prompt with `images` images."""
         if self.engine.encoder is None:
             why = self._no_vision or "fetch its mmproj file with `tandem pull`, or name it with --mmproj"
             raise RequestError(f"this model was loaded without a vision encoder, which reads images: {why}")

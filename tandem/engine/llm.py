@@ -87,7 +87,7 @@ class LLM:
         "columns-overlapped" (two steps in flight) or "npu-attention".
         `npu`: "auto" or "require" use the NPU of a Ryzen 7040 or 8040 (docs/NPU.md; not yet run on one).
         `mmproj`: the file of its vision encoder; None: the one beside the model, if there is one for it; "none".
-        `disk_cache`: keeps the prefix cache on disk too, in at most so many bytes, or "20G"; None: in memory only.
+        `disk_cache`: the maximum bytes of a prefix cache on disk, such as "20G"; None: in memory only.
         `lookup`: the former name of `prompt_lookup`."""
         if not isinstance(lookup, bool):
             raise RequestError(f"lookup={lookup!r}: give True or False")
@@ -270,7 +270,7 @@ class LLM:
         return self._inputs.chat_ids(messages, limit, **template)
 
     def vision(self, images: int) -> VisionModel:
-        """The encoder of a prompt with so many images; raises RequestError if there is none, or they are too many."""
+        """The encoder of a prompt with `images` images; raises RequestError if there is none, or they are too many."""
         return self._inputs.vision(images)
 
     @property

@@ -193,7 +193,7 @@ def dispatch_rows(one_token: bool, scalars: Scalars, counts: Counts, gpu: Gpu) -
 
 # ---- cooperative matrices, with weights in registers: an expert's rows for all of its slots, some tiles at a time
 
-MAX_DOT_TOKENS = 4  # up to so many, dot products are faster
+MAX_DOT_TOKENS = 4  # up to this number, dot products are faster
 GROUPED_CONSTANT, BY_SLOT, BY_TOKEN = 6, 1, 2  # of matmul_coopmat_reg.slang
 
 

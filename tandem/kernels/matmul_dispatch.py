@@ -25,8 +25,8 @@ from tandem.kernels.panels import CHOSEN, LAYOUTS
 Choice = Mapping[str, int]
 Path = Literal["float", "integer_dot", "rows", "coopmat_reg", "coopmat"]
 
-# Up to so many tokens, integer dot products are faster than cooperative matrices through shared memory (MAX_DOT_TOKENS)
-# or with weights in registers (MAX_DOT_TOKENS_REG).
+# Up to this number of tokens, integer dot products are faster than cooperative matrices through shared memory
+# (MAX_DOT_TOKENS) or with weights in registers (MAX_DOT_TOKENS_REG).
 MAX_DOT_TOKENS = 8
 MAX_DOT_TOKENS_REG = 2
 MAX_FLOAT_TOKENS = 4  # the same for float weights, which dot products multiply in float32

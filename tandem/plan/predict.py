@@ -102,7 +102,7 @@ class Planned:
         return plan_kv(self.config, limits, self.kv, weights=weights, free=UNLIMITED)
 
     def kv_bytes(self, context: int, sequences: int) -> int:
-        """Bytes of a KV cache for so many sequences of that length."""
+        """Bytes of a KV cache for `sequences` sequences of `context` tokens."""
         c, kv = self.config, KV_TYPES.index(self.kv)
         return sum(
             kv_bytes(blocks, *size, kv)

@@ -1,7 +1,7 @@
 """What our kernels execute on an RDNA3 GPU: emulated counts (rdna3_counts.json), for launches of any shape.
 
-A shader's counts are so much for each wave, and so much for each unit of work: a column of a matmul's workgroup, 64
-keys of an attention's, a column of a norm's. Of a matmul, both are so much more for each token. `python -m
+A shader's counts are a sum of two terms: one for each wave, and one for each unit of work (a column of a matmul's
+workgroup, 64 keys of an attention's, a column of a norm's). Of a matmul, both grow linearly with the tokens. `python -m
 tandem.plan.count_kernels` makes the table in the emulator.
 """
 

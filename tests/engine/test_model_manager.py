@@ -157,7 +157,7 @@ def test_a_model_stays_for_a_while_after_its_last_use(specs: dict[str, Path]) ->
 
 @contextmanager
 def limited(monkeypatch: pytest.MonkeyPatch, nbytes: float) -> Iterator[None]:
-    """A machine with so much memory for models."""
+    """A machine with this much memory for models."""
     with monkeypatch.context() as patch:
         patch.setattr(cpu, "host_memory", lambda: HEADROOM + nbytes)
         patch.setattr(cpu, "touched_memory", lambda: 0)

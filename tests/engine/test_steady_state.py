@@ -13,7 +13,7 @@ from tandem.engine.params import SamplingParams
 from tests.engine.test_batch_invariance import Request, requests
 from tests.engine.tiny_models import opened, write_model
 
-MOST_US = {1: 60.0, 64: 1200.0}  # of the host at so many sequences, caches warm
+MOST_US = {1: 60.0, 64: 1200.0}  # microseconds of the host by number of sequences, caches warm
 LOOP_US = 700.0  # of `loop` on the machine that these are of
 
 

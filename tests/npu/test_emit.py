@@ -134,7 +134,7 @@ def test_descriptors_are_free_before_they_are_written_again() -> None:
 
 
 def run_core(lines: list[str], words: list[int], outputs: int) -> list[str]:
-    """What a core's text does for so many output tiles: its loops, selections and loads carried out."""
+    """What a core's text does for a number of output tiles: its loops, selections and loads carried out."""
     events: list[str] = []
     values: dict[str, Any] = {}
 

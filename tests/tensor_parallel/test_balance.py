@@ -14,7 +14,7 @@ TOKENS, BOTH = 64, (True, True)
 
 
 class Machine:
-    """Two devices with so many seconds a row, and the rest of a step."""
+    """Two devices with their seconds per row, and the rest of a step."""
 
     def __init__(self, *, overlaps_steps: bool = False) -> None:
         self.each, self.dispatch, self.rest = [1e-5, 1e-5], [1e-5, 1e-5], 0.005

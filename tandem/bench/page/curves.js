@@ -39,7 +39,7 @@ function curve(svg, { points, stroke, faint }, x, y) {
   }
 }
 
-// `profiles`: {label, launches}; a bar each, its pieces the launches that take so much of it.
+// `profiles`: {label, launches}; a bar each, its pieces the launches in proportion to their time.
 function bars(box, profiles) {
   const each = 62, svg = canvas(box, each * profiles.length, "Step time by launch"), all = svg.viewBox.baseVal.width;
   profiles.forEach(({ label, launches }, i) => {

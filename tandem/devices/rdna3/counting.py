@@ -76,7 +76,7 @@ class Counts:
 
 def count(device: EmulatedDevice, kernel: Kernel, case: Case, groups: int | None = None) -> list[Counts]:
     """Runs a kernel on a case as the engine would; returns the counts of each launch that it makes of it, of which the
-    kernel's own is the last. `groups`: at most so many workgroups along x, the first: enough where all do the same."""
+    kernel's own is the last. `groups`: runs only the first workgroups along x: enough where all do the same."""
     launch, sizes = _prepare(device, kernel, case)
     program, found = Program([launch], sizes, {}), []
     device.counting = True

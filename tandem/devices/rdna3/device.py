@@ -138,7 +138,7 @@ class EmulatedDevice(VulkanDevice):
         return EmulatedRecording(self, program, step_slot)
 
     def launch(self, launch: Launch, counts: Counts, step_slot: int = 0, groups: int | None = None) -> None:
-        """`groups`: at most so many workgroups along x, in place of all."""
+        """`groups`: the maximum number of workgroups along x that run; None: all."""
         chosen = dispatch(launch.kernel.name, launch.scalars, counts, self.capabilities)
         grid = min(chosen.x, groups or chosen.x), chosen.y, chosen.z
         if not min(grid):

@@ -11,7 +11,7 @@ from tandem.model.architectures import blocks
 from tandem.model.config import NO_ATTENTION, Metadata, ModelConfig
 from tandem.program.graph import Builder, DeltaHeads, Value, Vector
 
-INTERVAL = 4  # every so many layers, one has attention
+INTERVAL = 4  # one layer in this number has attention
 FFN_NORM = "post_attention_norm"
 
 

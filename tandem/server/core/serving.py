@@ -147,7 +147,7 @@ class Server:
         keep_alive: float | None = None,
         dimensions: int | None = None,
     ) -> tuple[list[Array], int]:
-        """(one vector for each prompt, number of tokens of all prompts). With `dimensions`, only the first so many
+        """(one vector for each prompt, number of tokens of all prompts). With `dimensions`, only the first
         values of each vector, normalised again."""
         vectors, count = list[Array](), 0
         async with self.models.use(model, keep_alive=keep_alive) as llm:
@@ -182,7 +182,7 @@ class Server:
     def _short_prompt(self, llm: AsyncLLM, request: GenerationRequest) -> Prompt:
         model, limit = llm.llm, self._max_prompt(llm)
         prompt = build_prompt(model, request, limit)
-        count = len(prompt.ids)  # of a prompt that is too long: at least so many
+        count = len(prompt.ids)  # of a prompt that is too long: a lower bound
         # Clients recognise these errors by OpenAI's and Anthropic's words, and then shorten the prompt.
         if limit < min(count, model.context):
             raise ContextError(

@@ -78,8 +78,8 @@ def message_of(error: BaseException) -> str:
 
 
 def details_of(error: BaseException) -> dict[str, int]:
-    """What a client may need besides the message, by llama.cpp's names: of a prompt that is too long, its tokens (at
-    least so many) and the context."""
+    """What a client may need besides the message, by llama.cpp's names: of a prompt that is too long, its tokens
+    (a lower bound) and the context."""
     if not isinstance(error, errors.ContextError) or error.prompt_tokens is None or error.context is None:
         return {}
     return {"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context}

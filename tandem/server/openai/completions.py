@@ -75,7 +75,9 @@ class CompletionRequest(Sampling):
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None  # fill-in-the-middle
-    best_of: Count | None = None  # generates so many responses and returns the `n` likeliest
+    best_of: Count | None = (
+        None  # the number of responses to generate, of which the `n` likeliest are returned
+    )
     n_predict: Int32 | None = None  # llama.cpp's max_tokens; -1: until the context is full
 
 

@@ -50,7 +50,7 @@ async function bitmapOf(blob) {
   }
 }
 
-/** The image as JPEG of at most so many bytes, on white where it is transparent. */
+/** The image as JPEG within a number of bytes, on white where it is transparent. */
 async function shrink(bitmap, maxBytes) {
   let side = Math.min(MAX_SIDE, Math.max(bitmap.width, bitmap.height));
   for (;;) {
