@@ -34,7 +34,7 @@ from tandem.engine.scheduler import PrefillBudget, Scheduler
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Proposer, Speculator, accept_draft
 from tandem.engine.stats import EngineStats, read_stats
-from tandem.errors import ContextError, DeviceError, OutOfMemoryError, RequestError, UnsupportedModelError
+from tandem.errors import ContextError, DeviceError, OutOfMemoryError, RequestError
 from tandem.interrupts import deferred
 from tandem.kernels.abi import KV_BLOCK, Q8_BLOCK, RESULT_INTS
 from tandem.kernels.kernel import Array
@@ -139,11 +139,6 @@ class Engine:
         weights = WeightPlan(model.layouts(device.weight_layout))
         ops = fuse(model.ops(context), weights.layouts, passes)
         state, free, nbytes = state_bytes(ops), device.free_memory(), model.nbytes(device.weight_layout)
-        if state and proposer:
-            raise UnsupportedModelError(
-                f"a {config.architecture} model has recurrent layers, which cannot take draft tokens back yet: use it "
-                "without speculation"
-            )
         states = plan_states(limits, state, weights=nbytes, free=free[0], step_slots=device.step_slots)
         kv_blocks = plan_kv(
             config,

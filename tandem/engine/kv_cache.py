@@ -63,7 +63,7 @@ class BlockTable:
 class SequenceStates:
     """The state slots of one sequence."""
 
-    __slots__ = ("checkpoints", "last", "own", "source", "unpublished", "unread")
+    __slots__ = ("checkpoints", "drafted", "last", "own", "source", "unpublished", "unread")
 
     def __init__(self) -> None:
         self.clear()
@@ -77,11 +77,15 @@ class SequenceStates:
         self.unread: list[int] = []
         # (blocks, slot) of the last block that it filled while decoding: kept when it ends.
         self.last: tuple[int, int] | None = None
+        # Slots that get the state after each draft token of the step in flight: the sequence goes on from the last
+        # accepted one. Replaying accepted tokens from the last state costs a row of every matmul for each; writing a
+        # state costs its bytes alone.
+        self.drafted: list[int] = []
 
     def slots(self) -> list[int]:
         """The slots to which it has a reference; one is listed for each reference."""
         last = self.last[1] if self.last else NO_STATE
-        slots = [self.own, last, *self.unread, *(slot for _, slot in self.unpublished)]
+        slots = [self.own, last, *self.unread, *self.drafted, *(slot for _, slot in self.unpublished)]
         if self.source not in (self.own, last):  # a checkpoint that other sequences may read too
             slots.append(self.source)
         return [slot for slot in slots if slot != NO_STATE]
@@ -312,6 +316,36 @@ class KVCache:
             states.own = self.states.allocate()
         return True
 
+    def reserve_drafts(self, states: SequenceStates, count: int) -> bool:
+        """Gives a sequence a slot for the state after each draft token; returns False if there are too few."""
+        if self.states:
+            if self.states.num_free < count:
+                return False
+            states.drafted = [self.states.allocate() for _ in range(count)]
+        return True
+
+    def accept_states(self, states: SequenceStates, end: int, accepted: int, keeps_last: bool) -> None:
+        """Moves a sequence on by accepted draft tokens, which follow its first `end` tokens; frees the other slots.
+        `keeps_last`: whether the state at the end of a block is kept, in place of the one before."""
+        if not self.states:
+            return
+        drafted, states.drafted = states.drafted, []
+        if accepted:
+            before, states.source = states.own, drafted[accepted - 1]
+            filled = next((n for n in range(accepted, 0, -1) if (end + n) % KV_BLOCK == 0), 0)
+            if filled and (states.last or keeps_last):
+                drafted += [states.last[1]] if states.last else []
+                states.last = (end + filled) // KV_BLOCK, drafted[filled - 1]
+            if states.last and states.last[1] == states.source:  # it goes on in another slot
+                states.own = before
+            else:
+                states.own = states.source
+                drafted.append(before)
+            used = states.slots()
+            drafted = [slot for slot in drafted if slot not in used]
+        for slot in drafted:
+            self.states.free(slot)
+
     def attach_state(self, states: SequenceStates, hash: bytes) -> None:
         """Starts a sequence with the checkpoint at the end of a prefix that `find_prefix` found."""
         if self.states:
@@ -334,6 +368,7 @@ class KVCache:
                 states.unpublished.append((blocks, slot))
                 targets.append((blocks * KV_BLOCK - begin - 1, slot))
         targets.append((count - 1, states.own))
+        targets += enumerate(states.drafted, count)
         states.source = states.own
         if end % KV_BLOCK == 0:
             self._leave_behind(states, end // KV_BLOCK, count == 1, spare)

@@ -22,12 +22,13 @@ MAX_LAYER_BYTES = (1 << 32) - 1  # maximum bytes of a layer's keys and values: o
 
 
 def plan_states(limits: StepLimits, state: int, *, weights: int, free: float, step_slots: int = 1) -> int:
-    """Returns the number of state slots, each of `state` bytes: those of sequences, an out-of-band forward and
-    checkpoints, within STATE_FRACTION of what is left of the `free` bytes of fast memory beside the weights."""
+    """Returns the number of state slots, each of `state` bytes: those of sequences, draft tokens, an out-of-band
+    forward and checkpoints, within STATE_FRACTION of the `free` bytes of fast memory that the weights leave."""
     if not state:
         return 0
     left = free - weights - HEADROOM - step_bytes(limits, step_slots)
-    wanted = 2 * limits.sequences + CHECKPOINTS
+    draft_rows = limits.logits_rows - (limits.sequences - 1)
+    wanted = 2 * limits.sequences + draft_rows + CHECKPOINTS
     limit = min(left * STATE_FRACTION, MAX_LAYER_BYTES) / state
     return max(MIN_STATES, min(wanted, int(limit)))
 

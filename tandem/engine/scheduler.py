@@ -121,11 +121,18 @@ class Scheduler:
     def _schedule_drafts(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> int:
         """Adds draft tokens where tokens, rows and KV blocks are to spare; returns how many."""
         max_drafted = min(self.limits.logits_rows - len(self.running), budget)
+        if self.cache.states:  # each draft token needs a slot for the state after it
+            max_drafted = min(max_drafted, self.cache.states.num_free)
         eligible = [chunk for chunk in chunks if not chunk.sequence.request.params.logits_processor]
         with_known_token = [chunk for chunk in eligible if chunk.begin < len(chunk.sequence.tokens)]
         drafts = speculator.propose([chunk.sequence for chunk in with_known_token], len(chunks), max_drafted)
         for chunk, draft in zip(with_known_token, drafts, strict=True):
-            if draft and self.cache.reserve(chunk.sequence.kv.tables, chunk.begin + 1 + len(draft)):
+            kv = chunk.sequence.kv
+            if (
+                draft
+                and self.cache.reserve(kv.tables, chunk.begin + 1 + len(draft))
+                and self.cache.reserve_drafts(kv.states, len(draft))
+            ):
                 chunk.draft_tokens = draft
         for chunk in eligible:
             sequence = chunk.sequence
@@ -214,6 +221,9 @@ class Scheduler:
             state = chunk.sequence.state
             # Otherwise it was preempted meanwhile.
             if state.table_row >= 0 and chunk.admissions == state.admissions:
+                self.cache.accept_states(
+                    chunk.sequence.kv.states, state.computed, accepted, self.prefix_caching
+                )
                 state.computed += accepted
 
     # ---- sequences

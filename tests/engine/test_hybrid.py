@@ -5,14 +5,17 @@ checkpoint or afresh, preempted or not, and with any number of threads.
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tandem import LLM
 from tandem.engine.params import SamplingParams
-from tandem.errors import UnsupportedModelError
+from tandem.engine.sequence import Sequence
 from tandem.kernels.abi import KV_BLOCK
+from tests.engine.simulation import FixedCost
 from tests.engine.test_batch_invariance import limit_step
 from tests.engine.tiny_models import WatchedEngine, opened
 
@@ -90,6 +93,91 @@ def test_a_saved_conversation_has_its_state(tmp_path: Path) -> None:
         assert again.text == first.text and llm.stats().cached_prompt_tokens > 0
 
 
-def test_speculation_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="recurrent layers"):
-        LLM(GOLDENS / "qwen35.gguf", context=128, device="cpu", prompt_lookup=True)
+class RandomDrafts:
+    """Drafts that begin with the right tokens, and then have wrong ones."""
+
+    cost_coefficient = 0.0
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], random: Random) -> None:
+        self.answers, self.random = answers, random
+
+    def uncached(self, sequence: Sequence) -> int:
+        return 0
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        drafts = []
+        for sequence, count in wanted:
+            done = len(sequence.generated)
+            right = self.answers[tuple(sequence.request.prompt)][done : done + count]
+            cut = self.random.randint(0, len(right))
+            drafts.append([*right[:cut], *(self.random.randrange(260) for _ in range(count - cut))])
+        return drafts
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("qwen35", {}),
+    ("qwen35", {"batch": 4, "kv_memory": 66_000}),
+    ("qwen35moe", {}),
+    ("qwen3next", {"prefix_caching": False}),
+])  # fmt: skip
+def test_any_acceptance_gives_the_text_without_drafts(name: str, options: dict[str, Any]) -> None:
+    """In batches, with cancelled requests, with little memory (preemption), and from checkpoints."""
+    path, random = GOLDENS / f"{name}.gguf", Random(7)
+    wanted = [
+        (prompt, SamplingParams(max_tokens=60, ignore_eos=True, seed=i, temperature=i % 2))
+        for i, (prompt, _) in enumerate(requests(6))
+    ]
+    with opened(path, prefix_caching=False) as engine:
+        answers = {tuple(prompt): engine.run((prompt, params))[0][0] for prompt, params in wanted}
+    with opened(path, proposer=RandomDrafts(answers, random), **options) as engine:
+        speculator = engine.scheduler.speculator
+        assert speculator and engine.cache.states
+        speculator.cost_model = FixedCost(0.001)
+        for _ in range(3):
+            cancelled = engine.submit(*wanted[random.randrange(6)])
+            sequences = [engine.submit(*request) for request in random.sample(wanted, 6)]
+            for _ in range(random.randrange(3, 20)):
+                engine.step()
+            engine.cancel(cancelled)
+            while any(sequence.finish_reason is None for sequence in sequences):
+                engine.step()
+            for sequence in sequences:
+                prompt = tuple(sequence.request.prompt)
+                assert [sampled.id for sampled in sequence.generated] == answers[prompt]
+        assert 100 < speculator.accepted < speculator.drafted
+        assert engine.cache.states.num_free == len(engine.cache.states.references)
+        assert bool(engine.scheduler.preemptions) == ("kv_memory" in options)
+
+
+def test_an_answer_with_drafts_leaves_a_checkpoint() -> None:
+    """The next turn starts at the last block of the answer, and has the bits of one computed afresh."""
+    prompt, _ = requests(1)[0]
+    greedy = SamplingParams(max_tokens=70, temperature=0.0, ignore_eos=True)
+    with opened(GOLDENS / "qwen35.gguf", prefix_caching=False) as engine:
+        answer = engine.run((prompt, greedy))[0][0]
+        longer = [*prompt, *answer, 7, 8, 9]
+        expected = engine.run((longer, SamplingParams(max_tokens=1, temperature=0.0)))
+    drafts = RandomDrafts({tuple(prompt): answer}, Random(1))
+    with opened(GOLDENS / "qwen35.gguf", proposer=drafts) as engine:
+        assert engine.scheduler.speculator
+        engine.scheduler.speculator.cost_model = FixedCost(0.001)
+        first = engine.submit(prompt, greedy)
+        while first.finish_reason is None:
+            engine.step()
+        before = computed(engine)
+        assert engine.run((longer, SamplingParams(max_tokens=1, temperature=0.0))) == expected
+        assert computed(engine) - before <= 4 + KV_BLOCK
+
+
+def test_prompt_lookup_works_on_hybrids() -> None:
+    with LLM(GOLDENS / "qwen35.gguf", context=256, device="cpu", threads=1) as llm:
+        expected = llm.generate("the in the in the in", max_tokens=100, temperature=0).token_ids
+    with LLM(GOLDENS / "qwen35.gguf", context=256, device="cpu", threads=1, prompt_lookup=True) as llm:
+        speculator = llm.engine.scheduler.speculator
+        assert speculator
+        speculator.cost_model = FixedCost(0.001)
+        assert llm.generate("the in the in the in", max_tokens=100, temperature=0).token_ids == expected
+        assert speculator.drafted > 0

@@ -83,7 +83,6 @@ class Blocks(RuleBasedStateMachine):
         draft_tokens: int,
         states: int,
     ) -> None:
-        draft_tokens = 0 if states else draft_tokens
         full = CONTEXT // KV_BLOCK
         one = [min(full, (window + tokens) // KV_BLOCK + 2) if window else full for window in windows]
         self.engine = SimulatedEngine(
