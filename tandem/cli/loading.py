@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 MAX_TUNING_CONTEXT = 4096  # tokens of a sequence
 
 
+def draft_file(draft: str) -> str | Path:
+    """The file of a draft model, or the name of another way to draft."""
+    from tandem.engine.load_options import DRAFT_HEAD, NO_DRAFT
+
+    return draft if draft in (DRAFT_HEAD, NO_DRAFT) else model_file(draft)
+
+
 def model_file(model: str) -> Path:
     """The file of MODEL, downloaded with a progress bar if it is not on this machine."""
     try:

@@ -55,7 +55,8 @@ def add_speculation(command: argparse.ArgumentParser, models: str = "") -> None:
         "--draft",
         metavar=models or "MODEL",
         action="append" if models else "store",
-        help=f"speculative decoding with this draft model of the same family{more}",
+        help="speculative decoding with this draft model of the same family, or mtp: with the model's own draft head, "
+        f"which is the default where the file has one; none: without{more}",
     )
 
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tandem.cli import interruptible
-from tandem.cli.loading import model_file, resolve_npu
+from tandem.cli.loading import draft_file, model_file, resolve_npu
 from tandem.cli.terminal import note, print_json, printable, read_text
 from tandem.errors import RequestError
 from tandem.settings import read_settings
@@ -83,7 +83,7 @@ def open_llm(options: argparse.Namespace, context: int | None = None, batch: int
         gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
         kv_memory=getattr(options, "kv_memory", None) and options.kv_memory * 1e9,
         prompt_lookup=getattr(options, "prompt_lookup", False),
-        draft=model_file(options.draft) if getattr(options, "draft", None) else None,
+        draft=draft_file(options.draft) if getattr(options, "draft", None) else None,
         split=options.split,
         placement=options.placement,
         npu=getattr(options, "npu", "off"),

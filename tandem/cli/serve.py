@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.cli.loading import model_file, resolve_npu, tune_at_first_use
+from tandem.cli.loading import draft_file, model_file, resolve_npu, tune_at_first_use
 from tandem.cli.options import UsageError
 from tandem.devices.backends import check_device
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
@@ -150,7 +150,7 @@ def _per_model_options(
                 f"several models are served: name the model of the draft, as --draft {next(iter(files))}={text}"
             )
         name = name or next(iter(files))
-        options[name] = {"draft": _checked_draft(files[name], model_file(draft))}
+        options[name] = {"draft": _checked_draft(files[name], draft_file(draft))}
     if context and len(files) > 1:  # with one model, too large a context is an error
         for name, path in files.items():
             with suppress(ModelFileError, UnsupportedModelError):  # reported when the model is loaded
@@ -158,8 +158,10 @@ def _per_model_options(
     return options
 
 
-def _checked_draft(model: Path, draft: Path) -> Path:
+def _checked_draft(model: Path, draft: str | Path) -> str | Path:
     """Checks the draft model at startup: clients could not fix it later."""
+    if isinstance(draft, str):
+        return draft
     from tandem.engine.draft_model import check_vocabularies
     from tandem.model.model import open_model
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from tandem.devices.device import Device, Recording, validate_on
 from tandem.engine.batch import Batch
+from tandem.engine.draft_head import DraftHead, lower_draft_head
 from tandem.engine.image_encoder import ImageEncoder, check_fits
 from tandem.engine.images import Image, ImageCache, ImageSpan, images_in, whole_images
 from tandem.engine.kv_cache import KVCache
@@ -88,6 +89,7 @@ class Engine:
         step_slots: list[StepSlot],
         context: int,
         encoder: ImageEncoder | None = None,
+        draft_head: DraftHead | None = None,
     ) -> None:
         """Use `Engine.load`. `context`: maximum tokens per sequence."""
         self.model, self.device, self.program, self.context = model, device, program, context
@@ -101,6 +103,7 @@ class Engine:
         self._any_logits_processor = False  # some request had one
         self._out_of_band_row = scheduler.reserve_table_row()
         self.encoder = encoder  # None: the model takes no images
+        self.draft_head = draft_head  # the model's own, if it is the proposer
         self.images = ImageCache()
         self._encoding: tuple[Image, Iterator[Array | None]] | None = None
         self.disk: DiskCache | None = None  # set by DiskCache.open, here and in the scheduler
@@ -119,6 +122,7 @@ class Engine:
         queue: int | None = None,
         prefix_caching: bool = True,
         proposer: Proposer | None = None,
+        draft_head: bool = False,
         vision: VisionModel | None = None,
         passes: Iterable[str] = PASSES,
     ) -> Self:
@@ -126,9 +130,12 @@ class Engine:
 
         `batch`: maximum number of running sequences. `kv`: the type of the KV cache. `kv_memory`: its bytes; None: a
         fraction of the free memory. `queue`: maximum number of waiting requests. `proposer`: source of draft tokens
-        (speculation.py). `vision`: the encoder of its images. `passes`: fusions."""
+        (speculation.py). `draft_head`: it is the model's own (draft_head.py). `vision`: the encoder of its images.
+        `passes`: fusions."""
+        if not draft_head:
+            model.config = replace(model.config, draft_layers=0)
         config, passes = model.config, tuple(passes)
-        limits = step_limits(model, device, context, batch, ROWS_FOR_DRAFTS if proposer else 0)
+        limits = step_limits(model, device, context, batch, ROWS_FOR_DRAFTS if proposer or draft_head else 0)
         encoder = None
         if vision:
             check_fits(vision, model, device, limits)
@@ -150,22 +157,25 @@ class Engine:
             wanted=kv_memory,
             states=states * state,
         )
-        program = lower(ops, weights, layout, KVCacheShape(kv_blocks, kv, states), passes)
+        shape = KVCacheShape(kv_blocks, kv, states)
+        program = lower(ops, weights, layout, shape, passes)
         validate_on(device, program)
+        draft_program = lower_draft_head(model, device, context, passes, program, weights, layout, shape)
         device.allocate(program)
         model.load(weights, device, context)
         cache = KVCache(config.windows, kv_blocks, states)
+        head = draft_program and DraftHead(device, program, draft_program, layout, cache, config.dim)
         scheduler = Scheduler(
             limits,
             cache,
             prefill_budget=PrefillBudget(),
             queue=queue,
             prefix_caching=prefix_caching,
-            speculator=Speculator(proposer) if proposer else None,
+            speculator=Speculator(head or proposer) if head or proposer else None,
             stages=device.stages,
         )
         step_slots = [_make_step_slot(config, device, program, layout, i) for i in range(device.step_slots)]
-        return cls(model, device, program, cache, scheduler, step_slots, context, encoder)
+        return cls(model, device, program, cache, scheduler, step_slots, context, encoder, head)
 
     # ---- requests
 
@@ -303,7 +313,7 @@ class Engine:
             seconds = None
         self._step_seconds = seconds or 0.0
         self.scheduler.complete(chunks, seconds)
-        served, batch, row = [], step_slot.batch, 0
+        served, ended, batch, row = [], list[Sequence](), step_slot.batch, 0
         for chunk in chunks:
             sequence = chunk.sequence
             if chunk.scores:
@@ -324,8 +334,12 @@ class Engine:
                     sequence.append(batch.read(row, sequence))
                 served.append(sequence)
                 if sequence.finish_reason:
-                    self.scheduler.remove(sequence)
+                    ended.append(sequence)
             row += 1 + len(chunk.draft_tokens)
+        if self.draft_head:
+            self.draft_head.store(chunks)
+        for sequence in ended:
+            self.scheduler.remove(sequence)
         if self.on_step and seconds is not None:
             self.on_step(chunks, seconds)
         return served
@@ -443,11 +457,6 @@ class Engine:
             raise RequestError(f"a token id is outside 0 to {self.model.config.vocab - 1}")
 
     # ---- statistics
-
-    @property
-    def accepted_draft_tokens(self) -> int:
-        """The number of accepted draft tokens since the start."""
-        return self.scheduler.speculator.accepted if self.scheduler.speculator else 0
 
     def stats(self) -> EngineStats:
         return read_stats(self)

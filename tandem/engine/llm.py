@@ -18,7 +18,7 @@ from tandem.devices.device import Device
 from tandem.engine.engine import Driver, Engine, step_limits
 from tandem.engine.image_encoder import check_fits
 from tandem.engine.input_processor import InputProcessor, Message, as_items
-from tandem.engine.load_options import LoadOptions, disk_bytes
+from tandem.engine.load_options import DRAFT_HEAD, LoadOptions, disk_bytes
 from tandem.engine.output import OutputReader, Result, Token, TokenLogprob, Usage
 from tandem.engine.speculation import Proposer
 from tandem.engine.stats import EngineStats
@@ -81,7 +81,8 @@ class LLM:
         `gpu_memory`: maximum bytes of a GPU's own memory.
         `kv_memory`: bytes of the KV cache; None: a share of the free memory.
         `prompt_lookup`: speculative decoding with n-grams of the prompt and output; fast where output repeats input.
-        `draft`: speculative decoding with this smaller model of the same family.
+        `draft`: speculative decoding with this smaller model of the same family, or "mtp": with the model's own draft
+        head. None: with the draft head, on a CPU, if the file has one and `prompt_lookup` is off; "none": without.
         `split`: layers of each of several devices; None: in proportion to their measured speed.
         `placement`: what several devices divide: "layers", "columns" of matmuls,
         "columns-overlapped" (two steps in flight) or "npu-attention".
@@ -122,8 +123,8 @@ class LLM:
             if vision:
                 opened.enter_context(vision)
             self._draft: LLM | None = None
-            if draft is not None:
-                self._draft, kv_memory = self._open_draft(draft, options)
+            if options.draft_model is not None:
+                self._draft, kv_memory = self._open_draft(options.draft_model, options)
                 opened.callback(self._draft.close)
             # Reads the vocabulary while weights are repacked.
             text = BackgroundCall(_open_text, self._model.gguf)
@@ -136,6 +137,7 @@ class LLM:
                 kv=kv,
                 kv_memory=kv_memory,
                 proposer=self._proposer(options),
+                draft_head=self._uses_draft_head(options),
                 vision=vision,
             )
             if disk_cache is not None:
@@ -204,6 +206,20 @@ class LLM:
 
         folder = read_settings().pipelines / "prefixes"
         return DiskCache.open(self.engine, folder, disk_bytes(size), vision)
+
+    def _uses_draft_head(self, options: LoadOptions) -> bool:
+        if options.prompt_lookup or options.draft not in (None, DRAFT_HEAD):
+            return False
+        runs = self.device.step_slots == 1 and self.device.holds_several_programs
+        if options.draft and not self._model.config.draft_layers:
+            raise RequestError(
+                f"draft={DRAFT_HEAD}: the file has no draft head (nextn tensors): use one that has it, or a draft model"
+            )
+        if options.draft and not runs:
+            raise RequestError(
+                f"draft={DRAFT_HEAD}: draft heads run on a CPU: use device=cpu, or a draft model"
+            )
+        return runs and self._model.config.draft_layers > 0
 
     def _proposer(self, options: LoadOptions) -> Proposer | None:
         if options.prompt_lookup:

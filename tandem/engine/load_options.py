@@ -10,6 +10,7 @@ from tandem.errors import RequestError
 from tandem.kernels.abi import KV_TYPES
 
 UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+DRAFT_HEAD, NO_DRAFT = "mtp", "none"  # as `draft`: the model's own draft head, and no speculation
 MAX_COUNT = 1 << 31  # upper bound of threads, tokens and sequences
 
 
@@ -41,6 +42,10 @@ class LoadOptions:
             raise RequestError(f"prompt_lookup={self.prompt_lookup!r}: give True or False")
         if self.prompt_lookup and self.draft is not None:
             raise RequestError("prompt_lookup and draft exclude each other: give one of the two")
+
+    @property
+    def draft_model(self) -> str | os.PathLike[str] | None:
+        return None if self.draft in (DRAFT_HEAD, NO_DRAFT) else self.draft
 
     def _check_models(self) -> None:
         for name, model in (("model", self.model), ("draft", self.draft), ("mmproj", self.mmproj)):

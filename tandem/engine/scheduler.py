@@ -214,6 +214,11 @@ class Scheduler:
         if self.speculator:
             self.speculator.observe(decodes, drafted, seconds, prompt_tokens)
 
+    @property
+    def accepted_draft_tokens(self) -> int:
+        """The number of accepted draft tokens since the start."""
+        return self.speculator.accepted if self.speculator else 0
+
     def count_accepted(self, chunk: Chunk, accepted: int) -> None:
         """Counts the first `accepted` draft tokens as computed."""
         if chunk.draft_tokens and self.speculator:

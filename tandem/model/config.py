@@ -20,6 +20,8 @@ QUERIES = ".queries"  # after the name of a table for keys: that for queries
 SCALED_NORM = "output_norm.scaled"  # weights of the last norm times `ModelConfig.logit_scale`
 NO_ROPE = -1  # of `ModelConfig.layer_rope`
 NO_ATTENTION = -1  # of `ModelConfig.layer_window`: a layer with a recurrent state
+# Tensors of a layer that drafts tokens, of which a file may leave out some: it uses the model's own in their place.
+DRAFT_TENSORS = ("embed_tokens", "shared_head_norm", "shared_head_head")
 FINE = 64  # consecutive positions of a table with the same coarse rotation
 
 
@@ -140,14 +142,26 @@ class ModelConfig:
     attention_gate: bool = False  # the output of attention is multiplied by the sigmoid of a gate
     conv_taps: int = 0  # of the short convolution of recurrent layers
     delta_heads: DeltaHeads | None = None  # of recurrent layers with a gated delta rule
+    draft_layers: int = 0  # 1: after the last layer there is one more, which drafts tokens
+    draft_tensors: frozenset[str] = frozenset()  # of DRAFT_TENSORS, those that the file has
 
     @property
     def windows(self) -> tuple[int, ...]:
         """The KV groups: layers with the same window share block tables."""
         return tuple(sorted(set(self.layer_window) - {NO_ATTENTION}))
 
+    @property
+    def stored_layers(self) -> int:
+        """Layers with weights: also the one that drafts tokens."""
+        return self.layers + self.draft_layers
+
+    def window_of(self, layer: int) -> int:
+        return (
+            self.layer_window[layer] if layer < self.layers else 0
+        )  # a layer that drafts sees all positions
+
     def is_recurrent(self, layer: int) -> bool:
-        return self.layer_window[layer] == NO_ATTENTION
+        return self.window_of(layer) == NO_ATTENTION
 
     def has_experts(self, layer: int) -> bool:
         return bool(self.experts) and layer >= self.dense_layers
@@ -164,6 +178,8 @@ class ModelConfig:
     def kv_layer(self, layer: int) -> int:
         """The layer whose keys and values a layer reads: its own, or those of the last before with its window."""
         own = self.layers - self.shared_kv_layers
+        if layer >= self.layers:
+            return layer
         return max(
             i
             for i in range(min(layer + 1, own))
@@ -172,22 +188,23 @@ class ModelConfig:
 
     def kv_sizes(self, window: int) -> list[tuple[int, int]]:
         """KV heads and head size of each layer with that window, of those that store keys and values."""
-        own = range(self.layers - self.shared_kv_layers)
-        return [(self.kv_heads_of(i), self.head_dim_of(i)) for i in own if self.layer_window[i] == window]
+        own = [*range(self.layers - self.shared_kv_layers), *range(self.layers, self.stored_layers)]
+        return [(self.kv_heads_of(i), self.head_dim_of(i)) for i in own if self.window_of(i) == window]
 
     def heads(self, layer: int, context: int) -> Heads:
-        index = max(self.layer_rope[layer], 0)  # a layer that does not rotate uses no table
+        # A layer that does not rotate uses no table.
+        index = max(self.layer_rope[layer], 0) if layer < self.layers else 0
         rope = self.ropes[index]
         return Heads(
             self.kv_layer(layer),
-            self.windows.index(self.layer_window[layer]),
+            self.windows.index(self.window_of(layer)),
             self.q_heads,
             self.kv_heads_of(layer),
             self.head_dim_of(layer),
             rope.rot_dim,
             self.interleaved,
             Vector(f"rope.{index}", context * rope.rot_dim),
-            self.layer_window[layer],
+            self.window_of(layer),
             self.scale,
             self.attention_softcap,
             self.eps,
@@ -267,7 +284,7 @@ class Metadata:
         return int(self.gguf.tensor("token_embd.weight").shape[0])
 
     def layers(self) -> int:
-        """Returns the number of layers, without those at the end that draft tokens: they are not run."""
+        """Returns the number of layers, without those at the end that draft tokens."""
         layers, drafting = (
             self.count("block_count", maximum=1024),
             self.count("nextn_predict_layers", 0, zero=True),
@@ -277,6 +294,16 @@ class Metadata:
                 self.key("nextn_predict_layers"), f"these are all of {layers} layers: convert the model again"
             )
         return layers - drafting
+
+    def draft_head(self) -> dict[str, object]:
+        """The fields of the layer that drafts tokens; none if the file has none. Of several, the first is used."""
+        name = f"blk.{self.layers()}.nextn."
+        if not self.count("nextn_predict_layers", 0, zero=True) or not any(
+            tensor.startswith(name) for tensor in self.gguf.tensors
+        ):
+            return {}
+        found = frozenset(each for each in DRAFT_TENSORS if self.has(f"{name}{each}.weight"))
+        return {"draft_layers": 1, "draft_tensors": found}
 
     def head_dim(self) -> int:
         """Returns the columns of a head: as the file says, or the width divided by the number of heads."""
@@ -448,7 +475,7 @@ class Metadata:
 
     def _divide_stacked(self, windows: tuple[int, ...], q: int, kv: int, ffn_dim: int) -> None:
         """Gives names to the parts of matrices that some files stack: Q, K and V, and gate and up."""
-        for i, window in enumerate(windows):
+        for i, window in enumerate((*windows, 0)):  # the last may draft tokens
             for kind in ("weight", "bias"):
                 parts = {f"blk.{i}.attn_{part}.{kind}": n for part, n in (("q", q), ("k", kv), ("v", kv))}
                 if self.has(stacked := f"blk.{i}.attn_qkv.{kind}") and window != NO_ATTENTION:

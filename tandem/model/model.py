@@ -18,6 +18,7 @@ from tandem.kernels.kernel import Array
 from tandem.kernels.layout import ChooseLayout, Layout
 from tandem.kernels.rope import rotate
 from tandem.model.architectures import ARCHITECTURES, missing
+from tandem.model.architectures.blocks import draft_head
 from tandem.model.config import NO_ROPE, QUERIES, SCALED_NORM, Metadata, ModelConfig, key_mean_name
 from tandem.model.weights import load_weights, vector
 from tandem.program.graph import Builder, Op
@@ -42,6 +43,12 @@ class Model:
         """Returns the model's op list, for contexts up to `context`."""
         builder = Builder()
         self.architecture.build(builder, self.config, context)
+        return builder.ops
+
+    def draft_ops(self, context: int) -> list[Op]:
+        """Returns the op list of the model's own draft head (`ModelConfig.draft_layers`)."""
+        builder = Builder()
+        draft_head(builder, self.config, context, self.architecture.draft_layer)
         return builder.ops
 
     def tables(self, context: int) -> dict[str, Array]:

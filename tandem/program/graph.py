@@ -20,6 +20,7 @@ class Value:
     name: str
     width: int  # columns, float32
     count: str = "tokens"  # or "rows", or "slots": one for each expert that a token uses (kernels/experts.py)
+    exposed: bool = False  # the host reads it after the step, or writes it before
 
 
 class Matrix(NamedTuple):
@@ -172,6 +173,12 @@ def _slice(op: Op) -> list[int]:
     return [end - begin]
 
 
+def _concat(op: Op) -> list[int]:
+    a, b = op.inputs
+    _require(op, a.count == b.count, f"{a.name} and {b.name} differ in rows")
+    return [a.width + b.width]
+
+
 def _attention(op: Op) -> list[int]:
     heads: Heads = op.attrs["heads"]
     _require(op, op.inputs[0].width == heads.q_heads * heads.head_dim, "query width is not heads x head size")
@@ -266,6 +273,7 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "glu": _pair,  # activation(gate) * up, or the activation alone
     "add": _pair,
     "scale": _scale,  # times a number of the file
+    "concat": _concat,  # the columns of two values beside each other
     "slice": _slice,  # some of the columns
     "route": _route,  # logits of experts -> the experts that each token uses, and their weights
     "expert_matmul": _expert_matmul,  # x times the matrices of the experts in use, gated if there are two
@@ -429,6 +437,15 @@ class Builder:
     def scale(self, x: Value, factor: Vector, name: str) -> Value:
         """In place of x."""
         return self._emit("scale", [x], [name], factor=factor)[0]
+
+    def concat(self, a: Value, b: Value, name: str) -> Value:
+        """Both must be results of norms, which nothing else reads: no copy."""
+        return self._emit("concat", [a, b], [name])[0]
+
+    def expose(self, x: Value) -> Value:
+        """The result of a norm, for the host to read after the step; or an input that the host writes before."""
+        x.exposed = True
+        return x
 
     def slice(self, x: Value, begin: int, end: int, name: str) -> Value:
         """Columns [begin, end) of x: no copy."""

@@ -57,13 +57,22 @@ GLU_EPILOGUES = {"silu": EPILOGUE_SILU_GLU, "gelu": EPILOGUE_GELU_GLU, "clamped"
 
 
 def lower(
-    ops: list[Op], plan: WeightPlan, step: StepLayout, kv: KVCacheShape, passes: Iterable[str] = PASSES
+    ops: list[Op],
+    plan: WeightPlan,
+    step: StepLayout,
+    kv: KVCacheShape,
+    passes: Iterable[str] = PASSES,
+    *,
+    beside: Program | None = None,
 ) -> Program:
+    """`beside`: another Program in the same arenas. It keeps its KV cache and outputs; activations last for one run."""
     lowering = _Lowering(ops, plan, step, kv, "quantise" in set(passes))
+    if beside:
+        lowering.kv_bytes, lowering.output_bytes = (beside.arena_bytes[name] for name in ("kv", "output"))
     for op in ops:
         getattr(lowering, f"_{op.kind}")(op)
     launches = lowering.launches
-    activations = plan_memory(launches)
+    activations = max(plan_memory(launches), beside.arena_bytes["activations"] if beside else 0)
     place_barriers(launches)
     sizes = {"weights": plan.nbytes, "kv": lowering.kv_bytes, "activations": activations,
              "output": lowering.output_bytes}  # fmt: skip
@@ -100,7 +109,9 @@ class _Lowering(RecurrentLowering):
         self._done(op.outputs[0])
 
     def _input(self, op: Op) -> None:
-        self.f32[op.outputs[0]] = self.step.inputs
+        value = op.outputs[0]
+        self.f32[value] = self._rows(value) if value.exposed else self.step.inputs
+        self.values[value.name] = (0, self.f32[value])
 
     def _pool(self, op: Op) -> None:
         x, out = self.f32[op.inputs[0]], self._rows(op.outputs[0])
@@ -192,6 +203,9 @@ class _Lowering(RecurrentLowering):
             scale.KERNEL, op.outputs[0].name, buffers, dim=op.inputs[0].width, stride=x.stride, factors=1
         )
         self._done(op.outputs[0])
+
+    def _concat(self, op: Op) -> None:
+        """The norms before have written its columns."""
 
     def _slice(self, op: Op) -> None:
         base = self.f32[op.inputs[0]]

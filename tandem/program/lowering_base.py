@@ -68,7 +68,7 @@ class LoweringBase:
         stride = align(4 * value.width) // 4
         size = rows_bytes(self.counts[value.count], value.width, stride)
         self.f32[value] = Tensor(value.name, arena, "f32", size, stride)
-        return self.f32[value]
+        return self._host_tensor(self.f32[value]) if value.exposed else self.f32[value]
 
     def _tiles(self, value: Value) -> Tensor:
         size = q8_bytes(self.counts[value.count], value.width)
@@ -81,11 +81,20 @@ class LoweringBase:
         One work item writes `unit` columns; it must write all 32 that share a scale. Returns (tensor, is q8).
         """
         readers = self.consumers.get(value, [])
+        if [op.kind for op in readers] == ["concat"]:
+            return self._beside(value, readers[0]), False
         whole = value.width % 32 == 0 and unit % 32 == 0
         fuse = self.fuse_quantise or value.count == "slots"  # no kernel quantises slots alone
         if fuse and whole and readers and all(map(self._reads_q8, readers)):
             return self._tiles(value), True
         return self._rows(value), False
+
+    def _beside(self, value: Value, concat: Op) -> Tensor:
+        """Makes the tensor of a value as some of the columns of a concatenation."""
+        whole, (first, _) = concat.outputs[0], concat.inputs
+        base = self.f32.get(whole) or self._rows(whole)
+        self._view(base, value, 0 if value is first else first.width)
+        return self.f32[value]
 
     def _reads_q8(self, op: Op) -> bool:
         matrices: list[Matrix] = op.attrs.get("matrices", [])

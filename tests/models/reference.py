@@ -56,7 +56,7 @@ class ReferenceModel:
     def read_sizes(self) -> None:
         self.architecture: str = self.metadata["general.architecture"]
         self.is_gemma = self.architecture in ("gemma2", "gemma3", "gemma4")
-        self.layers: int = self.get("block_count")
+        self.layers: int = self.get("block_count") - self.get("nextn_predict_layers", 0)
         self.hidden_size: int = self.get("embedding_length")
         self.heads: int = self.get("attention.head_count")
         self.kv_heads: int = self.get("attention.head_count_kv", self.heads)
@@ -111,6 +111,35 @@ class ReferenceModel:
             seen[f"blk.{i}.out"] = x
         seen["result_norm"] = x = self.norm(x, "output_norm")
         return x
+
+    def draft_logits(self, ids: Sequence[int]) -> Array:
+        """The draft head's logits for each token from the third on, and one more: [tokens - 1, vocabulary]."""
+        return self.head(self.draft_hidden(ids, self.final_hidden(ids)[:-1]))
+
+    def draft(self, ids: Sequence[int], count: int) -> list[int]:
+        """The likeliest tokens after a text: each reads the draft head's hidden state of the one before."""
+        hidden, draft = self.final_hidden(ids)[:-1], list[int]()
+        for _ in range(count):
+            last = self.draft_hidden([*ids, *draft], hidden)[-1:]
+            hidden = np.vstack([hidden, last])
+            draft.append(int(self.head(last).argmax()))
+        return draft
+
+    def draft_hidden(self, ids: Sequence[int], hidden: Array) -> Array:
+        """`hidden`: the hidden state of each token but the last."""
+        name = f"blk.{self.layers}.nextn."
+        embedded = self.weight("token_embd.weight", np.asarray(ids[1:]))
+        both = np.hstack([self.norm(embedded, f"{name}enorm"), self.norm(hidden, f"{name}hnorm")])
+        x = self.linear(both, f"{name}eh_proj")
+        layer = f"blk.{self.layers}."
+        h = self.attention(self.norm(x, f"{layer}attn_norm"), self.layers)
+        x = x + self.linear(h, f"{layer}attn_output")
+        h = self.norm(x, f"{layer}post_attention_norm")
+        if f"{layer}ffn_gate_exps.weight" in self.tensors:
+            x = x + self.experts(h, f"{layer}ffn_")
+        else:
+            x = x + self.linear(self.activated(h, f"{layer}ffn_"), f"{layer}ffn_down")
+        return self.norm(x, f"{name}shared_head_norm")
 
     def per_layer_inputs(self, x: Array, ids: Sequence[int]) -> Array:
         """The embedding that each layer of Gemma 4 E2B and E4B has of a token: [tokens, layers, columns]."""

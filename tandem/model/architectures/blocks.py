@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tandem.model.config import SCALED_NORM, ModelConfig
 from tandem.program.graph import Builder, Routing, Value, Vector
 
 Shapes = dict[str, tuple[int, ...]]
+Layer = Callable[[Builder, ModelConfig, int, Value, int], Value]
+# Hidden states that the host reads, and that which it writes.
+HIDDEN, DRAFT_HIDDEN, DRAFT_INPUT = "result_hidden", "draft.result_hidden", "draft.hidden"
 
 
 def common_tensors(c: ModelConfig, ffn_norm: str = "ffn_norm") -> Shapes:
@@ -14,7 +19,7 @@ def common_tensors(c: ModelConfig, ffn_norm: str = "ffn_norm") -> Shapes:
     shapes: Shapes = {"token_embd.weight": (c.vocab, c.dim)} | _norm_tensors(c, "output_norm")
     if not c.tied_head:
         shapes["output.weight"] = (c.vocab, c.dim)
-    for i in range(c.layers):
+    for i in range(c.stored_layers):
         shapes |= _norm_tensors(c, f"blk.{i}.attn_norm") | _norm_tensors(c, f"blk.{i}.{ffn_norm}")
         shapes |= {
             f"blk.{i}.attn_q.weight": (q, c.dim),
@@ -33,7 +38,15 @@ def common_tensors(c: ModelConfig, ffn_norm: str = "ffn_norm") -> Shapes:
                 f"blk.{i}.attn_k.bias": (kv,),
                 f"blk.{i}.attn_v.bias": (kv,),
             }
-    return shapes
+    return shapes | (_draft_tensors(c) if c.draft_layers else {})
+
+
+def _draft_tensors(c: ModelConfig) -> Shapes:
+    shapes: Shapes = {"eh_proj": (c.dim, 2 * c.dim), "enorm": (c.dim,), "hnorm": (c.dim,)}
+    own: Shapes = {"shared_head_norm": (c.dim,)}
+    own |= dict.fromkeys(("embed_tokens", "shared_head_head"), (c.vocab, c.dim))
+    shapes |= {name: own[name] for name in c.draft_tensors}
+    return {f"blk.{c.layers}.nextn.{name}.weight": shape for name, shape in shapes.items()}
 
 
 def _norm_tensors(c: ModelConfig, name: str) -> Shapes:
@@ -85,7 +98,7 @@ def without_norms(shapes: Shapes) -> Shapes:
 
 
 def layer_vectors(c: ModelConfig, names: dict[str, int]) -> Shapes:
-    return {f"blk.{i}.{name}.weight": (size,) for i in range(c.layers) for name, size in names.items()}
+    return {f"blk.{i}.{name}.weight": (size,) for i in range(c.stored_layers) for name, size in names.items()}
 
 
 def norm(b: Builder, c: ModelConfig, x: Value, name: str, result: str | None = None) -> Value:
@@ -197,6 +210,8 @@ def routed(
 
 def head(b: Builder, c: ModelConfig, x: Value) -> None:
     """Builds the end of every model: the rows that need logits, the last norm, the LM head and the sampler."""
+    if c.draft_layers:  # the draft head reads the hidden state of every token
+        b.expose(norm(b, c, x, "output_norm", HIDDEN))
     rows = b.select_rows(x, "result_rows")
     if c.logit_scale == 1.0:
         rows = norm(b, c, rows, "output_norm", "result_norm")
@@ -206,3 +221,26 @@ def head(b: Builder, c: ModelConfig, x: Value) -> None:
         rows = b.norm(rows, Vector(SCALED_NORM, c.dim), c.eps, "result_norm")
     name = "token_embd" if c.tied_head else "output"
     b.sample(b.matmul(rows, c.matrix(name, c.vocab, c.dim), "logits", softcap=c.logit_softcap))
+
+
+def draft_head(b: Builder, c: ModelConfig, context: int, layer: Layer) -> None:
+    """Builds the draft head (MTP): a layer that reads the hidden state of a token, after the last norm, and the
+    embedding of the next token, and gives logits of the one after that. Its own hidden state takes the place of the
+    first for a further token. It has the model's embedding and LM head, unless the file has others for it."""
+    name = f"blk.{c.layers}.nextn.%s"
+
+    def own(tensor: str, models: str) -> str:
+        return name % tensor if tensor in c.draft_tensors else models
+
+    e = b.embed(c.matrix(own("embed_tokens", "token_embd"), c.vocab, c.dim), "draft.embedding")
+    e = norm(b, c, e, name % "enorm")
+    h = norm(b, c, b.expose(b.input(c.dim, DRAFT_INPUT)), name % "hnorm")
+    both = b.concat(e, h, "draft.both")
+    x = b.matmul(both, c.matrix(name % "eh_proj", c.dim, 2 * c.dim), "draft.x")
+    x = layer(b, c, c.layers, x, context)
+    head_norm = own("shared_head_norm", "output_norm")
+    rows = b.select_rows(x, "draft.result_rows")
+    b.expose(norm(b, c, rows, head_norm, DRAFT_HIDDEN))
+    rows = norm(b, c, rows, head_norm, "draft.result_norm")
+    head = own("shared_head_head", "token_embd" if c.tied_head else "output")
+    b.sample(b.matmul(rows, c.matrix(head, c.vocab, c.dim), "draft.logits"))

@@ -9,6 +9,7 @@ from tandem.model.config import Metadata, ModelConfig
 
 SOFTMAX, SIGMOID = 1, 2  # of `expert_gating_func`
 build = partial(llama.build, ffn_norm="post_attention_norm")
+draft_layer = partial(llama.layer, ffn_norm="post_attention_norm")
 
 
 def config(m: Metadata) -> ModelConfig:
@@ -20,6 +21,7 @@ def config(m: Metadata) -> ModelConfig:
         head_norms=m.has("blk.0.attn_q_norm.weight"),
         experts_sigmoid=m.count("expert_gating_func", SIGMOID, zero=True) != SOFTMAX,
         experts_normalised=m.gguf.get(m.key("expert_weights_norm"), True),
+        **m.draft_head(),
         **experts
         | {"shared_expert_dim": m.count("expert_shared_count") * m.count("expert_feed_forward_length")},
     )

@@ -18,7 +18,7 @@ FFN_NORM = "post_attention_norm"
 def config(m: Metadata) -> ModelConfig:
     head_dim, next_ = m.head_dim(), m.architecture == "qwen3next"
     windows, delta_heads = _windows(m), _delta_heads(m, tiled=not next_)
-    for i, window in enumerate(windows):
+    for i, window in enumerate((*windows, 0)):  # the last may draft tokens
         if window != NO_ATTENTION and m.has(f"blk.{i}.attn_q.weight"):
             # For each head, rows of the query and then of the gate.
             parts = (f"blk.{i}.attn_q.weight", f"blk.{i}.attn_gate.weight")
@@ -35,6 +35,7 @@ def config(m: Metadata) -> ModelConfig:
         attention_gate=True,
         conv_taps=m.count("ssm.conv_kernel", maximum=MAX_CONVOLUTION),
         delta_heads=delta_heads,
+        **m.draft_head(),
         **(m.experts() if m.architecture != "qwen35" else {}),
     )
 
@@ -71,7 +72,7 @@ def tensors(c: ModelConfig) -> blocks.Shapes:
     assert heads is not None
     shapes = blocks.common_tensors(c, ffn_norm=FFN_NORM)
     values = heads.v_heads * heads.v_dim
-    for i in range(c.layers):
+    for i in range(c.stored_layers):
         if c.is_recurrent(i):
             for part in ("q", "k", "v", "output"):
                 del shapes[f"blk.{i}.attn_{part}.weight"]
@@ -98,12 +99,19 @@ def tensors(c: ModelConfig) -> blocks.Shapes:
 def build(b: Builder, c: ModelConfig, context: int) -> None:
     x = b.embed(c.matrix("token_embd", c.vocab, c.dim), "embedding")
     for i in range(c.layers):
-        h = blocks.norm(b, c, x, f"blk.{i}.attn_norm")
-        mixed = _linear_attention(b, c, i, h) if c.is_recurrent(i) else _attention(b, c, i, h, context)
-        x = b.add(x, mixed, f"blk.{i}.attn_residual")
-        h = blocks.norm(b, c, x, f"blk.{i}.{FFN_NORM}")
-        x = b.add(x, blocks.feed_forward(b, c, i, h, "silu"), f"blk.{i}.out")
+        x = draft_layer(b, c, i, x, context)
     blocks.head(b, c, x)
+
+
+def draft_layer(b: Builder, c: ModelConfig, layer: int, x: Value, context: int) -> Value:
+    """Any layer: the one that drafts tokens is one with attention."""
+    h = blocks.norm(b, c, x, f"blk.{layer}.attn_norm")
+    mixed = (
+        _linear_attention(b, c, layer, h) if c.is_recurrent(layer) else _attention(b, c, layer, h, context)
+    )
+    x = b.add(x, mixed, f"blk.{layer}.attn_residual")
+    h = blocks.norm(b, c, x, f"blk.{layer}.{FFN_NORM}")
+    return b.add(x, blocks.feed_forward(b, c, layer, h, "silu"), f"blk.{layer}.out")
 
 
 def _attention(b: Builder, c: ModelConfig, layer: int, h: Value, context: int) -> Value:

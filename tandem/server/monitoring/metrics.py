@@ -199,7 +199,7 @@ class EngineMonitor:
 
     def _accepted(self) -> int:
         """Draft tokens that were accepted since the last step."""
-        before, self._drafts_accepted = self._drafts_accepted, self.engine.accepted_draft_tokens
+        before, self._drafts_accepted = self._drafts_accepted, self.engine.scheduler.accepted_draft_tokens
         return self._drafts_accepted - before
 
     def _prompts(self) -> tuple[int, int]:

@@ -1,0 +1,162 @@
+"""Drafts tokens with the model's own draft head (MTP): one more layer, which predicts the token after the next one.
+
+Its row for position t has the model's hidden state of token t and the embedding of token t + 1. For a further token,
+its own hidden state takes the place of the model's. Keys and values of the layer are in the model's KV blocks. Each
+step stores those of its tokens, which takes a small part of the layer: so a draft can begin at any time.
+
+The head is a Program of its own in the model's arenas, with the StepInputs of the second step slot. The host copies
+hidden states between the two.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tandem.devices.device import Device, validate_on
+from tandem.engine.kv_cache import KVCache
+from tandem.engine.sequence import Chunk, Sequence
+from tandem.kernels.abi import (
+    HEADER_ROWS,
+    HEADER_SEQUENCES,
+    HEADER_TOKENS,
+    HEADER_WORK,
+    KV_BLOCK,
+    RESULT_INTS,
+    SAMPLING_PARAMETERS,
+    TOKEN_ID,
+    TOKEN_POSITION,
+    TOKEN_SEQUENCE,
+    TOKEN_SLOT,
+    TOKEN_SOURCE,
+)
+from tandem.kernels.kernel import Array
+from tandem.model.architectures.blocks import DRAFT_HIDDEN, DRAFT_INPUT, HIDDEN
+from tandem.model.model import Model
+from tandem.program.fuse import fuse
+from tandem.program.lower import lower
+from tandem.program.lowering_base import KVCacheShape
+from tandem.program.program import Program, Tensor, arena_in
+from tandem.program.step_inputs import KNOWN, StepInputs, StepLayout
+from tandem.program.weight_plan import WeightPlan
+
+STEP_SLOT = 1  # the model's steps have slot 0
+GREEDY = np.zeros(1, SAMPLING_PARAMETERS)
+GREEDY["top_p"], GREEDY["repeat_penalty"], GREEDY["top_logprobs"] = 1.0, 1.0, -1
+
+
+def lower_draft_head(
+    model: Model,
+    device: Device,
+    context: int,
+    passes: tuple[str, ...],
+    program: Program,
+    weights: WeightPlan,
+    layout: StepLayout,
+    shape: KVCacheShape,
+) -> Program | None:
+    """Lowers the draft head beside the Program of the model's steps; None if the model has none, or it is not used."""
+    if not model.config.draft_layers:
+        return None
+    ops = fuse(model.draft_ops(context), weights.layouts, passes)
+    head = lower(ops, weights, layout, shape, passes, beside=program)
+    program.arena_bytes = head.arena_bytes
+    validate_on(device, head, [head.values[DRAFT_INPUT][1]])
+    return head
+
+
+class DraftHead:
+    """Proposes the likeliest tokens of the draft head."""
+
+    cost_coefficient = 0.1  # typical of a layer and the LM head
+
+    def __init__(
+        self, device: Device, model: Program, program: Program, layout: StepLayout, cache: KVCache, dim: int
+    ) -> None:
+        """`model`: the Program of the model's steps; `program`: that of the head."""
+        self.device, self.program, self.cache, self.dim = device, program, cache, dim
+        self._model_hidden, self._hidden = model.values[HIDDEN][1], program.values[DRAFT_HIDDEN][1]
+        self._given = self._read(program.values[DRAFT_INPUT][1], layout.limits.tokens)
+        self._inputs = StepInputs(layout, device.memory(arena_in(STEP_SLOT, "step")))
+        self._inputs.params[:] = GREEDY.view(np.int32)
+        self._inputs.rows[:] = np.arange(len(self._inputs.rows))
+        results = device.memory(arena_in(STEP_SLOT, "results"))[: layout.result_bytes].view(np.int32)
+        self._results = results.reshape(-1, RESULT_INTS)
+        self._recording = device.record(program, STEP_SLOT)
+        self._stored = 1 + next(i for i, launch in enumerate(program.launches) if launch.buffers.get("cache"))
+        self._last: dict[
+            Sequence, tuple[int, Array]
+        ] = {}  # position and hidden state of its last computed token
+
+    def uncached(self, sequence: Sequence) -> int:
+        return 0
+
+    def forget(self, sequence: Sequence) -> None:
+        self._last.pop(sequence, None)
+
+    def store(self, chunks: list[Chunk]) -> None:
+        """Stores keys and values of the tokens that a step of the model has computed, as far as the next token is
+        known: not those of rejected draft tokens."""
+        token = rows = 0
+        hidden = self._read(self._model_hidden, sum(chunk.total for chunk in chunks))
+        for chunk in chunks:
+            sequence, first = chunk.sequence, token
+            token += chunk.total
+            count = min(chunk.total, len(sequence.tokens) - 1 - chunk.begin)
+            if sequence.state.table_row < 0 or chunk.admissions != sequence.state.admissions or count < 1:
+                continue
+            self._write(sequence, rows, chunk.begin, sequence.tokens[chunk.begin + 1 :][:count])
+            self._given[rows : rows + count] = hidden[first : first + count]
+            self._last[sequence] = chunk.begin + count - 1, hidden[first + count - 1].copy()
+            rows += count
+        if rows:
+            self._run(rows, 0, self._stored)
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in wanted]
+        open_drafts = [i for i, each in enumerate(wanted) if self._can_draft(*each)]
+        hidden = np.array([self._last[wanted[i][0]][1] for i in open_drafts], np.float32)
+        while open_drafts:
+            rows = len(open_drafts)
+            for row, i in enumerate(open_drafts):
+                sequence, draft = wanted[i][0], drafts[i]
+                position = len(sequence.tokens) - 2 + len(draft)
+                self._write(sequence, row, position, [draft[-1] if draft else sequence.tokens[-1]])
+                self._inputs.work[row, :5] = row, 1, sequence.state.table_row, position, 0
+            self._given[:rows] = hidden
+            self._run(rows, rows)
+            for row, i in enumerate(open_drafts):
+                drafts[i].append(int(self._results[row, 0]))
+            going_on = [row for row, i in enumerate(open_drafts) if len(drafts[i]) < wanted[i][1]]
+            hidden = self._read(self._hidden, rows)[going_on]
+            open_drafts = [open_drafts[row] for row in going_on]
+        return drafts
+
+    def _can_draft(self, sequence: Sequence, count: int) -> bool:
+        """Whether its last hidden state is known, and it has KV blocks for a draft."""
+        position, _ = self._last.get(sequence, (-1, None))
+        if not count or position != len(sequence.tokens) - 2:
+            return False
+        return self.cache.reserve(sequence.kv.tables, position + count)
+
+    def _write(self, sequence: Sequence, row: int, position: int, next_tokens: list[int]) -> None:
+        """Writes rows of the token table, from `row` on, for positions from `position` on."""
+        positions = np.arange(position, position + len(next_tokens))
+        rows = self._inputs.tokens[row : row + len(next_tokens)]
+        rows[:, TOKEN_ID], rows[:, TOKEN_POSITION] = next_tokens, positions
+        rows[:, TOKEN_SEQUENCE], rows[:, TOKEN_SOURCE] = sequence.state.table_row, KNOWN
+        for group, table in enumerate(sequence.kv.tables):
+            first, end = table.written[STEP_SLOT], len(table.blocks)
+            if first < end:
+                self._inputs.tables[group][sequence.state.table_row, first:end] = table.blocks[first:]
+                table.written[STEP_SLOT] = end
+            blocks = np.array(table.blocks, np.int32)[positions // KV_BLOCK]
+            rows[:, TOKEN_SLOT + group] = blocks * KV_BLOCK + positions % KV_BLOCK
+
+    def _run(self, tokens: int, rows: int, end: int | None = None) -> None:
+        header = self._inputs.header
+        header[[HEADER_TOKENS, HEADER_ROWS, HEADER_WORK, HEADER_SEQUENCES]] = tokens, rows, rows, rows
+        self._recording.replay(0, end)
+
+    def _read(self, tensor: Tensor, rows: int) -> Array:
+        memory = self.device.read(tensor)
+        return np.ndarray((rows, self.dim), np.float32, memory, strides=(4 * tensor.stride, 4))
