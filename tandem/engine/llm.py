@@ -15,7 +15,8 @@ import numpy as np
 
 from tandem.devices.backends import open_device
 from tandem.devices.device import Device
-from tandem.engine.engine import Driver, Engine, step_limits
+from tandem.engine.driver import Driver
+from tandem.engine.engine import Engine, step_limits
 from tandem.engine.image_encoder import check_fits
 from tandem.engine.input_processor import InputProcessor, Message, as_items
 from tandem.engine.load_options import DRAFT_HEAD, LoadOptions, disk_bytes

@@ -34,7 +34,7 @@ def test_one_engine_loop() -> None:
     folders = ("engine", "server", "cli")
     files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     callers = [path.name for path in files if "engine.step()" in path.read_text()]
-    assert callers == ["draft_model.py", "engine.py"]
+    assert callers == ["draft_model.py", "driver.py"]
 
 
 @pytest.mark.fast
