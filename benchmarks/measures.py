@@ -18,11 +18,8 @@ from tandem.bench.roofline import host_ops
 TEXT = HERE.parent / "tests" / "models" / "text.txt"
 PROMPT = "The sky is blue because"
 PREFILL, OPENING = 512, 128  # tokens of the timed prompt, and of each prompt before timed decoding
-STEPS = {
-    1: 32,
-    8: 8,
-    32: 4,
-}  # sequences: steps a round; rounds are short, for the machine may change by the second
+# Sequences: steps a round; rounds are short, for the machine may change by the second.
+STEPS = {1: 32, 8: 8, 32: 4}
 MAX_TRIES = 3  # rounds for each that counts, while other processes disturb them
 PYTHON_SHARE = 0.03  # of a decode step, at most
 
@@ -88,9 +85,8 @@ class Comparison:
 
     def rows(self) -> Iterator[Row]:
         self.path.read_bytes()  # into the page cache
-        room = (
-            -(-(OPENING + STEPS[1] * (MAX_TRIES * self.rounds + 1) + PREFILL) // 256) * 256
-        )  # tokens per sequence
+        # Tokens per sequence.
+        room = -(-(OPENING + STEPS[1] * (MAX_TRIES * self.rounds + 1) + PREFILL) // 256) * 256
         with (
             Worker(sys.executable, HERE / "tandem_worker.py", self.path, self.threads, room) as self.ours,
             Worker(self.peer_python, SCRIPT, self.path, self.threads, room) as self.peer,

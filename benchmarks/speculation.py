@@ -32,9 +32,8 @@ from tests.packages import model_path
 PROMPT_LOOKUP_MODELS = ("qwen2.5-coder-1.5b", "smollm2")
 DRAFT, DRAFTED = "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
 TOKENS = {"qwen2.5-coder-1.5b": 96, "smollm2": 256}  # of an answer
-MIN_SPEED = (
-    0.95  # minimum speed with speculation as a fraction of that without, if the engine chooses the length
-)
+# Minimum speed with speculation as a fraction of that without, if the engine chooses the length.
+MIN_SPEED = 0.95
 ALWAYS = 3  # draft tokens of each sequence, if it does not
 CODE = '''class {Noun}Store:
     """Keeps {noun}s by name, and knows which were used last."""

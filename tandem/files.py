@@ -11,9 +11,8 @@ from threading import get_ident
 
 NOT_REGULAR = "not a regular file"
 NOT_OWN = "not a folder of this user"
-LAST_DATE = (
-    253_370_764_800.0  # seconds from 1970 to 9999: later dates, which file systems have, Python has not
-)
+# Seconds from 1970 to 9999: later dates, which file systems have, Python has not.
+LAST_DATE = 253_370_764_800.0
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, folder: int | None = None) -> FileIO:

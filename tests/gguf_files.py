@@ -22,12 +22,10 @@ NUMBERS = {
 }
 NUMBERS |= {"f32": (6, "<f"), "bool": (7, "<?"), "u64": (10, "<Q"), "i64": (11, "<q"), "f64": (12, "<d")}
 
-Key = tuple[
-    str, str, Any
-]  # key, kind, value; a kind is "u32", "str", "[u32]" (array), "[[str]]" (nested) ...
-Tensor = tuple[
-    str, str, np.ndarray
-]  # name, format, float32 values in NumPy's order; or uint8, the bytes of each row as they are
+# Key, kind, value; a kind is "u32", "str", "[u32]" (array), "[[str]]" (nested) ...
+Key = tuple[str, str, Any]
+# Name, format, float32 values in NumPy's order; or uint8, the bytes of each row as they are.
+Tensor = tuple[str, str, np.ndarray]
 
 
 def kind_id(kind: str) -> int:

@@ -19,18 +19,16 @@ COMMIT = "5ca1ab1e" * 5
 class LoopbackHub:
     def __init__(self, repos: dict[str, dict[str, bytes]]) -> None:
         self.repos = repos
-        self.cut_after: dict[str, list[int]] = defaultdict(
-            list
-        )  # file -> bytes to send before hanging up, per request
+        # File -> bytes to send before hanging up, per request.
+        self.cut_after: dict[str, list[int]] = defaultdict(list)
         self.status: dict[str, list[int]] = defaultdict(list)  # file or repo -> status to answer, per request
         self.wrong_bytes: set[str] = set()  # files whose content is not what their sum says
         self.ranges = True  # whether it honours Range
         self.token: str | None = None  # what a file's request must carry
         self.bytes_per_second: float | None = None
         self.requests: list[str] = []  # "METHOD path"
-        self.sent: dict[str, list[tuple[int, int]]] = defaultdict(
-            list
-        )  # file -> (first byte, count), per request
+        # File -> (first byte, count), per request.
+        self.sent: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
     def __enter__(self) -> LoopbackHub:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
@@ -110,9 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[:-1] + bytes([body[-1] ^ 1])
         cut = self.hub.cut_after[name].pop(0) if self.hub.cut_after[name] else len(body)
         records = self.hub.sent[name]
-        records.append(
-            (first, len(body[:cut]))
-        )  # now: who has read it all may look before this thread goes on
+        # Now: who has read it all may look before this thread goes on.
+        records.append((first, len(body[:cut])))
         at = len(records) - 1
         self._head(status, len(body), headers)
         records[at] = first, self._send(body[:cut])

@@ -28,9 +28,8 @@ pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = ("build", "run", "dev", "lm-eval")
-Locked = dict[
-    str, list[tuple[Requirement, list[str]]]
-]  # package -> versions (several: by their markers), hashes
+# Package -> versions (several: by their markers), hashes.
+Locked = dict[str, list[tuple[Requirement, list[str]]]]
 
 
 def locked(name: str) -> Locked:

@@ -263,9 +263,8 @@ def time_case(device: AnyDevice, kernel: Kernel, case: Case, repeats: int = 20) 
     recording = record(device, kernel, case, tensors, repeats)
     recording.replay()
     if isinstance(device, CPUDevice) or device.capabilities.timestamp_ns:
-        each = np.array(recording.replay_timed()).reshape(
-            repeats, -1
-        )  # a GPU may run several launches for one
+        # A GPU may run several launches for one.
+        each = np.array(recording.replay_timed()).reshape(repeats, -1)
         return float(each.sum(axis=1).min())
     begin = time.perf_counter()
     recording.replay()
@@ -317,9 +316,8 @@ def assert_q8_matches(
     off = np.abs(got["q"].astype(int) - want["q"])
     exact = atol == 0 and rtol == 0
     require(off.max(initial=0) <= (0 if exact else 1), f"{name}: a quant is off by {off.max(initial=0)}")
-    few = max(
-        0.002, 254 * rtol, 2 / off.size
-    )  # an error of e quantisation steps rounds about 2e of them differently
+    # An error of e quantisation steps rounds about 2e of them differently.
+    few = max(0.002, 254 * rtol, 2 / off.size)
     require(off.mean() <= few, f"{name}: {off.sum()} of {off.size} quants differ")
     half, more = Q8_COLUMNS // 2, (MORE_RTOL, MORE_ATOL) if gpu else (0.0, 0.0)
     for field, columns in {"sum": slice(None), "low": slice(half), "high": slice(half, None)}.items():

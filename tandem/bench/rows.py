@@ -42,9 +42,8 @@ def make_row(
         "samples": samples,
         "median": float(np.median(samples)),
         "interval": measured.interval,
-        "outliers": outliers(
-            measured.seconds
-        ),  # of times, for the rate of a slow round is close to the others
+        # Of times, for the rate of a slow round is close to the others.
+        "outliers": outliers(measured.seconds),
         "ttft": float(np.median(first)),
         "ttft_interval": median_interval(first),
         "step_seconds": [seconds for each in measured.rounds for seconds in each.steps],

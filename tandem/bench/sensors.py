@@ -99,9 +99,8 @@ class Sensors:
             joules,
             clocks if self._clocks else [],
             int(sum(map(_number, self._throttles)) - throttled),
-            min(
-                1.0, max(0.0, others) / (seconds * (os.cpu_count() or 1))
-            ),  # counted in hundredths of a second
+            # Counted in hundredths of a second.
+            min(1.0, max(0.0, others) / (seconds * (os.cpu_count() or 1))),
         )
 
 

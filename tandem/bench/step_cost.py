@@ -15,11 +15,8 @@ from tandem.program.program import Launch, Program
 
 Step = list[tuple[int, int]]  # (position, tokens) of each sequence
 ATTENTION = ("attention", "attention_rope")
-COUNTED_KERNELS = (
-    "matmul",
-    "expert_matmul",
-    "attention",
-)  # kernels whose operations count: those of others are negligible
+# Kernels whose operations count: those of others are negligible.
+COUNTED_KERNELS = "matmul", "expert_matmul", "attention"
 
 
 def step_costs(program: Program, step: Step, rows: int | None = None) -> list[Cost]:

@@ -18,9 +18,8 @@ from tandem.errors import DeviceError
 from tandem.kernels.matmul_dispatch import reads_q8_sums
 from tandem.settings import Settings, read_settings
 
-EMULATED = (
-    "vulkan:rdna3-emulated"  # a Radeon 780M that is not here, for tests: nothing but its name chooses it
-)
+# A Radeon 780M that is not here, for tests: nothing but its name chooses it.
+EMULATED = "vulkan:rdna3-emulated"
 # Device files that the kernel creates for a GPU. Without one, `auto` does not load Vulkan.
 GPU_NODES = ("/dev/dri/renderD*", "/dev/nvidiactl", "/dev/dxg")
 

@@ -21,13 +21,8 @@ USED = {
     "avx2": ("avx2", "fma", "f16c", "bmi2"),
     "plain": (),
 }
-UNUSED = (
-    "avx_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_int8",
-    "amx_bf16",
-)  # flags that kernels do not use yet
+# Flags that kernels do not use yet.
+UNUSED = "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16"
 NEEDED = ("cffi",)  # packages that every command needs, besides NumPy
 PACKAGES = (*NEEDED, "fastapi", "uvicorn", "llguidance", "jinja2", "regex", "rich", "prometheus_client")
 LITTLE = 2e9  # bytes free: enough only for the smallest models

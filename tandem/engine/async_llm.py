@@ -197,9 +197,8 @@ class AsyncLLM:
                     raise item
                 self._count(outbox, -outbox.values(item))
                 outbox.last_read = outbox.loop.time()
-                if (
-                    not outbox.items.empty()
-                ):  # else a slow reader would block the loop until it has read all items
+                # Otherwise a slow reader would block the loop until it has read all items.
+                if not outbox.items.empty():
                     await asyncio.sleep(0)
                 yield item
         finally:

@@ -47,9 +47,8 @@ class BlockFiles:
     def __init__(self, folder: Path, identity: bytes, budget: int) -> None:
         """`budget`: maximum bytes of the whole folder."""
         self.folder, self.identity, self.budget = private_folder(folder), identity, budget
-        self.known: set[bytes] = (
-            set()
-        )  # keys of files that are there, unless another process has evicted them
+        # Keys of files that are there, unless another process has evicted them.
+        self.known: set[bytes] = set()
         self.used = 0  # bytes of the folder when it was last looked at
         self.read_bytes = self.written_bytes = self.evicted = self.damaged = self.failed = 0
         with suppress(OSError), open_regular(self.folder / "used", os.O_RDONLY | os.O_NOFOLLOW) as file:

@@ -23,9 +23,8 @@ from typing import NamedTuple
 
 from tandem.errors import OutOfMemoryError, QueueFullError
 
-ANSWER = (
-    10.0  # s beyond a job's limit for the process's answer; without one it is killed: somebody has stopped it
-)
+# Seconds beyond a job's limit for the process's answer; without one it is killed: somebody has stopped it.
+ANSWER = 10.0
 REQUEST = struct.Struct("<Idd")  # size of the job, its limits in seconds
 ANSWERED = struct.Struct("<iI")  # how the child ended, size of the result
 OUT_OF_TIME, OUT_OF_WALL = -signal.SIGPROF, -signal.SIGALRM
@@ -53,8 +52,8 @@ class JobProcess:
         """Returns how the child that did the job ended (0, or a negative signal number), and the result. Raises
         QueueFullError if too many others wait, OutOfMemoryError if the process cannot start or is killed.
 
-        A job that has begun goes on if the caller is cancelled: otherwise the process would have to start again for each
-        client that leaves, and the others would wait for it."""
+        A job that has begun goes on if the caller is cancelled: otherwise the process would have to start again for
+        each client that leaves, and the others would wait for it."""
         await self._started()  # that wait has no limit
         try:
             async with asyncio.timeout(self._limits.wall):

@@ -56,9 +56,8 @@ class KVMemory:
         self._groups = [[layer for layer in layers if layer.group == group] for group in range(groups)]
         if states := [*state_layers(program)]:
             self._groups.append(states)
-        self.nbytes = [
-            sum(layer.nbytes for layer in group) for group in self._groups
-        ]  # of a block of each group
+        # Bytes of a block of each group.
+        self.nbytes = [sum(layer.nbytes for layer in group) for group in self._groups]
 
     def read(self, group: int, blocks: Sequence[int]) -> Bytes:
         """Copies blocks of a group: [blocks, bytes]."""

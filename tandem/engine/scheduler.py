@@ -36,9 +36,8 @@ RECHECK_STEPS = 16  # steps with prompts after which one without measures the de
 WINDOW = 9  # decode steps in a median, since other processes delay single steps
 SMOOTHING = 0.2  # weight of a new measurement in the averages of steps with prompts
 MAX_OUTLIER = 2.0  # maximum of a new measurement, as a multiple of the average
-CHECKPOINT_DISTANCE = (
-    4  # blocks between the last two checkpoints of a prompt; four times as many to the one before
-)
+# Blocks between the last two checkpoints of a prompt; four times as many to the one before.
+CHECKPOINT_DISTANCE = 4
 INITIAL_TOKENS = 16  # tokens per prompt until there are measurements
 
 

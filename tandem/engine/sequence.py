@@ -60,9 +60,8 @@ class Request:
     ) -> None:
         self.prompt, self.params = prompt, params
         self.eos_ids = eos_ids  # end-of-sequence tokens of the model; they have no text
-        self.stop_token_ids = (
-            frozenset[int]() if params.ignore_eos else eos_ids
-        )  # tokens that end the request
+        # Tokens that end the request.
+        self.stop_token_ids = frozenset[int]() if params.ignore_eos else eos_ids
         self.max_tokens = min(max_tokens, params.max_tokens)  # tokens to generate
         self.seed = int.from_bytes(os.urandom(8)) if params.seed is None else int(params.seed) & (2**64 - 1)
         self.number = next(_numbers)  # order of arrival

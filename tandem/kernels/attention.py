@@ -231,9 +231,8 @@ KERNEL = Kernel(
         Buffer("cache", "r"),  # one layer's KV blocks (kv_layout.h)
         # int32 [sequences][table_stride]: entry i is the block of positions i * KV_BLOCK on
         Buffer("tables", "r"),
-        Buffer(
-            "work", "r"
-        ),  # int32 [W][WORK_INTS]: first row, rows, sequence, position of the first row, last position seen
+        # int32 [W][WORK_INTS]: first row, rows, sequence, position of the first row, last position seen.
+        Buffer("work", "r"),
         Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]
         Buffer("sinks", "r"),  # float32 [q_heads]
     ),

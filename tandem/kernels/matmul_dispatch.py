@@ -97,9 +97,8 @@ def has_coopmat(gpu: Gpu) -> bool:
 
 PANELS_PER_GROUP = 4  # of matmul_rows.slang
 MIN_ROWS_TOKENS, MAX_ROWS_TOKENS = 2, 128
-MAX_LANE_SUMS = (
-    32  # tokens of a lane whose sums leave room for 16 waves; from there on, lanes share decoded rows
-)
+# Tokens of a lane whose sums leave room for 16 waves; from there on, lanes share decoded rows.
+MAX_LANE_SUMS = 32
 SHARING_THREADS = 256  # of matmul_*_shared_rows
 
 

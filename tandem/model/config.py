@@ -134,9 +134,8 @@ class ModelConfig:
     layer_head_dim: tuple[int, ...] = ()
     layer_kv_heads: tuple[int, ...] = ()
     layer_ffn_dim: tuple[int, ...] = ()
-    shared_kv_layers: int = (
-        0  # at the end, which read keys and values of the last layer of their kind before them
-    )
+    # Layers at the end, which read keys and values of the last layer of their kind before them.
+    shared_kv_layers: int = 0
     per_layer_dim: int = 0  # of the embedding that each layer has of a token; 0: there is none
     layer_scales: bool = False  # the output of each layer is multiplied by a number
     attention_gate: bool = False  # the output of attention is multiplied by the sigmoid of a gate

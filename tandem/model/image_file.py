@@ -20,9 +20,8 @@ MAX_BYTES = 32 << 20  # of a file
 MAX_PIXELS = 50_000_000  # of an image; a file of a few bytes may claim billions
 MAX_RATIO = 200  # of the longer side to the shorter
 MAX_IMAGES = 64  # of a prompt
-STRIP_PIXELS = (
-    1 << 20
-)  # that are converted at once: copies of a large image would take several times its memory
+# Pixels that are converted at once: copies of a large image would take several times its memory.
+STRIP_PIXELS = 1 << 20
 ORIENTATION = 0x0112  # the EXIF tag; its values -> Pillow's transpose methods
 TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 

@@ -68,9 +68,8 @@ def load_weights(gguf: GGUF, plan: WeightPlan, device: Device, tables: Mapping[s
 
     one = device.loaders == 1
     groups = _groups(gguf, plan, READ_BYTES_OF_ONE if one else READ_BYTES)
-    each(
-        load, groups, 2 if one else device.loaders
-    )  # with one loader, a thread reads while the other repacks
+    # With one loader, a thread reads while the other repacks.
+    each(load, groups, 2 if one else device.loaders)
     for packed in plan.vectors.values():
         _load_vector(gguf, packed, device, tables)
     gguf.check_unchanged()

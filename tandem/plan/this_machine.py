@@ -124,7 +124,6 @@ def _kept(file: Path, title: str) -> Hardware | None:
         found = Hardware(**{**data, "calibration": Calibration(**data["calibration"])})
     except (OSError, ValueError, TypeError, KeyError, DeviceError):
         return None
-    same = found.title == title and found.calibration == calibration_of(
-        found.kind
-    )  # the saved rates depend on it
+    # The saved rates depend on it.
+    same = found.title == title and found.calibration == calibration_of(found.kind)
     return found if same else None

@@ -35,9 +35,8 @@ def merge_matmuls(ops: list[Op], layouts: Mapping[str, Layout]) -> list[Op]:
     out: list[Op] = []
     open_ops: dict[tuple[int, Layout], Op] = {}
     for op in ops:
-        if (
-            op.kind == "attention"
-        ):  # a feed-forward that reads the same value as Q, K and V stays a GLU of its own
+        # A feed-forward that reads the same value as Q, K and V stays a GLU of its own.
+        if op.kind == "attention":
             open_ops.clear()
         if op.kind != "matmul" or op.attrs["softcap"]:
             out.append(op)

@@ -57,9 +57,8 @@ class Routing(NamedTuple):
     sigmoid: bool = False  # scores are the sigmoid of the logits, not the softmax
     normalise: bool = True  # weights add up to 1
     scale: float = 1.0  # of the weights
-    expert_groups: int = (
-        1  # n_group of a model's config; a token uses experts of the best `groups_used` of them
-    )
+    # n_group of a model's config; a token uses experts of the best `groups_used` of them.
+    expert_groups: int = 1
     groups_used: int = 1  # topk_group
     group_top: int = 1  # experts whose scores rank a group
     bias: Vector | None = None  # added to the scores for the choice, not to the weights

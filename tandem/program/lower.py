@@ -115,9 +115,8 @@ class _Lowering(RecurrentLowering):
 
     def _pool(self, op: Op) -> None:
         x, out = self.f32[op.inputs[0]], self._rows(op.outputs[0])
-        if not op.attrs[
-            "concatenate"
-        ]:  # a norm may follow, which picks its rows among as many as there are tokens
+        # A norm may follow, which picks its rows among as many as there are tokens.
+        if not op.attrs["concatenate"]:
             out.nbytes = rows_bytes(self.counts["tokens"], op.outputs[0].width, out.stride)
         self._launch(
             pool.KERNEL,

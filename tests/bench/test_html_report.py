@@ -169,9 +169,8 @@ def test_names_are_text(page: Page, tmp_path: Path) -> None:
 @pytest.mark.fast
 def test_the_file_names_no_other_host() -> None:
     text = page_of(result(peer=True), result(seed=1))
-    assert set(re.findall(r"https?://[^\s\"'`]+", text)) == {
-        "http://www.w3.org/2000/svg"
-    }  # a name, not an address
+    # A name, not an address.
+    assert set(re.findall(r"https?://[^\s\"'`]+", text)) == {"http://www.w3.org/2000/svg"}
     assert "$" not in re.sub(r"\$\{", "", text).replace("$1", "")
     assert "default-src 'none'" in text
 

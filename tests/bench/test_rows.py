@@ -215,9 +215,8 @@ def test_a_peer_alternates_with_us(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     measured, _, theirs = benchmark.take(Ours(), workload, 4, NOWHERE, peer)  # type: ignore[arg-type]
     peer.close()
     assert theirs == [0.01] * 4 and peer.about["build"] == "AVX512 = 1"
-    before = (
-        1 + 5 + 1 + 5 + 1 + 1
-    )  # two openings with two rounds of two commands each, closed, and the last one
+    # Two openings with two rounds of two commands each, closed, and the last one.
+    before = 1 + 5 + 1 + 5 + 1 + 1
     assert order == [f"ours after {before + n}" for n in (1, 1, 5, 5)]
     assert measured.seconds == [0.005] * 4
 

@@ -55,12 +55,8 @@ def llama(folder: Path, **options: Any) -> Path:
     return write_folder(folder, LLAMA, llama_tensors("llama", 4, 1), **options)
 
 
-NOT_CONVERTED = {
-    "gemma4",
-    "qwen35",
-    "qwen35moe",
-    "qwen3next",
-}  # whose tensors differ between layers: a folder is refused as an unknown class
+# Architectures whose tensors differ between layers: a folder is refused as an unknown class.
+NOT_CONVERTED = {"gemma4", "qwen35", "qwen35moe", "qwen3next"}
 
 
 def test_every_family_is_converted() -> None:

@@ -184,9 +184,8 @@ def endings(path: Path, count: int, prompt_lookup: bool, first_seed: int) -> Cou
         if engine.scheduler.speculator:
             engine.scheduler.speculator.cost_model = FixedCost(0.001)
         params = SamplingParams(max_tokens=4, temperature=3.0, ignore_eos=True, logit_bias=FEW)
-        for begin in range(
-            first_seed, first_seed + count, 8
-        ):  # a few at a time: drafts need rows of logits too
+        # A few at a time: drafts need rows of logits too.
+        for begin in range(first_seed, first_seed + count, 8):
             sequences = [
                 engine.submit([5, 6, 7, 5, 6, 7, 5, 6], replace(params, seed=begin + i)) for i in range(8)
             ]

@@ -106,12 +106,8 @@ def test_little_crosses_and_nothing_is_there_twice() -> None:
         ((3.0, 1.0), (5e9, 1e12), 2, (16, 46)),  # layers of 0.25 GB each, and the embedding
         ((3.0, 1.0), (5e9, 6e9), 2, (32, 30)),  # more than their own memory: some of the host's, too
         ((1.0, 1.0, 2.0), (1e12, 1e12, 1e12), 4, (16, 16, 30)),
-        (
-            (3.0, 1.0),
-            (1e12, 1e12),
-            1,
-            (61, 1),
-        ),  # one sequence has nothing from a device that others keep busy
+        # One sequence has nothing from a device that others keep busy.
+        ((3.0, 1.0), (1e12, 1e12), 1, (61, 1)),
         ((1.0, 2.0, 1.5), (1e12, 8e9, 1e12), 1, (1, 28, 33)),
     ],
 )

@@ -153,18 +153,8 @@ def synthesized(rng: random.Random) -> bytes:
 
 EXPERT_COUNTS = (0, 1, 2, 3, 5, 8, 33, 1024, 1025, 2**31, 2**32 - 1)
 WIDTHS_OF_FEED_FORWARD = (16, 32, 48, 64, 96, 100, 256)
-HOSTILE_HALVES = (
-    0x0000,
-    0x8000,
-    0x0001,
-    0x3C00,
-    0x7BFF,
-    0xFBFF,
-    0x7C00,
-    0xFC00,
-    0x7E00,
-    0xFFFF,
-)  # also inf, NaN
+# Also inf, NaN.
+HOSTILE_HALVES = 0x0000, 0x8000, 0x0001, 0x3C00, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFFFF
 
 
 def hostile_rows(format: Format, shape: tuple[int, ...], rng: random.Random) -> np.ndarray:

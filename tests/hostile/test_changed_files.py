@@ -65,9 +65,8 @@ def saving(path: Path, change: Callable[[Path], None], words: str) -> None:
     ):
         expected = llm.generate([5, 6, 7], max_tokens=8).token_ids
         change(path)
-        assert (
-            llm.generate([5, 6, 7], max_tokens=8).token_ids == expected
-        )  # the weights are in memory of our own
+        # The weights are in memory of our own.
+        assert llm.generate([5, 6, 7], max_tokens=8).token_ids == expected
         with pytest.raises(ModelFileError, match=words):
             llm.save(list(range(3, 40)), path.with_name("state"))
         assert not path.with_name("state").exists()

@@ -273,9 +273,8 @@ def test_an_address_that_is_refused_often_waits_while_others_are_served(server: 
     assert refusals(12 * REFUSALS) < 10  # nobody else is served
     done = threading.Event()
 
-    def others() -> (
-        None
-    ):  # again and again: the model is so small that a long response takes less than a second
+    # Again and again: the model is so small that a long response takes less than a second.
+    def others() -> None:
         while not done.is_set():
             assert server.ask(CHAT, server.chat(max_tokens=1500, ignore_eos=True))[0] == 200
 

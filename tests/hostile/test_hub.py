@@ -329,9 +329,8 @@ def test_the_token_goes_to_the_same_scheme_host_and_port_only(
     plain, secret, other = f"http://127.0.0.1:{port}", f"https://127.0.0.1:{port}", f"http://localhost:{port}"
     assert redirected(hub, f"{secret}/a", f"{secret}/b") == [True, True]  # a repository with a new name
     assert redirected(hub, f"{secret}/a", "/b") == [True, True]
-    with pytest.raises(
-        http.client.InvalidURL, match="from https to http"
-    ):  # where anybody could change the response
+    # Where anybody could change the response.
+    with pytest.raises(http.client.InvalidURL, match="from https to http"):
         redirected(hub, f"{secret}/a", f"{plain}/b")
     assert redirected(hub, f"{plain}/a", f"{secret}/b") == [True, False]
     assert redirected(hub, f"{plain}/a", f"{other}/b") == [True, False]

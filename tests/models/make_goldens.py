@@ -288,9 +288,8 @@ def write_tokenizer(folder: Path, golden: Golden) -> None:
     is_gemma = "gemma" in golden.config.model_type
     special = SPECIAL["gemma" if is_gemma else "llama"]
     added = [{"id": i, "content": text, "special": True} for i, text in enumerate(special)]
-    if (
-        "tokenizer.ggml.pre" in golden.keys
-    ):  # the converter finds a name that splits alike; the golden has its own
+    # The converter finds a name that splits alike; the golden has its own.
+    if "tokenizer.ggml.pre" in golden.keys:
         merges = ["t h", "th e", "Ġ t", "Ġ a", "i n", "e r", "o n"]
         tokens = special + byte_alphabet() + [merge.replace(" ", "") for merge in merges]
         model: dict[str, Any] = {"type": "BPE", "merges": merges}

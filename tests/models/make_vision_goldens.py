@@ -172,10 +172,8 @@ def smolvlm() -> Golden:
     )  # fmt: skip
 
 
-RAW: dict[str, Any] = {
-    "do_rescale": False,
-    "do_normalize": False,
-}  # a processor that returns bytes of colours
+# A processor that returns bytes of colours.
+RAW: dict[str, Any] = {"do_rescale": False, "do_normalize": False}
 
 
 def random_text(golden: Golden, generator: torch.Generator, count: int) -> list[int]:

@@ -33,14 +33,8 @@ NEIGHBOURS = [
     "ernie4_5-moe",
 ]
 NORMED_OVER_HEADS = ("olmoe", "olmo2")  # Q and K, all heads at once; in other models each head
-SECOND_NORM = (
-    "seed_oss",
-    "gpt-oss",
-    "glm4moe",
-    "qwen35",
-    "qwen35moe",
-    "qwen3next",
-)  # where the norm before the feed-forward is named after attention
+# Architectures where the norm before the feed-forward is named after attention.
+SECOND_NORM = "seed_oss", "gpt-oss", "glm4moe", "qwen35", "qwen35moe", "qwen3next"
 GATED = ("qwen35", "qwen35moe", "qwen3next")  # attention whose output has a gate
 QUERY_BLOCK = 256  # rows of the score matrix held at once
 
@@ -365,11 +359,8 @@ class ReferenceModel:
 
     def rotation(self, tokens: int, sliding: bool) -> tuple[Array, Array]:
         """Cosine and sine, each [tokens, rotated / 2], with the file's RoPE scaling."""
-        local = sliding and self.architecture in (
-            "gemma3",
-            "gemma4",
-            "olmo2",
-        )  # unscaled, some with a base of their own
+        # Unscaled, some with a base of their own.
+        local = sliding and self.architecture in ("gemma3", "gemma4", "olmo2")
         base = self.get("rope.freq_base", 10_000.0)
         if local:
             base = self.get("rope.freq_base_swa", 10_000.0 if self.architecture == "gemma3" else base)

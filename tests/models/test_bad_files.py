@@ -98,9 +98,8 @@ ARRAYS = [
 @pytest.mark.parametrize("mark", COUNTS + ARRAYS)
 def test_counts_beyond_the_file(tmp_path: Path, mark: str, count: int) -> None:
     data = bytearray(TINY.data)
-    struct.pack_into(
-        "<Q", data, TINY.marks[mark] + (4 if mark in ARRAYS else 0), count
-    )  # after an array's type
+    # After an array's type.
+    struct.pack_into("<Q", data, TINY.marks[mark] + (4 if mark in ARRAYS else 0), count)
     with little_memory():
         error = broken(tmp_path, bytes(data))
     assert error.offset == TINY.marks[mark] + (4 if mark in ARRAYS else 0)

@@ -48,9 +48,8 @@ def test_intermediates_equal_the_reference(name: str) -> None:
     expected: Capture = {}
     ReferenceModel(GOLDENS / f"{name}.gguf").logits(ids, expected)
     with load(name) as llm:
-        names = [
-            intermediate for intermediate in expected if intermediate in llm.intermediates
-        ]  # some are fused
+        # Some are fused.
+        names = [intermediate for intermediate in expected if intermediate in llm.intermediates]
         captured = llm.capture(ids, names)
     assert {"blk.0.attn_out", "blk.0.ffn_out", "blk.0.out", "blk.1.out", "result_norm"} <= captured.keys()
     for intermediate in names:

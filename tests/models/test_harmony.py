@@ -140,9 +140,8 @@ def test_what_was_thought_before_a_call_is_in_the_prompt(path: Path) -> None:
         answer = build_prompt(llm, off).ids
         text = llm.tokenizer.decode(ids, special=True)
     assert "<|message|>Hm.\n\nI look.<|end|>" in text and "<|message|>I look.<|end|>" in text
-    assert answer[: len(ids)] == ids and len(answer) > len(
-        ids
-    )  # without reasoning, the answer begins at once
+    # Without reasoning, the answer begins at once.
+    assert answer[: len(ids)] == ids and len(answer) > len(ids)
 
 
 def test_a_required_call_is_one(path: Path) -> None:

@@ -73,9 +73,8 @@ def compare(name: str, text: str, count: int) -> tuple[Score, Score]:
         for ids, targets in windows(peer, text, count):
             hidden, logits = reference.final_hidden(ids), llm.logits(ids)
             for row, peer_logits in zip(range(0, WINDOW, peer.batch), peer.logits(ids), strict=True):
-                rows = slice(
-                    row, row + peer.batch
-                )  # few at a time: 1,000 rows of Gemma's vocabulary are 1 GB
+                # Few at a time: 1,000 rows of Gemma's vocabulary are 1 GB.
+                rows = slice(row, row + peer.batch)
                 truth = log_softmax(reference.head(hidden[rows]))
                 ours.add(truth, logits[rows], targets[rows])
                 theirs.add(truth, peer_logits, targets[rows])

@@ -61,9 +61,8 @@ def test_gemma_matches_sentencepiece() -> None:
     compared, different = 0, []
     for text in [*texts(), *byte_strings()]:
         expected = peer.encode(text)
-        if any(
-            map(ours.is_hidden, expected)
-        ):  # it knows <start_of_turn> as text to look for, the file as control
+        # It knows <start_of_turn> as text to look for, the file as control.
+        if any(map(ours.is_hidden, expected)):
             continue
         compared += 1
         if ours.encode(text, bos=False) != expected:

@@ -90,9 +90,8 @@ def test_what_we_write_is_within_a_step(name: str, steps: int, scale: float, shi
     raw = quantise(format, values)
     assert raw.dtype == np.uint8 and raw.shape == (7, 4, format.row_bytes(1024))
     groups = values.reshape(-1, 256)
-    reach = np.maximum(
-        np.ptp(groups, axis=1), 2 * np.abs(groups).max(axis=1)
-    )  # symmetric formats span -max to max
+    # Symmetric formats span -max to max.
+    reach = np.maximum(np.ptp(groups, axis=1), 2 * np.abs(groups).max(axis=1))
     error = np.abs(dequantise(format, raw) - values).reshape(-1, 256)
     assert (error <= reach[:, None] / steps).all()
     assert np.sqrt((error**2).mean()) < 0.4 * reach.mean() / steps
@@ -112,9 +111,8 @@ def test_zeros_and_constants_survive(name: str) -> None:
     values = np.repeat(np.float32([0, 0.5, -0.5, 1000]), 256).reshape(4, 256)
     back = dequantise(by_name(name), quantise(by_name(name), values))
     assert np.array_equal(back[0], values[0])
-    assert np.allclose(
-        back, values, rtol=0.03 if name == "MXFP4" else 0.01
-    )  # scales of MXFP4 are powers of two
+    # Scales of MXFP4 are powers of two.
+    assert np.allclose(back, values, rtol=0.03 if name == "MXFP4" else 0.01)
 
 
 def test_rows_that_are_no_whole_blocks_are_refused() -> None:

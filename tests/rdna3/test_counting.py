@@ -31,9 +31,8 @@ def test_a_matmul_loads_its_weights_once(own_device: EmulatedDevice, layout: str
     assert weights <= loads.bytes < 40 * weights  # and activations, which each panel of rows loads anew
     assert weights / 64 <= loads.segments
     if tokens <= 128:
-        assert (
-            counts.dot * counts.lanes * 4 >= ROWS * COLUMNS * tokens
-        )  # a dot product has four multiplications a lane
+        # A dot product has four multiplications a lane.
+        assert counts.dot * counts.lanes * 4 >= ROWS * COLUMNS * tokens
         assert not counts.wmma
     else:
         assert counts.wmma == ROWS // 16 * COLUMNS // 16 * tokens // 16  # of 16 x 16 x 16

@@ -232,9 +232,8 @@ def test_modifiers() -> None:
     h = RNG.integers(0, 1 << 32, LANES, U32)
     got, _ = compute(vop3("v_cvt_f32_f16", 8, V(2), high=1), [h.astype(U64)])
     np.testing.assert_array_equal(got.astype(U32).view(F32), (h >> 16).astype(U16).view(F16).astype(F32))
-    got, _ = compute(
-        vop1("v_cvt_f32_f16", 8, V(2 + 128)), [h.astype(U64)]
-    )  # the high half, in the short encoding
+    # The high half, in the short encoding.
+    got, _ = compute(vop1("v_cvt_f32_f16", 8, V(2 + 128)), [h.astype(U64)])
     np.testing.assert_array_equal(got.astype(U32).view(F32), (h >> 16).astype(U16).view(F16).astype(F32))
     old = RNG.integers(0, 1 << 32, LANES, U64)
     got, _ = compute(vop1("v_cvt_f16_f32", 8 + 128, V(2)), [given[0]], old)

@@ -72,9 +72,8 @@ def test_it_is_whole(made: tuple[dict[str, Any], str, str]) -> None:
     ) < 0.1
     assert data["rates"]["int8_ops_per_s"] > 1e8 and data["rates"]["fp16_matrix_ops_per_s"] is None
     [bench] = data["bench"]
-    assert (
-        bench["profiles"] and bench["limits"]["bytes_per_s"] > 0
-    )  # the rest is for the tests of `tandem bench`
+    # The rest is for the tests of `tandem bench`.
+    assert bench["profiles"] and bench["limits"]["bytes_per_s"] > 0
     assert [row["label"] for row in bench["rows"]] == ["prefill 8", "decode 2, batch 2 at 16"]
     assert "all kernels match NumPy" in shown and "tokens/s  smollm2-135m:q4_0, prefill 8" in shown
 

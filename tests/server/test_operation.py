@@ -137,9 +137,8 @@ def test_a_stream_that_is_not_read_ends_before_it_fills_the_memory(server: Runni
         deaf.sendall(post(CHAT, endless(server, n=4, logprobs=True, top_logprobs=20)))
         wait_until(lambda: server.running() == 4)
         wait_until(lambda: server.running() == 0)
-        assert (
-            server.cancelled() == before
-        )  # the responses are there, up to an error, and the client may read them
+        # The responses are there, up to an error, and the client may read them.
+        assert server.cancelled() == before
         assert time.monotonic() - begun < 25
     is_well(server)
 
@@ -202,9 +201,8 @@ def test_a_body_of_100_mb_is_refused_and_not_kept(server: Running, chunked: bool
     is_well(server)
     before, part = resident(server), b"a" * MiB
     with server.connect() as large, ThreadPoolExecutor(1) as reader:
-        answer = reader.submit(
-            read_all, large
-        )  # sampled while it is sent: unread data is freed with the connection
+        # Sampled while it is sent: unread data is freed with the connection.
+        answer = reader.submit(read_all, large)
         how = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % (100 * MiB)
         large.sendall(b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n" + how + b"\r\n\r\n")
         try:

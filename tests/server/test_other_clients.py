@@ -47,9 +47,8 @@ def test_anthropic_messages(claude: anthropic.Anthropic) -> None:
     counted = claude.messages.count_tokens(model="smollm2", messages=HELLO, system="You are a pirate.")
     assert counted.input_tokens == expected.usage.prompt_tokens
     long: Any = [{"role": "user", "content": "word " * 3000}]
-    assert (
-        claude.messages.count_tokens(model="smollm2", messages=long).input_tokens > 3000
-    )  # more than the context
+    # More than the context.
+    assert claude.messages.count_tokens(model="smollm2", messages=long).input_tokens > 3000
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 2048 tokens"):
         ask(claude, long)
     with claude.messages.stream(
@@ -200,10 +199,8 @@ def test_litellm(smollm2: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         chunks = list(litellm.completion(*asked, stream=True, **options))
         [call] = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
         assert json.loads(call.function.arguments) == arguments
-    for provider in (
-        "openai",
-        "anthropic",
-    ):  # recognised by its words; aider, among others, depends on LiteLLM's exception
+    # Recognised by its words; aider, among others, depends on LiteLLM's exception.
+    for provider in "openai", "anthropic":
         with pytest.raises(litellm.ContextWindowExceededError, match="2048 tokens"):
             long = [{"role": "user", "content": "word " * 3000}]
             litellm.completion(f"{provider}/smollm2", long, api_base=bases[provider], api_key="none")

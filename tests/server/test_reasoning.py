@@ -17,9 +17,8 @@ TEMPLATE = (
     + EFFORT
     + "{% if enable_thinking is not defined or enable_thinking %}{{ '<think>\\n' }}{% endif %}"
 )
-SAID = {
-    "structured_outputs": {"regex": "hm, so</think>\\n\\nYes[.]"}
-}  # the only output that the grammar allows
+# The only output that the grammar allows.
+SAID = {"structured_outputs": {"regex": "hm, so</think>\\n\\nYes[.]"}}
 
 
 @pytest.fixture(scope="module")

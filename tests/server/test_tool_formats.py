@@ -146,15 +146,8 @@ ENDS = (
     ),
     *("<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "<|call|>", "<|observation|>", "<|user|>"),
 )
-WITHOUT_TEXT = (
-    "MISTRAL",
-    "MISTRAL_CALL_ID",
-    "LLAMA_3",
-    "DEEPSEEK_3",
-    "COMMAND",
-    "GEMMA_4",
-    "HARMONY",
-)  # with calls
+# With calls.
+WITHOUT_TEXT = "MISTRAL", "MISTRAL_CALL_ID", "LLAMA_3", "DEEPSEEK_3", "COMMAND", "GEMMA_4", "HARMONY"
 # What a tag or a call without a tag begins with: as long as it is no more than that, it may be text.
 BEGINNINGS = [*FORMATS, *(tags.start for tags in REASONING), *(f'{{"name": "{tool.name}' for tool in TOOLS)]
 

@@ -404,9 +404,8 @@ def langchain_embeddings_and_agent() -> None:
     from langchain_openai import OpenAIEmbeddings
 
     options: Any = {"model": MODEL, "base_url": f"{URL}/v1", "api_key": "none"}
-    assert (
-        len(OpenAIEmbeddings(**options).embed_documents(["a", "b"])) == 2
-    )  # sends token ids of its own vocabulary
+    # Sends token ids of its own vocabulary.
+    assert len(OpenAIEmbeddings(**options).embed_documents(["a", "b"])) == 2
     assert OpenAIEmbeddings(**options, check_embedding_ctx_length=False).embed_query("a")
     assert OllamaEmbeddings(model=MODEL, base_url=URL).embed_query("a")
     agent = create_agent(langchain_models()[0], tools=[get_weather], system_prompt="Be brief.")

@@ -54,11 +54,11 @@ def test_no_other_division_is_faster(seed: int) -> None:
 def test_who_does_not_help_gets_nothing() -> None:
     assert divide(10, [lambda n: n, lambda n: 100 + n]).units == (10, 0)
     assert divide(
-        10, [lambda n: n, lambda n: n], lambda fractions: 6.0 * sum(map(bool, fractions))
-    ).units == (
         10,
-        0,
-    )  # one memory
+        [lambda n: n, lambda n: n],
+        lambda fractions: 6.0 * sum(map(bool, fractions)),
+        # One memory.
+    ).units == (10, 0)
     assert divide(10, [lambda n: 100.0 * n, lambda n: n]).units == (0, 10)
 
 

@@ -123,9 +123,8 @@ def test_fractions_follow_the_speed_of_the_devices(tmp_path: Path, monkeypatch: 
             """A busy machine may take some more steps."""
             return any(low <= fraction() <= high for _ in range(60))
 
-        monkeypatch.setattr(
-            balance, "MIN_GAIN", -math.inf
-        )  # on a busy machine nothing may pay: that is below
+        # On a busy machine nothing may pay: that is below.
+        monkeypatch.setattr(balance, "MIN_GAIN", -math.inf)
         assert reached(0.3, 0.6)
         accelerator.times_as_long = 4.0
         assert reached(0.05, 0.28)
@@ -166,9 +165,8 @@ def test_what_is_made_once_does_not_count(tmp_path: Path, monkeypatch: pytest.Mo
         engine.logits(list(range(8)))
         device = engine.device
         assert isinstance(device, TensorParallelDevice) and device.balances[8].on and not seen
-        timed = (
-            2 * MEASURED * len(device.balances[8].cuts)
-        )  # with zeros: activations are anything before a step
+        # With zeros: activations are anything before a step.
+        timed = 2 * MEASURED * len(device.balances[8].cuts)
         assert len(given) >= timed and not any(given[:timed]) and all(given[timed:])
         engine.logits(list(range(8)))
         assert seen.count("step") == 1 and seen.count("partition") >= len(device.works)

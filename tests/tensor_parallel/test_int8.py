@@ -179,9 +179,8 @@ def test_a_layer_that_int8_ruins_is_found(tmp_path: Path) -> None:
     ruined = "layer 1 ffn_down"
     assert selections[None].costs[ruined] > LIMIT and ruined not in selections[None].selected
     assert len(selections[None].selected) == len(selections[None].costs) - 1
-    assert (
-        selections[32].costs[ruined] < selections[None].costs[ruined] / 10
-    )  # most columns have scales of their own
+    # Most columns have scales of their own.
+    assert selections[32].costs[ruined] < selections[None].costs[ruined] / 10
 
 
 def log_softmax(logits: Array) -> Array:

@@ -15,10 +15,8 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[2] / "build" / "mesa"
 MANIFESTS = "share/vulkan/icd.d/radeon_icd*.json"
 PACKAGES = ("mesa-vulkan-drivers", "libdrm-amdgpu1", "libdrm2")
-FAMILIES = (
-    "phoenix",
-    "gfx1103_r1",
-)  # a Radeon 780M for newer and for older Mesa, each of which dies of the other
+# A Radeon 780M for newer and for older Mesa, each of which dies of the other.
+FAMILIES = "phoenix", "gfx1103_r1"
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,8 @@ def test_all_of_a_shared_memory_counts_as_fast_and_what_the_firmware_keeps_too()
     assert usable(PHOENIX, FREE, 30 * GB, None) == (sum(FREE), sum(FREE))
     assert usable(PHOENIX, FREE, 9 * GB, None) == (9 * GB, 9 * GB)  # the host has no more
     assert usable(PHOENIX, FREE, 30 * GB, 4 * GB) == (4 * GB, sum(FREE))
-    kept = replace(
-        PHOENIX, reserved_vram=8 * GB
-    )  # by a setting of the firmware: the host sees 24 GB of its 32
+    # By a setting of the firmware: the host sees 24 GB of its 32.
+    kept = replace(PHOENIX, reserved_vram=8 * GB)
     assert usable(kept, FREE, 5 * GB, None) == (13 * GB, 13 * GB)
 
 

@@ -40,10 +40,8 @@ def test_a_phoenix_and_what_it_would_be_without() -> None:
     paths = {name: (there, path) for name, there, path in feature_paths(PHOENIX)}
     matrices = "matmuls of more than 128 tokens, and prompts' attention, through shared memory"
     assert paths["matrix units"] == (True, matrices)
-    assert paths["integer dot product"] == (
-        False,
-        "models do not run without it",
-    )  # the fake machine's features
+    # The fake machine's features.
+    assert paths["integer dot product"] == (False, "models do not run without it")
     bare = {name: path for name, _, path in feature_paths(replace(PHOENIX, matrix_shapes=()))}
     assert "integer dot products" in bare["matrix units"]
     with_dots = replace(

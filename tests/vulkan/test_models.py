@@ -83,9 +83,8 @@ def test_the_planned_barriers_are_enough(lavapipe: str, name: str) -> None:
     """As many barriers as launches change no bit. Lavapipe runs launches in order anyway; GPUs do not."""
     [*_, (ids, _)] = golden_prompts(name)
     model, device = open_model(GOLDENS / f"{name}.gguf"), VulkanDevice(lavapipe)
-    engine = Engine.load(
-        model, device, context=128, batch=8, kv="f32", passes=()
-    )  # unfused: some run side by side
+    # Unfused: some run side by side.
+    engine = Engine.load(model, device, context=128, batch=8, kv="f32", passes=())
     planned, program = engine.logits(ids), engine.program
     assert sum(launch.barrier for launch in program.launches) < 0.9 * len(program.launches)
     full = replace(program, launches=[replace(launch, barrier=True) for launch in program.launches])

@@ -67,9 +67,8 @@ class LlamaCppModel:
         return list(ids[:count])
 
     def chat(self, prompt: str) -> str:
-        template = (
-            llama.llama_model_chat_template(self.model, None) or b"gemma"
-        )  # the one model without its own
+        # The one model without its own.
+        template = llama.llama_model_chat_template(self.model, None) or b"gemma"
         message = llama.llama_chat_message(role=b"user", content=prompt.encode())
         out = ctypes.create_string_buffer(4096)
         length = llama.llama_chat_apply_template(template, ctypes.byref(message), 1, True, out, len(out))

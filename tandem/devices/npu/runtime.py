@@ -28,13 +28,10 @@ from tandem.errors import DeviceError, DeviceLostError
 
 KERNEL = "MLIR_AIE"  # what aiecc calls it
 EXECUTE = 3  # the firmware's word for: run these instructions
-INSTRUCTIONS, ARGUMENTS = (
-    1,
-    3,
-)  # the first arguments are EXECUTE, the instructions and their bytes; then A, B and C
-MAX_IN_FLIGHT = (
-    4  # commands of a context that amdxdna takes (HWCTX_MAX_CMDS); the start of a fifth waits in it
-)
+# The first arguments are EXECUTE, the instructions and their bytes; then A, B and C.
+INSTRUCTIONS, ARGUMENTS = 1, 3
+# Commands of a context that amdxdna takes (HWCTX_MAX_CMDS); the start of a fifth waits in it.
+MAX_IN_FLIGHT = 4
 PAUSE = 100e-6  # seconds between looks at a run
 TIMEOUT_SECONDS = 10.0  # seconds until a run counts as lost; the largest GEMM takes a tenth of one
 DONE = pyxrt.ert_cmd_state.ERT_CMD_STATE_COMPLETED

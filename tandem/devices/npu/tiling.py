@@ -12,9 +12,8 @@ COLUMNS, ROWS = 4, 4  # of cores
 CORE_BYTES = 64 * 1024
 STACK_BYTES = 0xD00  # from the start of a core's memory; as AMD's own GEMM kernels have it
 PARAMETER_BYTES = 64  # behind the stack: objects behind them stay aligned
-DATA_BYTES = (
-    1024  # at the end, where the linker puts .data, .rodata and .bss; assumed, as none was linked yet
-)
+# Bytes at the end, where the linker puts .data, .rodata and .bss; assumed, as none was linked yet.
+DATA_BYTES = 1024
 DEPTH = 2  # of a FIFO: one object is filled while the other is used
 
 # Published measurements on Phoenix; they rank tilings and are reported nowhere.

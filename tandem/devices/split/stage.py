@@ -45,9 +45,8 @@ class Stage:
     def __init__(self, device: Device, part: ProgramPart) -> None:
         self.device, self.part = device, part
         self.recording = device.record(part.program)
-        self.times: deque[tuple[float, float]] = deque(
-            maxlen=MAX_RECENT_TIMES
-        )  # begin and end of recent steps
+        # Begin and end of recent steps.
+        self.times: deque[tuple[float, float]] = deque(maxlen=MAX_RECENT_TIMES)
         self.inbox: SimpleQueue[StagedStep | None] = SimpleQueue()
         tensors = {t for launch in part.program.launches for t in launch.buffers.values() if t is not None}
         self._tables = [tensor for tensor in tensors if tensor.arena == "step"]

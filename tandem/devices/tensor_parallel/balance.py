@@ -79,9 +79,8 @@ class Balance:
         self.lines: dict[Shape, list[LinearCost]] = {}
         self.cuts: Cuts = {}
         self.on: bool | None = None  # None: not measured yet
-        self._alone: deque[float] = deque(
-            maxlen=BASELINE_STEPS
-        )  # baseline: seconds per token on the main device
+        # Baseline: seconds per token on the main device.
+        self._alone: deque[float] = deque(maxlen=BASELINE_STEPS)
         self.steps = 0  # steps since `on` changed
         self._rest = 0.0  # seconds per step in launches that are not partitioned
         self._times: dict[tuple[Shape, int], RecentTimes] = {}

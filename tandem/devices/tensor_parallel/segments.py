@@ -37,9 +37,8 @@ class SegmentRunner:
     previous step one segment behind; otherwise it waits until the previous step is done."""
 
     def __init__(self, run: Callable[[SegmentedStep], bool], *, behind: bool) -> None:
-        self.times: deque[tuple[float, float]] = deque(
-            maxlen=MAX_RECENT_TIMES
-        )  # when the main device was busy
+        # When the main device was busy.
+        self.times: deque[tuple[float, float]] = deque(maxlen=MAX_RECENT_TIMES)
         self._run, self._behind = run, behind
         self._steps: list[SegmentedStep] = []  # oldest first
         self._changed, self._open = Condition(), True

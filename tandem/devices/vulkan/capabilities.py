@@ -112,9 +112,8 @@ class Capabilities:
     cache_key: str  # identifies the driver: pipeline caches are valid for one
     # Whether lanes hold a matrix's elements as coopmat_layout.py expects; tested when the device is opened.
     register_coopmat: bool = False
-    reserved_vram: int = (
-        0  # bytes that the firmware keeps for an integrated GPU; the host does not count them
-    )
+    # Bytes that the firmware keeps for an integrated GPU; the host does not count them.
+    reserved_vram: int = 0
     choices: Choices = field(default_factory=Choices, compare=False, repr=False)  # tuned parameters
 
     @property

@@ -225,10 +225,8 @@ def bind_scratch(launches: Sequence[Launch], counts: Counts, gpu: Gpu) -> Iterat
             expanded = expanded_from = None
         elif dispatch_.scratch:
             scratch = Tensor(f"{launch.name}.scratch", SCRATCH, "", SCRATCH_BYTES, offset=0)
-            is_norm = launch.kernel.name in (
-                "norm",
-                "combine_norm",
-            )  # it also writes its output there, in register order
+            # A norm also writes its output there, in register order.
+            is_norm = launch.kernel.name in ("norm", "combine_norm")
             expanded, expanded_from = (scratch, launch.buffers["out"]) if is_norm else (None, None)
             yield _with_scratch(launch, "w", scratch)
         else:

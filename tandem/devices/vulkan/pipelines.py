@@ -39,9 +39,8 @@ class Pipelines:
         if self._file:
             with suppress(OSError):  # what cannot be read costs the time to compile
                 known = read_regular(self._file, MAX_CACHE_BYTES)
-        if (
-            known[16:32].hex() != capabilities.cache_key
-        ):  # damaged: drivers are not required to check the header
+        # Damaged: drivers are not required to check the header.
+        if known[16:32].hex() != capabilities.cache_key:
             known = b""
         self._known = len(known)
         data = ffi.new("char[]", known) if known else ffi.NULL

@@ -54,9 +54,8 @@ POLL_SECONDS = 0.2
 CONNECT_SECONDS = 3.0  # to connect to an existing cluster
 MONITORING = ("/live", "/metrics", "/health")  # that all replicas answer together
 MONITOR_SECONDS = 5.0  # for a replica's part of them: one that does not answer is left out
-HEALTH_SECONDS = (
-    10.0  # for a replica to tell Ray that it is well: one that fails thrice is replaced, with its requests
-)
+# For a replica to tell Ray that it is well: one that fails thrice is replaced, with its requests.
+HEALTH_SECONDS = 10.0
 # Autoscaling delays, for requests that take seconds; Ray's defaults are for short ones.
 AUTOSCALING_DELAYS = {
     "metrics_interval_s": 2.0,

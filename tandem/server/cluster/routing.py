@@ -15,15 +15,8 @@ Replica = TypeVar("Replica", bound=Hashable)
 
 CHUNK_CHARS = 256  # characters that a key adds to the key before it
 MAX_CHUNKS = 256  # of a prompt
-PROMPT_FIELDS = (
-    "model",
-    "system",
-    "instructions",
-    "tools",
-    "messages",
-    "prompt",
-    "input",
-)  # of any API's request
+# Fields of any API's request.
+PROMPT_FIELDS = "model", "system", "instructions", "tools", "messages", "prompt", "input"
 MAX_KEYS = 200_000  # remembered
 MAX_IMBALANCE = 4  # a preferred replica may have this many requests more than the least loaded one
 

@@ -34,9 +34,8 @@ from tandem.threads import throttle
 COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 GEMMA_QUOTE = '<|"|>'
 EMPTY = '""'
-MAX_WRITTEN = (
-    2 << 20
-)  # characters of a grammar's rules, also of those that are equal: a schema may name a part often
+# Characters of a grammar's rules, also of those that are equal: a schema may name a part often.
+MAX_WRITTEN = 2 << 20
 TAG_NAME = r"/[^\s<>=\"]+/"  # of an argument that the schema does not declare
 NAME = r"/[A-Za-z_]\w*/"
 SINGLE_QUOTED = r"/'([^'\\\n]|\\['\"\\nrt])*'/"

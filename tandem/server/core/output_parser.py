@@ -127,9 +127,8 @@ class OutputParser:
         self._state = self._reasoning if reasoning else self._start
         self._buffer = ""  # received, not parsed yet
         self._format = QWEN3_CODER  # of the current call
-        self._scanner: Scanner = (
-            JSONScanner()
-        )  # of the current call's arguments, then of the rest of the call
+        # Of the current call's arguments, then of the rest of the call.
+        self._scanner: Scanner = JSONScanner()
         self._at_part_start = True  # nothing of the current part has been returned
         self._ended = False
         self.called = False  # the response contains a tool call

@@ -189,9 +189,8 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
     if is_off and not begun:
         reasoning = None
     params = _constrained_params(request, tools, format, reasoning, begun=begun, final=final)
-    is_answer = params.get("grammar") == request.params.get(
-        "grammar"
-    )  # a constraint does not begin with a header
+    # A constraint does not begin with a header.
+    is_answer = params.get("grammar") == request.params.get("grammar")
     constrained = is_answer and any(params.get(constraint) is not None for constraint in CONSTRAINTS)
     at_once = variables.get("enable_thinking") is False and not tools
     if not prefill and (constrained or at_once):

@@ -137,9 +137,8 @@ class Connection(HttpToolsProtocol):
         if self._ignores:
             return self._read_slowly()
         self._unset_keepalive_if_required()
-        if (
-            self._deadline is None and not self._is_responding()
-        ):  # the next request of a kept-alive connection
+        # The next request of a kept-alive connection.
+        if self._deadline is None and not self._is_responding():
             self._set_deadline(self._settings.read_timeout)
         self._unparsed += len(data)
         try:

@@ -180,9 +180,8 @@ class GenerateRequest(CommonRequest):
     prompt: str | None = None
     images: list[str] | None = None  # base64
     suffix: str | None = None  # fill-in-the-middle
-    context: Annotated[list[Natural], Field(fail_fast=True)] | None = (
-        None  # of the response that this one follows
-    )
+    # The tokens of the response that this one follows.
+    context: Annotated[list[Natural], Field(fail_fast=True)] | None = None
     system: str | None = None
     raw: bool | None = None
 

@@ -75,9 +75,8 @@ class CompletionRequest(Sampling):
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None  # fill-in-the-middle
-    best_of: Count | None = (
-        None  # the number of responses to generate, of which the `n` likeliest are returned
-    )
+    # The number of responses to generate, of which the `n` likeliest are returned.
+    best_of: Count | None = None
     n_predict: Int32 | None = None  # llama.cpp's max_tokens; -1: until the context is full
 
 

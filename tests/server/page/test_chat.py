@@ -108,13 +108,8 @@ def test_the_live_numbers_move(page: Page, server: Running) -> None:
     )
     counted = "n => +document.querySelectorAll('#live-totals dd')[1].innerText.replaceAll(',', '') >= n"
     wait_until(page, counted, before + 150)
-    for number in (
-        "rate",
-        "first",
-        "batch",
-        "step",
-        "traffic",
-    ):  # of completed seconds: the next poll has them
+    # Of completed seconds: the next poll has them.
+    for number in "rate", "first", "batch", "step", "traffic":
         expect(page.locator(f"#live-{number}")).to_have_text(re.compile(r"\d"))
     inked = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v)"
     charts = page.locator(".chart canvas").filter(visible=True)
