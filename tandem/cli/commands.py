@@ -356,6 +356,9 @@ def _plan(commands: Any) -> None:
         "--draft", metavar="SHAPE", help="also predict speculative decoding with this draft model"
     )
     plan.add_argument(
+        "--mtp", action="store_true", help="also predict speculative decoding with the model's own draft head"
+    )
+    plan.add_argument(
         "--acceptance",
         type=floats,
         metavar="A,A",

@@ -51,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
     hardware = _hardware(options)  # last, for it may measure for seconds: errors in the options come first
     for name, model in models.items():
         for kv in options.kv:
-            planned = Planned(model, options.context, kv)
+            planned = Planned(model, options.context, kv, mtp=options.mtp)
             plans.append(
                 {"model": without_folder(name), **plan_of(planned, hardware, wanted, drafts.get(kv))}
             )
@@ -114,8 +114,10 @@ def _check_used(options: argparse.Namespace) -> None:
     """Refuses options that would have no effect."""
     if options.hardware != "this" and (options.measure or options.device):
         raise UsageError("--measure and --device are for this machine: use --hardware this with them")
-    if options.acceptance and not options.draft:
-        raise UsageError("--acceptance needs a draft model: name one with --draft")
+    if options.acceptance and not (options.draft or options.mtp):
+        raise UsageError("--acceptance needs a draft model: name one with --draft, or use --mtp")
+    if options.draft and options.mtp:
+        raise UsageError("--draft and --mtp exclude each other: give one of the two")
 
 
 def _check_kv(kinds: list[str]) -> None:
@@ -200,10 +202,18 @@ def _print_plan(plan: Data, data: Data, hardware: Hardware) -> None:
         limit, predicted = row["limit"]["tokens_per_s"], row["predicted"]["tokens_per_s"]
         print(
             f"batch 1 at depth {plan['decode'][0]['depth']} with {row['draft_tokens']} "
-            f"draft token{'s' * (row['draft_tokens'] > 1)} per step by {data['draft']}, acceptance rate "
-            f"{row['acceptance']:.0%} (assumed): limit {limit:.1f} tok/s, predicted {predicted:.1f}"
+            f"draft token{'s' * (row['draft_tokens'] > 1)} per step by {data['draft'] or 'its draft head'}, "
+            f"acceptance rate {row['acceptance']:.0%} (assumed): limit {limit:.1f} tok/s, predicted {predicted:.1f}"
             + ("" if row["fits"] else "; both models together DO NOT FIT")
         )
+    for row in plan["published"] or []:
+        print(
+            f"published: {row['about']}: {row['plain']} tok/s, and {row['drafted']} with {row['draft_tokens']} draft "
+            f"tokens of which {row['accepted']:.0%} were accepted; predicted for these: "
+            f"{row['predicted_plain']:.1f} and {row['predicted_drafted']:.1f}"
+        )
+    for source in sorted({row["source"] for row in plan["published"] or []}):
+        print(f"published at {source}")
     if plan["target"]:
         _print_target(plan["target"])
     if "npu" in plan:

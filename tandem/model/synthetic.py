@@ -19,10 +19,10 @@ from tandem.kernels.kernel import Array
 from tandem.kernels.layout import ChooseLayout
 from tandem.kernels.matmul import random_panels
 from tandem.kernels.panels import LAYOUTS
-from tandem.model.architectures import ARCHITECTURES, gemma3, gemma4, gpt_oss
-from tandem.model.config import ModelConfig, Rope
+from tandem.model.architectures import ARCHITECTURES, gemma3, gemma4, gpt_oss, qwen35
+from tandem.model.config import NO_ATTENTION, ModelConfig, Rope
 from tandem.model.model import Model, as_matrix, is_matrix
-from tandem.program.graph import Vector
+from tandem.program.graph import DeltaHeads, Vector
 from tandem.program.program import Tensor
 from tandem.program.weight_plan import WeightPlan
 
@@ -113,6 +113,25 @@ def _glm_air() -> ModelConfig:
     )  # fmt: skip
 
 
+def _qwen35(
+    layers: int, dim: int, ffn: int, heads: int, kv_heads: int, v_heads: int, *, experts: int = 0
+) -> ModelConfig:
+    """With a draft head. `experts`: each is `ffn` wide, and a token uses 8 of them and a shared one."""
+    base = _plain(
+        "qwen35moe" if experts else "qwen35", layers, dim, ffn, heads, kv_heads, 248320, head_dim=256,
+        tied=dim < 2560 and not experts,
+    )  # fmt: skip
+    attention = [(i + 1) % qwen35.INTERVAL == 0 for i in range(layers)]
+    if experts:
+        base = replace(base, experts=experts, experts_used=8, expert_dim=ffn, shared_expert_dim=ffn,
+                       shared_expert_gate=True)  # fmt: skip
+    return replace(
+        base, eps=1e-6, ropes=(Rope(1e7, 64),), layer_window=tuple(0 if a else NO_ATTENTION for a in attention),
+        attention_gate=True, conv_taps=4, delta_heads=DeltaHeads(16, v_heads, 128, 128, tiled=True),
+        draft_layers=1, draft_tensors=frozenset({"shared_head_norm"}),
+    )  # fmt: skip
+
+
 SHAPES = {
     "gemma-3-1b": _gemma3(26, 1152, 6912, 4, 1, 256, 512, 262144),
     "gemma-3-4b": _gemma3(34, 2560, 10240, 8, 4, 256, 1024),
@@ -138,6 +157,10 @@ SHAPES = {
     "qwen2.5-7b": _plain("qwen2", 28, 3584, 18944, 28, 4, 152064),
     "qwen2.5-14b": _plain("qwen2", 48, 5120, 13824, 40, 8, 152064),
     "qwen2.5-32b": _plain("qwen2", 64, 5120, 27648, 40, 8, 152064),
+    "qwen3.5-0.8b": _qwen35(24, 1024, 3584, 8, 2, 16),
+    "qwen3.5-2b": _qwen35(24, 2048, 6144, 8, 2, 16),
+    "qwen3.6-27b": _qwen35(64, 5120, 17408, 24, 4, 48),
+    "qwen3.6-35b-a3b": _qwen35(40, 2048, 512, 16, 2, 32, experts=256),
     "qwen3-30b-a3b": _qwen3moe(48, 2048, 32, 4, 128, 8, 768),
     "qwen3-8b": _plain("qwen3", 36, 4096, 12288, 32, 8, 151936, head_dim=128),
     "qwen3-32b": _plain("qwen3", 64, 5120, 25600, 64, 8, 151936, head_dim=128),
@@ -167,7 +190,7 @@ class SyntheticModel(Model):
         }
         self.config = ModelConfig(**{**vars(full), "layers": count, **by_layer})
         self.architecture = ARCHITECTURES[self.config.architecture]
-        self.layout = layout
+        self.shape, self.layout = shape, layout
         if gguf:
             self.gguf = gguf
 

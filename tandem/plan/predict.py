@@ -9,12 +9,13 @@ reach where they have run (`calibration` in hardware.toml).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 
 from tandem.bench.hardware import Hardware
 from tandem.bench.step_cost import COUNTED_KERNELS, Step, min_cost, step_costs, weights_read
 from tandem.engine.engine import STEP_TOKENS
-from tandem.engine.kv_size import HEADROOM, plan_kv
+from tandem.engine.kv_size import HEADROOM, MIN_STATES, plan_kv
 from tandem.errors import RequestError
 from tandem.kernels.abi import KV_BLOCK, KV_TYPES
 from tandem.kernels.kernel import Cost
@@ -24,6 +25,7 @@ from tandem.model.model import Model
 from tandem.plan.rdna3 import FITTED, LaunchTime, gpu_of, launch_time
 from tandem.plan.rdna3_step import launches
 from tandem.program.fuse import fuse
+from tandem.program.graph import state_bytes
 from tandem.program.lower import lower
 from tandem.program.lowering_base import KVCacheShape
 from tandem.program.program import Launch, Program
@@ -76,21 +78,38 @@ class Memory:
 
 
 class Planned:
-    """A model with the Program that the engine would make for `context`."""
+    """A model with the Program that the engine would make for `context`; and that of its draft head, if it is used."""
 
-    def __init__(self, model: Model, context: int, kv: str = "f16") -> None:
+    head: Planned | None = None
+
+    def __init__(self, model: Model, context: int, kv: str = "f16", *, mtp: bool = False) -> None:
         if not 1 <= context <= model.config.trained_context:
             raise RequestError(
                 f"a context of {context} is not possible with this model: use 1 to {model.config.trained_context}"
             )
+        if mtp and not model.config.draft_layers:
+            raise RequestError(
+                "this model has no draft head: leave out --mtp, or name a draft model with --draft"
+            )
+        if not mtp:
+            model.config = replace(model.config, draft_layers=0)
         self.model, self.context, self.kv = model, context, kv
         self.config = model.config
         self.step_tokens = min(STEP_TOKENS, -(-context // KV_BLOCK) * KV_BLOCK)
         weights = WeightPlan(model.layouts(panel_layout))
         ops = fuse(model.ops(context), weights.layouts)
         layout = StepLayout(self._limits(context))
-        self.program: Program = lower(ops, weights, layout, KVCacheShape(self._kv_blocks(context, 1), kv))
+        # A sequence, its draft tokens, and a few checkpoints.
+        self.state_bytes, states = state_bytes(ops), 2 * MIN_STATES
+        shape = KVCacheShape(self._kv_blocks(context, 1), kv, states if self.state_bytes else 0)
+        self.states = shape.states
+        self.program: Program = lower(ops, weights, layout, shape)
         validate(self.program)
+        if mtp:
+            self.head = copy(self)
+            head_ops = fuse(model.draft_ops(context), weights.layouts)
+            self.head.program = lower(head_ops, weights, layout, shape, beside=self.program)
+            self.program.arena_bytes = self.head.program.arena_bytes
 
     def _limits(self, context: int) -> StepLimits:
         blocks, groups = -(-context // KV_BLOCK), len(self.config.windows)
@@ -121,6 +140,8 @@ class Planned:
             ),
             "headroom": HEADROOM,
         }
+        if self.states:
+            parts["recurrent states"] = float(self.states * self.state_bytes)
         return Memory(parts, hardware.heaps)
 
     @property

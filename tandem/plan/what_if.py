@@ -17,6 +17,7 @@ from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.model import Model
 from tandem.plan.predict import MAX_ROWS, Planned, Seconds, added, kernel_gb_s
+from tandem.plan.published_mtp import PUBLISHED
 
 SCHEMA = 2
 MAX_ACTIVE = 1e15  # active parameters
@@ -60,6 +61,7 @@ def describe(hardware: Hardware) -> Data:
 def plan_of(planned: Planned, hardware: Hardware, wanted: PlanOptions, draft: Planned | None = None) -> Data:
     """The plan for one model in one weight format with one KV cache type."""
     prompt, memory = _prompt(planned, hardware, wanted.prompt), planned.memory(hardware)
+    draft = draft or planned.head
     room = sum(memory.heaps.values()) - memory.needed
     return {
         "kv": planned.kv,
@@ -79,6 +81,7 @@ def plan_of(planned: Planned, hardware: Hardware, wanted: PlanOptions, draft: Pl
         ],
         "prefill": prompt,
         "speculation": _speculation(planned, draft, hardware, wanted.acceptance, wanted.depths[0]) if draft else None,
+        "published": _published(planned, planned.head, hardware, wanted.depths[0]) if planned.head else None,
         "target": _target(planned, hardware, wanted.target, wanted.target_depths) if wanted.target else None,
     }  # fmt: skip
 
@@ -119,19 +122,13 @@ def _speculation(
     """One sequence: a step of the draft model for each draft token, and a step of the model that verifies them all.
     For each acceptance rate, with the number of draft tokens that gives most."""
     _check_vocabularies(planned, draft)
-    needed = sum(each.memory(hardware).needed for each in (planned, draft))
+    seconds = _seconds_with_drafts(planned, draft, hardware, depth)
+    needed = planned.memory(hardware).needed
+    needed += draft.memory(hardware).needed if draft is not planned.head else 0.0
     fits = needed <= sum(hardware.heaps.values())
-    drafting = draft.limit(hardware, [(depth, 1)]), draft.predict(hardware, [(depth, 1)])
-    seconds = {}
-    for draft_tokens in range(1, MAX_DRAFT_TOKENS + 1):
-        step = hardware, [(depth, draft_tokens + 1)], draft_tokens + 1
-        check = planned.limit(*step), planned.predict(*step)
-        seconds[draft_tokens] = [
-            added([a] + [b] * draft_tokens) for a, b in zip(check, drafting, strict=True)
-        ]
 
     def row(rate: float, draft_tokens: int) -> Data:
-        expected = sum(rate**i for i in range(draft_tokens + 1))  # accepted, and one of the model's own
+        expected = _expected_tokens(rate, draft_tokens)
         speeds = _rates(expected, *seconds[draft_tokens])
         return {
             "acceptance": rate,
@@ -144,6 +141,48 @@ def _speculation(
     return [
         max((row(rate, n) for n in seconds), key=lambda data: float(data["predicted"]["tokens_per_s"]))
         for rate in rates
+    ]
+
+
+def _expected_tokens(rate: float, draft_tokens: int) -> float:
+    """Accepted draft tokens of a step, and one of the model's own."""
+    return sum(rate**i for i in range(draft_tokens + 1))
+
+
+def _seconds_with_drafts(
+    planned: Planned, draft: Planned, hardware: Hardware, depth: int
+) -> dict[int, tuple[Seconds, Seconds]]:
+    """For each number of draft tokens, the limit and the prediction of a step that verifies them, and of drafting."""
+    drafting = draft.limit(hardware, [(depth, 1)]), draft.predict(hardware, [(depth, 1)])
+    stored = planned.state_bytes / (hardware.usual_gb_s * 1e9)  # the state after a draft token is written
+    storing = Seconds(0.0, 0.0), Seconds(stored, 0.0, 0.0, stored)
+    found = {}
+    for count in range(1, MAX_DRAFT_TOKENS + 1):
+        step = hardware, [(depth, count + 1)], count + 1
+        verifying = planned.limit(*step), planned.predict(*step)
+        limit, predicted = (
+            added([a] + [b] * count + [c] * count)
+            for a, b, c in zip(verifying, drafting, storing, strict=True)
+        )
+        found[count] = limit, predicted
+    return found
+
+
+def _published(planned: Planned, head: Planned, hardware: Hardware, depth: int) -> list[Data]:
+    """What others have measured with a draft head there, and what is predicted at their acceptance."""
+    shape = getattr(planned.model, "shape", "")
+    seconds = _seconds_with_drafts(planned, head, hardware, depth)
+    plain = planned.predict(hardware, [(depth, 1)]).total
+    return [
+        {
+            **each._asdict(),
+            "acceptance": each.acceptance,
+            "predicted_plain": 1 / plain,
+            "predicted_drafted": _expected_tokens(each.acceptance, each.draft_tokens)
+            / seconds[each.draft_tokens][1].total,
+        }
+        for each in PUBLISHED
+        if (each.hardware, each.shape) == (hardware.name, shape)
     ]
 
 

@@ -21,6 +21,7 @@ from tandem.cli.plan import _print_step_down
 from tandem.errors import DeviceError, ModelNotFoundError, RequestError
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned
+from tandem.plan.published_mtp import rate_of_share
 from tandem.plan.what_if import PlanOptions, experts, parameters, plan_of
 from tests.cli.tiny_model import write_tiny_model
 
@@ -142,6 +143,38 @@ def test_speculation_counts_the_draft() -> None:
     assert often["tokens_per_step"] == pytest.approx((1 - 0.7 ** (often["draft_tokens"] + 1)) / 0.3)
 
 
+@pytest.mark.parametrize(
+    ("hardware", "plain", "drafted"), [("phoenix-780m", 4.1, 8.4), ("strix-halo-8060s", 11.5, 23.7)]
+)
+def test_a_draft_head_beside_what_others_measured(
+    hardware: str, plain: float, drafted: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The speed-up is within 10% of the published one; the rates are of our kernels and of a smaller file."""
+    command = ["qwen3.6-27b:q4_k_m", "--hardware", hardware, "-b", "1", "-d", "128", "--mtp"]
+    found = said(capsys, *command)["plans"][0]
+    row = found["published"][0]
+    assert (row["plain"], row["drafted"], row["draft_tokens"]) == (plain, drafted, 2)
+    gain = row["predicted_drafted"] / row["predicted_plain"]
+    assert gain == pytest.approx(drafted / plain, rel=0.1)
+    assert row["predicted_plain"] == pytest.approx(found["decode"][0]["predicted"]["tokens_per_s"])
+    assert rate_of_share(row["accepted"], 2) == pytest.approx(row["acceptance"])
+    assert form(row) == PUBLISHED_ROW
+    assert main(["plan", *command]) == 0
+    text = capsys.readouterr().out
+    assert f"{plain} tok/s, and {drafted} with 2 draft tokens" in text and row["source"] in text
+    assert found["memory"]["parts"]["recurrent states"] > 1e9
+
+
+def test_without_a_draft_head_its_weights_are_not_counted() -> None:
+    with_head, without = (
+        Planned(SyntheticModel("qwen3.6-27b:q4_k_m", layers=8), 1024, mtp=mtp) for mtp in (True, False)
+    )
+    assert with_head.program.arena_bytes["weights"] > without.program.arena_bytes["weights"]
+    times = [planned.predict(PHOENIX, [(128, 1)]).total for planned in (with_head, without)]
+    assert times[0] == pytest.approx(times[1], rel=0.001), "a step stores hidden states"
+    assert with_head.kv_bytes(1024, 1) == 1.5 * without.kv_bytes(1024, 1)
+
+
 def test_a_draft_takes_memory_too(capsys: pytest.CaptureFixture[str]) -> None:
     gib = "16.4"  # the model has room in it with one sequence, and no draft
     command = ["gemma-3-27b", "--hardware", "rtx-4090", "--memory", gib, "-b", "1", "--draft", "gemma-3-1b"]
@@ -243,6 +276,7 @@ def test_unknown_names_are_refused() -> None:
         (["gemma-3-1b", "--hardware", "h200", "-d", "5000"], "--context"),
         (["gemma-3-1b", "--hardware", "h200", "--acceptance", "1"], "must be from 0 to below 1"),
         (["gemma-3-1b", "--hardware", "h200", "--draft", "smollm2-135m"], "same family"),
+        (["gemma-3-1b", "--hardware", "h200", "--mtp"], "no draft head"),
         (["gemma-3-1b", "--hardware", "h200", "--memory", "0"], "memory"),
         (["gemma-3-1b", "--hardware", "h200", "--memory", "1e300"], "memory"),
         (["gemma-3-1b", "--hardware", "h200", "--active", "1e300"], "active parameters"),
@@ -264,6 +298,7 @@ def test_errors_are_one_sentence(
     ("arguments", "words"),
     [
         (["--kv", "q3"], "q8"),
+        (["--mtp", "--draft", "gemma-3-270m"], "exclude each other"),
         (["--acceptance", "0.5"], "--draft"),
         (["--device", "cpu"], "--hardware this"),
         (["--measure"], "--hardware this"),
@@ -288,6 +323,12 @@ RATES = {
     "limit": {"tokens_per_s": "float", "seconds": "float", "bottleneck": "str"},
     "predicted": {"tokens_per_s": "float", "seconds": "float", "bottleneck": "str"},
 }
+PUBLISHED_ROW = {
+    **dict.fromkeys(("hardware", "shape", "about", "source"), "str"),
+    **dict.fromkeys(("plain", "accepted", "drafted", "acceptance"), "float"),
+    **dict.fromkeys(("predicted_plain", "predicted_drafted"), "float"),
+    "draft_tokens": "int",
+}
 BATCH = {"batch": "int", "fits": "bool"}
 PLAN = {
     "model": "str",
@@ -307,6 +348,7 @@ PLAN = {
     "prefill": {"tokens": "int", "first_token_s": "float", "first_token_limit_s": "float", **RATES},
     "speculation": [{"acceptance": "float", "draft_tokens": "int", "tokens_per_step": "float", "fits": "bool",
                      **RATES}],
+    "published": "NoneType",
     "target": {"tokens_per_s": "float", "max_batch": "int",
                "rows": [{"depth": "int", "limit": BATCH, "predicted": BATCH}]},
 }  # fmt: skip
