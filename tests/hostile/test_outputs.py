@@ -9,10 +9,9 @@ import time
 import pytest
 
 from tandem.engine.output import StopSearch
-from tandem.server.core.output_parser import Delta, OutputParser
-from tandem.server.core.reasoning import REASONING
+from tandem.server.core.output_parser import REASONING, Delta, OutputParser
 from tandem.server.core.tool_calls import parse_calls
-from tandem.server.openai.usage import StreamedUsages, StreamOptions
+from tandem.server.openai.chat import StreamedUsages, StreamOptions
 
 pytestmark = pytest.mark.fast
 

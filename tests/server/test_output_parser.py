@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from tandem.server.core.conversation import for_template
-from tandem.server.core.output_parser import NO_USAGE, Delta, GenerationResult, OutputParser
+from tandem.server.core.output_parser import NO_USAGE, REASONING, Delta, GenerationResult, OutputParser
 from tandem.server.core.prompt import GenerationRequest
-from tandem.server.core.reasoning import REASONING
 from tandem.server.core.tool_calls import Tool, ToolCall
 from tandem.server.core.tool_formats import GEMMA, HERMES, LLAMA_3, MISTRAL, tool_format_for
 from tandem.server.ollama import chat as ollama

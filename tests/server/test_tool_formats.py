@@ -25,9 +25,8 @@ from tandem.model.chat_template import ChatTemplate
 from tandem.model.tokenizer import MARKUP, Tokenizer
 from tandem.server.core import tool_formats
 from tandem.server.core.conversation import for_template
-from tandem.server.core.output_parser import FORMATS, GenerationResult, OutputParser
+from tandem.server.core.output_parser import FORMATS, REASONING, GenerationResult, OutputParser
 from tandem.server.core.prompt import _with_analysis
-from tandem.server.core.reasoning import REASONING
 from tandem.server.core.tool_calls import Message, Tool
 from tandem.server.core.tool_formats import ToolFormat, tool_format_for
 from tests.cli.tiny_model import write_tiny_model

@@ -6,20 +6,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import regex
 
 from tandem.engine.output import TokenLogprob, Usage
 from tandem.server.core.argument_scanners import JSONScanner, Scanner, overlap
-from tandem.server.core.reasoning import REASONING, ReasoningTags
 from tandem.server.core.schemas import Schema
 from tandem.server.core.tool_calls import ToolCall, new_call_id, parse_calls
 from tandem.server.core.tool_formats import ACCEPTED, QWEN3_CODER, ToolFormat
 
-FORMATS: dict[
-    str, list[ToolFormat]
-] = {}  # opening tag -> formats of the calls that may follow; "": without a tag
+# Opening tag -> formats of the calls that may follow; "": without a tag.
+FORMATS: dict[str, list[ToolFormat]] = {}
 for _format in ACCEPTED:
     FORMATS.setdefault(_format.tag, []).append(_format)
 CALL_TAG = regex.compile("|".join(regex.escape(tag) for tag in FORMATS if tag))
@@ -104,6 +102,34 @@ def total_usage(usages: Sequence[GenerationUsage]) -> GenerationUsage:
     )
 
 
+class ReasoningTags(NamedTuple):
+    """How a model family marks reasoning, before the text or the calls of a response."""
+
+    start: str
+    end: str
+    answer: str = ""  # between the reasoning and what follows it
+    final: str = ""  # between that and a text
+    has_label: bool = False  # a word follows `start` on its line
+
+
+REASONING = (
+    ReasoningTags("<think>", "</think>"),
+    ReasoningTags("[THINK]", "[/THINK]"),  # Mistral
+    ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
+    ReasoningTags("<seed:think>", "</seed:think>"),
+    ReasoningTags("<|channel>", "<channel|>", has_label=True),  # Gemma 4
+)
+# gpt-oss, whose responses reach the parser with <think> (model/harmony.py).
+HARMONY = ReasoningTags(
+    "<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", "<|channel|>final<|message|>"
+)
+
+
+def reasoning_for(template: str) -> ReasoningTags | None:
+    """The reasoning of the family that a chat template belongs to, if it has any."""
+    return next((tags for tags in REASONING if tags.start in template), None)
+
+
 class OutputParser:
     """The reasoning and tool-call parser of one response.
 
@@ -127,8 +153,7 @@ class OutputParser:
         self._state = self._reasoning if reasoning else self._start
         self._buffer = ""  # received, not parsed yet
         self._format = QWEN3_CODER  # of the current call
-        # Of the current call's arguments, then of the rest of the call.
-        self._scanner: Scanner = JSONScanner()
+        self._scanner: Scanner  # of the current call's arguments, then of the rest of the call
         self._at_part_start = True  # nothing of the current part has been returned
         self._ended = False
         self.called = False  # the response contains a tool call

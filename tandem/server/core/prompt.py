@@ -19,12 +19,11 @@ from tandem.model.fill_in_middle import prompt_ids
 from tandem.model.harmony import FINAL
 from tandem.server.core import conversation
 from tandem.server.core.images import joined, text_of
-from tandem.server.core.output_parser import OutputParser
-from tandem.server.core.reasoning import HARMONY, ReasoningTags, reasoning_for
+from tandem.server.core.output_parser import HARMONY, OutputParser, ReasoningTags, reasoning_for
 from tandem.server.core.schemas import quoted
 from tandem.server.core.tool_calls import Message, Tool
 from tandem.server.core.tool_formats import HARMONY as HARMONY_CALLS
-from tandem.server.core.tool_formats import ToolFormat, tool_format_for
+from tandem.server.core.tool_formats import HERMES, ToolFormat, tool_format_for
 
 WHOLE_CONTEXT = 2**31  # as `max_tokens`: generate until the context is full
 DEFAULT_MIN_P = 0.1
@@ -165,12 +164,15 @@ def _build_chat_prompt(llm: LLM, request: GenerationRequest, limit: int | None) 
     if reserved := RESERVED_VARIABLES & variables.keys():
         raise RequestError(f"chat_template_kwargs may not set {min(reserved)}: remove it")
     is_harmony = llm.tokenizer.harmony is not None
-    format = HARMONY_CALLS if is_harmony else tool_format_for(template)
+    has_tools = bool(tools) or any(
+        message["role"] == "tool" or message.get("tool_calls") for message in messages
+    )
+    format = HARMONY_CALLS if is_harmony else tool_format_for(template) if has_tools else HERMES
     reasoning = HARMONY if is_harmony else reasoning_for(template)
     final = reasoning.final if reasoning else ""
     if is_harmony:
         messages = [_with_analysis(message) for message in messages]
-    if tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
+    if has_tools:
         messages, about_tools = conversation.for_template(messages, tools, template, format)
         variables |= about_tools
     elif "tools" not in template:  # without the fields that such a template may not know

@@ -17,8 +17,9 @@ from tandem.server.http.background import run_in_thread, run_inline_if_small
 from tandem.server.http.bodies import AnyObject, JSONRoute, StrictModel
 from tandem.server.llama_cpp.completion import CompletionRequest, settings_body
 from tandem.server.llama_cpp.error_body import ERRORS
-from tandem.server.openai.chat import MessageParam, ToolParam, message, tool
+from tandem.server.openai.chat import MessageParam, message, tool
 from tandem.server.openai.error_body import ERRORS as OPENAI_ERRORS
+from tandem.server.openai.parts import ToolParam
 
 router = APIRouter(route_class=JSONRoute, tags=["llama.cpp"])
 

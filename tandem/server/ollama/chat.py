@@ -37,8 +37,9 @@ from tandem.server.http.bodies import (
     stream_response,
 )
 from tandem.server.ollama.error_body import OllamaErrorBody
-from tandem.server.openai.chat import Seed, StopTexts, ToolParam, TopK, TopLogprobs, logprobs_body, tool
+from tandem.server.openai.chat import Seed, StopTexts, TopK, TopLogprobs, logprobs_body, tool
 from tandem.server.openai.error_body import ERRORS as OPENAI_ERRORS
+from tandem.server.openai.parts import ToolParam
 
 router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
 ERRORS = {status: {**about, "model": OllamaErrorBody} for status, about in OPENAI_ERRORS.items()}

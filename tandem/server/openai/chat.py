@@ -17,10 +17,10 @@ from tandem.engine.input_processor import MAX_COMPLETIONS
 from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
 from tandem.program.step_inputs import MAX_BIASES
-from tandem.server.core.output_parser import Delta, GenerationResult, total_usage
+from tandem.server.core.output_parser import NO_USAGE, Delta, GenerationResult, GenerationUsage, total_usage
 from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params, with_verbosity
 from tandem.server.core.serving import Server, get_server
-from tandem.server.core.timings import Timings
+from tandem.server.core.timings import Timings, timings
 from tandem.server.core.tool_calls import Message, Tool, ToolCall, named_tool
 from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
@@ -39,13 +39,16 @@ from tandem.server.http.bodies import (
     stream_response,
 )
 from tandem.server.openai.error_body import ERRORS
-from tandem.server.openai.parts import Part, content_of_parts
-from tandem.server.openai.usage import (
-    StreamedUsages,
-    StreamOptions,
-    UsageBody,
-    timings_body,
-    usage_body,
+from tandem.server.openai.parts import (
+    AllowedTools,
+    FunctionParam,
+    NamedTool,
+    Part,
+    ResponseFormat,
+    StructuredOutputs,
+    ToolCallParam,
+    ToolParam,
+    content_of_parts,
 )
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
@@ -93,18 +96,6 @@ StopTexts = str | Annotated[list[str], Field(max_length=64)]
 # ---- requests
 
 
-class ToolCallFunctionParam(StrictModel):
-    name: str
-    arguments: str
-
-
-class ToolCallParam(StrictModel):
-    ignored = frozenset({"index"})
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: ToolCallFunctionParam
-
-
 class MessageParam(StrictModel):
     ignored = frozenset(
         {"refusal", "annotations", "audio", "function_call", "cache_control", "provider_specific_fields"}
@@ -117,60 +108,10 @@ class MessageParam(StrictModel):
     reasoning_content: str | None = None
 
 
-class FunctionParam(StrictModel):
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    description: str | None = None
-    parameters: AnyObject | None = None
-    strict: bool | None = None
-
-
-class ToolParam(StrictModel):
-    ignored = frozenset({"cache_control"})
-    type: Literal["function"]
-    function: FunctionParam
-
-
-class NamedFunction(StrictModel):
-    name: str
-
-
-class NamedTool(StrictModel):
-    type: Literal["function"]
-    function: NamedFunction
-
-
-class AllowedToolList(StrictModel):
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=1000)]
-
-
-class AllowedTools(StrictModel):
-    """Only some of the tools may be called."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedToolList
-
-
-class JSONSchemaParam(StrictModel):
-    name: str | None = None
-    description: str | None = None
-    schema_: AnyObject | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(StrictModel):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JSONSchemaParam | None = None
-    schema_: AnyObject | None = Field(None, alias="schema")  # llama.cpp's, with json_object
-
-
-class StructuredOutputs(StrictModel):
-    """vLLM's structured output."""
-
-    json_: AnyObject | str | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: Annotated[list[str], Field(max_length=1000)] | None = None
-    grammar: str | None = None
+class StreamOptions(StrictModel):
+    ignored = frozenset({"include_obfuscation"})
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # the usage so far in every chunk, as in vLLM
 
 
 class Sampling(StrictModel):
@@ -311,6 +252,26 @@ class Choice(TypedDict):
 class InputTokens(TypedDict):
     object: Literal["response.input_tokens"]
     input_tokens: int
+
+
+class TokenDetails(TypedDict):
+    cached_tokens: int
+
+
+class CompletionDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class UsageBody(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: TokenDetails
+    completion_tokens_details: CompletionDetails
+
+
+class TimingsBody(TypedDict):
+    timings: NotRequired[Timings]
 
 
 class ChatCompletion(TypedDict):
@@ -481,6 +442,58 @@ def logprobs_body(tokens: list[TokenLogprob]) -> Logprobs:
             for token in tokens
         ]
     )
+
+
+def usage_body(usage: GenerationUsage) -> UsageBody:
+    return UsageBody(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=TokenDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=CompletionDetails(reasoning_tokens=usage.reasoning_tokens),
+    )
+
+
+def timings_body(usage: GenerationUsage, is_wanted: bool | None) -> TimingsBody:
+    """The field `timings`, if the request asks for it."""
+    return TimingsBody(timings=timings(usage)) if is_wanted else TimingsBody()
+
+
+class StreamedUsages:
+    """The usage of the responses of a stream so far, as its `stream_options` ask for it. There may be thousands of
+    responses, so a delta changes their sum."""
+
+    def __init__(self, options: StreamOptions | None, n: int) -> None:
+        """`n`: responses to each prompt, whose tokens count with the first of them."""
+        self.is_wanted = bool(options and options.include_usage)
+        self._is_continuous = self.is_wanted and bool(options and options.continuous_usage_stats)
+        self._n, self._usages = n, dict[int, GenerationUsage]()  # by the index of a response
+        self.total = NO_USAGE
+
+    def add(self, delta: Delta) -> None:
+        """Counts a delta."""
+        before, usage = self._usages.get(delta.index, NO_USAGE), delta.usage
+        if usage is None and self._is_continuous:
+            count = before.completion_tokens + len(delta.token_ids)
+            usage = GenerationUsage(delta.prompt_tokens, count, 0.0, 0.0, delta.cached_tokens)
+        if usage is None:
+            return
+        self._usages[delta.index] = usage
+        new, old = (usage, before) if delta.index % self._n == 0 else (NO_USAGE, NO_USAGE)  # of the prompt
+        self.total = GenerationUsage(
+            self.total.prompt_tokens + new.prompt_tokens - old.prompt_tokens,
+            self.total.completion_tokens + usage.completion_tokens - before.completion_tokens,
+            self.total.first_token_seconds or usage.first_token_seconds,
+            max(self.total.decode_seconds, usage.decode_seconds),
+            self.total.cached_tokens + new.cached_tokens - old.cached_tokens,
+            self.total.reasoning_tokens + usage.reasoning_tokens - before.reasoning_tokens,
+        )
+
+    def in_chunk(self) -> dict[str, Any]:
+        """The field `usage` of a chunk: null, or with `continuous_usage_stats` the usage so far."""
+        if not self.is_wanted:
+            return {}
+        return {"usage": usage_body(self.total) if self._is_continuous else None}
 
 
 def new_id(prefix: str) -> str:

@@ -37,18 +37,16 @@ from tandem.server.openai.chat import (
     Count,
     Finish,
     Sampling,
-    TopLogprobs,
-    new_id,
-    now,
-)
-from tandem.server.openai.error_body import ERRORS
-from tandem.server.openai.usage import (
     StreamedUsages,
     StreamOptions,
+    TopLogprobs,
     UsageBody,
+    new_id,
+    now,
     timings_body,
     usage_body,
 )
+from tandem.server.openai.error_body import ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 DEFAULT_TOKENS = 16  # OpenAI's
