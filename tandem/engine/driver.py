@@ -1,4 +1,4 @@
-"""Driver runs one step of an engine at a time under a lock, for LLM (sync) and AsyncLLM."""
+"""The engine loop: Driver runs one step of an engine at a time under a lock, for LLM (sync) and AsyncLLM."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TypeVar
 
 from tandem.engine.engine import Engine
-from tandem.engine.output import OutputReader, Token
+from tandem.engine.output import OutputReader, Result, Token
 from tandem.errors import DeviceError, OutOfMemoryError, RequestError
 from tandem.interrupts import deferred
 
@@ -25,7 +26,7 @@ class _Closed(DeviceError):
 class Driver:
     """Runs one step at a time under a lock, for LLM (sync) and AsyncLLM.
 
-    `LLM._run` and `AsyncLLM._serve` loop over `advance`. LLM's callers loop in their own threads, AsyncLLM in one
+    `run`, `stream` and `AsyncLLM._serve` loop over `advance`. LLM's callers loop in their own threads, AsyncLLM in one
     thread for all its requests; a step serves every request. Benchmarks and the draft model step engines of their own.
     """
 
@@ -68,6 +69,31 @@ class Driver:
     def check_process(self) -> None:
         if self.forked:
             raise DeviceError("the model was opened before this process was forked: open it in this process")
+
+    def run(self, outputs: list[OutputReader]) -> list[Result]:
+        """Serves requests to their ends, in the caller's thread."""
+        try:
+            self.submit(outputs)
+            while unfinished := [output for output in outputs if not output.done]:
+                self.advance(unfinished)
+        finally:
+            self.cancel(outputs)
+        return [output.result() for output in outputs]
+
+    def stream(self, output: OutputReader) -> Iterator[Token]:
+        """Yields the tokens of a request, in the caller's thread. Closing the iterator ends the request."""
+        is_scored, output.is_streamed = False, True
+        try:
+            self.submit([output])  # at the first next(): an unread stream takes no place in the queue
+            while not output.done:
+                for _, tokens in self.advance([output]):
+                    if tokens and output.scores_prompt and not is_scored:
+                        tokens[0] = replace(tokens[0], prompt_logprobs=output.prompt_logprobs())
+                        is_scored = True
+                    yield from tokens
+            output.check()
+        finally:
+            self.cancel([output])
 
     def submit(self, outputs: Iterable[OutputReader]) -> None:
         with self.locked():

@@ -247,7 +247,7 @@ class LLM:
         """Answers a conversation: [{"role": "user", "content": "..."}]. Parameters as in SamplingParams.
 
         `n`: the number of answers, returned in a list. Each is sampled independently; the prompt is computed once."""
-        results = self._run(self._inputs.process_copies(self.chat_ids(messages), params, n))
+        results = self.driver.run(self._inputs.process_copies(self.chat_ids(messages), params, n))
         return results[0] if n is None else results
 
     @overload
@@ -268,12 +268,13 @@ class LLM:
         items = as_items(prompt)
         is_one = isinstance(items, str) or (items and isinstance(items[0], Integral))
         prompts = [self._inputs.token_ids(one) for one in ([items] if is_one else items)]
-        results = self._run([each for ids in prompts for each in self._inputs.process_copies(ids, params, n)])
+        outputs = [each for ids in prompts for each in self._inputs.process_copies(ids, params, n)]
+        results = self.driver.run(outputs)
         return results[0] if is_one and n is None else results
 
     def stream(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> Iterator[Token]:
         """Like generate (text or ids) or chat (messages), one item per token. Closing the iterator ends the request."""
-        return self._stream(self.prepare(prompt, **params))
+        return self.driver.stream(self.prepare(prompt, **params))
 
     def prepare(self, prompt: str | list[int] | Iterable[Message], **params: Any) -> OutputReader:
         """Checks a request; `driver.submit` queues it."""
@@ -297,29 +298,6 @@ class LLM:
 
         source: str = self._model.gguf.get("tokenizer.chat_template", "")
         return source if len(source) <= MAX_SOURCE else ""
-
-    def _stream(self, output: OutputReader) -> Iterator[Token]:
-        is_scored, output.is_streamed = False, True
-        try:
-            self.driver.submit([output])  # at the first next(): an unread stream takes no place in the queue
-            while not output.done:
-                for _, tokens in self.driver.advance([output]):
-                    if tokens and output.scores_prompt and not is_scored:
-                        tokens[0] = dataclasses.replace(tokens[0], prompt_logprobs=output.prompt_logprobs())
-                        is_scored = True
-                    yield from tokens
-            output.check()
-        finally:
-            self.driver.cancel([output])
-
-    def _run(self, outputs: list[OutputReader]) -> list[Result]:
-        try:
-            self.driver.submit(outputs)
-            while unfinished := [output for output in outputs if not output.done]:
-                self.driver.advance(unfinished)
-        finally:
-            self.driver.cancel(outputs)
-        return [output.result() for output in outputs]
 
     # ---- tokens and numbers
 

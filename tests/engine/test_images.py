@@ -104,7 +104,7 @@ PROMPTS = [
 def answers(llm: LLM, *prompts: object) -> list[list[Sampled]]:
     """Tokens with their log-probabilities: all bits of them must be the same."""
     outputs = [llm.prepare(prompt, **SAMPLED) for prompt in prompts]
-    llm._run(outputs)
+    llm.driver.run(outputs)
     return [output.sequence.generated for output in outputs]
 
 
