@@ -147,6 +147,18 @@ PINS = {
         "7c41481f57cb95916b40956ab2f0b139b296d974",
         "d98cdcbd03e17ce47681435b5150e34c1417f50b5c0019dd560e4882c5745785",
     ),
+    "smolvlm-256m": Pin(
+        "b9e4379657e1450d04d02eec8e345667265b0a00",
+        "2a31195d3769c0b0fd0a4906201666108834848db768af11de1d2cef7cd35e65",
+    ),
+    "smolvlm-500m": Pin(
+        "72e986006ef53e37cdd3f6d4241c90b0f01df376",
+        "9d4612de6a42214499e301494a3ecc2be0abdd9de44e663bda63f1152fad1bf4",
+    ),
+    "smolvlm2-2.2b": Pin(
+        "1bc3c9f74ceafd4c8d4411cc9cf188bba3798f91",
+        "0cf76814555b8665149075b74ab6b5c1d428ea1d3d01c1918c12012e8d7c9f58",
+    ),
     "tinyllama": Pin("main", "9fecc3b3cd76bba89d504f29b616eedf7da85b96540e490ca5824d3f7d2776a0"),
 }
 
