@@ -172,7 +172,22 @@ def test_the_page_has_unchanged_files_of_npm_packages() -> None:
 # ---- data in the repository
 
 SOURCE = {
-    *(".py", ".pyi", ".c", ".h", ".hpp", ".cc", ".cpp", ".slang", ".js", ".css", ".html", ".md", ".in"),
+    *(
+        ".py",
+        ".pyi",
+        ".c",
+        ".h",
+        ".hpp",
+        ".cc",
+        ".cpp",
+        ".slang",
+        ".js",
+        ".mjs",
+        ".css",
+        ".html",
+        ".md",
+        ".in",
+    ),
     *(".service", ".yml"),
 }
 SOURCE_FILES = {

@@ -69,24 +69,29 @@ def check(server: Running, count: int, seconds: float) -> None:
     """At most three attempts: other processes may have used the cores during the first."""
     for _ in range(3):
         with machine_shared(server) as others:
-            outside = share_outside(server, count, seconds)
-        print(f"{outside:.1%} of a step is outside the engine; others had {others[0]:.0%} of the cores")
-        if outside < 0.05:
+            outside, joined_tokens = share_outside(server, count, seconds)
+        found = (
+            f"{outside:.1%} of a step is outside the engine, {joined_tokens} tokens shared an event; "
+            f"others had {others[0]:.0%} of the cores"
+        )
+        print(found)
+        if outside < 0.05 and not joined_tokens:
             return
-    pytest.fail(f"{outside:.1%} of a step is outside the engine; others had {others[0]:.0%} of the cores")
+    pytest.fail(found)
 
 
-def share_outside(server: Running, count: int, seconds: float) -> float:
-    """The share of time outside the engine while `count` clients receive complete responses."""
+def share_outside(server: Running, count: int, seconds: float) -> tuple[float, int]:
+    """(share of time outside the engine while `count` clients receive complete responses, tokens that shared an event
+    with another, because their client was slow)."""
     before = server.ask("/live")[2]["models"]["smollm2"]["totals"]
     answers = asyncio.run(clients(server, count, seconds))
     after = server.ask("/live")[2]["models"]["smollm2"]["totals"]
     assert len(answers) >= count
     assert not [problem for _, _, problem in answers if problem]
-    assert all(came == counted for came, counted, _ in answers)  # one event per token
+    assert all(came <= counted for came, counted, _ in answers)
     assert sum(counted for _, counted, _ in answers) == after["tokens"] - before["tokens"]
     busy, between = (after[name] - before[name] for name in ("busy", "between"))
-    return float(between / (busy + between))
+    return between / (busy + between), sum(counted - came for came, counted, _ in answers)
 
 
 @contextmanager
