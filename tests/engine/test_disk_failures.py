@@ -21,6 +21,7 @@ from tandem.engine import disk_cache
 from tandem.engine.block_files import HEADER, BlockFiles
 from tandem.engine.load_options import disk_bytes
 from tandem.errors import RequestError
+from tandem.kernels.abi import KV_BLOCK
 from tests.engine.disk_caches import (  # noqa: F401
     OPTIONS,
     PROMPT,
@@ -105,7 +106,7 @@ def test_damaged_files_are_a_miss(count: int, folder: Path) -> None:
         sound = {path: path.read_bytes() for path in files_of(folder)}
         damaged = 0
         for _ in range(count // 3):
-            some = rng.sample(sorted(sound), rng.choice((1, 1, 2, 5)))
+            some = rng.sample(sorted(sound), min(len(sound), rng.choice((1, 1, 2, 5))))
             for path in some:
                 rng.choice(DAMAGES)(path, rng, sorted(sound))
             with open_llm(name) as llm:
@@ -268,7 +269,7 @@ def test_a_prefix_is_evicted_from_its_end(folder: Path) -> None:
     with open_llm("llama") as llm:
         answer(llm)
     count = len(files_of(folder))
-    assert count > 6
+    assert count == USABLE // KV_BLOCK
     sizes = {path.stat().st_size for path in files_of(folder)}
     page = 4096 * -(-max(sizes) // 4096)
     with open_llm("llama", disk_cache=page * count - 1) as llm:
