@@ -68,6 +68,9 @@ class DraftHead:
     """Proposes the likeliest tokens of the draft head."""
 
     cost_coefficient = 0.1  # typical of a layer and the LM head
+    # It drafts at any place of a text, and as well at one as at another: a short average would be noise, which in a
+    # batch decides whether to draft at all.
+    acceptance_window = 64
 
     def __init__(
         self, device: Device, model: Program, program: Program, layout: StepLayout, cache: KVCache, dim: int

@@ -13,6 +13,7 @@ from tandem.engine.engine import STEP_TOKENS, Engine
 from tandem.engine.kv_size import HEADROOM, KV_FRACTION, context_bytes
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
+from tandem.engine.speculation_cost import WINDOW
 from tandem.errors import DoesNotFitError, RequestError
 from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.layout import ChooseLayout
@@ -23,6 +24,7 @@ class DraftModel:
     """Proposes the likeliest tokens of a draft model."""
 
     cost_coefficient = 0.4  # typical of a model with a third of the weights
+    acceptance_window = WINDOW
 
     def __init__(self, engine: Engine, vocab: int) -> None:
         """`vocab`: vocabulary size of the main model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tandem.engine.sequence import Sequence
+from tandem.engine.speculation_cost import WINDOW
 
 LENGTHS = (4, 3, 2)  # lengths of n-grams, in the order in which they are tried
 
@@ -31,6 +32,7 @@ class PromptLookup:
     """Proposes tokens that followed the same n-gram earlier in the prompt or output."""
 
     cost_coefficient = 0.0  # a search takes microseconds
+    acceptance_window = WINDOW
 
     def __init__(self) -> None:
         self._indices: dict[Sequence, NgramIndex] = {}

@@ -28,6 +28,7 @@ from tandem.engine.speculation_cost import (
 
 MAX_DRAFT_TOKENS = 8  # per sequence and step
 PRIOR_RATE = 0.7  # acceptance rate assumed before the first draft, and for exploration
+HIGH_RATE = 0.9  # for exploration where the prior rate does not pay
 REPLAN = 8  # tokens without a draft after which the draft lengths are chosen again
 
 
@@ -35,6 +36,7 @@ class Proposer(Protocol):
     """A source of draft tokens: prompt_lookup.py, draft_model.py."""
 
     cost_coefficient: float  # time of a draft step divided by the time of a step, until it is measured
+    acceptance_window: int  # verified tokens in the average of a request's acceptance rate
 
     def uncached(self, sequence: Sequence) -> int:
         """Returns the number of tokens to prefill before the next draft."""
@@ -64,21 +66,22 @@ def accept_draft(sequence: Sequence, sampled: list[Sampled], draft_tokens: Items
 class AcceptanceRate:
     """The acceptance rate alpha: a running average of accepted (1) and rejected (0) tokens, starting from a prior."""
 
-    def __init__(self, prior: float) -> None:
-        self.rate, self._seen = prior, WINDOW // 2  # the weight of the prior, in tokens
+    def __init__(self, prior: float, window: int = WINDOW) -> None:
+        self.rate, self._window = prior, window
+        self._seen = window // 2  # the weight of the prior, in tokens
 
     def learn(self, drafted: int, accepted: int, weight: int = 1) -> None:
         """Updates the rate. Tokens after the first rejected one do not count: they were not verified."""
         for hit in [1] * accepted + [0] * (accepted < drafted):
-            self._seen = min(self._seen + 1, WINDOW)
+            self._seen = min(self._seen + 1, self._window)
             self.rate += (hit - self.rate) * min(1.0, weight / self._seen)
 
 
 class RequestAcceptance(AcceptanceRate):
     """The acceptance rate of a request, and an exponential back-off for retries."""
 
-    def __init__(self, prior: float) -> None:
-        super().__init__(prior)
+    def __init__(self, prior: float, window: int = WINDOW) -> None:
+        super().__init__(prior, window)
         self.known = False  # whether the request has had drafts; else the rate is the prior
         self._rejected = 0  # number of consecutive drafts without an accepted token
         self.idle = 0  # tokens since its last draft
@@ -111,7 +114,8 @@ class Speculator:
         self.proposer, self.clock = proposer, clock
         self.cost_model = cost_model or SpeculationCostModel(proposer.cost_coefficient)
         self.steps = self.drafted = self.accepted = 0  # steps with drafts, draft tokens, accepted ones
-        self._prior = AcceptanceRate(PRIOR_RATE)  # rate of all requests: the prior of the next one
+        window = proposer.acceptance_window
+        self._prior = AcceptanceRate(PRIOR_RATE, window)  # rate of all requests: the prior of the next one
         self._lengths: list[int] = []  # the last chosen draft lengths
         self._numbers: list[int] = []  # the numbers of their sequences
 
@@ -184,7 +188,9 @@ class Speculator:
     def _acceptance(self, sequence: Sequence) -> RequestAcceptance:
         acceptance = sequence.acceptance
         if acceptance is None:
-            acceptance = sequence.acceptance = RequestAcceptance(self._prior.rate)
+            acceptance = sequence.acceptance = RequestAcceptance(
+                self._prior.rate, self.proposer.acceptance_window
+            )
         elif not acceptance.known:
             acceptance.rate = self._prior.rate
         acceptance.idle += 1
@@ -238,10 +244,12 @@ class Speculator:
                 return better
         if any(lengths):
             return lengths
-        # Exploration: retries with the lengths that would be best at the prior rate, as far as the budget allows.
-        at_prior_rate = best(
-            [PRIOR_RATE if a.idle >= a.retry_after else 0.0 for a in acceptances], max_lengths
-        )
+        # Exploration: retries with the lengths that would be best at the prior rate, or else at a high one, as far as
+        # the budget allows. The high one is for batches in which only a high rate pays: else it would never be known.
+        retried = [a.idle >= a.retry_after for a in acceptances]
+        at_prior_rate = best([PRIOR_RATE if retry else 0.0 for retry in retried], max_lengths)
+        if not any(at_prior_rate) and not any(uncached):
+            at_prior_rate = best([HIGH_RATE if retry else 0.0 for retry in retried], max_lengths)
         tokens, plain = 0, costs.seconds(batch_size, lengths)
         for i in order:
             if at_prior_rate[i]:

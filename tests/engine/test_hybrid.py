@@ -14,6 +14,7 @@ import pytest
 from tandem import LLM
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
+from tandem.engine.speculation_cost import WINDOW
 from tandem.kernels.abi import KV_BLOCK
 from tests.engine.simulation import FixedCost
 from tests.engine.test_batch_invariance import limit_step
@@ -96,7 +97,7 @@ def test_a_saved_conversation_has_its_state(tmp_path: Path) -> None:
 class RandomDrafts:
     """Drafts that begin with the right tokens, and then have wrong ones."""
 
-    cost_coefficient = 0.0
+    cost_coefficient, acceptance_window = 0.0, WINDOW
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], random: Random) -> None:
         self.answers, self.random = answers, random

@@ -22,7 +22,7 @@ from tandem.engine.prompt_lookup import NgramIndex, PromptLookup
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.sequence import Sampled, Sequence
 from tandem.engine.speculation import AcceptanceRate, Speculator, best_lengths
-from tandem.engine.speculation_cost import RETRY_TOKENS
+from tandem.engine.speculation_cost import RETRY_TOKENS, WINDOW
 from tandem.errors import DoesNotFitError, RequestError
 from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.panels import panel_layout
@@ -78,7 +78,7 @@ def test_rejected_drafts_stop_and_are_retried() -> None:
 class Drafter:
     """Proposes as many tokens as are wanted."""
 
-    cost_coefficient = 0.0
+    cost_coefficient, acceptance_window = 0.0, WINDOW
 
     def uncached(self, sequence: Sequence) -> int:
         return 0

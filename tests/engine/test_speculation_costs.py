@@ -9,10 +9,17 @@ from statistics import median
 
 import pytest
 
+from tandem.engine.draft_head import DraftHead
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sampled, Sequence
-from tandem.engine.speculation import Speculator
-from tandem.engine.speculation_cost import MAX_EXPLORATION, MAX_REGRET, MIN_EXPLORATION, SpeculationCostModel
+from tandem.engine.speculation import MAX_DRAFT_TOKENS, Speculator, best_lengths
+from tandem.engine.speculation_cost import (
+    MAX_EXPLORATION,
+    MAX_REGRET,
+    MIN_EXPLORATION,
+    WINDOW,
+    SpeculationCostModel,
+)
 from tests.engine.simulation import SimulatedEngine
 
 pytestmark = pytest.mark.fast
@@ -31,6 +38,8 @@ def at(table: tuple[tuple[int, float], ...], tokens: int) -> float:
 class Machine:
     """Serves batches of requests with `tokens` tokens. A draft token is accepted with probability `rate`. With `draft`,
     drafts come from a draft model, else from prompt lookup, which finds one with probability `found`."""
+
+    acceptance_window = WINDOW
 
     def __init__(self, batch: int, tokens: int, rate: float, *, prompt: int = 45, draft: bool = True) -> None:
         self.batch, self.tokens, self.rate, self.prompt, self.draft = batch, tokens, rate, prompt, draft
@@ -112,6 +121,54 @@ def test_a_draft_model_pays_with_batches_of_one(rate: float, gain: float) -> Non
     times = [machine.slower() for _ in range(6)]
     assert median(times) < 1 / gain
     assert machine.texts_prefilled >= 5, "of the first or the second request"
+
+
+class HeadMachine(Machine):
+    """Drafts come from a draft head, whose steps take `share` of a step."""
+
+    acceptance_window = DraftHead.acceptance_window
+
+    def __init__(self, batch: int, tokens: int, rate: float, share: float) -> None:
+        super().__init__(batch, tokens, rate)
+        self.share, self.cost_coefficient = share, 0.1
+        self.speculator = Speculator(self, clock=lambda: self.now)
+
+    def uncached(self, sequence: Sequence) -> int:
+        return 0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        for n in range(max(count for _, count in wanted)):
+            self.now += self.share * at(STEP, sum(count > n for _, count in wanted))
+        return [[1] * count for _, count in wanted]
+
+
+def said_speedup(batch: int, rate: float, share: float) -> float:
+    """By a cost model that has measured every number of draft tokens."""
+    costs = SpeculationCostModel(share)
+    for drafted in sorted([*range(17)] * 16):
+        count, drafting = min(batch, drafted), 0.0
+        if count:
+            drafting = share * at(STEP, count)
+            costs.observe_drafting([1] * count, 0, drafting)
+        costs.observe(batch, drafted, drafting + at(STEP, batch + drafted))
+    lengths = best_lengths([rate] * batch, [MAX_DRAFT_TOKENS] * batch, costs, batch, 16)
+    accepted = sum(rate**n for length in lengths for n in range(1, length + 1))
+    return (1 + accepted / batch) * costs.seconds(batch, []) / costs.seconds(batch, lengths)
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.6, 0.7, 0.8, 0.9])
+@pytest.mark.parametrize(
+    ("batch", "share"), [(1, 0.07), (2, 0.07), (4, 0.07), (8, 0.07), (1, 0.15), (2, 0.15), (8, 0.15)]
+)
+def test_a_draft_head_gains_what_the_cost_model_says(batch: int, share: float, rate: float) -> None:
+    """At an acceptance rate that is set by construction; where it does not pay, nothing is lost."""
+    machine = HeadMachine(batch, 600, rate, share)
+    machine.slower()
+    gained, said = 1 / median(machine.slower() for _ in range(5)), said_speedup(batch, rate, share)
+    assert gained == pytest.approx(said, rel=0.1)
+    assert gained > 0.98
+    if batch == 1 and rate >= 0.7:
+        assert said > 1.6
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.9])
