@@ -15,7 +15,7 @@ import numpy as np
 from tandem.errors import ConversionError
 from tandem.files import read_regular
 from tandem.gguf.cursor import label
-from tandem.gguf.disk import DiskFile
+from tandem.gguf.disk_file import DiskFile
 from tandem.gguf.formats import by_name, dequantise
 from tandem.kernels.kernel import Array
 

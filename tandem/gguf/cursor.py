@@ -12,7 +12,7 @@ from typing import Any, NoReturn, overload
 import numpy as np
 
 from tandem.errors import ModelFileError
-from tandem.gguf.disk import DiskFile, allocate
+from tandem.gguf.disk_file import DiskFile, allocate
 from tandem.kernels.kernel import Array
 from tandem.native import ffi, load
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from tandem.errors import ModelFileError, ModelNotFoundError
 from tandem.gguf.cursor import CUT_SHORT, NEWER, Cursor, StringArray, label
-from tandem.gguf.disk import DiskFile
+from tandem.gguf.disk_file import DiskFile
 from tandem.gguf.formats import FORMATS, Format
 from tandem.kernels.kernel import Array
 

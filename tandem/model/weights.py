@@ -14,7 +14,7 @@ import numpy as np
 
 from tandem.devices.device import Device, WeightRows
 from tandem.gguf import formats
-from tandem.gguf.disk import allocate
+from tandem.gguf.disk_file import allocate
 from tandem.gguf.file import GGUF, TensorInfo
 from tandem.kernels.kernel import Array
 from tandem.program.graph import Vector

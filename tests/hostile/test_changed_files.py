@@ -84,7 +84,7 @@ def saving_after_a_change(path: Path) -> None:
 
 def reading_the_header(path: Path) -> None:
     """Each read of the header finds the file shorter than the one before."""
-    from tandem.gguf.disk import DiskFile
+    from tandem.gguf.disk_file import DiskFile
 
     read_into = DiskFile.read_into
 

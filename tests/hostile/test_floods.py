@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tandem import LLM
-from tandem.engine.grammar_process import GrammarChecker
+from tandem.engine.grammar_checker import GrammarChecker
 from tandem.engine.params import SamplingParams
 from tandem.engine.structured_output import grammar_text, is_simple
 from tandem.errors import QueueFullError, RequestError

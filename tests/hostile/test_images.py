@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from tandem.engine import image_process
-from tandem.engine.image_process import ImageReader
+from tandem.engine import image_reader
+from tandem.engine.image_reader import ImageReader
 from tandem.engine.images import Image, ImageCache, ImageParts, images_in
 from tandem.engine.job_process import JobLimits
 from tandem.errors import OutOfMemoryError, QueueFullError, RequestError
@@ -166,7 +166,7 @@ def test_an_image_that_does_not_end_is_ended(vision: VisionConfig, monkeypatch: 
             await reader.read(BOMBS["a PNG of 50 million pixels"], vision)
         assert pixels_of(await reader.read(SMALL, vision)).any()
 
-    monkeypatch.setattr(image_process, "SLOW", JobLimits(0.2, 20, 0))
+    monkeypatch.setattr(image_reader, "SLOW", JobLimits(0.2, 20, 0))
     reading(check)
 
 

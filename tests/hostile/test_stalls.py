@@ -24,8 +24,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 
 from tandem import LLM
-from tandem.engine import grammar_process, job_process
-from tandem.engine.grammar_process import GrammarChecker
+from tandem.engine import grammar_checker, job_process
+from tandem.engine.grammar_checker import GrammarChecker
 from tandem.engine.output import TokenLogprob
 from tandem.engine.params import SamplingParams
 from tandem.engine.structured_output import grammar_text
@@ -414,7 +414,7 @@ def test_a_killed_process_is_not_the_grammars_fault() -> None:
 
 
 def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_process, "ANSWER", 0.3 - grammar_process.WALL)
+    monkeypatch.setattr(job_process, "ANSWER", 0.3 - grammar_checker.WALL)
 
     async def check(process: GrammarChecker, bad: str, good: str) -> None:
         await process.check(good)

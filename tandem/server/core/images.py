@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tandem.engine.image_process import ImageReader
+from tandem.engine.image_reader import ImageReader
 from tandem.engine.images import ImageParts
 from tandem.engine.llm import LLM
 from tandem.errors import ContextError, QueueFullError, RequestError

@@ -13,7 +13,7 @@ from fastapi import Request
 
 from tandem.devices.host_memory import require_memory
 from tandem.engine.async_llm import AsyncLLM
-from tandem.engine.grammar_process import GrammarChecker
+from tandem.engine.grammar_checker import GrammarChecker
 from tandem.engine.model_manager import ModelManager
 from tandem.engine.output import Token, TokenLogprob, Usage
 from tandem.errors import (
