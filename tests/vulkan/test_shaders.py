@@ -22,6 +22,13 @@ def test_nothing_is_stale() -> None:
 
 
 @pytest.mark.fast
+def test_there_are_few_and_small_binaries() -> None:
+    """Each change of them stays in the repository's history."""
+    sizes = [path.stat().st_size for path in SPIRV.glob("*.spv")]
+    assert len(sizes) <= 40 and sum(sizes) <= 4 << 20
+
+
+@pytest.mark.fast
 def test_dispatch_rules_are_those_of_kernels() -> None:
     assert set(DISPATCH_RULES) == {name for name, kernel in all_kernels().items() if not kernel.cpu_only}
 
