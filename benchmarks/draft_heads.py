@@ -87,10 +87,10 @@ def measure(engine: Engine, batch: int, rate: float, rounds: int, tokens: int) -
     head.propose = right  # type: ignore[method-assign]
     speculator, speeds = Speculator(head), {True: list[float](), False: list[float]()}
     for number in range(rounds + 1):  # the first is a warm-up: it measures the times of steps
-        scheduler.speculator = None
+        scheduler.speculator = engine.draft_head = None
         plain, sequences = run(engine, batch, tokens, number)
         right.answers = {s.tokens[0]: [sampled.id for sampled in s.generated] for s in sequences}
-        scheduler.speculator = speculator
+        scheduler.speculator, engine.draft_head = speculator, head
         drafting, sequences = run(engine, batch, tokens, number)
         assert all(right.answers[s.tokens[0]] == [t.id for t in s.generated] for s in sequences)
         if number:

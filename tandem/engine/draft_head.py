@@ -59,7 +59,7 @@ def lower_draft_head(
         return None
     ops = fuse(model.draft_ops(context), weights.layouts, passes)
     head = lower(ops, weights, layout, shape, passes, beside=program)
-    program.arena_bytes = head.arena_bytes
+    program.arena_bytes, program.beside = head.arena_bytes, head
     validate_on(device, head, [head.values[DRAFT_INPUT][1]])
     return head
 

@@ -36,6 +36,8 @@ def kv_layers(program: Program) -> Iterator[LayerKV]:
         if launch.kernel.name == "rope" and tensor is not None:
             group = int(launch.scalars["slot_field"]) - TOKEN_SLOT
             yield LayerKV(tensor, group, tensor.nbytes // int(launch.scalars["blocks"]))
+    if program.beside:
+        yield from kv_layers(program.beside)
 
 
 def state_layers(program: Program) -> Iterator[LayerKV]:

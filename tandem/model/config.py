@@ -142,7 +142,7 @@ class ModelConfig:
     conv_taps: int = 0  # of the short convolution of recurrent layers
     delta_heads: DeltaHeads | None = None  # of recurrent layers with a gated delta rule
     draft_layers: int = 0  # 1: after the last layer there is one more, which drafts tokens
-    draft_tensors: frozenset[str] = frozenset()  # of DRAFT_TENSORS, those that the file has
+    draft_tensors: tuple[str, ...] = ()  # of DRAFT_TENSORS, those that the file has
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -301,7 +301,7 @@ class Metadata:
             tensor.startswith(name) for tensor in self.gguf.tensors
         ):
             return {}
-        found = frozenset(each for each in DRAFT_TENSORS if self.has(f"{name}{each}.weight"))
+        found = tuple(each for each in DRAFT_TENSORS if self.has(f"{name}{each}.weight"))
         return {"draft_layers": 1, "draft_tensors": found}
 
     def head_dim(self) -> int:

@@ -128,7 +128,7 @@ def _qwen35(
     return replace(
         base, eps=1e-6, ropes=(Rope(1e7, 64),), layer_window=tuple(0 if a else NO_ATTENTION for a in attention),
         attention_gate=True, conv_taps=4, delta_heads=DeltaHeads(16, v_heads, 128, 128, tiled=True),
-        draft_layers=1, draft_tensors=frozenset({"shared_head_norm"}),
+        draft_layers=1, draft_tensors=("shared_head_norm",),
     )  # fmt: skip
 
 

@@ -99,6 +99,7 @@ class Program:
     arena_bytes: dict[str, int]
     # name -> (launch that completes it, tensor)
     values: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    beside: Program | None = None  # another one in the same arenas, with a part of the KV cache
 
     def text(self, counts: Counts | None = None, seconds: list[float] | None = None) -> str:
         """Returns a line for each launch: kernel, value, work items, cost and, given measured `seconds`, speed."""

@@ -139,3 +139,22 @@ def test_the_draft_head_is_the_default_where_a_file_has_one(tmp_path: Path) -> N
         assert not llm.engine.draft_head
     with pytest.raises(RequestError, match="no draft head"):
         LLM(GOLDENS / "qwen35.gguf", draft=DRAFT_HEAD, **options)
+
+
+def test_a_saved_conversation_has_the_keys_and_values_of_the_draft_head(tmp_path: Path) -> None:
+    path, text = write_with_draft_head(tmp_path / "tiny.gguf", "qwen35"), "the in " * 30
+    drafts = []
+    for first in (True, False):
+        with LLM(path, context=256, device="cpu", threads=1) as llm:
+            if not first:
+                llm.restore(tmp_path / "state")
+            sequence = llm.engine.submit(llm.tokenize(text), SamplingParams(max_tokens=8, temperature=0.0))
+            while not sequence.generated:
+                llm.engine.step()
+            assert llm.engine.draft_head and (sequence.state.cached_prompt_tokens > 0) is not first
+            drafts.append(llm.engine.draft_head.propose([(sequence, 4)]))
+            while sequence.finish_reason is None:
+                llm.engine.step()
+            if first:
+                llm.save(text, tmp_path / "state")
+    assert drafts[0] == drafts[1]
