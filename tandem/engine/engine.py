@@ -474,7 +474,8 @@ def _make_step_slot(
 ) -> StepSlot:
     inputs = StepInputs(layout, device.memory(arena_in(index, "step")))
     results = device.memory(arena_in(index, "results"))[: layout.result_bytes].view(np.int32)
-    min_items = -(-ITEMS_PER_WORKER * device.workers // config.kv_heads) if device.workers > 1 else 1
-    queries_per_kv_head = config.q_heads // config.kv_heads
+    kv_heads = config.kv_heads or 1  # a model without attention has none
+    min_items = -(-ITEMS_PER_WORKER * device.workers // kv_heads) if device.workers > 1 else 1
+    queries_per_kv_head = config.q_heads // kv_heads or 1
     batch = Batch(index, inputs, results.reshape(-1, RESULT_INTS), queries_per_kv_head, min_items)
     return StepSlot(batch, device.record(program, index))

@@ -54,7 +54,7 @@ class KVMemory:
 
     def __init__(self, program: Program, device: Device) -> None:
         self._device, layers = device, [*kv_layers(program)]
-        groups = 1 + max(layer.group for layer in layers)
+        groups = 1 + max((layer.group for layer in layers), default=0)
         self._groups = [[layer for layer in layers if layer.group == group] for group in range(groups)]
         if states := [*state_layers(program)]:
             self._groups.append(states)

@@ -16,7 +16,8 @@ from tandem.program.step_inputs import StepLayout, StepLimits
 KV_FRACTION = 0.25  # fraction of the free memory for KV caches of several sequences
 STATE_FRACTION = 0.1  # fraction of the fast memory left beside the weights for recurrent states
 MIN_STATES = 4  # state slots: of a sequence, of an out-of-band forward, and checkpoints
-CHECKPOINTS = 16  # state slots for checkpoints, beside two for each sequence
+STATES_OF_SEQUENCE = 2  # state slots for each sequence
+CHECKPOINTS = 16  # state slots for checkpoints, beside those of sequences
 HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
 MAX_LAYER_BYTES = (1 << 32) - 1  # maximum bytes of a layer's keys and values: offsets in shaders have 32 bits
 
@@ -28,7 +29,7 @@ def plan_states(limits: StepLimits, state: int, *, weights: int, free: float, st
         return 0
     left = free - weights - HEADROOM - step_bytes(limits, step_slots)
     draft_rows = limits.logits_rows - (limits.sequences - 1)
-    wanted = 2 * limits.sequences + draft_rows + CHECKPOINTS
+    wanted = STATES_OF_SEQUENCE * limits.sequences + draft_rows + CHECKPOINTS
     limit = min(left * STATE_FRACTION, MAX_LAYER_BYTES) / state
     return max(MIN_STATES, min(wanted, int(limit)))
 
@@ -58,12 +59,14 @@ def plan_kv(
         if one_context <= total_free + inputs - step_bytes(_with_batch(limits, 1), step_slots):
             raise _batch_too_large(limits, step_slots, weights, one_context, free[1], total_free)
         raise _context_too_large(config, limits, step_slots, kv, weights, one_context, free[1], total_free)
+    blocks = _blocks_per_sequence(config, limits.blocks, limits.tokens)
+    if not one_context:  # without attention, blocks take no memory
+        return tuple(n * batch for n in blocks)
     if wanted is None:
         sequences = float(max(1, min(batch, int(fast_free * KV_FRACTION / one_context))))
     else:
         _check_wanted(wanted, one_context, total_free, context)
         sequences = wanted / one_context
-    blocks = _blocks_per_sequence(config, limits.blocks, limits.tokens)
     layer_block = max(
         kv_bytes(1, *size, KV_TYPES.index(kv)) for w in config.windows for size in config.kv_sizes(w)
     )

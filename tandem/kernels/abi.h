@@ -116,6 +116,8 @@ enum {
     ACTIVATION_SILU = 0,  // activation functions, the scalar `activation`
     ACTIVATION_GELU = 1,  // in its tanh form
     ACTIVATION_SIGMOID = 2,
+    ACTIVATION_IDENTITY = 3,
+    ACTIVATION_SQUARED_RELU = 4,  // max(0, x)^2
     EPILOGUE_STORE = 0,  // epilogues of a matmul, the scalar `epilogue`: store the sums
     EPILOGUE_SILU_GLU = 1,  // silu(gate) * up
     EPILOGUE_GELU_GLU = 2,  // gelu(gate) * up

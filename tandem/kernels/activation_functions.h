@@ -18,7 +18,9 @@ ALWAYS_INLINE f32x16 f_sigmoid(f32x16 x) {
 }
 
 ALWAYS_INLINE f32x16 f_activate(f32x16 x, int32_t activation) {
+    if (activation == ACTIVATION_IDENTITY) return x;
     if (activation == ACTIVATION_SIGMOID) return f_sigmoid(x);
+    if (activation == ACTIVATION_SQUARED_RELU) return f_mul(f_max(x, f_zero()), f_max(x, f_zero()));
     return activation == ACTIVATION_GELU ? f_gelu(x) : f_silu(x);
 }
 

@@ -1,36 +1,16 @@
 // The gated delta rule for 64 columns of one head's state, token by token; see delta_rule.py.
-#include <math.h>
-
 #include "rows.h"
+#include "state_columns.h"
 #include "states.h"
 
 enum { QKV, BETA, ALPHA, VECTORS, STATE, CHUNKS, OUT };
 enum { K_HEADS, V_HEADS, K_DIM, V_DIM, QKV_STRIDE, BETA_STRIDE, ALPHA_STRIDE, OUT_STRIDE, TILED, SEQUENCES };
-enum { VECTORS_OF_ITEM = 4, ITEM_COLUMNS = VECTORS_OF_ITEM * LANES };
-
-typedef struct {
-    f32x16 v[VECTORS_OF_ITEM];
-} columns;
-
-// The first n of 64 floats, then zeros.
-ALWAYS_INLINE columns load_columns(const float *p, int32_t n) {
-    columns c;
-    for (int32_t i = 0; i < VECTORS_OF_ITEM; i++)
-        c.v[i] = n > i * LANES ? f_load_first(p + i * LANES, n - i * LANES) : f_zero();
-    return c;
-}
-
-ALWAYS_INLINE void store_columns(float *p, columns c, int32_t n) {
-    for (int32_t i = 0; i < VECTORS_OF_ITEM && n > i * LANES; i++) f_store_first(p + i * LANES, c.v[i], n - i * LANES);
-}
 
 // x at length `length`.
 static void normalise(float *out, const float *x, int32_t n, float length) {
     const f32x16 factor = f_set(length / __builtin_sqrtf(f_reduce_add(row_squares(x, n)) + 1e-6f));
     for (int32_t i = 0; i < n; i += LANES) f_store_first(out + i, f_mul(f_load_first(x + i, n - i), factor), n - i);
 }
-
-static float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // S = decay S + k delta with delta = beta (v - decay S^T k); returns S^T q.
 ALWAYS_INLINE columns advance(float *state, const float *k, const float *q, columns v, int32_t rows, float decay,

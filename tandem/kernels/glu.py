@@ -9,15 +9,33 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tandem.kernels.abi import ACTIVATION_GELU, ACTIVATION_SIGMOID, ACTIVATION_SILU
+from tandem.kernels.abi import (
+    ACTIVATION_GELU,
+    ACTIVATION_IDENTITY,
+    ACTIVATION_SIGMOID,
+    ACTIVATION_SILU,
+    ACTIVATION_SQUARED_RELU,
+)
 from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store
 from tandem.kernels.rows import padded, rows_bytes
 
+ACTIVATIONS = {
+    "silu": ACTIVATION_SILU,
+    "gelu": ACTIVATION_GELU,
+    "sigmoid": ACTIVATION_SIGMOID,
+    "identity": ACTIVATION_IDENTITY,
+    "squared_relu": ACTIVATION_SQUARED_RELU,
+}
+
 
 def activate(x: Array, activation: int) -> Array:
-    exact = x.astype(np.float64)
+    exact: Array = x.astype(np.float64)
+    if activation == ACTIVATION_IDENTITY:
+        return exact
+    if activation == ACTIVATION_SQUARED_RELU:
+        return np.square(np.maximum(exact, 0))
     if activation == ACTIVATION_GELU:
         gelu: Array = 0.5 * exact * (1 + np.tanh(np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)))
         return gelu
@@ -54,7 +72,7 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
 
 
 def cases(rng: np.random.Generator) -> Iterator[Case]:
-    def case(label: str, gate: Array, activation: int, out_q8: int, gap: int = 0, gated: bool = True) -> Case:
+    def case(label: str, gate: Array, name: str, out_q8: int, gap: int = 0, gated: bool = True) -> Case:
         n, dim = gate.shape
         up, old = rng.uniform(-2, 2, (2, n, dim))
         arrays = {
@@ -67,26 +85,26 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
             "gate_stride": dim + gap,
             "up_stride": dim + 2 * gap if gated else 0,
             "out_stride": 0 if out_q8 else dim + gap,
-            "activation": activation,
+            "activation": ACTIVATIONS[name],
             "out_q8": out_q8,
         }
-        full_label = f"{label} {('silu', 'gelu', 'sigmoid')[activation]}{' q8' * out_q8}"
+        full_label = f"{label} {name}{' q8' * out_q8}"
         counts = {"tokens": n, "rows": 1, "work": 0}
         # 2e-8: the left tail of GELU
         return Case(full_label, arrays, scalars, counts, atol=2e-8, rtol=2e-6)
 
-    for activation in (ACTIVATION_SILU, ACTIVATION_GELU, ACTIVATION_SIGMOID):
+    for name in ACTIVATIONS:
         for n, dim, gap in ((1, 1, 0), (2, 17, 3), (5, 48, 0), (16, 100, 4), (17, 256, 0), (33, 31, 1)):
-            yield case(f"{n}x{dim}", rng.standard_normal((n, dim)) * 4, activation, 0, gap)
+            yield case(f"{n}x{dim}", rng.standard_normal((n, dim)) * 4, name, 0, gap)
         for n, dim, gap in ((1, 32, 0), (5, 96, 5), (17, 64, 0), (33, 160, 16)):
-            yield case(f"{n}x{dim}", rng.standard_normal((n, dim)) * 4, activation, 1, gap)
-        for size in (0, 1e-20, 100, 1e4, 1e30):
-            yield case(f"2x64 to size {size:g}", rng.uniform(-size, size, (2, 64)), activation, 0)
-        yield case("every exponent", np.linspace(-95, 95, 1999)[None], activation, 0)
-        yield case("1x2048", rng.standard_normal((1, 2048)), activation, 1)
+            yield case(f"{n}x{dim}", rng.standard_normal((n, dim)) * 4, name, 1, gap)
+        for size in (0, 1e-20, 100, 1e4, 1e30 if name != "squared_relu" else 1e15):
+            yield case(f"2x64 to size {size:g}", rng.uniform(-size, size, (2, 64)), name, 0)
+        yield case("every exponent", np.linspace(-95, 95, 1999)[None], name, 0)
+        yield case("1x2048", rng.standard_normal((1, 2048)), name, 1)
         for n, dim, q8 in ((1, 17, 0), (33, 64, 0), (17, 96, 1)):
             label = f"{n}x{dim} without up"
-            yield case(label, rng.standard_normal((n, dim)) * 4, activation, q8, gated=False)
+            yield case(label, rng.standard_normal((n, dim)) * 4, name, q8, gated=False)
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,7 +14,7 @@ from tandem.gguf.file import GGUF
 from tandem.gguf.formats import dequantise
 from tandem.kernels.abi import GLU_ROWS, MAX_EXPERTS, MAX_EXPERTS_USED
 from tandem.kernels.kernel import Array
-from tandem.program.graph import DeltaHeads, Heads, Matrix, Vector
+from tandem.program.graph import DeltaHeads, Heads, Matrix, ScanHeads, Vector
 
 MIN_NUMBER, MAX_NUMBER = 1e-12, 1e12  # of a model's own numbers
 QUERIES = ".queries"  # after the name of a table for keys: that for queries
@@ -140,14 +141,18 @@ class ModelConfig:
     layer_scales: bool = False  # the output of each layer is multiplied by a number
     attention_gate: bool = False  # the output of attention is multiplied by the sigmoid of a gate
     conv_taps: int = 0  # of the short convolution of recurrent layers
+    conv_bias: bool = False  # of these convolutions
     delta_heads: DeltaHeads | None = None  # of recurrent layers with a gated delta rule
+    scan_heads: ScanHeads | None = None  # of layers of Mamba-2
+    scan_eps: float = 0.0  # of the norm of the output of their scans; 0: they have none
     draft_layers: int = 0  # 1: after the last layer there is one more, which drafts tokens
     draft_tensors: tuple[str, ...] = ()  # of DRAFT_TENSORS, those that the file has
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The KV groups: layers with the same window share block tables."""
-        return tuple(sorted(set(self.layer_window) - {NO_ATTENTION}))
+        """The KV groups: layers with the same window share block tables. A model without attention has one of no
+        layers: its blocks take no memory, but the prefix cache knows prefixes by them."""
+        return tuple(sorted(set(self.layer_window) - {NO_ATTENTION})) or (0,)
 
     @property
     def stored_layers(self) -> int:
@@ -251,19 +256,35 @@ class Metadata:
             )
         return value
 
-    def layer_counts(self, name: str, maximum: int = 1 << 24) -> tuple[int, ...]:
-        """Returns a positive integer for each layer; a file may have one for all."""
-        key, layers = self.key(name), self.layers()
+    def layer_counts(self, name: str, maximum: int = 1 << 24, *, zero: bool = False) -> tuple[int, ...]:
+        """Returns a positive integer for each layer, or 0 if that is allowed; a file may have one for all."""
+        key, layers, least = self.key(name), self.layers(), 0 if zero else 1
         value = self.gguf.get(key)
         if not isinstance(value, np.ndarray):
-            return (self.count(name, maximum=maximum),) * layers
+            return (self.count(name, maximum=maximum, zero=zero),) * layers
         if (
             len(value) < layers
             or value.dtype.kind not in "iu"
-            or not ((value > 0) & (value <= maximum)).all()
+            or not ((value >= least) & (value <= maximum)).all()
         ):
-            self.gguf.fail(key, f"these are not {layers} sizes from 1 to {maximum}: convert the model again")
+            self.gguf.fail(
+                key, f"these are not {layers} sizes from {least} to {maximum}: convert the model again"
+            )
         return tuple(int(count) for count in value[:layers])
+
+    def attention_layers(self, window: int = 0) -> dict[str, object]:
+        """The fields of a model that has attention in some layers only: the others have 0 KV heads."""
+        key = "attention.head_count_kv"
+        counts = self.layer_counts(key, 4096, zero=True)
+        if len(heads := set(counts) - {0}) != 1:
+            self.gguf.fail(
+                self.key(key),
+                "the layers with attention must be alike, and there must be one: convert it again",
+            )
+        return {
+            "kv_heads": heads.pop(),
+            "layer_window": tuple(window if count else NO_ATTENTION for count in counts),
+        }
 
     def number(self, name: str, default: float | None = None, *, zero: bool = False) -> float:
         """Returns a positive number, or 0 if that is allowed: never one that makes others infinite."""
@@ -347,6 +368,9 @@ class Metadata:
 
     def has(self, tensor: str) -> bool:
         return tensor in self.gguf.tensors
+
+    def any_layer_has(self, name: str) -> bool:
+        return any(self.has(f"blk.{i}.{name}") for i in range(self.layers()))
 
     def rope(self, head_dim: int, default_base: float = 10000.0) -> Rope:
         """RoPE with the file's scaling: none, linear (also if only a factor is given), yarn, or factors in
@@ -440,14 +464,20 @@ class Metadata:
         self, *, head_dim: int, scale: float, ropes: tuple[Rope, ...], **special: object
     ) -> ModelConfig:
         """Returns the config with the fields that every family reads the same way, and `special` ones."""
-        layers, q_heads = self.layers(), self.count("attention.head_count", maximum=4096)
+        layers = self.layers()
         tied, dim = not self.has("output.weight"), self.count("embedding_length")
         windows = cast(tuple[int, ...], special.get("layer_window", (0,) * layers))
-        if "layer_kv_heads" in special:  # it has read these itself, by layer
-            kv_heads, ffn_dim = 0, 0
-        else:
-            kv_heads = self.count("attention.head_count_kv", q_heads, maximum=4096)
-            ffn_dim = self.count("feed_forward_length", 0) or self.count("expert_feed_forward_length")
+
+        def own(name: str, read: Callable[[], int]) -> int:
+            return cast(int, special[name]) if name in special else read()
+
+        q_heads = own("q_heads", lambda: self.count("attention.head_count", maximum=4096))
+        kv_heads = own("kv_heads", lambda: self.count("attention.head_count_kv", q_heads, maximum=4096))
+        ffn_dim = own(
+            "ffn_dim",
+            lambda: self.count("feed_forward_length", 0) or self.count("expert_feed_forward_length"),
+        )
+        if "layer_kv_heads" not in special:
             self._divide_stacked(windows, q_heads * head_dim, kv_heads * head_dim, ffn_dim)
         eps = (
             "attention.layer_norm_epsilon"
@@ -465,7 +495,7 @@ class Metadata:
         }  # fmt: skip
         config = ModelConfig(**(fields | special))  # type: ignore[arg-type]
         for count in {config.kv_heads, *config.layer_kv_heads}:
-            if config.q_heads % count:
+            if config.q_heads and config.q_heads % count:
                 self.gguf.fail(
                     self.key("attention.head_count"),
                     f"{config.q_heads} heads are not a multiple of {count} KV heads",

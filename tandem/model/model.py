@@ -27,6 +27,8 @@ from tandem.program.weight_plan import WeightPlan
 # The key of a file without weights that names a synthetic model (synthetic_file.py), and the files in which it counts:
 # those that this process wrote. Any other file of a few bytes could take all memory with it.
 SYNTHETIC, SYNTHETIC_FILES = "tandem.synthetic", set[Path]()
+# Biases of experts, taps of convolutions, and what layers of Mamba-2 have for each head or group of heads.
+VECTORS = (".bias", "conv1d.weight", "shortconv.conv.weight", ".ssm_a", ".ssm_d", "ssm_norm.weight")
 GATE_OF_EXPERTS, MIXED = ".ffn_gate_exps.weight", "mixed"
 # Positions over which the rotated key bias is averaged. Independent of the context, so that a saved conversation can be
 # restored with another one. Pairs that RoPE rotates fast average to nearly 0; pairs with large biases rotate slowly.
@@ -117,10 +119,8 @@ class Model:
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Biases of experts and convolutions have two dimensions, and a shared expert's gate is a matrix of one row."""
-    return (len(shape) > 1 and not name.endswith((".bias", "conv1d.weight"))) or name.endswith(
-        "gate_inp_shexp.weight"
-    )
+    """Some vectors have two dimensions, and a shared expert's gate is a matrix of one row."""
+    return (len(shape) > 1 and not name.endswith(VECTORS)) or name.endswith("gate_inp_shexp.weight")
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tandem.bench.hardware import Hardware
 from tandem.bench.step_cost import COUNTED_KERNELS, Step, min_cost, step_costs, weights_read
 from tandem.engine.engine import STEP_TOKENS
-from tandem.engine.kv_size import HEADROOM, MIN_STATES, plan_kv
+from tandem.engine.kv_size import HEADROOM, STATES_OF_SEQUENCE, plan_kv, plan_states
 from tandem.errors import RequestError
 from tandem.kernels.abi import KV_BLOCK, KV_TYPES
 from tandem.kernels.kernel import Cost
@@ -98,11 +98,8 @@ class Planned:
         self.step_tokens = min(STEP_TOKENS, -(-context // KV_BLOCK) * KV_BLOCK)
         weights = WeightPlan(model.layouts(panel_layout))
         ops = fuse(model.ops(context), weights.layouts)
-        layout = StepLayout(self._limits(context))
-        # A sequence, its draft tokens, and a few checkpoints.
-        self.state_bytes, states = state_bytes(ops), 2 * MIN_STATES
-        shape = KVCacheShape(self._kv_blocks(context, 1), kv, states if self.state_bytes else 0)
-        self.states = shape.states
+        layout, self.state_bytes = StepLayout(self._limits(context)), state_bytes(ops)
+        shape = KVCacheShape(self._kv_blocks(context, 1), kv, self._states(context, 1))
         self.program: Program = lower(ops, weights, layout, shape)
         validate(self.program)
         if mtp:
@@ -120,6 +117,10 @@ class Planned:
         weights = self.model.nbytes(panel_layout)
         return plan_kv(self.config, limits, self.kv, weights=weights, free=UNLIMITED)
 
+    def _states(self, context: int, sequences: int) -> int:
+        limits = replace(self._limits(context), sequences=sequences + 1, logits_rows=sequences)
+        return plan_states(limits, self.state_bytes, weights=0, free=UNLIMITED[0])
+
     def kv_bytes(self, context: int, sequences: int) -> int:
         """Bytes of a KV cache for `sequences` sequences of `context` tokens."""
         c, kv = self.config, KV_TYPES.index(self.kv)
@@ -129,19 +130,23 @@ class Planned:
             for size in c.kv_sizes(window)
         )
 
+    @property
+    def sequence_bytes(self) -> int:
+        """Bytes that another sequence of the whole context takes."""
+        return self.kv_bytes(self.context, 1) + STATES_OF_SEQUENCE * self.state_bytes
+
     def memory(self, hardware: Hardware, context: int | None = None, sequences: int = 1) -> Memory:
-        arenas = self.program.arena_bytes
+        arenas, states = self.program.arena_bytes, self._states(context or self.context, sequences)
         parts = {
             "weights": float(arenas["weights"]),
             "keys and values": float(self.kv_bytes(context or self.context, sequences)),
+            **({"recurrent states": float(states * self.state_bytes)} if states else {}),
             "activations": float(arenas["activations"] + arenas["output"]),
             "inputs and results": float(
                 sum(size for name, size in arenas.items() if name.startswith(("step", "results")))
             ),
             "headroom": HEADROOM,
         }
-        if self.states:
-            parts["recurrent states"] = float(self.states * self.state_bytes)
         return Memory(parts, hardware.heaps)
 
     @property

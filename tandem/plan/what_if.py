@@ -74,7 +74,7 @@ def plan_of(planned: Planned, hardware: Hardware, wanted: PlanOptions, draft: Pl
             "needed": memory.needed,
             "fits": memory.fits,
             "free": room,
-            "max_sequences": 1 + int(room / planned.kv_bytes(planned.context, 1)) if memory.fits else 0,
+            "max_sequences": 1 + int(room / planned.sequence_bytes) if memory.fits else 0,
         },
         "decode": [
             _decode(planned, hardware, batch, depth) for depth in wanted.depths for batch in wanted.batches

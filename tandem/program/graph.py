@@ -100,6 +100,24 @@ class DeltaHeads(NamedTuple):
         return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
 
 
+class ScanHeads(NamedTuple):
+    """The heads of a Mamba-2 layer (kernels/ssm_scan.py)."""
+
+    heads: int
+    groups: int  # of neighbouring heads, which share B and C
+    head_dim: int
+    state_rows: int
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def width(self) -> int:
+        """Columns of x, B and C together."""
+        return self.inner + 2 * self.groups * self.state_rows
+
+
 def state_bytes(ops: Iterable[Op]) -> int:
     """Returns the bytes of a state slot: the recurrent state of all layers for one sequence. 0: they have none."""
     return 4 * sum(int(op.attrs.get("state", 0)) for op in ops)
@@ -244,6 +262,19 @@ def _delta_rule(op: Op) -> list[int]:
     return [heads.v_heads * heads.v_dim]
 
 
+def _ssm_scan(op: Op) -> list[int]:
+    heads: ScanHeads = op.attrs["heads"]
+    _require(op, [v.width for v in op.inputs] == [heads.width, heads.heads], "widths are not those of heads")
+    _require(op, heads.heads % heads.groups == 0, "heads are not a multiple of groups")
+    _require(op, heads.state_rows <= MAX_STATE_ROWS, f"a state has more than {MAX_STATE_ROWS} rows")
+    return [heads.inner]
+
+
+def _group_norm(op: Op) -> list[int]:
+    _require(op, op.inputs[0].width % op.attrs["groups"] == 0, "the input is not whole groups")
+    return _norm(op)
+
+
 def _gated_norm(op: Op) -> list[int]:
     _require(op, op.inputs[0].width % op.attrs["weight"].size == 0, "weight and heads differ in width")
     return _pair(op)
@@ -279,6 +310,8 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "combine": _combine,  # the weighted sum over a token's experts, plus a shared expert's output times its gate
     "short_conv": _short_conv,  # causal convolution over the last tokens of a sequence, with their tail as its state
     "delta_rule": _delta_rule,  # q, k and v; beta; alpha -> linear attention with a matrix for each head as its state
+    "ssm_scan": _ssm_scan,  # x, B and C; dt -> the recurrence of Mamba-2 with a matrix for each head as its state
+    "group_norm": _group_norm,  # RMS norm of each of several groups of columns times a weight
     "gated_norm": _gated_norm,  # RMS norm of each head times a weight, times silu(gate)
     "select_rows": _same,  # the rows whose next token is sampled
     "sample": _sample,  # logits -> token ids
@@ -426,6 +459,18 @@ class Builder:
         state = heads.v_heads * heads.k_dim * heads.v_dim
         inputs = [qkv, beta, alpha]
         return self._emit("delta_rule", inputs, [name], vectors=vectors, heads=heads, state=state)[0]
+
+    def ssm_scan(
+        self, xbc: Value, dt: Value, vectors: tuple[Vector, Vector, Vector], heads: ScanHeads, name: str
+    ) -> Value:
+        """`vectors`: bias of dt, a and d of each head."""
+        state = heads.inner * heads.state_rows
+        return self._emit("ssm_scan", [xbc, dt], [name], vectors=vectors, heads=heads, state=state)[0]
+
+    def group_norm(self, x: Value, weight: Vector, groups: int, eps: float, name: str) -> Value:
+        if groups == 1:
+            return self.norm(x, weight, eps, name)
+        return self._emit("group_norm", [x], [name], weight=weight, groups=groups, eps=eps)[0]
 
     def gated_norm(self, x: Value, gate: Value, weight: Vector, eps: float, name: str) -> Value:
         return self._emit("gated_norm", [x, gate], [name], weight=weight, eps=eps)[0]

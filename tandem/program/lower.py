@@ -23,9 +23,6 @@ from tandem.kernels import (
     scale,
 )
 from tandem.kernels.abi import (
-    ACTIVATION_GELU,
-    ACTIVATION_SIGMOID,
-    ACTIVATION_SILU,
     EPILOGUE_CLAMPED_GLU,
     EPILOGUE_GELU_GLU,
     EPILOGUE_SILU_GLU,
@@ -52,7 +49,6 @@ from tandem.program.program import OTHER_STEP_SLOT, Program, Tensor
 from tandem.program.step_inputs import StepLayout
 from tandem.program.weight_plan import WeightPlan
 
-ACTIVATIONS = {"silu": ACTIVATION_SILU, "gelu": ACTIVATION_GELU, "sigmoid": ACTIVATION_SIGMOID}
 GLU_EPILOGUES = {"silu": EPILOGUE_SILU_GLU, "gelu": EPILOGUE_GELU_GLU, "clamped": EPILOGUE_CLAMPED_GLU}
 
 
@@ -305,7 +301,7 @@ class _Lowering(RecurrentLowering):
             gate_stride=gate.stride,
             up_stride=up.stride if up else 0,
             out_stride=out.stride,
-            activation=ACTIVATIONS[op.attrs["activation"]],
+            activation=glu.ACTIVATIONS[op.attrs["activation"]],
             out_q8=out_q8,
         )
         self._done(op.outputs[0])

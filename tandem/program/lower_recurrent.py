@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tandem.kernels import delta_rule, gated_norm, short_conv
-from tandem.program.graph import DeltaHeads, Op, Vector
+from tandem.kernels import delta_rule, gated_norm, group_norm, short_conv, ssm_scan
+from tandem.program.graph import DeltaHeads, Op, ScanHeads, Vector
 from tandem.program.lowering_base import LoweringBase
 from tandem.program.program import Tensor
 from tandem.program.weight_plan import align
@@ -67,6 +67,50 @@ class RecurrentLowering(LoweringBase):
             tiled=heads.tiled,
             sequences=self.step.limits.sequences,
             slots=self.kv.states,
+        )
+        self._done(op.outputs[0])
+
+    def _ssm_scan(self, op: Op) -> None:
+        heads: ScanHeads = op.attrs["heads"]
+        xbc, dt = (self.f32[value] for value in op.inputs)
+        out = self._rows(op.outputs[0])
+        self._launch(
+            ssm_scan.KERNEL,
+            op.outputs[0].name,
+            {
+                "xbc": xbc,
+                "dt": dt,
+                "vectors": self.plan.vector(*op.attrs["vectors"]),
+                "state": self._state(op),
+                "chunks": self.step.chunks,
+                "out": out,
+            },
+            heads=heads.heads,
+            groups=heads.groups,
+            head_dim=heads.head_dim,
+            state_rows=heads.state_rows,
+            xbc_stride=xbc.stride,
+            dt_stride=dt.stride,
+            out_stride=out.stride,
+            sequences=self.step.limits.sequences,
+            slots=self.kv.states,
+        )
+        self._done(op.outputs[0])
+
+    def _group_norm(self, op: Op) -> None:
+        x, groups = self.f32[op.inputs[0]], op.attrs["groups"]
+        dim = op.inputs[0].width // groups
+        out, out_q8 = self._output(op.outputs[0], dim)
+        self._launch(
+            group_norm.KERNEL,
+            op.outputs[0].name,
+            {"x": x, "weight": self.plan.vector(op.attrs["weight"]), "out": out},
+            groups=groups,
+            group_dim=dim,
+            x_stride=x.stride,
+            out_stride=out.stride,
+            eps=op.attrs["eps"],
+            out_q8=out_q8,
         )
         self._done(op.outputs[0])
 

@@ -56,7 +56,18 @@ def llama(folder: Path, **options: Any) -> Path:
 
 
 # Architectures whose tensors differ between layers: a folder is refused as an unknown class.
-NOT_CONVERTED = {"gemma4", "qwen35", "qwen35moe", "qwen3next"}
+NOT_CONVERTED = {
+    "falcon-h1",
+    "gemma4",
+    "granitehybrid",
+    "lfm2",
+    "lfm2moe",
+    "mamba2",
+    "nemotron_h",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+}
 
 
 def test_every_family_is_converted() -> None:

@@ -21,6 +21,7 @@ from tests.engine.test_batch_invariance import limit_step
 from tests.engine.tiny_models import WatchedEngine, opened
 
 GOLDENS = Path(__file__).parents[1] / "models" / "goldens"
+FAMILIES = ["qwen35", "lfm2", "mamba2", "falcon-h1"]  # each kind of state, with and without keys and values
 Request = tuple[list[int], SamplingParams]
 
 
@@ -38,7 +39,7 @@ def computed(engine: WatchedEngine) -> int:
     return engine.scheduler.prompt_tokens - engine.scheduler.cached_prompt_tokens
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen3next"])
+@pytest.mark.parametrize("name", [*FAMILIES, "qwen3next", "lfm2moe", "granitehybrid-moe", "nemotron_h"])
 def test_any_cut_and_batch_gives_the_same_bits(name: str) -> None:
     path, wanted = GOLDENS / f"{name}.gguf", requests(8)
     with opened(path, threads=2, prefix_caching=False) as engine:
@@ -52,16 +53,17 @@ def test_any_cut_and_batch_gives_the_same_bits(name: str) -> None:
             assert engine.run(*wanted) == expected
 
 
-def test_a_request_from_a_checkpoint_has_the_bits_of_one_afresh() -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_request_from_a_checkpoint_has_the_bits_of_one_afresh(name: str) -> None:
     rng = np.random.default_rng(4)
     prompt = rng.integers(0, 260, 150).tolist()
     greedy = SamplingParams(max_tokens=40, temperature=0.0)
-    with opened(GOLDENS / "qwen35.gguf", prefix_caching=False) as engine:
+    with opened(GOLDENS / f"{name}.gguf", prefix_caching=False) as engine:
         afresh = engine.run((prompt, greedy))[0]
         longer = [*prompt, *afresh[0], 7, 8, 9]
         other = [*prompt[:100], *longer[:30]]
         expected = [afresh, engine.run((longer, greedy))[0], engine.run((other, greedy))[0]]
-    with opened(GOLDENS / "qwen35.gguf") as engine:
+    with opened(GOLDENS / f"{name}.gguf") as engine:
         costs = []
         for text, answer in zip((prompt, longer, other), expected, strict=True):
             before = computed(engine)
@@ -73,11 +75,13 @@ def test_a_request_from_a_checkpoint_has_the_bits_of_one_afresh() -> None:
         assert stats and stats.cached > 2 and stats.used == 0 and stats.slot_bytes > 0
 
 
-def test_preempted_requests_have_the_same_bits() -> None:
+# Memory for the keys and values of one context. Mamba-2 alone has none.
+@pytest.mark.parametrize(("name", "kv_memory"), [("qwen35", 66_000), ("lfm2", 16_500), ("falcon-h1", 66_000)])
+def test_preempted_requests_have_the_same_bits(name: str, kv_memory: int) -> None:
     wanted = [(prompt, SamplingParams(max_tokens=60, ignore_eos=True, seed=1)) for prompt, _ in requests(6)]
-    with opened(GOLDENS / "qwen35.gguf", prefix_caching=False) as engine:
+    with opened(GOLDENS / f"{name}.gguf", prefix_caching=False) as engine:
         expected = [engine.run(request)[0] for request in wanted]
-    with opened(GOLDENS / "qwen35.gguf", batch=4, kv_memory=66_000) as engine:
+    with opened(GOLDENS / f"{name}.gguf", batch=4, kv_memory=kv_memory) as engine:
         assert engine.run(*wanted) == expected
         assert engine.scheduler.preemptions, "there was room for all"
 

@@ -282,7 +282,8 @@ def run_mmproj(folder: Path, number: int) -> None:
 
 # ---- saved states
 
-STATES_OF = ("gemma3-pattern3", "qwen35", "qwen35moe", "qwen3next")  # the last three have recurrent layers
+# All but the first have recurrent layers.
+STATES_OF = ("gemma3-pattern3", "qwen35", "qwen35moe", "qwen3next", "lfm2", "mamba2", "falcon-h1")
 
 
 def open_model(name: str) -> LLM:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import gguf
@@ -156,17 +156,21 @@ def write_tokenizer(writer: gguf.GGUFWriter, golden: Golden) -> None:
     writer.add_add_bos_token(False)
 
 
-def write_model(golden: Golden, model: torch.nn.Module) -> None:
-    writer = gguf.GGUFWriter(GOLDENS / f"{golden.name}.gguf", golden.name)
+def write_model(golden: Golden, keys: dict[str, Any], tensors: Iterable[tuple[str, Any]]) -> None:
+    """Writes a file; a key whose value is None is left out."""
+    architecture = golden.name
+    if architecture not in gguf.MODEL_ARCH_NAMES.values():  # a variant
+        architecture = architecture.rpartition("-")[0]
+    writer = gguf.GGUFWriter(GOLDENS / f"{golden.name}.gguf", architecture)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    for key, value in metadata(golden).items():
+    for key, value in keys.items():
         if isinstance(value, list):
-            writer.add_array(f"{golden.name}.{key}", value)
+            writer.add_array(f"{architecture}.{key}", value)
         elif value is not None:
-            add = {int: writer.add_uint32, float: writer.add_float32}[type(value)]
-            add(f"{golden.name}.{key}", value)
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+            add(f"{architecture}.{key}", value)
     write_tokenizer(writer, golden)
-    for name, tensor in converted_tensors(golden, model):
+    for name, tensor in tensors:
         writer.add_tensor(name, np.ascontiguousarray(tensor, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -181,7 +185,7 @@ def main() -> None:
             continue
         generator = torch.Generator().manual_seed(zlib.crc32(golden.name.encode()))
         model = make_model(golden, generator)
-        write_model(golden, model)
+        write_model(golden, metadata(golden), converted_tensors(golden, model))
         write_logits(golden, model, generator)
         print(golden.name)
 

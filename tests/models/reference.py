@@ -27,6 +27,7 @@ NEIGHBOURS = [
     "smollm3",
     "granite",
     "granitemoe",
+    "granitehybrid",
     "glm4",
     "cohere2",
     "ernie4_5",
@@ -53,9 +54,11 @@ class ReferenceModel:
         self.layers: int = self.get("block_count") - self.get("nextn_predict_layers", 0)
         self.hidden_size: int = self.get("embedding_length")
         self.heads: int = self.get("attention.head_count")
-        self.kv_heads: int = self.get("attention.head_count_kv", self.heads)
-        self.head_size: int = self.get("attention.key_length", self.hidden_size // self.heads)
-        self.subtract_mean = f"{self.architecture}.attention.layer_norm_epsilon" in self.metadata
+        # Layers without attention have none.
+        self.kv_heads = int(np.max(self.get("attention.head_count_kv", self.heads)))
+        self.head_size: int = self.get("attention.key_length", self.hidden_size // (self.heads or 1))
+        rms = f"{self.architecture}.attention.layer_norm_rms_epsilon" in self.metadata
+        self.subtract_mean = not rms  # a file may have both
         kind = "layer_norm" if self.subtract_mean else "layer_norm_rms"
         self.epsilon = np.float32(self.get(f"attention.{kind}_epsilon"))
         self.whole_pairs = self.architecture != "gpt-oss"  # where YaRN begins and ends
@@ -77,12 +80,25 @@ class ReferenceModel:
         inputs = self.per_layer_inputs(x, ids) if "per_layer_model_proj.weight" in self.tensors else None
         for i in range(self.layers):
             seen[f"blk.{i}.attn_norm"] = before = self.norm(x, f"blk.{i}.attn_norm")
-            if f"blk.{i}.ssm_out.weight" in self.tensors:
+            if self.architecture == "nemotron_h" and f"blk.{i}.ffn_up.weight" in self.tensors:
+                seen[f"blk.{i}.ffn_act"] = h = self.activated(before, f"blk.{i}.ffn_")
+                h = self.linear(h, f"blk.{i}.ffn_down")
+            elif f"blk.{i}.ssm_in.weight" in self.tensors:
+                seen[f"blk.{i}.attn_out"] = h = self.mamba2(before, f"blk.{i}.")
+            elif f"blk.{i}.ssm_out.weight" in self.tensors:
                 seen[f"blk.{i}.ssm_norm"] = h = self.gated_delta_net(before, f"blk.{i}.")
                 seen[f"blk.{i}.attn_out"] = h = self.linear(h, f"blk.{i}.ssm_out")
+            elif f"blk.{i}.shortconv.conv.weight" in self.tensors:
+                seen[f"blk.{i}.conv_out"] = h = self.gated_convolution(before, f"blk.{i}.shortconv.")
+                seen[f"blk.{i}.attn_out"] = h = self.linear(h, f"blk.{i}.shortconv.out_proj")
             else:
                 seen[f"blk.{i}.attn"] = h = self.attention(before, i)
                 seen[f"blk.{i}.attn_out"] = h = self.linear(h, f"blk.{i}.attn_output")
+            if self.architecture == "falcon-h1":  # which has both
+                h = h + self.linear(self.attention(before, i), f"blk.{i}.attn_output")
+            if self.architecture in ("mamba2", "nemotron_h"):  # whose layers have one part
+                seen[f"blk.{i}.out"] = x = x + h
+                continue
             if self.architecture not in SECOND_NORM:
                 h = self.norm(h, f"blk.{i}.post_attention_norm")
             seen[f"blk.{i}.attn_residual"] = x = x + scale * h
@@ -103,7 +119,8 @@ class ReferenceModel:
             if f"blk.{i}.layer_output_scale.weight" in self.tensors:
                 x = x * self.weight(f"blk.{i}.layer_output_scale.weight")
             seen[f"blk.{i}.out"] = x
-        seen["result_norm"] = x = self.norm(x, "output_norm")
+        last = "token_embd_norm" if self.architecture.startswith("lfm2") else "output_norm"
+        seen["result_norm"] = x = self.norm(x, last)
         return x
 
     def draft_logits(self, ids: Sequence[int]) -> Array:
@@ -170,6 +187,8 @@ class ReferenceModel:
         up = self.linear(x, f"{name}up")
         if self.architecture == "starcoder2":
             return gelu(up)
+        if self.architecture == "nemotron_h":
+            return np.square(np.maximum(up, 0))
         if f"{name}gate.weight" in self.tensors:
             gate = self.linear(x, f"{name}gate")
         else:  # the file has both in one matrix
@@ -184,7 +203,7 @@ class ReferenceModel:
             for part in ("gate", "up", "down")
         )
         logits = self.linear(x, f"{name}gate_inp")
-        if self.architecture == "glm4moe":
+        if self.architecture in ("glm4moe", "lfm2moe"):
             scores = 1 / (1 + np.exp(-logits))
         else:
             scores = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -288,11 +307,8 @@ class ReferenceModel:
     def gated_delta_net(self, x: Array, name: str) -> Array:
         """Linear attention with a state [key, value] for each head, one token after the other."""
         keys, heads, dim = (self.get(f"ssm.{key}") for key in ("group_count", "time_step_rank", "state_size"))
-        taps, tokens = self.get("ssm.conv_kernel"), len(x)
-        mixed = self.linear(x, f"{name}attn_qkv")
-        padded = np.vstack([np.zeros((taps - 1, mixed.shape[1]), np.float32), mixed])
-        weight = self.weight(f"{name}ssm_conv1d.weight")
-        mixed = silu(sum(padded[j : j + tokens] * weight[:, j] for j in range(taps)))
+        tokens = len(x)
+        mixed = silu(self.convolved(self.linear(x, f"{name}attn_qkv"), f"{name}ssm_conv1d"))
         q, k, v = np.split(mixed, [keys * dim, 2 * keys * dim], axis=1)
         q, k = (y.reshape(tokens, keys, dim) for y in (q, k))
         q, k = (y / np.sqrt(np.square(y).sum(axis=2, keepdims=True) + 1e-6) for y in (q, k))
@@ -317,6 +333,43 @@ class ReferenceModel:
         normed = self.norm(out, f"{name}ssm_norm").reshape(tokens, -1)
         return normed * silu(self.linear(x, f"{name}attn_gate"))
 
+    def mamba2(self, x: Array, name: str) -> Array:
+        """A layer of Mamba-2, with a state [rows, columns] for each head, one token after the other."""
+        groups, heads, rows, inner = (
+            self.get(f"ssm.{key}") for key in ("group_count", "time_step_rank", "state_size", "inner_size")
+        )
+        shared, tokens = groups * rows, len(x)
+        gate, xbc, dt = np.split(self.linear(x, f"{name}ssm_in"), [inner, 2 * inner + 2 * shared], axis=1)
+        xbc = silu(self.convolved(xbc, f"{name}ssm_conv1d"))
+        values, b, c = np.split(xbc, [inner, inner + shared], axis=1)
+        values = values.reshape(tokens, heads, -1)
+        b, c = (np.repeat(y.reshape(tokens, groups, rows), heads // groups, axis=1) for y in (b, c))
+        if f"{name}ssm_dt.bias" in self.tensors:
+            dt = dt + self.weight(f"{name}ssm_dt.bias")
+        dt = np.logaddexp(0, dt)
+        decay = np.exp(self.weight(f"{name}ssm_a")[:, 0] * dt)
+        state, out = np.zeros((heads, rows, inner // heads), np.float32), np.empty_like(values)
+        for t in range(tokens):
+            state = state * decay[t][:, None, None] + np.einsum("hs,h,hd->hsd", b[t], dt[t], values[t])
+            out[t] = np.einsum("hsd,hs->hd", state, c[t]) + self.weight(f"{name}ssm_d") * values[t]
+        y = out.reshape(tokens, inner) * silu(gate)
+        if f"{name}ssm_norm.weight" in self.tensors:
+            y = self.norm(y.reshape(tokens, groups, -1), f"{name}ssm_norm").reshape(tokens, inner)
+        return self.linear(y, f"{name}ssm_out")
+
+    def convolved(self, x: Array, name: str) -> Array:
+        """Each column's last inputs times its taps."""
+        weight = self.weight(f"{name}.weight")
+        taps, tokens = weight.shape[1], len(x)
+        padded = np.vstack([np.zeros((taps - 1, x.shape[1]), np.float32), x])
+        y: Array = sum(padded[j : j + tokens] * weight[:, j] for j in range(taps))
+        return y + self.weight(f"{name}.bias") if f"{name}.bias" in self.tensors else y
+
+    def gated_convolution(self, x: Array, name: str) -> Array:
+        """LFM2's convolution between two gates."""
+        first, last, values = np.split(self.linear(x, f"{name}in_proj"), 3, axis=1)
+        return last * self.convolved(first * values, f"{name}conv")
+
     def projections(self, x: Array, name: str) -> list[Array]:
         """Q, K and V, which some files have in one matrix."""
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
@@ -335,6 +388,8 @@ class ReferenceModel:
         """Q and K rotated by position, in the layers that do so."""
         sliding = self.is_sliding(layer)
         global_alone = self.architecture in ("cohere2", "exaone4") and self.window and not sliding
+        if self.architecture == "nemotron_h" or not self.get("rope.scaling.finetuned", True):
+            return q, k
         if global_alone or (self.architecture == "smollm3" and (layer + 1) % 4 == 0):
             return q, k
         rotation = self.rotation(tokens, sliding)
@@ -408,12 +463,13 @@ class ReferenceModel:
 
     def norm(self, x: Array, name: str) -> Array:
         """RMS or layer norm, in the architectures that have this one."""
-        if f"{name}.weight" not in self.tensors:
+        weight = name if name in self.tensors else f"{name}.weight"
+        if weight not in self.tensors:
             return x
         if self.subtract_mean:
             x = x - x.mean(axis=-1, keepdims=True)
         squares = np.mean(x * x, axis=-1, keepdims=True)
-        y = x / np.sqrt(squares + self.epsilon) * self.weight(f"{name}.weight")
+        y = x / np.sqrt(squares + self.epsilon) * self.weight(weight)
         return y + self.weight(f"{name}.bias") if f"{name}.bias" in self.tensors else y
 
     def linear(self, x: Array, name: str) -> Array:

@@ -40,6 +40,7 @@ def test_engine_equals_transformers(name: str) -> None:
         "gemma4-shared",
         "qwen35",
         "qwen3next",
+        "lfm2",
     ],
 )
 def test_intermediates_equal_the_reference(name: str) -> None:

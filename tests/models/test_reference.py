@@ -104,6 +104,12 @@ def test_llama_cpp_rounds_the_pairs_of_yarn() -> None:
         ("gemma4", "rope.freq_base", 1e4),
         ("gemma4", "final_logit_softcapping", 0.0),
         ("gemma4-moe", "expert_used_count", 2),
+        ("lfm2", "rope.freq_base", 1e4),
+        ("lfm2moe", "expert_used_count", 2),
+        ("granitehybrid", "residual_scale", 1.0),
+        ("granitehybrid", "rope.scaling.finetuned", True),
+        ("granitehybrid-moe", "expert_used_count", 1),
+        ("falcon-h1", "rope.freq_base", 1e4),
     ],
 )
 def test_goldens_tell_right_from_wrong(name: str, key: str, wrong: Any) -> None:

@@ -15,7 +15,8 @@ from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tandem.model.model import open_model
 from tests.models.test_reference import GOLDENS, NAMES, golden_prompts
 
-ON_CPU_ONLY = ("qwen35", "qwen35moe", "qwen3next")  # kernels of recurrent layers have no shaders yet
+# By the beginnings of their names: kernels of recurrent layers have no shaders yet.
+ON_CPU_ONLY = ("falcon-h1", "granitehybrid", "lfm2", "mamba2", "nemotron_h", "qwen35", "qwen3next")
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def load(name: str, device: str, gpu_memory: float | None = None, kv: str = "f32
     return LLM(GOLDENS / f"{name}.gguf", device=device, context=128, kv=kv, gpu_memory=gpu_memory)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_CPU_ONLY])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(ON_CPU_ONLY)])
 def test_equals_transformers(lavapipe: str, name: str) -> None:
     with load(name, lavapipe) as llm:
         for ids, logits in golden_prompts(name):

@@ -16,9 +16,7 @@ HIDDEN, DRAFT_HIDDEN, DRAFT_INPUT = "result_hidden", "draft.result_hidden", "dra
 def common_tensors(c: ModelConfig, ffn_norm: str = "ffn_norm") -> Shapes:
     """Embedding, attention, feed-forward and head: name -> shape. `ffn_norm`: the norm before the feed-forward."""
     q, kv = c.q_heads * c.head_dim, c.kv_heads * c.head_dim
-    shapes: Shapes = {"token_embd.weight": (c.vocab, c.dim)} | _norm_tensors(c, "output_norm")
-    if not c.tied_head:
-        shapes["output.weight"] = (c.vocab, c.dim)
+    shapes = ends(c)
     for i in range(c.stored_layers):
         shapes |= _norm_tensors(c, f"blk.{i}.attn_norm") | _norm_tensors(c, f"blk.{i}.{ffn_norm}")
         shapes |= {
@@ -47,6 +45,14 @@ def _draft_tensors(c: ModelConfig) -> Shapes:
     own |= dict.fromkeys(("embed_tokens", "shared_head_head"), (c.vocab, c.dim))
     shapes |= {name: own[name] for name in c.draft_tensors}
     return {f"blk.{c.layers}.nextn.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def ends(c: ModelConfig) -> Shapes:
+    """Embedding, last norm and head."""
+    shapes: Shapes = {"token_embd.weight": (c.vocab, c.dim)} | _norm_tensors(c, "output_norm")
+    if not c.tied_head:
+        shapes["output.weight"] = (c.vocab, c.dim)
+    return shapes
 
 
 def _norm_tensors(c: ModelConfig, name: str) -> Shapes:
@@ -95,6 +101,12 @@ def without_norms(shapes: Shapes) -> Shapes:
         for name, shape in shapes.items()
         if ".attn_norm." not in name and ".ffn_norm." not in name
     }
+
+
+def without_attention(shapes: Shapes, layer: int) -> Shapes:
+    """Without the matrices of a layer's attention."""
+    parts = {f"blk.{layer}.attn_{part}.weight" for part in ("q", "k", "v", "output")}
+    return {name: shape for name, shape in shapes.items() if name not in parts}
 
 
 def layer_vectors(c: ModelConfig, names: dict[str, int]) -> Shapes:

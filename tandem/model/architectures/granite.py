@@ -14,8 +14,8 @@ from tandem.model.config import NO_ROPE, Metadata, ModelConfig
 tensors, build = llama.tensors, llama.build
 
 
-def config(m: Metadata) -> ModelConfig:
-    c, residual = llama.config(m), m.number("residual_scale", 1.0)
+def config(m: Metadata, **special: object) -> ModelConfig:
+    c, residual = llama.config(m, **special), m.number("residual_scale", 1.0)
     rotates = m.gguf.get(m.key("rope.scaling.finetuned"), True)  # here it says so
     return replace(
         c,

@@ -74,9 +74,7 @@ def tensors(c: ModelConfig) -> blocks.Shapes:
     values = heads.v_heads * heads.v_dim
     for i in range(c.stored_layers):
         if c.is_recurrent(i):
-            for part in ("q", "k", "v", "output"):
-                del shapes[f"blk.{i}.attn_{part}.weight"]
-            shapes |= {
+            shapes = blocks.without_attention(shapes, i) | {
                 f"blk.{i}.attn_qkv.weight": (heads.width, c.dim),
                 f"blk.{i}.attn_gate.weight": (values, c.dim),
                 f"blk.{i}.ssm_beta.weight": (heads.v_heads, c.dim),
