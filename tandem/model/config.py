@@ -130,6 +130,7 @@ class ModelConfig:
     expert_scale: float = 1.0  # of these weights
     experts_sigmoid: bool = False  # scores are sigmoids, not a softmax
     expert_choice_bias: bool = False  # added to the scores for the choice alone
+    expert_latent_dim: int = 0  # columns of what experts read and write; 0: those of the residual stream
     expert_bias: bool = False  # biases of the router and of the experts' matrices
     # Of each layer, where layers differ; else empty.
     layer_head_dim: tuple[int, ...] = ()

@@ -235,6 +235,13 @@ def _expert_matmul(op: Op) -> list[int]:
     return [op.attrs["matrices"][0].rows // experts]
 
 
+def _activate_slots(op: Op) -> list[int]:
+    x, routes = op.inputs
+    _require(op, x.count == "slots", f"{x.name} is not what experts computed")
+    _require(op, routes.width == op.attrs["routing"].used, f"{routes.name} does not say which experts")
+    return [x.width]
+
+
 def _combine(op: Op) -> list[int]:
     x, _, *shared = op.inputs
     _require(op, x.count == "slots", f"{x.name} is not what experts computed")
@@ -307,6 +314,7 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "slice": _slice,  # some of the columns
     "route": _route,  # logits of experts -> the experts that each token uses, and their weights
     "expert_matmul": _expert_matmul,  # x times the matrices of the experts in use, gated if there are two
+    "activate_slots": _activate_slots,  # an activation of what experts without a gate computed
     "combine": _combine,  # the weighted sum over a token's experts, plus a shared expert's output times its gate
     "short_conv": _short_conv,  # causal convolution over the last tokens of a sequence, with their tail as its state
     "delta_rule": _delta_rule,  # q, k and v; beta; alpha -> linear attention with a matrix for each head as its state
@@ -422,6 +430,10 @@ class Builder:
         )[0]  # fmt: skip
         out.count = "slots"
         return out
+
+    def activate_slots(self, x: Value, routes: Value, routing: Routing, activation: str, name: str) -> Value:
+        """For experts without a gate."""
+        return self._emit("activate_slots", [x, routes], [name], routing=routing, activation=activation)[0]
 
     def combine(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandem.kernels import (
+    activate_slots,
     attention,
     combine,
     embed,
@@ -535,6 +536,23 @@ class _Lowering(RecurrentLowering):
                 **found.scalars,
             )
         return self.slots[x, routes]
+
+    def _activate_slots(self, op: Op) -> None:
+        x, routes = op.inputs
+        found, x_tensor = self.routes[routes], self.f32[x]
+        out, out_q8 = self._output(op.outputs[0])
+        self._launch(
+            activate_slots.KERNEL,
+            op.outputs[0].name,
+            {"x": x_tensor, "groups": found.groups, "out": out},
+            dim=x.width,
+            x_stride=x_tensor.stride,
+            out_stride=out.stride,
+            activation=glu.ACTIVATIONS[op.attrs["activation"]],
+            out_q8=out_q8,
+            **found.scalars,
+        )
+        self._done(op.outputs[0])
 
     def _combine(self, op: Op) -> None:
         x, routes, *more = op.inputs

@@ -64,6 +64,7 @@ NOT_CONVERTED = {
     "lfm2moe",
     "mamba2",
     "nemotron_h",
+    "nemotron_h_moe",
     "qwen35",
     "qwen35moe",
     "qwen3next",

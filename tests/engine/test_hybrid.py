@@ -16,6 +16,7 @@ from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Sequence
 from tandem.engine.speculation_cost import WINDOW
 from tandem.kernels.abi import KV_BLOCK
+from tandem.model.model import Model
 from tests.engine.simulation import FixedCost
 from tests.engine.test_batch_invariance import limit_step
 from tests.engine.tiny_models import WatchedEngine, opened
@@ -39,7 +40,7 @@ def computed(engine: WatchedEngine) -> int:
     return engine.scheduler.prompt_tokens - engine.scheduler.cached_prompt_tokens
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "qwen3next", "lfm2moe", "granitehybrid-moe", "nemotron_h"])
+@pytest.mark.parametrize("name", [*FAMILIES, "qwen3next", "lfm2moe", "granitehybrid-moe", "nemotron_h_moe"])
 def test_any_cut_and_batch_gives_the_same_bits(name: str) -> None:
     path, wanted = GOLDENS / f"{name}.gguf", requests(8)
     with opened(path, threads=2, prefix_caching=False) as engine:
@@ -49,6 +50,26 @@ def test_any_cut_and_batch_gives_the_same_bits(name: str) -> None:
             assert engine.run(*wanted) == expected
     with opened(path, threads=1) as engine:
         for tokens in (256, 33):  # with the prefix cache: the second time from checkpoints
+            limit_step(engine, tokens)
+            assert engine.run(*wanted) == expected
+
+
+@pytest.mark.parametrize("name", ["lfm2moe", "granitehybrid-moe", "nemotron_h_moe", "falcon-h1-normed"])
+def test_any_cut_gives_the_same_bits_with_weights_of_8_bits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activations between kernels are then int8 tiles."""
+    matrices = Model.matrices
+
+    def of_8_bits(model: Model) -> dict[str, tuple[str, int, int]]:
+        found = matrices(model)
+        return {key: each if "gate_inp" in key else ("q8_0", *each[1:]) for key, each in found.items()}
+
+    monkeypatch.setattr(Model, "matrices", of_8_bits)
+    wanted = requests(5)
+    with opened(GOLDENS / f"{name}.gguf", prefix_caching=False) as engine:
+        expected = [engine.run(request)[0] for request in wanted]
+        for tokens in (37, 1):
             limit_step(engine, tokens)
             assert engine.run(*wanted) == expected
 
@@ -86,8 +107,9 @@ def test_preempted_requests_have_the_same_bits(name: str, kv_memory: int) -> Non
         assert engine.scheduler.preemptions, "there was room for all"
 
 
-def test_a_saved_conversation_has_its_state(tmp_path: Path) -> None:
-    path, text = GOLDENS / "qwen35.gguf", "the " * 60
+@pytest.mark.parametrize("name", ["qwen35", "mamba2"])
+def test_a_saved_conversation_has_its_state(name: str, tmp_path: Path) -> None:
+    path, text = GOLDENS / f"{name}.gguf", "the " * 60
     with LLM(path, context=256, device="cpu", threads=1) as llm:
         first = llm.generate(text, max_tokens=8, temperature=0)
         blocks = (len(llm.tokenize(text)) - 1) // KV_BLOCK
@@ -127,6 +149,9 @@ class RandomDrafts:
     ("qwen35", {"batch": 4, "kv_memory": 66_000}),
     ("qwen35moe", {}),
     ("qwen3next", {"prefix_caching": False}),
+    ("lfm2", {}),
+    ("falcon-h1", {"batch": 4, "kv_memory": 66_000}),
+    ("mamba2", {}),
 ])  # fmt: skip
 def test_any_acceptance_gives_the_text_without_drafts(name: str, options: dict[str, Any]) -> None:
     """In batches, with cancelled requests, with little memory (preemption), and from checkpoints."""

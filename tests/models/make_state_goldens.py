@@ -50,6 +50,14 @@ def scan_goldens() -> Iterator[Golden]:
     nemotron |= dict(layer_norm_epsilon=1e-3, n_groups=2, time_step_min=1e-9)
     kinds = ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]
     yield small("NemotronH", "nemotron_h", keys, layer_types=kinds, num_hidden_layers=5, **nemotron)
+    experts = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, n_shared_experts=1)
+    experts |= dict(moe_shared_expert_intermediate_size=64, routed_scaling_factor=1.5, num_hidden_layers=4)
+    kinds = ["linear_attention", "moe", "full_attention", "moe"]
+    yield small("NemotronH", "nemotron_h_moe", keys, layer_types=kinds, **nemotron, **experts)
+    latent = dict(moe_latent_size=64)
+    yield small(
+        "NemotronH", "nemotron_h_moe-latent", keys, layer_types=kinds, **nemotron, **experts, **latent
+    )
     keys |= {"tokenizer.ggml.pre": "falcon-h1"}
     falcon = dict(head_dim=16, mamba_d_ssm=64, mamba_n_groups=2, rope_parameters=rope(1e6), **mamba)
     falcon |= dict(lm_head_multiplier=0.5, embedding_multiplier=3.0, mlp_multipliers=[0.7, 0.8])
@@ -115,6 +123,11 @@ LAYER = {
     "down_proj": "ffn_down",
     "feed_forward.gate": "ffn_gate_inp",
     "router": "ffn_gate_inp",
+    "mixer.gate": "ffn_gate_inp",
+    "shared_experts.up_proj": "ffn_up_shexp",
+    "shared_experts.down_proj": "ffn_down_shexp",
+    "fc1_latent_proj": "ffn_latent_down",
+    "fc2_latent_proj": "ffn_latent_up",
     "conv1d": "ssm_conv1d",
     "in_proj": "ssm_in",
     "out_proj": "ssm_out",
@@ -139,9 +152,9 @@ def converted_tensors(golden: Golden, model: torch.nn.Module) -> Iterator[tuple[
 
 def layer_tensors(c: Any, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
     stem, _, kind = name.rpartition(".")
-    if "experts." in name:
+    if ".experts." in name:
         halves = tensor.chunk(2, dim=1)
-        parts = {"gate": halves[0], "up": halves[1]} if "gate_up" in name else {"down": tensor}
+        parts = {"gate": halves[0], "up": halves[1]} if "gate_up" in name else {kind[:-5]: tensor}
         for part, values in parts.items():
             yield f"ffn_{part}_exps.weight", values
     elif stem == "shared_mlp.input_linear":
@@ -149,7 +162,7 @@ def layer_tensors(c: Any, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
             yield f"ffn_{part}{'_shexp' * bool(c.num_local_experts)}.weight", values
     elif stem == "shared_mlp.output_linear":
         yield f"ffn_down{'_shexp' * bool(c.num_local_experts)}.weight", tensor
-    elif kind == "expert_bias":
+    elif kind in ("expert_bias", "e_score_correction_bias"):
         yield "exp_probs_b.bias", tensor
     elif kind == "A_log":
         yield "ssm_a", -torch.exp(tensor).reshape(-1, 1)
@@ -163,7 +176,8 @@ def layer_tensors(c: Any, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
     elif stem == "pre_ff_layernorm":
         yield "ffn_norm", tensor
     else:
-        found = next(LAYER[part] for part in (stem, stem.rpartition(".")[2]) if part in LAYER)
+        stems = (stem, ".".join(stem.split(".")[-2:]), stem.rpartition(".")[2])
+        found = next(LAYER[part] for part in stems if part in LAYER)
         yield f"{found}.{kind}", tensor.squeeze(1) if tensor.ndim == 3 else tensor
 
 
@@ -218,10 +232,17 @@ def metadata(golden: Golden) -> dict[str, Any]:
     if golden.name == "granitehybrid-moe":
         keys |= {"expert_count": c.num_local_experts, "expert_used_count": c.num_experts_per_tok}
         keys |= {"expert_shared_feed_forward_length": c.shared_intermediate_size}
-    if golden.name == "nemotron_h":
-        lengths = [c.intermediate_size if kind == "mlp" else 0 for kind in c.layer_types]
+    if golden.name.startswith("nemotron_h"):
+        sizes = {"mlp": c.intermediate_size, "moe": c.moe_intermediate_size}
+        lengths = [sizes.get(kind, 0) for kind in c.layer_types]
         keys |= {"feed_forward_length": lengths, "attention.value_length": c.head_dim}
         keys |= {"attention.layer_norm_epsilon": 1e-3}  # unused, but llama.cpp reads it
+    if golden.name.startswith("nemotron_h_moe"):
+        keys |= {"expert_count": c.n_routed_experts, "expert_used_count": c.num_experts_per_tok}
+        keys |= {"expert_feed_forward_length": c.moe_intermediate_size, "expert_shared_count": 1}
+        keys |= {"expert_shared_feed_forward_length": c.moe_shared_expert_intermediate_size}
+        keys |= {"expert_weights_norm": True, "expert_weights_scale": c.routed_scaling_factor}
+        keys |= {"expert_group_count": c.n_group, "moe_latent_size": c.moe_latent_size}
     return keys | {key: value for key, value in golden.keys.items() if not key.startswith("tokenizer.")}
 
 

@@ -80,7 +80,9 @@ class ReferenceModel:
         inputs = self.per_layer_inputs(x, ids) if "per_layer_model_proj.weight" in self.tensors else None
         for i in range(self.layers):
             seen[f"blk.{i}.attn_norm"] = before = self.norm(x, f"blk.{i}.attn_norm")
-            if self.architecture == "nemotron_h" and f"blk.{i}.ffn_up.weight" in self.tensors:
+            if f"blk.{i}.ffn_up_shexp.weight" in self.tensors and self.architecture == "nemotron_h_moe":
+                seen[f"blk.{i}.ffn_out"] = h = self.squared_experts(before, f"blk.{i}.")
+            elif self.architecture == "nemotron_h" and f"blk.{i}.ffn_up.weight" in self.tensors:
                 seen[f"blk.{i}.ffn_act"] = h = self.activated(before, f"blk.{i}.ffn_")
                 h = self.linear(h, f"blk.{i}.ffn_down")
             elif f"blk.{i}.ssm_in.weight" in self.tensors:
@@ -96,7 +98,7 @@ class ReferenceModel:
                 seen[f"blk.{i}.attn_out"] = h = self.linear(h, f"blk.{i}.attn_output")
             if self.architecture == "falcon-h1":  # which has both
                 h = h + self.linear(self.attention(before, i), f"blk.{i}.attn_output")
-            if self.architecture in ("mamba2", "nemotron_h"):  # whose layers have one part
+            if self.architecture in ("mamba2", "nemotron_h", "nemotron_h_moe"):  # whose layers have one part
                 seen[f"blk.{i}.out"] = x = x + h
                 continue
             if self.architecture not in SECOND_NORM:
@@ -237,6 +239,30 @@ class ReferenceModel:
                 shared = share[:, None] * shared
             out += shared
         return out
+
+    def squared_experts(self, x: Array, name: str) -> Array:
+        """Nemotron's experts, which have no gate, beside a shared one. Some read and write a projection of the rows."""
+        up, down = (
+            self.weight(f"{name}ffn_{part}_exps.weight").reshape(
+                self.tensors[f"{name}ffn_{part}_exps.weight"].shape
+            )
+            for part in ("up", "down")
+        )
+        scores = 1 / (1 + np.exp(-self.linear(x, f"{name}ffn_gate_inp")))
+        bias = f"{name}exp_probs_b.bias"
+        choice = scores + (self.weight(bias) if bias in self.tensors else 0)
+        latent = f"{name}ffn_latent_down.weight" in self.tensors
+        rows = self.linear(x, f"{name}ffn_latent_down") if latent else x
+        out = np.zeros_like(rows)
+        for token in range(len(x)):
+            chosen = np.argsort(-choice[token], kind="stable")[: self.get("expert_used_count")]
+            total = scores[token, chosen].sum()
+            for expert in chosen:
+                weight = np.float32(self.get("expert_weights_scale")) * scores[token, expert] / total
+                out[token] += weight * (down[expert] @ np.square(np.maximum(up[expert] @ rows[token], 0)))
+        out = self.linear(out, f"{name}ffn_latent_up") if latent else out
+        shared = np.square(np.maximum(self.linear(x, f"{name}ffn_up_shexp"), 0))
+        return out + self.linear(shared, f"{name}ffn_down_shexp")
 
     def head(self, hidden: Array) -> Array:
         if self.head_weight is None:  # kept: callers that cannot hold all logits come row block by row block
@@ -388,7 +414,7 @@ class ReferenceModel:
         """Q and K rotated by position, in the layers that do so."""
         sliding = self.is_sliding(layer)
         global_alone = self.architecture in ("cohere2", "exaone4") and self.window and not sliding
-        if self.architecture == "nemotron_h" or not self.get("rope.scaling.finetuned", True):
+        if self.architecture.startswith("nemotron_h") or not self.get("rope.scaling.finetuned", True):
             return q, k
         if global_alone or (self.architecture == "smollm3" and (layer + 1) % 4 == 0):
             return q, k

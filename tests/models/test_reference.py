@@ -109,6 +109,8 @@ def test_llama_cpp_rounds_the_pairs_of_yarn() -> None:
         ("granitehybrid", "residual_scale", 1.0),
         ("granitehybrid", "rope.scaling.finetuned", True),
         ("granitehybrid-moe", "expert_used_count", 1),
+        ("nemotron_h_moe", "expert_weights_scale", 1.0),
+        ("nemotron_h_moe", "expert_used_count", 2),
         ("falcon-h1", "rope.freq_base", 1e4),
     ],
 )
