@@ -9,9 +9,11 @@ from tandem.kernels import (
     attention_dispatch,
     combine,
     combine_norm,
+    delta_rule,
     embed,
     expert_matmul,
     expert_matmul_tokens,
+    gated_norm,
     gather_tokens,
     glu,
     group_tokens,
@@ -25,6 +27,7 @@ from tandem.kernels import (
     route_group,
     sample,
     scale,
+    short_conv,
 )
 from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
 from tandem.kernels.kernel import Counts, Scalars
@@ -37,6 +40,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "attention_rope": attention_dispatch.attention_rope,
     "combine": combine.dispatch,
     "combine_norm": combine_norm.dispatch,
+    "delta_rule": delta_rule.dispatch,
     **{f"embed_{layout}": embed.dispatch for layout in LAYOUTS},
     "expand_coopmat": matmul_dispatch.expand_coopmat,
     "expand_coopmat_f32": matmul_dispatch.expand_coopmat,
@@ -51,6 +55,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
         f"expert_matmul_tokens_{layout}": expert_matmul_tokens.dispatch
         for layout in expert_matmul_tokens.BY_LAYOUT
     },
+    "gated_norm": gated_norm.dispatch,
     "gather_tokens": gather_tokens.dispatch,
     "glu": glu.dispatch,
     "group_tokens": group_tokens.dispatch,
@@ -70,6 +75,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "route_group": route_group.dispatch,
     "sample": sample.dispatch,
     "scale": scale.dispatch,
+    "short_conv": short_conv.dispatch,
 }
 
 

@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tandem.kernels.abi import ACTIVATION_SILU
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.glu import activate
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store
 from tandem.kernels.rows import padded, rows_bytes
+
+GPU_HEADS = 8  # of a workgroup
 
 
 def width(scalars: Scalars) -> int:
@@ -72,6 +75,12 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield Case(f"{n}x{heads}x{head_dim}{' q8' * out_q8}", arrays, scalars, counts, atol=2e-8, rtol=4e-6)
 
 
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """One workgroup for GPU_HEADS heads of a token."""
+    workgroups = -(-int(scalars["heads"]) // GPU_HEADS)
+    return Dispatch(workgroups, counts["tokens"], constants=(int(scalars["out_q8"]),))
+
+
 KERNEL = Kernel(
     name="gated_norm",
     buffers=(
@@ -94,5 +103,4 @@ KERNEL = Kernel(
     extents=extents,
     reference=reference,
     cases=cases,
-    cpu_only=True,
 )

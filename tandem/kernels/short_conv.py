@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tandem.kernels.abi import ACTIVATION_SILU
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.glu import activate
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.rows import padded, rows_bytes
@@ -99,6 +100,12 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
             yield Case(label, arrays, scalars, counts, atol=2e-6, rtol=4e-6)
 
 
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """One thread for a channel of a chunk."""
+    chunks = min(counts["work"], int(scalars["sequences"]))
+    return Dispatch(parts(scalars), chunks, constants=(int(scalars["taps"]), int(scalars["silu"])))
+
+
 KERNEL = Kernel(
     name="short_conv",
     buffers=(
@@ -123,5 +130,4 @@ KERNEL = Kernel(
     extents=extents,
     reference=reference,
     cases=cases,
-    cpu_only=True,
 )

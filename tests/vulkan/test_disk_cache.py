@@ -27,6 +27,7 @@ PROMPT = [(7 * i) % 250 + 3 for i in range(115)]
     [
         ("gemma3-pattern3", "f16", {}),
         ("llama", "q8", {}),
+        ("qwen35", "f16", {}),
         ("llama", "f16", {"gpu_memory": 100_000}),
         ("gemma3-pattern3", "f32", {"with": "cpu"}),
     ],

@@ -1,0 +1,81 @@
+"""Models with recurrent layers on the Vulkan device, with two steps in flight: checkpoints, batches, preemption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem import LLM
+from tandem.kernels.abi import KV_BLOCK
+from tests.engine.test_batch_invariance import limit_step
+from tests.models.test_reference import GOLDENS
+
+RANDOM = np.random.default_rng(3)
+PROMPTS = [RANDOM.integers(0, 260, length).tolist() for length in (90, 1, 17, 64, 33, 5)]
+
+
+def load(name: str, device: str, *, prefix_caching: bool = True, **options: Any) -> LLM:
+    llm = LLM(GOLDENS / f"{name}.gguf", device=device, context=256, batch=4, kv="f32", **options)
+    llm.engine.scheduler.prefix_caching = prefix_caching
+    return llm
+
+
+def answers(llm: LLM, prompts: list[list[int]], tokens: int = 8) -> list[list[int]]:
+    results = llm.generate(prompts, max_tokens=tokens, temperature=0, ignore_eos=True)
+    return [list(result.token_ids) for result in results]
+
+
+@pytest.mark.parametrize("name", ["qwen35moe", "qwen3next"])
+def test_ragged_batches_answer_as_the_cpu(lavapipe: str, name: str) -> None:
+    """Chunks of prompts beside sequences that decode, then the same from checkpoints."""
+    with load(name, "cpu") as cpu:
+        expected = [answers(cpu, [prompt])[0] for prompt in PROMPTS]
+    with load(name, lavapipe) as llm:
+        for tokens in (37, 256):
+            limit_step(llm.engine, tokens)
+            assert answers(llm, PROMPTS) == expected
+        assert llm.stats().cached_prompt_tokens > 0
+
+
+def test_a_conversation_goes_on_from_checkpoints(lavapipe: str) -> None:
+    prompt = PROMPTS[0]
+    with load("qwen35", lavapipe, prefix_caching=False) as llm:
+        [answer] = answers(llm, [prompt], 24)
+        longer = [*prompt, *answer, 7, 8, 9]
+        other = [*prompt[:70], *longer[:30]]
+        expected = [[answer], answers(llm, [longer], 24), answers(llm, [other], 24)]
+    with load("qwen35", lavapipe) as llm:
+        costs = []
+        for text, wanted in zip((prompt, longer, other), expected, strict=True):
+            before = llm.stats()
+            assert answers(llm, [text], 24) == wanted
+            after = llm.stats()
+            costs.append(len(text) - after.cached_prompt_tokens + before.cached_prompt_tokens)
+        assert costs[0] == len(prompt) and costs[1] <= 3 + 2 * KV_BLOCK, costs
+        states = llm.stats().states
+        assert states and states.cached > 2 and states.used == 0
+
+
+def test_preempted_requests_answer_the_same(lavapipe: str) -> None:
+    prompts = PROMPTS[:4]
+    with load("qwen35", lavapipe, prefix_caching=False) as llm:
+        expected = answers(llm, prompts, 40)
+    with load("qwen35", lavapipe, kv_memory=132_000) as llm:
+        assert answers(llm, prompts, 40) == expected
+        assert llm.engine.scheduler.preemptions, "there was room for all"
+
+
+def test_a_saved_conversation_has_its_state(lavapipe: str, tmp_path: Path) -> None:
+    """Saved on one device and restored on another."""
+    text = "the " * 40
+    with load("qwen35", lavapipe) as llm:
+        first = llm.generate(text, max_tokens=8, temperature=0)
+        assert llm.save(text, tmp_path / "state") > 60
+    for device in (lavapipe, "cpu"):
+        with load("qwen35", device) as llm:
+            llm.restore(tmp_path / "state")
+            again = llm.generate(text, max_tokens=8, temperature=0)
+            assert again.text == first.text and llm.stats().cached_prompt_tokens > 0
