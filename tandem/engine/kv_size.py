@@ -18,6 +18,7 @@ STATE_FRACTION = 0.1  # fraction of the fast memory left beside the weights for 
 MIN_STATES = 4  # state slots: of a sequence, of an out-of-band forward, and checkpoints
 STATES_OF_SEQUENCE = 2  # state slots for each sequence
 CHECKPOINTS = 16  # state slots for checkpoints, beside those of sequences
+BLOCKS_WITHOUT_KV = 1 << 16  # maximum blocks of several sequences in a model without attention
 HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
 MAX_LAYER_BYTES = (1 << 32) - 1  # maximum bytes of a layer's keys and values: offsets in shaders have 32 bits
 
@@ -60,8 +61,8 @@ def plan_kv(
             raise _batch_too_large(limits, step_slots, weights, one_context, free[1], total_free)
         raise _context_too_large(config, limits, step_slots, kv, weights, one_context, free[1], total_free)
     blocks = _blocks_per_sequence(config, limits.blocks, limits.tokens)
-    if not one_context:  # without attention, blocks take no memory
-        return tuple(n * batch for n in blocks)
+    if not one_context:  # without attention, blocks take no memory but that of the lists which count them
+        return tuple(max(n, min(n * batch, BLOCKS_WITHOUT_KV)) for n in blocks)
     if wanted is None:
         sequences = float(max(1, min(batch, int(fast_free * KV_FRACTION / one_context))))
     else:

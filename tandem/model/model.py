@@ -55,9 +55,12 @@ class Model:
 
     def tables(self, context: int) -> dict[str, Array]:
         """Returns the constants that ops use but the file does not have."""
-        tables = {f"rope.{i}": rope.table(context) for i, rope in enumerate(self.config.ropes)}
-        for i, rope in enumerate(self.config.ropes):
-            if rope.grows(context):
+        c, tables = self.config, dict[str, Array]()
+        used = {*c.layer_rope, *range(c.draft_layers)}  # a layer that drafts uses the first
+        for i, rope in enumerate(c.ropes):
+            if i in used:
+                tables[f"rope.{i}"] = rope.table(context)
+            if i in used and rope.grows(context):
                 tables[f"rope.{i}{QUERIES}"] = rope.query_table(context)
         if (scale := self.config.logit_scale) != 1.0:
             tables[SCALED_NORM] = np.float32(scale) * self._vector("output_norm.weight")

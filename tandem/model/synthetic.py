@@ -7,6 +7,7 @@ weights; the text of such a model is random.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 import numpy as np
@@ -20,9 +21,9 @@ from tandem.kernels.layout import ChooseLayout
 from tandem.kernels.matmul import random_panels
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.architectures import ARCHITECTURES, gemma3, gemma4, gpt_oss, qwen35
-from tandem.model.config import NO_ATTENTION, ModelConfig, Rope
+from tandem.model.config import NO_ATTENTION, NO_ROPE, ModelConfig, Rope
 from tandem.model.model import Model, as_matrix, is_matrix
-from tandem.program.graph import DeltaHeads, Vector
+from tandem.program.graph import DeltaHeads, ScanHeads, Vector
 from tandem.program.program import Tensor
 from tandem.program.weight_plan import WeightPlan
 
@@ -132,6 +133,38 @@ def _qwen35(
     )  # fmt: skip
 
 
+def _windows(layers: int, attention: Container[int]) -> tuple[int, ...]:
+    return tuple(0 if i in attention else NO_ATTENTION for i in range(layers))
+
+
+def _lfm2() -> ModelConfig:
+    base = _plain("lfm2", 16, 2048, 8192, 32, 8, 65536, tied=True)
+    windows = _windows(16, {2, 5, 8, 10, 12, 14})
+    return replace(base, layer_window=windows, head_norms=True, conv_taps=3)
+
+
+def _granite_4_tiny() -> ModelConfig:
+    base = _plain("granitehybrid", 40, 1536, 512, 12, 4, 100352, tied=True)
+    return replace(
+        base, layer_window=_windows(40, {5, 15, 25, 35}), layer_rope=(NO_ROPE,) * 40, conv_taps=4, conv_bias=True,
+        scan_heads=ScanHeads(48, 1, 64, 128), scan_eps=1e-5, experts=64, experts_used=6, expert_dim=512,
+        shared_expert_dim=1024,
+    )  # fmt: skip
+
+
+def _nemotron_3_nano() -> ModelConfig:
+    pattern = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+    layers = len(pattern)
+    base = _plain("nemotron_h_moe", layers, 2688, 1856, 32, 2, 131072, head_dim=128)
+    windows = _windows(layers, {i for i, kind in enumerate(pattern) if kind == "*"})
+    return replace(
+        base, layer_window=windows, layer_rope=(NO_ROPE,) * layers, conv_taps=4, conv_bias=True, ffn_gated=False,
+        layer_ffn_dim=tuple(1856 if kind == "E" else 0 for kind in pattern), scan_heads=ScanHeads(64, 8, 64, 128),
+        scan_eps=1e-5, experts=128, experts_used=6, expert_dim=1856, shared_expert_dim=3712, experts_sigmoid=True,
+        expert_scale=2.5,
+    )  # fmt: skip
+
+
 SHAPES = {
     "gemma-3-1b": _gemma3(26, 1152, 6912, 4, 1, 256, 512, 262144),
     "gemma-3-4b": _gemma3(34, 2560, 10240, 8, 4, 256, 1024),
@@ -141,8 +174,10 @@ SHAPES = {
     "gemma-4-26b-a4b": _gemma4(30, 2816, 2112, 16, 8, 2, (128, 8, 704)),
     "gemma-4-31b": _gemma4(60, 5376, 21504, 32, 16, 4),
     "glm-4.5-air": _glm_air(),
+    "granite-4-h-tiny": _granite_4_tiny(),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
+    "lfm2-1.2b": _lfm2(),
     "llama-2-7b": _plain("llama", 32, 4096, 11008, 32, 32, 32000),
     "tinyllama-1.1b": _plain("llama", 22, 2048, 5632, 32, 4, 32000),
     "llama-3.2-1b": _plain("llama", 16, 2048, 8192, 32, 8, 128256, tied=True),
@@ -152,6 +187,7 @@ SHAPES = {
     "mixtral-8x7b": replace(
         _plain("llama", 32, 4096, 14336, 32, 8, 32000), experts=8, experts_used=2, expert_dim=14336
     ),
+    "nemotron-3-nano": _nemotron_3_nano(),
     "smollm2-135m": _plain("llama", 30, 576, 1536, 9, 3, 49152, tied=True),
     "qwen2.5-1.5b": _plain("qwen2", 28, 1536, 8960, 12, 2, 151936, tied=True),
     "qwen2.5-7b": _plain("qwen2", 28, 3584, 18944, 28, 4, 152064),

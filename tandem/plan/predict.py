@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tandem.bench.hardware import Hardware
 from tandem.bench.step_cost import COUNTED_KERNELS, Step, min_cost, step_costs, weights_read
 from tandem.engine.engine import STEP_TOKENS
-from tandem.engine.kv_size import HEADROOM, STATES_OF_SEQUENCE, plan_kv, plan_states
+from tandem.engine.kv_size import HEADROOM, MIN_STATES, STATES_OF_SEQUENCE, plan_kv
 from tandem.errors import RequestError
 from tandem.kernels.abi import KV_BLOCK, KV_TYPES
 from tandem.kernels.kernel import Cost
@@ -99,7 +99,7 @@ class Planned:
         weights = WeightPlan(model.layouts(panel_layout))
         ops = fuse(model.ops(context), weights.layouts)
         layout, self.state_bytes = StepLayout(self._limits(context)), state_bytes(ops)
-        shape = KVCacheShape(self._kv_blocks(context, 1), kv, self._states(context, 1))
+        shape = KVCacheShape(self._kv_blocks(context, 1), kv, self._states(1))
         self.program: Program = lower(ops, weights, layout, shape)
         validate(self.program)
         if mtp:
@@ -117,9 +117,9 @@ class Planned:
         weights = self.model.nbytes(panel_layout)
         return plan_kv(self.config, limits, self.kv, weights=weights, free=UNLIMITED)
 
-    def _states(self, context: int, sequences: int) -> int:
-        limits = replace(self._limits(context), sequences=sequences + 1, logits_rows=sequences)
-        return plan_states(limits, self.state_bytes, weights=0, free=UNLIMITED[0])
+    def _states(self, sequences: int) -> int:
+        """State slots: of sequences, an out-of-band forward, draft tokens and a few checkpoints."""
+        return STATES_OF_SEQUENCE * (sequences + 1) + MIN_STATES if self.state_bytes else 0
 
     def kv_bytes(self, context: int, sequences: int) -> int:
         """Bytes of a KV cache for `sequences` sequences of `context` tokens."""
@@ -136,7 +136,7 @@ class Planned:
         return self.kv_bytes(self.context, 1) + STATES_OF_SEQUENCE * self.state_bytes
 
     def memory(self, hardware: Hardware, context: int | None = None, sequences: int = 1) -> Memory:
-        arenas, states = self.program.arena_bytes, self._states(context or self.context, sequences)
+        arenas, states = self.program.arena_bytes, self._states(sequences)
         parts = {
             "weights": float(arenas["weights"]),
             "keys and values": float(self.kv_bytes(context or self.context, sequences)),
