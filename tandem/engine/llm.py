@@ -19,7 +19,7 @@ from tandem.engine.driver import Driver
 from tandem.engine.engine import Engine, step_limits
 from tandem.engine.image_encoder import check_fits
 from tandem.engine.input_processor import InputProcessor, Message, as_items
-from tandem.engine.load_options import DRAFT_HEAD, LoadOptions, disk_bytes
+from tandem.engine.load_options import DRAFT_HEAD, NO_DRAFT, LoadOptions, disk_bytes
 from tandem.engine.output import OutputReader, Result, Token, TokenLogprob, Usage
 from tandem.engine.speculation import Proposer
 from tandem.engine.stats import EngineStats
@@ -199,6 +199,7 @@ class LLM:
             kv=options.kv,
             batch=options.batch,
             kv_memory=draft_kv_memory,
+            draft=NO_DRAFT,
         )
         return llm, kv_memory
 

@@ -137,6 +137,9 @@ def test_the_draft_head_is_the_default_where_a_file_has_one(tmp_path: Path) -> N
     assert len(texts) == 1
     with LLM(path, prompt_lookup=True, **options) as llm:
         assert not llm.engine.draft_head
+    with LLM(path, draft=path, **options) as llm:
+        assert llm._draft and not llm._draft.engine.draft_head, "drafts are not speculative themselves"
+        assert llm.generate("the in the", max_tokens=40, temperature=0).text in texts
     with pytest.raises(RequestError, match="no draft head"):
         LLM(GOLDENS / "qwen35.gguf", draft=DRAFT_HEAD, **options)
 
