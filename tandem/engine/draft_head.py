@@ -1,14 +1,16 @@
 """Drafts tokens with the model's own draft head (MTP): one more layer, which predicts the token after the next one.
 
 Its row for position t has the model's hidden state of token t and the embedding of token t + 1. For a further token,
-its own hidden state takes the place of the model's. Keys and values of the layer are in the model's KV blocks. Each
-step stores those of its tokens, which takes a small part of the layer: so a draft can begin at any time.
+its own hidden state takes the place of the model's. Keys and values of the layer are in the model's KV blocks. Those of
+all tokens are stored, also without drafts, which takes a small part of the layer: so a draft can begin at any time.
 
 The head is a Program of its own in the model's arenas, with the StepInputs of the second step slot. The host copies
 hidden states between the two.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,9 +41,21 @@ from tandem.program.program import Program, Tensor, arena_in
 from tandem.program.step_inputs import KNOWN, StepInputs, StepLayout
 from tandem.program.weight_plan import WeightPlan
 
+STORED_TOGETHER = (
+    32  # tokens without drafts whose keys and values are stored by one run: it reads weights once
+)
 STEP_SLOT = 1  # the model's steps have slot 0
 GREEDY = np.zeros(1, SAMPLING_PARAMETERS)
 GREEDY["top_p"], GREEDY["repeat_penalty"], GREEDY["top_logprobs"] = 1.0, 1.0, -1
+
+
+class Computed(NamedTuple):
+    """Tokens of a sequence from `position` on, whose keys and values are not stored yet."""
+
+    sequence: Sequence
+    admissions: int
+    position: int
+    hidden: Array  # [tokens, dim]
 
 
 def lower_draft_head(
@@ -86,6 +100,7 @@ class DraftHead:
         self._results = results.reshape(-1, RESULT_INTS)
         self._recording = device.record(program, STEP_SLOT)
         self._stored = 1 + next(i for i, launch in enumerate(program.launches) if launch.buffers.get("cache"))
+        self._pending: list[Computed] = []
         self._last: dict[
             Sequence, tuple[int, Array]
         ] = {}  # position and hidden state of its last computed token
@@ -97,25 +112,40 @@ class DraftHead:
         self._last.pop(sequence, None)
 
     def store(self, chunks: list[Chunk]) -> None:
-        """Stores keys and values of the tokens that a step of the model has computed, as far as the next token is
-        known: not those of rejected draft tokens."""
-        token = rows = 0
-        hidden = self._read(self._model_hidden, sum(chunk.total for chunk in chunks))
+        """Notes the hidden states of tokens that a step of the model has computed, as far as the next token is known:
+        not those of rejected draft tokens. Their keys and values are stored with those of later steps."""
+        token, hidden = 0, self._read(self._model_hidden, sum(chunk.total for chunk in chunks))
         for chunk in chunks:
             sequence, first = chunk.sequence, token
             token += chunk.total
             count = min(chunk.total, len(sequence.tokens) - 1 - chunk.begin)
             if sequence.state.table_row < 0 or chunk.admissions != sequence.state.admissions or count < 1:
                 continue
-            self._write(sequence, rows, chunk.begin, sequence.tokens[chunk.begin + 1 :][:count])
-            self._given[rows : rows + count] = hidden[first : first + count]
-            self._last[sequence] = chunk.begin + count - 1, hidden[first + count - 1].copy()
-            rows += count
+            states = hidden[first : first + count].copy()
+            self._pending.append(Computed(sequence, chunk.admissions, chunk.begin, states))
+            self._last[sequence] = chunk.begin + count - 1, states[-1]
+        ended = any(chunk.sequence.finish_reason is not None for chunk in chunks)
+        if ended or sum(len(computed.hidden) for computed in self._pending) >= STORED_TOGETHER:
+            self._store_pending()
+
+    def _store_pending(self) -> None:
+        pending, rows = self._pending, 0
+        self._pending = []
+        for sequence, admissions, position, hidden in pending:
+            if sequence.state.table_row < 0 or admissions != sequence.state.admissions:
+                continue  # it has ended or was preempted
+            if rows + len(hidden) > len(self._given):
+                self._run(rows, 0, self._stored)
+                rows = 0
+            self._write(sequence, rows, position, sequence.tokens[position + 1 :][: len(hidden)])
+            self._given[rows : rows + len(hidden)] = hidden
+            rows += len(hidden)
         if rows:
             self._run(rows, 0, self._stored)
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in wanted]
+        self._store_pending()
         open_drafts = [i for i, each in enumerate(wanted) if self._can_draft(*each)]
         hidden = np.array([self._last[wanted[i][0]][1] for i in open_drafts], np.float32)
         while open_drafts:

@@ -78,8 +78,9 @@ class SequenceStates:
         # (blocks, slot) of the last block that it filled while decoding: kept when it ends.
         self.last: tuple[int, int] | None = None
         # Slots that get the state after each draft token of the step in flight: the sequence goes on from the last
-        # accepted one. Replaying accepted tokens from the last state costs a row of every matmul for each; writing a
-        # state costs its bytes alone.
+        # accepted one. The other way is to replay accepted tokens from the state before them. On two cores, writing a
+        # state takes 1.1 ms for Qwen 3.5 0.8B, and a token more in a step 1.2 (benchmarks/draft_heads.py); of larger
+        # models, states grow less than weights.
         self.drafted: list[int] = []
 
     def slots(self) -> list[int]:
