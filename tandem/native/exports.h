@@ -8,7 +8,7 @@ kernel_fn *tandem_kernel(const char *symbol);
 // peak.c
 int64_t tandem_peak(const char *isa, int64_t rounds);
 
-// pool.c
+// thread_pool.c
 typedef struct pool pool;
 pool *tandem_pool_create(int32_t threads, int32_t max_launches);
 void tandem_pool_destroy(pool *p);
