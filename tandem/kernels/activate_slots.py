@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tandem.kernels.abi import Q8_TILE
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.experts import group, groups_bytes, max_slots, random_choice, slots_of
 from tandem.kernels.glu import ACTIVATIONS, activate
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
@@ -63,6 +64,11 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield Case(label, arrays, scalars, counts, atol=2e-8, rtol=2e-6)
 
 
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """One thread computes 4 columns of the slots of a token."""
+    return Dispatch(-(-int(scalars["dim"]) // (4 * 64)), counts["tokens"])
+
+
 KERNEL = Kernel(
     name="activate_slots",
     buffers=(
@@ -84,5 +90,4 @@ KERNEL = Kernel(
     extents=extents,
     reference=reference,
     cases=cases,
-    cpu_only=True,
 )

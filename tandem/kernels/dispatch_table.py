@@ -6,6 +6,7 @@ from functools import partial
 
 from tandem.errors import DeviceError
 from tandem.kernels import (
+    activate_slots,
     attention_dispatch,
     combine,
     combine_norm,
@@ -16,6 +17,7 @@ from tandem.kernels import (
     gated_norm,
     gather_tokens,
     glu,
+    group_norm,
     group_tokens,
     layer_norm,
     matmul_dispatch,
@@ -28,6 +30,7 @@ from tandem.kernels import (
     sample,
     scale,
     short_conv,
+    ssm_scan,
 )
 from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
 from tandem.kernels.kernel import Counts, Scalars
@@ -35,6 +38,7 @@ from tandem.kernels.panels import LAYOUTS
 
 # By the kernel's name.
 DISPATCH_RULES: dict[str, DispatchRule] = {
+    "activate_slots": activate_slots.dispatch,
     "attention": attention_dispatch.attention,
     "attention_prefetch": attention_dispatch.attention_prefetch,
     "attention_rope": attention_dispatch.attention_rope,
@@ -58,6 +62,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "gated_norm": gated_norm.dispatch,
     "gather_tokens": gather_tokens.dispatch,
     "glu": glu.dispatch,
+    "group_norm": group_norm.dispatch,
     "group_tokens": group_tokens.dispatch,
     "layer_norm": layer_norm.dispatch,
     **{f"matmul_{layout}": matmul_dispatch.matmul for layout in LAYOUTS},
@@ -76,6 +81,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "sample": sample.dispatch,
     "scale": scale.dispatch,
     "short_conv": short_conv.dispatch,
+    "ssm_scan": ssm_scan.dispatch,
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store
 from tandem.kernels.rows import padded, rows_bytes
@@ -66,6 +67,11 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield Case(f"{n}x{groups}x{group_dim}{' q8' * out_q8}", arrays, scalars, counts, atol=2e-8, rtol=4e-6)
 
 
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """One workgroup for a group of a token."""
+    return Dispatch(int(scalars["groups"]), counts["tokens"])
+
+
 KERNEL = Kernel(
     name="group_norm",
     buffers=(
@@ -86,5 +92,4 @@ KERNEL = Kernel(
     extents=extents,
     reference=reference,
     cases=cases,
-    cpu_only=True,
 )

@@ -82,8 +82,6 @@ class Kernel:
     constants: tuple[str, ...] = ()
     # The CPU does not run it: only a pass over the Program for GPUs creates it (devices/vulkan/fuse_launches.py).
     gpu_only: bool = False
-    # It has no Slang file: GPUs refuse a model that needs it.
-    cpu_only: bool = False
 
     def __post_init__(self) -> None:
         indices = [i for i, _ in self.addresses]

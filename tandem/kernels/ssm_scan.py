@@ -16,11 +16,13 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tandem.kernels.abi import MAX_STATE_ROWS
+from tandem.kernels.dispatch import Dispatch, Gpu
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.rows import padded, rows_bytes
 from tandem.kernels.states import NO_STATE, chunks_bytes, make_chunks, read_chunks
 
 ITEM_COLUMNS = 64  # columns of a state that one item computes
+GPU_COLUMNS = 32  # and that a workgroup computes
 
 
 def parts(scalars: Scalars) -> int:
@@ -118,6 +120,14 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         yield Case(label, arrays, scalars, counts, atol=1e-4, rtol=2e-5)
 
 
+def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """One workgroup for GPU_COLUMNS columns of a head's state and a chunk."""
+    columns = -(-int(scalars["head_dim"]) // GPU_COLUMNS)
+    chunks = min(counts["work"], int(scalars["sequences"]))
+    constants = int(scalars["state_rows"]), int(scalars["head_dim"])
+    return Dispatch(columns, int(scalars["heads"]), chunks, constants=constants)
+
+
 KERNEL = Kernel(
     name="ssm_scan",
     buffers=(
@@ -144,5 +154,4 @@ KERNEL = Kernel(
     extents=extents,
     reference=reference,
     cases=cases,
-    cpu_only=True,
 )

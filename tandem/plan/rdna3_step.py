@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import NamedTuple
 
 from tandem.bench.step_cost import Step, kv_read
@@ -11,7 +10,7 @@ from tandem.devices.rdna3.device import PHOENIX
 from tandem.devices.vulkan.fuse_launches import SINGLE, step_program
 from tandem.devices.vulkan.recording import bucket
 from tandem.engine.batch import QUERIES_PER_ITEM, ROWS_PER_ITEM
-from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
+from tandem.kernels.dispatch_table import dispatch
 from tandem.kernels.kernel import Counts
 from tandem.plan.rdna3 import LaunchWork
 from tandem.plan.rdna3_counts import shape_of, work_of
@@ -39,13 +38,6 @@ def launches(program: Program, step: Step, rows: int | None = None) -> list[Laun
     limits = {**program.max_counts, "work": max(program.max_counts["work"], counts["work"])}
     sizes = {name: bucket(counts[name], limits[name]) for name in counts}
     alike, known, found = Counter(step), dict[tuple[object, ...], tuple[str, LaunchWork]](), []
-    for launch in program.launches:
-        if launch.kernel.name not in DISPATCH_RULES:  # it has no shader: its bytes alone
-            work = LaunchWork(1, 1, 64, 1, 0, launch.cost(counts).bytes)
-            found.append(Launched(launch, launch.kernel.name, work))
-    program = replace(
-        program, launches=[each for each in program.launches if each.kernel.name in DISPATCH_RULES]
-    )
     for launch in step_program(program, {**sizes, SINGLE: int(single)}, PHOENIX).launches:
         key = (launch.kernel.name, *launch.scalars.values())
         if key not in known:

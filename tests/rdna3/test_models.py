@@ -12,13 +12,14 @@ from tandem.devices.rdna3.device import EmulatedDevice
 from tandem.errors import DeviceError
 from tests.models.test_reference import GOLDENS, NAMES, golden_prompts
 from tests.vulkan.mesa import FOLDER
-from tests.vulkan.test_models import ON_CPU_ONLY
 
 MESA = "TANDEM_RADV"
 # Families whose launches others have too.
 NO_NEW_KERNEL = (
-    "ernie4_5", "ernie4_5-moe", "exaone4", "exaone4-window", "glm4", "granite", "granitemoe", "hunyuan-dense",
-    "hunyuan-moe", "olmo2", "olmo3", "phi3", "phi3-long", "qwen35moe", "qwen3next", "seed_oss", "smollm3", "stablelm",
+    "ernie4_5", "ernie4_5-moe", "exaone4", "exaone4-window", "falcon-h1", "falcon-h1-normed", "glm4", "granite",
+    "granitehybrid", "granitehybrid-moe", "granitemoe", "hunyuan-dense", "hunyuan-moe", "lfm2", "lfm2moe", "mamba2",
+    "nemotron_h", "nemotron_h_moe-latent", "olmo2", "olmo3", "phi3", "phi3-long", "qwen35moe", "qwen3next", "seed_oss",
+    "smollm3", "stablelm",
 )  # fmt: skip
 
 
@@ -33,11 +34,7 @@ def load(name: str, device: str = EMULATED, kv: str = "f32") -> LLM:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.soak] * (name in NO_NEW_KERNEL))
-        for name in NAMES
-        if not name.startswith(ON_CPU_ONLY)
-    ],
+    [pytest.param(name, marks=[pytest.mark.soak] * (name in NO_NEW_KERNEL)) for name in NAMES],
 )
 def test_equals_transformers(name: str) -> None:
     with load(name) as llm:

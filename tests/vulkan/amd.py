@@ -98,9 +98,7 @@ def lowered(model: SyntheticModel, passes: tuple[str, ...], kv: str = "f16") -> 
         StepLayout(StepLimits(STEP_TOKENS, BATCH, BATCH, blocks, groups)),
     )
     ops = fuse(model.ops(CONTEXT), plan.layouts, passes)
-    program = lower(ops, plan, step, KVCacheShape((blocks,) * groups, kv), passes)
-    # Kernels without a shader are left out.
-    return replace(program, launches=[each for each in program.launches if not each.kernel.cpu_only])
+    return lower(ops, plan, step, KVCacheShape((blocks,) * groups, kv), passes)
 
 
 def jobs_of(program: Program, device: Capabilities) -> Iterator[Job]:

@@ -57,7 +57,7 @@ def test_dispatches_fit_a_gpu_with_matrix_units(register_coopmat: bool) -> None:
     large: list[Scalars] = [
         {**small, "rows": 8192, "columns": n, "epilogue": e} for n in (256, 5376) for e in (0, 2)
     ]
-    for kernel in (kernel for kernel in all_kernels().values() if not kernel.cpu_only):
+    for kernel in all_kernels().values():
         for shader, each in dispatches(kernel, device, large if kernel.name == "matmul_q4_0" else []):
             assert shader in shaders
             assert all(

@@ -28,7 +28,7 @@ def answers(llm: LLM, prompts: list[list[int]], tokens: int = 8) -> list[list[in
     return [list(result.token_ids) for result in results]
 
 
-@pytest.mark.parametrize("name", ["qwen35moe", "qwen3next"])
+@pytest.mark.parametrize("name", ["qwen35moe", "qwen3next", "nemotron_h_moe"])
 def test_ragged_batches_answer_as_the_cpu(lavapipe: str, name: str) -> None:
     """Chunks of prompts beside sequences that decode, then the same from checkpoints."""
     with load(name, "cpu") as cpu:

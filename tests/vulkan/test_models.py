@@ -15,9 +15,6 @@ from tandem.kernels.dispatch_table import DISPATCH_RULES
 from tandem.model.model import open_model
 from tests.models.test_reference import GOLDENS, NAMES, golden_prompts
 
-# By the beginnings of their names: kernels of Mamba 2 have no shaders yet.
-ON_CPU_ONLY = ("falcon-h1", "granitehybrid", "mamba2", "nemotron_h")
-
 
 @pytest.fixture(autouse=True)
 def without_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +26,7 @@ def load(name: str, device: str, gpu_memory: float | None = None, kv: str = "f32
     return LLM(GOLDENS / f"{name}.gguf", device=device, context=128, kv=kv, gpu_memory=gpu_memory)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(ON_CPU_ONLY)])
+@pytest.mark.parametrize("name", NAMES)
 def test_equals_transformers(lavapipe: str, name: str) -> None:
     with load(name, lavapipe) as llm:
         for ids, logits in golden_prompts(name):
