@@ -268,6 +268,8 @@ MADE = {
     "calibration": rdna3_tables.calibration_table,
     "unfitted": rdna3_tables.unfitted_table,
     "predicted-780m": rdna3_tables.predicted_table,
+    "one-sequence": rdna3_tables.one_sequence_table,
+    "fused": rdna3_tables.fused_table,
     "binding": rdna3_tables.binding_table,
 }
 

@@ -112,7 +112,9 @@ def matmul(shader: dict[str, Any], layout: str, rows: int, columns: int, tokens:
     return LaunchWork(
         groups=groups, waves=groups * shader["waves"], lanes=shader["lanes"], vgprs=shader["vgprs"],
         lds_bytes=shader["lds_bytes"], dram_bytes=weights + 4.0 * tokens * (rows + columns), weight_bytes=weights,
-        token_tiles=tiles, **dict(zip(COUNTS, counts, strict=True)),
+        token_tiles=tiles, input_bytes=4.0 * tokens * columns, input_stride=4 * columns,
+        tile_tokens=min(tokens, shader["tokens"]), row_tiles=-(-rows // shader["rows"]),
+        **dict(zip(COUNTS, counts, strict=True)),
     )  # fmt: skip
 
 

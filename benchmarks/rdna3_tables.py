@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from statistics import median
@@ -11,17 +13,19 @@ from typing import Any, NamedTuple
 from benchmarks.plan_profile import table
 from benchmarks.rdna3_fit import Figure, counted, left_out, published
 from tandem.bench.hardware import load_hardware
-from tandem.bench.step_cost import Step
+from tandem.bench.step_cost import ATTENTION, Step
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import MAX_ROWS, Planned
-from tandem.plan.rdna3 import FITTED, gpu_of, launch_time
-from tandem.plan.rdna3_step import launches
+from tandem.plan.rdna3 import FITTED, LaunchTime, RDNA3Gpu, gpu_of, launch_time
+from tandem.plan.rdna3_step import Launched, launches
 
 TARGET = 81.0  # tokens per second of all sequences
 AIM, WORST = 0.15, 0.35  # of the median and of any figure
 MODEL, HARDWARE, DEPTH, PROMPT, CONTEXT = "gemma-3-27b", "phoenix-780m", 512, 512, 4096
 FORMATS = ("q4_0", "q4_k", "q5_k", "q6_k", "q8_0", "q4_k_m")
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+AIM_OF_ONE = 5.0  # tokens/s of one sequence
+FUSED, FUSED_BATCHES, SLOW_LAUNCH_US = (MODEL, "gemma-3-1b"), (1, 8, 16, 24), 5.0
 EXPLAINED = (1, 8, 16, 24, 32, 64)  # batches whose longest kernels are shown
 
 
@@ -86,13 +90,11 @@ class Kernel(NamedTuple):
 @cache
 def step_kernels(layout: str, tokens: int, prompt: bool, kv: str = "f16") -> list[Kernel]:
     """The kernels of a step on a Radeon 780M, the longest first."""
-    gpu = gpu_of(load_hardware(HARDWARE))
-    assert gpu
     step: Step = [(0, tokens)] if prompt else [(DEPTH, 1)] * tokens
     seconds, counts = defaultdict[str, float](float), defaultdict[str, int](int)
     parts = defaultdict[str, defaultdict[str, float]](lambda: defaultdict(float))
     for _, shader, work in launches(_planned(layout, kv).program, step):
-        time = launch_time(work, gpu)
+        time = launch_time(work, _phoenix())
         seconds[shader] += time.total
         counts[shader] += 1
         for part, value in {**time.parts, "launch": time.launch}.items():
@@ -102,8 +104,15 @@ def step_kernels(layout: str, tokens: int, prompt: bool, kv: str = "f16") -> lis
 
 
 @cache
-def _planned(layout: str, kv: str) -> Planned:
-    return Planned(SyntheticModel(f"{MODEL}:{layout}"), CONTEXT, kv)
+def _phoenix() -> RDNA3Gpu:
+    gpu = gpu_of(load_hardware(HARDWARE))
+    assert gpu
+    return gpu
+
+
+@cache
+def _planned(layout: str, kv: str, model: str = MODEL) -> Planned:
+    return Planned(SyntheticModel(f"{model}:{layout}"), CONTEXT, kv)
 
 
 def rate(layout: str, tokens: int, prompt: bool = False, kv: str = "f16") -> float:
@@ -160,3 +169,103 @@ def binding_table() -> str:
                     )
                 )
     return table(heads, rows)
+
+
+class OneSequence:
+    """A step of one sequence in Q4_0, by what it waits for."""
+
+    def __init__(self, kv: str) -> None:
+        self.found, self.gpu = launches(_planned("q4_0", kv).program, [(DEPTH, 1)]), _phoenix()
+        self.times = [launch_time(each.work, self.gpu) for each in self.found]
+        self.total = sum(time.total for time in self.times)
+        self.launching = sum(time.launch for time in self.times)
+        self.bytes = sum(each.work.dram_bytes for each in self.found)
+        self.weights, self.keys = (
+            sum(each.work.dram_bytes for each in self.found if each.launch.kernel.name.startswith(names))
+            for names in (("matmul",), ATTENTION)
+        )
+        self.matmuls = sum(
+            time.total - time.launch - time.parts["memory"]
+            for each, time in zip(self.found, self.times, strict=True)
+            if each.launch.kernel.name.startswith("matmul")
+        )
+
+    @property
+    def read_gb_s(self) -> float:
+        return self.gpu.gb_s * FITTED.memory
+
+    def needed_gb_s(self) -> float:
+        """What memory would have to give for the aim, if all else stays."""
+        low, high = 1.0, 1000.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            gpu = replace(self.gpu, gb_s=middle / FITTED.memory)
+            slow = sum(launch_time(each.work, gpu).total for each in self.found) > 1 / AIM_OF_ONE
+            low, high = (middle, high) if slow else (low, middle)
+        return high
+
+    def columns(self) -> list[str]:
+        def ms(seconds: float) -> str:
+            return f"{seconds * 1e3:.1f}"
+
+        reading = self.bytes / self.read_gb_s / 1e9
+        return [
+            f"{self.bytes / 1e9:.2f} GB at {self.read_gb_s:.1f} GB/s",
+            ms(self.weights / self.read_gb_s / 1e9),
+            ms(self.keys / self.read_gb_s / 1e9),
+            f"{ms(reading)}: {1 / reading:.2f} tokens/s",
+            f"{ms(reading + self.launching)}: {1 / (reading + self.launching):.2f}",
+            ms(reading + self.launching + self.matmuls),
+            f"{ms(self.total)}: **{1 / self.total:.2f}**",
+            f"{self.needed_gb_s():.1f} GB/s",
+        ]
+
+
+def one_sequence_table() -> str:
+    kinds = [OneSequence("f16"), OneSequence("q8")]
+    names = (
+        "bytes of a step, and the rate at which they are read",
+        "weights, in ms",
+        "keys and values, in ms",
+        "all bytes, with activations, in ms",
+        f"with {len(kinds[0].found)} launches and their barriers, {FITTED.launch_us:.2f} us each",
+        "with the instructions of matmuls that memory does not hide",
+        "and those of all other kernels",
+        f"rate of memory that {AIM_OF_ONE} tokens/s would need",
+    )
+    columns = zip(*(kind.columns() for kind in kinds), strict=True)
+    return table(
+        ("what", "f16 KV", "q8 KV"), [(name, *each) for name, each in zip(names, columns, strict=True)]
+    )
+
+
+def fused_table() -> str:
+    """What could still be fused: its share of a step."""
+
+    def named(*starts: str) -> Callable[[Launched], bool]:
+        return lambda each: each.launch.kernel.name.startswith(starts)
+
+    def all_of_it(time: LaunchTime) -> float:
+        return time.total
+
+    slow = replace(FITTED, launch_us=SLOW_LAUNCH_US)
+    rows = (
+        ("RoPE and its launches (more than its fusion with attention could save)", FITTED, named("rope"), all_of_it),
+        (f"the same, if a launch took {SLOW_LAUNCH_US:g} us", slow, named("rope"), all_of_it),
+        ("norms without their launches (in the matmul before them: at most half of it; one token has it so)", FITTED,
+         named("norm", "combine_norm"), lambda time: time.total - time.launch),
+        ("all launches and their barriers", FITTED, named(""), lambda time: time.launch),
+    )  # fmt: skip
+    cells = []
+    for name, fitted, chosen, part in rows:
+        line = [name]
+        for model in FUSED:
+            shares = []
+            for batch in FUSED_BATCHES:
+                found = launches(_planned("q4_0", "f16", model).program, [(DEPTH, 1)] * batch)
+                times = [(launch_time(each.work, _phoenix(), fitted), chosen(each)) for each in found]
+                share = sum(part(time) for time, mine in times if mine) / sum(time.total for time, _ in times)
+                shares.append(f"{share:.1%}")
+            line.append(", ".join(shares))
+        cells.append(tuple(line))
+    return table(("what", *FUSED), cells)

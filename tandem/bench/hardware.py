@@ -63,7 +63,7 @@ class Hardware:
     sources: dict[str, str]
     calibration: Calibration
     npu: dict[str, Any] | None = None
-    rdna3: dict[str, Any] | None = None  # of an AMD GPU: cus, ghz, vgprs
+    rdna3: dict[str, Any] | None = None  # of an AMD GPU: cus, ghz, vgprs, l2_mib
     warning: str = ""  # of "this" machine: what disturbed its measurement
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ MAX_WAVES = 16  # of a SIMD
 LDS_BYTES = 64 << 10  # a CU's share
 SEGMENT_CYCLES = 1  # of 64 bytes, in a CU's vector cache
 REGISTER_GRANULES = 64  # units in which a SIMD's vector registers are given to waves of 32
+L2_WAYS, L2_LINE = 16, 128  # of its lines, in bytes
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class RDNA3Gpu:
     ghz: float
     vgprs: int  # of a SIMD, for waves of 32
     gb_s: float  # of memory, by the data sheet
+    l2_bytes: int
 
     @property
     def simds(self) -> int:
@@ -45,7 +47,7 @@ class Fitted:
     launch_us: float  # of a launch and the barrier before it
 
 
-FITTED = Fitted(memory=0.894, compute=0.741, launch_us=1.79)  # python -m benchmarks.rdna3_fit
+FITTED = Fitted(memory=0.896, compute=0.764, launch_us=1.88)  # python -m benchmarks.rdna3_fit
 
 
 def gpu_of(hardware: Hardware) -> RDNA3Gpu | None:
@@ -54,7 +56,7 @@ def gpu_of(hardware: Hardware) -> RDNA3Gpu | None:
     if not known:
         return None
     rate = min(hardware.pin_gb_s, hardware.read_gb_s / FITTED.memory)
-    return RDNA3Gpu(known["cus"], known["ghz"], known["vgprs"], rate)
+    return RDNA3Gpu(known["cus"], known["ghz"], known["vgprs"], rate, known["l2_mib"] << 20)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ class LaunchWork:
     dram_bytes: float  # each buffer once
     weight_bytes: float = 0.0  # of these: what each tile of tokens reads
     token_tiles: int = 1  # 1 also where workgroups of the same rows run side by side, as ours do
+    input_bytes: float = 0.0  # of dram_bytes: activations, of which each tile of rows reads all
+    input_stride: int = L2_LINE  # bytes from a token's activations to the next one's
+    tile_tokens: int = 1
+    row_tiles: int = 1
     valu: float = 0.0  # instructions; a dual one counts once
     transcendental: float = 0.0  # of these
     wmma: float = 0.0  # of these
@@ -93,10 +99,20 @@ class LaunchWork:
         return max(1.0, held)
 
     def memory_bytes(self, gpu: RDNA3Gpu) -> float:
-        """Tiles of tokens that run at the same time share the weights in the cache; the others read them again."""
+        """Tiles of tokens that run at the same time share the weights in the cache; the others read them again. Tiles
+        of rows share the activations there, unless those of a tile of tokens lie so that they put each other out."""
         held = self.waves_of_simd(gpu) * gpu.simds * self.groups / self.waves  # workgroups
         passes = min(self.token_tiles, max(1.0, self.groups / held))
-        return self.dram_bytes + (passes - 1) * self.weight_bytes
+        again = (passes - 1) * self.weight_bytes
+        if self.tile_tokens > lines_kept(self.input_stride, gpu):
+            again += (self.row_tiles - 1) * self.input_bytes
+        return self.dram_bytes + again
+
+
+def lines_kept(stride: int, gpu: RDNA3Gpu) -> int:
+    """How many lines of the L2 can be `stride` bytes apart: a set holds 16, and large powers of two share few sets."""
+    way = gpu.l2_bytes // L2_WAYS
+    return way // max(math.gcd(stride, way), L2_LINE) * L2_WAYS
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tandem.bench.hardware import load_hardware
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.synthetic import SHAPES, SyntheticModel
 from tandem.plan.predict import Planned
-from tandem.plan.rdna3 import FITTED, SIMDS, LaunchWork, RDNA3Gpu, gpu_of, launch_time
+from tandem.plan.rdna3 import FITTED, SIMDS, LaunchWork, RDNA3Gpu, gpu_of, launch_time, lines_kept
 from tandem.plan.rdna3_counts import FIELDS, FILE
 from tandem.plan.rdna3_step import launches
 from tandem.plan.what_if import PlanOptions, plan_of
@@ -29,7 +29,9 @@ amount = st.floats(0, 1e9)
 @st.composite
 def gpus(draw: st.DrawFn) -> RDNA3Gpu:
     vgprs = draw(st.sampled_from((1024, 1536)))
-    return RDNA3Gpu(draw(st.integers(1, 96)), draw(st.floats(0.5, 3)), vgprs, draw(st.floats(10, 1000)))
+    return RDNA3Gpu(
+        draw(st.integers(1, 96)), draw(st.floats(0.5, 3)), vgprs, draw(st.floats(10, 1000)), 2 << 20
+    )
 
 
 @st.composite
@@ -71,7 +73,7 @@ def test_no_launch_beats_the_rates(work: LaunchWork, gpu: RDNA3Gpu) -> None:
 
 def test_matrix_units_by_hand() -> None:
     """512 float16 operations a CU and cycle: what 16 x 16 x 16 takes on both SIMDs of a CU."""
-    gpu = RDNA3Gpu(12, 2.7, 1024, 89.6)
+    gpu = RDNA3Gpu(12, 2.7, 1024, 89.6, 2 << 20)
     work = LaunchWork(12, 24, 32, 64, 0, 0.0, valu=24e6, wmma=24e6)
     ops = 24e6 * 2 * 16**3
     busy = launch_time(work, gpu, replace(FITTED, compute=1.0, launch_us=0.0)).total
@@ -80,12 +82,28 @@ def test_matrix_units_by_hand() -> None:
 
 def test_occupancy_by_hand() -> None:
     """1,024 registers of a SIMD, in granules of 16 (8 for waves of 64); 64 KB of LDS a CU; at most 16 waves."""
-    gpu, work = RDNA3Gpu(12, 2.7, 1024, 89.6), LaunchWork(10**4, 2 * 10**4, 64, 48, 0, 0.0)
+    gpu, work = RDNA3Gpu(12, 2.7, 1024, 89.6, 2 << 20), LaunchWork(10**4, 2 * 10**4, 64, 48, 0, 0.0)
     assert work.waves_of_simd(gpu) == 10
     assert replace(work, vgprs=128).waves_of_simd(gpu) == 4
     assert replace(work, lanes=32, vgprs=24).waves_of_simd(gpu) == 16
     assert replace(work, lds_bytes=16384).waves_of_simd(gpu) == 4
     assert replace(work, vgprs=48).waves_of_simd(replace(gpu, vgprs=1536)) == 16
+
+
+def test_lines_that_the_l2_keeps_by_hand() -> None:
+    """2 MB in 16 ways of 1,024 sets. An odd number of lines apart, all sets are used; 32 KiB apart, each 256th."""
+    gpu = RDNA3Gpu(12, 2.7, 1024, 89.6, 2 << 20)
+    assert [lines_kept(stride, gpu) for stride in (4, 128, 128 * 85, 16 << 10, 32 << 10, 160 << 10, 1 << 20)] == [
+        16384, 16384, 16384, 128, 64, 64, 16,
+    ]  # fmt: skip
+
+
+def test_activations_that_put_each_other_out_are_read_by_each_tile_of_rows() -> None:
+    gpu = RDNA3Gpu(40, 2.9, 1536, 256.0, 2 << 20)
+    work = LaunchWork(100, 400, 64, 64, 0, 5e8, input_bytes=1e7, tile_tokens=128, row_tiles=100)
+    assert replace(work, input_stride=16 << 10).memory_bytes(gpu) == 5e8
+    assert replace(work, input_stride=32 << 10).memory_bytes(gpu) == 5e8 + 99 * 1e7
+    assert replace(work, input_stride=32 << 10, tile_tokens=64).memory_bytes(gpu) == 5e8
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "q4_k_m"])
@@ -161,17 +179,18 @@ def test_int8_keys_and_values_cost_prompts_nothing(layout: str) -> None:
 
 
 def test_aims_for_a_780m() -> None:
-    """Gemma 3 27B at depth 512: 81 tokens/s of at most 24 sequences, prompts of 512 at 170, Q4_K_M within 15% of Q4_0.
-    One sequence misses 5.0 (docs/appendix/AMD_CALIBRATION.md says why), but not by more than 2%."""
+    """Gemma 3 27B at depth 512: 81 tokens/s of 21 to 24 sequences with an int8 KV cache, prompts of 512 at 170,
+    Q4_K_M within 15% of Q4_0. One sequence misses 5.0 (docs/appendix/AMD_CALIBRATION.md says why), but not by more
+    than 2%."""
     for kv in ("f16", "q8"):
         q4_0, q4_k_m = (
             Planned(SyntheticModel(f"gemma-3-27b:{name}"), 4096, kv) for name in ("q4_0", "q4_k_m")
         )
-        for batch in (1, 2, 8, 16, 24, 32, 64):
+        for batch in (1, 2, 8, 16, 21, 24, 32, 64):
             plain, mixed = (p.predict(PHOENIX, [(512, 1)] * batch).total for p in (q4_0, q4_k_m))
             assert mixed < plain / 0.85, batch
             assert batch != 1 or 1 / plain > 0.98 * 5.0
-            assert batch != 24 or kv != "q8" or 24 / plain >= 81
+            assert batch not in (21, 24) or kv != "q8" or batch / plain >= 81
         assert all(512 / p.predict(PHOENIX, [(0, 512)]).total >= 170 for p in (q4_0, q4_k_m))
 
 

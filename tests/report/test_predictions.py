@@ -22,7 +22,10 @@ RADEON = "AMD Radeon 780M Graphics (RADV PHOENIX)"
 
 def report(name: str = RADEON, slow: str = "attention") -> dict[str, Any]:
     """As of a machine where every kernel takes what is predicted, but `slow` takes twice that."""
-    planned, gpu = Planned(SyntheticModel(MODEL), 8192), RDNA3Gpu(12, 2.7, 1024, READ / FITTED.memory)
+    planned, gpu = (
+        Planned(SyntheticModel(MODEL), 8192),
+        RDNA3Gpu(12, 2.7, 1024, READ / FITTED.memory, 2 << 20),
+    )
     rows, profiles = [], {}
     for batch in (1, 16):
         label = f"decode 32, batch {batch} at 128"
